@@ -1,0 +1,352 @@
+package cloud
+
+import (
+	"regexp"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+type (
+	Hypervisor   uint8
+	DiskBus      uint8
+	DiskCache    uint8
+	NICModel     uint8
+	Architecture uint8
+	VolumeDriver uint8
+)
+
+const (
+	HypervisorUnspecified Hypervisor = iota
+	KVM
+	MicroVM
+	AltVMM
+)
+
+const (
+	BusUnspecified DiskBus = iota
+	BusVirtio
+	BusSCSI
+	BusIDE
+	BusSATA
+)
+
+const (
+	CacheUnspecified DiskCache = iota
+	CacheNone
+	CacheWriteback
+	CacheWritethrough
+)
+
+const (
+	ModelUnspecified NICModel = iota
+	ModelVirtio
+	ModelE1000
+)
+
+const (
+	ArchUnspecified Architecture = iota
+	X8664
+	AArch64
+)
+
+// Spec is what a tenant wants of a VM.
+type Spec struct {
+	// CPU nil is one vCPU, Memory nil is DefaultMemory: Normalize fills them in.
+	CPU      *CPU
+	Memory   *Memory
+	Disks    []Disk `cbor:",omitempty"`
+	Network  []NIC  `cbor:",omitempty"`
+	Boot     Boot
+	Security Security
+}
+
+type CPU struct {
+	VCPUs          uint32
+	CoresPerSocket uint32
+	Sockets        uint32
+	// Model is one that the host reports; empty is the host's default.
+	Model string `cbor:",omitempty"`
+}
+
+type Memory struct {
+	SizeMiB   uint64
+	Hugepages bool
+}
+
+// Disk has exactly one source: Image, Volume or Blank.
+type Disk struct {
+	ID        string
+	Image     ImageID `cbor:",omitempty"`
+	Volume    string  `cbor:",omitempty"`
+	Blank     bool
+	SizeGiB   uint64
+	Bus       DiskBus
+	Cache     DiskCache
+	BootIndex uint32
+}
+
+type NIC struct {
+	ID             string
+	NetworkID      string
+	SubnetID       string
+	PortID         string
+	MAC            string
+	IP             string
+	CIDR           string
+	Gateway        string
+	DHCP           bool
+	Model          NICModel
+	SecurityGroups []string
+}
+
+// Boot starts a kernel directly; Kernel and Initrd are images, never paths.
+type Boot struct {
+	Kernel  ImageID `cbor:",omitempty"`
+	Initrd  ImageID `cbor:",omitempty"`
+	Cmdline string  `cbor:",omitempty"`
+}
+
+type Security struct {
+	SecureBoot bool
+	TPM        bool
+}
+
+// Normalize fills in the defaults of the spec's part 8. It changes nothing that was said.
+func (s *Spec) Normalize() {
+	if s.CPU == nil {
+		s.CPU = &CPU{VCPUs: 1}
+	}
+	cpu := *s.CPU
+	switch {
+	case cpu.VCPUs == 0 && cpu.Sockets == 0 && cpu.CoresPerSocket == 0:
+		cpu.VCPUs = 1
+	case cpu.VCPUs == 0:
+		cpu.VCPUs = max(cpu.Sockets, 1) * max(cpu.CoresPerSocket, 1)
+	}
+	s.CPU = &cpu
+	if s.Memory == nil {
+		s.Memory = &Memory{SizeMiB: DefaultMemory}
+	} else if s.Memory.SizeMiB == 0 {
+		s.Memory = &Memory{SizeMiB: DefaultMemory, Hugepages: s.Memory.Hugepages}
+	}
+	for i := range s.Disks {
+		d := &s.Disks[i]
+		if d.Bus == BusUnspecified {
+			d.Bus = BusVirtio
+		}
+		if d.Cache == CacheUnspecified {
+			d.Cache = CacheWriteback
+		}
+	}
+}
+
+// Topology is sockets and cores that multiply to the vCPUs. A REST body gives neither, and builds 1 × 1 by law whatever
+// its vcpus are: that 1 × 1 says nothing.
+func (c *CPU) Topology() (sockets, cores uint32) {
+	switch {
+	case c.Sockets <= 1 && c.CoresPerSocket <= 1:
+		return 1, c.VCPUs
+	case c.Sockets == 0:
+		return c.VCPUs / max(c.CoresPerSocket, 1), c.CoresPerSocket
+	case c.CoresPerSocket == 0:
+		return c.Sockets, c.VCPUs / c.Sockets
+	}
+	return c.Sockets, c.CoresPerSocket
+}
+
+var modelPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// Check says what is wrong with a normalized spec, naming the field. What it accepts can be placed, though perhaps not
+// served yet: see Unserved.
+func (s *Spec) Check() error {
+	if s.CPU.VCPUs < 1 || s.CPU.VCPUs > MaxVCPUs {
+		return fault.Invalid("spec.cpu.vcpus", "must be 1 to %d, got %d", MaxVCPUs, s.CPU.VCPUs)
+	}
+	if s.CPU.Sockets > MaxVCPUs || s.CPU.CoresPerSocket > MaxVCPUs {
+		return fault.Invalid("spec.cpu", "sockets and cores_per_socket must be at most %d", MaxVCPUs)
+	}
+	if sockets, cores := s.CPU.Topology(); sockets*cores != s.CPU.VCPUs {
+		return fault.Invalid("spec.cpu", "sockets × cores_per_socket must equal vcpus: %d × %d is not %d",
+			s.CPU.Sockets, s.CPU.CoresPerSocket, s.CPU.VCPUs)
+	}
+	if m := s.CPU.Model; m != "" && !modelPattern.MatchString(m) {
+		return fault.Invalid("spec.cpu.cpu_model", "is not the name of a CPU model: want letters, digits and ._- only")
+	}
+	if s.Memory.SizeMiB < MinMemoryMiB || s.Memory.SizeMiB > MaxMemoryMiB {
+		return fault.Invalid("spec.memory.size_mib", "must be %d to %d, got %d", MinMemoryMiB, MaxMemoryMiB, s.Memory.SizeMiB)
+	}
+	if err := s.checkDisks(); err != nil {
+		return err
+	}
+	if err := s.checkNICs(); err != nil {
+		return err
+	}
+	return s.Boot.check()
+}
+
+func (s *Spec) checkDisks() error {
+	if len(s.Disks) > MaxDisks {
+		return fault.Invalid("spec.disks", "at most %d, got %d", MaxDisks, len(s.Disks))
+	}
+	seen := map[string]bool{}
+	perBus := map[DiskBus]int{}
+	for i, d := range s.Disks {
+		field := func(name string) string { return "spec.disks[" + d.label(i) + "]." + name }
+		if !devicePattern.MatchString(d.ID) {
+			return fault.Invalid(field("id"), "must be 1 to 32 characters of a-z, 0-9 and -, starting with a letter or digit")
+		}
+		if seen[d.ID] {
+			return fault.Invalid(field("id"), "is used twice")
+		}
+		seen[d.ID] = true
+		sources := 0
+		for _, given := range []bool{d.Image != "", d.Volume != "", d.Blank} {
+			if given {
+				sources++
+			}
+		}
+		if sources != 1 {
+			return fault.Invalid(field("source"), "must be exactly one of image_id, volume_id, blank")
+		}
+		if d.Image != "" {
+			if err := CheckUUID(field("source.image_id"), string(d.Image)); err != nil {
+				return err
+			}
+		}
+		if d.Volume == "" && (d.SizeGiB < 1 || d.SizeGiB > MaxDiskGiB) {
+			return fault.Invalid(field("size_gib"), "must be 1 to %d, got %d", MaxDiskGiB, d.SizeGiB)
+		}
+		if d.Bus > BusSATA {
+			return fault.Invalid(field("bus"), "unknown value %d", d.Bus)
+		}
+		if d.Cache > CacheWritethrough {
+			return fault.Invalid(field("cache"), "unknown value %d", d.Cache)
+		}
+		perBus[d.Bus]++
+	}
+	for bus, most := range busSlots {
+		if perBus[bus] > most {
+			return fault.Invalid("spec.disks", "at most %d on one %s bus, got %d", most, bus, perBus[bus])
+		}
+	}
+	return nil
+}
+
+// busSlots is what one controller of each kind takes: the chipset's AHCI has six ports, PIIX3 IDE four.
+var busSlots = map[DiskBus]int{BusIDE: 4, BusSATA: 6}
+
+func (b DiskBus) String() string {
+	return [...]string{"unspecified", "virtio", "scsi", "ide", "sata"}[min(b, BusSATA)]
+}
+
+// label is how a disk is called in a message: its id when that is one.
+func (d *Disk) label(i int) string {
+	if devicePattern.MatchString(d.ID) {
+		return d.ID
+	}
+	return itoa(i)
+}
+
+func (s *Spec) checkNICs() error {
+	if len(s.Network) > MaxNICs {
+		return fault.Invalid("spec.network", "at most %d, got %d", MaxNICs, len(s.Network))
+	}
+	seen := map[string]bool{}
+	for i, n := range s.Network {
+		field := "spec.network[" + itoa(i) + "]."
+		if !devicePattern.MatchString(n.ID) {
+			return fault.Invalid(field+"id", "must be 1 to 32 characters of a-z, 0-9 and -, starting with a letter or digit")
+		}
+		if seen[n.ID] {
+			return fault.Invalid(field+"id", "is used twice")
+		}
+		seen[n.ID] = true
+		if n.Model > ModelE1000 {
+			return fault.Invalid(field+"model", "unknown value %d", n.Model)
+		}
+	}
+	return nil
+}
+
+func (b *Boot) check() error {
+	if b.Kernel == "" {
+		if b.Initrd != "" {
+			return fault.Invalid("spec.boot.initrd", "needs a kernel")
+		}
+		if b.Cmdline != "" {
+			return fault.Invalid("spec.boot.cmdline", "needs a kernel")
+		}
+		return nil
+	}
+	if err := CheckUUID("spec.boot.kernel", string(b.Kernel)); err != nil {
+		return fault.Invalid("spec.boot.kernel", "must be the id of an image, not a path")
+	}
+	if b.Initrd != "" {
+		if err := CheckUUID("spec.boot.initrd", string(b.Initrd)); err != nil {
+			return fault.Invalid("spec.boot.initrd", "must be the id of an image, not a path")
+		}
+	}
+	if len(b.Cmdline) > MaxCmdline {
+		return fault.Invalid("spec.boot.cmdline", "at most %d bytes, got %d", MaxCmdline, len(b.Cmdline))
+	}
+	for _, r := range b.Cmdline {
+		if r < 0x20 || r > 0x7e {
+			return fault.Invalid("spec.boot.cmdline", "must be printable ASCII")
+		}
+	}
+	return nil
+}
+
+// Unserved is FailedPrecondition for what a spec may say but this version does not do yet.
+func (s *Spec) Unserved() error {
+	if len(s.Network) > 0 {
+		return fault.New(fault.FailedPrecondition, "spec.network: NICs are not served yet")
+	}
+	for i, d := range s.Disks {
+		if d.Volume != "" {
+			return fault.New(fault.FailedPrecondition, "spec.disks[%s].source.volume_id: volumes are not served yet", d.label(i))
+		}
+	}
+	switch {
+	case s.Memory.Hugepages:
+		return fault.New(fault.FailedPrecondition, "spec.memory.hugepages: huge pages are not served yet")
+	case s.Security.SecureBoot:
+		return fault.New(fault.FailedPrecondition, "spec.security.secure_boot: secure boot is not served yet")
+	case s.Security.TPM:
+		return fault.New(fault.FailedPrecondition, "spec.security.tpm: a TPM is not served yet")
+	}
+	return nil
+}
+
+// Need is what a spec takes of a host.
+func (s *Spec) Need() Capacity {
+	need := Capacity{VCPUs: s.CPU.VCPUs, MemoryMiB: s.Memory.SizeMiB}
+	for _, d := range s.Disks {
+		if d.Volume == "" {
+			need.StorageGiB += d.SizeGiB
+		}
+	}
+	return need
+}
+
+// Images lists each image that the spec uses, once.
+func (s *Spec) Images() []ImageID {
+	var ids []ImageID
+	add := func(id ImageID) {
+		if id == "" {
+			return
+		}
+		for _, have := range ids {
+			if have == id {
+				return
+			}
+		}
+		ids = append(ids, id)
+	}
+	for _, d := range s.Disks {
+		add(d.Image)
+	}
+	add(s.Boot.Kernel)
+	add(s.Boot.Initrd)
+	return ids
+}

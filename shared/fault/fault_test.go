@@ -1,0 +1,60 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+)
+
+// An empty cell would be an error without a code on the wire.
+func TestNoEmptyCell(t *testing.T) {
+	for k := Internal; k < kinds; k++ {
+		require.NotEqual(t, codes.OK, k.RPC(), "kind %d has no RPC code", k)
+		for s := range services {
+			shape := k.REST(s)
+			require.NotEmpty(t, shape.Code, "kind %d, service %d", k, s)
+			require.GreaterOrEqual(t, shape.Status, 400, "kind %d, service %d", k, s)
+		}
+	}
+}
+
+// The spec's part 7.3, row "VM controller REST".
+func TestVMColumn(t *testing.T) {
+	want := map[codes.Code]Shape{
+		codes.Unauthenticated:    {"UNAUTHENTICATED", 401},
+		codes.PermissionDenied:   {"FORBIDDEN", 403},
+		codes.InvalidArgument:    {"INVALID_ARGUMENT", 400},
+		codes.NotFound:           {"NOT_FOUND", 404},
+		codes.AlreadyExists:      {"ALREADY_EXISTS", 409},
+		codes.ResourceExhausted:  {"RESOURCE_EXHAUSTED", 429},
+		codes.FailedPrecondition: {"FAILED_PRECONDITION", 422},
+	}
+	for c := codes.Canceled; c <= codes.Unauthenticated; c++ {
+		shape, listed := want[c]
+		if !listed {
+			shape = Shape{"INTERNAL", 500}
+		}
+		require.Equal(t, shape, FromRPC(c).REST(VM), "code %v", c)
+	}
+}
+
+func TestFaultIsFoundThroughWrapping(t *testing.T) {
+	cause := errors.New("disk on fire")
+	err := fmt.Errorf("create vm: %w", New(ResourceExhausted, "no host fits").With("n1", "memory").Because(cause))
+	f, ok := From(err)
+	require.True(t, ok)
+	require.Equal(t, "no host fits", f.Message)
+	require.Equal(t, map[string]any{"n1": "memory"}, f.Details)
+	require.ErrorIs(t, err, cause)
+	require.True(t, Is(err, ResourceExhausted))
+	require.False(t, Is(cause, ResourceExhausted))
+}
+
+func TestInvalidNamesItsField(t *testing.T) {
+	f := Invalid("spec.cpu.vcpus", "must be 1 to 288, got %d", 0)
+	require.Equal(t, "spec.cpu.vcpus: must be 1 to 288, got 0", f.Error())
+	require.Equal(t, "spec.cpu.vcpus", f.Field)
+}

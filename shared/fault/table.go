@@ -1,0 +1,88 @@
+package fault
+
+import (
+	"net/http"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Service names a column of the table: each HTTP service has its own codes (the spec's part 7.3).
+type Service uint8
+
+const (
+	VM Service = iota
+	Identity
+	services
+)
+
+// Shape is how a Kind looks on one HTTP service.
+type Shape struct {
+	Code   string
+	Status int
+}
+
+type row struct {
+	rpc  codes.Code
+	rest [services]Shape
+}
+
+var (
+	invalid      = Shape{"INVALID_ARGUMENT", http.StatusBadRequest}
+	tooLarge     = Shape{"INVALID_ARGUMENT", http.StatusRequestEntityTooLarge}
+	badMethod    = Shape{"INVALID_ARGUMENT", http.StatusMethodNotAllowed}
+	unproven     = Shape{"UNAUTHENTICATED", http.StatusUnauthorized}
+	forbidden    = Shape{"FORBIDDEN", http.StatusForbidden}
+	notFound     = Shape{"NOT_FOUND", http.StatusNotFound}
+	exists       = Shape{"ALREADY_EXISTS", http.StatusConflict}
+	exhausted    = Shape{"RESOURCE_EXHAUSTED", http.StatusTooManyRequests}
+	precondition = Shape{"FAILED_PRECONDITION", http.StatusUnprocessableEntity}
+	internal     = Shape{"INTERNAL", http.StatusInternalServerError}
+	unavailable  = Shape{"SERVICE_UNAVAILABLE", http.StatusServiceUnavailable}
+)
+
+// table is indexed by Kind. VM REST has INTERNAL for every RPC status that the spec's part 7.3 does not list; identity
+// has SERVICE_UNAVAILABLE where its backend cannot be reached.
+var table = [kinds]row{
+	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal}},
+	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid}},
+	Unauthenticated:    {codes.Unauthenticated, [services]Shape{VM: unproven, Identity: unproven}},
+	PermissionDenied:   {codes.PermissionDenied, [services]Shape{VM: forbidden, Identity: forbidden}},
+	NotFound:           {codes.NotFound, [services]Shape{VM: notFound, Identity: notFound}},
+	AlreadyExists:      {codes.AlreadyExists, [services]Shape{VM: exists, Identity: exists}},
+	ResourceExhausted:  {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted}},
+	FailedPrecondition: {codes.FailedPrecondition, [services]Shape{VM: precondition, Identity: precondition}},
+	Aborted:            {codes.Aborted, [services]Shape{VM: internal, Identity: internal}},
+	OutOfRange:         {codes.OutOfRange, [services]Shape{VM: internal, Identity: invalid}},
+	Unimplemented:      {codes.Unimplemented, [services]Shape{VM: internal, Identity: internal}},
+	Unavailable:        {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable}},
+	DeadlineExceeded:   {codes.DeadlineExceeded, [services]Shape{VM: internal, Identity: unavailable}},
+	Canceled:           {codes.Canceled, [services]Shape{VM: internal, Identity: internal}},
+	TooLarge:           {codes.InvalidArgument, [services]Shape{VM: tooLarge, Identity: tooLarge}},
+	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: badMethod, Identity: badMethod}},
+}
+
+// RPC is the gRPC code of a kind.
+func (k Kind) RPC() codes.Code {
+	if k >= kinds {
+		return codes.Internal
+	}
+	return table[k].rpc
+}
+
+// REST is the shape of a kind on one service.
+func (k Kind) REST(s Service) Shape {
+	if k >= kinds {
+		return internal
+	}
+	return table[k].rest[s]
+}
+
+// FromRPC is the kind that a gRPC code stands for.
+func FromRPC(c codes.Code) Kind {
+	for k := Internal; k < TooLarge; k++ {
+		if table[k].rpc == c {
+			return k
+		}
+	}
+	return Internal
+}

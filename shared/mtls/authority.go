@@ -1,0 +1,163 @@
+package mtls
+
+import (
+	"crypto"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/url"
+	"time"
+)
+
+// The authority's certificate has fixed dates, so that every member derives the same bytes from the same key.
+var (
+	authorityFrom  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	authorityUntil = time.Date(2126, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
+// backdate allows for a party whose clock is behind.
+const backdate = 10 * time.Minute
+
+// Authority signs certificates for one cluster.
+type Authority struct {
+	cluster string
+	key     ed25519.PrivateKey
+	cert    *x509.Certificate
+}
+
+// NewAuthority derives the authority of a cluster from a 32-byte seed. The same seed gives the same certificate.
+func NewAuthority(cluster string, seed []byte) (*Authority, error) {
+	if len(seed) != ed25519.SeedSize {
+		return nil, fmt.Errorf("authority seed is %d bytes, want %d", len(seed), ed25519.SeedSize)
+	}
+	key := ed25519.NewKeyFromSeed(seed)
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "Trivet cluster " + cluster},
+		NotBefore:             authorityFrom,
+		NotAfter:              authorityUntil,
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign,
+		URIs:                  []*url.URL{{Scheme: "spiffe", Host: cluster}},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("sign authority: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("parse authority: %w", err)
+	}
+	return &Authority{cluster: cluster, key: key, cert: cert}, nil
+}
+
+// Certificate is the authority's own.
+func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+
+// Cluster names the cluster.
+func (a *Authority) Cluster() string { return a.cluster }
+
+// Issue signs a certificate for a party's public key, from a little before now until now+lifetime. Members may act on
+// both ends of a connection, nodes only dial.
+func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("draw serial: %w", err)
+	}
+	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if kind == Member {
+		usages = append(usages, x509.ExtKeyUsageServerAuth)
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(lifetime),
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           usages,
+		URIs:                  []*url.URL{ID{a.cluster, kind, name}.uri()},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, public, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign certificate of %s %s: %w", kind, name, err)
+	}
+	return x509.ParseCertificate(der)
+}
+
+// IssueFor makes a key and a certificate for it.
+func (a *Authority) IssueFor(kind Kind, name string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key: %w", err)
+	}
+	leaf, err := a.Issue(kind, name, public, now, lifetime)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: private, Leaf: leaf}, nil
+}
+
+// Pin is what a join token carries to recognise the authority by: SHA-256 of its public key, in hex.
+func Pin(authority *x509.Certificate) string {
+	sum := sha256.Sum256(authority.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:])
+}
+
+// ParsePinned reads an authority's certificate and checks it against a pin.
+func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("parse authority: %w", err)
+	}
+	if Pin(cert) != pin {
+		return nil, errors.New("the control plane shows another authority than the token names")
+	}
+	if _, err := clusterOf(cert); err != nil {
+		return nil, err
+	}
+	return cert, nil
+}
+
+// ClientPinned is the configuration of a dialler that holds only a pin: the server must show a member's certificate
+// and, behind it, the authority that the pin names.
+func ClientPinned(pin string) *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		InsecureSkipVerify: true, // VerifyConnection verifies against the pin
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if len(state.PeerCertificates) != 2 {
+				return errors.New("the control plane shows no authority beside its certificate")
+			}
+			authority, err := ParsePinned(state.PeerCertificates[1].Raw, pin)
+			if err != nil {
+				return err
+			}
+			leafOnly := state
+			leafOnly.PeerCertificates = state.PeerCertificates[:1]
+			return base(authority, x509.ExtKeyUsageServerAuth, OnlyKind(Member)).VerifyConnection(leafOnly)
+		},
+	}
+}
+
+// WithAuthority adds the authority behind a leaf, for clients that hold only its pin.
+func WithAuthority(leaf *tls.Certificate, authority *x509.Certificate) *tls.Certificate {
+	c := *leaf
+	c.Certificate = [][]byte{leaf.Certificate[0], authority.Raw}
+	return &c
+}
+
+func clusterOf(authority *x509.Certificate) (string, error) {
+	if !authority.IsCA || len(authority.URIs) != 1 || authority.URIs[0].Host == "" {
+		return "", errors.New("not the certificate of a Trivet authority")
+	}
+	return authority.URIs[0].Host, nil
+}

@@ -1,0 +1,16 @@
+// Package mutant breaks safety rules on purpose, so that the suites can prove they would notice.
+//
+// A rule that matters asks On with the name of the way to break it. In every normal build On is the constant false and
+// the broken branch is not compiled; with the build tag `mutant` a test turns one on by Set. It knows nothing of ours.
+package mutant
+
+// The known mutants. Each is caught by a test named beside it.
+const (
+	SkipLogSync       = "skip-log-sync"       // the raft log is not fsynced: controlplane/sim
+	ForgetBirths      = "forget-births"       // a member with a wiped disk may vote: controlplane/sim
+	AckBeforeCommit   = "ack-before-commit"   // a proposal is answered before it is committed: controlplane/sim
+	StaleRead         = "stale-read"          // ReadIndex answers without asking a quorum: controlplane/sim
+	DropGuards        = "drop-guards"         // a transaction applies although what it read has changed: controlplane/sim
+	IgnoreGeneration  = "ignore-generation"   // a report of an older generation is believed: controlplane/sim ring (b)
+	ForgetProposalIDs = "forget-proposal-ids" // a retried proposal applies twice: controlplane/sim
+)
