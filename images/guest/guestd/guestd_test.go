@@ -1,0 +1,139 @@
+package main
+
+import (
+	"encoding/binary"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/trivet-cloud/trivet/images/guest"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestDevicesGetTheirDrivers(t *testing.T) {
+	c := &catalogue{aliases: parseAliases(strings.Join([]string{
+		"# Aliases extracted from modules themselves.",
+		"alias pci:v00001AF4d*sv*sd*bc*sc*i* virtio_pci",
+		"alias virtio:d00000002v* virtio_blk",
+		"alias virtio:d00000008v* virtio_scsi",
+		"alias acpi*:PNP0C0C:* button",
+		"alias scsi:t-0x00* sd_mod",
+		"alias fs-vfat vfat",
+	}, "\n"))}
+	for modalias, want := range map[string][]string{
+		"pci:v00001AF4d00001042sv00001AF4sd00001100bc01sc00i00": {"virtio_pci"},
+		"pci:v00008086d00002922sv00001AF4sd00001100bc01sc06i01": nil,
+		"virtio:d00000002v00001AF4":                             {"virtio_blk"},
+		"acpi:PNP0C0C:":                                         {"button"},
+		"scsi:t-0x00":                                           {"sd_mod"},
+		"fs-vfat":                                               {"vfat"},
+		"":                                                      nil,
+	} {
+		require.Equal(t, want, c.wanted(modalias), modalias)
+	}
+
+	files, needs := parseDep("kernel/drivers/char/hw_random/virtio-rng.ko: kernel/b.ko kernel/a.ko\nkernel/a.ko:\n")
+	require.Equal(t, "kernel/drivers/char/hw_random/virtio-rng.ko", files["virtio_rng"])
+	require.Equal(t, []string{"kernel/b.ko", "kernel/a.ko"}, needs[files["virtio_rng"]])
+	require.Empty(t, needs["kernel/a.ko"])
+}
+
+func TestOnlyNewDevicesAreAnswered(t *testing.T) {
+	for event, want := range map[string]string{
+		"add@/devices/x\x00ACTION=add\x00MODALIAS=virtio:d2v1\x00SEQNUM=7\x00":       "virtio:d2v1",
+		"remove@/devices/x\x00ACTION=remove\x00MODALIAS=virtio:d2v1\x00SEQNUM=8\x00": "",
+		"add@/devices/y\x00ACTION=add\x00SEQNUM=9\x00":                               "",
+		"": "",
+	} {
+		modalias, ok := addedModalias([]byte(event))
+		require.Equal(t, want != "", ok, event)
+		if ok {
+			require.Equal(t, want, modalias)
+		}
+	}
+}
+
+func TestPowerKeyGoingDownIsAPress(t *testing.T) {
+	event := func(kind, code uint16, value uint32) []byte {
+		b := make([]byte, inputEventSize)
+		binary.NativeEndian.PutUint16(b[16:], kind)
+		binary.NativeEndian.PutUint16(b[18:], code)
+		binary.NativeEndian.PutUint32(b[20:], value)
+		return b
+	}
+	syn := event(0, 0, 0)
+	require.True(t, pressed(append(syn, event(evKey, keyPower, 1)...)))
+	require.False(t, pressed(event(evKey, keyPower, 0)), "release")
+	require.False(t, pressed(event(evKey, 30, 1)), "another key")
+	require.False(t, pressed(event(evKey, keyPower, 1)[:20]), "half an event")
+	require.False(t, pressed(nil))
+}
+
+func TestExtentsAreWholeSectorsAndBounded(t *testing.T) {
+	for _, c := range []struct {
+		dev  string
+		rest []string
+		want extent
+		fail string
+	}{
+		{"vda", nil, extent{"vda", 0, 1 << 20}, ""},
+		{"/dev/vdb", []string{"512"}, extent{"vdb", 512, 1 << 20}, ""},
+		{"vdb", []string{"0", "4096"}, extent{"vdb", 0, 4096}, ""},
+		{"vdb", []string{"100"}, extent{}, "multiple of 512"},
+		{"vdb", []string{"-512"}, extent{}, "multiple of 512"},
+		{"vdb", []string{"0", "99999999999999999999"}, extent{}, "multiple of 512"},
+		{"vdb", []string{"0", "268435968"}, extent{}, "at most"},
+	} {
+		got, err := parseExtent(c.dev, c.rest)
+		if c.fail != "" {
+			require.ErrorContains(t, err, c.fail)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, c.want, got)
+	}
+	for _, dev := range []string{"", "..", "../etc/passwd", "input/event0", "null"} {
+		_, err := extent{dev: dev, len: guest.SectorSize}.sum()
+		require.Error(t, err, dev)
+	}
+}
+
+func TestLinesComeWholeHoweverTheyAreSent(t *testing.T) {
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	port := &tty{file: r}
+	sent := make(chan error, 1)
+	go func() {
+		var err error
+		for _, piece := range []string{"i", "d\r", "\n\r\n", "TRIVET GUEST UP up=1.00\r\n", " sum  vda \n\x1b\x00off\n",
+			strings.Repeat("x", 3*lineLimit), "\nid\n"} {
+			if _, e := w.WriteString(piece); e != nil {
+				err = e
+			}
+		}
+		sent <- err
+	}()
+	for _, want := range []string{"id", "sum  vda", "off", strings.Repeat("x", lineLimit), "id"} {
+		require.Equal(t, want, port.next())
+	}
+	require.NoError(t, <-sent)
+	require.NoError(t, w.Close())
+}
+
+func TestProcessorListIsCounted(t *testing.T) {
+	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-1,4,6-7": 5, "": 0} {
+		require.Equal(t, want, countList(list), list)
+	}
+}
+
+func TestOutputIsBounded(t *testing.T) {
+	var out output
+	for range 3 {
+		n, err := out.Write(make([]byte, maxOutput/2+1))
+		require.NoError(t, err)
+		require.Equal(t, maxOutput/2+1, n, "the process must not see a short write")
+	}
+	require.Equal(t, maxOutput, out.kept.Len())
+}

@@ -1,0 +1,283 @@
+package guest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// image is a built guest: the folder and what its manifest says.
+type image struct {
+	dir     string
+	Cmdline string `json:"cmdline"`
+	Files   []struct {
+		Name   string `json:"name"`
+		Bytes  int64  `json:"bytes"`
+		SHA256 string `json:"sha256"`
+	} `json:"files"`
+}
+
+// build makes the image with the usual kernel in $TRIVET_GUEST_DIR, or else in the repository's .build/guest, where the
+// next run finds it.
+func build(t *testing.T) image {
+	t.Helper()
+	return buildWith(t, "", "linux-image-cloud-amd64")
+}
+
+// buildWith makes the image with another kernel package, in the same folder with a suffix to its name.
+// A host that lacks something skips the test, but for CI, where that is a failure.
+func buildWith(t *testing.T, suffix, kernel string) image {
+	t.Helper()
+	dir := os.Getenv("TRIVET_GUEST_DIR")
+	if dir == "" {
+		dir = filepath.Join("..", "..", ".build", "guest")
+	}
+	dir += suffix
+	for _, tool := range []string{"qemu-system-x86_64", "qemu-img"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			lacks(t, err.Error())
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "./build", dir, kernel).CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 69 {
+		lacks(t, string(out))
+	}
+	require.NoError(t, err, "%s", out)
+	text, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
+	require.NoError(t, err)
+	img := image{dir: dir}
+	require.NoError(t, json.Unmarshal(text, &img))
+	return img
+}
+
+func lacks(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal(what)
+	}
+	t.Skip(what)
+}
+
+// direct are the arguments of a direct kernel boot.
+func (img image) direct() []string {
+	return []string{
+		"-kernel", filepath.Join(img.dir, "vmlinuz"), "-initrd", filepath.Join(img.dir, "initrd.lz4"),
+		"-append", img.Cmdline,
+	}
+}
+
+// overlay is a 1 GiB disk of the test's own on top of the image's, as a cloud would make it.
+func (img image) overlay(t *testing.T) string {
+	t.Helper()
+	base, err := filepath.Abs(filepath.Join(img.dir, "disk.qcow2"))
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "overlay.qcow2")
+	out, err := exec.CommandContext(t.Context(),
+		"qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, file, "1G").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return file
+}
+
+// machine is a running QEMU: its serial lines in, commands out, and its monitor.
+type machine struct {
+	t      *testing.T
+	ctx    context.Context
+	cmd    *exec.Cmd
+	serial *os.File
+	lines  chan string // closed at the end of the serial port's output, that is of the process
+	seen   []string
+	qmp    net.Conn
+	reply  *bufio.Reader
+}
+
+// lanes lets two machines run at a time: emulation takes a processor each.
+var lanes = make(chan struct{}, 2)
+
+// start runs QEMU with 192 MiB and one processor, emulated so that it behaves alike everywhere. It is gone when the test ends, however it ends.
+func start(t *testing.T, args ...string) *machine {
+	t.Helper()
+	lanes <- struct{}{}
+	t.Cleanup(func() { <-lanes })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	t.Cleanup(cancel)
+
+	monitor, remote := socketPair(t)
+	stdin, serialIn, err := os.Pipe()
+	require.NoError(t, err)
+	serialOut, stdout, err := os.Pipe()
+	require.NoError(t, err)
+	m := &machine{t: t, ctx: ctx, serial: serialIn, lines: make(chan string, 1024), qmp: monitor, reply: bufio.NewReader(monitor)}
+	m.cmd = exec.CommandContext(ctx, "qemu-system-x86_64", append([]string{
+		"-nodefaults", "-no-user-config", "-accel", "tcg", "-cpu", "qemu64", "-m", "192", "-smp", "1",
+		"-display", "none", "-no-reboot", "-sandbox", "on",
+		"-chardev", "stdio,id=serial,signal=off", "-serial", "chardev:serial",
+		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control",
+	}, args...)...)
+	var complaints strings.Builder
+	m.cmd.Stdin, m.cmd.Stdout, m.cmd.Stderr = stdin, stdout, &complaints
+	m.cmd.ExtraFiles = []*os.File{remote}
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(t, m.cmd.Start())
+	for _, f := range []*os.File{stdin, stdout, remote} {
+		require.NoError(t, f.Close())
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		defer close(m.lines)
+		for scanner := bufio.NewScanner(serialOut); scanner.Scan(); {
+			m.lines <- strings.TrimRight(scanner.Text(), "\r")
+		}
+	}()
+	t.Cleanup(func() {
+		_ = m.cmd.Process.Kill() // it may be gone
+		for range m.lines {
+		}
+		<-read
+		if m.cmd.ProcessState == nil {
+			_ = m.cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("serial:\n%s\nqemu:\n%s", strings.Join(m.seen, "\n"), complaints.String())
+		}
+		_, _, _ = serialIn.Close(), serialOut.Close(), monitor.Close()
+	})
+	m.qmpRead() // the greeting
+	m.do("qmp_capabilities", nil)
+	return m
+}
+
+func socketPair(t *testing.T) (net.Conn, *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	local, remote := os.NewFile(uintptr(fds[0]), "monitor"), os.NewFile(uintptr(fds[1]), "qemu's monitor")
+	conn, err := net.FileConn(local)
+	require.NoError(t, err)
+	require.NoError(t, local.Close())
+	return conn, remote
+}
+
+// hear waits for the guest's line that begins with these words, after Prefix, and returns what follows them.
+func (m *machine) hear(words string) string {
+	m.t.Helper()
+	for {
+		select {
+		case line, ok := <-m.lines:
+			if !ok {
+				m.t.Fatalf("the machine ended before it said %q", words)
+			}
+			m.seen = append(m.seen, line)
+			if rest, ok := strings.CutPrefix(line, Prefix+words); ok {
+				return strings.TrimSpace(rest)
+			}
+		case <-m.ctx.Done():
+			m.t.Fatalf("waiting for %q: %v", words, m.ctx.Err())
+		}
+	}
+}
+
+// ready waits for the banner.
+func (m *machine) ready() Ready {
+	m.t.Helper()
+	ready, err := ParseReady(Prefix + "READY " + m.hear("READY"))
+	require.NoError(m.t, err)
+	m.t.Logf("ready after %.2f s of the guest's time: %+v", ready.Up, ready)
+	return ready
+}
+
+// tell sends a command line.
+func (m *machine) tell(line string) {
+	m.t.Helper()
+	_, err := m.serial.WriteString(line + "\n")
+	require.NoError(m.t, err)
+}
+
+// ask sends a command line and waits for the answer that begins with words.
+func (m *machine) ask(line, words string) string {
+	m.t.Helper()
+	m.tell(line)
+	return m.hear(words)
+}
+
+// ended waits for the end of the process and says how it went.
+func (m *machine) ended() error {
+	for line := range m.lines {
+		m.seen = append(m.seen, line)
+	}
+	return m.cmd.Wait()
+}
+
+// said counts the guest's lines so far that begin with words.
+func (m *machine) said(words string) int {
+	n := 0
+	for _, line := range m.seen {
+		if strings.HasPrefix(line, Prefix+words) {
+			n++
+		}
+	}
+	return n
+}
+
+// message is anything that a monitor says.
+type message struct {
+	Event  string          `json:"event"`
+	Return json.RawMessage `json:"return"`
+	Error  *struct {
+		Class, Desc string
+	} `json:"error"`
+}
+
+func (m *machine) qmpRead() message {
+	m.t.Helper()
+	deadline, _ := m.ctx.Deadline()
+	require.NoError(m.t, m.qmp.SetReadDeadline(deadline))
+	line, err := m.reply.ReadBytes('\n')
+	require.NoError(m.t, err, "read monitor")
+	var msg message
+	require.NoError(m.t, json.Unmarshal(line, &msg))
+	return msg
+}
+
+// do runs a monitor command; events in between are passed over.
+func (m *machine) do(command string, arguments map[string]any) {
+	m.t.Helper()
+	if arguments == nil {
+		arguments = map[string]any{}
+	}
+	text, err := json.Marshal(map[string]any{"execute": command, "arguments": arguments})
+	require.NoError(m.t, err)
+	_, err = m.qmp.Write(append(text, '\n'))
+	require.NoError(m.t, err)
+	for {
+		msg := m.qmpRead()
+		if msg.Error != nil {
+			m.t.Fatalf("%s: %s: %s", command, msg.Error.Class, msg.Error.Desc)
+		}
+		if msg.Return != nil {
+			return
+		}
+	}
+}
+
+// event waits for a monitor event.
+func (m *machine) event(name string) {
+	m.t.Helper()
+	for m.qmpRead().Event != name {
+	}
+}
