@@ -1,0 +1,133 @@
+package auth
+
+import (
+	"strings"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Method is a gRPC method's full name. REST asks for the method that it stands for.
+type Method string
+
+// verb is the bare name, for people.
+func (m Method) verb() string { return string(m[strings.LastIndexByte(string(m), '/')+1:]) }
+
+// Scope is what a method's resources belong to.
+type Scope uint8
+
+const (
+	// Nowhere: to the cloud itself.
+	Nowhere Scope = iota
+	OfOrg
+	OfProject
+)
+
+// Rule says who may call a method. system:admin may call each.
+type Rule struct {
+	Scope Scope
+	Roles []cloud.Role
+}
+
+var (
+	read  = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember, cloud.ProjectViewer}
+	write = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember}
+)
+
+const (
+	vms       = "/vmcontroller.v1.VmService/"
+	images    = "/vmcontroller.v1.ImageService/"
+	volumes   = "/vmcontroller.v1.VolumeService/"
+	nodes     = "/vmcontroller.v1.NodeService/"
+	operators = "/operator.v1.OperatorService/"
+	identity  = "/identity.v1.IdentityService/"
+)
+
+// rules is the whole policy of this version: role × method. What is not listed is refused. Methods open to whoever asks
+// (IssueToken, health, reflection) never ask Admit. A rule with no roles is for system:admin; a nil one with anyProven
+// for every proven caller.
+var rules = map[Method]Rule{
+	vms + "CreateVm":           {OfProject, write},
+	vms + "GetVm":              {OfProject, read},
+	vms + "ListVms":            {OfProject, read},
+	vms + "UpdateVm":           {OfProject, write},
+	vms + "DeleteVm":           {OfProject, write},
+	vms + "StartVm":            {OfProject, write},
+	vms + "StopVm":             {OfProject, write},
+	vms + "RebootVm":           {OfProject, write},
+	vms + "ResetVm":            {OfProject, write},
+	vms + "MigrateVm":          {OfProject, write},
+	vms + "PrepareVmMigration": {OfProject, nil},
+	vms + "RecoverVm":          {OfProject, write},
+	vms + "AttachDisk":         {OfProject, write},
+	vms + "DetachDisk":         {OfProject, write},
+	vms + "AttachNic":          {OfProject, write},
+	vms + "DetachNic":          {OfProject, write},
+	vms + "WatchVm":            {OfProject, read},
+
+	images + "CreateImage":         {OfOrg, write},
+	images + "BeginImageUpload":    {OfOrg, write},
+	images + "UploadImagePart":     {OfOrg, write},
+	images + "CompleteImageUpload": {OfOrg, write},
+	images + "AbortImageUpload":    {OfOrg, write},
+	images + "GetImage":            {OfOrg, read},
+	images + "ListImages":          {OfOrg, read},
+	images + "UpdateImage":         {OfOrg, write},
+	images + "DeleteImage":         {OfOrg, write},
+
+	volumes + "CreateVolume":           {OfProject, write},
+	volumes + "GetVolume":              {OfProject, read},
+	volumes + "ListVolumes":            {OfProject, read},
+	volumes + "DeleteVolume":           {OfProject, write},
+	volumes + "ResizeVolume":           {OfProject, write},
+	volumes + "RegisterExternalVolume": {OfProject, nil},
+
+	// Any proven caller sees something of a node; the handler shows system:admin the rest.
+	nodes + "ListNodes":    {Nowhere, anyProven},
+	nodes + "GetNode":      {Nowhere, anyProven},
+	nodes + "CordonNode":   {Nowhere, nil},
+	nodes + "UncordonNode": {Nowhere, nil},
+	nodes + "DrainNode":    {Nowhere, nil},
+
+	operators + "ClusterStatus":   {Nowhere, nil},
+	operators + "CreateNodeToken": {Nowhere, nil},
+	operators + "ReadConsoleLog":  {OfProject, read},
+
+	identity + "CreateUser": {Nowhere, nil},
+	identity + "GetUser":    {Nowhere, nil},
+	identity + "ListUsers":  {Nowhere, nil},
+	// Whoever is proven may ask: the handler lets a user change their own password only.
+	identity + "SetPassword": {Nowhere, anyProven},
+	identity + "BindRole":    {Nowhere, nil},
+	identity + "UnbindRole":  {Nowhere, nil},
+}
+
+// anyProven marks a rule for every proven caller.
+var anyProven = []cloud.Role{"any proven caller"}
+
+func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
+	if c.Has(cloud.SystemAdmin, cloud.Tenant{}) {
+		return true
+	}
+	for _, role := range r.Roles {
+		if role == anyProven[0] || c.Has(role, at) {
+			return true
+		}
+		// Images belong to orgs: a role in any of the org's projects counts.
+		if r.Scope == OfOrg && hasInOrg(c, role, at.Org) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
+	for _, b := range c.Bindings {
+		if b.Role == role && b.Org == org {
+			return true
+		}
+	}
+	return false
+}
+
+// Ruled reports whether a method stands in the table, for the test that walks every served method.
+func Ruled(m Method) bool { _, ok := rules[m]; return ok }

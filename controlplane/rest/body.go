@@ -1,0 +1,104 @@
+package rest
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Decode reads a JSON body into v. Unknown fields are ignored; everything else that does not fit is InvalidArgument
+// naming the field. The raw bytes come back for the idempotency hash.
+func Decode(r *http.Request, v any) ([]byte, error) {
+	if err := jsonType(r); err != nil {
+		return nil, err
+	}
+	raw, err := io.ReadAll(r.Body)
+	if err != nil {
+		var big *http.MaxBytesError
+		if errors.As(err, &big) {
+			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
+		}
+		return nil, fault.New(fault.InvalidArgument, "the body broke off").Because(err)
+	}
+	return raw, parse(raw, v)
+}
+
+func parse(raw []byte, v any) error {
+	if len(raw) == 0 {
+		return fault.New(fault.InvalidArgument, "the body is empty: want a JSON object")
+	}
+	err := json.Unmarshal(raw, v)
+	if err == nil {
+		return nil
+	}
+	var wrong *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	var own *fault.Fault
+	switch {
+	case errors.As(err, &own):
+		return own
+	case errors.As(err, &wrong):
+		field := wrong.Field
+		if field == "" {
+			field = "body"
+		}
+		return fault.Invalid(field, "want %s, got %s", jsonName(wrong.Type.String()), wrong.Value)
+	case errors.As(err, &syntax):
+		return fault.New(fault.InvalidArgument, "the body is not JSON: %v at byte %d", syntax, syntax.Offset)
+	}
+	return fault.New(fault.InvalidArgument, "the body is not JSON: %v", err)
+}
+
+// jsonName says what a Go type wants in terms of JSON.
+func jsonName(goType string) string {
+	goType = strings.TrimLeft(goType, "*")
+	switch {
+	case strings.HasPrefix(goType, "[]"):
+		return "an array"
+	case strings.HasPrefix(goType, "uint32"):
+		return "a whole number from 0 to 4294967295"
+	case strings.HasPrefix(goType, "uint"):
+		return "a whole number from 0"
+	case strings.HasPrefix(goType, "int"):
+		return "a whole number"
+	case goType == "string", goType == "bool":
+		return "a " + goType
+	}
+	return "an object"
+}
+
+func jsonType(r *http.Request) error {
+	value := r.Header.Get("Content-Type")
+	if value == "" {
+		return nil
+	}
+	if kind, _, err := mime.ParseMediaType(value); err != nil || kind != "application/json" {
+		return fault.Invalid("Content-Type", "want application/json, got %q", value)
+	}
+	return nil
+}
+
+// notABrowser refuses what a web page can make a browser send: a foreign Origin, a name that was rebound to loopback,
+// a body in one of the types that need no preflight.
+func notABrowser(r *http.Request) error {
+	if r.Header.Get("Origin") != "" {
+		return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
+	}
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	if host != "localhost" && net.ParseIP(strings.Trim(host, "[]")) == nil {
+		return fault.New(fault.PermissionDenied, "call this endpoint by an IP address or as localhost, not as %q", host)
+	}
+	if r.Method != http.MethodGet && r.Header.Get("Content-Type") == "" {
+		return fault.Invalid("Content-Type", "want application/json")
+	}
+	return jsonType(r)
+}

@@ -1,0 +1,247 @@
+// Package rest is the half of every HTTP service that does not depend on the service: the envelope (the spec's part
+// 2.1), errors (part 7), strict JSON bodies, authentication, limits, /health and /ready, metrics and the access log.
+//
+// A service gives a Server its routes; a Handler returns data or an error and never writes itself. It knows no records
+// and no service.
+package rest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/gorilla/mux"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// MaxBody is the limit of a request body in bytes.
+const MaxBody = 1 << 20
+
+// Handler answers a request with the payload of `data` and a status.
+type Handler func(w *Response, r *http.Request) (data any, err error)
+
+// Response is what a handler may add to its answer.
+type Response struct {
+	// Status is 200 unless set.
+	Status int
+	header http.Header
+}
+
+// Header is the answer's.
+func (w *Response) Header() http.Header { return w.header }
+
+// Options of a Server.
+type Options struct {
+	// Service picks the column of the error table.
+	Service fault.Service
+	// Name labels metrics and log lines.
+	Name string
+	// Verifier checks bearer tokens. Nil for a service whose routes need none.
+	Verifier auth.Verifier
+	// Ready says why the service cannot work just now; nil when it can.
+	Ready func(context.Context) error
+	Log   *slog.Logger
+	// Metrics takes the request counters; required.
+	Metrics *Metrics
+}
+
+// Server routes one HTTP service.
+type Server struct {
+	opts   Options
+	router *mux.Router
+}
+
+// New makes a server with /health and /ready.
+func New(opts Options) *Server {
+	s := &Server{opts: opts, router: mux.NewRouter().SkipClean(true).UseEncodedPath()}
+	s.router.NotFoundHandler = s.handler("unknown", func(_ *Response, r *http.Request) (any, error) {
+		return nil, fault.New(fault.NotFound, "no such path: %s", r.URL.Path)
+	})
+	s.router.MethodNotAllowedHandler = s.handler("unknown", func(_ *Response, r *http.Request) (any, error) {
+		return nil, fault.New(fault.MethodNotAllowed, "%s does not take %s", r.URL.Path, r.Method)
+	})
+	s.open(http.MethodGet, "/health", func(*Response, *http.Request) (any, error) {
+		return map[string]string{"status": "healthy"}, nil
+	})
+	s.router.Handle("/ready", http.HandlerFunc(s.ready)).Methods(http.MethodGet)
+	return s
+}
+
+func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
+	id := uuid.NewString()
+	if err := s.opts.Ready(r.Context()); err != nil {
+		s.write(w, http.StatusServiceUnavailable, envelope{Error: &errorBody{Code: "SERVICE_UNAVAILABLE", Message: err.Error()}}, id)
+		return
+	}
+	s.write(w, http.StatusOK, envelope{Data: map[string]string{"status": "ready"}}, id)
+}
+
+// Handle adds a route for callers with a valid token.
+func (s *Server) Handle(method, path string, h Handler) {
+	s.open(method, path, func(w *Response, r *http.Request) (any, error) {
+		token, err := auth.Bearer(r.Header.Get("Authorization"))
+		if err != nil {
+			return nil, err
+		}
+		caller, err := s.opts.Verifier.Verify(r.Context(), token)
+		if err != nil {
+			return nil, err
+		}
+		caller.RequestID = RequestID(r.Context())
+		if caller.IdempotencyKey = r.Header.Get("Idempotency-Key"); len(caller.IdempotencyKey) > cloud.MaxIdempotencyKey {
+			return nil, fault.Invalid("Idempotency-Key", "at most %d bytes", cloud.MaxIdempotencyKey)
+		}
+		return h(w, r.WithContext(auth.With(r.Context(), caller, auth.REST)))
+	})
+}
+
+// HandleOpen adds a route that asks for no token. A page in a browser on an operator's laptop can reach it too, so it
+// refuses what only a browser sends, or would be tricked into sending.
+func (s *Server) HandleOpen(method, path string, h Handler) {
+	s.open(method, path, func(w *Response, r *http.Request) (any, error) {
+		if err := notABrowser(r); err != nil {
+			return nil, err
+		}
+		return h(w, r)
+	})
+}
+
+func (s *Server) open(method, path string, h Handler) {
+	s.router.Handle(path, s.handler(path, h)).Methods(method)
+}
+
+// ServeHTTP makes a Server an http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.router.ServeHTTP(w, r) }
+
+type requestID struct{}
+
+// RequestID is the id of the request that a context belongs to.
+func RequestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestID{}).(string)
+	return id
+}
+
+// handler wraps a Handler: id, limits, recovery, envelope, log and metrics.
+func (s *Server) handler(route string, h Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		id := uuid.NewString()
+		r = r.WithContext(context.WithValue(r.Context(), requestID{}, id))
+		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+		resp := &Response{Status: http.StatusOK, header: w.Header()}
+		data, err := s.call(h, resp, r)
+		status, body := resp.Status, envelope{Data: data}
+		if err != nil {
+			status, body = s.failure(r, id, err)
+			if f, ok := fault.From(err); ok && f.Retry {
+				w.Header().Set("Retry-After", "1")
+			}
+			if status == http.StatusUnauthorized {
+				w.Header().Set("WWW-Authenticate", "Bearer")
+			}
+		}
+		s.write(w, status, body, id)
+		s.opts.Metrics.observe(s.opts.Name, route, r.Method, status, time.Since(start))
+	})
+}
+
+// call runs a handler; a panic is an internal error of this request alone.
+func (s *Server) call(h Handler, w *Response, r *http.Request) (data any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return h(w, r)
+}
+
+// failure is the body of an error. What is not a Fault is ours: the log has it, the caller the request's id.
+func (s *Server) failure(r *http.Request, id string, err error) (int, envelope) {
+	f, ok := fault.From(err)
+	if !ok {
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			f = fault.New(fault.DeadlineExceeded, "the request was not finished in time").Because(err).MayRetry()
+		} else {
+			f = fault.New(fault.Internal, "internal error, request %s", id).Because(err)
+			s.opts.Log.Error("request failed", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
+		}
+	}
+	shape := f.Kind.REST(s.opts.Service)
+	body := &errorBody{Code: shape.Code, Message: f.Message}
+	if len(f.Details) > 0 || f.Reason != "" || f.Field != "" {
+		details := map[string]any{}
+		for k, v := range f.Details {
+			details[k] = v
+		}
+		if f.Reason != "" {
+			details["reason"] = f.Reason
+		}
+		if f.Field != "" {
+			details["field"] = f.Field
+		}
+		body.Details = details
+	}
+	return shape.Status, envelope{Error: body}
+}
+
+type envelope struct {
+	Data  any        `json:"data,omitempty"`
+	Error *errorBody `json:"error,omitempty"`
+	Meta  meta       `json:"meta"`
+}
+
+type errorBody struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+	Details any    `json:"details,omitempty"`
+}
+
+type meta struct {
+	RequestID string `json:"request_id"`
+	Timestamp string `json:"timestamp"`
+}
+
+func (s *Server) write(w http.ResponseWriter, status int, body envelope, id string) {
+	body.Meta = meta{RequestID: id, Timestamp: time.Now().UTC().Format(time.RFC3339Nano)}
+	text, err := json.Marshal(body)
+	if err != nil {
+		s.opts.Log.Error("encode answer", "service", s.opts.Name, "req", id, "err", err)
+		status, text = http.StatusInternalServerError, []byte(`{"error":{"code":"INTERNAL","message":"internal error, request `+id+`"}}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	w.Write(append(text, '\n'))
+}
+
+// Metrics counts requests of all services.
+type Metrics struct{ seconds *prometheus.HistogramVec }
+
+// NewMetrics registers the counters.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "trivet_http_request_seconds", Help: "Time to answer HTTP requests.",
+		Buckets: []float64{.001, .0025, .005, .01, .02, .05, .1, .25, .5, 1, 5, 30},
+	}, []string{"service", "route", "method", "status"})}
+	reg.MustRegister(m.seconds)
+	return m
+}
+
+func (m *Metrics) observe(service, route, method string, status int, d time.Duration) {
+	switch method {
+	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete:
+	default:
+		method = "other" // a caller chooses it; a label must not grow with that
+	}
+	m.seconds.WithLabelValues(service, route, method, fmt.Sprint(status)).Observe(d.Seconds())
+}

@@ -1,0 +1,170 @@
+// Package schedule chooses a host for a VM: filters that refuse, scores that prefer, and for each host that was refused
+// the filter that did it. It is a pure function of the fleet and the request: the same give the same host and the same
+// explanation.
+package schedule
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Candidate is a host as the leader knows it.
+type Candidate struct {
+	Node  cloud.Node
+	State cloud.NodeState
+}
+
+// Request is what a VM needs.
+type Request struct {
+	VM   cloud.VMID
+	Need cloud.Capacity
+	// Architecture of its images; unspecified takes any.
+	Architecture cloud.Architecture
+	// CPUModel must be one that the host reports; empty takes any host.
+	CPUModel string
+	// Selector are labels that the host must have.
+	Selector map[string]string
+	// Avoid are hosts with a member of the VM's anti-affinity group.
+	Avoid map[cloud.NodeID]bool
+	// Near are hosts that hold the VM's images already.
+	Near map[cloud.NodeID]bool
+}
+
+// filters are tried in order; the first that refuses is the explanation.
+var filters = []func(*Candidate, *Request) string{
+	func(c *Candidate, _ *Request) string {
+		if c.State != cloud.NodeReady {
+			return "is " + c.State.String()
+		}
+		return ""
+	},
+	func(c *Candidate, _ *Request) string {
+		if !slices.Contains(c.Node.Hypervisors, cloud.KVM) {
+			return "does not run KVM"
+		}
+		return ""
+	},
+	func(c *Candidate, r *Request) string {
+		if r.Architecture != cloud.ArchUnspecified && c.Node.Architecture != r.Architecture {
+			return "is of another architecture"
+		}
+		return ""
+	},
+	func(c *Candidate, r *Request) string {
+		if r.CPUModel != "" && !slices.Contains(c.Node.CPUModels, r.CPUModel) {
+			return "does not offer the CPU model " + r.CPUModel
+		}
+		return ""
+	},
+	func(c *Candidate, r *Request) string {
+		for k, v := range r.Selector {
+			if c.Node.Labels[k] != v {
+				return "does not have the labels that are selected"
+			}
+		}
+		return ""
+	},
+	func(c *Candidate, r *Request) string {
+		if r.Avoid[c.Node.ID] {
+			return "runs a member of the same anti-affinity group"
+		}
+		return ""
+	},
+	func(c *Candidate, r *Request) string { return Lacks(&c.Node, r.Need) },
+}
+
+// Lacks says which resource a node has too little of, "" when the need fits.
+func Lacks(n *cloud.Node, need cloud.Capacity) string {
+	free := n.Allocatable.Minus(n.Allocated)
+	for _, r := range []struct {
+		name       string
+		want, have uint64
+	}{
+		{"vCPUs", uint64(need.VCPUs), uint64(free.VCPUs)},
+		{"MiB of memory", need.MemoryMiB, free.MemoryMiB},
+		{"GiB of storage", need.StorageGiB, free.StorageGiB},
+	} {
+		if r.want > r.have {
+			return fmt.Sprintf("has %d %s free, %d needed", r.have, r.name, r.want)
+		}
+	}
+	return ""
+}
+
+// Place chooses a host. Without one, ok is false and refused says why for each.
+func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.NodeID]string, ok bool) {
+	best := -1.0
+	var chosen []cloud.NodeID
+	scores := make(map[cloud.NodeID]float64, len(fleet))
+	for i := range fleet {
+		c := &fleet[i]
+		if why := refusal(c, r); why != "" {
+			if refused == nil {
+				refused = map[cloud.NodeID]string{}
+			}
+			refused[c.Node.ID] = why
+			continue
+		}
+		s := score(c, r)
+		scores[c.Node.ID] = s
+		best = max(best, s)
+	}
+	for id, s := range scores {
+		if s >= best-tie {
+			chosen = append(chosen, id)
+		}
+	}
+	if len(chosen) == 0 {
+		return "", refused, false
+	}
+	return slices.MinFunc(chosen, func(a, b cloud.NodeID) int {
+		return cmp.Or(cmp.Compare(draw(r.VM, a), draw(r.VM, b)), cmp.Compare(a, b))
+	}), refused, true
+}
+
+func refusal(c *Candidate, r *Request) string {
+	for _, f := range filters {
+		if why := f(c, r); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// tie is the difference in score within which hosts count as equal, so that a burst does not all go to one.
+const tie = 0.05
+
+// near is what it is worth that no image must be fetched.
+const near = 0.1
+
+// score is how much is left of the tightest resource after the VM is placed.
+func score(c *Candidate, r *Request) float64 {
+	after := c.Node.Allocated.Plus(r.Need)
+	left := 1.0
+	for _, p := range [][2]float64{
+		{float64(after.VCPUs), float64(c.Node.Allocatable.VCPUs)},
+		{float64(after.MemoryMiB), float64(c.Node.Allocatable.MemoryMiB)},
+		{float64(after.StorageGiB), float64(c.Node.Allocatable.StorageGiB)},
+	} {
+		if p[1] > 0 {
+			left = min(left, 1-p[0]/p[1])
+		}
+	}
+	if r.Near[c.Node.ID] {
+		left += near
+	}
+	return left
+}
+
+// draw orders equal hosts differently for each VM, and always alike for one.
+func draw(vm cloud.VMID, node cloud.NodeID) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(vm))
+	h.Write([]byte{0})
+	h.Write([]byte(node))
+	return h.Sum64()
+}
