@@ -53,16 +53,22 @@ type Options struct {
 	Metrics  *grpcprom.ServerMetrics
 	// Reflection and the health service are registered when set.
 	Public bool
+	// MaxMessage is the limit of a message in bytes. 0 is what tenants may send.
+	MaxMessage int
 }
 
 // New builds a server.
 func New(opts Options) (*grpc.Server, *health.Server) {
+	limit := opts.MaxMessage
+	if limit == 0 {
+		limit = MaxMessage
+	}
 	e := &edge{opts}
 	unary := []grpc.UnaryServerInterceptor{opts.Metrics.UnaryServerInterceptor(), e.unary}
 	stream := []grpc.StreamServerInterceptor{opts.Metrics.StreamServerInterceptor(), e.stream}
 	settings := []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...),
-		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxConcurrentStreams(4096),
+		grpc.MaxRecvMsgSize(limit), grpc.MaxConcurrentStreams(4096),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 4 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.ConnectionTimeout(10 * time.Second),
@@ -134,7 +140,7 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	if err != nil {
 		return nil, e.failure(id, info.FullMethod, err)
 	}
-	if m, ok := req.(proto.Message); ok && info.FullMethod != uploadPart && proto.Size(m) > MaxPlain {
+	if m, ok := req.(proto.Message); ok && e.opts.Public && info.FullMethod != uploadPart && proto.Size(m) > MaxPlain {
 		return nil, e.failure(id, info.FullMethod, fault.New(fault.TooLarge, "the message is larger than %d bytes", MaxPlain))
 	}
 	resp, err := e.call(func() (any, error) { return handler(ctx, req) })
@@ -252,4 +258,11 @@ func BodyHash(m proto.Message) [32]byte {
 // Unimplemented is the answer of a call that this version does not serve, said after its arguments were checked.
 func Unimplemented(method string) error {
 	return fault.New(fault.Unimplemented, "%s is not served yet", method)
+}
+
+// Replayed tells a caller that the answer is that of an earlier call with the same idempotency key.
+func Replayed(ctx context.Context, replayed bool) {
+	if replayed {
+		grpc.SetHeader(ctx, metadata.Pairs("idempotency-replayed", "true"))
+	}
 }

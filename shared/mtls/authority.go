@@ -143,7 +143,7 @@ func ClientPinned(pin string) *tls.Config {
 			}
 			leafOnly := state
 			leafOnly.PeerCertificates = state.PeerCertificates[:1]
-			return base(authority, x509.ExtKeyUsageServerAuth, OnlyKind(Member)).VerifyConnection(leafOnly)
+			return base(authority, x509.ExtKeyUsageServerAuth, OnlyKind(Member), 0).VerifyConnection(leafOnly)
 		},
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 )
 
 // Kind is what sort of party a certificate names.
@@ -67,15 +68,20 @@ type Source func() (*tls.Certificate, error)
 
 // Server is the configuration of a listener that demands a client certificate of our authority.
 func Server(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
-	c := base(authority, x509.ExtKeyUsageClientAuth, accept)
+	return server(own, authority, accept, 0)
+}
+
+func server(own Source, authority *x509.Certificate, accept Accept, grace time.Duration) *tls.Config {
+	c := base(authority, x509.ExtKeyUsageClientAuth, accept, grace)
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own() }
 	c.ClientAuth = tls.RequireAnyClientCert
 	return c
 }
 
-// ServerOptional is Server that also lets in clients without a certificate. What they may call is the caller's affair.
-func ServerOptional(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
-	c := Server(own, authority, accept)
+// ServerOptional is Server that also lets in clients without a certificate, and those whose certificate expired within
+// grace, so that they can ask for one. What they may call is the caller's affair: see Expired.
+func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grace time.Duration) *tls.Config {
+	c := server(own, authority, accept, grace)
 	c.ClientAuth = tls.RequestClientCert
 	verify := c.VerifyConnection
 	c.VerifyConnection = func(state tls.ConnectionState) error {
@@ -89,7 +95,7 @@ func ServerOptional(own Source, authority *x509.Certificate, accept Accept) *tls
 
 // Client is the configuration of a dialler. own may be nil when there is no certificate yet.
 func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
-	c := base(authority, x509.ExtKeyUsageServerAuth, accept)
+	c := base(authority, x509.ExtKeyUsageServerAuth, accept, 0)
 	if own != nil {
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own() }
 	}
@@ -97,7 +103,7 @@ func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 }
 
 // base verifies the chain itself: Go's own check wants host names, which our certificates do not carry.
-func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept) *tls.Config {
+func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
 	return &tls.Config{
@@ -110,7 +116,11 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept) *t
 				return errors.New("no certificate shown")
 			}
 			leaf := state.PeerCertificates[0]
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+			at := time.Now()
+			if late := at.Sub(leaf.NotAfter); late > 0 && late <= grace {
+				at = leaf.NotAfter
+			}
+			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: at}); err != nil {
 				return fmt.Errorf("verify certificate: %w", err)
 			}
 			id, err := Of(leaf)
@@ -128,6 +138,9 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept) *t
 		},
 	}
 }
+
+// Expired reports whether a certificate that was let in is over at now.
+func Expired(cert *x509.Certificate, now time.Time) bool { return now.After(cert.NotAfter) }
 
 // PeerID reads the verified party from a connection's state; ok is false without a certificate.
 func PeerID(state tls.ConnectionState) (ID, bool) {

@@ -73,6 +73,8 @@ func TestEveryPair(t *testing.T) {
 		"impostor":       issued(t, impostor, Member, "2", now, time.Hour),
 		"expired member": issued(t, ours, Member, "2", now.Add(-2*time.Hour), time.Hour),
 		"early node":     issued(t, ours, Node, "n1", now.Add(time.Hour), time.Hour),
+		"late node":      issued(t, ours, Node, "n1", now.Add(-2*time.Hour), time.Hour),
+		"too late node":  issued(t, ours, Node, "n1", now.Add(-48*time.Hour), time.Hour),
 	}
 	own := issued(t, ours, Member, "1", now, time.Hour)
 	ports := []struct {
@@ -81,7 +83,7 @@ func TestEveryPair(t *testing.T) {
 		lets   map[string]bool
 	}{
 		{"peers", Server(own, ours.Certificate(), OnlyKind(Member)), map[string]bool{"member": true}},
-		{"agents", ServerOptional(own, ours.Certificate(), OnlyKind(Node)), map[string]bool{"node": true, "none": true}},
+		{"agents", ServerOptional(own, ours.Certificate(), OnlyKind(Node), 24*time.Hour), map[string]bool{"node": true, "none": true, "late node": true}},
 	}
 	for _, port := range ports {
 		for name, source := range clients {
@@ -105,7 +107,7 @@ func TestOnlyAMemberServes(t *testing.T) {
 	for name, server := range map[string]Source{
 		"node": agent, "other": issued(t, theirs, Member, "1", now, time.Hour),
 	} {
-		_, err := handshake(t, ServerOptional(server, ours.Certificate(), OnlyKind(Node)), Client(agent, ours.Certificate(), OnlyKind(Member)))
+		_, err := handshake(t, ServerOptional(server, ours.Certificate(), OnlyKind(Node), 0), Client(agent, ours.Certificate(), OnlyKind(Member)))
 		require.Error(t, err, name)
 	}
 }
@@ -118,7 +120,7 @@ func TestPin(t *testing.T) {
 		return ServerOptional(func() (*tls.Certificate, error) {
 			c, err := own()
 			return WithAuthority(c, a.Certificate()), err
-		}, a.Certificate(), OnlyKind(Node))
+		}, a.Certificate(), OnlyKind(Node), 0)
 	}
 	_, err := handshake(t, serving(ours), ClientPinned(Pin(ours.Certificate())))
 	require.NoError(t, err)

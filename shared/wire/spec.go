@@ -92,3 +92,6 @@ func nicFrom(n *vmv1.NetworkSpec) cloud.NIC {
 		SubnetID: n.GetSubnetId(), CIDR: n.GetCidrBlock(), Gateway: n.GetGatewayIp(), DHCP: n.GetDhcpEnabled(),
 	}
 }
+
+// Hypervisor narrows the wire's value; see enum.
+func Hypervisor(h vmv1.HypervisorType) cloud.Hypervisor { return enum[cloud.Hypervisor](h) }

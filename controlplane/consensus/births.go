@@ -1,0 +1,207 @@
+package consensus
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// A member that lost its disk has forgotten what it voted for and acknowledged; were it to vote again, two leaders or a
+// lost write could follow. So each directory has a birth, a random number, and each member listens to one birth of each
+// other member, ever.
+//
+// A directory with no history takes no part (no tick, no vote, no append) until it is vouched for: every other member
+// has answered that it listens to no birth of this member, and then, asked to record this one, that it does. What is
+// recorded is synced before the answer leaves, is never replaced, and messages of another birth are dropped. If an
+// answer names another birth the host ends with a WipedError.
+//
+// Two steps, because a member that is started with a wrong directory, or before the others are there, should not be
+// remembered for it: nobody records anything before everybody was found to know nothing.
+//
+// What holds:
+//   - After a crash between birth and vouching the member has the same birth, asks again, and gets the same answers.
+//   - A vouched birth is recorded by every other member before its first message counts. So one member that still has its
+//     disk is enough to refuse a wiped one, and of two wiped members neither gets back in, though each would vouch for the
+//     other. Messages of the old birth that were still under way cannot count together with ones of a new birth.
+//   - Members that are not vouched for answer, too: at the first start nobody is.
+//
+// What is left: if every member is wiped, nobody remembers, and what starts is a new cluster; so is a wiped cluster of
+// one. A member that was wiped while its first vouching was half done may have to be replaced though it had done nothing.
+type births struct {
+	own     uint64
+	vouched bool
+	known   map[uint64]uint64 // by member
+	warned  map[uint64]uint64 // the last foreign birth logged, by member
+
+	claim    bool // the second step
+	answered map[uint64]bool
+	nextAsk  uint64 // in ticks
+}
+
+// openBirths reads this directory's birth, or makes it.
+func (h *Host) openBirths() error {
+	h.births = births{known: map[uint64]uint64{}, warned: map[uint64]uint64{}, answered: map[uint64]bool{}}
+	v, err := h.engine.get([]byte(keyBirth))
+	if err != nil {
+		return err
+	}
+	if v == nil {
+		if h.births.own, err = random(h.opts.Rand); err != nil {
+			return err
+		}
+		h.births.vouched = len(h.opts.Members) == 1
+		return h.writeBirth()
+	}
+	r := reader{b: v}
+	h.births.own, h.births.vouched = r.fixed64(), r.bool()
+	id := r.uvarint()
+	var members []uint64
+	for range r.uvarint() {
+		if r.short {
+			break
+		}
+		members = append(members, r.uvarint())
+	}
+	switch {
+	case r.short || r.bad || len(r.b) > 0:
+		return errors.New("the birth of this directory is unreadable")
+	case id != h.opts.ID:
+		return fmt.Errorf("this directory is of member %d, not of member %d", id, h.opts.ID)
+	case !slices.Equal(members, h.opts.Members):
+		return fmt.Errorf("this directory was made for the members %d, not for %d", members, h.opts.Members)
+	}
+	for _, m := range h.opts.Members {
+		v, err := h.engine.get(memberKey(m))
+		if err != nil {
+			return err
+		}
+		if len(v) == 8 {
+			h.births.known[m] = binary.LittleEndian.Uint64(v)
+		}
+	}
+	return nil
+}
+
+func (h *Host) writeBirth() error {
+	v := binary.LittleEndian.AppendUint64(nil, h.births.own)
+	v = appendBool(v, h.births.vouched)
+	v = binary.AppendUvarint(v, h.opts.ID)
+	v = binary.AppendUvarint(v, uint64(len(h.opts.Members)))
+	for _, m := range h.opts.Members {
+		v = binary.AppendUvarint(v, m)
+	}
+	return h.writeSynced([]byte(keyBirth), v)
+}
+
+// recordBirth binds this member to one directory of another.
+func (h *Host) recordBirth(member, birth uint64) error {
+	if err := h.writeSynced(memberKey(member), binary.LittleEndian.AppendUint64(nil, birth)); err != nil {
+		return err
+	}
+	h.births.known[member] = birth
+	return nil
+}
+
+func (h *Host) writeSynced(key, value []byte) error {
+	b := h.engine.db.NewBatch()
+	defer b.Close()
+	if err := b.Set(key, value, nil); err != nil {
+		return err
+	}
+	return h.engine.commit(b)
+}
+
+// askBirths asks those who have not answered yet, every election time-out.
+func (h *Host) askBirths() {
+	if h.now < h.births.nextAsk {
+		return
+	}
+	h.births.nextAsk = h.now + uint64(h.opts.ElectionTicks)
+	for _, m := range h.opts.Members {
+		if m != h.opts.ID && !h.births.answered[m] {
+			h.opts.Transport.Send(Envelope{
+				From: h.opts.ID, To: m, FromBirth: h.births.own, Kind: KindBirthAsk, Claim: h.births.claim,
+			})
+		}
+	}
+}
+
+// answerBirth tells a member which directory of it is listened to here, after recording a claim of the first.
+func (h *Host) answerBirth(e Envelope) error {
+	known := h.births.known[e.From]
+	switch {
+	case mutant.On(mutant.ForgetBirths):
+		known = 0
+		if e.Claim {
+			known = e.FromBirth
+		}
+	case known == 0 && e.Claim:
+		if err := h.recordBirth(e.From, e.FromBirth); err != nil {
+			return h.fail(err)
+		}
+		known = e.FromBirth
+	}
+	h.opts.Transport.Send(Envelope{
+		From: h.opts.ID, To: e.From, FromBirth: h.births.own, ToBirth: e.FromBirth, Kind: KindBirthTell,
+		Claim: e.Claim, Known: known,
+	})
+	return nil
+}
+
+// hearBirth takes an answer. Answers to an earlier directory of this member, to another step, or from a directory that
+// is not listened to, say nothing.
+func (h *Host) hearBirth(e Envelope) error {
+	b := &h.births
+	known, foreign := b.known[e.From]
+	if b.vouched || e.ToBirth != b.own || e.Claim != b.claim || foreign && known != e.FromBirth {
+		return nil
+	}
+	if e.Known != b.own && (e.Known != 0 || b.claim) {
+		return h.fail(&WipedError{h.opts.ID})
+	}
+	b.answered[e.From] = true
+	if len(b.answered) < len(h.opts.Members)-1 {
+		return nil
+	}
+	b.answered, b.nextAsk = map[uint64]bool{}, 0
+	if !b.claim {
+		b.claim = true
+		h.askBirths()
+		return nil
+	}
+	b.vouched = true
+	if err := h.writeBirth(); err != nil {
+		return h.fail(err)
+	}
+	h.opts.Log.Info("every member vouches for this empty directory; taking part")
+	for _, g := range h.groups {
+		g.start()
+	}
+	return nil
+}
+
+// hears says whether a raft message may count. The first one of a member that was never heard binds to its directory.
+func (h *Host) hears(e Envelope) (bool, error) {
+	b := &h.births
+	if mutant.On(mutant.ForgetBirths) {
+		return b.vouched, nil
+	}
+	if !b.vouched || e.ToBirth != 0 && e.ToBirth != b.own {
+		return false, nil
+	}
+	known, ok := b.known[e.From]
+	if !ok {
+		if err := h.recordBirth(e.From, e.FromBirth); err != nil {
+			return false, h.fail(err)
+		}
+		return true, nil
+	}
+	if known != e.FromBirth && b.warned[e.From] != e.FromBirth {
+		b.warned[e.From] = e.FromBirth
+		h.opts.Log.Warn("dropping messages of a member whose directory is not the one known", "from", e.From)
+	}
+	return known == e.FromBirth, nil
+}

@@ -1,0 +1,367 @@
+package consensus
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+// cluster is some members and the network between them, driven by the test: nothing happens but by its calls, and the
+// same calls have the same effect.
+type cluster struct {
+	t       testing.TB
+	ids     []uint64
+	members map[uint64]*member
+	net     []packet
+	drop    func(Envelope) bool // loses what it says true to
+	seed    *mathrand.ChaCha8
+	limits  Limits
+	trace   io.Writer
+	frozen  bool // whether packets stay where they are
+}
+
+type packet struct {
+	b    []byte
+	dir  string // of a snapshot: where its files are
+	from *member
+}
+
+// member is one host with its disk. It is the host's Transport.
+type member struct {
+	c       *cluster
+	id      uint64
+	fs      *vfs.MemFS
+	disk    vfs.FS // fs, or a wrapper of it
+	up      bool
+	host    *Host
+	group   *Group
+	machine *toy
+	leads   []Leadership
+	logged  bytes.Buffer
+	arrived int
+	onSend  func(*member, Envelope)
+}
+
+const testGroup = 7
+
+// newCluster makes members 1..n with empty disks, not started.
+func newCluster(t testing.TB, n int, seed byte) *cluster {
+	c := &cluster{t: t, members: map[uint64]*member{}, seed: mathrand.NewChaCha8([32]byte{seed}), trace: io.Discard}
+	old := rand.Reader
+	rand.Reader = c.seed // raft's election time-outs
+	for id := range uint64(n) {
+		c.ids = append(c.ids, id+1)
+		c.members[id+1] = &member{c: c, id: id + 1, fs: vfs.NewCrashableMem()}
+	}
+	t.Cleanup(func() {
+		for _, m := range c.members {
+			m.stop()
+		}
+		rand.Reader = old
+	})
+	return c
+}
+
+// startCluster makes a cluster with a leader.
+func startCluster(t testing.TB, n int, seed byte) *cluster {
+	c := newCluster(t, n, seed)
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	c.elect()
+	return c
+}
+
+func (m *member) Send(e Envelope) {
+	if m.onSend != nil {
+		m.onSend(m, e)
+	}
+	b, err := e.AppendTo(nil)
+	require.NoError(m.c.t, err)
+	m.c.net = append(m.c.net, packet{b: b, from: m})
+}
+
+func (m *member) SendSnapshot(e Envelope, dir string) {
+	b, err := e.AppendTo(nil)
+	require.NoError(m.c.t, err)
+	m.c.net = append(m.c.net, packet{b: b, dir: dir, from: m})
+}
+
+func (m *member) start() { require.NoError(m.c.t, m.tryStart()) }
+
+func (m *member) tryStart() error {
+	if m.disk == nil {
+		m.disk = m.fs
+	}
+	machine, err := openToy(m.disk, "/state")
+	if err != nil {
+		return err
+	}
+	h, err := Open(Options{
+		ID: m.id, Members: m.c.ids, Dir: "/consensus", FS: m.disk, Transport: m, Rand: m.c.seed, QuietLog: true,
+		Log:      slog.New(slog.NewTextHandler(&m.logged, nil)),
+		OnLeader: func(l Leadership) { m.leads = append(m.leads, l) },
+		Limits:   m.c.limits,
+	})
+	if err != nil {
+		return err
+	}
+	g, err := h.AddGroup(GroupOptions{ID: testGroup, Name: "test", Machine: machine})
+	if err != nil {
+		_ = h.Close()
+		return err
+	}
+	m.host, m.group, m.machine, m.up = h, g, machine, true
+	return nil
+}
+
+// stop is an orderly end.
+func (m *member) stop() {
+	if m.up {
+		m.up = false
+		_ = m.host.Close()
+	}
+}
+
+// crash ends the member; its disk keeps only what was synced.
+func (m *member) crash() { m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{})) }
+
+func (m *member) crashTo(fs *vfs.MemFS) {
+	m.stop()
+	m.fs, m.disk = fs, nil
+}
+
+// wipe ends the member and empties its disk.
+func (m *member) wipe() { m.crashTo(vfs.NewCrashableMem()) }
+
+// settle lets hosts work and packets travel until nothing is left.
+func (c *cluster) settle() {
+	for i := 0; ; i++ {
+		require.Less(c.t, i, 10_000, "the cluster does not come to rest")
+		idle := true
+		for _, id := range c.ids {
+			m := c.members[id]
+			for m.up && !m.host.Idle() {
+				idle = false
+				if err := m.host.Process(); err != nil {
+					fmt.Fprintf(c.trace, "%d: %v\n", id, err)
+				}
+			}
+		}
+		if idle && (len(c.net) == 0 || c.frozen) {
+			return
+		}
+		if !c.frozen {
+			c.deliver()
+		}
+	}
+}
+
+// deliver empties the network.
+func (c *cluster) deliver() {
+	net := c.net
+	c.net = nil
+	for _, p := range net {
+		c.deliverOne(p)
+	}
+}
+
+func (c *cluster) deliverOne(p packet) {
+	e, err := ParseEnvelope(p.b)
+	require.NoError(c.t, err)
+	to := c.members[e.To]
+	lost := !to.up || c.drop != nil && c.drop(e)
+	fmt.Fprintf(c.trace, "%d->%d %x %v\n", e.From, e.To, p.b, lost)
+	if p.dir == "" {
+		if !lost {
+			_ = to.host.Step(e) // a stopped host shows itself elsewhere
+		}
+		return
+	}
+	if !lost {
+		to.arrived++
+		dir := to.fs.PathJoin(to.host.SnapshotDir(), fmt.Sprintf("in-%d", to.arrived))
+		require.NoError(c.t, to.fs.MkdirAll(dir, 0o700))
+		c.copyFiles(p.from.fs, p.dir, to.fs, dir)
+		_ = to.host.StepSnapshot(e, dir) // as above
+	}
+	if p.from.up {
+		_ = p.from.host.ReportSnapshot(e.Group, e.To, !lost) // as above
+	}
+}
+
+func (c *cluster) copyFiles(from vfs.FS, fromDir string, to vfs.FS, toDir string) {
+	names, err := from.List(fromDir)
+	require.NoError(c.t, err)
+	for _, name := range names {
+		in, err := from.Open(from.PathJoin(fromDir, name))
+		require.NoError(c.t, err)
+		out, err := to.Create(to.PathJoin(toDir, name), vfs.WriteCategoryUnspecified)
+		require.NoError(c.t, err)
+		_, err = io.Copy(out, in)
+		require.NoError(c.t, err)
+		require.NoError(c.t, in.Close())
+		require.NoError(c.t, out.Close())
+	}
+}
+
+// tick lets time pass for all, n times.
+func (c *cluster) tick(n int) {
+	for range n {
+		for _, id := range c.ids {
+			if m := c.members[id]; m.up {
+				_ = m.host.Tick() // a stopped host shows itself elsewhere
+			}
+		}
+		c.settle()
+	}
+}
+
+// elect lets time pass until all members that are up, or only the given ones, agree on a leader that has committed an
+// entry of its own.
+func (c *cluster) elect(among ...*member) *member {
+	c.settle()
+	for range 200 {
+		if m := c.leader(among...); m != nil {
+			return m
+		}
+		c.tick(1)
+	}
+	require.Fail(c.t, "no leader", "%s", c.state())
+	return nil
+}
+
+// leader returns the leader that all members that are up, or only the given ones, agree on.
+func (c *cluster) leader(among ...*member) *member {
+	if len(among) == 0 {
+		for _, id := range c.ids {
+			if m := c.members[id]; m.up && m.host.Err() == nil && m.host.births.vouched {
+				among = append(among, m)
+			}
+		}
+	}
+	var lead *member
+	for _, m := range among {
+		l := c.members[m.group.leader]
+		if l == nil || !slices.Contains(among, l) || lead != nil && l != lead || !l.up || l.group.applied.term != m.group.term {
+			return nil
+		}
+		lead = l
+	}
+	return lead
+}
+
+// follower returns a member that is up and does not lead.
+func (c *cluster) follower() *member {
+	for _, id := range c.ids {
+		if m := c.members[id]; m.up && m != c.leader() {
+			return m
+		}
+	}
+	return nil
+}
+
+// others returns the members that are not m.
+func (c *cluster) others(m *member) []*member {
+	var out []*member
+	for _, id := range c.ids {
+		if id != m.id {
+			out = append(out, c.members[id])
+		}
+	}
+	return out
+}
+
+// isolate loses everything from and to the members.
+func (c *cluster) isolate(ms ...*member) {
+	c.drop = func(e Envelope) bool {
+		return slices.ContainsFunc(ms, func(m *member) bool { return m.id == e.From || m.id == e.To })
+	}
+}
+
+func (c *cluster) heal() { c.drop = nil }
+
+// answers collects what came back for a call.
+type answer struct {
+	n      int
+	result Result
+	err    error
+}
+
+// propose queues proposals on the member without letting it work.
+func (m *member) propose(data ...string) []*answer {
+	var out []*answer
+	for _, d := range data {
+		a := &answer{}
+		out = append(out, a)
+		var id [16]byte
+		copy(id[:], d)
+		m.group.Propose(id, []byte(d), func(r Result, err error) {
+			a.n++
+			a.result, a.err = r, err
+		})
+	}
+	return out
+}
+
+// put proposes and expects success.
+func (c *cluster) put(m *member, data ...string) {
+	as := m.propose(data...)
+	c.settle()
+	for i, a := range as {
+		require.NoError(c.t, a.err, data[i])
+		require.Equal(c.t, 1, a.n, data[i])
+	}
+}
+
+func (m *member) read() (*Read, *answer) {
+	a := &answer{}
+	return m.group.ReadIndex(func(index uint64, err error) {
+		a.n++
+		a.result.Index, a.err = index, err
+	}), a
+}
+
+// converge lets time pass and expects the same state on all members.
+func (c *cluster) converge(want ...string) {
+	c.t.Helper()
+	c.tick(5)
+	for _, id := range c.ids {
+		require.Equal(c.t, want, c.members[id].machine.Log, "member %d", id)
+	}
+}
+
+func (c *cluster) state() string {
+	var b strings.Builder
+	for _, id := range c.ids {
+		if m := c.members[id]; m.up {
+			fmt.Fprintf(&b, "%d: %+v\n", id, m.host.Status())
+		} else {
+			fmt.Fprintf(&b, "%d: down\n", id)
+		}
+	}
+	return b.String()
+}
+
+// count returns how many packets of a type wait on the network.
+func (c *cluster) count(typ raftpb.MessageType) int {
+	n := 0
+	for _, p := range c.net {
+		if e, err := ParseEnvelope(p.b); err == nil && e.Kind == KindRaft && e.Raft.GetType() == typ {
+			n++
+		}
+	}
+	return n
+}
+
+func countLines(s, part string) int { return strings.Count(s, part) }

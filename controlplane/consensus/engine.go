@@ -1,0 +1,173 @@
+package consensus
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Layout of the log engine. Numbers in keys are 8 bytes, big endian, so that order is numeric.
+//
+//	f                      version of this layout (uvarint)
+//	b                      this directory: its birth, its member, the first configuration, whether it may take part
+//	m <member>             the one birth of another member that is listened to
+//	g <group> h            HardState
+//	g <group> l <index>    an entry: type, term, data
+//	g <group> s            a snapshot on its way into the state machine; absent but for the moment of the installation
+//	g <group> t            where the log begins: index, term and configuration of the last entry that is not in it
+const (
+	layoutVersion = 1
+
+	keyFormat  = "f"
+	keyBirth   = "b"
+	keyMember  = 'm'
+	keyGroup   = 'g'
+	kindHard   = 'h'
+	kindEntry  = 'l'
+	kindMarker = 's'
+	kindTrunc  = 't'
+)
+
+// engine is the one durable store of a host: every group's log and the births, in one Pebble directory. Each commit is
+// one batch and one fsync.
+type engine struct {
+	db  *pebble.DB
+	log *pebbleLogger
+}
+
+// openEngine opens or makes the store at dir. With quiet set the engine does no background work of its own choice
+// (compactions, table statistics), which a simulation needs to replay.
+func openEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*engine, error) {
+	e := &engine{log: &pebbleLogger{log: log}}
+	opts := &pebble.Options{
+		FS:                          fs,
+		FormatMajorVersion:          pebble.FormatTableFormatV6,
+		CacheSize:                   8 << 20,
+		MemTableSize:                32 << 20, // most entries are cut before they would be flushed
+		MemTableStopWritesThreshold: 2,
+		DisableAutomaticCompactions: quiet,
+		DisableTableStats:           quiet,
+		Logger:                      e.log,
+	}
+	if quiet {
+		opts.MemTableSize = 4 << 20
+	}
+	db, err := pebble.Open(dir, opts)
+	if err != nil {
+		return nil, fmt.Errorf("open the log in %s: %w", dir, err)
+	}
+	e.db = db
+	if err := e.checkLayout(); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return e, nil
+}
+
+func (e *engine) checkLayout() error {
+	v, err := e.get([]byte(keyFormat))
+	if err != nil {
+		return err
+	}
+	if v == nil {
+		b := e.db.NewBatch()
+		defer b.Close()
+		if err := b.Set([]byte(keyFormat), binary.AppendUvarint(nil, layoutVersion), nil); err != nil {
+			return err
+		}
+		return e.commit(b)
+	}
+	if n, size := binary.Uvarint(v); size <= 0 || n != layoutVersion {
+		return fmt.Errorf("the log has layout %d, this program knows %d only: start the version that wrote it", n, layoutVersion)
+	}
+	return nil
+}
+
+// get returns a copy of the value, nil if there is none.
+func (e *engine) get(key []byte) ([]byte, error) {
+	v, closer, err := e.db.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the log engine: %w", err)
+	}
+	v = slices.Clone(v)
+	if v == nil {
+		v = []byte{}
+	}
+	return v, closer.Close()
+}
+
+// commit makes the batch durable. After an error nothing may be acknowledged any more, not even later: what the disk
+// holds is not known (a failed fsync cannot be repeated).
+func (e *engine) commit(b *pebble.Batch) (err error) {
+	defer func() {
+		// Pebble panics when its write-ahead log cannot take a record.
+		if r := recover(); r != nil {
+			err = fmt.Errorf("write the log: %v", r)
+		}
+	}()
+	opts := pebble.Sync
+	if mutant.On(mutant.SkipLogSync) {
+		opts = pebble.NoSync
+	}
+	if err := b.Commit(opts); err != nil {
+		return fmt.Errorf("write the log: %w", err)
+	}
+	return e.failure()
+}
+
+// failure returns the first error that Pebble called fatal, also of its background work.
+func (e *engine) failure() error {
+	if p := e.log.fatal.Load(); p != nil {
+		return fmt.Errorf("write the log: %w", *p)
+	}
+	return nil
+}
+
+func (e *engine) close() (err error) {
+	defer func() {
+		// After a failed write Pebble may not be able to close in order.
+		if r := recover(); r != nil {
+			err = fmt.Errorf("close the log: %v", r)
+		}
+	}()
+	if err := e.db.Close(); err != nil {
+		return fmt.Errorf("close the log: %w", err)
+	}
+	return nil
+}
+
+func groupKey(group uint64, kind byte) []byte {
+	k := make([]byte, 10)
+	k[0] = keyGroup
+	binary.BigEndian.PutUint64(k[1:], group)
+	k[9] = kind
+	return k
+}
+
+const entryKeyLen = 18
+
+func putEntryKey(k []byte, group, index uint64) {
+	k[0] = keyGroup
+	binary.BigEndian.PutUint64(k[1:], group)
+	k[9] = kindEntry
+	binary.BigEndian.PutUint64(k[10:], index)
+}
+
+func entryKey(group, index uint64) []byte {
+	k := make([]byte, entryKeyLen)
+	putEntryKey(k, group, index)
+	return k
+}
+
+func memberKey(id uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte{keyMember}, id)
+}

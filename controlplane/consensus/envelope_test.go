@@ -1,0 +1,121 @@
+package consensus
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+)
+
+func samples() []Envelope {
+	return []Envelope{
+		{From: 1, To: 2, FromBirth: 11, Kind: KindBirthAsk},
+		{From: 1, To: 2, FromBirth: 11, Kind: KindBirthAsk, Claim: true},
+		{From: 2, To: 1, FromBirth: 22, ToBirth: 11, Kind: KindBirthTell, Claim: true, Known: ^uint64(0)},
+		{From: 1 << 60, To: 2, FromBirth: ^uint64(0), ToBirth: 22, Kind: KindRaft, Group: 300, Raft: &raftpb.Message{
+			Type: raftpb.MsgApp.Enum(), From: new(uint64(1 << 60)), To: new(uint64(2)), Term: new(uint64(5)), Index: new(uint64(7)),
+			LogTerm: new(uint64(4)), Commit: new(uint64(6)), Entries: []*raftpb.Entry{entry(8, 5, "hello"), entry(9, 5, "")},
+		}},
+	}
+}
+
+func TestEnvelopeRoundTrip(t *testing.T) {
+	for _, e := range samples() {
+		prefix := []byte("before")
+		b, err := e.AppendTo(prefix)
+		require.NoError(t, err)
+		require.Equal(t, "before", string(b[:6]))
+		b = b[6:]
+		got, err := ParseEnvelope(b)
+		require.NoError(t, err)
+		require.True(t, proto.Equal(e.Raft, got.Raft))
+		want := e
+		want.Raft, got.Raft = nil, nil
+		require.Equal(t, want, got)
+		for n := range b {
+			got, err := ParseEnvelope(b[:n])
+			// A protobuf that ends early can be a valid shorter one, but not a malformed one taken for good.
+			require.True(t, err != nil || e.Kind == KindRaft && got.Kind == KindRaft, "%d of %d bytes", n, len(b))
+		}
+		if e.Kind != KindRaft {
+			_, err = ParseEnvelope(append(b, 0))
+			require.ErrorContains(t, err, "malformed")
+		}
+	}
+}
+
+func TestBadEnvelopes(t *testing.T) {
+	for want, b := range map[string][]byte{
+		"the peer speaks version 9, this program version 1": {9, 1, 2, 3},
+		"cut short":           {},
+		"kind 77 is unknown":  append([]byte{1, 77, 1, 2}, make([]byte, 16)...),
+		"is malformed":        append(append([]byte{1, 2, 1, 2}, make([]byte, 16)...), 2),
+		"33554433 bytes are ": make([]byte, MaxEnvelopeBytes+1),
+	} {
+		_, err := ParseEnvelope(b)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := (&Envelope{Kind: KindRaft}).AppendTo(nil)
+	require.ErrorContains(t, err, "no raft message")
+	_, err = (&Envelope{Kind: 9}).AppendTo(nil)
+	require.ErrorContains(t, err, "kind 9")
+	_, err = (&Envelope{Kind: KindRaft, Raft: &raftpb.Message{Context: make([]byte, MaxEnvelopeBytes)}}).AppendTo(nil)
+	require.ErrorContains(t, err, "are more than")
+}
+
+// Messages that raft would fall over are dropped before it sees them.
+func TestMalformedMessagesAreDropped(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	f := c.others(l)[0]
+	for i, m := range []*raftpb.Message{
+		nil,
+		{},
+		{Type: raftpb.MsgProp.Enum(), Entries: []*raftpb.Entry{{Data: []byte("x")}}},
+		{Type: raftpb.MsgHup.Enum()},
+		{Type: raftpb.MsgTransferLeader.Enum(), Term: &l.group.term},
+		{Type: raftpb.MsgForgetLeader.Enum(), Term: &l.group.term},
+		{Type: raftpb.MsgStorageAppend.Enum(), Term: &l.group.term},
+		{Type: raftpb.MsgHeartbeat.Enum()},
+		{Type: raftpb.MsgReadIndex.Enum()},
+		{Type: raftpb.MsgHeartbeatResp.Enum(), Term: &l.group.term, Context: []byte{1}},
+		{Type: raftpb.MsgApp.Enum(), Term: &l.group.term, Entries: []*raftpb.Entry{entry(9, 1, "x")}},
+		{Type: raftpb.MsgApp.Enum(), Term: &l.group.term, Entries: []*raftpb.Entry{nil}},
+		{Type: raftpb.MsgApp.Enum(), Term: &l.group.term, Entries: []*raftpb.Entry{entry(1, 99, "x")}},
+	} {
+		if m != nil {
+			m.From, m.To = &f.id, &l.id
+		}
+		before := l.group.Status()
+		require.NoError(t, l.host.Step(Envelope{From: f.id, To: l.id, FromBirth: f.host.births.own, Kind: KindRaft, Group: testGroup, Raft: m}), "message %d", i)
+		c.settle()
+		require.Equal(t, before, l.group.Status(), "message %d", i)
+	}
+	require.Equal(t, 13, countLines(l.logged.String(), "dropped a malformed message"), fmt.Sprint(l.logged.String()))
+	c.put(l, "a=1")
+}
+
+func FuzzEnvelope(f *testing.F) {
+	for _, e := range samples() {
+		b, err := e.AppendTo(nil)
+		require.NoError(f, err)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, err := ParseEnvelope(b)
+		if err != nil {
+			return
+		}
+		_ = e.check()
+		again, err := e.AppendTo(nil)
+		require.NoError(t, err)
+		back, err := ParseEnvelope(again)
+		require.NoError(t, err)
+		third, err := back.AppendTo(nil)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(again, third))
+	})
+}

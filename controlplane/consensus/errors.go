@@ -1,0 +1,58 @@
+package consensus
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Sentinels of proposals and reads. Test them with errors.Is.
+var (
+	// ErrUncertain says that a proposal may or may not be applied, now or later: leadership was lost, the time it was
+	// given is over, or the member stopped while it was under way. A retry must carry the same id.
+	ErrUncertain = errors.New("the outcome of the proposal is not known")
+	// ErrOverloaded says that a bound on queued work is reached; nothing was done.
+	ErrOverloaded = errors.New("too much work is queued on this member")
+	// ErrTooLarge says that a proposal is larger than Limits.ProposalBytes; nothing was done.
+	ErrTooLarge = errors.New("the proposal is too large")
+	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks.
+	ErrNoLeader = errors.New("no leader answered in time")
+	// ErrTransferFailed says that another member did not take the leadership within two election time-outs.
+	ErrTransferFailed = errors.New("the leadership was not taken over in time")
+	// ErrStopped says that the member was closed; what had not been proposed by then was not done.
+	ErrStopped = errors.New("the member is stopped")
+	// ErrNoGroup says that this host does not hold the group.
+	ErrNoGroup = errors.New("this member does not hold the group")
+)
+
+// NotLeaderError refuses a proposal on a member that does not lead the group. The proposal was not applied and will not
+// be: a retry elsewhere is safe under any id.
+type NotLeaderError struct {
+	// Leader is the member believed to lead, or about to; 0 if none is known.
+	Leader uint64
+}
+
+func (e *NotLeaderError) Error() string {
+	if e.Leader == 0 {
+		return "this member does not lead the group, and no leader is known"
+	}
+	return fmt.Sprintf("this member does not lead the group, member %d does", e.Leader)
+}
+
+// WipedError stops a member whose directory is empty although another member has promised to hear an earlier directory
+// of it only: what it voted for and acknowledged is lost, so it must not vote again.
+type WipedError struct{ Member uint64 }
+
+func (e *WipedError) Error() string {
+	return fmt.Sprintf("member %d has no data, but the cluster remembers it: trivet cluster replace %d", e.Member, e.Member)
+}
+
+// raftPanic carries what raft cannot survive from its logger to Host.guard.
+type raftPanic struct{ text string }
+
+func (p *raftPanic) Error() string { return "raft: " + p.text }
+
+// storageError marks a failed read of the log, which raft turns into a panic, for Host.guard.
+type storageError struct{ err error }
+
+func (e *storageError) Error() string { return e.err.Error() }
+func (e *storageError) Unwrap() error { return e.err }

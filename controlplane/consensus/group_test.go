@@ -1,0 +1,314 @@
+package consensus
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+func TestElectAndPropose(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	as := l.propose("a=1", "a=2", "b=1")
+	require.Zero(t, as[0].n, "answered before it was processed")
+	c.settle()
+	require.Equal(t, answer{1, Result{2, l.group.term, []byte(`a was ""`)}, nil}, *as[0])
+	require.Equal(t, answer{1, Result{3, l.group.term, []byte(`a was "1"`)}, nil}, *as[1])
+	require.Equal(t, answer{1, Result{4, l.group.term, []byte(`b was ""`)}, nil}, *as[2])
+	c.converge("a=1", "a=2", "b=1")
+	for _, m := range c.members {
+		require.Equal(t, []int{3}, m.machine.batches, "one batch")
+		require.Equal(t, Leadership{testGroup, l.id, l.group.term}, m.leads[len(m.leads)-1])
+	}
+}
+
+func TestOneMember(t *testing.T) {
+	c := newCluster(t, 1, 1)
+	m := c.members[1]
+	m.start()
+	c.settle()
+	require.Equal(t, "Leader", m.group.Status().Role, "without waiting for a time-out")
+	c.put(m, "a=1")
+	_, a := m.read()
+	c.settle()
+	require.Equal(t, answer{1, Result{Index: 2}, nil}, *a)
+	m.crash()
+	m.start()
+	c.settle()
+	require.Equal(t, []string{"a=1"}, m.machine.Log)
+	_, a = m.read()
+	c.settle()
+	require.GreaterOrEqual(t, a.result.Index, uint64(2))
+}
+
+func TestProposeElsewhere(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	a := c.members[1].propose("a=1")[0]
+	require.Equal(t, &NotLeaderError{}, a.err, "nobody leads yet")
+	c.elect()
+	a = c.follower().propose("a=1")[0]
+	require.Equal(t, &NotLeaderError{c.leader().id}, a.err)
+	require.Equal(t, 1, a.n, "at once")
+	c.converge()
+}
+
+// What is queued between two calls of Process shares messages, as far as their size goes.
+func TestProposalsShareMessages(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.limits.MessageBytes = 3000
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	l := c.elect()
+	var data []string
+	for i := range 10 {
+		data = append(data, fmt.Sprintf("%d=%s", i, strings.Repeat("x", 700)))
+	}
+	c.frozen = true
+	l.propose(data...)
+	c.settle()
+	require.Equal(t, 2*3, c.count(raftpb.MsgApp), "four proposals fit into a message, two members")
+	c.frozen = false
+	c.converge(data...)
+}
+
+func TestProposalLimits(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.limits = Limits{ProposalBytes: 100, UncommittedBytes: 400}
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	l := c.elect()
+	require.ErrorIs(t, l.propose(strings.Repeat("x", 101))[0].err, ErrTooLarge)
+	big := strings.Repeat("x", 83)
+	as := l.propose(big, big, big, big, big)
+	require.ErrorIs(t, as[4].err, ErrOverloaded)
+	c.settle()
+	for _, a := range as[:4] {
+		require.NoError(t, a.err)
+	}
+	require.NoError(t, l.propose(big)[0].err, "the committed ones do not count any more")
+	c.settle()
+
+	c.isolate(l)
+	as = l.propose(big, big, big, big)
+	c.settle()
+	require.ErrorIs(t, l.propose(big)[0].err, ErrOverloaded, "what raft holds does count")
+	c.tick(60)
+	for _, a := range as {
+		require.ErrorIs(t, a.err, ErrUncertain)
+	}
+	require.Zero(t, l.group.proposalBytes)
+}
+
+// A leader that is cut off answers what it had taken, once, and never twice.
+func TestLeadershipLost(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	c.isolate(l)
+	a := l.propose("a=lost")[0]
+	c.settle()
+	require.Zero(t, a.n)
+	for range 30 {
+		c.tick(1)
+		if a.n > 0 {
+			break
+		}
+	}
+	require.ErrorIs(t, a.err, ErrUncertain)
+	next := c.elect(c.others(l)...)
+	c.put(next, "a=2")
+	c.heal()
+	c.converge("a=2")
+	require.Equal(t, 1, a.n)
+}
+
+// A leader that hears of the next one only together with what became of its proposals.
+func TestProposalOvertaken(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	c.isolate(l)
+	lost := l.propose("a=lost")[0]
+	c.settle()
+	// The others go on while time stands still for the old leader.
+	for range 40 {
+		for _, m := range c.others(l) {
+			require.NoError(t, m.host.Tick())
+		}
+		c.settle()
+	}
+	for _, m := range c.others(l) {
+		if m.group.leader == m.id {
+			c.put(m, "a=2")
+		}
+	}
+	require.Zero(t, lost.n)
+	c.heal()
+	c.tick(3)
+	require.Equal(t, 1, lost.n)
+	var elsewhere *NotLeaderError
+	require.True(t, errors.Is(lost.err, ErrUncertain) || errors.As(lost.err, &elsewhere), "%v", lost.err)
+	c.converge("a=2")
+}
+
+// A committed proposal is answered although leadership is lost before it is applied.
+func TestCommittedIsAnswered(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	a := l.propose("a=1")[0]
+	c.frozen = true
+	c.settle()
+	// The acknowledgements and a message of a later term reach the leader in one go.
+	for len(c.net) > 0 {
+		var acks, rest []packet
+		for _, p := range c.net {
+			if e, _ := ParseEnvelope(p.b); e.To == l.id {
+				acks = append(acks, p)
+			} else {
+				rest = append(rest, p)
+			}
+		}
+		if len(acks) > 0 {
+			for _, p := range acks {
+				c.deliverOne(p)
+			}
+			f := c.others(l)[0]
+			require.NoError(t, l.host.Step(Envelope{
+				From: f.id, To: l.id, FromBirth: f.host.births.own, Kind: KindRaft, Group: testGroup,
+				Raft: &raftpb.Message{Type: raftpb.MsgAppResp.Enum(), From: &f.id, To: &l.id, Term: new(l.group.term + 1)},
+			}))
+			c.net = nil
+			break
+		}
+		c.net = nil
+		for _, p := range rest {
+			c.deliverOne(p)
+		}
+		c.settle()
+	}
+	require.NoError(t, l.host.Process())
+	require.Equal(t, "Follower", l.group.Status().Role)
+	require.Equal(t, 1, a.n)
+	require.NoError(t, a.err)
+}
+
+func TestProposalTimesOut(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	// Followers answer heartbeats, so the leader stays, but their acknowledgements are lost.
+	c.drop = func(e Envelope) bool { return e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgAppResp }
+	a := l.propose("a=1")[0]
+	c.tick(49)
+	require.Zero(t, a.n)
+	c.tick(1)
+	require.ErrorIs(t, a.err, ErrUncertain)
+	require.Equal(t, "Leader", l.group.Status().Role)
+	c.heal()
+	c.converge("a=1")
+	require.Equal(t, 1, a.n)
+}
+
+func TestTransferLeader(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	to := c.others(l)[1]
+	var ends []error
+	done := func(err error) { ends = append(ends, err) }
+	l.group.TransferLeader(to.id, done)
+	require.Empty(t, ends)
+	a := l.propose("a=1")[0]
+	c.settle()
+	require.Equal(t, []error{nil}, ends)
+	require.Equal(t, &NotLeaderError{to.id}, a.err, "refused while under way")
+	require.Same(t, to, c.leader())
+
+	l.group.TransferLeader(0, done)
+	require.Equal(t, &NotLeaderError{to.id}, ends[1])
+	to.group.TransferLeader(9, done)
+	require.ErrorIs(t, ends[2], ErrTransferFailed)
+	to.group.TransferLeader(0, done)
+	c.settle()
+	require.NoError(t, ends[3])
+	require.NotSame(t, to, c.leader())
+
+	l = c.leader()
+	c.isolate(to)
+	l.group.TransferLeader(to.id, done)
+	l.group.TransferLeader(to.id, done)
+	require.ErrorIs(t, ends[4], ErrTransferFailed, "one at a time")
+	c.tick(20)
+	require.ErrorIs(t, ends[5], ErrTransferFailed)
+	c.heal()
+	c.put(c.elect(), "a=2")
+}
+
+func TestApplyFails(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	l.machine.applyErr = errors.New("disk on fire")
+	as := l.propose("a=1")
+	_, read := l.read()
+	c.settle()
+	require.ErrorContains(t, l.host.Err(), "disk on fire")
+	require.ErrorIs(t, as[0].err, ErrUncertain)
+	require.ErrorContains(t, as[0].err, "disk on fire")
+	require.ErrorContains(t, read.err, "disk on fire")
+	require.ErrorContains(t, l.propose("a=2")[0].err, "disk on fire")
+	_, read = l.read()
+	require.ErrorContains(t, read.err, "disk on fire")
+	require.ErrorContains(t, l.host.Tick(), "disk on fire")
+	require.ErrorContains(t, l.host.Process(), "disk on fire")
+	require.True(t, l.host.Idle())
+}
+
+func TestCloseAnswersAll(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	c.isolate(l)
+	inflight := l.propose("a=1")[0]
+	c.settle()
+	queued := l.propose("a=2")[0]
+	_, read := l.read()
+	var moved error
+	l.group.TransferLeader(c.others(l)[0].id, func(err error) { moved = err })
+	l.stop()
+	require.ErrorIs(t, inflight.err, ErrUncertain)
+	require.ErrorIs(t, inflight.err, ErrStopped)
+	require.ErrorIs(t, queued.err, ErrStopped)
+	require.NotErrorIs(t, queued.err, ErrUncertain)
+	require.ErrorIs(t, read.err, ErrStopped)
+	require.ErrorIs(t, moved, ErrStopped)
+	require.ErrorIs(t, l.propose("a=3")[0].err, ErrStopped)
+}
+
+// A callback may propose and read.
+func TestCallbackGoesOn(t *testing.T) {
+	c := newCluster(t, 1, 1)
+	m := c.members[1]
+	m.start()
+	c.settle()
+	left := 100
+	var next func(Result, error)
+	next = func(_ Result, err error) {
+		require.NoError(t, err)
+		if left--; left > 0 {
+			m.group.ReadIndex(func(_ uint64, err error) {
+				require.NoError(t, err)
+				m.group.Propose([16]byte{}, []byte("a=1"), next)
+			})
+		}
+	}
+	m.group.Propose([16]byte{}, []byte("a=1"), next)
+	require.NoError(t, m.host.Process())
+	require.Equal(t, 99, left, "Process ends")
+	require.False(t, m.host.Idle())
+	c.settle()
+	require.Zero(t, left)
+}

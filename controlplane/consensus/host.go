@@ -1,0 +1,377 @@
+// Package consensus keeps many raft groups on one host: a Host owns one durable log for all of them, tells its peers what
+// they need to hear, and drives a StateMachine per group. It knows bytes only: not what a proposal means, how messages
+// travel, or who may speak for a member (the transport has proven that).
+//
+// # Core and Runner
+//
+// Host and Group are a core without goroutine, clock or chance of their own: Tick, Step, Propose and ReadIndex put work
+// in, Process does it, callbacks and the Transport carry results out. A simulation drives several hosts from one
+// goroutine and replays them; raft itself takes its election time-outs from crypto/rand.Reader, which a simulation
+// replaces. A Runner puts one goroutine around a Host for real use.
+//
+// # Decisions
+//
+//   - One durable write. Entries, votes and the cut of the log of all groups that are ready go into one batch and one
+//     fsync. State machines do not sync; the log is cut only below what they have flushed.
+//   - The commit index alone is never worth a write. It is stored with the next entries and is found again after a
+//     restart from the state machine, which applies nothing that is not committed.
+//   - Reads go through ReadIndex of raft's safe kind, one question under way and all others on the next one. There are
+//     no lease reads.
+//   - Proposals are never forwarded: a member that does not lead says who does.
+//   - A failed write of the log or the state ends the host: what the disk holds then is not known.
+//   - PreVote and CheckQuorum are on. The first configuration is Options.Members on all members, without entries that
+//     say so; an entry that changes the members is refused for now, as is one of a version that is not known.
+//   - A wiped directory must not vote twice: see births.go.
+package consensus
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/raft/v3"
+)
+
+// Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It is
+// called by the goroutine that drives the host and must not call the host back from there.
+type Transport interface {
+	Send(Envelope)
+	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not, the
+	// host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
+	SendSnapshot(e Envelope, dir string)
+}
+
+// Leadership is who leads a group as far as this member knows; Leader 0 is nobody.
+type Leadership struct {
+	Group, Leader, Term uint64
+}
+
+// Options open a Host.
+type Options struct {
+	ID        uint64    // this member; required, above 0
+	Members   []uint64  // the first configuration, the same on all members; required, contains ID
+	Dir       string    // required; the host makes log/ and snap/ in it
+	Transport Transport // required
+
+	FS   vfs.FS       // default: the operating system's
+	Rand io.Reader    // for births and names of questions; default: crypto/rand.Reader
+	Log  *slog.Logger // default: slog.Default()
+
+	// ElectionTicks without a word from the leader start an election, after at most twice as many; default 10. A leader
+	// speaks every HeartbeatTicks; default 1.
+	ElectionTicks, HeartbeatTicks int
+
+	OnLeader func(Leadership) // called during Process when what this member knows changes; optional
+	Limits   Limits
+
+	// QuietLog turns off the log engine's background compactions, so that a simulation replays.
+	QuietLog bool
+}
+
+// Limits bound what a host holds. Zero fields mean their default.
+type Limits struct {
+	ProposalBytes    int    // one proposal; default 8 MiB, at most 16 MiB
+	UncommittedBytes uint64 // proposals of one group that wait; default 64 MiB
+	Reads            int    // reads of one group that wait; default 100,000
+	MessageBytes     uint64 // entries in one message, unless a single one is larger; default 1 MiB
+	InflightMessages int    // appends under way to one member; default 256
+	InflightBytes    uint64 // default 64 MiB
+	ApplyBytes       uint64 // entries applied in one go; default 4 MiB
+	CacheBytes       int    // newest entries of one group kept in memory; default 8 MiB
+	TailEntries      uint64 // newest entries of one group kept for slow members; default 10,000,
+	TailBytes        uint64 // or less if they are larger than this; default 64 MiB
+	ProposalTicks    uint64 // after which a proposal is ErrUncertain; default 5 × ElectionTicks
+	ReadTicks        uint64 // after which a read is ErrNoLeader; default 5 × ElectionTicks
+}
+
+func (o *Options) ensureDefaults() error {
+	switch {
+	case o.ID == 0 || raft.IsLocalMsgTarget(o.ID):
+		return fmt.Errorf("member id %d cannot be used", o.ID)
+	case !slices.Contains(o.Members, o.ID):
+		return fmt.Errorf("member %d is not in the list of members %d", o.ID, o.Members)
+	case o.Dir == "" || o.Transport == nil:
+		return errors.New("a host needs a directory and a transport")
+	case o.Limits.ProposalBytes > MaxEnvelopeBytes/2:
+		return fmt.Errorf("proposals of %d bytes do not fit into messages", o.Limits.ProposalBytes)
+	}
+	o.Members = slices.Sorted(slices.Values(o.Members))
+	if o.Members[0] == 0 || len(slices.Compact(slices.Clone(o.Members))) != len(o.Members) {
+		return fmt.Errorf("the list of members %d is not one of different ids above 0", o.Members)
+	}
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.Rand == nil {
+		o.Rand = rand.Reader
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.OnLeader == nil {
+		o.OnLeader = func(Leadership) {}
+	}
+	o.ElectionTicks = cmp.Or(o.ElectionTicks, 10)
+	o.HeartbeatTicks = cmp.Or(o.HeartbeatTicks, 1)
+	if o.HeartbeatTicks < 1 || o.ElectionTicks <= o.HeartbeatTicks {
+		return fmt.Errorf("an election after %d ticks needs fewer than that between heartbeats, not %d", o.ElectionTicks, o.HeartbeatTicks)
+	}
+	l := &o.Limits
+	l.ProposalBytes = cmp.Or(l.ProposalBytes, 8<<20)
+	l.UncommittedBytes = cmp.Or(l.UncommittedBytes, 64<<20)
+	l.Reads = cmp.Or(l.Reads, 100_000)
+	l.MessageBytes = cmp.Or(l.MessageBytes, 1<<20)
+	l.InflightMessages = cmp.Or(l.InflightMessages, 256)
+	l.InflightBytes = max(cmp.Or(l.InflightBytes, 64<<20), l.MessageBytes)
+	l.ApplyBytes = cmp.Or(l.ApplyBytes, 4<<20)
+	l.CacheBytes = cmp.Or(l.CacheBytes, 8<<20)
+	l.TailEntries = cmp.Or(l.TailEntries, 10_000)
+	l.TailBytes = cmp.Or(l.TailBytes, 64<<20)
+	l.ProposalTicks = cmp.Or(l.ProposalTicks, 5*uint64(o.ElectionTicks))
+	l.ReadTicks = cmp.Or(l.ReadTicks, 5*uint64(o.ElectionTicks))
+	return nil
+}
+
+// readRetryTicks is how long a question waits for an answer before it is put again.
+func (o *Options) readRetryTicks() uint64 {
+	return max(2*uint64(o.HeartbeatTicks), uint64(o.ElectionTicks)/2)
+}
+
+// Host is one member's share of all its groups. It is not safe for concurrent use: see Runner.
+type Host struct {
+	opts   Options
+	engine *engine
+	births births
+	groups []*Group // by id
+	err    error    // why the host has stopped
+
+	now       uint64 // in ticks
+	heard     map[uint64]uint64
+	nonce     uint64 // of this life, in the names of questions
+	questions uint64
+	snapshots uint64 // directories made
+	onLeader  func(Leadership)
+
+	work        []*Group
+	readies     []ready
+	completions []completion
+	spare       []completion
+}
+
+// Open opens a member's directory, or makes it. Groups are added next; only then may the host be driven.
+func Open(opts Options) (*Host, error) {
+	if err := opts.ensureDefaults(); err != nil {
+		return nil, fmt.Errorf("open consensus: %w", err)
+	}
+	opts.Log = opts.Log.With("member", opts.ID)
+	h := &Host{opts: opts, heard: map[uint64]uint64{}, onLeader: func(Leadership) {}}
+	if err := h.open(); err != nil {
+		return nil, fmt.Errorf("open consensus in %s: %w", opts.Dir, err)
+	}
+	return h, nil
+}
+
+func (h *Host) open() (err error) {
+	fs := h.opts.FS
+	if h.engine, err = openEngine(fs, fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.engine.close())
+		}
+	}()
+	if h.nonce, err = random(h.opts.Rand); err != nil {
+		return err
+	}
+	if err := h.openBirths(); err != nil {
+		return err
+	}
+	// What an earlier life was sending or receiving has no reader any more.
+	if err := fs.RemoveAll(h.SnapshotDir()); err != nil {
+		return fmt.Errorf("clear old snapshots: %w", err)
+	}
+	if err := fs.MkdirAll(h.SnapshotDir(), 0o700); err != nil {
+		return fmt.Errorf("make the directory of snapshots: %w", err)
+	}
+	return nil
+}
+
+// random returns a number above 0.
+func random(r io.Reader) (uint64, error) {
+	var b [8]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return 0, fmt.Errorf("draw a random number: %w", err)
+	}
+	return max(binary.LittleEndian.Uint64(b[:]), 1), nil
+}
+
+// AddGroup opens a group, made with the members of the first configuration if it is new here. It refuses a state machine
+// and a log that do not belong together.
+func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
+	if h.err != nil {
+		return nil, h.err
+	}
+	if o.ID == 0 || o.Machine == nil {
+		return nil, errors.New("add a group: it needs an id above 0 and a state machine")
+	}
+	at, found := slices.BinarySearchFunc(h.groups, o.ID, func(g *Group, id uint64) int { return cmp.Compare(g.id, id) })
+	if found {
+		return nil, fmt.Errorf("add group %d: it is here already", o.ID)
+	}
+	defer func() {
+		if err != nil {
+			g, err = nil, fmt.Errorf("add group %d (%s): %w", o.ID, o.Name, err)
+		}
+	}()
+	defer h.guard(&err)
+	g = &Group{
+		host: h, id: o.ID, machine: o.Machine, log: h.opts.Log.With("group", o.Name),
+		outgoing: map[uint64]outgoingSnapshot{},
+	}
+	if err := g.open(); err != nil {
+		return nil, err
+	}
+	h.groups = slices.Insert(h.groups, at, g)
+	if h.births.vouched {
+		g.start()
+	}
+	return g, nil
+}
+
+// Group returns a group by id, nil if it was not added.
+func (h *Host) Group(id uint64) *Group {
+	for _, g := range h.groups {
+		if g.id == id {
+			return g
+		}
+	}
+	return nil
+}
+
+// Tick lets time pass: elections, heartbeats, and the patience of what waits.
+func (h *Host) Tick() (err error) {
+	if h.err != nil {
+		return h.err
+	}
+	defer h.guard(&err)
+	h.now++
+	if !h.births.vouched {
+		h.askBirths()
+	}
+	for _, g := range h.groups {
+		if h.births.vouched {
+			g.node.Tick()
+			if g.node.HasReady() {
+				h.schedule(g)
+			}
+		}
+		g.expire(h.now)
+	}
+	h.callBack()
+	return nil
+}
+
+// Step takes an envelope from another member. What a faulty or foreign one sends is dropped and logged; an error says
+// that this host has stopped.
+func (h *Host) Step(e Envelope) (err error) {
+	if h.err != nil {
+		return h.err
+	}
+	defer h.guard(&err)
+	if e.To != h.opts.ID || e.From == h.opts.ID || !slices.Contains(h.opts.Members, e.From) {
+		h.opts.Log.Debug("dropped an envelope that is not for this member", "from", e.From, "to", e.To)
+		return nil
+	}
+	switch e.Kind {
+	case KindBirthAsk:
+		return h.answerBirth(e)
+	case KindBirthTell:
+		return h.hearBirth(e)
+	case KindRaft:
+		if g, err := h.admit(e); g == nil || err != nil {
+			return err
+		} else if e.Raft.Snapshot != nil {
+			h.opts.Log.Warn("dropped a snapshot without its files", "from", e.From)
+		} else {
+			g.step(e)
+		}
+	}
+	return nil
+}
+
+// admit checks a raft message and where it comes from; a nil group drops it.
+func (h *Host) admit(e Envelope) (*Group, error) {
+	if ok, err := h.hears(e); !ok || err != nil {
+		return nil, err
+	}
+	g := h.Group(e.Group)
+	if g == nil {
+		h.opts.Log.Debug("dropped a message for a group that is not here", "from", e.From, "id", e.Group)
+		return nil, nil
+	}
+	if err := e.check(); err != nil {
+		h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", err)
+		return nil, nil
+	}
+	h.heard[e.From] = h.now
+	return g, nil
+}
+
+// leads passes on who leads.
+func (h *Host) leads(l Leadership) {
+	h.opts.OnLeader(l)
+	h.onLeader(l)
+}
+
+// later calls f with the other callbacks.
+func (h *Host) later(f func()) { h.completions = append(h.completions, completion{other: f}) }
+
+// guard turns what raft cannot survive into the end of the host.
+func (h *Host) guard(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case *raftPanic:
+		*err = h.fail(r)
+	case *storageError:
+		*err = h.fail(r)
+	default:
+		panic(r)
+	}
+}
+
+// fail stops the host for good and answers everything that waits.
+func (h *Host) fail(err error) error {
+	if h.err == nil {
+		h.err = err
+		if !errors.Is(err, ErrStopped) {
+			h.opts.Log.Error("consensus has stopped", "err", err)
+		}
+		for _, g := range h.groups {
+			g.fail(h.err)
+		}
+		h.callBack()
+	}
+	return h.err
+}
+
+// Err returns why the host has stopped, nil while it has not.
+func (h *Host) Err() error { return h.err }
+
+// Close answers everything that waits with ErrStopped and closes the log. State machines are the caller's to close,
+// afterwards.
+func (h *Host) Close() error {
+	if h.engine == nil {
+		return nil
+	}
+	h.fail(ErrStopped)
+	err := h.engine.close()
+	h.engine = nil
+	return err
+}

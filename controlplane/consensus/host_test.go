@@ -1,0 +1,328 @@
+package consensus
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+)
+
+func TestOptionsAreChecked(t *testing.T) {
+	good := Options{ID: 1, Members: []uint64{1, 2, 3}, Dir: "/d", Transport: &member{}, FS: vfs.NewMem()}
+	for want, spoil := range map[string]func(*Options){
+		"member id 0 cannot be used":        func(o *Options) { o.ID = 0 },
+		"is not in the list of members":     func(o *Options) { o.ID = 4 },
+		"needs a directory and a transport": func(o *Options) { o.Dir = "" },
+		"not one of different ids above 0":  func(o *Options) { o.Members = []uint64{1, 1} },
+		"needs fewer than that":             func(o *Options) { o.HeartbeatTicks = 20 },
+		"do not fit into messages":          func(o *Options) { o.Limits.ProposalBytes = 1 << 30 },
+	} {
+		o := good
+		spoil(&o)
+		_, err := Open(o)
+		require.ErrorContains(t, err, want)
+	}
+	h, err := Open(good)
+	require.NoError(t, err)
+	machine, err := openToy(good.FS, "/state")
+	require.NoError(t, err)
+	_, err = h.AddGroup(GroupOptions{ID: 1})
+	require.ErrorContains(t, err, "state machine")
+	_, err = h.AddGroup(GroupOptions{ID: 1, Machine: machine})
+	require.NoError(t, err)
+	_, err = h.AddGroup(GroupOptions{ID: 1, Machine: machine})
+	require.ErrorContains(t, err, "is here already")
+	require.NoError(t, h.Close())
+	require.NoError(t, h.Close())
+	_, err = h.AddGroup(GroupOptions{ID: 2, Machine: machine})
+	require.ErrorIs(t, err, ErrStopped)
+}
+
+// Nothing is acknowledged when the log cannot be synced, and the host does not go on.
+func TestFailedSyncEndsHost(t *testing.T) {
+	for _, role := range []string{"Leader", "Follower"} {
+		t.Run(role, func(t *testing.T) {
+			c := newCluster(t, 3, 1)
+			var failing atomic.Pointer[member]
+			for _, id := range c.ids {
+				m := c.members[id]
+				m.disk = errorfs.Wrap(m.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+					if failing.Load() == m && strings.HasSuffix(op.Path, ".log") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite &&
+						(op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData || op.Kind == errorfs.OpFileSyncTo) {
+						return errors.New("EIO")
+					}
+					return nil
+				}))
+				m.start()
+			}
+			l := c.elect()
+			victim := l
+			if role == "Follower" {
+				victim = c.others(l)[0]
+			}
+			failing.Store(victim)
+			c.isolate(c.others(l)[1]) // so that both others are needed
+			a := l.propose("a=1")[0]
+			c.settle()
+			require.ErrorContains(t, victim.host.Err(), "EIO")
+			if role == "Leader" {
+				require.ErrorIs(t, a.err, ErrUncertain)
+			} else {
+				require.Zero(t, a.n, "the follower did not acknowledge")
+			}
+			c.heal()
+			c.tick(40)
+			c.put(c.elect(c.others(victim)...), "a=2")
+			failing.Store(nil)
+			victim.crash()
+			victim.start()
+			c.tick(40)
+			require.Equal(t, c.leader().machine.Log, victim.machine.Log)
+		})
+	}
+}
+
+// A member that was stopped, and one that crashed, go on where they were.
+func TestRestart(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	var all []string
+	for i := range 30 {
+		m := c.members[c.ids[i%3]]
+		p := fmt.Sprintf("a=%d", i)
+		if i%2 == 0 {
+			m.crash()
+		} else {
+			m.stop()
+		}
+		c.put(c.elect(), p)
+		all = append(all, p)
+		m.start()
+		c.elect()
+	}
+	c.converge(all...)
+	for _, m := range c.members { // all at once
+		m.crash()
+	}
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	c.put(c.elect(), "b=1")
+	c.converge(append(all, "b=1")...)
+}
+
+// Entries that this program does not know end the host instead of being applied otherwise than elsewhere.
+func TestUnknownEntries(t *testing.T) {
+	change, err := proto.Marshal(&raftpb.ConfChangeV2{Changes: []*raftpb.ConfChangeSingle{{Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: new(uint64(9))}}})
+	require.NoError(t, err)
+	for want, ent := range map[string]*raftpb.Entry{
+		"has version 9":       {Data: append([]byte{9}, make([]byte, 16)...)},
+		"is broken":           {Data: []byte{1}},
+		"changes the members": {Type: raftpb.EntryConfChangeV2.Enum(), Data: change},
+	} {
+		c := newCluster(t, 1, 1)
+		m := c.members[1]
+		m.start()
+		c.settle()
+		require.NoError(t, m.group.node.Step(&raftpb.Message{Type: raftpb.MsgProp.Enum(), From: &m.id, Entries: []*raftpb.Entry{ent}}))
+		m.host.schedule(m.group)
+		require.ErrorContains(t, m.host.Process(), want)
+	}
+}
+
+// What raft cannot survive ends the host, not the process.
+func TestRaftPanicEndsHost(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	f := c.others(l)[0]
+	err := f.host.Step(Envelope{From: l.id, To: f.id, FromBirth: l.host.births.own, Kind: KindRaft, Group: testGroup, Raft: &raftpb.Message{
+		Type: raftpb.MsgHeartbeat.Enum(), From: &l.id, To: &f.id, Term: &l.group.term, Commit: new(uint64(999)),
+	}})
+	require.ErrorContains(t, err, "tocommit(999) is out of range")
+	require.ErrorContains(t, f.host.Process(), "tocommit(999) is out of range")
+}
+
+// Several groups share the fsync, and a proposal in one is not seen in another.
+func TestGroupsShareTheLog(t *testing.T) {
+	c := newCluster(t, 1, 1)
+	m := c.members[1]
+	var syncs atomic.Int64
+	m.disk = errorfs.Wrap(m.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if strings.HasSuffix(op.Path, ".log") && (op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData) {
+			syncs.Add(1)
+		}
+		return nil
+	}))
+	m.start()
+	var machines []*toy
+	for id := range uint64(5) {
+		machine, err := openToy(m.fs, fmt.Sprintf("/state%d", id))
+		require.NoError(t, err)
+		_, err = m.host.AddGroup(GroupOptions{ID: 20 - id, Machine: machine})
+		require.NoError(t, err)
+		machines = append(machines, machine)
+	}
+	c.settle()
+	require.True(t, slices.IsSortedFunc(m.host.groups, func(a, b *Group) int { return int(a.id) - int(b.id) }))
+	before := syncs.Load()
+	done := 0
+	for id := range uint64(5) {
+		m.host.Group(20-id).Propose([16]byte{}, []byte(fmt.Sprintf("a=%d", id)), func(_ Result, err error) {
+			require.NoError(t, err)
+			done++
+		})
+	}
+	c.settle()
+	require.Equal(t, 5, done)
+	require.Equal(t, before+1, syncs.Load())
+	for i, machine := range machines {
+		require.Equal(t, []string{fmt.Sprintf("a=%d", i)}, machine.Log)
+	}
+}
+
+// Appends leave before the leader's own fsync; acknowledgements, votes and requests for them after their sender's.
+func TestWhatLeavesBeforeTheSync(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	kinds := map[raftpb.MessageType]int{}
+	early := 0
+	check := func(m *member, e Envelope) {
+		if e.Kind != KindRaft || !m.up {
+			return
+		}
+		typ, term := e.Raft.GetType(), e.Raft.GetTerm()
+		kinds[typ]++
+		_, disk, _ := openTestLogAt(t, m.fs.CrashClone(vfs.CrashCloneCfg{}), "/consensus/log", testGroup)
+		switch typ {
+		case raftpb.MsgAppResp:
+			require.GreaterOrEqual(t, disk.last.index, e.Raft.GetIndex())
+			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
+		case raftpb.MsgVote:
+			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
+			require.Equal(t, m.id, disk.stored.GetVote())
+		case raftpb.MsgVoteResp:
+			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
+			if !e.Raft.GetReject() {
+				require.Equal(t, e.To, disk.stored.GetVote())
+			}
+		case raftpb.MsgApp:
+			require.GreaterOrEqual(t, disk.stored.GetTerm(), term, "a leader's vote is synced before anything else")
+			if n := len(e.Raft.Entries); n > 0 && disk.last.index < e.Raft.Entries[n-1].GetIndex() {
+				early++
+			}
+		}
+	}
+	for _, id := range c.ids {
+		c.members[id].onSend = check
+		c.members[id].start()
+	}
+	l := c.elect()
+	c.put(l, "a=1")
+	l.group.TransferLeader(0, func(error) {})
+	c.settle()
+	for _, typ := range []raftpb.MessageType{raftpb.MsgAppResp, raftpb.MsgVote, raftpb.MsgVoteResp, raftpb.MsgApp} {
+		require.Positive(t, kinds[typ], typ)
+	}
+	require.Positive(t, early)
+}
+
+// TestReplay runs a script of chance twice: the same seed sends the same bytes.
+func TestReplay(t *testing.T) {
+	run := func(seed byte) (string, []string) {
+		var trace bytes.Buffer
+		c := newCluster(t, 3, seed)
+		c.trace = &trace
+		c.limits.TailEntries = 5
+		for _, id := range c.ids {
+			c.members[id].start()
+		}
+		rng := mathrand.New(mathrand.NewChaCha8([32]byte{seed, 1}))
+		done := 0
+		for i := range 150 {
+			switch rng.IntN(12) {
+			case 0:
+				if m := c.members[c.ids[rng.IntN(3)]]; m.up {
+					m.crash()
+				}
+			case 1, 2:
+				for _, id := range c.ids {
+					if m := c.members[id]; !m.up {
+						m.start()
+						break
+					}
+				}
+			case 3:
+				c.isolate(c.members[c.ids[rng.IntN(3)]])
+			case 4, 5:
+				c.heal()
+			}
+			for _, id := range c.ids {
+				if m := c.members[id]; m.up {
+					m.group.Propose([16]byte{byte(i)}, []byte(fmt.Sprintf("k=%d", i)), func(_ Result, err error) {
+						if err == nil {
+							done++
+						}
+					})
+					m.group.ReadIndex(func(uint64, error) {})
+				}
+			}
+			c.tick(1 + rng.IntN(4))
+		}
+		c.heal()
+		for _, id := range c.ids {
+			if m := c.members[id]; !m.up {
+				m.start()
+			}
+		}
+		c.elect()
+		c.tick(20)
+		for _, id := range c.ids {
+			require.Equal(t, c.members[1].machine.Log, c.members[id].machine.Log)
+		}
+		require.GreaterOrEqual(t, len(c.members[1].machine.Log), done, "nothing acknowledged is lost")
+		require.Greater(t, done, 10)
+		return trace.String(), c.members[1].machine.Log
+	}
+	for seed := range byte(5) {
+		trace1, log1 := run(seed)
+		trace2, log2 := run(seed)
+		require.Equal(t, log1, log2)
+		require.True(t, trace1 == trace2, "seed %d: the traces differ", seed)
+	}
+}
+
+// A log that cannot be read where it is needed ends the host, not the process.
+func TestUnreadableLogEndsHost(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.limits.CacheBytes = 100
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	l := c.elect()
+	slow := c.others(l)[0]
+	c.isolate(slow)
+	c.put(l, "a=1", "a=2", "a=3", "a=4", "a=5", "a=6")
+	require.NoError(t, l.host.engine.db.Delete(entryKey(testGroup, 3), nil))
+	c.heal()
+	c.tick(5)
+	require.ErrorContains(t, l.host.Err(), "entry 3 is missing")
+	require.Equal(t, "Leader", l.group.Status().Role, "it just stopped")
+	c.put(c.elect(c.others(l)...), "b=1")
+}
+
+func TestReportUnreachable(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	require.NoError(t, l.host.ReportUnreachable(c.others(l)[0].id))
+	require.NoError(t, l.host.ReportUnreachable(99))
+	c.put(l, "a=1")
+	c.converge("a=1")
+}

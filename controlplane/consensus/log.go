@@ -1,0 +1,348 @@
+package consensus
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+)
+
+// entryOverhead is what an entry is taken to cost beyond its data, on disk, on the wire and in memory.
+const entryOverhead = 32
+
+// position is the place of an entry: terms never shrink along a log, so index and term name one entry of the group.
+type position struct{ index, term uint64 }
+
+// groupLog is the log of one group inside the engine, and raft's Storage. Writes go into a batch of the caller and are
+// visible to raft at once: the caller commits the batch before it lets raft advance, or stops the host.
+//
+// The commit index is not worth a write of its own: it is stored with the next entries or vote, and found again after a
+// restart from the state machine, which never is ahead of it.
+type groupLog struct {
+	e     *engine
+	group uint64
+
+	begin   position          // the entry before the first one
+	last    position          // the last entry, or begin
+	conf    *raftpb.ConfState // the configuration as of applied
+	hard    *raftpb.HardState // as raft knows it; nil before the first term
+	stored  *raftpb.HardState // as the engine has it
+	applied uint64            // for Snapshot
+
+	cache entryCache
+	sizes sizeMarks
+	cut   position // where the next batch shall cut the log; index 0 is nowhere
+}
+
+// openLog reads the group's log, whole, and so proves that it has no gap. A group that was never here begins with the
+// given voters.
+func openLog(e *engine, group uint64, voters []uint64, cacheBytes int) (l *groupLog, fresh bool, err error) {
+	l = &groupLog{e: e, group: group, cache: entryCache{limit: cacheBytes}}
+	v, err := e.get(groupKey(group, kindTrunc))
+	if err != nil {
+		return nil, false, err
+	}
+	if v == nil {
+		l.conf = &raftpb.ConfState{Voters: slices.Clone(voters)}
+		b := e.db.NewBatch()
+		defer b.Close()
+		if err := putBegin(b, groupKey(group, kindTrunc), position{}, l.conf); err != nil {
+			return nil, false, err
+		}
+		return l, true, e.commit(b)
+	}
+	if l.begin, l.conf, err = decodeBegin(v); err != nil {
+		return nil, false, fmt.Errorf("read where the log of group %d begins: %w", group, err)
+	}
+	l.last = l.begin
+	if v, err = e.get(groupKey(group, kindHard)); err != nil {
+		return nil, false, err
+	}
+	if v != nil {
+		l.hard = &raftpb.HardState{}
+		if err := proto.Unmarshal(v, l.hard); err != nil {
+			return nil, false, fmt.Errorf("read the hard state of group %d: %w", group, err)
+		}
+		l.stored = l.hard
+	}
+	err = l.scan(l.begin.index+1, ^uint64(0), func(ent *raftpb.Entry) (bool, error) {
+		l.last = position{ent.GetIndex(), ent.GetTerm()}
+		l.cache.append(ent)
+		l.sizes.add(ent.GetIndex(), cost(ent))
+		return true, nil
+	})
+	return l, false, err
+}
+
+// putBegin writes a place where a log begins: index, term, configuration.
+func putBegin(b *pebble.Batch, key []byte, p position, conf *raftpb.ConfState) error {
+	v := binary.AppendUvarint(nil, p.index)
+	v = binary.AppendUvarint(v, p.term)
+	v, err := proto.MarshalOptions{}.MarshalAppend(v, conf)
+	if err != nil {
+		return fmt.Errorf("encode the configuration: %w", err)
+	}
+	return b.Set(key, v, nil)
+}
+
+func decodeBegin(v []byte) (position, *raftpb.ConfState, error) {
+	index, n := binary.Uvarint(v)
+	if n <= 0 {
+		return position{}, nil, errors.New("broken index")
+	}
+	v = v[n:]
+	term, n := binary.Uvarint(v)
+	if n <= 0 {
+		return position{}, nil, errors.New("broken term")
+	}
+	conf := &raftpb.ConfState{}
+	if err := proto.Unmarshal(v[n:], conf); err != nil {
+		return position{}, nil, fmt.Errorf("broken configuration: %w", err)
+	}
+	return position{index, term}, conf, nil
+}
+
+// write puts entries and, where it must be durable or costs nothing extra, the HardState into the batch.
+func (l *groupLog) write(b *pebble.Batch, hard *raftpb.HardState, entries []*raftpb.Entry) error {
+	if !raft.IsEmptyHardState(hard) {
+		l.hard = hard
+	}
+	if err := l.append(b, entries); err != nil {
+		return err
+	}
+	vote := l.hard.GetTerm() != l.stored.GetTerm() || l.hard.GetVote() != l.stored.GetVote()
+	if vote || len(entries) > 0 && l.hard.GetCommit() != l.stored.GetCommit() {
+		if err := l.putHard(b); err != nil {
+			return err
+		}
+	}
+	if l.cut.index > l.begin.index && !b.Empty() {
+		return l.truncate(b, l.cut)
+	}
+	return nil
+}
+
+func (l *groupLog) putHard(b *pebble.Batch) error {
+	v, err := proto.Marshal(l.hard)
+	if err != nil {
+		return fmt.Errorf("encode the hard state: %w", err)
+	}
+	l.stored = l.hard
+	return b.Set(groupKey(l.group, kindHard), v, nil)
+}
+
+// append adds entries; those that it replaces, and all after them, were never committed.
+func (l *groupLog) append(b *pebble.Batch, entries []*raftpb.Entry) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	first := entries[0].GetIndex()
+	if first <= l.begin.index || first > l.last.index+1 {
+		return fmt.Errorf("append entry %d of group %d: the log holds %d to %d", first, l.group, l.begin.index+1, l.last.index)
+	}
+	for _, ent := range entries {
+		var head [1 + binary.MaxVarintLen64]byte
+		head[0] = byte(ent.GetType())
+		n := 1 + binary.PutUvarint(head[1:], ent.GetTerm())
+		op := b.SetDeferred(entryKeyLen, n+len(ent.Data))
+		putEntryKey(op.Key, l.group, ent.GetIndex())
+		copy(op.Value, head[:n])
+		copy(op.Value[n:], ent.Data)
+		if err := op.Finish(); err != nil {
+			return err
+		}
+	}
+	last := entries[len(entries)-1]
+	if last.GetIndex() < l.last.index {
+		if err := b.DeleteRange(entryKey(l.group, last.GetIndex()+1), entryKey(l.group, l.last.index+1), nil); err != nil {
+			return err
+		}
+	}
+	l.sizes.truncateFrom(first)
+	for _, ent := range entries {
+		l.cache.append(ent)
+		l.sizes.add(ent.GetIndex(), cost(ent))
+	}
+	l.last = position{last.GetIndex(), last.GetTerm()}
+	return nil
+}
+
+// truncate forgets the entries up to p, which must be flushed by the state machine.
+func (l *groupLog) truncate(b *pebble.Batch, p position) error {
+	if err := b.DeleteRange(entryKey(l.group, l.begin.index+1), entryKey(l.group, p.index+1), nil); err != nil {
+		return err
+	}
+	l.begin, l.cut = p, position{}
+	l.cache.truncateTo(p.index)
+	l.sizes.truncateTo(p.index)
+	return putBegin(b, groupKey(l.group, kindTrunc), p, l.conf)
+}
+
+// reset makes the log empty and begin after a snapshot at p that the state machine holds durably.
+func (l *groupLog) reset(b *pebble.Batch, p position, conf *raftpb.ConfState) error {
+	if err := b.DeleteRange(entryKey(l.group, 0), entryKey(l.group, ^uint64(0)), nil); err != nil {
+		return err
+	}
+	if err := b.Delete(groupKey(l.group, kindMarker), nil); err != nil {
+		return err
+	}
+	l.begin, l.last, l.cut, l.conf, l.applied = p, p, position{}, conf, p.index
+	l.cache.clear()
+	l.sizes = sizeMarks{}
+	term, vote := l.hard.GetTerm(), l.hard.GetVote()
+	if term < p.term {
+		term, vote = p.term, 0
+	}
+	l.hard = &raftpb.HardState{Term: &term, Vote: &vote, Commit: new(max(l.hard.GetCommit(), p.index))}
+	if err := l.putHard(b); err != nil {
+		return err
+	}
+	return putBegin(b, groupKey(l.group, kindTrunc), p, l.conf)
+}
+
+// scan calls f with the entries [lo, hi) in order until it says false. A gap is an error; entries missing at the end
+// are not.
+func (l *groupLog) scan(lo, hi uint64, f func(*raftpb.Entry) (bool, error)) error {
+	it, err := l.e.db.NewIter(&pebble.IterOptions{LowerBound: entryKey(l.group, lo), UpperBound: entryKey(l.group, hi)})
+	if err != nil {
+		return fmt.Errorf("read the log of group %d: %w", l.group, err)
+	}
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		index := binary.BigEndian.Uint64(it.Key()[10:])
+		if index != lo {
+			return fmt.Errorf("read the log of group %d: entry %d is missing before %d", l.group, lo, index)
+		}
+		lo++
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return fmt.Errorf("read entry %d of group %d: %w", index, l.group, err)
+		}
+		ent, err := decodeEntry(index, v)
+		if err != nil {
+			return fmt.Errorf("read entry %d of group %d: %w", index, l.group, err)
+		}
+		if more, err := f(ent); err != nil || !more {
+			return err
+		}
+	}
+	if err := it.Error(); err != nil {
+		return fmt.Errorf("read the log of group %d: %w", l.group, err)
+	}
+	return nil
+}
+
+func decodeEntry(index uint64, v []byte) (*raftpb.Entry, error) {
+	if len(v) < 2 {
+		return nil, errors.New("too short")
+	}
+	term, n := binary.Uvarint(v[1:])
+	if n <= 0 {
+		return nil, errors.New("broken term")
+	}
+	ent := &raftpb.Entry{Type: raftpb.EntryType(v[0]).Enum(), Index: new(index), Term: new(term)}
+	if data := v[1+n:]; len(data) > 0 {
+		ent.Data = slices.Clone(data)
+	}
+	return ent, nil
+}
+
+// InitialState implements raft.Storage.
+func (l *groupLog) InitialState() (*raftpb.HardState, *raftpb.ConfState, error) {
+	return l.hard, l.conf, nil
+}
+
+// FirstIndex implements raft.Storage.
+func (l *groupLog) FirstIndex() (uint64, error) { return l.begin.index + 1, nil }
+
+// LastIndex implements raft.Storage.
+func (l *groupLog) LastIndex() (uint64, error) { return l.last.index, nil }
+
+// Term implements raft.Storage.
+func (l *groupLog) Term(i uint64) (uint64, error) {
+	switch {
+	case i < l.begin.index:
+		return 0, raft.ErrCompacted
+	case i == l.begin.index:
+		return l.begin.term, nil
+	case i > l.last.index:
+		return 0, raft.ErrUnavailable
+	case i == l.last.index:
+		return l.last.term, nil
+	}
+	if ent := l.cache.entry(i); ent != nil {
+		return ent.GetTerm(), nil
+	}
+	v, err := l.e.get(entryKey(l.group, i))
+	if err == nil && v == nil {
+		err = errors.New("it is missing")
+	}
+	if err != nil {
+		return 0, &storageError{fmt.Errorf("read entry %d of group %d: %w", i, l.group, err)}
+	}
+	ent, err := decodeEntry(i, v)
+	if err != nil {
+		return 0, &storageError{fmt.Errorf("read entry %d of group %d: %w", i, l.group, err)}
+	}
+	return ent.GetTerm(), nil
+}
+
+// Entries implements raft.Storage.
+func (l *groupLog) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
+	if lo <= l.begin.index {
+		return nil, raft.ErrCompacted
+	}
+	if hi > l.last.index+1 {
+		return nil, raft.ErrUnavailable
+	}
+	var out []*raftpb.Entry
+	size := uint64(0)
+	fits := func(ent *raftpb.Entry) bool {
+		size += uint64(len(ent.Data)) + entryOverhead
+		return size <= maxSize || len(out) == 0
+	}
+	if first := l.cache.first(); lo < first {
+		err := l.scan(lo, min(hi, first), func(ent *raftpb.Entry) (bool, error) {
+			if !fits(ent) {
+				return false, nil
+			}
+			out = append(out, ent)
+			return size < maxSize, nil
+		})
+		if err != nil {
+			return nil, &storageError{err}
+		}
+		lo += uint64(len(out))
+		if lo < min(hi, first) {
+			if size < maxSize {
+				return nil, &storageError{fmt.Errorf("read entry %d of group %d: it is missing", lo, l.group)}
+			}
+			return out, nil
+		}
+	}
+	for ; lo < hi; lo++ {
+		ent := l.cache.entry(lo)
+		if !fits(ent) {
+			break
+		}
+		out = append(out, ent)
+	}
+	return out, nil
+}
+
+// Snapshot implements raft.Storage: only where a snapshot would be. The state itself is asked of the state machine
+// when raft's message is about to be sent.
+func (l *groupLog) Snapshot() (*raftpb.Snapshot, error) {
+	term, err := l.Term(l.applied)
+	if err != nil {
+		return nil, &storageError{fmt.Errorf("place a snapshot of group %d at %d: %w", l.group, l.applied, err)}
+	}
+	return &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{
+		Index: new(l.applied), Term: new(term), ConfState: l.conf,
+	}}, nil
+}

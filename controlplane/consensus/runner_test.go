@@ -1,0 +1,308 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// wire is a network in memory between runners.
+type wire struct {
+	mu  sync.Mutex
+	ids []uint64
+	to  map[uint64]*runnerMember
+	cut map[uint64]bool
+}
+
+type runnerMember struct {
+	*Runner
+	w       *wire
+	id      uint64
+	fs      *vfs.MemFS
+	machine *toy
+	n       int
+}
+
+func (m *runnerMember) reach(id uint64) *runnerMember {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	if m.w.cut[m.id] || m.w.cut[id] {
+		return nil
+	}
+	return m.w.to[id]
+}
+
+func (m *runnerMember) Send(e Envelope) {
+	if to := m.reach(e.To); to != nil {
+		to.Deliver(e)
+	}
+}
+
+func (m *runnerMember) SendSnapshot(e Envelope, dir string) {
+	to := m.reach(e.To)
+	ok := false
+	if to != nil {
+		to.n++
+		in := fmt.Sprintf("%s/in-%d", to.SnapshotDir(), to.n)
+		ok = vfsCopy(m.fs, dir, to.fs, in) == nil && to.DeliverSnapshot(e, in) == nil
+	}
+	m.ReportSnapshot(e.Group, e.To, ok)
+}
+
+func vfsCopy(from vfs.FS, fromDir string, to vfs.FS, toDir string) error {
+	_, err := vfs.Clone(from, to, fromDir, toDir, vfs.CloneSync)
+	return err
+}
+
+func startRunners(t testing.TB, n int, opts RunnerOptions) *wire {
+	w := &wire{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}}
+	for id := range uint64(n) {
+		w.ids = append(w.ids, id+1)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range w.ids {
+		w.start(t, id, vfs.NewCrashableMem(), opts)
+	}
+	return w
+}
+
+// start needs the lock.
+func (w *wire) start(t testing.TB, id uint64, fs *vfs.MemFS, opts RunnerOptions) *runnerMember {
+	m := &runnerMember{w: w, id: id, fs: fs}
+	h, err := Open(Options{
+		ID: id, Members: w.ids, Dir: "/consensus", FS: fs, Transport: m, Log: slog.New(slog.DiscardHandler),
+		Limits: Limits{TailEntries: 100},
+	})
+	require.NoError(t, err)
+	m.machine, err = openToy(fs, "/state")
+	require.NoError(t, err)
+	_, err = h.AddGroup(GroupOptions{ID: testGroup, Name: "test", Machine: m.machine})
+	require.NoError(t, err)
+	m.Runner = Start(h, opts)
+	w.to[id] = m
+	return m
+}
+
+func (w *wire) stop(t testing.TB) {
+	for _, id := range w.ids {
+		require.NoError(t, w.to[id].Stop(t.Context()))
+	}
+}
+
+// lead waits until all members, or the given ones, agree on a leader.
+func (w *wire) lead(t testing.TB, among ...uint64) *runnerMember {
+	if len(among) == 0 {
+		among = w.ids
+	}
+	leader := uint64(0)
+	for _, id := range among {
+		changes, stop := w.to[id].Leads(testGroup)
+		for l := range changes {
+			if l.Leader != 0 && !w.cut[l.Leader] && (leader == 0 || l.Leader == leader) {
+				leader = l.Leader
+				break
+			}
+		}
+		stop()
+	}
+	require.NotZero(t, leader)
+	return w.to[leader]
+}
+
+func TestRunners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := startRunners(t, 3, RunnerOptions{})
+		l := w.lead(t)
+		got, err := l.Propose(ctx, testGroup, [16]byte{1}, []byte("a=1"))
+		require.NoError(t, err)
+		require.Equal(t, `a was ""`, string(got))
+		for _, id := range w.ids {
+			m := w.to[id]
+			require.NoError(t, m.ReadIndex(ctx, testGroup))
+			status, err := m.Status(ctx)
+			require.NoError(t, err)
+			require.Equal(t, l.id, status.Groups[0].Leader)
+			require.Equal(t, l.id, m.Leader(testGroup).Leader)
+			if m != l {
+				_, err = m.Propose(ctx, testGroup, [16]byte{2}, []byte("a=2"))
+				var elsewhere *NotLeaderError
+				require.ErrorAs(t, err, &elsewhere)
+				require.Equal(t, l.id, elsewhere.Leader)
+			}
+			_, err = m.Propose(ctx, 99, [16]byte{2}, nil)
+			require.ErrorIs(t, err, ErrNoGroup)
+			require.ErrorIs(t, m.ReadIndex(ctx, 99), ErrNoGroup)
+			require.ErrorIs(t, m.TransferLeader(ctx, 99, 0), ErrNoGroup)
+		}
+		// Many at once.
+		var wg sync.WaitGroup
+		for i := range 500 {
+			wg.Go(func() {
+				_, err := l.Propose(ctx, testGroup, [16]byte{3}, fmt.Appendf(nil, "b=%d", i))
+				require.NoError(t, err)
+				require.NoError(t, w.to[w.ids[i%3]].ReadIndex(ctx, testGroup))
+			})
+		}
+		wg.Wait()
+		to := w.ids[l.id%3]
+		require.NoError(t, l.TransferLeader(ctx, testGroup, to))
+		require.Same(t, w.to[to], w.lead(t))
+		w.stop(t)
+		for _, id := range w.ids {
+			require.Len(t, w.to[id].machine.Log, 501, "member %d", id)
+		}
+	})
+}
+
+// Stop hands the leadership over first, so that the others need not miss the leader.
+func TestStopHandsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := startRunners(t, 3, RunnerOptions{})
+		l := w.lead(t)
+		start := time.Now()
+		require.NoError(t, l.Stop(ctx))
+		require.Less(t, time.Since(start), 500*time.Millisecond, "on the fake clock")
+		require.ErrorIs(t, l.Err(), ErrStopped)
+		_, err := l.Propose(ctx, testGroup, [16]byte{}, []byte("a=1"))
+		require.ErrorIs(t, err, ErrStopped)
+		require.ErrorIs(t, l.ReadIndex(ctx, testGroup), ErrStopped)
+		require.False(t, l.Deliver(Envelope{}))
+		changes, _ := l.Leads(testGroup)
+		_, open := <-changes
+		require.False(t, open)
+		<-l.Done()
+		require.NoError(t, l.Stop(ctx), "again")
+		var rest []uint64
+		for _, id := range w.ids {
+			if id != l.id {
+				rest = append(rest, id)
+			}
+		}
+		next := w.to[w.to[rest[0]].Leader(testGroup).Leader]
+		require.NotSame(t, l, next)
+		_, err = next.Propose(ctx, testGroup, [16]byte{}, []byte("a=1"))
+		require.NoError(t, err)
+		require.Less(t, time.Since(start), 500*time.Millisecond, "nobody waited for an election")
+		w.stop(t)
+	})
+}
+
+func TestCallersGiveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := startRunners(t, 3, RunnerOptions{})
+		l := w.lead(t)
+		w.mu.Lock()
+		w.cut[l.id] = true
+		w.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := l.Propose(ctx, testGroup, [16]byte{}, []byte("a=1"))
+		require.ErrorIs(t, err, ErrUncertain)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, l.ReadIndex(ctx, testGroup), context.DeadlineExceeded)
+		require.ErrorIs(t, l.TransferLeader(ctx, testGroup, 0), context.DeadlineExceeded)
+
+		// Those who wait longer get an answer, too.
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := l.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))
+			var elsewhere *NotLeaderError
+			require.True(t, errors.Is(err, ErrUncertain) || errors.As(err, &elsewhere), "%v", err)
+		})
+		wg.Go(func() { require.ErrorIs(t, l.ReadIndex(t.Context(), testGroup), ErrNoLeader) })
+		wg.Wait()
+		time.Sleep(20 * time.Second) // on the fake clock
+		status, err := l.Status(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, status.Groups[0].Reads)
+		require.Zero(t, status.Groups[0].Proposals)
+		w.mu.Lock()
+		w.cut[l.id] = false
+		w.mu.Unlock()
+		time.Sleep(5 * time.Second) // as above
+		w.stop(t)
+	})
+}
+
+func TestRunnerInboxIsBounded(t *testing.T) {
+	w := &wire{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
+	m := w.start(t, 1, vfs.NewCrashableMem(), RunnerOptions{Envelopes: 3, Calls: 2})
+	w.lead(t)
+	hold, held := make(chan struct{}), make(chan struct{})
+	require.NoError(t, m.call(func() { close(held); <-hold }, true))
+	<-held
+	for i := range 5 {
+		require.Equal(t, i < 3, m.Deliver(Envelope{}))
+	}
+	require.NoError(t, m.call(func() {}, false))
+	require.NoError(t, m.call(func() {}, false))
+	_, err := m.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))
+	require.ErrorIs(t, err, ErrOverloaded)
+	require.ErrorIs(t, m.ReadIndex(t.Context(), testGroup), ErrOverloaded)
+	close(hold)
+	w.stop(t)
+}
+
+// A host that fails takes its runner with it: everybody is answered with the reason.
+func TestRunnerEndsWithHost(t *testing.T) {
+	w := &wire{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
+	m := w.start(t, 1, vfs.NewCrashableMem(), RunnerOptions{})
+	w.lead(t)
+	require.NoError(t, m.call(func() { m.machine.applyErr = errors.New("disk on fire") }, true))
+	_, err := m.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))
+	require.ErrorContains(t, err, "disk on fire")
+	<-m.Done()
+	require.ErrorContains(t, m.Err(), "disk on fire")
+	require.ErrorContains(t, m.ReadIndex(t.Context(), testGroup), "disk on fire")
+	require.ErrorContains(t, m.Stop(t.Context()), "disk on fire")
+}
+
+// A member that was away long comes back by a snapshot.
+func TestRunnersSendSnapshots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := startRunners(t, 3, RunnerOptions{})
+		l := w.lead(t)
+		away := w.to[w.ids[l.id%3]]
+		require.NoError(t, away.Stop(t.Context()))
+		for i := range 300 {
+			_, err := l.Propose(t.Context(), testGroup, [16]byte{}, fmt.Appendf(nil, "a=%d", i))
+			require.NoError(t, err)
+		}
+		w.mu.Lock()
+		back := w.start(t, away.id, away.fs, RunnerOptions{})
+		w.mu.Unlock()
+		require.NoError(t, back.ReadIndex(t.Context(), testGroup))
+		require.Equal(t, 1, back.n)
+		w.stop(t)
+		require.Equal(t, "299", back.machine.Values["a"])
+	})
+}
+
+func TestOnRealDisk(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 3 {
+		machine, err := openToy(vfs.Default, dir+"/state")
+		require.NoError(t, err)
+		h, err := Open(Options{ID: 1, Members: []uint64{1}, Dir: dir + "/consensus", Transport: &runnerMember{}, Log: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		_, err = h.AddGroup(GroupOptions{ID: testGroup, Machine: machine})
+		require.NoError(t, err)
+		r := Start(h, RunnerOptions{})
+		require.NoError(t, r.ReadIndex(t.Context(), testGroup))
+		require.Len(t, machine.Log, i, "found again in the log")
+		_, err = r.Propose(t.Context(), testGroup, [16]byte{}, fmt.Appendf(nil, "a=%d", i))
+		require.NoError(t, err)
+		require.NoError(t, r.Stop(t.Context()))
+	}
+}

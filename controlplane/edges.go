@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// edges are the listeners of a member.
+type edges struct {
+	log    *slog.Logger
+	failed chan error
+	grpc   []*grpc.Server
+	http   []*http.Server
+	work   sync.WaitGroup
+}
+
+// drainTime is how long a request may take to end when the member stops.
+const drainTime = 3 * time.Second
+
+// serve opens a listener for one of the two and serves it until close.
+func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler) error {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen for %s: %w", name, err)
+	}
+	if g != nil {
+		e.grpc = append(e.grpc, g)
+		e.work.Go(func() { e.ended(name, g.Serve(listener)) })
+		return nil
+	}
+	s := &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+		// Longer than the longest wait of a REST call, a stop of 30 s and its margin.
+		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
+	}
+	e.http = append(e.http, s)
+	e.work.Go(func() { e.ended(name, s.Serve(listener)) })
+	return nil
+}
+
+func (e *edges) ended(name string, err error) {
+	if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+		e.failed <- fmt.Errorf("serve %s: %w", name, err)
+	}
+}
+
+// close lets requests end for a while, then cuts.
+func (e *edges) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	var drain sync.WaitGroup
+	for _, s := range e.http {
+		drain.Go(func() {
+			if s.Shutdown(ctx) != nil {
+				s.Close()
+			}
+		})
+	}
+	for _, s := range e.grpc {
+		drain.Go(func() {
+			graceful := make(chan struct{})
+			go func() { s.GracefulStop(); close(graceful) }()
+			select {
+			case <-graceful:
+			case <-ctx.Done():
+				s.Stop()
+				<-graceful
+			}
+		})
+	}
+	drain.Wait()
+	e.work.Wait()
+}
+
+// leaf signs this member's certificate, and a new one at half its life.
+func leaf(authority *mtls.Authority, member uint64) mtls.Source {
+	var mu sync.Mutex
+	var current *tls.Certificate
+	return func() (*tls.Certificate, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := time.Now(); current == nil || now.After(current.Leaf.NotAfter.Add(-leafLife/2)) {
+			c, err := authority.IssueFor(mtls.Member, strconv.FormatUint(member, 10), now, leafLife)
+			if err != nil {
+				return nil, err
+			}
+			current = c
+		}
+		return current, nil
+	}
+}
+
+// withAuthority shows the authority beside the leaf, for agents that hold only its pin.
+func withAuthority(source mtls.Source, authority *mtls.Authority) mtls.Source {
+	return func() (*tls.Certificate, error) {
+		c, err := source()
+		if err != nil {
+			return nil, err
+		}
+		return mtls.WithAuthority(c, authority.Certificate()), nil
+	}
+}

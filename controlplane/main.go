@@ -1,0 +1,102 @@
+// Command trivet-controlplane is one member of the control plane: it holds the records, decides, and serves every API.
+// Without flags it is a whole cloud of one member on 127.0.0.1.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/identity"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+func orgID(s string) cloud.OrgID { return cloud.OrgID(s) }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "trivet-controlplane:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var file string
+	flagged := Default()
+	root := &cobra.Command{
+		Use: "trivet-controlplane", Short: "One member of Trivet's control plane", Args: cobra.NoArgs,
+		SilenceUsage: true, SilenceErrors: true, Version: version(),
+	}
+	root.Flags().StringVar(&file, "config", "", "YAML file with the same settings")
+	flagged.flags(root.Flags())
+	root.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := load(file, os.Environ(), cmd.Flags())
+		if err != nil {
+			return err
+		}
+		if dirs := flagged.Images.ImportDirs; len(dirs) > 0 {
+			c.Images.ImportDirs = dirs
+		}
+		if err := c.Validate(); err != nil {
+			return err
+		}
+		return run(cmd.Context(), c)
+	}
+	root.AddCommand(keygen(), adminToken())
+	return root
+}
+
+func keygen() *cobra.Command {
+	return &cobra.Command{
+		Use: "keygen", Short: "Print a new cluster key, for a file that all members get", Args: cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), clusterkey.Generate().Encode()) },
+	}
+}
+
+func adminToken() *cobra.Command {
+	var file, org, project string
+	var ttl time.Duration
+	c := &cobra.Command{
+		Use: "admin-token", Short: "Print a token of the administrator, on a host that holds the cluster key", Args: cobra.NoArgs,
+	}
+	c.Flags().StringVar(&file, "cluster-key", "", "file with the cluster key")
+	c.Flags().StringVar(&org, "org", "", "org that the token acts in")
+	c.Flags().StringVar(&project, "project", "", "project that the token acts in")
+	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "lifetime, at most 720h")
+	c.MarkFlagRequired("cluster-key")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if ttl <= 0 || ttl > identity.MaxTTL*time.Second {
+			return fmt.Errorf("--ttl must be up to 720h, got %s", ttl)
+		}
+		key, err := clusterkey.Load(file)
+		if err != nil {
+			return err
+		}
+		scope := cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}
+		token, err := identity.HostToken(key, scope, time.Now(), ttl)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.OutOrStdout(), token)
+		return nil
+	}
+	return c
+}
+
+// version is the module's, as the build stamped it.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "devel"
+	}
+	return info.Main.Version
+}

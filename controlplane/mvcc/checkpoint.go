@@ -1,0 +1,88 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Checkpoint writes the state as files into dir, which must not exist and should be on the engine's file system: most
+// files are then hard links. It returns the position of exactly that state; Apply may go on meanwhile. The files are
+// durable, and are what Restore takes. On an error dir does not exist.
+func (e *Engine) Checkpoint(ctx context.Context, dir string) (Position, error) {
+	gen := e.published.Load().gen
+	if err := gen.acquire(); err != nil {
+		return Position{}, err
+	}
+	defer gen.release()
+	if err := gen.flush(ctx); err != nil {
+		return Position{}, err
+	}
+	if err := gen.db.Checkpoint(dir); err != nil {
+		return Position{}, fmt.Errorf("checkpoint into %s: %w", dir, err)
+	}
+	s, err := e.inspect(dir)
+	if err != nil {
+		return Position{}, errors.Join(fmt.Errorf("read back checkpoint %s: %w", dir, err), e.dir.fs.RemoveAll(dir))
+	}
+	return s.applied, nil
+}
+
+// inspect reads the state of a checkpoint without changing it.
+func (e *Engine) inspect(dir string) (state, error) {
+	o := e.pebbleOptions()
+	o.ReadOnly, o.ErrorIfNotExists, o.CacheSize = true, true, 1<<20
+	db, err := pebble.Open(dir, o)
+	if err != nil {
+		return state{}, err
+	}
+	s, err := loadState(db)
+	err = errors.Join(err, db.Close())
+	return s, errors.Join(err, e.dir.fs.RemoveAll(e.dir.fs.PathJoin(dir, "LOCK")))
+}
+
+// Restore replaces the whole state by the checkpoint in dir, whose directory it takes over and which must be on the
+// engine's file system. A crash leaves the old state or the new one, whole. It belongs to the goroutine that applies.
+//
+// Snapshots that are open end with ErrRestored. Watchers read on from the restored history; those that had already seen
+// more than it holds end with ErrRestored. On an error the engine goes on with the old state, unless it says that the
+// engine is closed.
+func (e *Engine) Restore(dir string) error {
+	e.closing.Lock()
+	defer e.closing.Unlock()
+	if e.closed {
+		return ErrClosed
+	}
+	if _, err := e.dir.fs.Stat(dir); err != nil {
+		return fmt.Errorf("restore from %s: %w", dir, err)
+	}
+	if _, err := e.inspect(dir); err != nil {
+		return fmt.Errorf("restore from %s: %w", dir, err)
+	}
+	old := e.published.Load().gen
+	number := old.number + 1
+	if err := e.dir.adopt(dir, number); err != nil {
+		return fmt.Errorf("restore from %s: %w", dir, err)
+	}
+	gen, err := e.openGeneration(number)
+	if err != nil {
+		return errors.Join(fmt.Errorf("restore from %s: %w", dir, err), e.dir.fs.RemoveAll(e.dir.generation(number)))
+	}
+	if err := e.dir.setCurrent(number); err != nil {
+		// CURRENT may name either now: only opening again tells.
+		e.closed = true
+		e.hub.close()
+		return errors.Join(fmt.Errorf("restore from %s: %w, %w", dir, err, ErrClosed),
+			gen.retire(ErrClosed), old.retire(ErrClosed), e.dir.close())
+	}
+	e.failed = nil
+	e.install(gen)
+	e.hub.restore(gen.loaded.revision)
+	if err := errors.Join(old.retire(ErrRestored), e.dir.fs.RemoveAll(e.dir.generation(old.number))); err != nil {
+		// The next open removes it: nothing depends on it any more.
+		e.opts.Logger.Error("mvcc remove replaced generation", "dir", e.dir.path, "err", err)
+	}
+	return nil
+}

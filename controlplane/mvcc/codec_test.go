@@ -1,0 +1,200 @@
+package mvcc
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTxnLimits(t *testing.T) {
+	long, big := bytes.Repeat([]byte("k"), MaxKeyBytes), make([]byte, MaxValueBytes)
+	many := make([]Op, MaxTxnOps)
+	for i := range many {
+		many[i] = Delete([]byte("a"))
+	}
+	guards := make([]Guard, MaxTxnGuards)
+	for i := range guards {
+		guards[i] = Guard{Key: []byte("a")}
+	}
+	full := make([]Op, 0, 6)
+	for i := range 6 {
+		full = append(full, Put([]byte{byte('a' + i)}, big))
+	}
+	for name, c := range map[string]struct {
+		txn  Txn
+		want error
+	}{
+		"empty":                 {Txn{}, nil},
+		"longest key":           {Txn{Ops: []Op{Put(long, nil), DeleteRange(append(long, 0), append(long, 0))}[:1]}, nil},
+		"longest end":           {Txn{Ops: []Op{DeleteRange(long, append(long, 0))}}, nil},
+		"largest value":         {Txn{Ops: []Op{Put(long, big)}}, nil},
+		"most ops":              {Txn{Ops: many}, nil},
+		"most guards":           {Txn{Guards: guards}, nil},
+		"all keys":              {Txn{Ops: []Op{DeleteRange(nil, []byte{0})}}, nil},
+		"put beside a range":    {Txn{Ops: []Op{DeleteRange([]byte("a"), []byte("b")), Put([]byte("b"), nil)}}, nil},
+		"key too long":          {Txn{Ops: []Op{Put(append(long, 'k'), nil)}}, ErrTooLarge},
+		"end too long":          {Txn{Ops: []Op{DeleteRange(long, append(long, 0, 0))}}, ErrTooLarge},
+		"value too large":       {Txn{Ops: []Op{Put(long, append(big, 0))}}, ErrTooLarge},
+		"transaction too large": {Txn{Ops: full}, ErrTooLarge},
+		"too many ops":          {Txn{Ops: append(many, Delete([]byte("a")))}, ErrTooMany},
+		"too many guards":       {Txn{Guards: append(guards, guards[0])}, ErrTooMany},
+		"empty key":             {Txn{Ops: []Op{Put(nil, nil)}}, ErrEmptyKey},
+		"empty guard key":       {Txn{Guards: []Guard{{}}}, ErrEmptyKey},
+		"empty end":             {Txn{Ops: []Op{DeleteRange([]byte("a"), []byte{})}}, ErrInvalid},
+		"range without end":     {Txn{Ops: []Op{DeleteRange([]byte("a"), nil)}}, ErrInvalid},
+		"end without range":     {Txn{Ops: []Op{{Kind: OpPut, Key: []byte("a"), End: []byte("b")}}}, ErrInvalid},
+		"delete with value":     {Txn{Ops: []Op{{Kind: OpDelete, Key: []byte("a"), Value: []byte("b")}}}, ErrInvalid},
+		"no kind":               {Txn{Ops: []Op{{Key: []byte("a")}}}, ErrInvalid},
+		"negative time":         {Txn{Time: -1}, ErrInvalid},
+		"negative revision":     {Txn{Guards: []Guard{{Key: []byte("a"), ModRevision: -1}}}, ErrInvalid},
+		"count of one key":      {Txn{Guards: []Guard{{Key: []byte("a"), Count: 1}}}, ErrInvalid},
+		"put twice":             {Txn{Ops: []Op{Put([]byte("a"), nil), Put([]byte("a"), nil)}}, ErrDuplicateKey},
+		"put and delete":        {Txn{Ops: []Op{Delete([]byte("a")), Put([]byte("a"), nil)}}, ErrDuplicateKey},
+		"put in deleted range":  {Txn{Ops: []Op{Put([]byte("b"), nil), DeleteRange([]byte("a"), []byte{0})}}, ErrDuplicateKey},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := EncodeTxn(c.txn)
+			if c.want != nil {
+				require.ErrorIs(t, err, c.want)
+				return
+			}
+			require.NoError(t, err)
+			var back Txn
+			require.NoError(t, back.decode(data[2:]))
+			require.Equal(t, len(c.txn.Ops), len(back.Ops))
+		})
+	}
+}
+
+// FuzzTxn feeds arbitrary bytes to the decoder: what it accepts is valid, encodes again, and to the same transaction.
+func FuzzTxn(f *testing.F) {
+	for _, t := range []Txn{
+		{},
+		{Time: 1, Guards: []Guard{{Key: []byte("a"), ModRevision: 7}, {Key: []byte("a"), End: []byte("b"), ModRevision: 7, Count: 2}}},
+		{Ops: []Op{Put([]byte("a"), []byte("1")), Delete([]byte("b")), DeleteRange([]byte("c"), []byte{0})}},
+	} {
+		data, err := EncodeTxn(t)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data[2:])
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var txn, back Txn
+		if txn.decode(data) != nil || len(data) > MaxTxnBytes/2 {
+			return
+		}
+		require.NoError(t, txn.Validate())
+		again, err := EncodeTxn(txn)
+		require.NoError(t, err)
+		require.NoError(t, back.decode(again[2:]))
+		require.Equal(t, txn, back)
+	})
+}
+
+// FuzzKeys checks that encoded keys sort as keys do, come back, and keep Pebble's rules for comparers.
+func FuzzKeys(f *testing.F) {
+	f.Add([]byte("a"), []byte("a\x00"), int64(1), int64(2))
+	f.Add([]byte("a\x00\x01"), []byte("a\x00\xff"), int64(1), int64(1<<40))
+	f.Add([]byte{}, []byte{0, 1, 0, 1}, int64(1), int64(1))
+	f.Fuzz(func(t *testing.T, a, b []byte, ra, rb int64) {
+		if ra < 1 || rb < 1 {
+			return
+		}
+		pa, pb := appendPrefix(nil, a), appendPrefix(nil, b)
+		require.Equal(t, bytes.Compare(a, b), bytes.Compare(pa, pb))
+		require.Len(t, pa, prefixLen(a))
+		back, err := appendUserKey(nil, pa)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(a, back))
+
+		va, vb := appendVersionKey(nil, a, ra), appendVersionKey(nil, b, rb)
+		c := comparer()
+		require.Equal(t, cmp.Or(bytes.Compare(a, b), cmp.Compare(rb, ra)), c.Compare(va, vb))
+		require.Equal(t, len(pa), c.Split(va))
+		require.Equal(t, len(pa), c.Split(pa))
+		require.Negative(t, c.Compare(pa, va))
+		prefix, revision, err := splitVersion(va)
+		require.NoError(t, err)
+		require.Equal(t, pa, prefix)
+		require.Equal(t, ra, revision)
+
+		next := c.ImmediateSuccessor(nil, pa)
+		require.Equal(t, len(next), c.Split(next))
+		require.Positive(t, c.Compare(next, va))
+		if bytes.Compare(a, b) < 0 {
+			require.LessOrEqual(t, c.Compare(next, pb), 0)
+		}
+		if c.Compare(va, vb) < 0 {
+			sep := c.Separator(nil, va, vb)
+			require.LessOrEqual(t, c.Compare(va, sep), 0)
+			require.Negative(t, c.Compare(sep, vb))
+			require.LessOrEqual(t, c.Compare(pa, sep[:c.Split(sep)]), 0)
+			require.LessOrEqual(t, c.Compare(sep[:c.Split(sep)], pb), 0)
+		}
+		require.GreaterOrEqual(t, c.Compare(c.Successor(nil, va), va), 0)
+
+		// PrefixEnd is the end of what begins with a.
+		if len(a) > 0 {
+			require.Equal(t, bytes.HasPrefix(b, a), inRange(b, a, PrefixEnd(a)))
+		}
+	})
+}
+
+// FuzzResult feeds arbitrary bytes to the decoder of results.
+func FuzzResult(f *testing.F) {
+	f.Add(EncodeResult(nil, Result{Revision: 3, Time: 1 << 40}))
+	f.Add(EncodeResult(nil, Result{Revision: 3, Conflict: true, FailedGuard: 300}))
+	f.Add(EncodeResult(nil, Result{Revision: 3, Refused: RefusedTooMany}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := DecodeResult(data)
+		if err != nil {
+			require.True(t, strings.Contains(err.Error(), "result"))
+			return
+		}
+		back, err := DecodeResult(EncodeResult(nil, r))
+		require.NoError(t, err)
+		require.Equal(t, r, back)
+	})
+}
+
+// What Apply cannot understand it refuses for good, with nothing of the batch applied.
+func TestUnknownCommands(t *testing.T) {
+	valid, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("a"), []byte("1"))}})
+	require.NoError(t, err)
+	twice := slices.Concat(valid[:4], []byte{2}, valid[5:], valid[5:])
+	for name, c := range map[string]struct {
+		data []byte
+		want error
+	}{
+		"newer format":         {[]byte{commandFormat + 1, commandTxn, 0, 0, 0}, ErrUnknownFormat},
+		"newer kind":           {[]byte{commandFormat, 99}, ErrUnknownFormat},
+		"only a format":        {[]byte{commandFormat}, ErrMalformed},
+		"cut":                  {valid[:len(valid)-1], ErrMalformed},
+		"more than a txn":      {append(bytes.Clone(valid), 0), ErrMalformed},
+		"a key put twice":      {twice, ErrMalformed},
+		"more than a revision": {append(EncodeCompact(1), 0), ErrMalformed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEngine(t)
+			mustApply(t, e, put(t, 1, "a", "0"))
+			_, err := e.Apply([]Command{put(t, 2, "a", "1"), {Index: 3, Data: c.data}, put(t, 4, "a", "2")})
+			require.ErrorIs(t, err, c.want)
+			var fatal *CommandError
+			require.ErrorAs(t, err, &fatal)
+			require.Equal(t, uint64(3), fatal.Index)
+			require.Equal(t, "a=0 ", content(t, e))
+			require.Equal(t, uint64(1), e.Applied().Index)
+			_, again := e.Apply([]Command{put(t, 2, "a", "1")})
+			require.Equal(t, err, again)
+		})
+	}
+	e := newEngine(t)
+	mustApply(t, e, put(t, 5, "a", "0"))
+	_, err = e.Apply([]Command{put(t, 5, "a", "1")})
+	require.ErrorContains(t, err, "command at index 5 after 5 was applied")
+}

@@ -1,0 +1,149 @@
+package mvcc
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Position is a place in the log.
+type Position struct{ Index, Term uint64 }
+
+// Command is one committed entry of the log.
+type Command struct {
+	Index, Term uint64
+	ID          [16]byte // of the proposal; an id among the last MaxProposals applies once. Zero: always applies
+	Data        []byte   // of EncodeTxn or EncodeCompact; empty only moves the applied index
+}
+
+// EncodeCompact encodes, as the Data of a Command, the wish that revisions below revision can no longer be read.
+func EncodeCompact(revision int64) []byte {
+	return binary.AppendUvarint([]byte{commandFormat, commandCompact}, uint64(max(revision, 0)))
+}
+
+// Refusal says why a command that is well formed changed nothing.
+type Refusal uint8
+
+// The refusals are stored: their numbers never change.
+const (
+	RefusedNot       Refusal = 0
+	RefusedCompacted Refusal = 1 // compaction at or below the floor
+	RefusedFuture    Refusal = 2 // compaction above the current revision
+	RefusedTooMany   Refusal = 3 // DeleteRange over more than MaxTxnChanges keys
+)
+
+// Result is the outcome of one command.
+type Result struct {
+	Revision    int64   // current after the command
+	Time        int64   // highest stamp after the command, Unix milliseconds
+	Conflict    bool    // a guard did not hold: nothing was written
+	FailedGuard int     // the first guard that did not hold
+	Refused     Refusal // any other reason why nothing was written
+}
+
+// Err is nil, or ErrCompacted, ErrFutureRevision or ErrTooMany for a refused command. A conflict is no error.
+func (r Result) Err() error {
+	switch r.Refused {
+	case RefusedCompacted:
+		return ErrCompacted
+	case RefusedFuture:
+		return ErrFutureRevision
+	case RefusedTooMany:
+		return fmt.Errorf("delete of more than %d keys: %w", MaxTxnChanges, ErrTooMany)
+	}
+	return nil
+}
+
+// The first byte of an encoded result: format in the upper four bits, refusal in the next three, conflict in the last.
+const resultFormat = 1
+
+// EncodeResult appends r to dst.
+func EncodeResult(dst []byte, r Result) []byte {
+	head := byte(resultFormat<<4) | byte(r.Refused)<<1
+	if r.Conflict {
+		head |= 1
+	}
+	dst = append(dst, head)
+	dst = binary.AppendUvarint(dst, uint64(r.Revision))
+	dst = binary.AppendUvarint(dst, uint64(r.Time))
+	if r.Conflict {
+		dst = binary.AppendUvarint(dst, uint64(r.FailedGuard))
+	}
+	return dst
+}
+
+// DecodeResult reads what EncodeResult wrote.
+func DecodeResult(b []byte) (Result, error) {
+	d := decoder{b: b}
+	r := d.result()
+	if d.err == nil && len(d.b) > 0 {
+		d.fail()
+	}
+	if d.err != nil {
+		return Result{}, fmt.Errorf("result %x: %w", b, d.err)
+	}
+	return r, nil
+}
+
+func (d *decoder) result() Result {
+	head := d.byte()
+	if d.err == nil && head>>4 != resultFormat {
+		d.b, d.err = nil, ErrUnknownFormat
+		return Result{}
+	}
+	r := Result{Refused: Refusal(head >> 1 & 7), Conflict: head&1 != 0, Revision: d.int64(), Time: d.int64()}
+	if r.Conflict {
+		v := d.int64()
+		if v > MaxTxnGuards {
+			d.fail()
+		}
+		r.FailedGuard = int(v)
+	}
+	if d.err != nil {
+		return Result{}
+	}
+	return r
+}
+
+// CommandError is the fatal error of Apply for a command it cannot carry out: guessing, or skipping it, would make this
+// member's state differ from the others'. It wraps ErrUnknownFormat or ErrMalformed.
+type CommandError struct {
+	Index uint64
+	Err   error
+}
+
+func (e *CommandError) Error() string { return fmt.Sprintf("command at index %d: %v", e.Index, e.Err) }
+
+// Unwrap returns the reason.
+func (e *CommandError) Unwrap() error { return e.Err }
+
+// CompactedError says that a revision can no longer be read. It is an ErrCompacted.
+type CompactedError struct {
+	Revision int64 // that was asked for
+	Floor    int64 // oldest revision that can be read
+}
+
+func (e *CompactedError) Error() string {
+	return fmt.Sprintf("revision %d has been compacted, the oldest is %d", e.Revision, e.Floor)
+}
+
+// Is makes a CompactedError an ErrCompacted.
+func (e *CompactedError) Is(target error) bool { return target == ErrCompacted }
+
+// The errors of this package. Most come wrapped.
+var (
+	ErrCompacted      = errors.New("revision has been compacted")
+	ErrFutureRevision = errors.New("revision is in the future")
+	ErrRestored       = errors.New("state was replaced by a snapshot")
+	ErrClosed         = errors.New("closed")
+
+	ErrEmptyKey     = errors.New("key is empty")
+	ErrTooLarge     = errors.New("too large")
+	ErrTooMany      = errors.New("too many")
+	ErrDuplicateKey = errors.New("key is changed twice in one transaction")
+	ErrInvalid      = errors.New("invalid")
+
+	ErrMalformed     = errors.New("encoding is malformed")
+	ErrUnknownFormat = errors.New("format is unknown, a newer version wrote it")
+	ErrCorrupt       = errors.New("stored data is corrupt")
+)

@@ -1,0 +1,227 @@
+package mvcc
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// gatherer collects the events of one Batch.
+type gatherer struct {
+	w *Watcher
+	take
+	skip int // changes of the first revision
+
+	events  []Event
+	bytes   int
+	scanned int
+
+	// Where to go on when it stopped before take.to.
+	stopped   bool
+	next      int64
+	nextPlace int
+	partial   bool
+}
+
+// complete is the revision up to which everything is delivered with g's events.
+func (g *gatherer) complete() int64 {
+	if g.stopped {
+		return g.next - 1
+	}
+	return g.to
+}
+
+func (g *gatherer) gather() error {
+	if g.recent == nil {
+		return g.fromDisk()
+	}
+	for _, b := range g.recent {
+		for i := range b.events {
+			e := &b.events[i]
+			if !g.wants(e.KV.Key, e.KV.ModRevision, int(e.place)) {
+				continue
+			}
+			if !g.room(e.KV.ModRevision, int(e.place)) {
+				return g.fetchPrevious(nil)
+			}
+			g.add(*e)
+		}
+	}
+	return g.fetchPrevious(nil)
+}
+
+// wants reports whether a change is to be seen.
+func (g *gatherer) wants(key []byte, revision int64, place int) bool {
+	if revision < g.from || revision > g.to || revision == g.from && place < g.skip {
+		return false
+	}
+	return inRange(key, g.w.opts.Key, g.w.opts.End)
+}
+
+// room makes sure that there is room for an event at revision, or stops at the best place.
+func (g *gatherer) room(revision int64, place int) bool {
+	if len(g.events) < g.w.opts.MaxEvents && g.bytes < g.w.opts.MaxBytes {
+		return true
+	}
+	if g.events[0].KV.ModRevision == revision {
+		// One revision fills the batch.
+		g.stop(revision, place)
+		g.partial = true
+		return false
+	}
+	// Leave the beginning of the revision for the next batch.
+	n := len(g.events)
+	for g.events[n-1].KV.ModRevision == revision {
+		n--
+	}
+	g.events = g.events[:n]
+	g.stop(revision, 0)
+	return false
+}
+
+func (g *gatherer) stop(next int64, place int) {
+	g.stopped, g.next, g.nextPlace = true, next, place
+}
+
+func (g *gatherer) add(e Event) {
+	g.events = append(g.events, e)
+	g.bytes += len(e.KV.Key) + len(e.KV.Value)
+}
+
+// event is c as watchers see it, still aliasing c.
+func (c *change) event() Event {
+	e := Event{Type: EventPut, PrevModRevision: c.previous}
+	if c.deleted {
+		e.Type = EventDelete
+		e.KV = KV{Key: c.key, ModRevision: c.revision}
+		return e
+	}
+	e.KV = KV{Key: c.key, Value: c.value, CreateRevision: c.now.create, ModRevision: c.now.mod, Version: c.now.number}
+	return e
+}
+
+// scanBytes bounds how long one state is pinned to find nothing.
+const scanBytes = 4 << 20
+
+// fromDisk reads what the revisions list and looks up the values.
+func (g *gatherer) fromDisk() error {
+	v, err := g.w.e.pin()
+	if err != nil {
+		return err
+	}
+	defer v.gen.release()
+	defer v.gen.unpin(v.floor)
+	if g.from < v.floor {
+		err = &CompactedError{Revision: g.from, Floor: v.floor}
+	} else if err = g.scan(v.gen.db); err == nil {
+		err = g.fetchPrevious(v)
+	}
+	if err != nil {
+		return fmt.Errorf("read events from revision %d: %w", g.from, err)
+	}
+	return nil
+}
+
+func (g *gatherer) scan(db *pebble.DB) (err error) {
+	lower, upper := changesKey(g.from, 0), changesKey(g.to+1, 0)
+	changes, err := db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, changes.Close()) }()
+	values, err := db.NewIter(&pebble.IterOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, values.Close()) }()
+	for ok := changes.First(); ok; ok = changes.Next() {
+		revision, place, err := splitChangesKey(changes.Key())
+		if err != nil {
+			return err
+		}
+		chunk, err := changes.ValueAndErr()
+		if err != nil {
+			return err
+		}
+		if g.scanned > scanBytes && place == 0 {
+			g.stop(revision, 0)
+			return nil
+		}
+		g.scanned += len(chunk)
+		if on, err := g.scanChunk(values, chunk, revision, place); err != nil || !on {
+			return err
+		}
+	}
+	return changes.Error()
+}
+
+// scanChunk adds the events of one chunk, until there is no more room.
+func (g *gatherer) scanChunk(values *pebble.Iterator, chunk []byte, revision int64, place int) (bool, error) {
+	for ; len(chunk) > 0; place++ {
+		c, rest, err := nextChange(chunk, revision)
+		if err != nil {
+			return false, err
+		}
+		chunk = rest
+		if !g.wants(c.key, revision, place) {
+			continue
+		}
+		if !g.room(revision, place) {
+			return false, nil
+		}
+		e := c.event()
+		e.place = int32(place)
+		if c.deleted {
+			e.KV.Key = append([]byte(nil), c.key...)
+		} else if e.KV, err = exactly(values, c.key, revision); err != nil {
+			return false, err
+		}
+		g.add(e)
+	}
+	return true, nil
+}
+
+// exactly reads the version of key that revision wrote.
+func exactly(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
+	kv, ok, err := get(it, key, revision, false)
+	if err == nil && (!ok || kv.ModRevision != revision) {
+		err = fmt.Errorf("%w: no value of %q at revision %d", ErrCorrupt, key, revision)
+	}
+	return kv, err
+}
+
+// fetchPrevious adds to the events what they replaced, when that was asked for. It pins a state when v is nil.
+func (g *gatherer) fetchPrevious(v *view) (err error) {
+	if !g.w.opts.PrevKV || len(g.events) == 0 {
+		return nil
+	}
+	if v == nil {
+		if v, err = g.w.e.pin(); err != nil {
+			return err
+		}
+		defer v.gen.release()
+		defer v.gen.unpin(v.floor)
+	}
+	it, err := v.gen.db.NewIter(&pebble.IterOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	for i := range g.events {
+		e := &g.events[i]
+		if e.PrevModRevision == 0 {
+			continue
+		}
+		kv, err := exactly(it, e.KV.Key, e.PrevModRevision)
+		if err != nil && e.KV.ModRevision < v.floor {
+			// Of an event from memory, whose past has been removed.
+			return &CompactedError{Revision: e.KV.ModRevision, Floor: v.floor}
+		}
+		if err != nil {
+			return err
+		}
+		e.Prev = &kv
+	}
+	return nil
+}

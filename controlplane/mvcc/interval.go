@@ -1,0 +1,132 @@
+package mvcc
+
+// intervals finds the watchers of ranges that hold a key, in O(log n) and one step for each that does: a treap ordered by
+// start and end, in which every node knows the furthest end below it. Its shape depends only on the order of calls.
+type intervals struct {
+	root *interval
+	seed uint64
+}
+
+// interval is [start, end) and who watches it; end "" is after all keys.
+type interval struct {
+	start, end  string
+	watchers    map[*Watcher]struct{}
+	priority    uint64
+	furthest    string
+	left, right *interval
+}
+
+func (t *intervals) add(start, end string, w *Watcher) {
+	// splitmix64: random enough for balance, the same in every run.
+	t.seed += 0x9e3779b97f4a7c15
+	z := (t.seed ^ t.seed>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	t.root = t.root.add(start, end, w, z^z>>31)
+}
+
+func (t *intervals) remove(start, end string, w *Watcher) { t.root = t.root.remove(start, end, w) }
+
+// stab calls visit for each watcher of an interval that holds key.
+func (t *intervals) stab(key []byte, visit func(*Watcher)) { t.root.stab(key, visit) }
+
+// endsAfter reports whether an interval that ends at a goes further than one that ends at b.
+func endsAfter(a, b string) bool { return b != "" && (a == "" || a > b) }
+
+func (n *interval) before(start, end string) bool {
+	return n.start < start || n.start == start && endsAfter(end, n.end)
+}
+
+func (n *interval) update() *interval {
+	n.furthest = n.end
+	if n.left != nil && endsAfter(n.left.furthest, n.furthest) {
+		n.furthest = n.left.furthest
+	}
+	if n.right != nil && endsAfter(n.right.furthest, n.furthest) {
+		n.furthest = n.right.furthest
+	}
+	return n
+}
+
+func (n *interval) add(start, end string, w *Watcher, priority uint64) *interval {
+	switch {
+	case n == nil:
+		return &interval{start: start, end: end, furthest: end, priority: priority, watchers: map[*Watcher]struct{}{w: {}}}
+	case n.start == start && n.end == end:
+		n.watchers[w] = struct{}{}
+		return n
+	case n.before(start, end):
+		n.right = n.right.add(start, end, w, priority)
+		if n.right.priority > n.priority {
+			return n.rotateLeft()
+		}
+	default:
+		n.left = n.left.add(start, end, w, priority)
+		if n.left.priority > n.priority {
+			return n.rotateRight()
+		}
+	}
+	return n.update()
+}
+
+func (n *interval) rotateLeft() *interval {
+	r := n.right
+	n.right = r.left
+	r.left = n.update()
+	return r.update()
+}
+
+func (n *interval) rotateRight() *interval {
+	l := n.left
+	n.left = l.right
+	l.right = n.update()
+	return l.update()
+}
+
+func (n *interval) remove(start, end string, w *Watcher) *interval {
+	switch {
+	case n == nil:
+		return nil
+	case n.start == start && n.end == end:
+		if delete(n.watchers, w); len(n.watchers) > 0 {
+			return n
+		}
+		return merge(n.left, n.right)
+	case n.before(start, end):
+		n.right = n.right.remove(start, end, w)
+	default:
+		n.left = n.left.remove(start, end, w)
+	}
+	return n.update()
+}
+
+// merge joins two treaps of which all of the left one sorts before the right one.
+func merge(l, r *interval) *interval {
+	switch {
+	case l == nil:
+		return r
+	case r == nil:
+		return l
+	case l.priority > r.priority:
+		l.right = merge(l.right, r)
+		return l.update()
+	default:
+		r.left = merge(l, r.left)
+		return r.update()
+	}
+}
+
+func (n *interval) stab(key []byte, visit func(*Watcher)) {
+	if n == nil || n.furthest != "" && n.furthest <= string(key) {
+		return
+	}
+	n.left.stab(key, visit)
+	if n.start > string(key) {
+		return
+	}
+	if n.end == "" || n.end > string(key) {
+		for w := range n.watchers {
+			visit(w)
+		}
+	}
+	n.right.stab(key, visit)
+}

@@ -1,0 +1,192 @@
+package mvcc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// The tables of the Pebble keyspace, told apart by the first byte.
+//
+//	i | sequence (8)                       ids of proposals, with their results, up to that sequence number
+//	k | escaped key | 00 01 | ^revision(8) one version of a user's key, newest first
+//	m                                      the state: applied index, revision, floor, time
+//	r | revision (8) [| first change (4)]  what a revision changed, in order, in chunks
+const (
+	tableProposals = 'i'
+	tableKeys      = 'k'
+	tableState     = 'm'
+	tableRevisions = 'r'
+)
+
+const (
+	revisionBytes = 8
+	// A zero byte in a user's key is written 00 FF and its end 00 01, so that no encoded key is the beginning of
+	// another and the bytes sort as the keys do.
+	escapeByte    = 0x00
+	escapedZero   = 0xff
+	escapedEnd    = 0x01
+	newestVersion = math.MaxInt64
+)
+
+// appendPrefix appends what all versions of key begin with.
+func appendPrefix(dst, key []byte) []byte {
+	dst = append(dst, tableKeys)
+	for {
+		i := bytes.IndexByte(key, escapeByte)
+		if i < 0 {
+			dst = append(dst, key...)
+			return append(dst, escapeByte, escapedEnd)
+		}
+		dst = append(dst, key[:i]...)
+		dst = append(dst, escapeByte, escapedZero)
+		key = key[i+1:]
+	}
+}
+
+// prefixLen is the length of what appendPrefix appends.
+func prefixLen(key []byte) int {
+	return 1 + len(key) + bytes.Count(key, []byte{escapeByte}) + 2
+}
+
+// appendUserKey appends the user's key that prefix encodes.
+func appendUserKey(dst, prefix []byte) ([]byte, error) {
+	if len(prefix) < 3 || prefix[0] != tableKeys ||
+		prefix[len(prefix)-2] != escapeByte || prefix[len(prefix)-1] != escapedEnd {
+		return nil, fmt.Errorf("%w: key prefix %x", ErrCorrupt, prefix)
+	}
+	rest := prefix[1 : len(prefix)-2]
+	for {
+		i := bytes.IndexByte(rest, escapeByte)
+		if i < 0 {
+			return append(dst, rest...), nil
+		}
+		if i+1 >= len(rest) || rest[i+1] != escapedZero {
+			return nil, fmt.Errorf("%w: key prefix %x", ErrCorrupt, prefix)
+		}
+		dst = append(dst, rest[:i+1]...)
+		rest = rest[i+2:]
+	}
+}
+
+func appendRevision(dst []byte, revision int64) []byte {
+	return binary.BigEndian.AppendUint64(dst, ^uint64(revision))
+}
+
+// appendVersionKey appends the key of the version of key that revision wrote.
+func appendVersionKey(dst, key []byte, revision int64) []byte {
+	return appendRevision(appendPrefix(dst, key), revision)
+}
+
+// splitVersion takes a version's key apart. The prefix aliases k.
+func splitVersion(k []byte) (prefix []byte, revision int64, err error) {
+	n := split(k)
+	if len(k)-n != revisionBytes {
+		return nil, 0, fmt.Errorf("%w: version key %x", ErrCorrupt, k)
+	}
+	return k[:n:n], int64(^binary.BigEndian.Uint64(k[n:])), nil
+}
+
+// changesKey is the key of a chunk of a revision's changes; first is the position of its first change.
+func changesKey(revision int64, first int) []byte {
+	k := make([]byte, 0, 1+revisionBytes+4)
+	k = binary.BigEndian.AppendUint64(append(k, tableRevisions), uint64(revision))
+	if first > 0 {
+		k = binary.BigEndian.AppendUint32(k, uint32(first))
+	}
+	return k
+}
+
+func splitChangesKey(k []byte) (revision int64, first int, err error) {
+	switch len(k) {
+	case 1 + revisionBytes:
+	case 1 + revisionBytes + 4:
+		first = int(binary.BigEndian.Uint32(k[1+revisionBytes:]))
+	default:
+		return 0, 0, fmt.Errorf("%w: revision key %x", ErrCorrupt, k)
+	}
+	return int64(binary.BigEndian.Uint64(k[1:])), first, nil
+}
+
+func proposalsKey(last uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte{tableProposals}, last)
+}
+
+// encodedBounds turns [key, end) as the API writes it into bounds over the table of keys: end nil is the single key,
+// end {0} everything from key on.
+func encodedBounds(key, end []byte) (lower, upper []byte) {
+	lower = appendPrefix(make([]byte, 0, prefixLen(key)), key)
+	switch {
+	case end == nil:
+		upper = appendSuccessor(nil, lower)
+	case isFromKey(end):
+		upper = []byte{tableKeys + 1}
+	default:
+		upper = appendPrefix(make([]byte, 0, prefixLen(end)), end)
+	}
+	return lower, upper
+}
+
+func isFromKey(end []byte) bool { return len(end) == 1 && end[0] == 0 }
+
+// inRange reports whether key is in [start, end) as the API writes it.
+func inRange(key, start, end []byte) bool {
+	if end == nil {
+		return bytes.Equal(key, start)
+	}
+	return bytes.Compare(key, start) >= 0 && (isFromKey(end) || bytes.Compare(key, end) < 0)
+}
+
+// PrefixEnd is the End of the range of all keys that begin with prefix: {0}, from the key on, when no key sorts after them.
+func PrefixEnd(prefix []byte) []byte {
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] != 0xff {
+			end := bytes.Clone(prefix[:i+1])
+			end[i]++
+			return end
+		}
+	}
+	return []byte{0}
+}
+
+// comparer orders by bytes and tells Pebble where a version's revision begins, which gives it bloom filters over keys,
+// cheap steps over old versions and old values out of the way of scans.
+func comparer() *pebble.Comparer {
+	c := *pebble.DefaultComparer
+	c.Name = "trivet.mvcc.1"
+	c.Split = split
+	c.ImmediateSuccessor = appendSuccessor
+	c.Separator = func(dst, a, b []byte) []byte {
+		// Shorten between prefixes only: a cut revision would no longer split where its neighbours do.
+		n, pa := len(dst), a[:split(a)]
+		dst = pebble.DefaultComparer.Separator(dst, pa, b[:split(b)])
+		if bytes.Equal(dst[n:], pa) {
+			return append(dst[:n], a...)
+		}
+		return dst
+	}
+	c.Successor = func(dst, a []byte) []byte { return append(dst, a...) }
+	return &c
+}
+
+// split is the length of k without its revision. Only versions have one, and 00 01 cannot stand inside an escaped key.
+func split(k []byte) int {
+	n := len(k) - revisionBytes
+	if n >= 3 && k[0] == tableKeys && k[n-2] == escapeByte && k[n-1] == escapedEnd {
+		return n
+	}
+	return len(k)
+}
+
+// appendSuccessor appends the smallest possible prefix after a: one that also sorts after every version of a.
+func appendSuccessor(dst, a []byte) []byte {
+	dst = append(dst, a...)
+	if n := len(a); n >= 3 && a[0] == tableKeys && a[n-2] == escapeByte && a[n-1] == escapedEnd {
+		dst[len(dst)-1]++
+		return dst
+	}
+	return append(dst, 0)
+}

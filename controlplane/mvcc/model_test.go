@@ -1,0 +1,589 @@
+package mvcc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// TestModel drives an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores,
+// and compares every result, ranges at every kept revision and every watch with a model of a few lines.
+func TestModel(t *testing.T) {
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { newModelRun(t, seed).run(250) })
+	}
+}
+
+// A quiet engine given the same twice leaves the same files, but for the times in Pebble's manifests.
+func TestQuietReplays(t *testing.T) {
+	for seed := range uint64(6) {
+		var files [2]map[string]string
+		for i := range files {
+			r := newModelRun(t, 2*seed)
+			r.run(120)
+			files[i] = map[string]string{}
+			readFiles(t, r.fs, "", files[i])
+		}
+		require.Greater(t, len(files[0]), 10)
+		require.Equal(t, files[0], files[1], "seed %d", seed)
+	}
+}
+
+func readFiles(t *testing.T, fs vfs.FS, dir string, into map[string]string) {
+	names, err := fs.List(cmp.Or(dir, "/"))
+	require.NoError(t, err)
+	for _, name := range names {
+		path := dir + "/" + name
+		info, err := fs.Stat(path)
+		require.NoError(t, err)
+		if info.IsDir() {
+			readFiles(t, fs, path, into)
+			continue
+		}
+		f, err := fs.Open(path)
+		require.NoError(t, err)
+		b, err := io.ReadAll(f)
+		require.NoError(t, errors.Join(err, f.Close()))
+		if strings.HasPrefix(name, "MANIFEST") {
+			b = b[:0:len(b)]
+		}
+		into[path] = fmt.Sprintf("%d %s", cap(b), b)
+	}
+}
+
+// model is the keyspace as a list of whole states.
+type model struct {
+	states []map[string]KV // by revision; 0 is unused, 1 empty
+	events [][]Event       // by revision
+	floor  int64
+	time   int64
+	ids    map[[16]byte]Result
+}
+
+func newModel() *model {
+	return &model{states: []map[string]KV{nil, {}}, events: make([][]Event, 2), ids: map[[16]byte]Result{}}
+}
+
+func (m *model) revision() int64 { return int64(len(m.states)) - 1 }
+
+// scan returns the keys of [key, end) at revision, in order.
+func (m *model) scan(key, end []byte, revision int64) []KV {
+	var out []KV
+	for k, kv := range m.states[revision] {
+		if inRange([]byte(k), key, end) {
+			out = append(out, kv)
+		}
+	}
+	slices.SortFunc(out, func(a, b KV) int { return strings.Compare(string(a.Key), string(b.Key)) })
+	return out
+}
+
+func (m *model) txn(t Txn) Result {
+	m.time = max(m.time, t.Time)
+	for i, g := range t.Guards {
+		var highest int64
+		found := m.scan(g.Key, g.End, m.revision())
+		for _, kv := range found {
+			highest = max(highest, kv.ModRevision)
+		}
+		if highest != g.ModRevision || g.End != nil && int64(len(found)) != g.Count {
+			return Result{Revision: m.revision(), Time: m.time, Conflict: true, FailedGuard: i}
+		}
+	}
+	next, state := m.revision()+1, map[string]KV{}
+	for k, kv := range m.states[next-1] {
+		state[k] = kv
+	}
+	var events []Event
+	for _, o := range t.Ops {
+		if o.Kind == OpPut {
+			old := state[string(o.Key)]
+			kv := KV{Key: o.Key, Value: o.Value, ModRevision: next, Version: old.Version + 1, CreateRevision: cmp.Or(old.CreateRevision, next)}
+			state[string(o.Key)] = kv
+			events = append(events, Event{Type: EventPut, KV: kv, PrevModRevision: old.ModRevision})
+			continue
+		}
+		for _, kv := range m.scan(o.Key, o.End, next-1) {
+			if _, live := state[string(kv.Key)]; live {
+				delete(state, string(kv.Key))
+				events = append(events, Event{
+					Type: EventDelete, KV: KV{Key: kv.Key, ModRevision: next}, PrevModRevision: kv.ModRevision,
+				})
+			}
+		}
+	}
+	if len(events) > 0 {
+		m.states, m.events = append(m.states, state), append(m.events, events)
+	}
+	return Result{Revision: m.revision(), Time: m.time}
+}
+
+func (m *model) compact(revision int64) Result {
+	r := Result{Revision: m.revision(), Time: m.time}
+	switch {
+	case revision <= m.floor:
+		r.Refused = RefusedCompacted
+	case revision > m.revision():
+		r.Refused = RefusedFuture
+	default:
+		m.floor = revision
+	}
+	return r
+}
+
+// modelRun is an engine beside its model.
+type modelRun struct {
+	t       *testing.T
+	rng     *rand.Rand
+	fs      *vfs.MemFS
+	e       *Engine
+	opts    Options
+	m       *model
+	log     []Command
+	results []Result
+	watches []*modelWatch
+	snaps   []*Snapshot
+	copies  int
+}
+
+// modelWatch is a watcher and what it has shown.
+type modelWatch struct {
+	o        WatchOptions
+	w        *Watcher
+	events   []Event
+	complete int64
+}
+
+func newModelRun(t *testing.T, seed uint64) *modelRun {
+	r := &modelRun{
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), fs: vfs.NewCrashableMem(), m: newModel(),
+		// Small enough for flushes and for events to leave memory.
+		opts: Options{Quiet: seed%2 == 0, MemTableBytes: 256 << 10, RecentBytes: 2000},
+	}
+	r.open()
+	t.Cleanup(func() { require.NoError(t, r.e.Close()) })
+	return r
+}
+
+func (r *modelRun) open() {
+	e, err := Open(r.fs, "data", r.opts)
+	require.NoError(r.t, err)
+	r.e = e
+}
+
+func (r *modelRun) run(steps int) {
+	for range steps {
+		switch n := r.rng.IntN(100); {
+		case n < 45:
+			r.apply()
+		case n < 60:
+			r.checkRange()
+		case n < 70:
+			r.drain()
+		case n < 75:
+			r.watch()
+		case n < 82:
+			_, err := r.e.Scrub(context.Background(), 1+r.rng.IntN(20))
+			require.NoError(r.t, err)
+		case n < 88:
+			p, err := r.e.Flush(context.Background())
+			require.NoError(r.t, err)
+			require.Equal(r.t, uint64(len(r.log)), p.Index)
+		case n < 91:
+			r.snaps = append(r.snaps, r.e.Snapshot())
+		case n < 97:
+			r.crash()
+		default:
+			r.restore()
+		}
+	}
+	for _, w := range slices.Clone(r.watches) {
+		r.drainOne(w)
+	}
+	r.checkAll()
+	r.closeSnapshots()
+	r.checkReplay()
+}
+
+var modelKeys = []string{"a", "a\x00", "a\x00\xff", "a\x00\x01", "aa", "ab", "b", "b\x00b", "c", "c\xff", "\xff", "\xff\xff"}
+
+func (r *modelRun) key() []byte { return []byte(modelKeys[r.rng.IntN(len(modelKeys))]) }
+
+// span is a random range, sometimes an empty one.
+func (r *modelRun) span() (key, end []byte) {
+	switch r.rng.IntN(4) {
+	case 0:
+		return r.key(), []byte{0}
+	case 1:
+		k := r.key()
+		return k, PrefixEnd(k)
+	case 2:
+		return []byte{0}, []byte{0}
+	}
+	return r.key(), r.key()
+}
+
+// apply gives the engine a few commands at once.
+func (r *modelRun) apply() {
+	cmds := make([]Command, 1+r.rng.IntN(6))
+	want := make([]Result, len(cmds))
+	for i := range cmds {
+		cmds[i], want[i] = r.command()
+		r.log = append(r.log, cmds[i])
+	}
+	r.results = append(r.results, want...)
+	got, err := r.e.Apply(cmds)
+	require.NoError(r.t, err)
+	require.Equal(r.t, want, got)
+	require.Equal(r.t, r.m.revision(), r.e.Revision())
+	require.Equal(r.t, r.m.floor, r.e.Floor())
+	require.Equal(r.t, r.m.time, r.e.LastTime())
+	require.Equal(r.t, int64(len(r.m.states[r.m.revision()])), r.e.Stats().Keys)
+}
+
+func (r *modelRun) command() (Command, Result) {
+	c := Command{Index: uint64(len(r.log)) + 1, Term: 1 + uint64(len(r.log)/50)}
+	switch n := r.rng.IntN(20); {
+	case n == 0:
+		return c, Result{Revision: r.m.revision(), Time: r.m.time}
+	case n == 1 && len(r.log) > 0:
+		// A proposal that arrives twice.
+		c.ID, c.Data = r.log[r.rng.IntN(len(r.log))].ID, r.log[r.rng.IntN(len(r.log))].Data
+	case n < 4:
+		c.Data = EncodeCompact(r.m.revision() - int64(r.rng.IntN(30)) + 2)
+	default:
+		var err error
+		c.Data, err = EncodeTxn(r.txn())
+		require.NoError(r.t, err)
+	}
+	if c.ID == [16]byte{} && r.rng.IntN(2) == 0 {
+		c.ID = [16]byte{byte(len(r.log)), byte(len(r.log) >> 8), 1}
+	}
+	return c, r.model(c)
+}
+
+// model carries out c on the model.
+func (r *modelRun) model(c Command) Result {
+	if len(c.Data) == 0 {
+		return Result{Revision: r.m.revision(), Time: r.m.time}
+	}
+	if res, known := r.m.ids[c.ID]; known {
+		return res
+	}
+	d := decoder{b: c.Data[2:]}
+	var res Result
+	if c.Data[1] == commandCompact {
+		res = r.m.compact(d.int64())
+	} else {
+		var txn Txn
+		require.NoError(r.t, txn.decode(d.b))
+		res = r.m.txn(txn)
+	}
+	if c.ID != [16]byte{} {
+		r.m.ids[c.ID] = res
+	}
+	return res
+}
+
+func (r *modelRun) txn() Txn {
+	for {
+		t := Txn{Time: int64(r.rng.IntN(1000))}
+		for range r.rng.IntN(3) {
+			t.Guards = append(t.Guards, r.guard())
+		}
+		for range r.rng.IntN(4) {
+			switch r.rng.IntN(8) {
+			case 0, 1:
+				t.Ops = append(t.Ops, Delete(r.key()))
+			case 2:
+				t.Ops = append(t.Ops, DeleteRange(r.span()))
+			default:
+				t.Ops = append(t.Ops, Put(r.key(), []byte(fmt.Sprintf("v%d", r.rng.IntN(1000)))))
+			}
+		}
+		if t.Validate() == nil {
+			return t
+		}
+	}
+}
+
+// guard is one that holds, more often than not.
+func (r *modelRun) guard() Guard {
+	g := Guard{Key: r.key()}
+	if r.rng.IntN(2) == 0 {
+		g.Key, g.End = r.span()
+	}
+	for _, kv := range r.m.scan(g.Key, g.End, r.m.revision()) {
+		g.ModRevision = max(g.ModRevision, kv.ModRevision)
+		if g.End != nil {
+			g.Count++
+		}
+	}
+	switch r.rng.IntN(6) {
+	case 0:
+		g.ModRevision = int64(r.rng.IntN(int(r.m.revision()) + 1))
+	case 1:
+		if g.End != nil {
+			g.Count = int64(r.rng.IntN(5))
+		}
+	}
+	return g
+}
+
+func (r *modelRun) checkRange() {
+	s := r.e.Snapshot()
+	if len(r.snaps) > 0 && r.rng.IntN(2) == 0 {
+		s.Close()
+		s = r.snaps[r.rng.IntN(len(r.snaps))]
+	} else {
+		defer s.Close()
+	}
+	o := RangeOptions{Limit: r.rng.IntN(6), MaxBytes: r.rng.IntN(2) * r.rng.IntN(20), Reverse: r.rng.IntN(2) == 0,
+		KeysOnly: r.rng.IntN(4) == 0, WantCount: r.rng.IntN(2) == 0, CountOnly: r.rng.IntN(8) == 0}
+	o.Key, o.End = r.span()
+	if r.rng.IntN(4) == 0 {
+		o.Key, o.End = r.key(), nil
+	}
+	if r.rng.IntN(2) == 0 {
+		o.Revision = r.rng.Int64N(r.m.revision() + 2)
+	}
+	got, err := s.Range(o)
+	var compacted *CompactedError
+	switch {
+	case o.Revision > s.Revision():
+		require.ErrorIs(r.t, err, ErrFutureRevision)
+	case o.Revision != 0 && o.Revision < s.Floor():
+		require.ErrorAs(r.t, err, &compacted)
+		require.Equal(r.t, s.Floor(), compacted.Floor)
+	default:
+		require.NoError(r.t, err)
+		require.Equal(r.t, r.expect(o, cmp.Or(o.Revision, s.Revision())), got)
+		if o.End == nil && o.Revision == 0 && !o.KeysOnly && !o.CountOnly {
+			kv, ok, err := s.Get(o.Key)
+			require.NoError(r.t, err)
+			require.Equal(r.t, len(got.KVs) == 1, ok)
+			if ok {
+				require.Equal(r.t, got.KVs[0], kv)
+			}
+		}
+	}
+}
+
+// expect is what the model says a range is.
+func (r *modelRun) expect(o RangeOptions, revision int64) RangeResult {
+	var res RangeResult
+	all := r.m.scan(o.Key, o.End, revision)
+	if o.Reverse {
+		slices.Reverse(all)
+	}
+	size := 0
+	for _, kv := range all {
+		if o.KeysOnly {
+			kv.Value = nil
+		}
+		switch {
+		case o.CountOnly:
+		case o.Limit > 0 && len(res.KVs) == o.Limit, o.MaxBytes > 0 && size >= o.MaxBytes:
+			res.More = true
+			if !o.WantCount {
+				return res
+			}
+		default:
+			res.KVs = append(res.KVs, kv)
+			size += len(kv.Key) + len(kv.Value)
+		}
+		res.Count++
+		res.MaxModRevision = max(res.MaxModRevision, kv.ModRevision)
+	}
+	return res
+}
+
+// checkAll compares the whole keyspace at all kept revisions.
+func (r *modelRun) checkAll() {
+	s := r.e.Snapshot()
+	defer s.Close()
+	for revision := max(r.m.floor, 1); revision <= r.m.revision(); revision++ {
+		o := RangeOptions{Key: []byte{0}, End: []byte{0}, Revision: revision}
+		got, err := s.Range(o)
+		require.NoError(r.t, err)
+		require.Equal(r.t, r.expect(o, revision), got)
+	}
+}
+
+// checkReplay gives a fresh engine the same log in other batches: once both are scrubbed they must hold the same.
+func (r *modelRun) checkReplay() {
+	e, err := Open(vfs.NewMem(), "data", r.opts)
+	require.NoError(r.t, err)
+	defer func() { require.NoError(r.t, e.Close()) }()
+	for at := 0; at < len(r.log); {
+		n := min(1+r.rng.IntN(40), len(r.log)-at)
+		got, err := e.Apply(r.log[at : at+n])
+		require.NoError(r.t, err)
+		require.Equal(r.t, r.results[at:at+n], got)
+		at += n
+	}
+	for _, x := range []*Engine{e, r.e} {
+		for done := false; !done; {
+			done, err = x.Scrub(context.Background(), 10)
+			require.NoError(r.t, err)
+		}
+	}
+	require.Equal(r.t, dump(r.t, e), dump(r.t, r.e))
+	require.Equal(r.t, e.published.Load().state, r.e.published.Load().state)
+}
+
+func (r *modelRun) watch() {
+	o := WatchOptions{PrevKV: r.rng.IntN(2) == 0, MaxEvents: 1 + r.rng.IntN(5)}
+	o.Key, o.End = r.span()
+	if r.rng.IntN(2) == 0 {
+		o.Key, o.End = r.key(), nil
+	}
+	if r.rng.IntN(2) == 0 {
+		o.FromRevision = 1 + r.rng.Int64N(r.m.revision()+3)
+	}
+	w := &modelWatch{o: o, w: r.e.Watch(o)}
+	if w.o.FromRevision == 0 {
+		w.o.FromRevision = r.m.revision() + 1
+	}
+	w.complete = w.o.FromRevision - 1
+	r.watches = append(r.watches, w)
+}
+
+func (r *modelRun) drain() {
+	if len(r.watches) > 0 {
+		r.drainOne(r.watches[r.rng.IntN(len(r.watches))])
+	}
+}
+
+// drainOne reads all that is ready and compares it with what the model says must have been seen.
+func (r *modelRun) drainOne(w *modelWatch) {
+	ready, cancel := context.WithCancel(context.Background())
+	cancel()
+	for {
+		require.LessOrEqual(r.t, w.w.Progress(), r.m.revision())
+		b, err := w.w.Next(ready)
+		if errors.Is(err, ErrCompacted) {
+			require.Less(r.t, w.complete+1, r.m.floor)
+			w.w.Close()
+			r.watches = slices.DeleteFunc(r.watches, func(o *modelWatch) bool { return o == w })
+			return
+		}
+		if errors.Is(err, context.Canceled) {
+			w.complete = max(w.complete, w.w.Progress())
+			require.Equal(r.t, r.m.revision(), w.w.Progress(), "nothing is ready, so all was seen")
+			break
+		}
+		require.NoError(r.t, err)
+		require.NotEmpty(r.t, b.Events)
+		require.LessOrEqual(r.t, len(b.Events), w.o.MaxEvents)
+		last := b.Events[len(b.Events)-1].KV.ModRevision
+		if b.Partial {
+			require.Equal(r.t, last-1, b.Revision)
+			require.Equal(r.t, last, b.Events[0].KV.ModRevision)
+		} else {
+			require.LessOrEqual(r.t, last, b.Revision)
+		}
+		w.events = append(w.events, b.Events...)
+		w.complete = max(w.complete, b.Revision)
+	}
+	r.checkEvents(w)
+}
+
+func (r *modelRun) checkEvents(w *modelWatch) {
+	var want []Event
+	for revision := w.o.FromRevision; revision <= min(w.complete, r.m.revision()); revision++ {
+		for _, e := range r.m.events[revision] {
+			if !inRange(e.KV.Key, w.o.Key, w.o.End) {
+				continue
+			}
+			if w.o.PrevKV && e.PrevModRevision > 0 {
+				prev := r.m.states[revision-1][string(e.KV.Key)]
+				e.Prev = &prev
+			}
+			want = append(want, e)
+		}
+	}
+	got := slices.Clone(w.events)
+	for i := range got {
+		got[i].place = 0
+	}
+	require.Equal(r.t, want, got)
+}
+
+// crash loses some of what was not synced, opens again, replays and lets the watchers go on where they were.
+func (r *modelRun) crash() {
+	r.closeSnapshots()
+	r.fs = r.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.rng.IntN(101), RNG: r.rng})
+	require.NoError(r.t, r.e.Close())
+	for _, w := range slices.Clone(r.watches) {
+		_, err := w.w.Next(context.Background())
+		require.True(r.t, errors.Is(err, ErrClosed) || errors.Is(err, ErrCompacted), "%v", err)
+	}
+	r.open()
+	r.replay()
+	for _, w := range slices.Clone(r.watches) {
+		w.events = slices.DeleteFunc(w.events, func(e Event) bool { return e.KV.ModRevision > w.complete })
+		o := w.o
+		o.FromRevision = w.complete + 1
+		w.w = r.e.Watch(o)
+	}
+}
+
+// replay gives the engine what it has lost, and must get the same results.
+func (r *modelRun) replay() {
+	for at := r.e.Applied().Index; at < uint64(len(r.log)); {
+		n := min(1+uint64(r.rng.IntN(20)), uint64(len(r.log))-at)
+		got, err := r.e.Apply(r.log[at : at+n])
+		require.NoError(r.t, err)
+		require.Equal(r.t, r.results[at:at+n], got)
+		at += n
+	}
+	require.Equal(r.t, r.m.revision(), r.e.Revision())
+}
+
+// restore takes a checkpoint, applies more to another engine, and gives that one's checkpoint to this one, as a
+// follower that was away gets it. Watchers must not notice.
+func (r *modelRun) restore() {
+	r.closeSnapshots()
+	r.copies++
+	first, second := fmt.Sprintf("copy%d", r.copies), fmt.Sprintf("next%d", r.copies)
+	p, err := r.e.Checkpoint(context.Background(), first)
+	require.NoError(r.t, err)
+	require.Equal(r.t, r.e.Applied(), p)
+
+	other, err := Open(r.fs, "other"+first, r.opts)
+	require.NoError(r.t, err)
+	defer func() { require.NoError(r.t, other.Close()) }()
+	require.NoError(r.t, other.Restore(first))
+	require.Equal(r.t, p, other.Applied())
+	mine := r.e
+	r.e = other
+	for range r.rng.IntN(5) {
+		r.apply()
+	}
+	_, err = other.Scrub(context.Background(), 1000)
+	require.NoError(r.t, err)
+	_, err = other.Checkpoint(context.Background(), second)
+	require.NoError(r.t, err)
+
+	r.e = mine
+	require.NoError(r.t, r.e.Restore(second))
+	require.Equal(r.t, uint64(len(r.log)), r.e.Applied().Index)
+	require.Equal(r.t, r.m.revision(), r.e.Revision())
+}
+
+func (r *modelRun) closeSnapshots() {
+	for _, s := range r.snaps {
+		s.Close()
+	}
+	r.snaps = nil
+}

@@ -1,0 +1,45 @@
+//go:build mutant
+
+package mvcc
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Each mutant must be noticed by the story that the rule is for: the story holds without it and breaks with it.
+func TestMutants(t *testing.T) {
+	guarded := func(mod int64) []byte {
+		data, err := EncodeTxn(Txn{
+			Guards: []Guard{{Key: []byte("a"), ModRevision: mod}}, Ops: []Op{Put([]byte("a"), []byte("mine"))},
+		})
+		require.NoError(t, err)
+		return data
+	}
+	stories := map[string]func(e *Engine) bool{
+		// Two callers read a as absent; one of them must lose.
+		mutant.DropGuards: func(e *Engine) bool {
+			first := mustApply(t, e, Command{Index: 1, Data: guarded(0)})[0]
+			second := mustApply(t, e, Command{Index: 2, Data: guarded(0)})[0]
+			return !first.Conflict && second.Conflict && e.Revision() == 2
+		},
+		// A retried proposal gets its first answer and writes once.
+		mutant.ForgetProposalIDs: func(e *Engine) bool {
+			c := Command{Index: 1, ID: [16]byte{1}, Data: guarded(0)}
+			first := mustApply(t, e, c)[0]
+			c.Index = 2
+			again := mustApply(t, e, c)[0]
+			return first == again && e.Revision() == 2
+		},
+	}
+	t.Cleanup(func() { mutant.Set("") })
+	for name, holds := range stories {
+		mutant.Set("")
+		require.True(t, holds(newEngine(t)), "%s: the rule", name)
+		mutant.Set(name)
+		require.False(t, holds(newEngine(t)), "%s is not noticed", name)
+	}
+}

@@ -1,0 +1,270 @@
+package mvcc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+)
+
+// Limits of a transaction, checked when it is encoded and again, cheaply, when it is decoded.
+const (
+	MaxKeyBytes   = 4 << 10
+	MaxValueBytes = 1536<<10 + 64<<10 // the 1.5 MiB that users are promised, and room for a wrapping
+	MaxTxnOps     = 10_000
+	MaxTxnGuards  = 10_000
+	MaxTxnBytes   = 8 << 20 // encoded
+
+	// MaxTxnChanges bounds what DeleteRange may touch. It is part of the meaning of a command: never change it
+	// without a new command format.
+	MaxTxnChanges = 1_000_000
+)
+
+// Txn is a transaction that has already been decided: what was read, as guards, and what is to be written. Either all
+// guards hold and all ops are carried out at one new revision, or nothing is written.
+//
+// A key may be put only once, and not when the same transaction deletes it.
+type Txn struct {
+	Time   int64 // Unix milliseconds, stamped by the proposer
+	Guards []Guard
+	Ops    []Op
+}
+
+// Guard is something that was read and must not have changed.
+//
+// With End nil, Key's mod revision must be ModRevision; 0 says that it must not exist. Otherwise the live keys of
+// [Key, End), End {0} meaning all from Key on, must be Count and the highest of their mod revisions ModRevision:
+// a put in the range raises the one, a delete lowers the other.
+type Guard struct {
+	Key, End    []byte
+	ModRevision int64
+	Count       int64
+}
+
+// OpKind says what an Op does.
+type OpKind uint8
+
+// The kinds are stored: their numbers never change.
+const (
+	OpPut         OpKind = 1 // Key, Value
+	OpDelete      OpKind = 2 // Key; nothing happens when it does not exist
+	OpDeleteRange OpKind = 3 // [Key, End), End {0} meaning all from Key on
+)
+
+// Op is one write.
+type Op struct {
+	Kind       OpKind
+	Key, Value []byte
+	End        []byte
+}
+
+// Put writes value at key.
+func Put(key, value []byte) Op { return Op{Kind: OpPut, Key: key, Value: value} }
+
+// Delete removes key.
+func Delete(key []byte) Op { return Op{Kind: OpDelete, Key: key} }
+
+// DeleteRange removes the keys of [key, end).
+func DeleteRange(key, end []byte) Op { return Op{Kind: OpDeleteRange, Key: key, End: end} }
+
+// Validate checks the limits. Its errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany, ErrDuplicateKey or ErrInvalid.
+func (t *Txn) Validate() error {
+	switch {
+	case t.Time < 0:
+		return fmt.Errorf("time %d is negative: %w", t.Time, ErrInvalid)
+	case len(t.Guards) > MaxTxnGuards:
+		return fmt.Errorf("%d guards, at most %d: %w", len(t.Guards), MaxTxnGuards, ErrTooMany)
+	case len(t.Ops) > MaxTxnOps:
+		return fmt.Errorf("%d ops, at most %d: %w", len(t.Ops), MaxTxnOps, ErrTooMany)
+	}
+	for i := range t.Guards {
+		g := &t.Guards[i]
+		if err := validateRange(g.Key, g.End); err != nil {
+			return fmt.Errorf("guard %d: %w", i, err)
+		}
+		if g.ModRevision < 0 || g.Count < 0 || g.End == nil && g.Count != 0 {
+			return fmt.Errorf("guard %d: mod revision %d, count %d: %w", i, g.ModRevision, g.Count, ErrInvalid)
+		}
+	}
+	for i := range t.Ops {
+		if err := t.Ops[i].validate(); err != nil {
+			return fmt.Errorf("op %d: %w", i, err)
+		}
+	}
+	return t.validateOnce()
+}
+
+func (o *Op) validate() error {
+	switch o.Kind {
+	case OpPut, OpDelete:
+		if o.End != nil {
+			return fmt.Errorf("an end without a range: %w", ErrInvalid)
+		}
+	case OpDeleteRange:
+		if o.End == nil {
+			return fmt.Errorf("a range without an end: %w", ErrInvalid)
+		}
+	default:
+		return fmt.Errorf("kind %d: %w", o.Kind, ErrInvalid)
+	}
+	if len(o.Value) > MaxValueBytes {
+		return fmt.Errorf("value of %d bytes, at most %d: %w", len(o.Value), MaxValueBytes, ErrTooLarge)
+	}
+	if o.Kind != OpPut && len(o.Value) > 0 {
+		return fmt.Errorf("a delete with a value: %w", ErrInvalid)
+	}
+	return validateRange(o.Key, o.End)
+}
+
+func validateRange(key, end []byte) error {
+	switch {
+	case len(key) == 0 && end == nil:
+		return ErrEmptyKey
+	case len(key) > MaxKeyBytes:
+		return fmt.Errorf("key of %d bytes, at most %d: %w", len(key), MaxKeyBytes, ErrTooLarge)
+	case len(end) > MaxKeyBytes+1: // one more, for the key after the longest key
+		return fmt.Errorf("end of %d bytes, at most %d: %w", len(end), MaxKeyBytes+1, ErrTooLarge)
+	case end != nil && len(end) == 0:
+		return fmt.Errorf("an end of no bytes: %w", ErrInvalid)
+	}
+	return nil
+}
+
+// validateOnce refuses a key that would change twice at one revision.
+func (t *Txn) validateOnce() error {
+	if len(t.Ops) < 2 {
+		return nil
+	}
+	puts := make([][]byte, 0, len(t.Ops))
+	for i := range t.Ops {
+		if t.Ops[i].Kind == OpPut {
+			puts = append(puts, t.Ops[i].Key)
+		}
+	}
+	slices.SortFunc(puts, bytes.Compare)
+	for i := 1; i < len(puts); i++ {
+		if bytes.Equal(puts[i-1], puts[i]) {
+			return fmt.Errorf("put %q twice: %w", puts[i], ErrDuplicateKey)
+		}
+	}
+	for i := range t.Ops {
+		o := &t.Ops[i]
+		if o.Kind == OpPut {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(puts, o.Key, bytes.Compare)
+		if at < len(puts) && inRange(puts[at], o.Key, o.End) {
+			return fmt.Errorf("put and delete %q: %w", puts[at], ErrDuplicateKey)
+		}
+	}
+	return nil
+}
+
+// Of an encoded command: its format, then its kind.
+const (
+	commandFormat  = 1
+	commandTxn     = 1
+	commandCompact = 2
+)
+
+// Of an encoded guard.
+const (
+	guardPoint = 0
+	guardRange = 1
+)
+
+// EncodeTxn validates t and encodes it as the Data of a Command.
+func EncodeTxn(t Txn) ([]byte, error) {
+	if err := t.Validate(); err != nil {
+		return nil, err
+	}
+	const numbers = 1 + 3*binary.MaxVarintLen64
+	size := numbers
+	for i := range t.Guards {
+		size += numbers + len(t.Guards[i].Key) + len(t.Guards[i].End)
+	}
+	for i := range t.Ops {
+		size += 1 + 2*binary.MaxVarintLen32 + len(t.Ops[i].Key) + len(t.Ops[i].Value) + len(t.Ops[i].End)
+	}
+	b := make([]byte, 0, size)
+	b = append(b, commandFormat, commandTxn)
+	b = binary.AppendUvarint(b, uint64(t.Time))
+	b = binary.AppendUvarint(b, uint64(len(t.Guards)))
+	for i := range t.Guards {
+		b = t.Guards[i].append(b)
+	}
+	b = binary.AppendUvarint(b, uint64(len(t.Ops)))
+	for i := range t.Ops {
+		b = t.Ops[i].append(b)
+	}
+	if len(b) > MaxTxnBytes {
+		return nil, fmt.Errorf("transaction of %d bytes, at most %d: %w", len(b), MaxTxnBytes, ErrTooLarge)
+	}
+	return b, nil
+}
+
+func (g *Guard) append(b []byte) []byte {
+	if g.End == nil {
+		b = appendBytes(append(b, guardPoint), g.Key)
+		return binary.AppendUvarint(b, uint64(g.ModRevision))
+	}
+	b = appendBytes(append(b, guardRange), g.Key)
+	b = appendBytes(b, g.End)
+	b = binary.AppendUvarint(b, uint64(g.ModRevision))
+	return binary.AppendUvarint(b, uint64(g.Count))
+}
+
+func (o *Op) append(b []byte) []byte {
+	b = appendBytes(append(b, byte(o.Kind)), o.Key)
+	switch o.Kind {
+	case OpPut:
+		return appendBytes(b, o.Value)
+	case OpDeleteRange:
+		return appendBytes(b, o.End)
+	}
+	return b
+}
+
+func appendBytes(b, v []byte) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(v))), v...)
+}
+
+// decode reads what follows the kind into t, whose slices it reuses. Keys and values alias b.
+func (t *Txn) decode(b []byte) error {
+	d := decoder{b: b}
+	t.Time = d.int64()
+	t.Guards, t.Ops = t.Guards[:0], t.Ops[:0]
+	for n := d.count(MaxTxnGuards); n > 0 && d.err == nil; n-- {
+		g := Guard{}
+		kind := d.byte()
+		g.Key = d.bytes(MaxKeyBytes)
+		if kind == guardRange {
+			g.End = d.bytes(MaxKeyBytes + 1)
+		}
+		g.ModRevision = d.int64()
+		if kind == guardRange {
+			g.Count = d.int64()
+		}
+		if kind > guardRange || validateRange(g.Key, g.End) != nil {
+			d.fail()
+		}
+		t.Guards = append(t.Guards, g)
+	}
+	for n := d.count(MaxTxnOps); n > 0 && d.err == nil; n-- {
+		o := Op{Kind: OpKind(d.byte()), Key: d.bytes(MaxKeyBytes)}
+		switch o.Kind {
+		case OpPut:
+			o.Value = d.bytes(MaxValueBytes)
+		case OpDeleteRange:
+			o.End = d.bytes(MaxKeyBytes + 1)
+		}
+		if o.validate() != nil {
+			d.fail()
+		}
+		t.Ops = append(t.Ops, o)
+	}
+	if d.err == nil && (len(d.b) > 0 || t.validateOnce() != nil) {
+		d.fail()
+	}
+	return d.err
+}

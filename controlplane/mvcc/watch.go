@@ -1,0 +1,247 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// WatchOptions says what a Watcher sees.
+type WatchOptions struct {
+	Key, End []byte // [Key, End); End nil: Key alone; End {0}: all from Key on
+
+	// FromRevision is the first revision to see, in the past or in the future; 0 is the next one.
+	FromRevision int64
+
+	PrevKV    bool // events bring what they replaced
+	MaxEvents int  // of a Batch, about; default 1000
+	MaxBytes  int  // of keys and values of a Batch, about; default 1 MiB
+}
+
+// EventType says what happened to a key.
+type EventType uint8
+
+// The types of events.
+const (
+	EventPut    EventType = 1
+	EventDelete EventType = 2
+)
+
+// Event is one change of one key. Its bytes are shared with other watchers: they must not be written to.
+type Event struct {
+	Type            EventType
+	place           int32 // among the changes of its revision
+	KV              KV    // of a delete, the key and, as ModRevision, the revision of the delete
+	PrevModRevision int64 // of what it replaced; 0: nothing
+	Prev            *KV   // what it replaced, with PrevKV
+}
+
+// Batch is the next events of a Watcher, in log order.
+type Batch struct {
+	// Revision is complete: with this batch and those before it, all events up to and including it were delivered.
+	Revision int64
+	Events   []Event
+	// Partial says that the last event's revision goes on in the next batch: it has more events than fit into one.
+	Partial bool
+}
+
+// Watcher is a pull-based stream of events. A watcher that is not read holds no memory but its own.
+type Watcher struct {
+	e    *Engine
+	opts WatchOptions
+	wake chan struct{}
+
+	reading sync.Mutex // held by Next
+	done    int        // how many changes of the first pending revision were delivered; owned by Next
+
+	// Guarded by hub.mu.
+	pending int64 // first revision that may hold something to see; 0: there is none
+	taken   int64 // what Next is reading from; 0: it is not
+	err     error // how it ended
+}
+
+// Watch starts a watcher. Close it. When FromRevision is below the floor, Next says so.
+func (e *Engine) Watch(o WatchOptions) *Watcher {
+	if o.MaxEvents <= 0 {
+		o.MaxEvents = 1000
+	}
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = 1 << 20
+	}
+	o.Key, o.End = append([]byte(nil), o.Key...), cloneEnd(o.End)
+	w := &Watcher{e: e, opts: o, wake: make(chan struct{}, 1)}
+	h := e.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		w.err = ErrClosed
+		return w
+	}
+	switch floor := e.Floor(); {
+	case o.FromRevision == 0:
+		w.opts.FromRevision = h.revision + 1
+	case o.FromRevision < floor:
+		w.err = &CompactedError{Revision: o.FromRevision, Floor: floor}
+		return w
+	case o.FromRevision <= h.revision:
+		w.pending = o.FromRevision
+	}
+	h.add(w)
+	return w
+}
+
+func cloneEnd(end []byte) []byte {
+	if end == nil {
+		return nil
+	}
+	return append([]byte{}, end...)
+}
+
+// end is the watcher's range's end as intervals writes it.
+func (w *Watcher) end() string {
+	if isFromKey(w.opts.End) {
+		return ""
+	}
+	return string(w.opts.End)
+}
+
+// mark says that revision holds something to see. The caller holds hub.mu.
+func (w *Watcher) mark(revision int64) {
+	if w.pending != 0 || revision < w.opts.FromRevision {
+		return
+	}
+	w.pending = revision
+	w.signal()
+}
+
+func (w *Watcher) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// finish ends the watcher. The caller holds hub.mu.
+func (w *Watcher) finish(err error) {
+	if w.err == nil {
+		w.err = err
+		w.e.hub.remove(w)
+	}
+	w.signal()
+}
+
+// Close ends the watcher; a Next that waits returns ErrClosed.
+func (w *Watcher) Close() {
+	w.e.hub.mu.Lock()
+	defer w.e.hub.mu.Unlock()
+	w.finish(ErrClosed)
+}
+
+// Progress is the revision up to which Next has returned all there is to see. Between two calls of Next, in the
+// goroutine that makes them, it never runs ahead of the events; it moves on while nothing happens to the watched keys.
+func (w *Watcher) Progress() int64 {
+	w.e.hub.mu.Lock()
+	defer w.e.hub.mu.Unlock()
+	return w.progress()
+}
+
+func (w *Watcher) progress() int64 {
+	switch {
+	case w.taken != 0:
+		return w.taken - 1
+	case w.pending != 0:
+		return w.pending - 1
+	}
+	return w.e.hub.revision
+}
+
+// Next returns the next events and waits for them until ctx ends; what is there already it returns in any case. One
+// goroutine at a time calls it. It fails for good with a CompactedError when history that was not yet seen is gone,
+// ErrRestored when the state went back behind what was seen, or ErrClosed.
+func (w *Watcher) Next(ctx context.Context) (Batch, error) {
+	w.reading.Lock()
+	defer w.reading.Unlock()
+	for {
+		t, err := w.take()
+		if err != nil {
+			return Batch{}, err
+		}
+		if t.from == 0 {
+			select {
+			case <-w.wake:
+				continue
+			case <-ctx.Done():
+				return Batch{}, ctx.Err()
+			}
+		}
+		g := gatherer{w: w, take: t, skip: w.done}
+		err = g.gather()
+		if err := w.putBack(&g, err); err != nil {
+			return Batch{}, err
+		}
+		if len(g.events) > 0 {
+			return Batch{Revision: g.complete(), Events: g.events, Partial: g.partial}, nil
+		}
+		if g.stopped && ctx.Err() != nil {
+			return Batch{}, ctx.Err()
+		}
+	}
+}
+
+// take is a stretch of revisions to read.
+type take struct {
+	from, to int64
+	more     bool     // there may be something after to
+	recent   []*block // the events from there on; nil: they are on disk
+}
+
+// take decides what Next reads now; a take from 0 says that there is nothing.
+func (w *Watcher) take() (take, error) {
+	h := w.e.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if w.err != nil || w.pending == 0 {
+		return take{}, w.err
+	}
+	t := take{from: w.pending, to: h.revision}
+	t.recent, t.more = h.recent.from(t.from)
+	if t.more {
+		t.to = t.recent[len(t.recent)-1].last
+	}
+	// What is marked from here on is newer than t.
+	w.taken, w.pending = w.pending, 0
+	return t, nil
+}
+
+// putBack says how far g came.
+func (w *Watcher) putBack(g *gatherer, err error) error {
+	h := w.e.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w.taken = 0
+	switch {
+	case w.err != nil:
+		return w.err
+	case g.to > h.revision:
+		w.finish(ErrRestored)
+		return w.err
+	case errors.Is(err, ErrRestored):
+		// The state was replaced while g read: start again where it began.
+		w.pending, g.events, g.stopped = g.from, nil, false
+		return nil
+	case errors.Is(err, ErrCompacted):
+		w.finish(err)
+		return err
+	case err != nil:
+		w.pending = g.from
+		return err
+	}
+	w.done = 0
+	switch {
+	case g.stopped:
+		w.pending, w.done = g.next, g.nextPlace
+	case g.more:
+		w.pending = g.to + 1
+	}
+	return nil
+}

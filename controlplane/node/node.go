@@ -1,0 +1,293 @@
+// Package node keeps the hypervisor hosts: their records, whether they are alive, what they are told and what they
+// report.
+//
+// A host's record changes when what its agent says of it changes. That it is alive is soft state of the leader: when it
+// was last heard from, and the session its agent holds. A new leader knows nothing of that, gathers it anew within a
+// heartbeat, and calls no host lost before a heartbeat's grace has passed. State is READY, NOT_READY or CORDONED,
+// computed when asked.
+//
+// What a host should look like is a projection of records: placed/<node>/<vm> says which VMs are its own, and Guests
+// (package vm) says what each should be. There is no second copy of wanted state.
+package node
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// Nodes is the table of hosts: node/<id>.
+var Nodes = store.NewTable[cloud.Node]("node")
+
+// LeaseSeconds is how long a host may run what it owns after the sending of its last answered heartbeat.
+const LeaseSeconds = 30
+
+// Guests is what package vm knows and a host must be told.
+type Guests interface {
+	// Assigned is what the host should make of what is or was placed on it: of the VMs that are named, or of all.
+	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
+	// Observed takes a host's reports.
+	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) error
+}
+
+// Options of the service; all are required.
+type Options struct {
+	Store      *store.Store
+	Commands   *lead.Commands
+	Leadership lead.Leadership
+	Self       uint64
+	// AgentAddresses are the members' listeners for agents, host:port.
+	AgentAddresses map[uint64]string
+	Authority      *mtls.Authority
+	Log            *slog.Logger
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Service is the node service of one member.
+type Service struct {
+	opts   Options
+	guests Guests
+	images ImageSource
+
+	mu sync.Mutex
+	// since is when this member began to lead; seen is when each host was heard from. Both are 0 on other members.
+	since cloud.Time
+	seen  map[cloud.NodeID]cloud.Time
+	// fleet is every host's record, followed by the leader.
+	fleet    map[cloud.NodeID]cloud.Node
+	sessions map[cloud.NodeID]*session
+	consoles consoles
+
+	states    func(context.Context, []cloud.NodeID) (map[cloud.NodeID]liveness, error)
+	cordon    func(context.Context, cordonChange) (cloud.Node, error)
+	newToken  func(context.Context, tokenAsk) (tokenMade, error)
+	admitHost func(context.Context, joinAsk) (cloud.NodeID, error)
+	readTail  func(context.Context, consoleAsk, func([]byte) error) error
+}
+
+// liveness is what the leader knows of a host and no record says.
+type liveness struct {
+	State cloud.NodeState
+	Seen  cloud.Time
+}
+
+// New makes the service and adds its commands.
+func New(opts Options) *Service {
+	s := &Service{
+		opts: opts, seen: map[cloud.NodeID]cloud.Time{}, fleet: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
+		consoles: consoles{open: map[string]*console{}},
+	}
+	s.states = lead.Handle(opts.Commands, "node.states", lead.Repeatable, s.doStates)
+	s.cordon = lead.Handle(opts.Commands, "node.cordon", lead.Repeatable, s.doCordon)
+	s.newToken = lead.Handle(opts.Commands, "node.new-token", lead.Repeatable, s.doNewToken)
+	s.admitHost = lead.Handle(opts.Commands, "node.admit", lead.Repeatable, s.doAdmit)
+	s.readTail = lead.HandleStream(opts.Commands, "node.console", s.doReadConsole)
+	return s
+}
+
+// Attach gives the service what it hands on to agents. Call it before serving.
+func (s *Service) Attach(guests Guests, images ImageSource) { s.guests, s.images = guests, images }
+
+// Follow keeps the fleet as the records have it while this member leads. It is a leader's task that ends with the
+// leadership.
+func (s *Service) Follow(ctx context.Context) error {
+	s.mu.Lock()
+	s.since = s.opts.Now().UnixMilli()
+	clear(s.seen)
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.since = 0
+		s.mu.Unlock()
+	}()
+	var from int64
+	if err := s.opts.Store.View(ctx, func(v *store.View) error {
+		from = v.Revision() + 1
+		all, _, err := Nodes.List(v, 0)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		clear(s.fleet)
+		for _, r := range all {
+			s.fleet[r.Value.ID] = *r.Value
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	w := Nodes.Watch(s.opts.Store, from)
+	defer w.Close()
+	for {
+		changes, _, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		for _, c := range changes {
+			id := cloud.NodeID(c.Path[0])
+			if c.Value == nil {
+				delete(s.fleet, id)
+			} else {
+				s.fleet[id] = *c.Value
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// Fleet is every host as the leader knows it now.
+func (s *Service) Fleet() []schedule.Candidate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.opts.Now().UnixMilli()
+	out := make([]schedule.Candidate, 0, len(s.fleet))
+	for _, id := range slices.Sorted(maps.Keys(s.fleet)) {
+		n := s.fleet[id]
+		out = append(out, schedule.Candidate{Node: n, State: n.State(now, s.seen[id])})
+	}
+	return out
+}
+
+// Away reports whether a host is known not to answer. A leader that is younger than a heartbeat's grace knows it of
+// none.
+func (s *Service) Away(id cloud.NodeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.opts.Now().UnixMilli()
+	return now-max(s.seen[id], s.since) > cloud.HeartbeatLost
+}
+
+func (s *Service) doStates(_ context.Context, ids []cloud.NodeID) (map[cloud.NodeID]liveness, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.opts.Now().UnixMilli()
+	out := make(map[cloud.NodeID]liveness, len(ids))
+	for _, id := range ids {
+		n := s.fleet[id]
+		out[id] = liveness{State: n.State(now, s.seen[id]), Seen: s.seen[id]}
+	}
+	return out, nil
+}
+
+type cordonChange struct {
+	Node   cloud.NodeID
+	Cordon bool
+}
+
+func (s *Service) doCordon(ctx context.Context, q cordonChange) (n cloud.Node, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		have, err := Nodes.Get(tx, string(q.Node))
+		if err != nil {
+			return err
+		}
+		if have == nil {
+			return noNode(q.Node)
+		}
+		if n = *have; n.Cordoned == q.Cordon {
+			return nil
+		}
+		n.Cordoned, n.UpdatedAt = q.Cordon, tx.Now()
+		Nodes.Put(tx, &n, string(q.Node))
+		return nil
+	})
+	return n, err
+}
+
+func noNode(id cloud.NodeID) error { return fault.New(fault.NotFound, "no node %s", id) }
+
+// Facts is what an agent says of its host once a session.
+type Facts struct {
+	CPUModels    []string
+	QEMUVersion  string
+	Architecture cloud.Architecture
+}
+
+// heartbeat takes what a host says of itself, and returns when the quorum has proven that this member still led after
+// it came: what it answers renews the host's lease.
+func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, error) {
+	if err := checkHeartbeat(&said); err != nil {
+		return cloud.Node{}, err
+	}
+	now := s.opts.Now().UnixMilli()
+	s.mu.Lock()
+	known, ok := s.fleet[said.ID]
+	s.mu.Unlock()
+	if !ok || !same(&known, &said) {
+		stored, err := s.describe(ctx, said.ID, func(n *cloud.Node) { merge(n, &said) })
+		if err != nil {
+			return cloud.Node{}, err
+		}
+		known = stored
+	}
+	if err := s.opts.Store.Barrier(ctx); err != nil {
+		return cloud.Node{}, err
+	}
+	s.mu.Lock()
+	s.seen[said.ID] = now
+	s.mu.Unlock()
+	return known, nil
+}
+
+// describe changes a host's record.
+func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		n, err := Nodes.Get(tx, string(id))
+		if err != nil {
+			return err
+		}
+		if n == nil {
+			return noNode(id)
+		}
+		before := *n
+		change(n)
+		out = *n
+		if same(&before, n) && slices.Equal(before.CPUModels, n.CPUModels) && before.QEMUVersion == n.QEMUVersion && before.Architecture == n.Architecture {
+			return nil
+		}
+		n.UpdatedAt = tx.Now()
+		out = *n
+		Nodes.Put(tx, n, string(id))
+		return nil
+	})
+	return out, err
+}
+
+// merge takes over what a heartbeat says; what is ours stays.
+func merge(n, said *cloud.Node) {
+	n.Name, n.Declared, n.Capacity, n.Allocatable = said.Name, said.Declared, said.Capacity, said.Allocatable
+	n.Hypervisors, n.Labels, n.AgentVersion = said.Hypervisors, said.Labels, said.AgentVersion
+	n.VolumeDrivers, n.StorageClasses, n.SharedMigration = said.VolumeDrivers, said.StorageClasses, said.SharedMigration
+}
+
+// same reports whether two records agree in all that a heartbeat says.
+func same(a, b *cloud.Node) bool {
+	return a.Name == b.Name && a.Declared == b.Declared && a.Capacity == b.Capacity && a.Allocatable == b.Allocatable &&
+		slices.Equal(a.Hypervisors, b.Hypervisors) && maps.Equal(a.Labels, b.Labels) && a.AgentVersion == b.AgentVersion &&
+		slices.Equal(a.VolumeDrivers, b.VolumeDrivers) && slices.Equal(a.StorageClasses, b.StorageClasses) &&
+		a.SharedMigration == b.SharedMigration
+}
+
+func checkHeartbeat(n *cloud.Node) error {
+	switch {
+	case n.Name == "" || len(n.Name) > 253:
+		return fault.Invalid("name", "must be 1 to 253 bytes")
+	case n.Declared != cloud.NodeReady && n.Declared != cloud.NodeNotReady:
+		return fault.Invalid("state", "an agent says READY or NOT_READY")
+	case len(n.Hypervisors) > 8 || len(n.VolumeDrivers) > 8 || len(n.StorageClasses) > 64 || len(n.AgentVersion) > 128:
+		return fault.New(fault.InvalidArgument, "the heartbeat lists too much")
+	}
+	return cloud.CheckPairs("labels", n.Labels)
+}

@@ -1,0 +1,258 @@
+package node
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	grpcpeer "google.golang.org/grpc/peer"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/peer"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+	"github.com/trivet-cloud/trivet/shared/wire"
+)
+
+// Protocol is the major version of agent.v1 that this program speaks.
+const Protocol = 1
+
+// ImageSource opens the verified copy of an image that this member holds; NotFound without one.
+type ImageSource interface {
+	Open(sha256 string) (io.ReadSeekCloser, error)
+}
+
+// RegisterAgents adds what agents may call, to the server of port 7443.
+func (s *Service) RegisterAgents(g *grpc.Server) {
+	agentv1.RegisterAgentServiceServer(g, &agents{s: s})
+	vmv1.RegisterNodeServiceServer(g, &heartbeats{s: s})
+}
+
+type agents struct {
+	agentv1.UnsafeAgentServiceServer
+	s *Service
+}
+
+// caller is the host whose certificate a connection shows; the certificate must be valid and the host's record there.
+func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
+	leaf, err := shown(ctx)
+	if err != nil {
+		return "", err
+	}
+	if leaf != nil && mtls.Expired(leaf, s.opts.Now()) {
+		return "", fault.New(fault.Unauthenticated, "the host's certificate has expired: renew it")
+	}
+	return s.holder(ctx, leaf)
+}
+
+// holder is the host that a certificate names.
+func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
+	if leaf == nil {
+		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+	}
+	id, err := mtls.Of(leaf)
+	if err != nil || id.Kind != mtls.Node {
+		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+	}
+	var known bool
+	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) (err error) {
+		known, err = Nodes.Has(v, id.Name)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	if !known {
+		return "", fault.New(fault.PermissionDenied, "this host is no longer of the cluster: join again")
+	}
+	return cloud.NodeID(id.Name), nil
+}
+
+// shown is the certificate of a connection, nil when there is none.
+func shown(ctx context.Context) (*x509.Certificate, error) {
+	p, ok := grpcpeer.FromContext(ctx)
+	if !ok {
+		return nil, errors.New("no connection")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return nil, nil
+	}
+	return info.State.PeerCertificates[0], nil
+}
+
+func checkProtocol(v uint32) error {
+	if v != Protocol {
+		return fault.New(fault.FailedPrecondition, "the agent speaks version %d of the protocol, the control plane %d: upgrade the older", v, Protocol)
+	}
+	return nil
+}
+
+func (a *agents) Join(ctx context.Context, r *agentv1.JoinRequest) (*agentv1.Credential, error) {
+	if err := checkProtocol(r.GetProtocol()); err != nil {
+		return nil, err
+	}
+	parts := strings.Split(strings.TrimSpace(r.GetToken()), ".")
+	if len(parts) != 3 || len(r.GetToken()) > 512 {
+		return nil, errBadJoin()
+	}
+	if r.GetName() == "" || len(r.GetName()) > 253 {
+		return nil, fault.Invalid("name", "must be 1 to 253 bytes")
+	}
+	csr, key, err := checkRequest(r.GetCsr())
+	if err != nil {
+		return nil, err
+	}
+	id, err := a.s.admitHost(ctx, joinAsk{ID: parts[0], Secret: parts[1], Name: r.GetName(), Key: key})
+	if err != nil {
+		return nil, err
+	}
+	a.s.opts.Log.Info("host joined", "node", id, "name", r.GetName())
+	return a.s.credential(id, csr.PublicKey)
+}
+
+func (s *Service) credential(id cloud.NodeID, public any) (*agentv1.Credential, error) {
+	cert, err := s.opts.Authority.Issue(mtls.Node, string(id), public, s.opts.Now(), CertificateLife)
+	if err != nil {
+		return nil, err
+	}
+	c := &agentv1.Credential{Certificate: cert.Raw, Authority: s.opts.Authority.Certificate().Raw, NodeId: string(id)}
+	for _, address := range s.opts.AgentAddresses {
+		c.Members = append(c.Members, address)
+	}
+	return c, nil
+}
+
+// Renew serves a host whose certificate is valid, or expired no longer than RenewGrace ago: TLS refuses others.
+func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.Credential, error) {
+	leaf, err := shown(ctx)
+	if err != nil {
+		return nil, err
+	}
+	id, err := a.s.holder(ctx, leaf)
+	if err != nil {
+		return nil, err
+	}
+	csr, _, err := checkRequest(r.GetCsr())
+	if err != nil {
+		return nil, err
+	}
+	return a.s.credential(id, csr.PublicKey)
+}
+
+func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_WatchServer) error {
+	id, err := a.s.caller(stream.Context())
+	if err != nil {
+		return err
+	}
+	if err := checkProtocol(r.GetProtocol()); err != nil {
+		return err
+	}
+	if len(r.GetPresentVms()) > 100_000 {
+		return fault.Invalid("present_vms", "at most 100000")
+	}
+	for _, vm := range r.GetPresentVms() {
+		if err := cloud.CheckUUID("present_vms", vm); err != nil {
+			return err
+		}
+	}
+	return a.s.watch(stream.Context(), id, r.GetPresentVms(), stream.Send)
+}
+
+func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
+	id, err := a.s.caller(stream.Context())
+	if err != nil {
+		return err
+	}
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return stream.SendAndClose(&agentv1.ReportResponse{})
+		}
+		if err != nil {
+			return err
+		}
+		if err := a.s.leads(); err != nil {
+			return err
+		}
+		if f := r.GetFacts(); f != nil {
+			if err := a.s.facts(stream.Context(), id, f); err != nil {
+				return err
+			}
+		}
+		var reports []cloud.Observation
+		for _, o := range r.GetVms() {
+			reports = append(reports, wire.ObservationFrom(o))
+		}
+		if err := a.s.reports(stream.Context(), id, reports); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
+	if len(f.GetCpuModels()) > 1024 {
+		return fault.Invalid("facts.cpu_models", "at most 1024")
+	}
+	_, err := s.describe(ctx, id, func(n *cloud.Node) {
+		n.CPUModels, n.QEMUVersion, n.Architecture = f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())
+	})
+	return err
+}
+
+func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentService_ReadImageServer) error {
+	if _, err := a.s.caller(stream.Context()); err != nil {
+		return err
+	}
+	f, err := a.s.images.Open(r.GetSha256())
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return peer.Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&agentv1.ReadImageResponse{Data: b}) })
+}
+
+func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) error {
+	id, err := a.s.caller(stream.Context())
+	if err != nil {
+		return err
+	}
+	if err := a.s.sendConsole(stream.Context(), id, stream.Recv); err != nil {
+		return err
+	}
+	return stream.SendAndClose(&agentv1.SendConsoleResponse{})
+}
+
+// heartbeats is NodeService as agents see it: one call.
+type heartbeats struct {
+	vmv1.UnimplementedNodeServiceServer
+	s *Service
+}
+
+func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeRequest) (*vmv1.Node, error) {
+	id, err := h.s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if r.GetNodeId() != string(id) {
+		return nil, fault.New(fault.PermissionDenied, "a host speaks only for itself: node_id must be %s", id)
+	}
+	if err := h.s.leads(); err != nil {
+		return nil, err
+	}
+	n, err := h.s.heartbeat(ctx, wire.NodeFrom(r))
+	if err != nil {
+		return nil, err
+	}
+	now := h.s.opts.Now().UnixMilli()
+	return wire.Node(&n, n.State(now, now), now), nil
+}

@@ -1,0 +1,132 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+
+	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// maxCall bounds a command whose caller set no deadline.
+const maxCall = time.Minute
+
+// Call implements lead.Caller.
+func (m *Mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	client, err := m.reach(ctx, member)
+	if err != nil {
+		return nil, err
+	}
+	request, err := request(command, body, caller)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxCall)
+	defer cancel()
+	answer, err := client.Call(ctx, request)
+	if err != nil {
+		return nil, fmt.Errorf("call %s on member %d: %w", command, member, err)
+	}
+	if err := outcome(answer.GetNotLeader(), answer.GetFault(), answer.GetInternal()); err != nil {
+		return nil, err
+	}
+	return answer.GetBody(), nil
+}
+
+// Open implements lead.Caller.
+func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
+	client, err := m.reach(ctx, member)
+	if err != nil {
+		return err
+	}
+	request, err := request(command, body, caller)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := client.Open(ctx, request)
+	if err != nil {
+		return fmt.Errorf("open %s on member %d: %w", command, member, err)
+	}
+	for {
+		piece, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read %s from member %d: %w", command, member, err)
+		}
+		if err := outcome(piece.GetNotLeader(), piece.GetFault(), piece.GetInternal()); err != nil {
+			return err
+		}
+		if err := send(piece.GetData()); err != nil {
+			return err
+		}
+	}
+}
+
+func request(command string, body []byte, caller *cloud.Caller) (*peerv1.CallRequest, error) {
+	r := &peerv1.CallRequest{Command: command, Body: body}
+	if caller != nil {
+		who, err := cbor.Marshal(caller)
+		if err != nil {
+			return nil, fmt.Errorf("encode caller: %w", err)
+		}
+		r.Caller, r.RequestId = who, caller.RequestID
+	}
+	return r, nil
+}
+
+// outcome is the error that an answer carries.
+func outcome(notLeader bool, encoded []byte, internal string) error {
+	switch {
+	case notLeader:
+		return lead.ErrNotLeader
+	case internal != "":
+		return &lead.RemoteError{Text: internal}
+	case len(encoded) > 0:
+		f := &fault.Fault{}
+		if err := cbor.Unmarshal(encoded, f); err != nil {
+			return fmt.Errorf("decode fault: %w", err)
+		}
+		return f
+	}
+	return nil
+}
+
+// said splits an error into what outcome reads.
+func said(err error) (notLeader bool, encoded []byte, internal string) {
+	switch f, ok := fault.From(err); {
+	case err == nil:
+	case errors.Is(err, lead.ErrNotLeader):
+		return true, nil, ""
+	case ok:
+		if encoded, err := cbor.Marshal(f); err == nil {
+			return false, encoded, ""
+		}
+		return false, nil, f.Message
+	default:
+		return false, nil, err.Error()
+	}
+	return false, nil, ""
+}
+
+func callerOf(r *peerv1.CallRequest) (*cloud.Caller, error) {
+	if len(r.GetCaller()) == 0 {
+		return nil, nil
+	}
+	c := &cloud.Caller{}
+	if err := cbor.Unmarshal(r.GetCaller(), c); err != nil {
+		return nil, fault.New(fault.InvalidArgument, "caller: %v", err)
+	}
+	return c, nil
+}

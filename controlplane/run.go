@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/identity"
+	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/node"
+	"github.com/trivet-cloud/trivet/controlplane/operator"
+	"github.com/trivet-cloud/trivet/controlplane/peer"
+	"github.com/trivet-cloud/trivet/controlplane/rest"
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/vm"
+	"github.com/trivet-cloud/trivet/controlplane/volume"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// The raft groups: the platform's records, and users' keys, which nobody serves yet.
+const (
+	systemGroup = 1
+	kvGroup     = 2
+)
+
+// stopTime is how long handing the leadership over may take.
+const stopTime = 3 * time.Second
+
+// electionTicks without a word from the leader start an election.
+const electionTicks = 10
+
+// run is the member, from bottom to top, until ctx ends or it cannot go on.
+func run(ctx context.Context, c Config) (err error) {
+	log := newLog(c)
+	key, err := openData(c)
+	if err != nil {
+		return err
+	}
+	unlock, err := lock(c.DataDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	authority, err := key.Authority()
+	if err != nil {
+		return err
+	}
+	members := c.members()
+	certificate := leaf(authority, c.NodeID)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	// State, and the agreement on it.
+	engines := map[uint64]*mvcc.Engine{}
+	machines := map[uint64]*store.Machine{}
+	names := map[uint64]string{systemGroup: "system", kvGroup: "kv"}
+	for id, name := range names {
+		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{Logger: log.With("engine", name)})
+		if err != nil {
+			return err
+		}
+		defer engine.Close()
+		machine := store.NewMachine(engine, false)
+		defer machine.Close()
+		engines[id], machines[id] = engine, machine
+	}
+	files, err := image.OpenFiles(filepath.Join(c.DataDir, "images"))
+	if err != nil {
+		return err
+	}
+	mesh, err := peer.New(peer.Options{
+		Self: c.NodeID, Members: members.addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	host, err := consensus.Open(consensus.Options{
+		ID: c.NodeID, Members: slices.Sorted(maps.Keys(members)), Dir: filepath.Join(c.DataDir, "raft"), Transport: mesh, Log: log,
+		ElectionTicks: electionTicks,
+	})
+	if err != nil {
+		return err
+	}
+	for _, id := range []uint64{systemGroup, kvGroup} {
+		if _, err := host.AddGroup(consensus.GroupOptions{ID: id, Name: names[id], Machine: machines[id]}); err != nil {
+			return errors.Join(err, host.Close())
+		}
+	}
+	runner := consensus.Start(host, consensus.RunnerOptions{TickInterval: c.Tick})
+	system := store.NewGroup(runner, systemGroup)
+	defer system.Close()
+	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens")})
+	commands := lead.NewCommands(c.NodeID, system, mesh)
+
+	// Services.
+	identities := identity.New(identity.Options{Store: records, Commands: commands, Key: key, Log: log, Dev: c.Dev})
+	images := image.New(image.Options{
+		Store: records, Commands: commands, Files: files, Self: c.NodeID, Members: len(members), Peers: mesh,
+		ImportDirs: importDirsOf(c), Log: log,
+	})
+	nodes := node.New(node.Options{
+		Store: records, Commands: commands, Leadership: system, Self: c.NodeID, AgentAddresses: members.addresses(c.Ports.Agents),
+		Authority: authority, Log: log, Now: time.Now,
+	})
+	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log})
+	nodes.Attach(vms, files)
+	mesh.Attach(runner, commands, files)
+	// Envelopes flow until the leadership is handed over, which is when everything above has ended.
+	meshing, endMesh := context.WithCancel(context.Background())
+	var meshWork sync.WaitGroup
+	meshWork.Go(func() { mesh.Run(meshing) })
+	defer func() {
+		stopping, cancel := context.WithTimeout(context.Background(), stopTime)
+		defer cancel()
+		err = errors.Join(err, ignoreStopped(runner.Stop(stopping)))
+		endMesh()
+		meshWork.Wait()
+	}()
+	compactor := &compactor{store: records}
+	tasks := &lead.Tasks{
+		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
+		List: []lead.Task{
+			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
+			{Name: "follow nodes", Every: time.Second, Run: nodes.Follow},
+			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
+			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
+			{Name: "settle images", Every: image.SettleEvery, Run: images.Settle},
+			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
+			{Name: "forget answers", Every: time.Minute, Run: forgetAnswers(records)},
+			{Name: "compact", Every: time.Minute, Run: compactor.compact},
+		},
+	}
+
+	// Edges.
+	grpcMetrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
+	registry.MustRegister(grpcMetrics, &collector{runner: runner, engines: engines, names: names})
+	httpMetrics := rest.NewMetrics(registry)
+	peers, _ := rpc.New(rpc.Options{
+		Credentials: credentials.NewTLS(mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member))),
+		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
+	})
+	mesh.Register(peers)
+	agents, _ := rpc.New(rpc.Options{
+		Credentials: credentials.NewTLS(mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
+			mtls.OnlyKind(mtls.Node), node.RenewGrace)),
+		Log: log, Metrics: grpcMetrics,
+	})
+	nodes.RegisterAgents(agents)
+	public, health := rpc.New(rpc.Options{Verifier: identities, Log: log, Metrics: grpcMetrics, Public: true})
+	identities.Register(public)
+	images.Register(public)
+	nodes.Register(public)
+	vms.Register(public)
+	volume.Register(public)
+	operator.Register(public, operator.Options{
+		Version: version(), Cluster: authority.Cluster(), Members: members, Runner: runner, Groups: groupsOf(engines, names),
+		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms,
+	})
+	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+	ready := func(context.Context) error {
+		if leader, _ := system.Leader(); leader == 0 {
+			return errors.New("no leader: fewer than a majority of the members can be reached")
+		}
+		return nil
+	}
+	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Ready: ready, Log: log, Metrics: httpMetrics})
+	identities.Routes(identityREST)
+	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Ready: ready, Log: log, Metrics: httpMetrics})
+	vms.Routes(vmREST)
+
+	e := &edges{log: log, failed: make(chan error, 16)}
+	defer e.close()
+	for _, s := range []struct {
+		name string
+		port uint16
+		grpc *grpc.Server
+		http http.Handler
+	}{
+		{"peers", c.Ports.Peers, peers, nil},
+		{"agents", c.Ports.Agents, agents, nil},
+		{"grpc", c.Ports.GRPC, public, nil},
+		{"identity", c.Ports.Identity, nil, identityREST},
+		{"vm", c.Ports.VM, nil, vmREST},
+	} {
+		address := net.JoinHostPort(c.Listen, strconv.Itoa(int(s.port)))
+		if err := e.serve(s.name, address, s.grpc, s.http); err != nil {
+			return err
+		}
+	}
+	if c.MetricsListen != "" {
+		if err := e.serve("metrics", c.MetricsListen, nil, metricsHandler(registry)); err != nil {
+			return err
+		}
+	}
+
+	// What runs as long as the member does.
+	background, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer cancel()
+	work.Go(func() { tasks.Run(background) })
+	work.Go(func() { images.Run(background) })
+	work.Go(func() { keepAdminToken(background, key, c.DataDir, log) })
+	work.Go(func() { scrub(background, engines, log) })
+	if c.Dev {
+		log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
+	}
+	log.Info("serving", "member", c.NodeID, "address", c.Listen, "cluster", authority.Cluster(), "version", version())
+	select {
+	case <-ctx.Done():
+		log.Info("stopping")
+		return nil
+	case err := <-e.failed:
+		return err
+	case <-runner.Done():
+		return runner.Err()
+	}
+}
+
+func ignoreStopped(err error) error {
+	if errors.Is(err, consensus.ErrStopped) {
+		return nil
+	}
+	return err
+}
+
+func newLog(c Config) *slog.Logger {
+	json := c.LogFormat == "json" || c.LogFormat == "auto" && os.Getenv("JOURNAL_STREAM") != ""
+	if json {
+		return slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, nil))
+}
+
+// openData makes the data directory and finds the cluster key; a lone member makes its own.
+func openData(c Config) (*clusterkey.Key, error) {
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
+	if c.ClusterKey == "" {
+		return clusterkey.LoadOrMake(filepath.Join(c.DataDir, "cluster.key"))
+	}
+	return clusterkey.Load(c.ClusterKey)
+}
+
+// lock keeps a second process out of the data directory.
+func lock(dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock data directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another member runs in %s", dir)
+	}
+	return func() { f.Close() }, nil
+}
+
+func importDirsOf(c Config) []image.ImportDir {
+	if len(c.Images.ImportDirs) > 0 {
+		return c.Images.ImportDirs
+	}
+	dir, err := filepath.Abs(filepath.Join(c.DataDir, "import"))
+	if err != nil {
+		return nil
+	}
+	os.MkdirAll(dir, 0o700)
+	return []image.ImportDir{{Path: dir}}
+}
+
+func groupsOf(engines map[uint64]*mvcc.Engine, names map[uint64]string) map[uint64]operator.Group {
+	out := map[uint64]operator.Group{}
+	for id, engine := range engines {
+		out[id] = operator.Group{Name: names[id], Revision: engine.Revision}
+	}
+	return out
+}
+
+func metricsHandler(registry *prometheus.Registry) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// leafLife is the life of a member's own certificate, which it signs anew at half of it.
+const leafLife = 30 * 24 * time.Hour

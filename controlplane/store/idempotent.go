@@ -1,0 +1,163 @@
+package store
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Limits of remembered answers.
+const (
+	// KeepAnswers is how long an answer is given again (milliseconds).
+	KeepAnswers = 24 * 3600_000
+	// MaxAnswers are kept of a project; the oldest goes.
+	MaxAnswers = 10_000
+)
+
+type answer struct {
+	Body   [32]byte
+	Answer []byte
+	At     cloud.Time
+	// Turn is where the answer stands in the project's order of age.
+	Turn uint64
+}
+
+// turns counts a project's answers: those from First up to Next are kept.
+type turns struct{ First, Next uint64 }
+
+var (
+	answers     = NewTable[answer]("idem")
+	answerOrder = NewTable[string]("idem-order")
+	answerTurns = NewTable[turns]("idem-turns")
+)
+
+// Idempotent does what do does, once for each key. The same caller, method and key with the same body get the first
+// answer again, with replayed true, even when what it speaks of is gone; another body is refused. Without a key it is
+// just do. A failure stores nothing. The place is the project, or the org for what belongs to no project.
+func Idempotent[A any](tx *Tx, caller *cloud.Caller, place, method string, body [32]byte, do func() (A, error)) (out A, replayed bool, err error) {
+	if caller == nil || caller.IdempotencyKey == "" {
+		out, err = do()
+		return out, false, err
+	}
+	if place == "" {
+		place = "-"
+	}
+	sum := sha256.Sum256([]byte(caller.Name() + "\x00" + method + "\x00" + caller.IdempotencyKey))
+	id := hex.EncodeToString(sum[:16])
+	kept, err := answers.Get(tx, place, id)
+	if err != nil {
+		return out, false, err
+	}
+	if kept != nil && tx.Now()-kept.At < KeepAnswers {
+		if kept.Body != body {
+			return out, false, fault.Invalid("idempotency-key", "was used before with another request").WithReason("IDEMPOTENCY_KEY_REUSED")
+		}
+		if err := cbor.Unmarshal(kept.Answer, &out); err != nil {
+			return out, false, fmt.Errorf("decode kept answer: %w", err)
+		}
+		return out, true, nil
+	}
+	if out, err = do(); err != nil {
+		return out, false, err
+	}
+	text, err := cbor.Marshal(out)
+	if err != nil {
+		return out, false, fmt.Errorf("encode answer: %w", err)
+	}
+	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, kept)
+}
+
+// remember stores an answer as the newest and removes the oldest past the limit.
+func remember(tx *Tx, place, id string, a answer, replaces *answer) error {
+	t, err := answerTurns.Get(tx, place)
+	if err != nil {
+		return err
+	}
+	if t == nil {
+		t = &turns{}
+	}
+	if replaces != nil {
+		answerOrder.Delete(tx, place, turn(replaces.Turn))
+	}
+	a.Turn = t.Next
+	t.Next++
+	answers.Put(tx, &a, place, id)
+	answerOrder.Put(tx, &id, place, turn(a.Turn))
+	for t.Next-t.First > MaxAnswers {
+		if err := forget(tx, place, t); err != nil {
+			return err
+		}
+	}
+	answerTurns.Put(tx, t, place)
+	return nil
+}
+
+// forget removes the oldest answer.
+func forget(tx *Tx, place string, t *turns) error {
+	id, err := answerOrder.Get(tx, place, turn(t.First))
+	if err != nil {
+		return err
+	}
+	if id != nil {
+		answers.Delete(tx, place, *id)
+		answerOrder.Delete(tx, place, turn(t.First))
+	}
+	t.First++
+	return nil
+}
+
+func turn(n uint64) string { return fmt.Sprintf("%016x", n) }
+
+// ForgetAnswers removes up to limit answers that are older than they are kept, and says whether there may be more.
+func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
+	places, _, err := answerTurns.List(tx.Unguarded(), 0)
+	if err != nil {
+		return false, err
+	}
+	for _, p := range places {
+		place := p.Path[0]
+		t, err := answerTurns.Get(tx, place)
+		if err != nil || t == nil {
+			return false, err
+		}
+		first := t.First
+		for t.First < t.Next {
+			if limit == 0 {
+				answerTurns.Put(tx, t, place)
+				return true, nil
+			}
+			old, err := expired(tx, place, t.First)
+			if err != nil {
+				return false, err
+			}
+			if !old {
+				break
+			}
+			if err := forget(tx, place, t); err != nil {
+				return false, err
+			}
+			limit--
+		}
+		if t.First != first {
+			answerTurns.Put(tx, t, place)
+		}
+	}
+	return false, nil
+}
+
+func expired(tx *Tx, place string, n uint64) (bool, error) {
+	id, err := answerOrder.Get(tx, place, turn(n))
+	if err != nil || id == nil {
+		return id == nil, err
+	}
+	a, err := answers.Get(tx, place, *id)
+	if err != nil || a == nil {
+		return a == nil, err
+	}
+	return tx.Now()-a.At >= KeepAnswers, nil
+}

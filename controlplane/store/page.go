@@ -1,0 +1,125 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// PageRequest asks for a page of a list.
+type PageRequest struct {
+	// Size 0 is cloud.DefaultPage; at most cloud.MaxPage.
+	Size  int32
+	Token string
+	// Query is everything else that selects: a token is good for the query it was made for.
+	Query string
+}
+
+// maxScan bounds the records looked at for one page. A page that was cut by it is short and has a token.
+const maxScan = 10_000
+
+type pageToken struct {
+	Query    [8]byte
+	Last     []byte
+	Revision int64
+}
+
+func errBadToken() error {
+	return fault.Invalid("page_token", "is not one that this list gave")
+}
+
+func (s *Store) mac(body []byte) []byte {
+	h := hmac.New(sha256.New, s.opts.PageKey)
+	h.Write(body)
+	return h.Sum(nil)[:16]
+}
+
+func (s *Store) sealToken(t pageToken) (string, error) {
+	body, err := cbor.Marshal(t)
+	if err != nil {
+		return "", err
+	}
+	return base64.RawURLEncoding.EncodeToString(append(s.mac(body), body...)), nil
+}
+
+func (s *Store) openToken(text string, query [8]byte) (t pageToken, err error) {
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || len(raw) < 16 || !hmac.Equal(raw[:16], s.mac(raw[16:])) {
+		return t, errBadToken()
+	}
+	if err := cbor.Unmarshal(raw[16:], &t); err != nil || t.Query != query {
+		return t, errBadToken()
+	}
+	return t, nil
+}
+
+// Page is one page of the records below path that keep accepts, in order of their paths, and the token of the next page
+// or "". All pages show the moment of the first.
+func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, keep func(*T) bool, path ...string) (items []*T, next string, err error) {
+	size := int(req.Size)
+	switch {
+	case size < 0 || size > cloud.MaxPage:
+		return nil, "", fault.Invalid("page_size", "must be 0 to %d, got %d", cloud.MaxPage, size)
+	case size == 0:
+		size = cloud.DefaultPage
+	}
+	start, end := t.below(path)
+	sum := sha256.Sum256(append(append([]byte(req.Query), 0), start...))
+	query := [8]byte(sum[:8])
+	var token pageToken
+	if req.Token != "" {
+		if token, err = s.openToken(req.Token, query); err != nil {
+			return nil, "", err
+		}
+		start = append(bytes.Clone(token.Last), 0)
+	}
+	read := func(v *View) error {
+		if token.Revision != 0 {
+			v = v.at(token.Revision)
+		}
+		items, next, err = page(s, t, v, size, pageToken{Query: query, Revision: v.Revision()}, start, end, keep)
+		return err
+	}
+	if err := s.View(ctx, read); err != nil {
+		if f, ok := fault.From(err); ok && f.Reason == "HISTORY_EXPIRED" {
+			err = fault.Invalid("page_token", "is too old: list again from the start").WithReason("PAGE_TOKEN_EXPIRED").Because(err)
+		}
+		return nil, "", err
+	}
+	return items, next, nil
+}
+
+func page[T any](s *Store, t Table[T], v *View, size int, token pageToken, start, end []byte, keep func(*T) bool) (items []*T, next string, err error) {
+	for scanned := 0; ; {
+		records, more, err := t.list(v, start, end, size+1)
+		if err != nil {
+			return nil, "", err
+		}
+		for i, r := range records {
+			if keep(r.Value) {
+				if len(items) == size { // one more than fits: the page ends at the last that did
+					next, err = s.sealToken(token)
+					return items, next, err
+				}
+				items = append(items, r.Value)
+			}
+			token.Last = t.key(records[i].Path)
+			scanned++
+		}
+		if !more {
+			return items, "", nil
+		}
+		if scanned >= maxScan {
+			next, err = s.sealToken(token)
+			return items, next, err
+		}
+		start = append(bytes.Clone(token.Last), 0)
+	}
+}

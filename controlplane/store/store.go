@@ -1,0 +1,216 @@
+// Package store keeps the platform's records: typed values in tables over one mvcc keyspace, read and changed by
+// functions, agreed on by whatever Proposer stands behind it.
+//
+//   - View reads one consistent moment, as new as every write acknowledged before it began.
+//   - Update runs a function that reads and writes; what it read becomes guards, what it wrote ops, and all of it is one
+//     entry of the log or nothing. When something read has changed meanwhile the function runs again, so it must do
+//     nothing but read and write through its Tx.
+//   - Watch follows a table from a revision. A commit is the event: there is no other event mechanism.
+//   - Lists go by pages under tokens that cannot be forged and always show the moment of the first page.
+//
+// Time inside an Update is stamped once, max(last stamped, clock), and travels in the entry. Package storetest is the
+// suite that every store passes: over memory, and over raft. It knows no service's records.
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Proposer agrees on commands with the other members.
+type Proposer interface {
+	// Propose returns the encoded mvcc.Result of a command once it is committed and applied here. The same id applies
+	// once.
+	Propose(ctx context.Context, id [16]byte, data []byte) ([]byte, error)
+	// ReadIndex returns when everything acknowledged before the call is applied here.
+	ReadIndex(ctx context.Context) error
+}
+
+// Options of a Store.
+type Options struct {
+	// Engine holds the records; the Proposer applies to it. Required.
+	Engine *mvcc.Engine
+	// Proposer is required.
+	Proposer Proposer
+	// PageKey makes page tokens unforgeable; the same on all members. Required, 32 bytes.
+	PageKey []byte
+	// Now is the clock; time.Now when nil.
+	Now func() time.Time
+	// Rand draws proposal ids; crypto/rand when nil.
+	Rand io.Reader
+}
+
+// Store is a set of tables.
+type Store struct {
+	opts Options
+	// turn is held by an update that met a conflict, so that such updates run one after the other and each gets
+	// through.
+	turn chan struct{}
+	// fresh is when this member last proved to be up to date (Unix nanoseconds).
+	fresh atomic.Int64
+	// freshening lets one proof serve all who wait for it.
+	freshening sync.Mutex
+}
+
+// New makes a store.
+func New(opts Options) *Store {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if opts.Rand == nil {
+		opts.Rand = rand.Reader
+	}
+	return &Store{opts: opts, turn: make(chan struct{}, 1)}
+}
+
+// Revision is the newest revision applied here.
+func (s *Store) Revision() int64 { return s.opts.Engine.Revision() }
+
+// Barrier returns when everything acknowledged before the call can be read here.
+func (s *Store) Barrier(ctx context.Context) error {
+	asked := s.opts.Now()
+	if err := s.opts.Proposer.ReadIndex(ctx); err != nil {
+		return err
+	}
+	s.fresh.Store(asked.UnixNano())
+	return nil
+}
+
+// View runs f on one consistent moment that includes every write acknowledged before the call.
+func (s *Store) View(ctx context.Context, f func(*View) error) error {
+	if err := s.Barrier(ctx); err != nil {
+		return err
+	}
+	return s.Local(f)
+}
+
+// Recent runs f on a moment that was the newest at most age ago. It asks the others only when this member has not
+// proved to be up to date since then, and fails when it cannot.
+func (s *Store) Recent(ctx context.Context, age time.Duration, f func(*View) error) error {
+	if s.stale(age) {
+		s.freshening.Lock()
+		var err error
+		if s.stale(age) {
+			err = s.Barrier(ctx)
+		}
+		s.freshening.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return s.Local(f)
+}
+
+func (s *Store) stale(age time.Duration) bool {
+	return s.opts.Now().UnixNano()-s.fresh.Load() > int64(age)
+}
+
+// Local runs f on whatever is applied here. It may be old.
+func (s *Store) Local(f func(*View) error) error {
+	snap := s.opts.Engine.Snapshot()
+	defer snap.Close()
+	return f(&View{snap: snap})
+}
+
+// Update runs f and commits what it did, and returns the revision of the commit. An error of f is returned as it is,
+// and nothing has happened. The function may run several times.
+func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
+	locked := false
+	defer func() {
+		if locked {
+			<-s.turn
+		}
+	}()
+	for {
+		result, err := s.attempt(ctx, f)
+		if err != nil {
+			return 0, err
+		}
+		if !result.Conflict {
+			return result.Revision, nil
+		}
+		if !locked {
+			select {
+			case s.turn <- struct{}{}:
+				locked = true
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}
+	}
+}
+
+// attempt is one run of an update against the records as they are here. A member that is behind fails its guards.
+func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Result, err error) {
+	if err := ctx.Err(); err != nil {
+		return result, err
+	}
+	snap := s.opts.Engine.Snapshot()
+	defer snap.Close()
+	tx := &Tx{
+		View: View{snap: snap, reads: &reads{seen: map[string]bool{}}, writes: map[string]write{}},
+		now:  max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime()),
+	}
+	if err := f(tx); err != nil {
+		return result, err
+	}
+	if tx.err != nil {
+		return result, tx.err
+	}
+	if len(tx.writes) == 0 {
+		// What was read was true at the snapshot; nothing else is claimed of it.
+		return mvcc.Result{Revision: snap.Revision(), Time: tx.now}, nil
+	}
+	data, err := mvcc.EncodeTxn(tx.txn())
+	if err != nil {
+		return result, fmt.Errorf("encode transaction: %w", err)
+	}
+	var id [16]byte
+	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
+		return result, fmt.Errorf("draw proposal id: %w", err)
+	}
+	answer, err := s.opts.Proposer.Propose(ctx, id, data)
+	if err != nil {
+		return result, err
+	}
+	if result, err = mvcc.DecodeResult(answer); err != nil {
+		return result, fmt.Errorf("decode result: %w", err)
+	}
+	if result.Conflict {
+		return result, nil
+	}
+	return result, result.Err()
+}
+
+// Compact forgets the history before a revision: watches and pages from there fail from now on.
+func (s *Store) Compact(ctx context.Context, revision int64) error {
+	var id [16]byte
+	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
+		return fmt.Errorf("draw proposal id: %w", err)
+	}
+	_, err := s.opts.Proposer.Propose(ctx, id, mvcc.EncodeCompact(revision))
+	return err
+}
+
+// Now is the time that an update beginning now would stamp.
+func (s *Store) Now() cloud.Time {
+	return max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime())
+}
+
+// history maps the engine's refusals of old revisions to what a caller can do about it.
+func history(err error) error {
+	if errors.Is(err, mvcc.ErrCompacted) {
+		return fault.New(fault.OutOfRange, "the history from there is no longer kept: read again").WithReason("HISTORY_EXPIRED").Because(err)
+	}
+	return err
+}

@@ -1,0 +1,68 @@
+package vm
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+func TestFilter(t *testing.T) {
+	vm := &cloud.VM{ID: "i", Name: "web-1", State: cloud.Running, Node: "n1", Labels: map[string]string{"env": "prod", "a/b": "c", "tier": "2"}}
+	for text, want := range map[string]bool{
+		"":                                      true,
+		"  ":                                    true,
+		`name = "web-1"`:                        true,
+		`name != "web-1"`:                       false,
+		`state = RUNNING`:                       true,
+		`state = running`:                       true,
+		`state = VM_STATE_RUNNING`:              true,
+		`state = STOPPED`:                       false,
+		`state = RUNNING AND labels.env="prod"`: true,
+		`state = STOPPED OR labels.env = prod`:  true,
+		`NOT state = STOPPED`:                   true,
+		`-state = RUNNING`:                      false,
+		`(state = STOPPED OR name = "web-1") AND labels.env != "dev"`: true,
+		`labels:env`:          true,
+		`labels:nothing`:      false,
+		`labels.env:*`:        true,
+		`labels."a/b" = "c"`:  true,
+		`labels.tier = "2"`:   true,
+		`labels.none = "x"`:   false,
+		`labels.none != "x"`:  true,
+		`node_id = "n1"`:      true,
+		`id = "i" name = "x"`: false,
+	} {
+		m, err := parseFilter(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, m(vm), text)
+	}
+}
+
+func TestBadFilter(t *testing.T) {
+	for _, text := range []string{
+		`name =`, `= "x"`, `name`, `"x"`, `name > "a"`, `owner = "x"`, `state = FLYING`, `labels = "x"`, `name = (`, `name.x = "y"`,
+		`f(name) = "x"`, `name = 'x`, strings.Repeat("(", 5000), strings.Repeat("(", 100) + `name="x"` + strings.Repeat(")", 100),
+		strings.Repeat("x", cloud.MaxFilter+1),
+	} {
+		_, err := parseFilter(text)
+		require.True(t, fault.Is(err, fault.InvalidArgument), "%q: %v", text, err)
+		require.ErrorContains(t, err, "filter")
+	}
+}
+
+func FuzzFilter(f *testing.F) {
+	f.Add(`state = RUNNING AND labels.env = "prod"`)
+	f.Add(`NOT (name = "a" OR labels:x)`)
+	f.Fuzz(func(t *testing.T, text string) {
+		m, err := parseFilter(text)
+		if err != nil {
+			require.True(t, fault.Is(err, fault.InvalidArgument))
+			return
+		}
+		m(&cloud.VM{})
+	})
+}

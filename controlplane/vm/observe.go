@@ -1,0 +1,237 @@
+package vm
+
+import (
+	"context"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/node"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/wire"
+)
+
+var _ node.Guests = (*Service)(nil)
+
+// Assigned implements node.Guests.
+func (s *Service) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) ([]node.Assignment, error) {
+	placed := map[cloud.VMID]*node.Placed{}
+	if len(vms) == 0 {
+		all, _, err := node.PlacedVMs.List(v, 0, string(on))
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range all {
+			id := cloud.VMID(r.Path[1])
+			vms = append(vms, id)
+			placed[id] = r.Value
+		}
+	}
+	out := make([]node.Assignment, 0, len(vms))
+	for _, id := range vms {
+		p := placed[id]
+		if p == nil {
+			var err error
+			if p, err = node.PlacedVMs.Get(v, string(on), string(id)); err != nil {
+				return nil, err
+			}
+		}
+		say, err := assigned(v, on, id, p)
+		if err != nil {
+			return nil, err
+		}
+		if say != nil {
+			out = append(out, node.Assignment{VM: id, Say: say})
+		}
+	}
+	return out, nil
+}
+
+// assigned is what the host should make of one VM; nil for one that it no longer has.
+func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*agentv1.AssignedVm, error) {
+	if p == nil {
+		return nil, nil
+	}
+	if p.Gone {
+		return &agentv1.AssignedVm{VmId: string(id), Generation: p.Generation, Power: agentv1.Power_POWER_DESTROYED}, nil
+	}
+	vm, err := VMs.Get(v, string(p.Project), string(id))
+	if err != nil || vm == nil || vm.Node != on {
+		return nil, err
+	}
+	return wire.Assigned(vm), nil
+}
+
+// Observed implements node.Guests. Most reports say what is known already: those cost a read.
+func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) error {
+	var news []cloud.Observation
+	err := s.opts.Store.Local(func(v *store.View) error {
+		for _, o := range reports {
+			s.keepUsage(o)
+			changed, err := take(v, nil, on, o, s.opts.Store.Now())
+			if err != nil {
+				return err
+			}
+			if changed {
+				news = append(news, o)
+			}
+		}
+		return nil
+	})
+	if err != nil || len(news) == 0 {
+		return err
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		for _, o := range news {
+			if _, err := take(tx, tx, on, o, tx.Now()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return err
+}
+
+func (s *Service) keepUsage(o cloud.Observation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case o.Observed != cloud.ObservedRunning:
+		delete(s.usage, o.VM)
+	case o.Usage != nil:
+		s.usage[o.VM] = *o.Usage
+	}
+}
+
+// take applies one report to the records and says whether it changes any. Without a tx it only looks. A host speaks for
+// what is placed on it and for nothing else.
+func take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (bool, error) {
+	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
+		return false, nil
+	}
+	p, err := node.PlacedVMs.Get(r, string(on), string(o.VM))
+	if err != nil || p == nil {
+		return false, err
+	}
+	if p.Gone {
+		if o.Observed != cloud.ObservedAbsent {
+			return false, nil
+		}
+		if tx == nil {
+			return true, nil
+		}
+		node.PlacedVMs.Delete(tx, string(on), string(o.VM))
+		return true, free(tx, on, p.Held)
+	}
+	vm, err := VMs.Get(r, string(p.Project), string(o.VM))
+	if err != nil || vm == nil || vm.Node != on {
+		return false, err
+	}
+	o.LastError = clip(o.LastError)
+	generation := vm.Generation
+	if !vm.Observe(o, now) {
+		return false, nil
+	}
+	if tx != nil {
+		save(tx, vm, generation)
+	}
+	return true, nil
+}
+
+// clip bounds what a host can write into a record.
+func clip(s string) string {
+	const most = 1 << 10
+	if len(s) > most {
+		return s[:most]
+	}
+	return s
+}
+
+// due is when a VM's transient state is over.
+type due struct {
+	project cloud.ProjectID
+	at      cloud.Time
+}
+
+// Follow keeps the deadlines of all VMs while this member leads.
+func (s *Service) Follow(ctx context.Context) error {
+	var from int64
+	err := s.opts.Store.View(ctx, func(v *store.View) error {
+		from = v.Revision() + 1
+		all, _, err := VMs.List(v, 0)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		clear(s.deadlines)
+		clear(s.usage)
+		for _, r := range all {
+			s.note(r.Value)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	w := VMs.Watch(s.opts.Store, from)
+	defer w.Close()
+	for {
+		changes, _, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		for _, c := range changes {
+			if c.Value == nil {
+				delete(s.deadlines, cloud.VMID(c.Path[1]))
+				delete(s.usage, cloud.VMID(c.Path[1]))
+			} else {
+				s.note(c.Value)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (s *Service) note(vm *cloud.VM) {
+	if vm.Deadline == 0 {
+		delete(s.deadlines, vm.ID)
+	} else {
+		s.deadlines[vm.ID] = due{vm.Project, vm.Deadline}
+	}
+}
+
+// SettleEvery is how often deadlines are looked at.
+const SettleEvery = time.Second
+
+// Settle ends transient states whose deadline has passed. It is a leader's task.
+func (s *Service) Settle(ctx context.Context) error {
+	now := s.opts.Store.Now()
+	late := map[cloud.VMID]due{}
+	s.mu.Lock()
+	for id, d := range s.deadlines {
+		if now >= d.at {
+			late[id] = d
+		}
+	}
+	s.mu.Unlock()
+	for id, d := range late {
+		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+			vm, err := VMs.Get(tx, string(d.project), string(id))
+			if err != nil || vm == nil {
+				return err
+			}
+			generation := vm.Generation
+			if vm.TimeOut(tx.Now()) {
+				save(tx, vm, generation)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,16 @@
+package vm
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// inBootOrder sorts disks by (boot_index, position): QEMU refuses two of one index, and the spec's default is 0 for
+// each.
+func inBootOrder(disks []cloud.Disk) []cloud.Disk {
+	out := slices.Clone(disks)
+	slices.SortStableFunc(out, func(a, b cloud.Disk) int { return cmp.Compare(a.BootIndex, b.BootIndex) })
+	return out
+}

@@ -1,0 +1,64 @@
+package qcow2
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// CreateClusterBits is the cluster size of the images that Create makes: 64 KiB.
+const CreateClusterBits = 16
+
+// Create writes an empty version 3 image of virtualSize bytes to w, which must be empty, and returns the length that
+// the file then has. It has no backing file's name: whoever opens it names the lower layer.
+//
+// The image is an overlay or a blank disk, which only differ in what is put beneath them. It occupies at most a few
+// clusters; refcounts are exact (no lazy refcounts), so a crash leaks clusters at worst.
+//
+// virtualSize must be a multiple of 512, above 0 and at most MaxVirtualSize.
+func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
+	if virtualSize == 0 || virtualSize%sector != 0 || virtualSize > MaxVirtualSize {
+		return 0, fmt.Errorf("create qcow2: a virtual size of %d bytes is not possible", virtualSize)
+	}
+	const (
+		cluster  = uint64(1) << CreateClusterBits
+		l2Span   = cluster / 8 * cluster
+		reftable = 1 * cluster // cluster 1
+		refblock = 2 * cluster // cluster 2: 32768 counts of 16 bits, far more than the clusters used here
+		l1       = 3 * cluster
+	)
+	entries := (virtualSize + l2Span - 1) / l2Span
+	used := l1/cluster + (entries*8+cluster-1)/cluster
+	length := int64(used * cluster)
+
+	var head bytes.Buffer
+	h := header{Version: 3, ClusterBits: CreateClusterBits, Size: virtualSize, L1Size: uint32(entries), L1Offset: l1,
+		RefcountTableOffset: reftable, RefcountTableClusters: 1}
+	copy(h.Magic[:], Magic)
+	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}
+	// Then eight bytes of compression type (zlib) and padding, and the end of extensions.
+	for _, part := range []any{h, h3, [8]byte{}, [2]uint32{extEnd, 0}} {
+		if err := binary.Write(&head, binary.BigEndian, part); err != nil {
+			return 0, fmt.Errorf("encode qcow2 header: %w", err)
+		}
+	}
+	counts := make([]byte, used*2)
+	for i := range used {
+		binary.BigEndian.PutUint16(counts[i*2:], 1)
+	}
+	for _, part := range []struct {
+		at    int64
+		bytes []byte
+	}{
+		{length - 1, []byte{0}}, // the L1 table is all zeros, and so is what nobody writes
+		{int64(refblock), counts},
+		{int64(reftable), binary.BigEndian.AppendUint64(nil, refblock)},
+		{0, head.Bytes()}, // last, so that a file cut short is no image
+	} {
+		if _, err := w.WriteAt(part.bytes, part.at); err != nil {
+			return 0, fmt.Errorf("write qcow2: %w", err)
+		}
+	}
+	return length, nil
+}
