@@ -1,11 +1,47 @@
+# Two of these are for everybody: `make up` runs a whole cloud on this host, `make test` runs what CI runs.
+SHELL := /bin/bash
 PROTOS := $(shell find protos -name '*.proto' | sort)
+DIR := .trivet
+GUEST := .build/guest
+
+# Debian packages that are needed to run a cloud here, and more to test it.
+RUN_PACKAGES := qemu-system-x86 $(shell cat images/guest/packages)
+TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 systemd
+
+.PHONY: up down wipe build guest gen check test bench run-packages test-packages
+
+up: run-packages build guest
+	@bin/up $(DIR) bin $(GUEST)
+
+down:
+	@[ -x bin/up ] || CGO_ENABLED=0 go build -o bin/ ./e2e/up
+	@bin/up -down $(DIR)
+
+wipe: down
+	rm -rf $(DIR)
+
+# Static programs; each is written only when it changed, so that `up` restarts only what was rebuilt.
+build:
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath -o bin/trivet-controlplane ./controlplane
+	CGO_ENABLED=0 go build -trimpath -o bin/trivet-nodeagent ./nodeagent
+	CGO_ENABLED=0 go build -trimpath -o bin/trivet ./cli
+	CGO_ENABLED=0 go build -trimpath -o bin/up ./e2e/up
+
+guest: run-packages
+	@images/guest/build $(GUEST)
+
+run-packages:
+	@.ci/packages $(RUN_PACKAGES)
+
+test-packages:
+	@.ci/packages $(TEST_PACKAGES)
 
 # gen writes the .pb.go files beside their .proto.
-.PHONY: gen
 gen:
 	@mkdir -p .build/bin
-	go build -o .build/bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
-	PATH="$(CURDIR)/.build/bin:$$PATH" protoc -I protos \
+	@go build -o .build/bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	@PATH="$(CURDIR)/.build/bin:$$PATH" protoc -I protos \
 		--go_out=protos --go_opt=paths=source_relative \
 		--go-grpc_out=protos --go-grpc_opt=paths=source_relative \
 		$(PROTOS:protos/%=%)

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,8 +85,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("log_format must be text, json or auto, got %q", c.LogFormat)
 	}
 	for _, d := range c.Images.ImportDirs {
-		if !filepath.IsAbs(d.Path) {
-			return fmt.Errorf("images.import_dirs: %q is not an absolute path", d.Path)
+		if d.Path == "" {
+			return errors.New("images.import_dirs: a directory has no path")
 		}
 	}
 	if err := c.Ports.validate(); err != nil {

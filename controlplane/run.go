@@ -286,10 +286,7 @@ func importDirsOf(c Config) []image.ImportDir {
 	if len(c.Images.ImportDirs) > 0 {
 		return c.Images.ImportDirs
 	}
-	dir, err := filepath.Abs(filepath.Join(c.DataDir, "import"))
-	if err != nil {
-		return nil
-	}
+	dir := filepath.Join(c.DataDir, "import")
 	os.MkdirAll(dir, 0o700)
 	return []image.ImportDir{{Path: dir}}
 }

@@ -16,7 +16,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ImportDir is a directory of a member's host whose files may be imported. Without orgs it is system:admin's alone.
+// ImportDir is a directory of a member's host whose files may be imported. Without orgs it is system:admin's alone. A
+// relative path is opened as such, which works where a member may not look into the directories above its own; URLs
+// name files by the absolute path.
 type ImportDir struct {
 	Path string        `yaml:"path"`
 	Orgs []cloud.OrgID `yaml:"orgs"`
@@ -62,7 +64,11 @@ func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, e
 		if !admin && !slices.Contains(dir.Orgs, org) {
 			continue
 		}
-		rel, ok := strings.CutPrefix(path, strings.TrimSuffix(dir.Path, "/")+"/")
+		above, err := filepath.Abs(dir.Path)
+		if err != nil {
+			continue
+		}
+		rel, ok := strings.CutPrefix(path, strings.TrimSuffix(above, "/")+"/")
 		if !ok {
 			continue
 		}

@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -50,7 +49,8 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 // stage is the batch that Apply builds: the state it leads to, and what reads within it must see.
 type stage struct {
 	state
-	proposals *proposals
+	proposals   *proposals
+	mostChanges int // MaxTxnChanges
 
 	db      *pebble.DB
 	batch   *pebble.Batch
@@ -199,7 +199,7 @@ func (s *stage) transact() (Result, error) {
 }
 
 func (s *stage) holds(g *Guard) (bool, error) {
-	if g.End == nil {
+	if len(g.End) == 0 {
 		s.scratch = appendPrefix(s.scratch[:0], g.Key)
 		v, err := s.newest(s.scratch)
 		return v.mod == g.ModRevision, err
@@ -242,9 +242,9 @@ func (s *stage) collect(first int) (refused bool, err error) {
 			err := s.scan(o.Key, o.End, func(prefix []byte, v version) (bool, error) {
 				key, err := appendUserKey(nil, prefix)
 				s.changes = append(s.changes, change{deleted: true, key: key, revision: next, previous: v.mod})
-				return len(s.changes)-first <= MaxTxnChanges, err
+				return len(s.changes)-first <= s.mostChanges, err
 			})
-			if err != nil || len(s.changes)-first > MaxTxnChanges {
+			if err != nil || len(s.changes)-first > s.mostChanges {
 				return true, err
 			}
 		}
@@ -310,102 +310,6 @@ func (s *stage) writeVersion(c *change) error {
 		s.pending.put(op.Key[:len(op.Key)-revisionBytes], c.now)
 	}
 	return op.Finish()
-}
-
-// newest returns the newest version of the key with prefix, as the commands so far left it.
-func (s *stage) newest(prefix []byte) (version, error) {
-	if v, ok := s.pending.find(prefix); ok {
-		return v, nil
-	}
-	it, err := s.reads()
-	if err != nil {
-		return version{}, err
-	}
-	if !it.SeekPrefixGE(prefix) {
-		return version{}, it.Error()
-	}
-	_, v, err := versionAt(it)
-	return v, err
-}
-
-// scan calls visit for the newest version of each live key of [key, end), in order, as the commands so far left them,
-// until it returns false. The prefix is only lent.
-func (s *stage) scan(key, end []byte, visit func(prefix []byte, v version) (bool, error)) error {
-	lower, upper := encodedBounds(key, end)
-	it, err := s.reads()
-	if err != nil {
-		return err
-	}
-	pending := s.pending.between(lower, upper)
-	stored := it.SeekGE(lower)
-	for {
-		var prefix []byte
-		var v version
-		if stored = stored && bytes.Compare(it.Key(), upper) < 0; stored {
-			if prefix, v, err = versionAt(it); err != nil {
-				return err
-			}
-		}
-		order := -1 // of the stored key to the pending one
-		switch {
-		case !stored && len(pending) == 0:
-			return it.Error()
-		case !stored:
-			order = 1
-		case len(pending) > 0 && string(prefix) == pending[0]:
-			order = 0
-		case len(pending) > 0 && string(prefix) > pending[0]:
-			order = 1
-		}
-		if order >= 0 {
-			prefix, v = []byte(pending[0]), s.pending.byPrefix[pending[0]]
-			pending = pending[1:]
-		}
-		if v.live() {
-			if on, err := visit(prefix, v); err != nil || !on {
-				return err
-			}
-		}
-		if order <= 0 {
-			stored = it.NextPrefix()
-		}
-	}
-}
-
-// versionAt decodes the version that it stands at. The prefix is only lent.
-func versionAt(it *pebble.Iterator) (prefix []byte, v version, err error) {
-	prefix, mod, err := splitVersion(it.Key())
-	if err != nil {
-		return nil, version{}, err
-	}
-	value, err := it.ValueAndErr()
-	if err != nil {
-		return nil, version{}, err
-	}
-	v, _, err = decodeVersion(value, mod)
-	return prefix, v, err
-}
-
-func (s *stage) reads() (*pebble.Iterator, error) {
-	if s.iter == nil {
-		it, err := s.db.NewIter(&pebble.IterOptions{
-			LowerBound: []byte{tableKeys}, UpperBound: []byte{tableKeys + 1}, UseL6Filters: true,
-		})
-		if err != nil {
-			return nil, err
-		}
-		s.iter = it
-	}
-	return s.iter, nil
-}
-
-func (s *stage) endReads() error {
-	if s.iter == nil {
-		return nil
-	}
-	err := s.iter.Close()
-	s.iter = nil
-	return err
 }
 
 // commit adds state and ids to the batch and gives it to Pebble.

@@ -45,6 +45,7 @@ func TestTxnLimits(t *testing.T) {
 		"empty key":             {Txn{Ops: []Op{Put(nil, nil)}}, ErrEmptyKey},
 		"empty guard key":       {Txn{Guards: []Guard{{}}}, ErrEmptyKey},
 		"empty end":             {Txn{Ops: []Op{DeleteRange([]byte("a"), []byte{})}}, ErrInvalid},
+		"empty end of a guard":  {Txn{Guards: []Guard{{Key: []byte("a"), End: []byte{}}}}, nil},
 		"range without end":     {Txn{Ops: []Op{DeleteRange([]byte("a"), nil)}}, ErrInvalid},
 		"end without range":     {Txn{Ops: []Op{{Kind: OpPut, Key: []byte("a"), End: []byte("b")}}}, ErrInvalid},
 		"delete with value":     {Txn{Ops: []Op{{Kind: OpDelete, Key: []byte("a"), Value: []byte("b")}}}, ErrInvalid},

@@ -34,6 +34,8 @@
 //     kinds of their own: both carry a format.
 //   - A live key costs no memory. Counts of ranges are exact and scan the range.
 //   - Close does not flush; a Flush before it shortens the next replay.
+//   - While the disk refuses writes Pebble tries again and Apply goes on, until two memtables are full: then it waits.
+//     Stats counts both. A disk that refuses Pebble's manifest ends the process, as Pebble would have it.
 package mvcc
 
 import (
@@ -57,7 +59,7 @@ type Options struct {
 	RecentBytes   int64        // of recent events kept in memory while there are watchers; default 16 MiB
 
 	// Quiet keeps all disk work inside calls: nothing is compacted or deleted in the background, and full memtables
-	// are flushed before Apply returns. For simulations that must replay byte for byte; it wastes disk.
+	// are flushed before Apply returns. For simulations that must replay step by step; it wastes disk.
 	Quiet bool
 }
 
@@ -126,7 +128,7 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 
 // install makes gen the state that is applied to and read.
 func (e *Engine) install(gen *generation) {
-	e.stage = stage{state: gen.loaded, proposals: gen.proposals}
+	e.stage = stage{state: gen.loaded, proposals: gen.proposals, mostChanges: MaxTxnChanges}
 	e.published.Store(&view{gen: gen, state: gen.loaded})
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -48,8 +49,9 @@ func TestProposalsForgotten(t *testing.T) {
 		require.Len(t, e.stage.proposals.byID, MaxProposals)
 		require.Len(t, e.stage.proposals.ring, MaxProposals)
 		for n := range total {
-			_, known := e.stage.proposals.find(proposalID(n))
-			require.Equal(t, n >= total-MaxProposals, known, "id %d", n)
+			if _, known := e.stage.proposals.find(proposalID(n)); known != (n >= total-MaxProposals) {
+				t.Fatalf("id %d is known: %v", n, known)
+			}
 		}
 	}
 	check(e)
@@ -328,4 +330,60 @@ func TestRangeGuard(t *testing.T) {
 		index++
 		require.False(t, mustApply(t, e, Command{Index: index, Data: data})[0].Conflict, "%+v", o)
 	}
+}
+
+// A DeleteRange that meets too many keys changes nothing, however the keys came to be.
+func TestTooManyChanges(t *testing.T) {
+	e := newEngine(t)
+	e.stage.mostChanges = 2
+	data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("x"), nil), DeleteRange([]byte("a"), []byte("d"))}})
+	require.NoError(t, err)
+	r := mustApply(t, e, put(t, 1, "a", "1"), put(t, 2, "b", "1"), Command{Index: 3, ID: proposalID(0), Data: data})[2]
+	require.Equal(t, Result{Revision: 3, Refused: RefusedTooMany}, r)
+	require.ErrorIs(t, r.Err(), ErrTooMany)
+	require.Equal(t, "a=1 b=1 ", content(t, e))
+	mustApply(t, e, Command{Index: 4, Data: EncodeCompact(3)})
+
+	fits, err := EncodeTxn(Txn{Ops: []Op{DeleteRange([]byte("a"), []byte("d"))}})
+	require.NoError(t, err)
+	require.Equal(t, Result{Revision: 4}, mustApply(t, e, Command{Index: 5, Data: fits})[0])
+	require.Equal(t, r, mustApply(t, e, Command{Index: 6, ID: proposalID(0), Data: data})[0])
+}
+
+// While the disk refuses tables, applying and reading go on, Flush waits no longer than its caller wants, and what could
+// not be written is written later.
+func TestDiskRefuses(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	var refuse atomic.Bool
+	refused := make(chan struct{}, 1)
+	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if !refuse.Load() || op.Kind != errorfs.OpCreate {
+			return nil
+		}
+		select {
+		case refused <- struct{}{}:
+		default:
+		}
+		return errorfs.ErrInjected
+	}))
+	e := mustOpen(t, fs)
+	refuse.Store(true)
+	mustApply(t, e, put(t, 1, "a", "1"))
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { <-refused; cancel() }()
+	_, err := e.Flush(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	mustApply(t, e, put(t, 2, "b", "1"))
+	require.Equal(t, "a=1 b=1 ", content(t, e))
+	<-refused
+	refuse.Store(false)
+	p, err := e.Flush(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, uint64(2), p.Index)
+	require.Positive(t, e.Stats().DiskErrors)
+	after := mem.CrashClone(vfs.CrashCloneCfg{})
+	require.NoError(t, e.Close())
+	e = mustOpen(t, after)
+	require.Equal(t, "a=1 b=1 ", content(t, e))
+	require.NoError(t, e.Close())
 }

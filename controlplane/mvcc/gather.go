@@ -184,7 +184,7 @@ func (g *gatherer) scanChunk(values *pebble.Iterator, chunk []byte, revision int
 
 // exactly reads the version of key that revision wrote.
 func exactly(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
-	kv, ok, err := get(it, key, revision, false)
+	kv, ok, err := get(it, key, revision)
 	if err == nil && (!ok || kv.ModRevision != revision) {
 		err = fmt.Errorf("%w: no value of %q at revision %d", ErrCorrupt, key, revision)
 	}

@@ -127,7 +127,7 @@ func (r *recentEvents) from(revision int64) (blocks []*block, more bool) {
 func (h *hub) add(w *Watcher) {
 	key := string(w.opts.Key)
 	h.watchers[w] = struct{}{}
-	if w.opts.End != nil {
+	if len(w.opts.End) > 0 {
 		h.ranges.add(key, w.end(), w)
 		return
 	}
@@ -140,7 +140,7 @@ func (h *hub) add(w *Watcher) {
 func (h *hub) remove(w *Watcher) {
 	key := string(w.opts.Key)
 	delete(h.watchers, w)
-	if w.opts.End != nil {
+	if len(w.opts.End) > 0 {
 		h.ranges.remove(key, w.end(), w)
 		return
 	}

@@ -115,12 +115,12 @@ func proposalsKey(last uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{tableProposals}, last)
 }
 
-// encodedBounds turns [key, end) as the API writes it into bounds over the table of keys: end nil is the single key,
-// end {0} everything from key on.
+// encodedBounds turns [key, end) as the API writes it into bounds over the table of keys: without an end it is the
+// single key, with end {0} everything from key on.
 func encodedBounds(key, end []byte) (lower, upper []byte) {
 	lower = appendPrefix(make([]byte, 0, prefixLen(key)), key)
 	switch {
-	case end == nil:
+	case len(end) == 0:
 		upper = appendSuccessor(nil, lower)
 	case isFromKey(end):
 		upper = []byte{tableKeys + 1}
@@ -134,7 +134,7 @@ func isFromKey(end []byte) bool { return len(end) == 1 && end[0] == 0 }
 
 // inRange reports whether key is in [start, end) as the API writes it.
 func inRange(key, start, end []byte) bool {
-	if end == nil {
+	if len(end) == 0 {
 		return bytes.Equal(key, start)
 	}
 	return bytes.Compare(key, start) >= 0 && (isFromKey(end) || bytes.Compare(key, end) < 0)

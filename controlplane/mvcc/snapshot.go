@@ -20,7 +20,7 @@ type KV struct {
 
 // RangeOptions says what Range reads.
 type RangeOptions struct {
-	Key, End  []byte // [Key, End); End nil: Key alone; End {0}: all from Key on
+	Key, End  []byte // [Key, End); no End: Key alone; End {0}: all from Key on
 	Revision  int64  // 0: the snapshot's
 	Limit     int    // most keys; 0: no limit
 	MaxBytes  int    // stop after the key that brings keys and values to this; 0: no limit
@@ -43,7 +43,7 @@ type RangeResult struct {
 // Guard is the guard that fails once r, read with o at the current revision, has changed. It covers what Count covers.
 func (o RangeOptions) Guard(r RangeResult) Guard {
 	g := Guard{Key: o.Key, End: o.End, ModRevision: r.MaxModRevision}
-	if o.End == nil {
+	if len(o.End) == 0 {
 		return g
 	}
 	g.Count = r.Count
@@ -126,7 +126,7 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	if err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", err)
 	}
-	kv, ok, err = get(it, key, s.revision, false)
+	kv, ok, err = get(it, key, s.revision)
 	if err = errors.Join(err, it.Close()); err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", err)
 	}
@@ -134,7 +134,7 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 }
 
 // get reads the version of key that was newest at revision.
-func get(it *pebble.Iterator, key []byte, revision int64, keyOnly bool) (KV, bool, error) {
+func get(it *pebble.Iterator, key []byte, revision int64) (KV, bool, error) {
 	var buf [128]byte
 	if !it.SeekPrefixGE(appendVersionKey(buf[:0], key, revision)) {
 		return KV{}, false, it.Error()
@@ -143,7 +143,7 @@ func get(it *pebble.Iterator, key []byte, revision int64, keyOnly bool) (KV, boo
 	if err != nil {
 		return KV{}, false, err
 	}
-	r := reader{it: it, keysOnly: keyOnly}
+	r := reader{it: it}
 	return r.kv(key, mod)
 }
 
@@ -191,7 +191,7 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	if err != nil {
 		return RangeResult{}, err
 	}
-	if o.End != nil && !isFromKey(o.End) && bytes.Compare(o.Key, o.End) >= 0 {
+	if len(o.End) > 0 && !isFromKey(o.End) && bytes.Compare(o.Key, o.End) >= 0 {
 		return RangeResult{}, nil
 	}
 	lower, upper := encodedBounds(o.Key, o.End)

@@ -32,7 +32,7 @@ type Txn struct {
 
 // Guard is something that was read and must not have changed.
 //
-// With End nil, Key's mod revision must be ModRevision; 0 says that it must not exist. Otherwise the live keys of
+// Without an End, Key's mod revision must be ModRevision; 0 says that it must not exist. Otherwise the live keys of
 // [Key, End), End {0} meaning all from Key on, must be Count and the highest of their mod revisions ModRevision:
 // a put in the range raises the one, a delete lowers the other.
 type Guard struct {
@@ -82,7 +82,7 @@ func (t *Txn) Validate() error {
 		if err := validateRange(g.Key, g.End); err != nil {
 			return fmt.Errorf("guard %d: %w", i, err)
 		}
-		if g.ModRevision < 0 || g.Count < 0 || g.End == nil && g.Count != 0 {
+		if g.ModRevision < 0 || g.Count < 0 || len(g.End) == 0 && g.Count != 0 {
 			return fmt.Errorf("guard %d: mod revision %d, count %d: %w", i, g.ModRevision, g.Count, ErrInvalid)
 		}
 	}
@@ -97,11 +97,11 @@ func (t *Txn) Validate() error {
 func (o *Op) validate() error {
 	switch o.Kind {
 	case OpPut, OpDelete:
-		if o.End != nil {
+		if len(o.End) > 0 {
 			return fmt.Errorf("an end without a range: %w", ErrInvalid)
 		}
 	case OpDeleteRange:
-		if o.End == nil {
+		if len(o.End) == 0 {
 			return fmt.Errorf("a range without an end: %w", ErrInvalid)
 		}
 	default:
@@ -118,14 +118,12 @@ func (o *Op) validate() error {
 
 func validateRange(key, end []byte) error {
 	switch {
-	case len(key) == 0 && end == nil:
+	case len(key) == 0 && len(end) == 0:
 		return ErrEmptyKey
 	case len(key) > MaxKeyBytes:
 		return fmt.Errorf("key of %d bytes, at most %d: %w", len(key), MaxKeyBytes, ErrTooLarge)
 	case len(end) > MaxKeyBytes+1: // one more, for the key after the longest key
 		return fmt.Errorf("end of %d bytes, at most %d: %w", len(end), MaxKeyBytes+1, ErrTooLarge)
-	case end != nil && len(end) == 0:
-		return fmt.Errorf("an end of no bytes: %w", ErrInvalid)
 	}
 	return nil
 }
@@ -204,7 +202,7 @@ func EncodeTxn(t Txn) ([]byte, error) {
 }
 
 func (g *Guard) append(b []byte) []byte {
-	if g.End == nil {
+	if len(g.End) == 0 {
 		b = appendBytes(append(b, guardPoint), g.Key)
 		return binary.AppendUvarint(b, uint64(g.ModRevision))
 	}
@@ -245,7 +243,7 @@ func (t *Txn) decode(b []byte) error {
 		if kind == guardRange {
 			g.Count = d.int64()
 		}
-		if kind > guardRange || validateRange(g.Key, g.End) != nil {
+		if kind > guardRange || (kind == guardRange) != (len(g.End) > 0) || validateRange(g.Key, g.End) != nil {
 			d.fail()
 		}
 		t.Guards = append(t.Guards, g)

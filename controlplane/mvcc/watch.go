@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"sync"
@@ -8,7 +9,7 @@ import (
 
 // WatchOptions says what a Watcher sees.
 type WatchOptions struct {
-	Key, End []byte // [Key, End); End nil: Key alone; End {0}: all from Key on
+	Key, End []byte // [Key, End); no End: Key alone; End {0}: all from Key on
 
 	// FromRevision is the first revision to see, in the past or in the future; 0 is the next one.
 	FromRevision int64
@@ -68,7 +69,7 @@ func (e *Engine) Watch(o WatchOptions) *Watcher {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = 1 << 20
 	}
-	o.Key, o.End = append([]byte(nil), o.Key...), cloneEnd(o.End)
+	o.Key, o.End = bytes.Clone(o.Key), bytes.Clone(o.End)
 	w := &Watcher{e: e, opts: o, wake: make(chan struct{}, 1)}
 	h := e.hub
 	h.mu.Lock()
@@ -88,13 +89,6 @@ func (e *Engine) Watch(o WatchOptions) *Watcher {
 	}
 	h.add(w)
 	return w
-}
-
-func cloneEnd(end []byte) []byte {
-	if end == nil {
-		return nil
-	}
-	return append([]byte{}, end...)
 }
 
 // end is the watcher's range's end as intervals writes it.

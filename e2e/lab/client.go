@@ -1,0 +1,176 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// REST speaks to one member over HTTP.
+type REST struct {
+	Host  string
+	Token string
+	HTTP  *http.Client
+}
+
+// Answer is an answer in the envelope.
+type Answer struct {
+	Status int
+	Header http.Header
+	Data   json.RawMessage
+	Error  struct {
+		Code, Message string
+		Details       json.RawMessage
+	}
+	Meta struct {
+		RequestID string `json:"request_id"`
+		Timestamp string `json:"timestamp"`
+	}
+	// Raw is the body as it came.
+	Raw string
+}
+
+// Do sends a request. body is marshalled unless it is a string; header is name, value, ….
+func (c *REST) Do(ctx context.Context, port int, method, path string, body any, header ...string) (*Answer, error) {
+	var content io.Reader
+	switch b := body.(type) {
+	case nil:
+	case string:
+		content = bytes.NewBufferString(b)
+	default:
+		text, err := json.Marshal(b)
+		if err != nil {
+			return nil, err
+		}
+		content = bytes.NewReader(text)
+	}
+	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("http://%s:%d%s", c.Host, port, path), content)
+	if err != nil {
+		return nil, err
+	}
+	if content != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	if c.Token != "" {
+		r.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	client := c.HTTP
+	if client == nil {
+		client = http.DefaultClient
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err != nil {
+		return nil, err
+	}
+	a := &Answer{Status: resp.StatusCode, Header: resp.Header, Raw: string(text)}
+	if err := json.Unmarshal(text, a); err != nil {
+		return nil, fmt.Errorf("%s %s: %s: not an envelope: %q", method, path, resp.Status, text)
+	}
+	return a, nil
+}
+
+// VM is the spec's VmResponse, as far as the lab reads it.
+type VM struct {
+	ID, Name, State string
+	NodeID          string `json:"node_id"`
+	CPUs            uint32 `json:"cpus"`
+	MemoryMB        uint64 `json:"memory_mb"`
+}
+
+// Call sends a request to the VM controller and decodes what a success carries.
+func (c *REST) Call(ctx context.Context, method, path string, body, out any, header ...string) error {
+	a, err := c.Do(ctx, 8084, method, path, body, header...)
+	if err != nil {
+		return err
+	}
+	if a.Status >= 300 {
+		return fmt.Errorf("%s %s: %d %s: %s", method, path, a.Status, a.Error.Code, a.Error.Message)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(a.Data, out)
+}
+
+// IssueToken asks the identity service for a token over REST.
+func (c *REST) IssueToken(ctx context.Context, user, password string, more map[string]any) (string, error) {
+	body := map[string]any{"username": user, "password": password}
+	for k, v := range more {
+		body[k] = v
+	}
+	a, err := c.Do(ctx, 8083, http.MethodPost, "/api/v1/auth/token", body)
+	if err != nil {
+		return "", err
+	}
+	var out struct{ Token string }
+	if err := json.Unmarshal(a.Data, &out); err != nil || out.Token == "" {
+		return "", fmt.Errorf("ask for a token: %s", a.Raw)
+	}
+	return out.Token, nil
+}
+
+// GRPC speaks to members over gRPC, with the token of one caller.
+type GRPC struct {
+	conn     *grpc.ClientConn
+	VMs      vmv1.VmServiceClient
+	Images   vmv1.ImageServiceClient
+	Nodes    vmv1.NodeServiceClient
+	Volumes  vmv1.VolumeServiceClient
+	Operator operatorv1.OperatorServiceClient
+	Identity identityv1.IdentityServiceClient
+}
+
+type bearer string
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	if b == "" {
+		return nil, nil
+	}
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+
+func (bearer) RequireTransportSecurity() bool { return false }
+
+// Dial connects to a member.
+func Dial(host, token string) (*GRPC, error) {
+	conn, err := grpc.NewClient("passthrough:///"+host+":50051", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithPerRPCCredentials(bearer(token)), grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
+	if err != nil {
+		return nil, err
+	}
+	return &GRPC{
+		conn: conn, VMs: vmv1.NewVmServiceClient(conn), Images: vmv1.NewImageServiceClient(conn), Nodes: vmv1.NewNodeServiceClient(conn),
+		Volumes: vmv1.NewVolumeServiceClient(conn), Operator: operatorv1.NewOperatorServiceClient(conn), Identity: identityv1.NewIdentityServiceClient(conn),
+	}, nil
+}
+
+// Conn is the connection, for calls by name.
+func (g *GRPC) Conn() *grpc.ClientConn { return g.conn }
+
+// Close closes the connection.
+func (g *GRPC) Close() error { return g.conn.Close() }
+
+// WithKey adds an idempotency key to the calls of a context.
+func WithKey(ctx context.Context, key string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "idempotency-key", key)
+}

@@ -1,0 +1,180 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// NodeToken makes a join token.
+func (g *GRPC) NodeToken(ctx context.Context) (string, error) {
+	t, err := g.Operator.CreateNodeToken(ctx, &operatorv1.CreateNodeTokenRequest{})
+	return t.GetToken(), err
+}
+
+// AwaitNode waits until a host is READY.
+func (g *GRPC) AwaitNode(ctx context.Context, name string) (node *vmv1.Node, err error) {
+	err = Until(ctx, "host "+name+" is READY", func(ctx context.Context) error {
+		list, err := g.Nodes.ListNodes(ctx, &vmv1.ListNodesRequest{})
+		if err != nil {
+			return err
+		}
+		for _, n := range list.GetNodes() {
+			if n.GetName() == name && n.GetState() == vmv1.NodeState_NODE_STATE_READY {
+				node = n
+				return nil
+			}
+		}
+		return fmt.Errorf("it is not among the READY ones of %d", len(list.GetNodes()))
+	})
+	return node, err
+}
+
+// EnsureUser makes a user with a password, and binds a role to it.
+func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *identityv1.Binding) error {
+	if _, err := g.Identity.CreateUser(ctx, &identityv1.CreateUserRequest{Id: id, Name: id}); err != nil && status.Code(err) != codes.AlreadyExists {
+		return err
+	}
+	if _, err := g.Identity.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: id, Password: password}); err != nil {
+		return err
+	}
+	_, err := g.Identity.BindRole(ctx, &identityv1.BindRoleRequest{UserId: id, Binding: binding})
+	return err
+}
+
+// Images are the parts of the small guest.
+type GuestImages struct{ Disk, Kernel, Initrd string }
+
+// ImportGuest puts the small guest's files into the import directory and makes PUBLIC images of them; those that are
+// there already, with the same bytes, stay.
+func ImportGuest(ctx context.Context, t *Trio, g *GRPC, guest string) (out GuestImages, err error) {
+	for _, i := range []struct {
+		file, name string
+		format     vmv1.ImageFormat
+		id         *string
+	}{
+		{"disk.qcow2", "small", vmv1.ImageFormat_IMAGE_FORMAT_QCOW2, &out.Disk},
+		{"vmlinuz", "small-kernel", vmv1.ImageFormat_IMAGE_FORMAT_RAW, &out.Kernel},
+		{"initrd.lz4", "small-initrd", vmv1.ImageFormat_IMAGE_FORMAT_RAW, &out.Initrd},
+	} {
+		from := filepath.Join(guest, i.file)
+		checksum, err := sum(from)
+		if err != nil {
+			return out, err
+		}
+		want := fmt.Sprintf("sha256:%x", checksum)
+		if *i.id, err = g.findImage(ctx, i.name, want); err != nil {
+			return out, err
+		}
+		if *i.id == "" {
+			if *i.id, err = importFile(ctx, t, g, from, i.name, i.format); err != nil {
+				return out, fmt.Errorf("import %s: %w", i.file, err)
+			}
+		}
+	}
+	return out, nil
+}
+
+func (g *GRPC) findImage(ctx context.Context, name, checksum string) (string, error) {
+	list, err := g.Images.ListImages(ctx, &vmv1.ListImagesRequest{OrgId: "default", PageSize: 1000, IncludePublic: true})
+	if err != nil {
+		return "", err
+	}
+	for _, i := range list.GetImages() {
+		if i.GetName() == name && i.GetChecksum() == checksum && i.GetStatus() == vmv1.ImageStatus_IMAGE_STATUS_AVAILABLE {
+			return i.GetId(), nil
+		}
+	}
+	return "", nil
+}
+
+func importFile(ctx context.Context, t *Trio, g *GRPC, from, name string, format vmv1.ImageFormat) (string, error) {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return "", err
+	}
+	path, err := filepath.Abs(filepath.Join(t.ImportDir(), filepath.Base(from)))
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return "", err
+	}
+	return ImportURL(ctx, g, &vmv1.CreateImageRequest{
+		Name: name, OrgId: "default", Visibility: vmv1.Visibility_VISIBILITY_PUBLIC, Format: format, OsType: vmv1.OsType_OS_TYPE_LINUX,
+		Architecture: vmv1.Architecture_ARCHITECTURE_X86_64, SourceUrl: "file://" + path,
+	})
+}
+
+// ImportURL makes an image and waits until it is AVAILABLE; an ERROR is an error with its reason.
+func ImportURL(ctx context.Context, g *GRPC, r *vmv1.CreateImageRequest) (string, error) {
+	made, err := g.Images.CreateImage(ctx, r)
+	if err != nil {
+		return "", err
+	}
+	var failed error
+	err = Until(ctx, "the image is AVAILABLE", func(ctx context.Context) error {
+		i, err := g.Images.GetImage(ctx, &vmv1.GetImageRequest{OrgId: r.GetOrgId(), ImageId: made.GetId()})
+		switch {
+		case err != nil:
+			return err
+		case i.GetStatus() == vmv1.ImageStatus_IMAGE_STATUS_ERROR:
+			failed = fmt.Errorf("the image is in ERROR: %s", i.GetMetadata()["trivet/error"])
+			return nil
+		case i.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_AVAILABLE:
+			return fmt.Errorf("it is %s", i.GetStatus())
+		}
+		return nil
+	})
+	return made.GetId(), errors.Join(err, failed)
+}
+
+// Console reads a VM's console until a line contains text, and returns that line.
+func (g *GRPC) Console(ctx context.Context, vm, text string) (string, error) {
+	r := &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm, Follow: true}
+	var line string
+	err := Until(ctx, fmt.Sprintf("%q is on the console of VM %s", text, vm), func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		s, err := g.Operator.ReadConsoleLog(ctx, r)
+		if err != nil {
+			return err
+		}
+		read, write := io.Pipe()
+		go func() {
+			for {
+				piece, err := s.Recv()
+				if err != nil {
+					write.CloseWithError(err)
+					return
+				}
+				if _, err := write.Write(piece.GetData()); err != nil {
+					return
+				}
+			}
+		}()
+		defer read.Close()
+		for lines := bufio.NewScanner(read); ; {
+			if !lines.Scan() {
+				return fmt.Errorf("the console ended: %w", lines.Err())
+			}
+			if strings.Contains(lines.Text(), text) {
+				line = strings.TrimSpace(lines.Text())
+				return nil
+			}
+		}
+	})
+	return line, err
+}

@@ -1,0 +1,185 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+)
+
+// Binaries are the paths of the programs.
+type Binaries struct{ ControlPlane, NodeAgent, CLI string }
+
+// In are the binaries of a directory.
+func In(dir string) Binaries {
+	return Binaries{filepath.Join(dir, "trivet-controlplane"), filepath.Join(dir, "trivet-nodeagent"), filepath.Join(dir, "trivet")}
+}
+
+// Trio is the control plane of a cloud: members 1 to 3 on 127.0.0.1 to .3, in the network namespace of the caller.
+type Trio struct {
+	Dir Dir
+	Bin Binaries
+	// Members are addresses by id.
+	Members map[int]string
+	// Extra are further flags of each member.
+	Extra []string
+}
+
+// NewTrio describes a trio beneath dir.
+func NewTrio(dir Dir, bin Binaries) *Trio {
+	return &Trio{Dir: dir, Bin: bin, Members: map[int]string{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}}
+}
+
+// Name is a member's name.
+func (t *Trio) Name(id int) string { return fmt.Sprintf("controlplane-%d", id) }
+
+// KeyFile is the cluster key.
+func (t *Trio) KeyFile() string { return t.Dir.Path("cluster.key") }
+
+// ImportDir is where images are imported from, on every member.
+func (t *Trio) ImportDir() string { return t.Dir.Path("import") }
+
+// Prepare makes what must be there before a member starts.
+func (t *Trio) Prepare() error {
+	if err := os.MkdirAll(string(t.Dir), 0o755); err != nil {
+		return err
+	}
+	if _, err := clusterkey.LoadOrMake(t.KeyFile()); err != nil {
+		return err
+	}
+	if err := os.Chown(t.KeyFile(), UID, UID); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(t.ImportDir(), 0o755); err != nil {
+		return err
+	}
+	for id := range t.Members {
+		if err := os.MkdirAll(t.data(id), 0o700); err != nil {
+			return err
+		}
+		if err := os.Chown(t.data(id), UID, UID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Trio) data(id int) string { return t.Dir.Path(t.Name(id)) }
+
+// DataDir is a member's.
+func (t *Trio) DataDir(id int) string { return t.data(id) }
+
+// Start starts a member.
+func (t *Trio) Start(id int) error {
+	var cluster []string
+	for _, member := range slices.Sorted(maps.Keys(t.Members)) {
+		cluster = append(cluster, fmt.Sprintf("%d=%s", member, t.Members[member]))
+	}
+	binary, err := filepath.Abs(t.Bin.ControlPlane)
+	if err != nil {
+		return err
+	}
+	// The unprivileged member may not be able to reach the binary by its path: it runs the one beside its directory.
+	local := t.Dir.Path("bin", filepath.Base(binary))
+	if err := place(binary, local); err != nil {
+		return err
+	}
+	args := []string{
+		"--node-id", fmt.Sprint(id), "--listen", t.Members[id], "--data-dir", t.Name(id), "--cluster-key", "cluster.key",
+		"--cluster", strings.Join(cluster, ","), "--import-dir", "import",
+	}
+	return t.Dir.Start(Program{
+		Name: t.Name(id), Binary: "./bin/" + filepath.Base(binary), Args: append(args, t.Extra...), Work: string(t.Dir), UID: UID,
+	})
+}
+
+// place copies a file unless the copy is the same already. The copy gets a new inode: what runs keeps the old one.
+func place(from, to string) error {
+	a, err := sum(from)
+	if err != nil {
+		return err
+	}
+	if b, err := sum(to); err == nil && a == b {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(to+".new", text, 0o755); err != nil {
+		return err
+	}
+	return os.Rename(to+".new", to)
+}
+
+// StartAll starts every member that does not run.
+func (t *Trio) StartAll() error {
+	for id := range t.Members {
+		if t.Dir.Running(t.Name(id)) == 0 {
+			if err := t.Start(id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Ready waits until every member that runs knows a leader.
+func (t *Trio) Ready(ctx context.Context) error {
+	for id, host := range t.Members {
+		if t.Dir.Running(t.Name(id)) == 0 {
+			continue
+		}
+		err := Until(ctx, "member "+fmt.Sprint(id)+" is ready", func(ctx context.Context) error {
+			if t.Dir.Running(t.Name(id)) == 0 {
+				return errors.New("it has stopped: " + tail(t.Dir.LogFile(t.Name(id))))
+			}
+			return get(ctx, "http://"+host+":8084/ready")
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tail is the last lines of a file.
+func tail(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.Join(lines[max(0, len(lines)-5):], "\n")
+}
+
+// StopAll stops every member that runs.
+func (t *Trio) StopAll() error {
+	var errs []error
+	for id := range t.Members {
+		if t.Dir.Running(t.Name(id)) != 0 {
+			errs = append(errs, t.Dir.Stop(t.Name(id), 12*time.Second))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// AdminToken is the administrator's, of a member that has one.
+func (t *Trio) AdminToken() (string, error) {
+	for id := range t.Members {
+		if text, err := os.ReadFile(filepath.Join(t.data(id), "admin.token")); err == nil {
+			return strings.TrimSpace(string(text)), nil
+		}
+	}
+	return "", errors.New("no member has written its admin.token")
+}

@@ -1,0 +1,228 @@
+// Package e2e tells stories about the real programs: a trio, a node agent, real QEMU, real clients. They run in a network
+// namespace of their own, so that they work beside a running cloud, as root, and clean up after themselves.
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+const (
+	inside = "TRIVET_E2E_INSIDE"
+	// binEnv and guestEnv name what is built already; see Makefile.
+	binEnv   = "TRIVET_BIN"
+	guestEnv = "TRIVET_GUEST_DIR"
+)
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		fmt.Println("e2e needs root")
+		if os.Getenv("CI") == "true" {
+			os.Exit(1)
+		}
+		return
+	}
+	if os.Getenv(inside) == "" {
+		os.Exit(again())
+	}
+	if err := loopback(); err != nil {
+		fmt.Println("bring up lo:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// again runs this test binary in a network namespace of its own.
+func again() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Println("run in a namespace:", err)
+		return 1
+	}
+	return 0
+}
+
+// loopback brings lo up; a new namespace has it down.
+func loopback() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	r, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
+}
+
+// binaries builds the programs, or takes those that were built.
+func binaries(t *testing.T) lab.Binaries {
+	t.Helper()
+	if dir := os.Getenv(binEnv); dir != "" {
+		return lab.In(dir)
+	}
+	dir, err := filepath.Abs("../.build/e2e")
+	require.NoError(t, err)
+	for name, pkg := range map[string]string{"trivet-controlplane": "../controlplane", "trivet-nodeagent": "../nodeagent", "trivet": "../cli"} {
+		cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, name), pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	return lab.In(dir)
+}
+
+// guest is the directory of the small guest.
+func guest(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv(guestEnv)
+	if dir == "" {
+		dir = "../.build/guest"
+	}
+	out, err := exec.Command("../images/guest/build", dir).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return dir
+}
+
+// world is a cloud of one test.
+type world struct {
+	t     *testing.T
+	dir   lab.Dir
+	trio  *lab.Trio
+	agent *lab.Agent
+	// admin is the administrator's connection to member 1; adminToken its token.
+	admin      *lab.GRPC
+	adminToken string
+}
+
+// newWorld starts a trio.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	dir := lab.Dir(t.TempDir())
+	require.NoError(t, os.Chmod(string(dir), 0o755))
+	w := &world{t: t, dir: dir, trio: lab.NewTrio(dir, binaries(t))}
+	require.NoError(t, w.trio.Prepare())
+	t.Cleanup(func() {
+		if t.Failed() {
+			w.showLogs()
+		}
+		for id := range w.trio.Members {
+			w.dir.Signal(w.trio.Name(id), syscall.SIGCONT)
+		}
+		require.NoError(t, w.trio.StopAll())
+	})
+	require.NoError(t, w.trio.StartAll())
+	w.ready()
+	token, err := w.trio.AdminToken()
+	require.NoError(t, err)
+	w.adminToken = token
+	w.admin = w.dial(1, token)
+	return w
+}
+
+func (w *world) showLogs() {
+	logs, _ := filepath.Glob(w.dir.Path("log", "*"))
+	for _, path := range logs {
+		text, _ := os.ReadFile(path)
+		if len(text) > 8000 {
+			text = text[len(text)-8000:]
+		}
+		w.t.Logf("%s:\n%s", filepath.Base(path), text)
+	}
+}
+
+// context ends a story that hangs.
+func (w *world) context(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(w.t.Context(), d)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+func (w *world) ready() { require.NoError(w.t, w.trio.Ready(w.context(time.Minute))) }
+
+func (w *world) dial(member int, token string) *lab.GRPC {
+	g, err := lab.Dial(w.trio.Members[member], token)
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { g.Close() })
+	return g
+}
+
+func (w *world) rest(member int, token string) *lab.REST {
+	return &lab.REST{Host: w.trio.Members[member], Token: token}
+}
+
+// tenant makes a user with a role in a project and gives its token.
+func (w *world) tenant(name, org, project, role string) string {
+	ctx := w.context(30 * time.Second)
+	binding := &identityv1.Binding{Role: role, OrgId: org, ProjectId: project}
+	require.NoError(w.t, w.admin.EnsureUser(ctx, name, "correct horse", binding))
+	token, err := w.rest(1, "").IssueToken(ctx, name, "correct horse", nil)
+	require.NoError(w.t, err)
+	return token
+}
+
+// startAgent joins a host.
+func (w *world) startAgent() {
+	ctx := w.context(time.Minute)
+	w.agent = &lab.Agent{
+		Dir: w.dir, Bin: w.trio.Bin, Name: "host-1", Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"},
+		Cgroup: "trivet-e2e", UIDRange: "640000-649999", Metrics: "127.0.0.1:7444",
+	}
+	token, err := w.admin.NodeToken(ctx)
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() {
+		if w.dir.Running(w.agent.Name) != 0 {
+			require.NoError(w.t, w.dir.Stop(w.agent.Name, 12*time.Second))
+		}
+		// Not the test's context, which is over by now.
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		_, err := w.agent.EndGuests(ctx)
+		require.NoError(w.t, err)
+	})
+	require.NoError(w.t, w.agent.Start(token))
+	require.NoError(w.t, w.agent.Healthy(ctx))
+	_, err = w.admin.AwaitNode(ctx, w.agent.Name)
+	require.NoError(w.t, err)
+}
+
+// leader is the member that leads the records.
+func (w *world) leader(via int) int {
+	g := w.dial(via, w.adminToken)
+	var leader int
+	require.NoError(w.t, lab.Until(w.context(30*time.Second), "a leader is known", func(ctx context.Context) error {
+		s, err := g.Operator.ClusterStatus(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if leader = int(s.GetGroups()[0].GetLeaderId()); leader == 0 {
+			return errors.New("none yet")
+		}
+		return nil
+	}))
+	return leader
+}

@@ -1,0 +1,74 @@
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// All three are killed and started again: what was acknowledged is there. One member's disk is wiped: it may not vote
+// again, and says why, while the other two go on.
+func TestMembersRememberAndRefuse(t *testing.T) {
+	w := newWorld(t)
+	ctx := w.context(2 * time.Minute)
+	for _, name := range []string{"ada", "bob", "eve"} {
+		_, err := w.admin.Identity.CreateUser(ctx, &identityv1.CreateUserRequest{Id: name})
+		require.NoError(t, err)
+	}
+	for id := range w.trio.Members {
+		require.NoError(t, w.dir.Kill(w.trio.Name(id)))
+	}
+	require.NoError(t, w.trio.StartAll())
+	w.ready()
+	list, err := w.dial(2, w.adminToken).Identity.ListUsers(ctx, &identityv1.ListUsersRequest{})
+	require.NoError(t, err)
+	require.Len(t, list.GetUsers(), 4, "admin and the three")
+
+	require.NoError(t, w.dir.Kill(w.trio.Name(2)))
+	require.NoError(t, os.RemoveAll(w.trio.DataDir(2)))
+	require.NoError(t, w.trio.Prepare())
+	require.NoError(t, w.trio.Start(2))
+	require.Eventually(t, func() bool { return w.dir.Running(w.trio.Name(2)) == 0 }, 20*time.Second, 20*time.Millisecond,
+		"a wiped member must not run")
+	log, err := os.ReadFile(w.dir.LogFile(w.trio.Name(2)))
+	require.NoError(t, err)
+	require.Contains(t, string(log), "member 2 has no data, but the cluster remembers it: trivet cluster replace 2")
+	_, err = w.dial(3, w.adminToken).Identity.CreateUser(ctx, &identityv1.CreateUserRequest{Id: "still-here"})
+	require.NoError(t, err)
+}
+
+// The leader is killed: the others serve again, and nothing that was acknowledged is lost.
+func TestLeaderIsKilled(t *testing.T) {
+	w := newWorld(t)
+	ctx := w.context(2 * time.Minute)
+	_, err := w.admin.Identity.CreateUser(ctx, &identityv1.CreateUserRequest{Id: "before"})
+	require.NoError(t, err)
+	leader := w.leader(1)
+	other := leader%3 + 1
+	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
+	killed := time.Now()
+	g := w.dial(other, w.adminToken)
+	_, err = g.Identity.CreateUser(ctx, &identityv1.CreateUserRequest{Id: "after"})
+	require.NoError(t, err, "the call waits for the new leader by itself")
+	t.Logf("written again %.1f s after the kill", time.Since(killed).Seconds())
+	list, err := g.Identity.ListUsers(ctx, &identityv1.ListUsersRequest{})
+	require.NoError(t, err)
+	var names []string
+	for _, u := range list.GetUsers() {
+		names = append(names, u.GetId())
+	}
+	require.Equal(t, "admin after before", strings.Join(names, " "))
+}
+
+// SIGTERM ends a member cleanly and within ten seconds, whoever leads.
+func TestMembersStopCleanly(t *testing.T) {
+	w := newWorld(t)
+	leader := w.leader(1)
+	require.NoError(t, w.dir.Stop(w.trio.Name(leader), 10*time.Second))
+	require.NotEqual(t, leader, w.leader(leader%3+1), "the leadership was handed over")
+}

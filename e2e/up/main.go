@@ -1,0 +1,326 @@
+// Command up runs a whole cloud on this host beneath one directory: a trio, one node agent, the small guest image, a
+// tenant and a VM that has booted. It does only what is missing, and restarts what was rebuilt; guests live on.
+//
+//	up DIR BIN GUEST    start or repair it
+//	up -down DIR        end guests and processes
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+func main() {
+	down := flag.Bool("down", false, "end guests and processes")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	if err := run(ctx, *down, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "up:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, down bool, args []string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("run me as root: the node agent makes control groups and users of their own for guests")
+	}
+	want := 3
+	if down {
+		want = 1
+	}
+	if len(args) != want {
+		return errors.New("usage: up DIR BIN GUEST | up -down DIR")
+	}
+	dir, err := filepath.Abs(args[0])
+	if err != nil {
+		return err
+	}
+	c := &cloud{dir: lab.Dir(dir), began: time.Now()}
+	if down {
+		return c.down(ctx)
+	}
+	bin, err := filepath.Abs(args[1])
+	if err != nil {
+		return err
+	}
+	return c.up(ctx, lab.In(bin), args[2])
+}
+
+type cloud struct {
+	dir   lab.Dir
+	began time.Time
+	trio  *lab.Trio
+	agent *lab.Agent
+}
+
+func (c *cloud) say(format string, args ...any) {
+	fmt.Printf("%5.1fs  %s\n", time.Since(c.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (c *cloud) describe(bin lab.Binaries) {
+	c.trio = lab.NewTrio(c.dir, bin)
+	c.agent = &lab.Agent{
+		Dir: c.dir, Bin: bin, Name: "nodeagent", Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, Cgroup: "trivet-up",
+		UIDRange: "600000-629999", Metrics: "127.0.0.1:7444",
+	}
+}
+
+// up does what is missing, step by step.
+func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
+	c.describe(bin)
+	if err := c.startTrio(ctx); err != nil {
+		return err
+	}
+	admin, err := c.adminToken(ctx)
+	if err != nil {
+		return err
+	}
+	g, err := lab.Dial(c.trio.Members[1], admin)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	if err := c.startAgent(ctx, g); err != nil {
+		return err
+	}
+	images, err := lab.ImportGuest(ctx, c.trio, g, guest)
+	if err != nil {
+		return err
+	}
+	c.say("image small is AVAILABLE (%s)", images.Disk)
+	token, err := c.tenant(ctx, g)
+	if err != nil {
+		return err
+	}
+	vm, err := c.boot(ctx, token, images.Disk)
+	if err != nil {
+		return err
+	}
+	banner, err := g.Console(ctx, vm.ID, "TRIVET GUEST READY")
+	if err != nil {
+		return err
+	}
+	c.say("VM %s says: %s", vm.Name, banner)
+	c.farewell(vm)
+	return nil
+}
+
+func (c *cloud) startTrio(ctx context.Context) error {
+	if err := c.trio.Prepare(); err != nil {
+		return err
+	}
+	for id := range len(c.trio.Members) {
+		name := c.trio.Name(id + 1)
+		pid := c.dir.Running(name)
+		if pid != 0 && lab.Stale(pid, c.trio.Bin.ControlPlane) {
+			c.say("member %d was rebuilt: restarting it", id+1)
+			if err := c.dir.Stop(name, 12*time.Second); err != nil {
+				return err
+			}
+			pid = 0
+		}
+		if pid == 0 {
+			if err := c.trio.Start(id + 1); err != nil {
+				return err
+			}
+			// One at a time where there is a quorum to keep.
+			if err := c.settle(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.trio.Ready(ctx); err != nil {
+		return err
+	}
+	c.say("three members agree: 127.0.0.1, 127.0.0.2, 127.0.0.3")
+	return nil
+}
+
+// settle waits for the members that run when all of them do; before that a new cluster has no leader.
+func (c *cloud) settle(ctx context.Context) error {
+	for id := range c.trio.Members {
+		if c.dir.Running(c.trio.Name(id)) == 0 {
+			return nil
+		}
+	}
+	return c.trio.Ready(ctx)
+}
+
+// adminToken copies the administrator's token to where `trivet` is told to look for it.
+func (c *cloud) adminToken(ctx context.Context) (token string, err error) {
+	err = lab.Until(ctx, "there is an admin token", func(context.Context) error {
+		token, err = c.trio.AdminToken()
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return token, os.WriteFile(c.dir.Path("admin.token"), []byte(token+"\n"), 0o600)
+}
+
+func (c *cloud) startAgent(ctx context.Context, g *lab.GRPC) error {
+	pid := c.dir.Running(c.agent.Name)
+	if pid != 0 && lab.Stale(pid, c.agent.Bin.NodeAgent) {
+		c.say("the node agent was rebuilt: restarting it; guests live on")
+		if err := c.dir.Stop(c.agent.Name, 12*time.Second); err != nil {
+			return err
+		}
+		pid = 0
+	}
+	if pid == 0 {
+		var token string
+		if !c.agent.Joined() {
+			if err := lab.Until(ctx, "a join token is made", func(ctx context.Context) (err error) {
+				token, err = g.NodeToken(ctx)
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+		if err := c.agent.Start(token); err != nil {
+			return err
+		}
+	}
+	if err := c.agent.Healthy(ctx); err != nil {
+		return err
+	}
+	n, err := g.AwaitNode(ctx, c.agent.Name)
+	if err != nil {
+		return err
+	}
+	c.say("host %s is READY: %d vCPUs, %d MiB, accelerator %s", n.GetName(), n.GetAllocatable().GetVcpus(), n.GetAllocatable().GetMemoryMib(),
+		n.GetLabels()["trivet/accel"])
+	return nil
+}
+
+const user = "demo"
+
+// tenant makes the user and gets a token for it, the way a tenant does.
+func (c *cloud) tenant(ctx context.Context, g *lab.GRPC) (string, error) {
+	password, err := os.ReadFile(c.dir.Path("demo.password"))
+	made := errors.Is(err, os.ErrNotExist)
+	if made {
+		password, err = []byte(rand.Text()), os.WriteFile(c.dir.Path("demo.password"), nil, 0o600)
+	}
+	if err != nil {
+		return "", err
+	}
+	secret := strings.TrimSpace(string(password))
+	rest := &lab.REST{Host: c.trio.Members[1]}
+	if made || !c.knows(ctx, g) {
+		if secret == "" {
+			secret = rand.Text()
+		}
+		binding := &identityv1.Binding{Role: "project:member", OrgId: "default", ProjectId: "default"}
+		if err := g.EnsureUser(ctx, user, secret, binding); err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(c.dir.Path("demo.password"), []byte(secret+"\n"), 0o600); err != nil {
+			return "", err
+		}
+		c.say("user %s is project:member of default", user)
+	}
+	token, err := rest.IssueToken(ctx, user, secret, map[string]any{"ttl_seconds": 24 * 3600})
+	if err != nil {
+		return "", err
+	}
+	return token, os.WriteFile(c.dir.Path("tenant.token"), []byte(token+"\n"), 0o600)
+}
+
+func (c *cloud) knows(ctx context.Context, g *lab.GRPC) bool {
+	u, err := g.Identity.GetUser(ctx, &identityv1.GetUserRequest{Id: user})
+	return err == nil && u.GetRegistered() && len(u.GetBindings()) > 0
+}
+
+const vmName = "hello"
+
+// boot makes and starts the VM through REST, as the tenant.
+func (c *cloud) boot(ctx context.Context, token, image string) (*lab.VM, error) {
+	rest := &lab.REST{Host: c.trio.Members[2], Token: token}
+	var list struct{ VMs []lab.VM }
+	if err := rest.Call(ctx, "GET", "/api/v1/vms", nil, &list); err != nil {
+		return nil, err
+	}
+	var vm *lab.VM
+	for i := range list.VMs {
+		if list.VMs[i].Name == vmName {
+			vm = &list.VMs[i]
+		}
+	}
+	if vm == nil {
+		vm = &lab.VM{}
+		body := map[string]any{"name": vmName, "vcpus": 1, "memory_mib": 256, "disks": []any{
+			map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
+		}}
+		if err := rest.Call(ctx, "POST", "/api/v1/vms", body, vm, "Idempotency-Key", "make-up"); err != nil {
+			return nil, err
+		}
+		c.say("VM %s is created (%s)", vm.Name, vm.ID)
+	}
+	if vm.State != "Running" {
+		if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
+			return nil, err
+		}
+		c.say("VM %s is started", vm.Name)
+	}
+	return vm, nil
+}
+
+func (c *cloud) farewell(vm *lab.VM) {
+	relative := func(path string) string {
+		if wd, err := os.Getwd(); err == nil {
+			if r, err := filepath.Rel(wd, path); err == nil {
+				return r
+			}
+		}
+		return path
+	}
+	token := relative(c.dir.Path("tenant.token"))
+	fmt.Printf(`
+Your cloud runs; this took %.0f s.
+
+  VM controller   http://127.0.0.1:8084  (127.0.0.2 and .3 answer the same)
+  identity        http://127.0.0.1:8083
+  gRPC            127.0.0.1:50051        (with reflection)
+  agent metrics   http://127.0.0.1:7444/metrics
+  logs            %s
+
+Try:
+
+  curl -s -H "Authorization: Bearer $(cat %[3]s)" http://127.0.0.1:8084/api/v1/vms
+  bin/trivet --token-file %[3]s vm log -f %[4]s
+  kill -9 $(cut -d' ' -f1 %[5]s); bin/trivet --token-file %[3]s --endpoint 127.0.0.2,127.0.0.3 vm list
+`, time.Since(c.began).Seconds(), relative(c.dir.Path("log")), token, vm.Name, relative(c.dir.Path("pid", "controlplane-1")))
+}
+
+// down ends guests and processes and leaves none behind.
+func (c *cloud) down(ctx context.Context) error {
+	c.describe(lab.Binaries{})
+	var errs []error
+	if c.dir.Running(c.agent.Name) != 0 {
+		errs = append(errs, c.dir.Stop(c.agent.Name, 12*time.Second))
+	}
+	n, err := c.agent.EndGuests(ctx)
+	errs = append(errs, err, c.trio.StopAll())
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	c.say("ended %d guests, the node agent and the control plane", n)
+	return nil
+}
