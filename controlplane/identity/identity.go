@@ -226,3 +226,20 @@ func (s *Service) user(ctx context.Context, id cloud.UserID) (u *User, err error
 	}
 	return u, nil
 }
+
+// get is one user, as new as every change acknowledged before.
+func (s *Service) get(ctx context.Context, id string) (u *User, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if u, err = users.Get(v, id); err == nil && u == nil {
+			err = fault.New(fault.NotFound, "no user %s", id)
+		}
+		return err
+	})
+	return u, err
+}
+
+// list is a page of users.
+func (s *Service) list(ctx context.Context, size int32, token string) ([]*User, string, error) {
+	all := func(*User) bool { return true }
+	return store.Page(ctx, s.opts.Store, users, store.PageRequest{Size: size, Token: token, Query: "users"}, all)
+}

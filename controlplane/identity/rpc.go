@@ -3,7 +3,6 @@ package identity
 import (
 	"context"
 	"net"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
@@ -12,7 +11,6 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
-	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -25,58 +23,6 @@ func (s *Service) Register(g *grpc.Server) {
 type server struct {
 	identityv1.UnsafeIdentityServiceServer
 	s *Service
-}
-
-type tokenRequest struct {
-	User         cloud.UserID
-	Password     string
-	Address      string
-	TTL          uint64
-	Org, Project string
-}
-
-type issued struct {
-	text    string
-	expires time.Time
-}
-
-// token makes the token that was asked for, and says whether its holder is proven.
-func (s *Service) token(ctx context.Context, ask tokenRequest) (issued, bool, error) {
-	ttl, err := checkTTL(ask.TTL)
-	if err != nil {
-		return issued{}, false, err
-	}
-	scope := cloud.Tenant{Org: cloud.OrgID(ask.Org), Project: cloud.ProjectID(ask.Project)}
-	for field, id := range map[string]string{"org_id": ask.Org, "project_id": ask.Project} {
-		if id != "" {
-			if err := cloud.CheckCallerID(field, id); err != nil {
-				return issued{}, false, err
-			}
-		}
-	}
-	proof := cloud.ProofNone
-	ok, err := s.proven(ctx, ask.User, ask.Password, ask.Address)
-	if err != nil {
-		return issued{}, false, err
-	}
-	if ok {
-		proof = cloud.ProofPassword
-	}
-	if scope.Project != "" && scope.Org == "" {
-		// Project ids are unique in the cloud, so a project names its org.
-		err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) error {
-			p, err := projects.Get(v, string(scope.Project))
-			if p != nil {
-				scope.Org = p.Org
-			}
-			return err
-		})
-		if err != nil {
-			return issued{}, false, err
-		}
-	}
-	text, expires, err := s.issue(ctx, ask.User, scope, proof, ttl)
-	return issued{text, expires}, ok, err
 }
 
 func (r *server) IssueToken(ctx context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
@@ -117,16 +63,9 @@ func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*i
 	if _, err := auth.Admit(ctx, service+"GetUser", "", ""); err != nil {
 		return nil, err
 	}
-	var u *User
-	err := r.s.opts.Store.View(ctx, func(v *store.View) (err error) {
-		u, err = users.Get(v, in.GetId())
-		return err
-	})
+	u, err := r.s.get(ctx, in.GetId())
 	if err != nil {
 		return nil, err
-	}
-	if u == nil {
-		return nil, fault.New(fault.NotFound, "no user %s", in.GetId())
 	}
 	return shown(u), nil
 }
@@ -135,8 +74,7 @@ func (r *server) ListUsers(ctx context.Context, in *identityv1.ListUsersRequest)
 	if _, err := auth.Admit(ctx, service+"ListUsers", "", ""); err != nil {
 		return nil, err
 	}
-	all := func(*User) bool { return true }
-	list, next, err := store.Page(ctx, r.s.opts.Store, users, store.PageRequest{Size: in.GetPageSize(), Token: in.GetPageToken()}, all)
+	list, next, err := r.s.list(ctx, in.GetPageSize(), in.GetPageToken())
 	if err != nil {
 		return nil, err
 	}

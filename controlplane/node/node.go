@@ -182,6 +182,23 @@ func (s *Service) doStates(_ context.Context, ids []cloud.NodeID) (map[cloud.Nod
 	return out, nil
 }
 
+// get is one host's record.
+func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if n, err = Nodes.Get(v, string(id)); err == nil && n == nil {
+			err = noNode(id)
+		}
+		return err
+	})
+	return n, err
+}
+
+// list is a page of hosts' records.
+func (s *Service) list(ctx context.Context, size int32, token string) ([]*cloud.Node, string, error) {
+	all := func(*cloud.Node) bool { return true }
+	return store.Page(ctx, s.opts.Store, Nodes, store.PageRequest{Size: size, Token: token, Query: "nodes"}, all)
+}
+
 type cordonChange struct {
 	Node   cloud.NodeID
 	Cordon bool

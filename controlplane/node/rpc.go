@@ -12,7 +12,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/rpc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/wire"
@@ -32,8 +31,7 @@ func (r *server) ListNodes(ctx context.Context, in *vmv1.ListNodesRequest) (*vmv
 	if _, err := auth.Admit(ctx, service+"ListNodes", "", ""); err != nil {
 		return nil, err
 	}
-	all := func(*cloud.Node) bool { return true }
-	nodes, next, err := store.Page(ctx, r.s.opts.Store, Nodes, store.PageRequest{Size: in.GetPageSize(), Token: in.GetPageToken()}, all)
+	nodes, next, err := r.s.list(ctx, in.GetPageSize(), in.GetPageToken())
 	if err != nil {
 		return nil, err
 	}
@@ -51,16 +49,9 @@ func (r *server) GetNode(ctx context.Context, in *vmv1.GetNodeRequest) (*vmv1.No
 	if err := cloud.CheckUUID("node_id", in.GetNodeId()); err != nil {
 		return nil, err
 	}
-	var n *cloud.Node
-	err := r.s.opts.Store.View(ctx, func(v *store.View) (err error) {
-		n, err = Nodes.Get(v, in.GetNodeId())
-		return err
-	})
+	n, err := r.s.get(ctx, cloud.NodeID(in.GetNodeId()))
 	if err != nil {
 		return nil, err
-	}
-	if n == nil {
-		return nil, noNode(cloud.NodeID(in.GetNodeId()))
 	}
 	return one(r.s.shown(ctx, []*cloud.Node{n}))
 }

@@ -98,12 +98,14 @@ func (d Dir) Start(p Program) error {
 	}
 	defer log.Close()
 	cmd := exec.Command(p.Binary, p.Args...)
+	if p.UID != 0 {
+		// Go would change the uid before the directory, which the uid may not be able to reach by its path.
+		drop := []string{"--reuid", strconv.Itoa(p.UID), "--regid", strconv.Itoa(p.UID), "--clear-groups", "--no-new-privs", "--", p.Binary}
+		cmd = exec.Command("setpriv", append(drop, p.Args...)...)
+	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Work, log, log
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GOTRACEBACK=all"}, p.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if p.UID != 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(p.UID), Gid: uint32(p.UID)}
-	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
