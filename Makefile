@@ -45,3 +45,14 @@ gen:
 		--go_out=protos --go_opt=paths=source_relative \
 		--go-grpc_out=protos --go-grpc_opt=paths=source_relative \
 		$(PROTOS:protos/%=%)
+
+# check: generated code in step, vet, staticcheck, formatting, import arrows.
+check: test-packages
+	.ci/check
+
+# test is what CI runs. Each part says what it did; the last line counts.
+test: test-packages build guest
+	.ci/test
+
+bench: run-packages build guest
+	.ci/bench

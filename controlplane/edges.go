@@ -26,8 +26,8 @@ type edges struct {
 	work   sync.WaitGroup
 }
 
-// drainTime is how long a request may take to end when the member stops.
-const drainTime = 3 * time.Second
+// drainTime is how long a request may take to end when the member stops. Streams of tenants do not end by themselves.
+const drainTime = 2 * time.Second
 
 // serve opens a listener for one of the two and serves it until close.
 func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler) error {
@@ -58,7 +58,7 @@ func (e *edges) ended(name string, err error) {
 }
 
 // close lets requests end for a while, then cuts.
-func (e *edges) close() {
+func (e *edges) close(drainTime time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	var drain sync.WaitGroup

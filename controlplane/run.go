@@ -131,17 +131,28 @@ func run(ctx context.Context, c Config) (err error) {
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log})
 	nodes.Attach(vms, files)
 	mesh.Attach(runner, commands, files)
-	// Envelopes flow until the leadership is handed over, which is when everything above has ended.
+	grpcMetrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
+	// Envelopes flow until the leadership is handed over, which is when everything below has ended.
 	meshing, endMesh := context.WithCancel(context.Background())
 	var meshWork sync.WaitGroup
 	meshWork.Go(func() { mesh.Run(meshing) })
+	peers, _ := rpc.New(rpc.Options{
+		Credentials: credentials.NewTLS(mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member))),
+		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
+	})
+	mesh.Register(peers)
+	inner := &edges{log: log, failed: make(chan error, 1)}
 	defer func() {
 		stopping, cancel := context.WithTimeout(context.Background(), stopTime)
 		defer cancel()
 		err = errors.Join(err, ignoreStopped(runner.Stop(stopping)))
 		endMesh()
+		inner.close(0)
 		meshWork.Wait()
 	}()
+	if err := inner.serve("peers", address(c, c.Ports.Peers), peers, nil); err != nil {
+		return err
+	}
 	compactor := &compactor{store: records}
 	tasks := &lead.Tasks{
 		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
@@ -158,14 +169,8 @@ func run(ctx context.Context, c Config) (err error) {
 	}
 
 	// Edges.
-	grpcMetrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
 	registry.MustRegister(grpcMetrics, &collector{runner: runner, engines: engines, names: names})
 	httpMetrics := rest.NewMetrics(registry)
-	peers, _ := rpc.New(rpc.Options{
-		Credentials: credentials.NewTLS(mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member))),
-		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
-	})
-	mesh.Register(peers)
 	agents, _ := rpc.New(rpc.Options{
 		Credentials: credentials.NewTLS(mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace)),
@@ -195,21 +200,24 @@ func run(ctx context.Context, c Config) (err error) {
 	vms.Routes(vmREST)
 
 	e := &edges{log: log, failed: make(chan error, 16)}
-	defer e.close()
+	defer e.close(drainTime)
+	// Agents hold streams that have no end; they find another member at once.
+	agentEdge := &edges{log: log, failed: e.failed}
+	defer agentEdge.close(0)
+	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents, nil); err != nil {
+		return err
+	}
 	for _, s := range []struct {
 		name string
 		port uint16
 		grpc *grpc.Server
 		http http.Handler
 	}{
-		{"peers", c.Ports.Peers, peers, nil},
-		{"agents", c.Ports.Agents, agents, nil},
 		{"grpc", c.Ports.GRPC, public, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"vm", c.Ports.VM, nil, vmREST},
 	} {
-		address := net.JoinHostPort(c.Listen, strconv.Itoa(int(s.port)))
-		if err := e.serve(s.name, address, s.grpc, s.http); err != nil {
+		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http); err != nil {
 			return err
 		}
 	}
@@ -238,9 +246,15 @@ func run(ctx context.Context, c Config) (err error) {
 		return nil
 	case err := <-e.failed:
 		return err
+	case err := <-inner.failed:
+		return err
 	case <-runner.Done():
 		return runner.Err()
 	}
+}
+
+func address(c Config, port uint16) string {
+	return net.JoinHostPort(c.Listen, strconv.Itoa(int(port)))
 }
 
 func ignoreStopped(err error) error {

@@ -135,14 +135,16 @@ func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string
 			}
 		}
 	}()
+	revision := from - 1
 	for {
-		say := &agentv1.WatchResponse{Term: term, Complete: true}
+		say := &agentv1.WatchResponse{Term: term, Complete: true, Revision: revision}
 		select {
 		case b := <-batches:
 			if b.err != nil {
 				return b.err
 			}
-			if say.Revision = b.revision; len(b.changes) == 0 {
+			revision, say.Revision = b.revision, b.revision
+			if len(b.changes) == 0 {
 				continue
 			}
 			if err := s.delta(ctx, node, b.changes, say); err != nil {

@@ -67,12 +67,8 @@ func (a *Agent) Start(token string) error {
 
 // Joined reports whether the agent has a certificate already.
 func (a *Agent) Joined() bool {
-	for _, name := range []string{"identity", "node.crt", "credential"} {
-		if _, err := os.Stat(filepath.Join(a.DataDir(), name)); err == nil {
-			return true
-		}
-	}
-	return false
+	_, err := os.Stat(filepath.Join(a.DataDir(), "identity", "credential.pb"))
+	return err == nil
 }
 
 // EndGuests kills every guest of this host that is not running any more after the agent's stop, and removes what they
