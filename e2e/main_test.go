@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
@@ -117,6 +118,8 @@ type world struct {
 	// admin is the administrator's connection to member 1; adminToken its token.
 	admin      *lab.GRPC
 	adminToken string
+	// tenantToken is the last that tenant made.
+	tenantToken string
 }
 
 // newWorld starts a trio.
@@ -182,7 +185,12 @@ func (w *world) tenant(name, org, project, role string) string {
 	require.NoError(w.t, w.admin.EnsureUser(ctx, name, "correct horse", binding))
 	token, err := w.rest(1, "").IssueToken(ctx, name, "correct horse", nil)
 	require.NoError(w.t, err)
+	w.tenantToken = token
 	return token
+}
+
+func consoleRequest(id string) *operatorv1.ReadConsoleLogRequest {
+	return &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: id}
 }
 
 // startAgent joins a host.

@@ -1,0 +1,401 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+const banner = "TRIVET GUEST READY"
+
+// body is a small VM that boots from the guest's disk.
+func body(name, image string) map[string]any {
+	return map[string]any{"name": name, "memory_mib": 192, "disks": []any{
+		map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
+	}}
+}
+
+// cloud is a world with a host, the guest's images and a tenant.
+func cloud(t *testing.T) (w *world, images lab.GuestImages, tenant *lab.REST) {
+	w = newWorld(t)
+	w.startAgent()
+	images, err := lab.ImportGuest(w.context(time.Minute), w.trio, w.admin, guest(t))
+	require.NoError(t, err)
+	return w, images, w.rest(2, w.tenant("ada", "default", "default", "project:member"))
+}
+
+// eventually waits for the record of a VM to be as wished.
+func eventually(ctx context.Context, t *testing.T, g *lab.GRPC, id, what string, ok func(*vmv1.VirtualMachine) bool) *vmv1.VirtualMachine {
+	t.Helper()
+	var vm *vmv1.VirtualMachine
+	require.NoError(t, lab.Until(ctx, what, func(ctx context.Context) (err error) {
+		vm, err = g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "default", ProjectId: "default", VmId: id})
+		if err == nil && !ok(vm) {
+			err = fmt.Errorf("it is %s: %s", vm.GetState(), vm.GetStatus().GetLastError())
+		}
+		return err
+	}))
+	return vm
+}
+
+// The life of a VM over REST, by the spec's part 4.3, and what its guest says meanwhile.
+func TestVMOverREST(t *testing.T) {
+	w, images, ada := cloud(t)
+	ctx := w.context(3 * time.Minute)
+
+	made, err := ada.Do(ctx, 8084, http.MethodPost, "/api/v1/vms", body("web", images.Disk))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusCreated, made.Status, made.Raw)
+	var vm lab.VM
+	require.NoError(t, json.Unmarshal(made.Data, &vm))
+	var fields map[string]any
+	require.NoError(t, json.Unmarshal(made.Data, &fields))
+	require.Equal(t, "Creating", fields["state"])
+	require.Equal(t, "kvm", fields["hypervisor"])
+	require.EqualValues(t, 1, fields["cpus"], "the default")
+	require.EqualValues(t, 192, fields["memory_mb"])
+	require.Equal(t, []any{}, fields["network"])
+	require.Equal(t, "default", fields["org_id"])
+
+	path := "/api/v1/vms/" + vm.ID
+	answer, err := ada.Do(ctx, 8084, http.MethodPost, path+"/start", nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, answer.Status, answer.Raw)
+	require.JSONEq(t, fmt.Sprintf(`{"id":%q,"action":"started"}`, vm.ID), string(answer.Data))
+	require.NoError(t, ada.Call(ctx, "GET", path, nil, &vm))
+	require.Equal(t, "Running", vm.State)
+	_, err = w.admin.Console(ctx, vm.ID, banner)
+	require.NoError(t, err)
+
+	var list struct{ VMs []lab.VM }
+	require.NoError(t, ada.Call(ctx, "GET", "/api/v1/vms", nil, &list))
+	require.Len(t, list.VMs, 1)
+	require.Equal(t, vm, list.VMs[0])
+
+	answer, err = ada.Do(ctx, 8084, http.MethodDelete, path, nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusUnprocessableEntity, answer.Status, "a running VM is not deleted: %s", answer.Raw)
+
+	answer, err = ada.Do(ctx, 8084, http.MethodPost, path+"/stop", nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, answer.Status, answer.Raw)
+	require.JSONEq(t, fmt.Sprintf(`{"id":%q,"action":"stopped"}`, vm.ID), string(answer.Data))
+	_, err = w.admin.Console(ctx, vm.ID, "TRIVET GUEST POWERBUTTON")
+	require.NoError(t, err, "it was asked, not cut")
+
+	answer, err = ada.Do(ctx, 8084, http.MethodDelete, path, nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, answer.Status, answer.Raw)
+	require.JSONEq(t, fmt.Sprintf(`{"id":%q,"deleted":true}`, vm.ID), string(answer.Data))
+	answer, err = ada.Do(ctx, 8084, http.MethodGet, path, nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusNotFound, answer.Status)
+	require.NoError(t, lab.Until(ctx, "the host keeps nothing of it", func(context.Context) error {
+		if _, err := os.Stat(w.agent.DataDir() + "/vms/" + vm.ID); err == nil {
+			return errors.New("its directory is there")
+		}
+		return nil
+	}))
+}
+
+// Power over gRPC: events in order, reboot and reset by the guest's own word, the guest switching itself off.
+func TestPowerAndEvents(t *testing.T) {
+	w, images, _ := cloud(t)
+	ctx := w.context(4 * time.Minute)
+	g := w.dial(3, w.adminToken)
+	of := func(id string) (string, string, string) { return "default", "default", id }
+	vm, err := g.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{
+		Name: "direct", OrgId: "default", ProjectId: "default", Labels: map[string]string{"env": "test"},
+		Spec: &vmv1.VmSpec{
+			Memory: &vmv1.MemorySpec{SizeMib: 192}, Boot: &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1"},
+			Disks: []*vmv1.DiskSpec{
+				{Id: "a", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1},
+				{Id: "b", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1, Bus: vmv1.DiskBus_DISK_BUS_SCSI, Cache: vmv1.DiskCache_DISK_CACHE_NONE},
+				{Id: "c", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1, Bus: vmv1.DiskBus_DISK_BUS_IDE, Cache: vmv1.DiskCache_DISK_CACHE_WRITETHROUGH},
+				{Id: "d", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1, Bus: vmv1.DiskBus_DISK_BUS_SATA},
+			},
+		},
+	})
+	require.NoError(t, err)
+	org, project, id := of(vm.GetId())
+	events := make(chan *vmv1.VmEvent, 100)
+	watch, err := g.VMs.WatchVm(ctx, &vmv1.WatchVmRequest{OrgId: org, ProjectId: project, VmId: id})
+	require.NoError(t, err)
+	go func() {
+		defer close(events)
+		for {
+			e, err := watch.Recv()
+			if err != nil {
+				return
+			}
+			events <- e
+		}
+	}()
+
+	vm, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
+	require.NoError(t, err)
+	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())
+	line, err := w.admin.Console(ctx, id, banner)
+	require.NoError(t, err)
+	for _, disk := range []string{"vda:", "sda:"} {
+		require.Contains(t, line, disk, "virtio, and SCSI or IDE")
+	}
+	pid := vm.GetStatus().GetHostPid()
+	require.NotZero(t, pid)
+
+	_, err = g.VMs.ResetVm(ctx, &vmv1.ResetVmRequest{OrgId: org, ProjectId: project, VmId: id})
+	require.NoError(t, err)
+	require.NoError(t, consoleCounts(ctx, w, id, banner, 2))
+	_, err = g.VMs.RebootVm(ctx, &vmv1.RebootVmRequest{OrgId: org, ProjectId: project, VmId: id})
+	require.NoError(t, err)
+	require.NoError(t, consoleCounts(ctx, w, id, banner, 3))
+	require.NoError(t, consoleCounts(ctx, w, id, "TRIVET GUEST POWERBUTTON", 1))
+
+	// Usage comes with the reports.
+	eventually(ctx, t, g, id, "usage is shown", func(vm *vmv1.VirtualMachine) bool {
+		return vm.GetStatus().GetResourceUsage().GetMemoryUsedMib() > 0
+	})
+	page, err := g.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: org, ProjectId: project, Filter: `state = RUNNING AND labels.env = "test"`})
+	require.NoError(t, err)
+	require.Len(t, page.GetVms(), 1)
+
+	vm, err = g.VMs.UpdateVm(ctx, &vmv1.UpdateVmRequest{OrgId: org, ProjectId: project, VmId: id, Labels: map[string]string{"env": "", "tier": "1"}})
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"tier": "1"}, vm.GetLabels())
+
+	vm, err = g.VMs.StopVm(ctx, &vmv1.StopVmRequest{OrgId: org, ProjectId: project, VmId: id, Force: true})
+	require.NoError(t, err)
+	require.Equal(t, vmv1.VmState_VM_STATE_STOPPED, vm.GetState())
+	vm, err = g.VMs.UpdateVm(ctx, &vmv1.UpdateVmRequest{OrgId: org, ProjectId: project, VmId: id, Spec: &vmv1.VmSpec{Cpu: &vmv1.CpuSpec{Vcpus: 2}}})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, vm.GetSpec().GetCpu().GetVcpus())
+	_, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
+	require.NoError(t, err)
+	require.NoError(t, lab.Until(ctx, "the guest has two processors", func(ctx context.Context) error {
+		text, err := readConsole(ctx, w, id)
+		if err == nil && !strings.Contains(text, "cpus=2") {
+			err = errors.New("not yet")
+		}
+		return err
+	}))
+	_, err = g.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: project, VmId: id, Force: true})
+	require.NoError(t, err)
+
+	var states []string
+	var last *vmv1.VmEvent
+	for e := range events {
+		if last == nil {
+			require.Equal(t, vmv1.VmEventType_VM_EVENT_TYPE_UPDATED, e.GetEventType(), "the VM as it is comes first")
+		} else {
+			require.GreaterOrEqual(t, e.GetTimestamp(), last.GetTimestamp())
+			if e.GetEventType() == vmv1.VmEventType_VM_EVENT_TYPE_UPDATED {
+				require.Equal(t, last.GetVm().GetState(), e.GetVm().GetState(), "a change of state has its own type")
+			}
+		}
+		if s := strings.TrimPrefix(e.GetVm().GetState().String(), "VM_STATE_"); last == nil || last.GetVm().GetState() != e.GetVm().GetState() {
+			states = append(states, s)
+		}
+		last = e
+	}
+	require.Equal(t, vmv1.VmEventType_VM_EVENT_TYPE_DELETED, last.GetEventType())
+	text := strings.Join(states, " ")
+	require.Contains(t, text, "STARTING RUNNING STOPPING STOPPED STARTING RUNNING DELETED")
+}
+
+func readConsole(ctx context.Context, w *world, id string) (string, error) {
+	s, err := w.admin.Operator.ReadConsoleLog(ctx, consoleRequest(id))
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for {
+		piece, err := s.Recv()
+		if err != nil {
+			return text.String(), nil
+		}
+		text.Write(piece.GetData())
+	}
+}
+
+// consoleCounts waits until a line stands so many times on the console.
+func consoleCounts(ctx context.Context, w *world, id, line string, n int) error {
+	return lab.Until(ctx, fmt.Sprintf("%q stands %d times on the console", line, n), func(ctx context.Context) error {
+		text, err := readConsole(ctx, w, id)
+		if err != nil {
+			return err
+		}
+		if got := strings.Count(text, line); got < n {
+			return fmt.Errorf("it stands %d times", got)
+		}
+		return nil
+	})
+}
+
+// runningVMs makes n VMs that run their guest to its banner.
+func runningVMs(ctx context.Context, t *testing.T, w *world, ada *lab.REST, image string, n int) []string {
+	ids := make([]string, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			var vm lab.VM
+			if err := ada.Call(ctx, "POST", "/api/v1/vms", body(fmt.Sprintf("vm-%d", i), image), &vm); err != nil {
+				t.Error(err)
+				return
+			}
+			ids[i] = vm.ID
+			if err := ada.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	require.False(t, t.Failed())
+	for _, id := range ids {
+		_, err := w.admin.Console(ctx, id, banner)
+		require.NoError(t, err)
+	}
+	return ids
+}
+
+// The leader is killed while a client makes 20 VMs and repeats what got no answer, with a key each: every VM that was
+// acknowledged exists once, none twice, and the guests that ran never notice.
+func TestLeaderIsKilledUnderCreates(t *testing.T) {
+	w, images, ada := cloud(t)
+	ctx := w.context(5 * time.Minute)
+	before := runningVMs(ctx, t, w, ada, images.Disk, 1)[0]
+	boot := eventually(ctx, t, w.admin, before, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
+
+	leader := w.leader(1)
+	token := w.tenantToken
+	const n = 20
+	acked := make([]string, n)
+	var once sync.Once
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			key, member := fmt.Sprintf("key-%d", i), i%3+1
+			for ctx.Err() == nil {
+				if i == n/2 {
+					once.Do(func() { w.dir.Kill(w.trio.Name(leader)) })
+				}
+				try, cancel := context.WithTimeout(ctx, 10*time.Second)
+				var vm lab.VM
+				err := w.rest(member, token).Call(try, "POST", "/api/v1/vms", body(fmt.Sprintf("burst-%d", i), images.Disk), &vm, "Idempotency-Key", key)
+				cancel()
+				if err == nil {
+					acked[i] = vm.ID
+					return
+				}
+				member = member%3 + 1
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	var list struct{ VMs []lab.VM }
+	alive := leader%3 + 1
+	require.NoError(t, w.rest(alive, token).Call(ctx, "GET", "/api/v1/vms", nil, &list))
+	byName := map[string][]string{}
+	for _, vm := range list.VMs {
+		byName[vm.Name] = append(byName[vm.Name], vm.ID)
+	}
+	require.Len(t, list.VMs, n+1)
+	for i, id := range acked {
+		require.Equal(t, []string{id}, byName[fmt.Sprintf("burst-%d", i)])
+	}
+	g := w.dial(alive, w.adminToken)
+	now := eventually(ctx, t, g, before, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
+	require.Equal(t, boot.GetStatus().GetHostPid(), now.GetStatus().GetHostPid())
+
+	// The one that was killed comes back and knows everything.
+	require.NoError(t, w.trio.Start(leader))
+	w.ready()
+	require.NoError(t, w.rest(leader, token).Call(ctx, "GET", "/api/v1/vms", nil, &list))
+	require.Len(t, list.VMs, n+1)
+	for _, id := range acked {
+		eventually(ctx, t, w.dial(leader, w.adminToken), id, "it is built", func(vm *vmv1.VirtualMachine) bool {
+			return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED
+		})
+	}
+}
+
+// The agent is killed with ten VMs running: the same processes and guests afterwards. A guest that died meanwhile is
+// told, and so is a QEMU that is killed under the agent's eyes.
+func TestAgentIsKilled(t *testing.T) {
+	w, images, ada := cloud(t)
+	ctx := w.context(5 * time.Minute)
+	ids := runningVMs(ctx, t, w, ada, images.Disk, 10)
+	pids := map[string]uint32{}
+	for _, id := range ids {
+		vm := eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool {
+			return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetStatus().GetHostPid() != 0
+		})
+		pids[id] = vm.GetStatus().GetHostPid()
+	}
+	require.NoError(t, w.dir.Kill(w.agent.Name))
+	victim := ids[0]
+	require.NoError(t, syscall.Kill(int(pids[victim]), syscall.SIGKILL))
+	require.NoError(t, w.agent.Start(""))
+	began := time.Now()
+	vm := eventually(ctx, t, w.admin, victim, "its death is told", func(vm *vmv1.VirtualMachine) bool {
+		return vm.GetState() == vmv1.VmState_VM_STATE_ERROR
+	})
+	require.NotEmpty(t, vm.GetStatus().GetLastError())
+	t.Logf("ten VMs adopted and told %.1f s after the start", time.Since(began).Seconds())
+	for _, id := range ids[1:] {
+		vm := eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
+		require.Equal(t, pids[id], vm.GetStatus().GetHostPid())
+		text, err := readConsole(ctx, w, id)
+		require.NoError(t, err)
+		require.Equal(t, 1, strings.Count(text, banner), "the guest did not boot again")
+		require.Equal(t, "trivet-e2e", cgroupRoot(t, pids[id]))
+	}
+
+	second := ids[1]
+	require.NoError(t, syscall.Kill(int(pids[second]), syscall.SIGKILL))
+	began = time.Now()
+	vm = eventually(ctx, t, w.admin, second, "its death is told", func(vm *vmv1.VirtualMachine) bool {
+		return vm.GetState() == vmv1.VmState_VM_STATE_ERROR
+	})
+	t.Logf("told %.2f s after the kill: %s", time.Since(began).Seconds(), vm.GetStatus().GetLastError())
+	require.NotEmpty(t, vm.GetStatus().GetLastError())
+	// It can be started again.
+	vm, err := w.admin.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: "default", ProjectId: "default", VmId: second})
+	require.NoError(t, err)
+	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())
+	require.Empty(t, vm.GetStatus().GetLastError())
+}
+
+// cgroupRoot is the tree that a guest's process is in.
+func cgroupRoot(t *testing.T, pid uint32) string {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/cgroup")
+	require.NoError(t, err)
+	for _, line := range strings.Split(string(text), "\n") {
+		if _, path, ok := strings.Cut(line, ":memory:/"); ok {
+			root, _, _ := strings.Cut(path, "/")
+			return root
+		}
+		if path, ok := strings.CutPrefix(line, "0::/"); ok && strings.Contains(path, "/") {
+			root, _, _ := strings.Cut(path, "/")
+			if root != "" && root != "init.scope" {
+				return root
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// asAgent in the environment makes this test's program the agent.
+const asAgent = "TEST_AS_AGENT"
+
+func TestMain(m *testing.M) {
+	if _, yes := os.LookupEnv(asAgent); yes || len(os.Args) > 1 && os.Args[1] == launchGuest {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// rig is a host with a control plane.
+type rig struct {
+	*testing.T
+	*controlPlane
+	dir, cgroup, metrics string
+	tree                 *cgroup.Tree
+	process              *exec.Cmd
+}
+
+func newRig(t *testing.T) *rig {
+	if os.Getuid() != 0 {
+		skip(t, "needs root")
+	}
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		skip(t, err.Error())
+	}
+	sector, err := os.ReadFile("qemu/testdata/guest.bin")
+	require.NoError(t, err)
+	r := &rig{
+		T: t, controlPlane: newControlPlane(t, append(sector, make([]byte, 1<<20-len(sector))...)), dir: t.TempDir(),
+		cgroup: fmt.Sprintf("trivet-test-agent-%d", os.Getpid()), metrics: freeAddr(t),
+	}
+	r.tree, err = cgroup.Open(r.cgroup)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if r.process != nil {
+			r.kill(syscall.SIGKILL)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), within)
+		defer cancel()
+		names, err := r.tree.List()
+		require.NoError(t, err)
+		for _, name := range names {
+			require.NoError(t, r.tree.Kill(ctx, name))
+			require.NoError(t, r.tree.Remove(ctx, name))
+		}
+		require.NoError(t, r.tree.Close())
+	})
+	return r
+}
+
+func skip(t *testing.T, why string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}
+
+func freeAddr(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// command is an agent of this host.
+func (r *rig) command() *exec.Cmd {
+	token := filepath.Join(r.dir, "token")
+	require.NoError(r, os.WriteFile(token, []byte(r.token()+"\n"), 0o600))
+	cmd := exec.Command(os.Args[0], "--controlplane", r.addr, "--data-dir", filepath.Join(r.dir, "agent"), "--join-token", token,
+		"--cgroup", r.cgroup, "--accel", "tcg", "--allow-tcg", "--name", "host1", "--metrics-listen", r.metrics)
+	cmd.Env = append(os.Environ(), asAgent+"=1")
+	return cmd
+}
+
+func (r *rig) start() {
+	r.process = r.command()
+	r.process.Stderr = os.Stderr
+	if !testing.Verbose() {
+		r.process.Stderr = nil
+	}
+	require.NoError(r, r.process.Start())
+}
+
+// kill sends the agent a signal and waits for its end.
+func (r *rig) kill(signal syscall.Signal) error {
+	_ = r.process.Process.Signal(signal)
+	err := r.process.Wait()
+	r.process = nil
+	return err
+}
+
+func (r *rig) get(path string) string {
+	answer, err := http.Get("http://" + r.metrics + path)
+	require.NoError(r, err)
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	require.NoError(r, err)
+	require.Equal(r, 200, answer.StatusCode)
+	return string(body)
+}
+
+func vm(n int, image string, size int) *agentv1.AssignedVm {
+	w := &agentv1.AssignedVm{
+		VmId: fmt.Sprintf("00000000-0000-4000-8000-%012d", n), Generation: 1, Power: agentv1.Power_POWER_OFF, Vcpus: 1, Sockets: 1,
+		CoresPerSocket: 1, MemoryMib: 64,
+		Disks: []*agentv1.AssignedDisk{{
+			Id: "root", SizeBytes: 1 << 30, Bus: vmv1.DiskBus_DISK_BUS_VIRTIO, Cache: vmv1.DiskCache_DISK_CACHE_WRITEBACK,
+		}},
+	}
+	if image != "" {
+		w.Disks[0].Image = &agentv1.AssignedImage{
+			ImageId: "i", Sha256: image, SizeBytes: uint64(size), Format: vmv1.ImageFormat_IMAGE_FORMAT_RAW,
+		}
+	}
+	return w
+}
+
+func next(w *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.AssignedVm {
+	n := proto.Clone(w).(*agentv1.AssignedVm)
+	n.Generation++
+	change(n)
+	return n
+}
+
+func started(w *agentv1.AssignedVm) *agentv1.AssignedVm {
+	return next(w, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_ON; w.Starts++ })
+}
+
+// alive says whether a process runs; one that is dead and waits for its parent does not.
+func alive(pid uint32) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// The agent's whole life beside a small control plane, with real QEMU: join, build, start, kill -9 of the agent and of a
+// QEMU, an orderly stop, destroy.
+func TestAgent(t *testing.T) {
+	r := newRig(t)
+	r.start()
+	r.until("a heartbeat", func() bool { return r.beat != nil && r.facts != nil })
+	require.Equal(t, vmv1.NodeState_NODE_STATE_READY, r.beat.GetState())
+	require.Equal(t, "host1", r.beat.GetName())
+	require.Equal(t, "n1", r.beat.GetNodeId())
+	require.Equal(t, "tcg", r.beat.GetLabels()[accelLabel])
+	require.Positive(t, r.beat.GetAllocatable().GetVcpus())
+	require.NotEmpty(t, r.facts.GetCpuModels())
+
+	a, b := vm(1, "", 0), vm(2, r.sum(), len(r.image))
+	r.assign(a)
+	r.assign(b)
+	r.sees(a, agentv1.Observed_OBSERVED_BUILT)
+	a, b = started(a), started(b)
+	r.assign(a)
+	r.assign(b)
+	pidA := r.sees(a, agentv1.Observed_OBSERVED_RUNNING).GetPid()
+	pidB := r.sees(b, agentv1.Observed_OBSERVED_RUNNING).GetPid()
+	r.change(func() {
+		r.tell(&agentv1.WatchResponse{ConsoleRequests: []*agentv1.ConsoleRequest{{RequestId: "c", VmId: b.GetVmId(), Follow: true}}})
+	})
+	r.until("the guest's words", func() bool { return strings.Contains(r.console.String(), "GUEST UP") })
+	require.Contains(t, r.get("/health"), "healthy")
+	metrics := r.get("/metrics")
+	require.Contains(t, metrics, `trivet_agent_vms{observed="running"} 2`)
+	require.Contains(t, metrics, `trivet_agent_uplink_connected 1`)
+
+	// A second agent is refused; one that would read garbage too.
+	out, err := r.command().CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "another agent")
+
+	// kill -9: the guests do not notice, and the next agent has them before it says its first word.
+	r.kill(syscall.SIGKILL)
+	require.True(t, alive(pidA))
+	r.change(func() { clear(r.seen); r.present = nil })
+	r.start()
+	require.Equal(t, pidA, r.sees(a, agentv1.Observed_OBSERVED_RUNNING).GetPid())
+	require.Equal(t, pidB, r.sees(b, agentv1.Observed_OBSERVED_RUNNING).GetPid())
+	require.Equal(t, []string{a.GetVmId(), b.GetVmId()}, r.present)
+	require.Contains(t, r.get("/metrics"), `trivet_agent_launches_total{result="ok"} 0`)
+
+	// kill -9 of a QEMU, whose parent is no longer the agent.
+	require.NoError(t, syscall.Kill(int(pidA), syscall.SIGKILL))
+	o := r.sees(a, agentv1.Observed_OBSERVED_ENDED)
+	require.Equal(t, agentv1.Exit_EXIT_FAILED, o.GetExit())
+	require.NotEmpty(t, o.GetLastError())
+	a = next(a, func(w *agentv1.AssignedVm) { w.Starts++ })
+	r.assign(a)
+	require.NotEqual(t, pidA, r.sees(a, agentv1.Observed_OBSERVED_RUNNING).GetPid())
+
+	// An orderly stop leaves guests running. Meanwhile the control plane wants one of them gone.
+	require.NoError(t, r.kill(syscall.SIGTERM))
+	require.True(t, alive(pidB))
+	b = next(b, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
+	r.change(func() { r.revision++; r.vms[b.GetVmId()] = b })
+	r.start()
+	r.sees(b, agentv1.Observed_OBSERVED_ABSENT)
+	require.False(t, alive(pidB))
+	a = next(a, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_OFF })
+	r.assign(a)
+	r.sees(a, agentv1.Observed_OBSERVED_BUILT)
+	a = next(a, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
+	r.assign(a)
+	r.sees(a, agentv1.Observed_OBSERVED_ABSENT)
+	r.change(func() {
+		r.revision++
+		clear(r.vms)
+		r.tell(&agentv1.WatchResponse{ReleasedVms: []string{a.GetVmId(), b.GetVmId()}})
+	})
+	require.Eventually(t, func() bool { return !strings.Contains(r.get("/metrics"), `{observed="absent"} 2`) }, within, 10*time.Millisecond)
+	for _, dir := range []string{"vms", "records"} {
+		left, err := os.ReadDir(filepath.Join(r.dir, "agent", dir))
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+	require.NoError(t, r.kill(syscall.SIGTERM))
+}
+
+// Wrong use ends at once with a sentence.
+func TestRefusals(t *testing.T) {
+	for _, args := range [][]string{{}, {"--controlplane", "a", "--accel", "fast"}, {"--config", "/nowhere"}} {
+		cmd := exec.Command(os.Args[0], args...)
+		cmd.Env = append(os.Environ(), asAgent+"=1")
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Equal(t, 2, cmd.ProcessState.ExitCode(), "%s", out)
+		require.True(t, strings.HasPrefix(string(out), "trivet-nodeagent: "), "%s", out)
+	}
+}
+
+// A directory of another version is left alone.
+func TestFormat(t *testing.T) {
+	dir := t.TempDir()
+	release, err := claim(dir)
+	require.NoError(t, err)
+	_, err = claim(dir)
+	require.ErrorContains(t, err, "another agent")
+	release()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "format"), []byte("2\n"), 0o600))
+	_, err = claim(dir)
+	require.ErrorContains(t, err, "format")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "format"), []byte(formatVersion+"\n"), 0o600))
+	release, err = claim(dir)
+	require.NoError(t, err)
+	release()
+}

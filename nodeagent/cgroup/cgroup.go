@@ -1,0 +1,253 @@
+// Package cgroup keeps each guest's processes in a control group of its own: limits, usage, and the one list of what
+// runs that survives everything but a reboot of the host.
+//
+// A [Tree] is a directory of groups, one a guest, outside of whatever group the agent runs in, so that whoever stops
+// the agent's service does not stop its guests. The package knows names, numbers of processors and bytes; not what a
+// VM is, nor who starts it: a launcher enters a group by writing to the files that [Tree.Entries] names.
+//
+// # Versions
+//
+// [Open] looks at what is mounted. Version 2 is used when its hierarchy has the cpu and memory controllers (systemd's
+// unified mode); otherwise version 1, each controller where it is mounted. In the hybrid mode, where version 2 is
+// mounted without controllers, that is version 1. The pids controller is used where there is one.
+//
+// # Decisions
+//
+//   - Guests get processor time up to their number of vCPUs, hard (quota), and by weight against each other in
+//     proportion to it. The tree as a whole has half the default weight, so that Trivet's own processes come first on
+//     a host that is full.
+//   - Memory is limited hard. What it must hold besides the guest's RAM is the caller's to know. The kernel ends a
+//     process that exceeds it, and [Usage.OOMKills] tells so afterwards.
+//   - A group is entered by writing "0" to its files before exec, on both versions. clone3's CLONE_INTO_CGROUP would do
+//     for version 2 only, and a launcher is needed for other reasons anyway.
+//   - On version 1 a guest also leaves the agent's groups of the devices controller and of systemd's own hierarchies
+//     (name=systemd, and version 2 mounted without controllers), for systemd stops by those. Limits there are not set.
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Tree is the parent of all guests' groups. Its methods may be called at the same time; those about one group should
+// not be.
+type Tree struct {
+	version int               // 1 or 2
+	dirs    map[string]string // by controller; version 2 has one directory for all
+	sys     system
+}
+
+// system is what tests replace: a directory of a real cgroup is born with files, and goes with them.
+type system struct {
+	mkdir func(dir string) error
+	rmdir func(dir string) error
+}
+
+// Controllers that are used; pids is optional. Version 2 has no cpuacct: cpu accounts.
+const (
+	cpu, cpuacct, memory, pids = "cpu", "cpuacct", "memory", "pids"
+
+	devices, systemd, unified = "devices", "name=systemd", "unified" // entered on version 1, if mounted
+)
+
+var (
+	// ErrNoControllers means that the host has no cpu and memory controllers that we may use.
+	ErrNoControllers = errors.New("no usable cgroup controllers")
+
+	validName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+	validRoot = regexp.MustCompile(`^[A-Za-z0-9_@-][A-Za-z0-9_.@-]*(/[A-Za-z0-9_@-][A-Za-z0-9_.@-]*)*$`)
+)
+
+// Open finds the host's controllers and makes the tree at root, such as "trivet" or "system.slice/guests.service",
+// relative to where they are mounted. What is in it already is left as it is.
+func Open(root string) (*Tree, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	defer f.Close()
+	return open(f, root, system{
+		mkdir: func(dir string) error { return os.Mkdir(dir, 0o755) },
+		rmdir: syscall.Rmdir,
+	})
+}
+
+func open(mountinfo io.Reader, root string, sys system) (*Tree, error) {
+	if !validRoot.MatchString(root) {
+		return nil, fmt.Errorf("open cgroup tree: %q is not a relative path of plain names", root)
+	}
+	m, err := findMounts(mountinfo)
+	if err != nil {
+		return nil, err
+	}
+	t := &Tree{dirs: map[string]string{}, sys: sys}
+	if m.unified != "" {
+		have, err := os.ReadFile(filepath.Join(m.unified, "cgroup.controllers"))
+		if err != nil {
+			return nil, fmt.Errorf("read controllers: %w", err)
+		}
+		if f := strings.Fields(string(have)); slices.Contains(f, cpu) && slices.Contains(f, memory) {
+			t.version = 2
+			return t, t.make2(m.unified, root, f)
+		}
+	}
+	if m.v1[cpu] == "" || m.v1[cpuacct] == "" || m.v1[memory] == "" {
+		return nil, fmt.Errorf("%w: neither a cgroup2 mount with cpu and memory, nor cpu, cpuacct and memory of version 1", ErrNoControllers)
+	}
+	t.version = 1
+	m.v1[unified] = m.unified
+	for _, c := range []string{cpu, cpuacct, memory, pids, devices, systemd, unified} {
+		if mount := m.v1[c]; mount != "" {
+			t.dirs[c] = filepath.Join(mount, root)
+			if err := t.mkdirs(mount, root); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return t, t.apply("", treeSettings(t.version))
+}
+
+// mounts are the directories where cgroups are mounted.
+type mounts struct {
+	unified string
+	v1      map[string]string // by controller
+}
+
+// findMounts reads /proc/self/mountinfo (proc(5)).
+func findMounts(r io.Reader) (mounts, error) {
+	m := mounts{v1: map[string]string{}}
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	s := bufio.NewScanner(r)
+	for s.Scan() {
+		before, after, ok := strings.Cut(s.Text(), " - ")
+		left, right := strings.Fields(before), strings.Fields(after)
+		if !ok || len(left) < 5 || len(right) < 3 {
+			continue
+		}
+		at := unescape.Replace(left[4])
+		switch right[0] {
+		case "cgroup2":
+			m.unified = at
+		case "cgroup":
+			for c := range strings.SplitSeq(right[2], ",") {
+				m.v1[c] = at
+			}
+		}
+	}
+	if err := s.Err(); err != nil {
+		return mounts{}, fmt.Errorf("list mounts: %w", err)
+	}
+	return m, nil
+}
+
+// make2 makes the tree of version 2 and hands the controllers down to it, level by level.
+func (t *Tree) make2(mount, root string, have []string) error {
+	dir := filepath.Join(mount, root)
+	var down []string
+	for _, c := range []string{cpu, memory, pids} {
+		if slices.Contains(have, c) {
+			t.dirs[c] = dir
+			down = append(down, "+"+c)
+		}
+	}
+	if err := t.mkdirs(mount, root); err != nil {
+		return err
+	}
+	at := mount
+	for _, part := range append(strings.Split(root, "/"), "") {
+		if err := write(filepath.Join(at, "cgroup.subtree_control"), strings.Join(down, " ")); err != nil {
+			return fmt.Errorf("hand controllers down (the group must be delegated, and have no processes of its own): %w", err)
+		}
+		at = filepath.Join(at, part)
+	}
+	return t.apply("", treeSettings(t.version))
+}
+
+func (t *Tree) mkdirs(mount, root string) error {
+	at := mount
+	for part := range strings.SplitSeq(root, "/") {
+		at = filepath.Join(at, part)
+		if err := t.sys.mkdir(at); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// Version is 1 or 2.
+func (t *Tree) Version() int { return t.version }
+
+// paths are the directories of a group, each once; of the tree itself for the empty name.
+func (t *Tree) paths(name string) []string {
+	all := slices.Sorted(maps.Values(t.dirs))
+	for i := range all {
+		all[i] = filepath.Join(all[i], name)
+	}
+	return slices.Compact(all)
+}
+
+// Create makes a group, or gives the limits to one that exists. A memory limit cannot be set below what is in use.
+func (t *Tree) Create(name string, l Limits) error {
+	if !validName.MatchString(name) {
+		return fmt.Errorf("create cgroup: %q is not a name", name)
+	}
+	set, err := l.settings(t.version)
+	if err != nil {
+		return fmt.Errorf("create cgroup %s: %w", name, err)
+	}
+	for _, dir := range t.paths(name) {
+		if err := t.sys.mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("create cgroup %s: %w", name, err)
+		}
+	}
+	if err := t.apply(name, set); err != nil {
+		return fmt.Errorf("create cgroup %s: %w", name, err)
+	}
+	return nil
+}
+
+// Entries are the files of a group that take a process in: one that writes "0" to each of them is inside.
+func (t *Tree) Entries(name string) []string {
+	files := t.paths(name)
+	for i := range files {
+		files[i] = filepath.Join(files[i], "cgroup.procs")
+	}
+	return files
+}
+
+// List names the groups that exist, in order, also those that exist in part: the guests of this host, alive or not.
+func (t *Tree) List() ([]string, error) {
+	names := map[string]bool{}
+	for _, dir := range t.paths("") {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, fmt.Errorf("list cgroups: %w", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() && validName.MatchString(e.Name()) {
+				names[e.Name()] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names)), nil
+}
+
+// Close removes the tree if it is empty, for a host that is to be left as it was found.
+func (t *Tree) Close() error {
+	for _, dir := range t.paths("") {
+		if err := t.sys.rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove cgroup tree: %w", &fs.PathError{Op: "rmdir", Path: dir, Err: err})
+		}
+	}
+	return nil
+}

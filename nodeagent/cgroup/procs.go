@@ -1,0 +1,135 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Between two looks at a group that is being emptied. The kernel says when only on version 2; there is no need there.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 50 * time.Millisecond
+)
+
+// Procs lists the processes of a group, in order; none if there is no such group.
+func (t *Tree) Procs(name string) ([]int, error) {
+	var all []int
+	for _, file := range t.Entries(name) {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list processes of cgroup %s: %w", name, err)
+		}
+		for f := range strings.FieldsSeq(string(text)) {
+			pid, err := strconv.Atoi(f)
+			if err != nil {
+				return nil, fmt.Errorf("list processes of cgroup %s: %w", name, err)
+			}
+			// 0 is a process that our pid namespace does not see.
+			if pid > 0 {
+				all = append(all, pid)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// Kill ends all processes of a group at once and waits until none is left, or for the error of ctx. A group without
+// processes, or none at all, is no error.
+func (t *Tree) Kill(ctx context.Context, name string) error {
+	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+		left, err := t.Procs(name)
+		if err != nil {
+			return err
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		if err := t.signal(name, left); err != nil {
+			return fmt.Errorf("kill cgroup %s: %w", name, err)
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return fmt.Errorf("kill cgroup %s: %d processes left: %w", name, len(left), err)
+		}
+	}
+}
+
+// signal kills what is in a group now. It never hits a process that got the pid of one that was.
+func (t *Tree) signal(name string, procs []int) error {
+	if t.version == 2 {
+		err := write(filepath.Join(t.dirs[cpu], name, "cgroup.kill"), "1")
+		if !errors.Is(err, fs.ErrNotExist) { // kernels before 5.14
+			return err
+		}
+	}
+	for _, pid := range procs {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if errors.Is(err, syscall.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return os.NewSyscallError("pidfd_open", err)
+		}
+		// What the descriptor stands for is inside if the pid is inside now.
+		still, err := t.Procs(name)
+		if err == nil && slices.Contains(still, pid) {
+			err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+		_ = unix.Close(fd)
+		if err != nil && !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove removes a group without processes, waiting a moment for the kernel to forget dead ones, at most until ctx
+// ends. A group that is not there is no error.
+func (t *Tree) Remove(ctx context.Context, name string) error {
+	if !validName.MatchString(name) {
+		return fmt.Errorf("remove cgroup: %q is not a name", name)
+	}
+	for _, dir := range t.paths(name) {
+		for pause := firstLook; ; pause = min(2*pause, lastLook) {
+			err := t.sys.rmdir(dir)
+			if err == nil || errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			if !errors.Is(err, syscall.EBUSY) {
+				return fmt.Errorf("remove cgroup %s: %w", name, err)
+			}
+			if procs, err := t.Procs(name); err != nil || len(procs) > 0 {
+				return fmt.Errorf("remove cgroup %s: it has processes %v: %w", name, procs, errors.Join(err, syscall.EBUSY))
+			}
+			if err := sleep(ctx, pause); err != nil {
+				return fmt.Errorf("remove cgroup %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

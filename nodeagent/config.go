@@ -1,0 +1,302 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/trivet-cloud/trivet/nodeagent/facts"
+	"github.com/trivet-cloud/trivet/nodeagent/uplink"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Config is everything an operator can say. The file's keys are the yaml tags; every setting is also a flag (with
+// dashes) and a variable of the environment (TRIVET_ and capitals). A flag beats the environment, which beats the file.
+type Config struct {
+	// ControlPlane are members' addresses, host or host:port; 7443 is the port unless given. One that answers is enough.
+	ControlPlane []string `yaml:"controlplane"`
+	// JoinToken is a file with the token of `trivet node token`, or the token. It is needed once.
+	JoinToken string `yaml:"join_token"`
+	DataDir   string `yaml:"data_dir"`
+	// Name of this host; empty is its host name.
+	Name string `yaml:"name"`
+	// Accel is auto, kvm or tcg.
+	Accel facts.Mode `yaml:"accel"`
+	// AllowTCG lets a host that has no real KVM take guests, which then run 10 to 50 times slower.
+	AllowTCG   bool       `yaml:"allow_tcg"`
+	Overcommit Overcommit `yaml:"overcommit"`
+	Reserve    Reserve    `yaml:"reserve"`
+	// UIDRange is first-last: each VM's QEMU runs as one of its own.
+	UIDRange string `yaml:"uid_range"`
+	// Cgroup is the tree of the guests' control groups, relative to where they are mounted.
+	Cgroup string `yaml:"cgroup"`
+	// MetricsListen is where /metrics and /health are served; empty is nowhere.
+	MetricsListen string `yaml:"metrics_listen"`
+	// LogFormat is json or text; empty is json under systemd and text elsewhere.
+	LogFormat string            `yaml:"log_format"`
+	Labels    map[string]string `yaml:"labels"`
+	// QEMU is the program that runs guests, a name or a path.
+	QEMU string `yaml:"qemu"`
+}
+
+// Overcommit is by how much more than it has the host may promise; 0 is 1.
+type Overcommit struct {
+	VCPUs   float64 `yaml:"vcpus"`
+	Memory  float64 `yaml:"memory"`
+	Storage float64 `yaml:"storage"`
+}
+
+// Reserve is what the host keeps for itself.
+type Reserve struct {
+	VCPUs      uint32 `yaml:"vcpus"`
+	MemoryMiB  uint64 `yaml:"memory_mib"`
+	StorageGiB uint64 `yaml:"storage_gib"`
+}
+
+// Default is a host that guests find a little overbooked and never out of memory.
+func Default() Config {
+	return Config{
+		DataDir: "/var/lib/trivet-agent", Accel: facts.Auto, Overcommit: Overcommit{VCPUs: 4, Memory: 1, Storage: 1},
+		Reserve: Reserve{MemoryMiB: 512, StorageGiB: 1}, UIDRange: "600000-665535", Cgroup: "trivet",
+		MetricsListen: "127.0.0.1:7444", QEMU: facts.DefaultQEMU,
+	}
+}
+
+// setting is one field as text: a flag and a variable of the environment.
+type setting struct {
+	name, usage string
+	set         func(c *Config, text string) error
+}
+
+var settings = []setting{
+	{"controlplane", "members' `addresses`, comma-separated; port 7443 unless given", func(c *Config, s string) error {
+		c.ControlPlane = splitList(s)
+		return nil
+	}},
+	{"join-token", "`file` with the token of `trivet node token`, or the token", text(func(c *Config) *string { return &c.JoinToken })},
+	{"data-dir", "`directory` for disks, images and this host's identity", text(func(c *Config) *string { return &c.DataDir })},
+	{"name", "`name` of this host (default its host name)", text(func(c *Config) *string { return &c.Name })},
+	{"accel", "auto, kvm or tcg", func(c *Config, s string) error { c.Accel = facts.Mode(s); return nil }},
+	{"allow-tcg", "take guests although there is no real KVM (true or false)", func(c *Config, s string) (err error) {
+		c.AllowTCG, err = strconv.ParseBool(s)
+		return err
+	}},
+	{"overcommit-vcpus", "`factor`", factor(func(c *Config) *float64 { return &c.Overcommit.VCPUs })},
+	{"overcommit-memory", "`factor`", factor(func(c *Config) *float64 { return &c.Overcommit.Memory })},
+	{"overcommit-storage", "`factor`", factor(func(c *Config) *float64 { return &c.Overcommit.Storage })},
+	{"reserve-vcpus", "`number` that the host keeps for itself", func(c *Config, s string) error {
+		n, err := strconv.ParseUint(s, 10, 32)
+		c.Reserve.VCPUs = uint32(n)
+		return err
+	}},
+	{"reserve-memory-mib", "`MiB` that the host keeps for itself", number(func(c *Config) *uint64 { return &c.Reserve.MemoryMiB })},
+	{"reserve-storage-gib", "`GiB` that the host keeps for itself", number(func(c *Config) *uint64 { return &c.Reserve.StorageGiB })},
+	{"uid-range", "`first-last` uid of guests", text(func(c *Config) *string { return &c.UIDRange })},
+	{"cgroup", "`path` of the guests' control groups", text(func(c *Config) *string { return &c.Cgroup })},
+	{"metrics-listen", "`address` of /metrics and /health", text(func(c *Config) *string { return &c.MetricsListen })},
+	{"log-format", "json or text", text(func(c *Config) *string { return &c.LogFormat })},
+	{"labels", "`key=value,…` that placement may ask for", func(c *Config, s string) error {
+		c.Labels = map[string]string{}
+		for _, pair := range splitList(s) {
+			k, v, ok := strings.Cut(pair, "=")
+			if !ok {
+				return fmt.Errorf("%q is not key=value", pair)
+			}
+			c.Labels[k] = v
+		}
+		return nil
+	}},
+	{"qemu", "`program` that runs guests", text(func(c *Config) *string { return &c.QEMU })},
+}
+
+func text(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, s string) error { *field(c) = s; return nil }
+}
+
+func factor(field func(*Config) *float64) func(*Config, string) error {
+	return func(c *Config, s string) (err error) { *field(c), err = strconv.ParseFloat(s, 64); return err }
+}
+
+func number(field func(*Config) *uint64) func(*Config, string) error {
+	return func(c *Config, s string) (err error) { *field(c), err = strconv.ParseUint(s, 10, 64); return err }
+}
+
+func splitList(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// load puts defaults, file, environment and flags together, and checks the result. Usage goes to out; asking for it
+// returns flag.ErrHelp.
+func load(args []string, env func(string) (string, bool), out io.Writer) (Config, error) {
+	flags := flag.NewFlagSet("trivet-nodeagent", flag.ContinueOnError)
+	flags.SetOutput(out)
+	file := flags.String("config", "", "YAML `file` (TRIVET_CONFIG)")
+	given := map[string]string{}
+	for _, s := range settings {
+		set := func(v string) error { given[s.name] = v; return nil }
+		if s.name == "allow-tcg" {
+			flags.BoolFunc(s.name, s.usage, set)
+		} else {
+			flags.Func(s.name, s.usage, set)
+		}
+	}
+	if err := flags.Parse(args); err != nil {
+		return Config{}, err
+	}
+	if flags.NArg() > 0 {
+		return Config{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	c := Default()
+	if path, ok := env("TRIVET_CONFIG"); ok && *file == "" {
+		*file = path
+	}
+	if *file != "" {
+		data, err := os.ReadFile(*file)
+		if err != nil {
+			return Config{}, fmt.Errorf("read config: %w", err)
+		}
+		if err := c.read(data); err != nil {
+			return Config{}, fmt.Errorf("%s: %w", *file, err)
+		}
+	}
+	for _, s := range settings {
+		name := variable(s.name)
+		if v, ok := env(name); ok {
+			if err := s.set(&c, v); err != nil {
+				return Config{}, fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		if v, ok := given[s.name]; ok {
+			if err := s.set(&c, v); err != nil {
+				return Config{}, fmt.Errorf("--%s: %w", s.name, err)
+			}
+		}
+	}
+	if c.Name == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return Config{}, fmt.Errorf("read host name: %w", err)
+		}
+		c.Name, _, _ = strings.Cut(strings.ToLower(name), ".")
+	}
+	return c, c.Validate()
+}
+
+// read takes the file's settings. A field that is not known is an error.
+func (c *Config) read(data []byte) error {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	if err := d.Decode(c); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return errors.New("more than one document")
+	}
+	return nil
+}
+
+func variable(name string) string {
+	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+}
+
+var validHost = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+
+// Validate says what is wrong, by the name of the setting, and brings addresses into the form host:port.
+func (c *Config) Validate() error {
+	if len(c.ControlPlane) == 0 {
+		return errors.New("controlplane: name at least one member, such as 10.0.0.1")
+	}
+	for i, addr := range c.ControlPlane {
+		full, err := withPort(addr)
+		if err != nil {
+			return fmt.Errorf("controlplane: %w", err)
+		}
+		c.ControlPlane[i] = full
+	}
+	over := facts.Overcommit(c.Overcommit)
+	switch _, _, err := c.uids(); {
+	case c.DataDir == "":
+		return errors.New("data_dir: must not be empty")
+	case !validHost.MatchString(c.Name):
+		return fmt.Errorf("name: %q is not a host name", c.Name)
+	case !slices.Contains([]facts.Mode{facts.Auto, facts.WantKVM, facts.WantTCG}, c.Accel):
+		return fmt.Errorf("accel: %q is none of auto, kvm, tcg", c.Accel)
+	case over.Validate() != nil:
+		return fmt.Errorf("overcommit: %w", over.Validate())
+	case err != nil:
+		return fmt.Errorf("uid_range: %w", err)
+	case !slices.Contains([]string{"", "json", "text"}, c.LogFormat):
+		return fmt.Errorf("log_format: %q is neither json nor text", c.LogFormat)
+	case c.QEMU == "":
+		return errors.New("qemu: must not be empty")
+	}
+	if c.MetricsListen != "" {
+		if _, _, err := net.SplitHostPort(c.MetricsListen); err != nil {
+			return fmt.Errorf("metrics_listen: %w", err)
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(c.Labels)) {
+		if strings.HasPrefix(k, "trivet/") {
+			return fmt.Errorf("labels: %q: names under trivet/ are the agent's own", k)
+		}
+	}
+	return cloud.CheckPairs("labels", c.Labels)
+}
+
+// withPort is an address as host:port.
+func withPort(addr string) (string, error) {
+	if host, port, err := net.SplitHostPort(addr); err == nil {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" {
+			return "", fmt.Errorf("%q is not an address", addr)
+		}
+		return addr, nil
+	}
+	host := strings.TrimSuffix(strings.TrimPrefix(addr, "["), "]")
+	if ip := net.ParseIP(host); ip == nil && !validHost.MatchString(strings.ToLower(host)) {
+		return "", fmt.Errorf("%q is not an address", addr)
+	}
+	return net.JoinHostPort(host, uplink.DefaultPort), nil
+}
+
+// uids is the range of the guests' uids, both ends included.
+func (c *Config) uids() (first, last int, err error) {
+	from, to, ok := strings.Cut(c.UIDRange, "-")
+	a, errA := strconv.ParseUint(from, 10, 31)
+	b, errB := strconv.ParseUint(to, 10, 31)
+	// Below 1000 live the host's own users, 65534 is nobody.
+	if !ok || errA != nil || errB != nil || a < 1000 || b < a || a <= 65534 && b >= 65534 {
+		return 0, 0, fmt.Errorf("%q is not first-last with first at least 1000 and without 65534", c.UIDRange)
+	}
+	return int(a), int(b), nil
+}
+
+// token gives the join token: the setting itself, or what the file of that name holds.
+func (c *Config) token() (string, error) {
+	if c.JoinToken == "" {
+		return "", errors.New("join_token is not set")
+	}
+	if strings.Count(c.JoinToken, ".") == 2 && !strings.ContainsRune(c.JoinToken, '/') && len(c.JoinToken) > 64 {
+		return c.JoinToken, nil
+	}
+	f, err := os.Open(c.JoinToken)
+	if err != nil {
+		return "", fmt.Errorf("read join token: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 4<<10))
+	if err != nil {
+		return "", fmt.Errorf("read join token: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

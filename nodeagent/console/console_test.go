@@ -1,0 +1,239 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const keep = 256 << 10
+
+func newLog(t *testing.T) (*Log, *os.File) {
+	t.Helper()
+	l := At(filepath.Join(t.TempDir(), "console.log"), keep)
+	w, err := l.Writer()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = w.Close() })
+	return l, w
+}
+
+// line is 64 bytes that say where they are.
+func line(n int) string { return fmt.Sprintf("%-63d\n", n) }
+
+// spew appends lines from to to, in pieces as a guest would.
+func spew(t *testing.T, w *os.File, from, to int) {
+	t.Helper()
+	var b strings.Builder
+	for i := from; i < to; i++ {
+		b.WriteString(line(i))
+		if b.Len() >= 4096 || i == to-1 {
+			_, err := w.WriteString(b.String())
+			require.NoError(t, err)
+			b.Reset()
+		}
+	}
+}
+
+func TestTail(t *testing.T) {
+	l, w := newLog(t)
+	out, err := l.Tail(100)
+	require.NoError(t, err)
+	require.Empty(t, out)
+	_, err = w.WriteString("hello, world\n")
+	require.NoError(t, err)
+	for n, want := range map[int64]string{-1: "", 0: "", 6: "world\n", 13: "hello, world\n", 1 << 40: "hello, world\n"} {
+		out, err := l.Tail(n)
+		require.NoError(t, err)
+		require.Equal(t, want, string(out))
+	}
+	_, err = At(filepath.Join(t.TempDir(), "none"), keep).Tail(1)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// A guest prints 16 times what is kept; the disk never holds much more than that, and what is kept is the end.
+func TestTrimBoundsTheDisk(t *testing.T) {
+	l, w := newLog(t)
+	const each = keep / 64 / 2
+	for i := range 32 {
+		spew(t, w, i*each, (i+1)*each)
+		require.NoError(t, l.Trim())
+		st, err := os.Stat(l.Path())
+		require.NoError(t, err)
+		require.LessOrEqual(t, occupied(st), int64(keep+slack+8192))
+		require.EqualValues(t, (i+1)*each*64, st.Size(), "an offset goes on meaning the same")
+	}
+	out, err := l.Tail(1 << 40)
+	require.NoError(t, err)
+	require.Len(t, out, keep)
+	require.Equal(t, line(32*each-keep/64), string(out[:64]))
+	require.Equal(t, line(32*each-1), string(out[keep-64:]))
+	require.NoError(t, At(filepath.Join(t.TempDir(), "none"), keep).Trim())
+}
+
+func TestTrimWithoutHoles(t *testing.T) {
+	l, w := newLog(t)
+	l.punch = func(*os.File, int64) error { return errors.ErrUnsupported }
+	spew(t, w, 0, 2*keep/64)
+	require.NoError(t, l.Trim())
+	st, err := os.Stat(l.Path())
+	require.NoError(t, err)
+	require.EqualValues(t, 2*keep, st.Size(), "not yet twice what is kept")
+	spew(t, w, 0, 1)
+	require.NoError(t, l.Trim())
+	spew(t, w, 7, 8)
+	out, err := l.Tail(1 << 20)
+	require.NoError(t, err)
+	require.Equal(t, line(7), string(out))
+}
+
+func TestWriterBeginsAnew(t *testing.T) {
+	l, w := newLog(t)
+	l.longest = 2 * keep
+	spew(t, w, 0, 2*keep/64)
+	again, err := l.Writer()
+	require.NoError(t, err)
+	defer again.Close()
+	spew(t, again, 2*keep/64, 2*keep/64+1)
+	st, err := os.Stat(l.Path())
+	require.NoError(t, err)
+	require.EqualValues(t, keep+64, st.Size())
+	require.EqualValues(t, 0o600, st.Mode().Perm())
+	out, err := l.Tail(128)
+	require.NoError(t, err)
+	require.Equal(t, line(2*keep/64-1)+line(2*keep/64), string(out))
+}
+
+func TestFollow(t *testing.T) {
+	l, w := newLog(t)
+	_, err := w.WriteString("before\nlast\n")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var got bytes.Buffer
+	step := 0
+	err = l.Follow(ctx, 5, func(c Chunk) error {
+		require.Zero(t, c.Skipped)
+		got.Write(c.Data)
+		// Each piece that arrives makes the guest say the next thing.
+		switch step++; step {
+		case 1:
+			spew(t, w, 1, 1000) // longer than a chunk
+		case 3:
+			_, err := w.WriteString("end")
+			require.NoError(t, err)
+		}
+		if bytes.HasSuffix(got.Bytes(), []byte("end")) {
+			cancel()
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	var want strings.Builder
+	want.WriteString("last\n")
+	for i := 1; i < 1000; i++ {
+		want.WriteString(line(i))
+	}
+	require.Equal(t, want.String()+"end", got.String())
+}
+
+// A reader that stalls while the guest prints more than is kept goes on with what is left, and is told.
+func TestFollowTooSlow(t *testing.T) {
+	l, w := newLog(t)
+	spew(t, w, 0, 1)
+	done := errors.New("done")
+	last := 3*keep/64 - 1
+	var next int64
+	err := l.Follow(t.Context(), 64, func(c Chunk) error {
+		if next == 0 {
+			require.Equal(t, line(0), string(c.Data))
+			spew(t, w, 1, last+1)
+			require.NoError(t, l.Trim())
+		} else if next == 64 {
+			require.EqualValues(t, 2*keep-64, c.Skipped)
+		}
+		next += c.Skipped
+		require.Equal(t, line(int(next/64)), string(c.Data[:64]), "never the zeros of a hole")
+		next += int64(len(c.Data))
+		if next == int64(last+1)*64 {
+			return done
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, done)
+}
+
+func TestFollowGoesOnInANewFile(t *testing.T) {
+	l, w := newLog(t)
+	spew(t, w, 0, 1)
+	done := errors.New("done")
+	var got strings.Builder
+	err := l.Follow(t.Context(), 1<<20, func(c Chunk) error {
+		got.Write(c.Data)
+		if got.Len() > 64 {
+			return done
+		}
+		require.NoError(t, os.Remove(l.Path()))
+		again, err := l.Writer()
+		require.NoError(t, err)
+		defer again.Close()
+		spew(t, again, 1, 2)
+		return nil
+	})
+	require.ErrorIs(t, err, done)
+	require.Equal(t, line(0)+line(1), got.String())
+}
+
+func TestFollowOfWhatIsRemoved(t *testing.T) {
+	l, w := newLog(t)
+	spew(t, w, 0, 1)
+	err := l.Follow(t.Context(), 1<<20, func(Chunk) error { return os.Remove(l.Path()) })
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, l.Follow(t.Context(), 1, nil), fs.ErrNotExist)
+}
+
+// Trimming, printing and reading at once: every line that arrives is whole and in order.
+func TestAllAtOnce(t *testing.T) {
+	l, w := newLog(t)
+	spew(t, w, 0, 64)
+	const lines = 20 * keep / 64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 64; i < lines; i += 64 {
+			spew(t, w, i, i+64)
+			if err := l.Trim(); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	var at int64
+	end := errors.New("end")
+	err := l.Follow(t.Context(), 64, func(c Chunk) error {
+		if at == 0 {
+			// Where it began depends on how far the writer was.
+			var first int64
+			_, err := fmt.Sscan(string(c.Data[:64]), &first)
+			require.NoError(t, err)
+			at = first * 64
+		} else {
+			at += c.Skipped
+		}
+		for d := c.Data; len(d) > 0; d = d[min(64, len(d)):] {
+			require.Equal(t, line(int(at / 64))[:min(64, len(d))], string(d[:min(64, len(d))]))
+			at += int64(min(64, len(d)))
+		}
+		if at == lines*64 {
+			return end
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, end)
+	<-done
+}

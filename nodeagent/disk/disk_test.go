@@ -1,0 +1,221 @@
+package disk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+const (
+	gib     = 1 << 30
+	waitFor = 10 * time.Second
+	tick    = time.Millisecond
+)
+
+// memory is a growing file.
+type memory []byte
+
+func (m *memory) WriteAt(p []byte, at int64) (int, error) {
+	if end := int(at) + len(p); end > len(*m) {
+		*m = append(*m, make([]byte, end-len(*m))...)
+	}
+	return copy((*m)[at:], p), nil
+}
+
+// qcow2Image is an image whose disk has size bytes.
+func qcow2Image(t *testing.T, size uint64) []byte {
+	t.Helper()
+	var m memory
+	_, err := qcow2.Create(&m, size)
+	require.NoError(t, err)
+	return m
+}
+
+// uid to own disks: another one if we may.
+func uid() int {
+	if os.Getuid() == 0 {
+		return 600_123
+	}
+	return os.Getuid()
+}
+
+func TestBuild(t *testing.T) {
+	s := newSource()
+	raw := s.add(bytes.Repeat([]byte("r"), 4096), qcow2.Raw)
+	cow := s.add(qcow2Image(t, gib), qcow2.QCOW2)
+	images := openImages(t, t.TempDir(), s)
+	dir := filepath.Join(t.TempDir(), "disks")
+	disks := []Disk{{ID: "root", Size: 10 * gib, Image: &cow}, {ID: "data-1", Size: gib}, {ID: "raw", Size: gib, Image: &raw}}
+
+	none, err := List(dir)
+	require.NoError(t, err)
+	require.Empty(t, none)
+	require.NoError(t, Build(t.Context(), images, dir, uid(), disks))
+	list, err := List(dir)
+	require.NoError(t, err)
+	require.Equal(t, []Disk{disks[1], disks[2], disks[0]}, list)
+
+	// A guest has written; building again touches nothing.
+	mark := func() []byte {
+		data, err := os.ReadFile(filepath.Join(dir, "root.qcow2"))
+		require.NoError(t, err)
+		return data
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "root.qcow2"), os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString("guest data")
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	before := mark()
+	require.NoError(t, Build(t.Context(), images, dir, uid(), disks))
+	require.Equal(t, before, mark())
+
+	for _, d := range disks {
+		c, err := Open(images, dir, d.ID)
+		require.NoError(t, err)
+		defer c.Close()
+		st, err := c.Overlay.Stat()
+		require.NoError(t, err)
+		require.EqualValues(t, 0o600, st.Mode().Perm())
+		require.EqualValues(t, uid(), st.Sys().(*syscall.Stat_t).Uid)
+		require.Equal(t, d.Image != nil, c.Base != nil)
+		if d.Image != nil {
+			require.Equal(t, d.Image.Format, c.Format)
+			_, err := c.Base.WriteString("x")
+			require.Error(t, err, "an image is not written")
+		}
+	}
+	_, err = Open(images, dir, "other")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	_, err = Open(images, dir, "../root")
+	require.Error(t, err)
+
+	require.NoError(t, Remove(dir))
+	require.NoError(t, Remove(dir))
+	require.NoDirExists(t, dir)
+	held, err := images.List()
+	require.NoError(t, err)
+	require.Len(t, held, 2)
+}
+
+func TestBuildAfterACrash(t *testing.T) {
+	s := newSource()
+	img := s.add(bytes.Repeat([]byte("r"), 4096), qcow2.Raw)
+	images := openImages(t, t.TempDir(), s)
+	want := Disk{ID: "root", Size: gib, Image: &img}
+	for name, left := range map[string]map[string]string{
+		"before anything":     {},
+		"in the note":         {"root.json.new": `{"id":"ro`},
+		"after the note":      {"root.json": `{"id":"root","size":1073741824,"image":null}`},
+		"in the overlay":      {"root.json": `{"id":"root","size":1073741824,"image":null}`, "root.qcow2.new": "QFI"},
+		"before the overlays": {"root.qcow2.new": ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "disks")
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			for file, text := range left {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
+			}
+			require.NoError(t, Build(t.Context(), images, dir, uid(), []Disk{want}))
+			list, err := List(dir)
+			require.NoError(t, err)
+			require.Equal(t, []Disk{want}, list)
+			entries, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Len(t, entries, 2)
+		})
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	s := newSource()
+	cow := s.add(qcow2Image(t, gib), qcow2.QCOW2)
+	raw := s.add(make([]byte, 8192), qcow2.Raw)
+	spied := qcow2Image(t, gib)
+	binary.BigEndian.PutUint64(spied[8:], 512)
+	binary.BigEndian.PutUint32(spied[16:], 11)
+	copy(spied[512:], "/etc/shadow")
+	spy := s.add(spied, qcow2.QCOW2)
+	liar := s.add([]byte("this is no qcow2"), qcow2.QCOW2)
+	images := openImages(t, t.TempDir(), s)
+	dir := filepath.Join(t.TempDir(), "disks")
+	require.NoError(t, Build(t.Context(), images, dir, uid(), []Disk{{ID: "old", Size: gib, Image: &cow}, {ID: "blank", Size: gib}}))
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "lost.qcow2"), []byte("data"), 0o600))
+
+	for _, tc := range []struct {
+		name string
+		disk Disk
+		says string
+	}{
+		{"path as id", Disk{ID: "../../x", Size: gib}, "id"},
+		{"no id", Disk{Size: gib}, "id"},
+		{"no size", Disk{ID: "a"}, "size of 0"},
+		{"odd size", Disk{ID: "a", Size: 1000}, "size of 1000"},
+		{"huge", Disk{ID: "a", Size: 65 << 40}, "size of"},
+		{"smaller than its image", Disk{ID: "a", Size: gib / 2, Image: &cow}, "1073741824 bytes, which do not fit in 536870912"},
+		{"smaller than a raw image", Disk{ID: "a", Size: 4096, Image: &raw}, "do not fit"},
+		{"image with a backing file", Disk{ID: "a", Size: gib, Image: &spy}, "backing file"},
+		{"image that is none", Disk{ID: "a", Size: gib, Image: &liar}, "refused"},
+		{"other size than before", Disk{ID: "blank", Size: 2 * gib}, "exists with 1073741824 bytes"},
+		{"image where none was", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
+		{"no image where one was", Disk{ID: "old", Size: gib}, "another image"},
+		{"disk whose note is lost", Disk{ID: "lost", Size: gib}, "nothing says as what"},
+		{"other image", Disk{ID: "old", Size: gib, Image: &raw}, "another image"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			before, err := List(dir)
+			require.NoError(t, err)
+			err = Build(t.Context(), images, dir, uid(), []Disk{tc.disk})
+			require.ErrorIs(t, err, ErrRefused)
+			require.ErrorContains(t, err, tc.says)
+			after, err := List(dir)
+			require.NoError(t, err)
+			require.Equal(t, before, after)
+		})
+	}
+
+	// An image that cannot be had now is not refused: another attempt may heal it.
+	missing := Image{SHA256: cow.SHA256[1:] + "0", Size: 1, Format: qcow2.Raw}
+	err := Build(t.Context(), images, dir, uid(), []Disk{{ID: "a", Size: gib, Image: &missing}})
+	require.ErrorContains(t, err, "no member has it")
+	require.False(t, errors.Is(err, ErrRefused))
+}
+
+// QEMU is the judge of whether a chain of descriptors is a disk.
+func TestQEMUReadsTheChain(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	s := newSource()
+	img := s.add(bytes.Repeat([]byte("0123456789abcdef"), 4096), qcow2.Raw)
+	images := openImages(t, t.TempDir(), s)
+	dir := filepath.Join(t.TempDir(), "disks")
+	require.NoError(t, Build(t.Context(), images, dir, uid(), []Disk{{ID: "root", Size: 1 << 20, Image: &img}}))
+	require.NoError(t, exec.Command("qemu-img", "check", "-q", filepath.Join(dir, "root.qcow2")).Run())
+
+	out := filepath.Join(t.TempDir(), "out")
+	chain := `json:{"driver":"qcow2","file":{"driver":"file","filename":"` + filepath.Join(dir, "root.qcow2") +
+		`"},"backing":{"driver":"raw","file":{"driver":"file","filename":"` + filepath.Join(images.dir, img.SHA256) + `"}}}`
+	text, err := exec.Command("qemu-img", "convert", "-O", "raw", chain, out).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.Len(t, got, 1<<20)
+	require.Equal(t, s.images[img.SHA256], got[:img.Size])
+	require.Equal(t, make([]byte, 1<<20-img.Size), got[img.Size:])
+}

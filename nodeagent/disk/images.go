@@ -1,0 +1,339 @@
+package disk
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// maxFetches is how many images are fetched at a time.
+const maxFetches = 4
+
+// ErrChecksum means that the bytes which arrived are not those of the image. What arrived is thrown away.
+var ErrChecksum = errors.New("image has another checksum")
+
+var validSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// Image names the content of a file.
+type Image struct {
+	SHA256 string       `json:"sha256"` // 64 digits, lower case
+	Size   int64        `json:"size"`   // bytes of the file
+	Format qcow2.Format `json:"format"` // Raw or QCOW2
+}
+
+func (i Image) validate() error {
+	switch {
+	case !validSum.MatchString(i.SHA256):
+		return fmt.Errorf("%w: %q is not the SHA-256 of an image", ErrRefused, i.SHA256)
+	case i.Size <= 0:
+		return fmt.Errorf("%w: its image has %d bytes", ErrRefused, i.Size)
+	case i.Format != qcow2.Raw && i.Format != qcow2.QCOW2:
+		return fmt.Errorf("%w: its image is %q, and only raw and qcow2 can be used", ErrRefused, i.Format)
+	}
+	return nil
+}
+
+// Fetch opens the bytes of an image from offset on. It is called with a context that ends when nobody waits any more.
+type Fetch func(ctx context.Context, sha256 string, offset int64) (io.ReadCloser, error)
+
+// Images is a host's cache of images. Its methods may be called at the same time.
+type Images struct {
+	dir   string
+	fetch Fetch
+	life  context.Context
+	end   context.CancelFunc
+	slots chan struct{} // capacity maxFetches
+
+	work sync.WaitGroup
+
+	mu      sync.Mutex
+	flights map[string]*flight // by SHA-256
+}
+
+// flight is one image being fetched, for everyone who waits for it.
+type flight struct {
+	cancel  context.CancelFunc
+	waiting int           // under Images.mu
+	done    chan struct{} // closed when err is there
+	err     error
+}
+
+// OpenImages opens the cache in dir, which is made if it is not there.
+func OpenImages(dir string, fetch Fetch) (*Images, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open images: %w", err)
+	}
+	life, end := context.WithCancel(context.Background())
+	return &Images{dir: dir, fetch: fetch, life: life, end: end, slots: make(chan struct{}, maxFetches), flights: map[string]*flight{}}, nil
+}
+
+// Close ends all fetches and waits for them. What has arrived is kept, and gone on with next time.
+func (s *Images) Close() {
+	s.end()
+	s.work.Wait()
+}
+
+// Hold returns once the image is here, complete and verified. Callers that want the same image share one fetch, which
+// ends with the last of them. After an error the next call goes on where this one stopped, unless it was [ErrChecksum].
+func (s *Images) Hold(ctx context.Context, img Image) error {
+	if err := img.validate(); err != nil {
+		return err
+	}
+	for {
+		if err := s.held(img); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		f, err := s.join(img)
+		if err != nil {
+			return fmt.Errorf("fetch image %s: %w", img.SHA256, err)
+		}
+		select {
+		case <-f.done:
+			err = f.err
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		s.leave(f)
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil && s.life.Err() == nil {
+			continue // its last caller gave up just before we came
+		}
+		if err != nil {
+			return fmt.Errorf("fetch image %s: %w", img.SHA256, err)
+		}
+	}
+}
+
+// held returns nil if the image is here, an error that wraps fs.ErrNotExist if not, another one if it cannot be that.
+func (s *Images) held(img Image) error {
+	st, err := os.Lstat(s.path(img.SHA256))
+	switch {
+	case err != nil:
+		return err
+	case !st.Mode().IsRegular() || st.Mode().Perm() != 0o444:
+		return fmt.Errorf("image %s: its file has mode %v and not that of one which arrived here", img.SHA256, st.Mode())
+	case st.Size() != img.Size:
+		return fmt.Errorf("%w: image %s has %d bytes and not %d", ErrRefused, img.SHA256, st.Size(), img.Size)
+	}
+	return nil
+}
+
+// join finds the flight of an image, or starts it.
+func (s *Images) join(img Image) (*flight, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.life.Err(); err != nil {
+		return nil, err
+	}
+	f := s.flights[img.SHA256]
+	if f == nil {
+		ctx, cancel := context.WithCancel(s.life)
+		f = &flight{cancel: cancel, done: make(chan struct{})}
+		s.flights[img.SHA256] = f
+		s.work.Go(func() {
+			defer cancel()
+			f.err = s.bring(ctx, img)
+			s.mu.Lock()
+			delete(s.flights, img.SHA256)
+			s.mu.Unlock()
+			close(f.done)
+		})
+	}
+	f.waiting++
+	return f, nil
+}
+
+func (s *Images) leave(f *flight) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.waiting--; f.waiting == 0 {
+		f.cancel()
+	}
+}
+
+// bring fetches an image into its .part, from where that ends, verifies it and gives it its name.
+func (s *Images) bring(ctx context.Context, img Image) error {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	part := s.path(img.SHA256) + ".part"
+	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	at, err := resume(ctx, f, sum, img.Size)
+	if err != nil {
+		return err
+	}
+	if at < img.Size {
+		if err := s.copy(ctx, f, sum, img, at); err != nil {
+			return err
+		}
+	}
+	if hex.EncodeToString(sum.Sum(nil)) != img.SHA256 {
+		return errors.Join(ErrChecksum, os.Remove(part))
+	}
+	if err := f.Chmod(0o444); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(part, s.path(img.SHA256)); err != nil {
+		return err
+	}
+	return syncDir(s.dir)
+}
+
+// resume hashes what is there of a .part and returns how much that is. One that is too long is begun again.
+func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if st.Size() > size {
+		return 0, f.Truncate(0)
+	}
+	return io.Copy(sum, reader{ctx, f})
+}
+
+// copy appends to the .part what is missing, never more.
+func (s *Images) copy(ctx context.Context, f *os.File, sum hash.Hash, img Image, at int64) error {
+	r, err := s.fetch(ctx, img.SHA256, at)
+	if err != nil {
+		return err
+	}
+	// A reader that hangs is closed under it.
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer func() {
+		if stop() {
+			_ = r.Close()
+		}
+	}()
+	if _, err := f.Seek(at, io.SeekStart); err != nil {
+		return err
+	}
+	n, err := io.Copy(io.MultiWriter(f, sum), io.LimitReader(reader{ctx, r}, img.Size-at))
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return err
+	case at+n < img.Size:
+		return fmt.Errorf("after %d of %d bytes: %w", at+n, img.Size, io.ErrUnexpectedEOF)
+	}
+	return nil
+}
+
+// reader stops between two reads when its context ends.
+type reader struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p)
+}
+
+// Open opens an image that is held, to be read. The error wraps fs.ErrNotExist when it is not.
+func (s *Images) Open(img Image) (*os.File, error) {
+	if err := img.validate(); err != nil {
+		return nil, err
+	}
+	if err := s.held(img); err != nil {
+		return nil, fmt.Errorf("open image: %w", err)
+	}
+	f, err := os.OpenFile(s.path(img.SHA256), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open image: %w", err)
+	}
+	return f, nil
+}
+
+// virtualSize is the size of the disk in an image that is held. Refuses what QEMU must not open.
+func (s *Images) virtualSize(ctx context.Context, img Image) (uint64, error) {
+	if img.Format == qcow2.Raw {
+		return uint64(img.Size), nil
+	}
+	f, err := s.Open(img)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := qcow2.Inspect(readerAt{ctx, f}, img.Size)
+	if errors.Is(err, qcow2.ErrRefused) {
+		return 0, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	return info.VirtualSize, err
+}
+
+// readerAt is a reader for random access.
+type readerAt struct {
+	ctx context.Context
+	io.ReaderAt
+}
+
+func (r readerAt) ReadAt(p []byte, at int64) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.ReaderAt.ReadAt(p, at)
+}
+
+// List names the images that are held, by their SHA-256, in order.
+func (s *Images) List() ([]string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	var sums []string
+	for _, e := range entries {
+		if validSum.MatchString(e.Name()) {
+			sums = append(sums, e.Name())
+		}
+	}
+	return sums, nil
+}
+
+// Prune removes images that keep refuses, and what is left of fetches that nobody goes on with. What QEMU has open it
+// keeps, without a name; a VM that is off needs its images kept.
+func (s *Images) Prune(keep func(sha256 string) bool) error {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return fmt.Errorf("prune images: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range entries {
+		sum := strings.TrimSuffix(e.Name(), ".part")
+		if !validSum.MatchString(sum) || s.flights[sum] != nil || keep(sum) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(s.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("prune images: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *Images) path(sum string) string { return filepath.Join(s.dir, sum) }

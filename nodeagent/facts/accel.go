@@ -1,0 +1,340 @@
+package facts
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind is how QEMU runs guest code.
+type Kind string
+
+const (
+	KVM Kind = "kvm" // on the processor
+	TCG Kind = "tcg" // translated, 10 to 50 times slower
+)
+
+// Mode is what an operator wants of [Accel].
+type Mode string
+
+const (
+	Auto    Mode = "auto" // KVM where it really runs guests, else TCG
+	WantKVM Mode = "kvm"  // KVM, or an error
+	WantTCG Mode = "tcg"  // TCG without a look at KVM
+)
+
+// Accelerator is how guests can be run here, and why so.
+type Accelerator struct {
+	Kind   Kind
+	Reason string // one line, for the operator
+}
+
+const (
+	loops    = 1_000_000              // of the guest: two instructions each, under 2 ms of a real processor
+	window   = 100 * time.Millisecond // what they may take
+	windows  = 10                     // at most, while other work of the host keeps the guest off the processor
+	patience = 5 * time.Second        // for the kernel to give the probing thread back
+)
+
+// Accel finds out how guests can be run. Auto and WantKVM run a guest of one processor and a million kernel-mode
+// loops under KVM: hardware needs about a millisecond, an interpreting KVM about a second. The verdict comes after
+// 100 ms, unless the host was too busy to run the guest for half of that; then it looks again, for a second at most. An
+// error means that mode is none, that ctx ended, or that KVM was demanded and does not run guests.
+//
+// Everything opened is closed again, but for one case: a kernel that does not return from an ioctl within 5 s, signal
+// or not, keeps that thread and its descriptors until it does. The answer is then TCG.
+func Accel(ctx context.Context, mode Mode) (Accelerator, error) {
+	return decide(ctx, mode, probeKVM)
+}
+
+func decide(ctx context.Context, mode Mode, probe func(context.Context) (time.Duration, error)) (Accelerator, error) {
+	switch mode {
+	case Auto, WantKVM:
+	case WantTCG:
+		return Accelerator{Kind: TCG, Reason: "configured"}, nil
+	default:
+		return Accelerator{}, fmt.Errorf("unknown acceleration %q, want auto, kvm or tcg", mode)
+	}
+	took, err := patiently(ctx, probe)
+	switch {
+	case err == nil:
+		return Accelerator{Kind: KVM, Reason: fmt.Sprintf("%d loops of guest code in %v", loops, took.Round(10*time.Microsecond))}, nil
+	case ctx.Err() != nil:
+		return Accelerator{}, fmt.Errorf("probe KVM: %w", ctx.Err())
+	case mode == WantKVM:
+		return Accelerator{}, fmt.Errorf("acceleration kvm is configured, but KVM does not run guests here: %w", err)
+	}
+	return Accelerator{Kind: TCG, Reason: err.Error()}, nil
+}
+
+// patiently runs probe on a goroutine of its own, and leaves it to itself if it does not come back.
+func patiently(ctx context.Context, probe func(context.Context) (time.Duration, error)) (time.Duration, error) {
+	type answer struct {
+		took time.Duration
+		err  error
+	}
+	came := make(chan answer, 1)
+	go func() {
+		took, err := probe(ctx)
+		came <- answer{took, err}
+	}()
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case a := <-came:
+		return a.took, a.err
+	case <-t.C:
+		return 0, fmt.Errorf("KVM did not come back within %v", patience)
+	}
+}
+
+// From the kernel's linux/kvm.h, for amd64.
+const (
+	kvmGetAPIVersion       = 0xAE00
+	kvmCreateVM            = 0xAE01
+	kvmCheckExtension      = 0xAE03
+	kvmGetVCPUMmapSize     = 0xAE04
+	kvmCreateVCPU          = 0xAE41
+	kvmSetUserMemoryRegion = 0x4020AE46
+	kvmRun                 = 0xAE80
+	kvmSetRegs             = 0x4090AE82
+	kvmGetSregs            = 0x8138AE83
+	kvmSetSregs            = 0x4138AE84
+
+	kvmAPIVersion       = 12
+	kvmCapImmediateExit = 136
+	kvmExitHlt          = 5
+)
+
+type kvmRegion struct {
+	slot, flags    uint32
+	gpa, size, hva uint64
+}
+
+type kvmSegment struct {
+	base                                         uint64
+	limit                                        uint32
+	selector                                     uint16
+	typ, present, dpl, db, s, l, g, avl, bad, __ uint8
+}
+
+type kvmTable struct {
+	base  uint64
+	limit uint16
+	_     [3]uint16
+}
+
+type kvmSregs struct {
+	cs, ds, es, fs, gs, ss, tr, ldt     kvmSegment
+	gdt, idt                            kvmTable
+	cr0, cr2, cr3, cr4, cr8, efer, apic uint64
+	interrupts                          [4]uint64
+}
+
+type kvmRegs struct {
+	general     [16]uint64
+	rip, rflags uint64
+}
+
+// kvmRunPage is the head of struct kvm_run, shared with the kernel.
+type kvmRunPage struct {
+	flags      uint32 // byte 1 is immediate_exit: the next KVM_RUN returns EINTR at once
+	_          uint32
+	exitReason uint32
+}
+
+const immediateExit = 1 << 8
+
+const codeAt = 0x1000
+
+// guestCode is: mov ecx, n; again: dec ecx; jnz again; hlt
+func guestCode(n uint32) []byte {
+	return append(binary.LittleEndian.AppendUint32([]byte{0xb9}, n), 0xff, 0xc9, 0x75, 0xfc, 0xf4)
+}
+
+// guest is a virtual machine of one processor and 64 KiB of memory.
+type guest struct {
+	kvm, vm, cpu int    // -1: not open
+	mem, run     []byte // nil: not mapped
+}
+
+func probeKVM(ctx context.Context) (time.Duration, error) { return runLoops(ctx, loops) }
+
+// runLoops runs n loops of guest code and returns how long they took.
+func runLoops(ctx context.Context, n uint32) (time.Duration, error) {
+	if runtime.GOARCH != "amd64" {
+		return 0, fmt.Errorf("the KVM probe has no guest code for %s", runtime.GOARCH)
+	}
+	g := &guest{kvm: -1, vm: -1, cpu: -1}
+	defer g.close()
+	if err := g.open(); err != nil {
+		return 0, err
+	}
+	copy(g.mem[codeAt:], guestCode(n))
+	if err := g.reset(); err != nil {
+		return 0, err
+	}
+	return g.spin(ctx)
+}
+
+func (g *guest) open() error {
+	var err error
+	if g.kvm, err = unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("open /dev/kvm: %w", err)
+	}
+	v, err := ioctl(g.kvm, kvmGetAPIVersion, 0)
+	if err != nil {
+		return fmt.Errorf("read KVM API version: %w", err)
+	}
+	if v != kvmAPIVersion {
+		return fmt.Errorf("KVM API version is %d, want %d", v, kvmAPIVersion)
+	}
+	if has, err := ioctl(g.kvm, kvmCheckExtension, kvmCapImmediateExit); err != nil || has == 0 {
+		return errors.New("KVM has no immediate exit: kernel older than 4.11")
+	}
+	if g.vm, err = ioctl(g.kvm, kvmCreateVM, 0); err != nil {
+		return fmt.Errorf("create VM: %w", err)
+	}
+	if g.mem, err = unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS); err != nil {
+		return fmt.Errorf("map guest memory: %w", err)
+	}
+	region := kvmRegion{size: uint64(len(g.mem)), hva: uint64(uintptr(unsafe.Pointer(&g.mem[0])))}
+	if err := ioctlAt(g.vm, kvmSetUserMemoryRegion, unsafe.Pointer(&region)); err != nil {
+		return fmt.Errorf("give memory to VM: %w", err)
+	}
+	if g.cpu, err = ioctl(g.vm, kvmCreateVCPU, 0); err != nil {
+		return fmt.Errorf("create vCPU: %w", err)
+	}
+	size, err := ioctl(g.kvm, kvmGetVCPUMmapSize, 0)
+	if err != nil {
+		return fmt.Errorf("read size of vCPU state: %w", err)
+	}
+	if g.run, err = unix.Mmap(g.cpu, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return fmt.Errorf("map vCPU state: %w", err)
+	}
+	return nil
+}
+
+func (g *guest) close() {
+	for _, m := range [][]byte{g.run, g.mem} {
+		if m != nil {
+			_ = unix.Munmap(m)
+		}
+	}
+	for _, fd := range []int{g.cpu, g.vm, g.kvm} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// reset puts the processor before the code: ring 0, 32-bit protected mode, flat segments, no paging.
+func (g *guest) reset() error {
+	var s kvmSregs
+	if err := ioctlAt(g.cpu, kvmGetSregs, unsafe.Pointer(&s)); err != nil {
+		return fmt.Errorf("read vCPU registers: %w", err)
+	}
+	data := kvmSegment{limit: 0xffffffff, selector: 16, typ: 3, present: 1, db: 1, s: 1, g: 1}
+	s.ds, s.es, s.fs, s.gs, s.ss = data, data, data, data, data
+	s.cs = data
+	s.cs.selector, s.cs.typ = 8, 11
+	s.cr0 |= 1
+	if err := ioctlAt(g.cpu, kvmSetSregs, unsafe.Pointer(&s)); err != nil {
+		return fmt.Errorf("set vCPU registers: %w", err)
+	}
+	r := kvmRegs{rip: codeAt, rflags: 2}
+	if err := ioctlAt(g.cpu, kvmSetRegs, unsafe.Pointer(&r)); err != nil {
+		return fmt.Errorf("set vCPU registers: %w", err)
+	}
+	return nil
+}
+
+var errKicked = errors.New("kicked")
+
+// spin runs the guest until it halts or has had its chance.
+func (g *guest) spin(ctx context.Context) (time.Duration, error) {
+	runtime.LockOSThread() // the thread is what gets the signal, and whose processor time counts
+	defer runtime.UnlockOSThread()
+	start, used := time.Now(), threadTime()
+	for range windows {
+		err := g.enter(ctx)
+		if err == nil {
+			return time.Since(start), nil
+		}
+		if !errors.Is(err, errKicked) {
+			return 0, err
+		}
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		if threadTime()-used >= window/2 {
+			return 0, fmt.Errorf("guest code that takes hardware 2ms was not done in %v: this KVM interprets it", time.Since(start).Round(time.Millisecond))
+		}
+	}
+	return 0, fmt.Errorf("the host was too busy to run the probe for %v in %v", window/2, windows*window)
+}
+
+// enter runs the guest for one window. A second call goes on where the first stopped.
+func (g *guest) enter(ctx context.Context) error {
+	page := (*kvmRunPage)(unsafe.Pointer(&g.run[0]))
+	atomic.StoreUint32(&page.flags, 0)
+	pid, tid := unix.Getpid(), unix.Gettid()
+	ctx, cancel := context.WithTimeout(ctx, window)
+	defer cancel()
+	kicked := make(chan struct{})
+	// The flag catches a thread that is not in KVM_RUN just now, the signal one that is. Go's runtime uses SIGURG
+	// itself and takes one that it did not send for spurious.
+	stop := context.AfterFunc(ctx, func() {
+		defer close(kicked)
+		atomic.StoreUint32(&page.flags, immediateExit)
+		_ = unix.Tgkill(pid, tid, unix.SIGURG)
+	})
+	defer func() {
+		if !stop() {
+			<-kicked // before anybody unmaps the page or leaves the thread
+		}
+	}()
+	for {
+		_, err := ioctl(g.cpu, kvmRun, 0)
+		switch {
+		case errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN):
+			if atomic.LoadUint32(&page.flags)&immediateExit != 0 {
+				return errKicked
+			}
+		case err != nil:
+			return fmt.Errorf("run guest: %w", err)
+		case page.exitReason != kvmExitHlt:
+			return fmt.Errorf("run guest: it stopped for KVM's reason %d instead of halting", page.exitReason)
+		default:
+			return nil
+		}
+	}
+}
+
+func threadTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // always there on Linux
+	return time.Duration(ts.Nano())
+}
+
+func ioctl(fd int, request, arg uintptr) (int, error) {
+	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, arg)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(r), nil
+}
+
+func ioctlAt(fd int, request uintptr, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg)); errno != 0 {
+		return errno
+	}
+	return nil
+}

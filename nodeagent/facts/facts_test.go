@@ -1,0 +1,300 @@
+package facts
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestAllocatable(t *testing.T) {
+	host := Resources{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000}
+	for name, tc := range map[string]struct {
+		capacity, reserve Resources
+		over              Overcommit
+		want              Resources
+	}{
+		"all of it":                       {host, Resources{}, Overcommit{}, host},
+		"factors of one":                  {host, Resources{}, Overcommit{1, 1, 1}, host},
+		"the design's":                    {host, Resources{2, 4 << 10, 20}, Overcommit{VCPUs: 4, Memory: 1, Storage: 1}, Resources{392, 60 << 10, 980}},
+		"the laboratory's":                {Resources{2, 7900, 20}, Resources{0, 512, 4}, Overcommit{VCPUs: 64, Memory: 1, Storage: 20}, Resources{128, 7388, 320}},
+		"rounded down":                    {Resources{3, 3, 3}, Resources{}, Overcommit{1.5, 1.1, 0.5}, Resources{4, 3, 1}},
+		"but not by binary fractions":     {host, Resources{}, Overcommit{VCPUs: 1.15, Storage: 0.29}, Resources{115, 64 << 10, 290}},
+		"reserved to the last":            {host, host, Overcommit{4, 4, 4}, Resources{}},
+		"reserved beyond":                 {host, Resources{101, 1 << 40, 1001}, Overcommit{4, 4, 4}, Resources{}},
+		"nothing":                         {Resources{}, Resources{}, Overcommit{4, 4, 4}, Resources{}},
+		"saturated":                       {Resources{math.MaxUint32, math.MaxUint64, math.MaxUint64}, Resources{}, Overcommit{2, 2, 1000}, Resources{math.MaxUint32, math.MaxUint64, math.MaxUint64}},
+		"one vCPU less than the most":     {Resources{VCPUs: math.MaxUint32}, Resources{VCPUs: 1}, Overcommit{}, Resources{VCPUs: math.MaxUint32 - 1}},
+		"exact where floats would not be": {Resources{MemoryMiB: 1<<60 + 1}, Resources{}, Overcommit{}, Resources{MemoryMiB: 1<<60 + 1}},
+		"factors that make no sense":      {host, Resources{}, Overcommit{-1, math.NaN(), math.Inf(1)}, host},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, tc.want, Allocatable(tc.capacity, tc.reserve, tc.over))
+		})
+	}
+}
+
+func TestOvercommitIsChecked(t *testing.T) {
+	require.NoError(t, Overcommit{}.Validate())
+	require.NoError(t, Overcommit{VCPUs: 64, Memory: 0.9, Storage: MaxOvercommit}.Validate())
+	require.ErrorContains(t, Overcommit{VCPUs: -1}.Validate(), "overcommit.vcpus is -1")
+	require.ErrorContains(t, Overcommit{Memory: math.NaN()}.Validate(), "overcommit.memory is NaN")
+	require.ErrorContains(t, Overcommit{Storage: 1001}.Validate(), "overcommit.storage is 1001")
+	require.ErrorContains(t, Overcommit{Storage: math.Inf(1)}.Validate(), "+Inf")
+}
+
+func TestCountCPUs(t *testing.T) {
+	for list, want := range map[string]uint32{
+		"0\n": 1, "0-1\n": 2, "0-3,5,8-15\n": 13, "0-65535": 65536,
+		"": 0, "\n": 0, "3-1": 0, "0-": 0, "a": 0, "0,,1": 0, "-1": 0, "0-99999999999": 0,
+	} {
+		n, err := countCPUs(list)
+		require.Equal(t, want, n, "%q", list)
+		require.Equal(t, want == 0, err != nil, "%q", list)
+	}
+}
+
+func TestMemoryMiB(t *testing.T) {
+	n, err := memoryMiB("MemTotal:        8134567 kB\nMemFree:          123456 kB\n")
+	require.NoError(t, err)
+	require.EqualValues(t, 7943, n)
+	for _, bad := range []string{"", "MemFree: 1 kB\n", "MemTotal: kB\n", "MemTotal: -5 kB\n", "MemTotal: 12 MB\n"} {
+		_, err := memoryMiB(bad)
+		require.Error(t, err, "%q", bad)
+	}
+}
+
+func TestStorageGiB(t *testing.T) {
+	const gib4k = 1 << 18 // blocks of 4 KiB in a GiB
+	for name, tc := range map[string]struct{ blocks, free, avail, size, want uint64 }{
+		"nothing reserved":    {10 * gib4k, 5 * gib4k, 5 * gib4k, 4096, 10},
+		"rounded down":        {10*gib4k - 1, 0, 0, 4096, 9},
+		"root's share":        {100 * gib4k, 50 * gib4k, 45 * gib4k, 4096, 95},
+		"absurd":              {1, 1 << 40, 0, 4096, 0},
+		"more than 64 bits":   {1 << 60, 0, 0, 4096, 1 << 42},
+		"blocks of odd sizes": {3 << 30, 0, 0, 1000, 3000},
+	} {
+		require.Equal(t, tc.want, storageGiB(tc.blocks, tc.free, tc.avail, tc.size), name)
+	}
+}
+
+func TestParseVersion(t *testing.T) {
+	for out, want := range map[string]string{
+		"QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright (c) 2003-2022\n": "7.2.22",
+		"QEMU emulator version 10.1.0":            "10.1.0",
+		"QEMU emulator version 9.2.91 (v9.3-rc1)": "9.2.91",
+		"":                                "",
+		"GNU bash, version 5.2":           "",
+		"hello QEMU emulator version 7.2": "",
+		"QEMU emulator version seven":     "",
+	} {
+		got, err := parseVersion(out)
+		require.Equal(t, want, got)
+		require.Equal(t, want == "", err != nil)
+	}
+}
+
+func TestWhatQEMUOffers(t *testing.T) {
+	machines := []machine{{Name: "none"}, {Name: "pc-q35-7.1"}, {Name: "pc-q35-7.2", Alias: "q35"}, {Name: "pc-i440fx-7.2", Alias: "pc"}}
+	name, err := resolve(machines, "q35")
+	require.NoError(t, err)
+	require.Equal(t, "pc-q35-7.2", name)
+	_, err = resolve(machines, "virt")
+	require.ErrorContains(t, err, "virt")
+
+	models := []cpuModel{{"qemu64", &[]string{}}, {"host", &[]string{"kvm"}}, {"unknown", nil}, {"max", &[]string{}}, {"qemu64", &[]string{}}}
+	require.Equal(t, []string{"max", "qemu64"}, runnable(models))
+	require.Equal(t, []string{}, runnable(nil))
+}
+
+func TestTheModeDecides(t *testing.T) {
+	works := func(context.Context) (time.Duration, error) { return 1234567 * time.Nanosecond, nil }
+	broken := func(context.Context) (time.Duration, error) { return 0, errors.New("interpreted") }
+	never := func(context.Context) (time.Duration, error) { panic("asked") }
+	stuck := func(context.Context) (time.Duration, error) { time.Sleep(time.Hour); return 0, nil }
+	stopped := func(ctx context.Context) (time.Duration, error) { <-ctx.Done(); return 0, errors.New("kicked") }
+	for name, tc := range map[string]struct {
+		mode  Mode
+		probe func(context.Context) (time.Duration, error)
+		want  Accelerator
+		says  string
+	}{
+		"auto, works":      {mode: Auto, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
+		"auto, broken":     {mode: Auto, probe: broken, want: Accelerator{TCG, "interpreted"}},
+		"auto, stuck":      {mode: Auto, probe: stuck, want: Accelerator{TCG, "KVM did not come back within 5s"}},
+		"auto, called off": {mode: Auto, probe: stopped, says: "context deadline exceeded"},
+		"kvm, works":       {mode: WantKVM, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
+		"kvm, broken":      {mode: WantKVM, probe: broken, says: "KVM does not run guests here: interpreted"},
+		"kvm, stuck":       {mode: WantKVM, probe: stuck, says: "did not come back"},
+		"tcg":              {mode: WantTCG, probe: never, want: Accelerator{TCG, "configured"}},
+		"none":             {mode: "", probe: never, says: `unknown acceleration ""`},
+		"another":          {mode: "hvf", probe: never, says: "want auto, kvm or tcg"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if strings.HasSuffix(name, "called off") {
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
+					defer cancel()
+				}
+				got, err := decide(ctx, tc.mode, tc.probe)
+				time.Sleep(2 * time.Hour) // even the stuck one comes back in the end
+				require.Equal(t, tc.want, got)
+				if tc.says == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, tc.says)
+				}
+			})
+		})
+	}
+}
+
+// held lists what the process has open and mapped that a probe could leave behind.
+func held(t *testing.T) (out []string) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		if link, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(link, "/proc/") && !strings.HasPrefix(link, "anon_inode:[event") {
+			out = append(out, link)
+		}
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, "kvm") || strings.Contains(line, "/dev/zero") { // shared anonymous memory shows as the latter
+			out = append(out, line)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// The real probe, whatever this host answers: it answers alike in both modes, stops when told to, and leaves nothing.
+func TestProbe(t *testing.T) {
+	before := held(t)
+	auto, err := Accel(t.Context(), Auto)
+	require.NoError(t, err)
+	require.Contains(t, []Kind{KVM, TCG}, auto.Kind)
+	require.NotEmpty(t, auto.Reason)
+	t.Logf("%s: %s", auto.Kind, auto.Reason)
+
+	demanded, err := Accel(t.Context(), WantKVM)
+	require.Equal(t, auto.Kind == KVM, err == nil, "%v", err)
+	require.Equal(t, auto.Kind == KVM, demanded.Kind == KVM)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = Accel(ctx, Auto)
+	if err != nil { // a fast host may have been done before it looked
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.Equal(t, before, held(t))
+}
+
+// Even a KVM that interprets runs a short loop to its end, so the way to a yes is walked on every host that has one.
+func TestTheGuestHalts(t *testing.T) {
+	before := held(t)
+	took, err := runLoops(t.Context(), 1000)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) {
+		require.ErrorContains(t, err, "open /dev/kvm")
+	} else {
+		require.NoError(t, err)
+		require.Positive(t, took)
+	}
+	require.Equal(t, before, held(t))
+}
+
+func TestRead(t *testing.T) {
+	before := held(t)
+	dir := t.TempDir()
+	h, err := Read(t.Context(), Options{DataDir: dir, Accel: TCG})
+	if err != nil && strings.Contains(err.Error(), "find QEMU") && os.Getenv("CI") != "true" {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, h.Capacity.VCPUs, uint32(runtime.NumCPU()))
+	require.Greater(t, h.Capacity.MemoryMiB, uint64(64))
+	var fs unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &fs))
+	require.LessOrEqual(t, h.Capacity.StorageGiB, fs.Blocks*uint64(fs.Frsize)>>30)
+	require.Regexp(t, regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`), h.BootID)
+	require.NotEmpty(t, h.Arch)
+	require.True(t, filepath.IsAbs(h.QEMU.Path))
+	require.Regexp(t, `^\d+\.\d+\.\d+$`, h.QEMU.Version)
+	major, _, _ := strings.Cut(h.QEMU.Version, ".")
+	require.Regexp(t, `^pc-q35-`+major+`\.\d+$`, h.QEMU.Machine)
+	require.Contains(t, h.QEMU.CPUModels, "qemu64")
+	require.NotContains(t, h.QEMU.CPUModels, "host", "that one needs KVM")
+	require.True(t, slices.IsSorted(h.QEMU.CPUModels))
+
+	again, err := Read(t.Context(), Options{DataDir: dir, Accel: TCG})
+	require.NoError(t, err)
+	require.Equal(t, h, again)
+	require.Equal(t, before, held(t))
+}
+
+func TestReadRefuses(t *testing.T) {
+	dir := t.TempDir()
+	script := func(name, body string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
+		return path
+	}
+	const polite = `[ "$1" = --version ] && echo "QEMU emulator version 7.2.22" && exit 0`
+	before := held(t)
+	for name, tc := range map[string]struct {
+		o    Options
+		says string
+	}{
+		"no directory given":  {Options{Accel: TCG}, "no data directory"},
+		"no accelerator":      {Options{DataDir: dir}, `unknown accelerator ""`},
+		"no such directory":   {Options{DataDir: dir + "/none", Accel: TCG}, "no such file or directory"},
+		"no such program":     {Options{DataDir: dir, Accel: TCG, QEMU: "no-such-qemu"}, "find QEMU"},
+		"not executable":      {Options{DataDir: dir, Accel: TCG, QEMU: "/proc/version"}, "find QEMU"},
+		"not QEMU":            {Options{DataDir: dir, Accel: TCG, QEMU: "/bin/echo"}, `version: it answers "echo`},
+		"fails at once":       {Options{DataDir: dir, Accel: TCG, QEMU: "/bin/false"}, "version: exit status 1"},
+		"never answers":       {Options{DataDir: dir, Accel: TCG, QEMU: script("hangs", "exec sleep 1000")}, "version: context deadline exceeded"},
+		"has a child":         {Options{DataDir: dir, Accel: TCG, QEMU: script("forks", "sleep 1000 & wait")}, "version: context deadline exceeded"},
+		"never stops talking": {Options{DataDir: dir, Accel: TCG, QEMU: script("talks", "exec yes")}, "version: context deadline exceeded"},
+		"no accelerator here": {Options{DataDir: dir, Accel: TCG, QEMU: script("refuses", polite+"; echo 'invalid accelerator tcg' >&2; exit 1")}, "it says \"invalid accelerator tcg\""},
+		"a silent monitor":    {Options{DataDir: dir, Accel: TCG, QEMU: script("silent", polite+"; exec sleep 1000")}, "does not greet"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			if strings.Contains(tc.says, "deadline") || strings.Contains(tc.says, "greet") {
+				ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
+			}
+			defer cancel()
+			_, err := Read(ctx, tc.o)
+			require.ErrorContains(t, err, tc.says)
+		})
+	}
+	require.Equal(t, before, held(t))
+}
+
+func TestHeadKeepsTheBeginning(t *testing.T) {
+	var h head
+	n, err := io.Copy(&h, io.LimitReader(strings.NewReader(strings.Repeat("x", maxOutput)+strings.Repeat("y", maxOutput)), 2*maxOutput))
+	require.NoError(t, err)
+	require.EqualValues(t, 2*maxOutput, n)
+	require.Equal(t, strings.Repeat("x", maxOutput), h.String())
+	fmt.Fprint(&h, "z")
+	require.False(t, bytes.Contains([]byte(h.String()), []byte("z")))
+}

@@ -1,0 +1,219 @@
+package facts
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+const (
+	// DefaultQEMU is the program that runs guests.
+	DefaultQEMU = "qemu-system-x86_64"
+
+	machineAlias = "q35"            // the machine type that guests get, in its newest version here
+	maxOutput    = 64 << 10         // bytes kept of what QEMU prints
+	askTimeout   = 10 * time.Second // for each of the two runs of QEMU
+)
+
+// QEMU is the program that runs guests here, and what it offers.
+type QEMU struct {
+	Path    string // absolute
+	Version string // such as 7.2.22, without the distribution's part
+	Machine string // the versioned machine type behind q35, such as pc-q35-7.2
+
+	// CPUModels are the names that run with all their features under the accelerator asked for, sorted.
+	CPUModels []string
+}
+
+func askQEMU(ctx context.Context, name string, accel Kind) (QEMU, error) {
+	if name == "" {
+		name = DefaultQEMU
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return QEMU{}, fmt.Errorf("find QEMU: %w", err)
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return QEMU{}, fmt.Errorf("find QEMU: %w", err)
+	}
+	q := QEMU{Path: path}
+	if q.Version, err = version(ctx, path); err != nil {
+		return QEMU{}, fmt.Errorf("ask %s for its version: %w", path, err)
+	}
+	if err := q.inspect(ctx, accel); err != nil {
+		return QEMU{}, fmt.Errorf("ask %s what it offers under %s: %w", path, accel, err)
+	}
+	return q, nil
+}
+
+func version(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var out head
+	cmd := command(ctx, path, "--version")
+	cmd.Stdout = &out
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil { // rather than the signal it was killed with
+			err = ctx.Err()
+		}
+		return "", err
+	}
+	return parseVersion(out.String())
+}
+
+var versionLine = regexp.MustCompile(`^QEMU emulator version (\d+(?:\.\d+)+)`)
+
+func parseVersion(out string) (string, error) {
+	m := versionLine.FindStringSubmatch(out)
+	if m == nil {
+		line, _, _ := strings.Cut(out, "\n")
+		return "", fmt.Errorf("it answers %.80q", line)
+	}
+	return m[1], nil
+}
+
+// inspect asks a QEMU without a machine. Its monitor is a socket pair: nothing on disk, and nobody else's.
+func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return err
+	}
+	defer ours.Close()
+
+	var said head
+	cmd := command(ctx, q.Path, "-machine", "none", "-accel", string(accel), "-nodefaults", "-no-user-config", "-display", "none", "-S",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control")
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.ExtraFiles = []*os.File{theirs} // becomes 3
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	runtime.LockOSThread() // Pdeathsig means the thread's death, not the process's
+	defer runtime.UnlockOSThread()
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			cancel() // kills it
+		}
+		if waitErr := cmd.Wait(); err == nil && waitErr != nil {
+			err = waitErr
+		}
+		if line, _, _ := strings.Cut(said.String(), "\n"); err != nil && line != "" {
+			err = fmt.Errorf("%w; it says %.200q", err, line)
+		}
+	}()
+	c, err := qmp.New(ctx, ours)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var machines []machine
+	if err := c.Do(ctx, "query-machines", nil, &machines); err != nil {
+		return err
+	}
+	if q.Machine, err = resolve(machines, machineAlias); err != nil {
+		return err
+	}
+	var models []cpuModel
+	if err := c.Do(ctx, "query-cpu-definitions", nil, &models); err != nil {
+		return err
+	}
+	q.CPUModels = runnable(models)
+	return c.Do(ctx, "quit", nil, nil)
+}
+
+// machine and cpuModel are QEMU's MachineInfo and CpuDefinitionInfo, of its qapi/machine.json and machine-target.json.
+type machine struct {
+	Name  string `json:"name"`
+	Alias string `json:"alias"`
+}
+
+type cpuModel struct {
+	Name        string    `json:"name"`
+	Unavailable *[]string `json:"unavailable-features"` // nil: QEMU cannot tell
+}
+
+// resolve finds the versioned machine type that an alias stands for: guests are recorded with that one, because the
+// alias means something else after an upgrade of QEMU.
+func resolve(machines []machine, alias string) (string, error) {
+	for _, m := range machines {
+		if m.Alias == alias {
+			return m.Name, nil
+		}
+	}
+	return "", fmt.Errorf("it has no machine type %s", alias)
+}
+
+func runnable(models []cpuModel) []string {
+	names := []string{}
+	for _, m := range models {
+		if m.Unavailable != nil && len(*m.Unavailable) == 0 {
+			names = append(names, m.Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// command runs a program of this host with an environment and a process group of its own. The whole group is killed
+// when ctx ends, and nobody waits for more than a second after that, whoever may still hold its output.
+func command(ctx context.Context, path string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	cmd.Dir = "/"
+	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error {
+		if err := unix.Kill(-cmd.Process.Pid, unix.SIGKILL); err != unix.ESRCH {
+			return err
+		}
+		return os.ErrProcessDone
+	}
+	return cmd
+}
+
+func socketPair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make socket pair: %w", err)
+	}
+	near, far := os.NewFile(uintptr(fds[0]), "monitor"), os.NewFile(uintptr(fds[1]), "monitor")
+	defer near.Close() // FileConn has made a duplicate
+	conn, err := net.FileConn(near)
+	if err != nil {
+		far.Close()
+		return nil, nil, fmt.Errorf("use socket pair: %w", err)
+	}
+	return conn, far, nil
+}
+
+// head keeps the first maxOutput bytes written to it. The buffer is not embedded: its ReadFrom knows no limit.
+type head struct{ buf bytes.Buffer }
+
+func (h *head) Write(p []byte) (int, error) {
+	if room := maxOutput - h.buf.Len(); room > 0 {
+		_, _ = h.buf.Write(p[:min(len(p), room)])
+	}
+	return len(p), nil
+}
+
+func (h *head) String() string { return h.buf.String() }

@@ -1,0 +1,203 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/console"
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Options of a Host. All are required.
+type Options struct {
+	QEMU    *qemu.Host
+	Homes   *qemu.Homes
+	Cgroups *cgroup.Tree
+	Images  *disk.Images
+	// Records is the directory of the records, made if it is not there.
+	Records string
+	Accel   qemu.Accel
+	// MachineType is the versioned one that new starts get, CPUModel what a VM without a wish gets.
+	MachineType, CPUModel string
+}
+
+// Host is all VMs of this host.
+type Host struct {
+	o      Options
+	counts counts
+
+	mu   sync.Mutex // guards open
+	open map[cloud.VMID]*Machine
+}
+
+type counts struct{ launches, launchFailures, builds, buildFailures, deaths atomic.Uint64 }
+
+// Counts are sums since the agent started.
+type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint64 }
+
+// New makes a host.
+func New(o Options) (*Host, error) {
+	if err := os.MkdirAll(o.Records, 0o700); err != nil {
+		return nil, fmt.Errorf("open records: %w", err)
+	}
+	return &Host{o: o, open: map[cloud.VMID]*Machine{}}, nil
+}
+
+// List names all VMs that exist here in any form: with a record, a home or a control group.
+func (h *Host) List() ([]cloud.VMID, error) {
+	entries, err := os.ReadDir(h.o.Records)
+	if err != nil {
+		return nil, fmt.Errorf("list records: %w", err)
+	}
+	var ids []string
+	for _, e := range entries {
+		if id, ok := strings.CutSuffix(e.Name(), ".json"); ok {
+			ids = append(ids, id)
+		}
+	}
+	homes, err := h.o.Homes.List()
+	if err != nil {
+		return nil, err
+	}
+	groups, err := h.o.Cgroups.List()
+	if err != nil {
+		return nil, err
+	}
+	ids = slices.Concat(ids, homes, groups)
+	slices.Sort(ids)
+	var out []cloud.VMID
+	for _, id := range slices.Compact(ids) {
+		if cloud.CheckUUID("id", id) == nil {
+			out = append(out, cloud.VMID(id))
+		}
+	}
+	return out, nil
+}
+
+// present says whether a VM has a home, finished or not, or a control group.
+func (h *Host) present(id cloud.VMID) (bool, error) {
+	homes, err := h.o.Homes.List()
+	if err != nil {
+		return false, err
+	}
+	groups, err := h.o.Cgroups.List()
+	if err != nil {
+		return false, err
+	}
+	return slices.Contains(homes, string(id)) || slices.Contains(groups, string(id)), nil
+}
+
+// Open gives the machine of a VM, one at a time for each.
+func (h *Host) Open(id cloud.VMID) reconcile.Machine {
+	m := &Machine{host: h, id: id}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open[id] = m
+	return m
+}
+
+func (h *Host) close(m *Machine) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.open[m.id] == m {
+		delete(h.open, m.id)
+	}
+}
+
+func (h *Host) machines() []*Machine {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]*Machine, 0, len(h.open))
+	for _, m := range h.open {
+		out = append(out, m)
+	}
+	return out
+}
+
+// Counts are the sums so far.
+func (h *Host) Counts() Counts {
+	c := &h.counts
+	return Counts{c.launches.Load(), c.launchFailures.Load(), c.builds.Load(), c.buildFailures.Load(), c.deaths.Load()}
+}
+
+// UsedImages are the images that disks on this host lie upon, by sha256.
+func (h *Host) UsedImages() (map[string]bool, error) {
+	ids, err := h.o.Homes.List()
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, id := range ids {
+		home, err := h.o.Homes.Open(id)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		disks, err := disk.List(home.Disks())
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range disks {
+			if d.Image != nil {
+				used[d.Image.SHA256] = true
+			}
+		}
+	}
+	return used, nil
+}
+
+// errNoConsole is for the reader of a console.
+var errNoConsole = errors.New("the VM has no console log on this host")
+
+// Console writes the last tail bytes of a VM's console to w (0: all that is kept), and with follow what comes after,
+// until ctx ends.
+func (h *Host) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
+	home, err := h.o.Homes.Open(string(vm))
+	if err != nil {
+		return errNoConsole
+	}
+	log := home.Console()
+	n := int64(min(tail, console.KeepConsole))
+	if n == 0 {
+		n = console.KeepConsole
+	}
+	if follow {
+		err = log.Follow(ctx, n, func(c console.Chunk) error {
+			if c.Skipped > 0 {
+				if _, err := fmt.Fprintf(w, "\r\n[%d bytes are missing here]\r\n", c.Skipped); err != nil {
+					return err
+				}
+			}
+			_, err := w.Write(c.Data)
+			return err
+		})
+	} else {
+		var data []byte
+		if data, err = log.Tail(n); err == nil {
+			_, err = w.Write(data)
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return errNoConsole
+	}
+	return err
+}
+
+func (h *Host) recordPath(id cloud.VMID) string {
+	return filepath.Join(h.o.Records, string(id)+".json")
+}

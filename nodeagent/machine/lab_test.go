@@ -1,0 +1,272 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const launcherCommand = "launch-guest"
+
+// TestMain lets the test's own program be the launcher, as the agent's is.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == launcherCommand {
+		qemu.LauncherMain()
+	}
+	os.Exit(m.Run())
+}
+
+// within bounds every wait. It is never reached but by a failure.
+const within = 60 * time.Second
+
+// lab is a host with real QEMU. What a test leaves is removed at its end.
+type lab struct {
+	*testing.T
+	dir     string
+	program string
+	tree    *cgroup.Tree
+	image   []byte // that the control plane holds: package qemu's boot sector
+
+	fetchErr atomic.Pointer[error]
+
+	*Host
+	loop   *reconcile.Loop
+	images *disk.Images
+
+	mu    sync.Mutex
+	seen  map[cloud.VMID]cloud.Observation
+	moved chan struct{} // closed and replaced with each report
+}
+
+var labs atomic.Int64
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	if os.Getuid() != 0 {
+		skip(t, "needs root")
+	}
+	program, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		skip(t, err.Error())
+	}
+	sector, err := os.ReadFile("../qemu/testdata/guest.bin")
+	require.NoError(t, err)
+	l := &lab{T: t, dir: t.TempDir(), program: program, image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{})}
+	l.tree, err = cgroup.Open(fmt.Sprintf("trivet-test-machine-%d-%d", os.Getpid(), labs.Add(1)))
+	require.NoError(t, err)
+	t.Cleanup(l.clear)
+	l.start()
+	t.Cleanup(l.stop)
+	return l
+}
+
+func skip(t *testing.T, why string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}
+
+func (l *lab) clear() {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	names, err := l.tree.List()
+	require.NoError(l, err)
+	for _, name := range names {
+		require.NoError(l, l.tree.Kill(ctx, name))
+		require.NoError(l, l.tree.Remove(ctx, name))
+	}
+	require.NoError(l, l.tree.Close())
+}
+
+// start starts an agent on the host: it adopts what is there.
+func (l *lab) start() {
+	homes, err := qemu.OpenHomes(filepath.Join(l.dir, "vms"), qemu.FirstUID, qemu.LastUID)
+	require.NoError(l, err)
+	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
+	require.NoError(l, err)
+	l.Host, err = New(Options{
+		QEMU: &qemu.Host{Program: l.program, Launcher: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
+			CPUModels: []string{"qemu64", "max"}},
+		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
+		MachineType: "pc-q35-7.2", CPUModel: "qemu64",
+	})
+	require.NoError(l, err)
+	l.mu.Lock()
+	l.seen = map[cloud.VMID]cloud.Observation{}
+	l.mu.Unlock()
+	l.loop = reconcile.New(reconcile.Options{
+		Open: l.Host.Open, Report: l.report, Forget: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+		Launches: 4, Builds: 4,
+	})
+	ids, err := l.List()
+	require.NoError(l, err)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	require.NoError(l, l.loop.Adopt(ctx, ids))
+}
+
+// stop stops the agent. Its guests live on.
+func (l *lab) stop() {
+	l.loop.Close()
+	l.images.Close()
+}
+
+func (l *lab) fetch(_ context.Context, sum string, offset int64) (io.ReadCloser, error) {
+	if err := l.fetchErr.Load(); err != nil {
+		return nil, *err
+	}
+	if sum != l.sum() {
+		return nil, errors.New("no member gives the image")
+	}
+	return io.NopCloser(bytes.NewReader(l.image[offset:])), nil
+}
+
+func (l *lab) sum() string {
+	sum := sha256.Sum256(l.image)
+	return hex.EncodeToString(sum[:])
+}
+
+func (l *lab) report(o cloud.Observation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen[o.VM] = o
+	close(l.moved)
+	l.moved = make(chan struct{})
+}
+
+// until waits for a report of the VM that is as wanted.
+func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool) cloud.Observation {
+	l.Helper()
+	deadline := time.After(within)
+	for {
+		l.mu.Lock()
+		o, moved := l.seen[id], l.moved
+		l.mu.Unlock()
+		if ok(o) {
+			return o
+		}
+		select {
+		case <-moved:
+		case <-deadline:
+			require.FailNow(l, "not seen", "%s; last %+v", what, o)
+		}
+	}
+}
+
+// sees waits for a level of the newest wish.
+func (l *lab) sees(want *agentv1.AssignedVm, level cloud.Observed) cloud.Observation {
+	l.Helper()
+	return l.until(cloud.VMID(want.GetVmId()), fmt.Sprintf("level %d of generation %d", level, want.GetGeneration()), func(o cloud.Observation) bool {
+		return o.Observed == level && o.Generation == want.GetGeneration()
+	})
+}
+
+func vmID(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
+
+// vm is a wish for a small VM that is off, with the boot sector on its disk.
+func (l *lab) vm(n int) *agentv1.AssignedVm {
+	return &agentv1.AssignedVm{
+		VmId: vmID(n), Generation: 1, Power: agentv1.Power_POWER_OFF, Vcpus: 1, Sockets: 1, CoresPerSocket: 1, MemoryMib: 64,
+		Disks: []*agentv1.AssignedDisk{{
+			Id: "root", SizeBytes: 1 << 30, Bus: vmv1.DiskBus_DISK_BUS_VIRTIO, Cache: vmv1.DiskCache_DISK_CACHE_WRITEBACK,
+			Image: &agentv1.AssignedImage{ImageId: "i", Sha256: l.sum(), SizeBytes: uint64(len(l.image)), Format: vmv1.ImageFormat_IMAGE_FORMAT_RAW},
+		}},
+	}
+}
+
+// blank is one without an image, which never gets beyond its firmware.
+func (l *lab) blank(n int) *agentv1.AssignedVm {
+	want := l.vm(n)
+	want.Disks[0].Image = nil
+	return want
+}
+
+// with is a copy of a wish, of the next generation, with a change.
+func with(want *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.AssignedVm {
+	next := &agentv1.AssignedVm{
+		VmId: want.VmId, Generation: want.Generation + 1, Power: want.Power, StopGraceMs: want.StopGraceMs, Reboots: want.Reboots,
+		Resets: want.Resets, Starts: want.Starts, Vcpus: want.Vcpus, Sockets: want.Sockets, CoresPerSocket: want.CoresPerSocket,
+		MemoryMib: want.MemoryMib, Disks: want.Disks,
+	}
+	change(next)
+	return next
+}
+
+func on(want *agentv1.AssignedVm) *agentv1.AssignedVm {
+	return with(want, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_ON; w.Starts++ })
+}
+
+func off(want *agentv1.AssignedVm, grace time.Duration) *agentv1.AssignedVm {
+	return with(want, func(w *agentv1.AssignedVm) {
+		w.Power, w.StopGraceMs = agentv1.Power_POWER_OFF, uint64(grace.Milliseconds())
+	})
+}
+
+func destroyed(want *agentv1.AssignedVm) *agentv1.AssignedVm {
+	return with(want, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
+}
+
+// assign gives the host these wishes, and no others.
+func (l *lab) assign(wants ...*agentv1.AssignedVm) {
+	all := map[cloud.VMID]*agentv1.AssignedVm{}
+	for _, w := range wants {
+		all[cloud.VMID(w.GetVmId())] = w
+	}
+	l.loop.Assign(all, nil, false)
+}
+
+// says waits until the guest's console has said a text so often.
+func (l *lab) says(id, text string, times int) {
+	l.Helper()
+	require.Eventually(l, func() bool {
+		var out bytes.Buffer
+		return l.Console(l.Context(), cloud.VMID(id), 0, false, &out) == nil && bytes.Count(out.Bytes(), []byte(text)) >= times
+	}, within, 5*time.Millisecond, "the guest says %q", text)
+}
+
+type testLog struct{ t *testing.T }
+
+func (w testLog) Write(p []byte) (int, error) {
+	w.t.Logf("%s", bytes.TrimSpace(p))
+	return len(p), nil
+}
+
+var limits = cgroup.Limits{CPUs: 1, Memory: 64 << 20}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// dialConsole connects to the serial port of the VM whose home is dir. Its path is too long for a socket's address.
+func dialConsole(t *testing.T, dir string) net.Conn {
+	d, err := os.Open(dir)
+	require.NoError(t, err)
+	defer d.Close()
+	c, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/console.sock", d.Fd()))
+	require.NoError(t, err)
+	return c
+}

@@ -1,0 +1,455 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Built, started, stopped by its power button, started again, cut, removed; and then nothing is left.
+func TestLife(t *testing.T) {
+	l := newLab(t)
+	want := l.vm(1)
+	l.assign(want)
+	o := l.sees(want, cloud.ObservedBuilt)
+	require.Zero(t, o.PID)
+
+	want = on(want)
+	l.assign(want)
+	o = l.sees(want, cloud.ObservedRunning)
+	require.NotZero(t, o.PID)
+	require.NotZero(t, o.StartedAt)
+	require.EqualValues(t, 1, o.StartsDone)
+	l.says(want.VmId, "GUEST UP", 1)
+
+	want = off(want, within)
+	l.assign(want)
+	l.sees(want, cloud.ObservedStopping)
+	o = l.sees(want, cloud.ObservedBuilt)
+	require.Empty(t, o.LastError)
+	require.Zero(t, o.PID)
+	l.says(want.VmId, "BUTTON", 1)
+
+	want = on(want)
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+	l.says(want.VmId, "GUEST UP", 2)
+	want = off(want, 0)
+	l.assign(want)
+	l.sees(want, cloud.ObservedBuilt)
+
+	want = destroyed(on(want))
+	l.assign(want)
+	l.sees(want, cloud.ObservedAbsent)
+	ids, err := l.List()
+	require.NoError(t, err)
+	require.Empty(t, ids)
+	entries, err := os.ReadDir(filepath.Join(l.dir, "vms"))
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	require.Equal(t, Counts{Launches: 2, Builds: 1}, l.Counts())
+}
+
+// Destroyed while it runs.
+func TestDestroyRunning(t *testing.T) {
+	l := newLab(t)
+	want := on(l.vm(1))
+	l.assign(want)
+	pid := l.sees(want, cloud.ObservedRunning).PID
+	want = destroyed(want)
+	l.assign(want)
+	l.sees(want, cloud.ObservedAbsent)
+	require.ErrorIs(t, syscall.Kill(int(pid), 0), syscall.ESRCH)
+	ids, err := l.List()
+	require.NoError(t, err)
+	require.Empty(t, ids)
+}
+
+// kill -9 of a QEMU is told with its cause, and nothing starts by itself.
+func TestKilled(t *testing.T) {
+	l := newLab(t)
+	want := on(l.blank(1))
+	l.assign(want)
+	pid := l.sees(want, cloud.ObservedRunning).PID
+	require.NoError(t, syscall.Kill(int(pid), syscall.SIGKILL))
+	o := l.sees(want, cloud.ObservedEnded)
+	require.Equal(t, cloud.ExitFailed, o.Exit)
+	require.Contains(t, o.LastError, "signal 9")
+	require.Zero(t, o.PID)
+	require.EqualValues(t, 1, l.Counts().Deaths)
+
+	l.assign(with(want, func(*agentv1.AssignedVm) {}))
+	want = with(want, func(w *agentv1.AssignedVm) { w.Starts++ })
+	l.assign(want)
+	require.NotEqual(t, pid, l.sees(want, cloud.ObservedRunning).PID)
+	require.EqualValues(t, 2, l.Counts().Launches)
+}
+
+// The agent is away and comes back: what runs is taken over as it is; one that was killed meanwhile and one whose guest
+// switched itself off are told apart.
+func TestAdoption(t *testing.T) {
+	l := newLab(t)
+	var wants []*agentv1.AssignedVm
+	for n := range 4 {
+		wants = append(wants, on(l.vm(n)))
+	}
+	l.assign(wants...)
+	before := map[cloud.VMID]cloud.Observation{}
+	for _, w := range wants {
+		before[cloud.VMID(w.VmId)] = l.sees(w, cloud.ObservedRunning)
+		l.says(w.VmId, "GUEST UP", 1)
+	}
+	l.stop()
+	id := func(n int) cloud.VMID { return cloud.VMID(vmID(n)) }
+	kill9(t, before[id(0)].PID)
+	l.tell(vmID(1), "o")
+
+	l.start()
+	for n := 2; n < 4; n++ {
+		// Without an assignment it is reported, of no generation.
+		o := l.until(id(n), "adopted", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedRunning })
+		require.Zero(t, o.Generation)
+		require.Equal(t, before[id(n)].PID, o.PID)
+		require.Equal(t, before[id(n)].StartedAt, o.StartedAt)
+		require.EqualValues(t, 1, o.StartsDone)
+	}
+	killed := l.until(id(0), "killed", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedEnded })
+	require.Equal(t, cloud.ExitFailed, killed.Exit)
+	require.Contains(t, killed.LastError, "away")
+	left := l.until(id(1), "off", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedEnded })
+	require.Equal(t, cloud.ExitGuest, left.Exit)
+
+	l.assign(wants...)
+	require.Equal(t, cloud.ExitFailed, l.sees(wants[0], cloud.ObservedEnded).Exit)
+	require.Equal(t, cloud.ExitGuest, l.sees(wants[1], cloud.ObservedEnded).Exit)
+	require.Equal(t, before[id(2)].PID, l.sees(wants[2], cloud.ObservedRunning).PID)
+	// Killed later, its cause can no longer be known, but that it is gone is.
+	require.NoError(t, syscall.Kill(int(before[id(3)].PID), syscall.SIGKILL))
+	require.Equal(t, cloud.ExitFailed, l.sees(wants[3], cloud.ObservedEnded).Exit)
+	require.Zero(t, l.Counts().Launches)
+}
+
+// kill9 kills a QEMU whose agent is gone. Here that was this program, so it waits for it, as init would.
+func kill9(t *testing.T, pid uint32) {
+	require.NoError(t, syscall.Kill(int(pid), syscall.SIGKILL))
+	_, err := syscall.Wait4(int(pid), nil, 0, nil)
+	require.NoError(t, err)
+}
+
+// tell types a letter at a guest's serial port.
+func (l *lab) tell(id, letter string) {
+	home, err := l.o.Homes.Open(id)
+	require.NoError(l, err)
+	c := dialConsole(l.T, filepath.Dir(home.Disks()))
+	defer c.Close()
+	_, err = c.Write([]byte(letter))
+	require.NoError(l, err)
+}
+
+// An agent that died between recording a start and making it: the start counts as done.
+func TestStartIsNeverMadeTwice(t *testing.T) {
+	l := newLab(t)
+	want := on(l.blank(1))
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+	want = off(want, 0)
+	l.assign(want)
+	l.sees(want, cloud.ObservedBuilt)
+	l.stop()
+	path := l.recordPath(cloud.VMID(want.VmId))
+	r, _, err := readRecord(path)
+	require.NoError(t, err)
+	r.StartsDone, r.Live = 2, true
+	require.NoError(t, r.write(path))
+
+	l.start()
+	want = on(want)
+	l.assign(want)
+	o := l.sees(want, cloud.ObservedEnded)
+	require.Equal(t, cloud.ExitFailed, o.Exit)
+	require.Contains(t, o.LastError, "restarted")
+	require.EqualValues(t, 2, o.StartsDone)
+	require.Zero(t, l.Counts().Launches)
+}
+
+// A reboot is the power button and a new process; a reset is the button of the old one. Each is done once, also by the
+// agent after this one.
+func TestRebootAndReset(t *testing.T) {
+	l := newLab(t)
+	want := on(l.vm(1))
+	l.assign(want)
+	first := l.sees(want, cloud.ObservedRunning)
+	l.says(want.VmId, "GUEST UP", 1)
+	want = with(want, func(w *agentv1.AssignedVm) { w.Reboots++ })
+	l.assign(want)
+	rebooted := l.until(first.VM, "rebooted", func(o cloud.Observation) bool {
+		return o.Observed == cloud.ObservedRunning && o.RebootsDone == 1
+	})
+	require.NotEqual(t, first.PID, rebooted.PID)
+	require.EqualValues(t, 1, rebooted.StartsDone)
+	l.says(want.VmId, "BUTTON", 1)
+	l.says(want.VmId, "GUEST UP", 2)
+	want = with(want, func(w *agentv1.AssignedVm) { w.Resets++ })
+	l.assign(want)
+	reset := l.until(first.VM, "reset", func(o cloud.Observation) bool { return o.ResetsDone == 1 })
+	require.Equal(t, rebooted.PID, reset.PID)
+	l.says(want.VmId, "GUEST UP", 3)
+
+	l.stop()
+	l.start()
+	want = with(want, func(*agentv1.AssignedVm) {})
+	l.assign(want)
+	again := l.sees(want, cloud.ObservedRunning)
+	require.Equal(t, rebooted.PID, again.PID)
+	require.EqualValues(t, 1, again.RebootsDone)
+	require.EqualValues(t, 1, again.ResetsDone)
+}
+
+// A reboot that an agent began is brought to its end by the next one.
+func TestRebootOutlivesTheAgent(t *testing.T) {
+	l := newLab(t)
+	want := on(l.vm(1))
+	l.assign(want)
+	first := l.sees(want, cloud.ObservedRunning)
+	l.says(want.VmId, "GUEST UP", 1)
+	l.stop()
+	path := l.recordPath(cloud.VMID(want.VmId))
+	r, _, err := readRecord(path)
+	require.NoError(t, err)
+	r.RebootsBegun = 1
+	require.NoError(t, r.write(path))
+	l.tell(want.VmId, "o") // it goes down while nobody looks
+	l.start()
+	want = with(want, func(w *agentv1.AssignedVm) { w.Reboots++ })
+	l.assign(want)
+	o := l.until(first.VM, "rebooted", func(o cloud.Observation) bool {
+		return o.Observed == cloud.ObservedRunning && o.RebootsDone == 1
+	})
+	require.NotEqual(t, first.PID, o.PID)
+}
+
+// A guest that ignores its power button is cut after the grace.
+func TestGraceEnds(t *testing.T) {
+	l := newLab(t)
+	want := on(l.blank(1))
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+	want = off(want, 300*1e6)
+	l.assign(want)
+	l.sees(want, cloud.ObservedBuilt)
+}
+
+// A guest that switches itself off is told, and its start is over.
+func TestGuestSwitchesItselfOff(t *testing.T) {
+	l := newLab(t)
+	want := on(l.vm(1))
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+	l.says(want.VmId, "GUEST UP", 1)
+	l.tell(want.VmId, "o")
+	o := l.sees(want, cloud.ObservedEnded)
+	require.Equal(t, cloud.ExitGuest, o.Exit)
+	require.Empty(t, o.LastError)
+	require.Zero(t, l.Counts().Deaths)
+}
+
+func TestGuestPanics(t *testing.T) {
+	l := newLab(t)
+	want := on(l.vm(1))
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+	l.says(want.VmId, "GUEST UP", 1)
+	l.tell(want.VmId, "p")
+	o := l.sees(want, cloud.ObservedEnded)
+	require.Equal(t, cloud.ExitFailed, o.Exit)
+	require.Contains(t, o.LastError, "panicked")
+}
+
+// What cannot be built for now is tried again; what never can be is said once.
+func TestBuildFails(t *testing.T) {
+	l := newLab(t)
+	away := errors.New("no member gives the image")
+	l.fetchErr.Store(&away)
+	want := on(l.vm(1))
+	l.assign(want)
+	l.until(cloud.VMID(want.VmId), "why it is not built", func(o cloud.Observation) bool {
+		return o.Observed == cloud.ObservedBuilding && strings.Contains(o.LastError, "no member gives the image")
+	})
+	l.fetchErr.Store(nil)
+	o := l.sees(want, cloud.ObservedRunning)
+	require.Empty(t, o.LastError)
+
+	small := l.vm(2)
+	small.Disks[0].SizeBytes = 512
+	strange := l.vm(3)
+	strange.CpuModel = "max,+evil"
+	crowded := l.vm(4)
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		crowded.Disks = append(crowded.Disks, &agentv1.AssignedDisk{
+			Id: id, SizeBytes: 1 << 20, Bus: vmv1.DiskBus_DISK_BUS_IDE, Cache: vmv1.DiskCache_DISK_CACHE_NONE,
+		})
+	}
+	l.assign(want, small, strange, crowded)
+	for _, w := range []*agentv1.AssignedVm{small, strange, crowded} {
+		o := l.sees(w, cloud.ObservedBuildFailed)
+		require.NotEmpty(t, o.LastError)
+		require.NotContains(t, o.LastError, l.dir)
+	}
+	gone := destroyed(small)
+	l.assign(want, gone, strange, crowded)
+	l.sees(gone, cloud.ObservedAbsent)
+}
+
+// A QEMU that cannot be started: the start is over, its reason names no path, and it is not tried again.
+func TestLaunchFails(t *testing.T) {
+	l := newLab(t)
+	broken, err := exec.LookPath("false")
+	require.NoError(t, err)
+	want := l.blank(1)
+	l.assign(want)
+	l.sees(want, cloud.ObservedBuilt)
+	l.o.QEMU.Program = broken
+	want = on(want)
+	l.assign(want)
+	o := l.sees(want, cloud.ObservedEnded)
+	require.Equal(t, cloud.ExitFailed, o.Exit)
+	require.NotEmpty(t, o.LastError)
+	require.NotContains(t, o.LastError, "/")
+	require.EqualValues(t, 1, o.StartsDone)
+	require.Equal(t, uint64(1), l.Counts().LaunchFailures)
+	l.o.QEMU.Program = l.program
+	want = with(want, func(w *agentv1.AssignedVm) { w.Starts++ })
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+}
+
+// Processes in a VM's group that no record speaks of: reported, left alone until somebody rules, then ended.
+func TestStray(t *testing.T) {
+	l := newLab(t)
+	l.stop()
+	id := vmID(7)
+	require.NoError(t, l.tree.Create(id, limits))
+	sleeper := exec.Command("sleep", "600")
+	require.NoError(t, sleeper.Start())
+	t.Cleanup(func() { sleeper.Process.Kill(); sleeper.Wait() })
+	for _, f := range l.tree.Entries(id) {
+		require.NoError(t, os.WriteFile(f, []byte(itoa(sleeper.Process.Pid)), 0))
+	}
+	l.start()
+	o := l.until(cloud.VMID(id), "reported", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedRunning })
+	require.EqualValues(t, sleeper.Process.Pid, o.PID)
+	l.assign()
+	want := destroyed(l.blank(7))
+	l.assign(want)
+	l.sees(want, cloud.ObservedAbsent)
+	ids, err := l.List()
+	require.NoError(t, err)
+	require.Empty(t, ids)
+}
+
+// An orphan is cut, and its disks stay.
+func TestOrphan(t *testing.T) {
+	l := newLab(t)
+	want := on(l.blank(1))
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+	orphan := with(want, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_ORPHANED })
+	l.assign(orphan)
+	l.until(cloud.VMID(want.VmId), "kept", func(o cloud.Observation) bool {
+		return o.Observed == cloud.ObservedBuilt && o.PID == 0 && strings.Contains(o.LastError, "kept")
+	})
+	home, err := l.o.Homes.Open(want.VmId)
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(home.Disks(), "root.qcow2"))
+}
+
+// A host that was halfway through a removal goes on with it.
+func TestHalfDestroyed(t *testing.T) {
+	l := newLab(t)
+	want := l.blank(1)
+	l.assign(want)
+	l.sees(want, cloud.ObservedBuilt)
+	l.stop()
+	home, err := l.o.Homes.Open(want.VmId)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(filepath.Join(filepath.Dir(home.Disks()), "uid")))
+	require.NoError(t, os.RemoveAll(home.Disks()))
+	l.start()
+	want = destroyed(want)
+	l.assign(want)
+	l.sees(want, cloud.ObservedAbsent)
+	ids, err := l.List()
+	require.NoError(t, err)
+	require.Empty(t, ids)
+}
+
+func TestMeasure(t *testing.T) {
+	l := newLab(t)
+	want := on(l.vm(1))
+	l.assign(want, l.blank(2))
+	l.sees(want, cloud.ObservedRunning)
+	l.says(want.VmId, "GUEST UP", 1)
+	figures := l.Measure(t.Context())
+	require.Len(t, figures, 1)
+	u := figures[cloud.VMID(want.VmId)]
+	require.Positive(t, u.CPUPercent)
+	require.Positive(t, u.MemoryMiB)
+	require.Positive(t, u.DiskReadBytes)
+	used, err := l.UsedImages()
+	require.NoError(t, err)
+	require.Equal(t, map[string]bool{l.sum(): true}, used)
+	for _, s := range l.Seen() {
+		require.Equal(t, string(s.ID) == want.VmId, s.Usage != nil)
+	}
+}
+
+func TestConsole(t *testing.T) {
+	l := newLab(t)
+	require.ErrorIs(t, l.Console(t.Context(), cloud.VMID(vmID(1)), 0, false, new(bytes.Buffer)), errNoConsole)
+	require.ErrorIs(t, l.Console(t.Context(), "../../etc", 0, false, new(bytes.Buffer)), errNoConsole)
+	want := on(l.vm(1))
+	l.assign(want)
+	l.sees(want, cloud.ObservedRunning)
+	l.says(want.VmId, "GUEST UP", 1)
+	var tail bytes.Buffer
+	require.NoError(t, l.Console(t.Context(), cloud.VMID(want.VmId), 3, false, &tail))
+	require.Len(t, tail.Bytes(), 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	enough := errors.New("enough")
+	err := l.Console(ctx, cloud.VMID(want.VmId), 0, true, writer(func(p []byte) error {
+		if strings.Contains(string(p), "UP") {
+			return enough
+		}
+		return nil
+	}))
+	require.ErrorIs(t, err, enough)
+}
+
+type writer func([]byte) error
+
+func (w writer) Write(p []byte) (int, error) { return len(p), w(p) }
+
+// A tenant reads one line, and no path of the host.
+func TestBrief(t *testing.T) {
+	for in, want := range map[string]string{
+		"make VM directory: mkdir /var/lib/trivet/vms: no space left on device": "make VM directory: mkdir (file): no space left on device",
+		"a\nb\tc":                       "a b c",
+		"read \"/etc/x\" and 3/4 of it": "read \"(file)\" and 3/4 of it",
+		strings.Repeat("é", 400):        strings.Repeat("é", 150),
+	} {
+		require.Equal(t, want, brief(errors.New(in)))
+	}
+}

@@ -1,0 +1,262 @@
+package machine
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// The life of a VM on its host as scripts, over a host that is no more than a Sight. Each command prints what is done
+// until nothing is left to do, then what is reported, and when the next look is due.
+func TestPlan(t *testing.T) {
+	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
+		h := newPaper()
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "host": // a fresh one
+				h = newPaper()
+				return ""
+			case "assign":
+				h.want = assignment(t, d)
+			case "guest":
+				h.happens(t, d)
+			case "agent": // killed, and started again
+				h.restart()
+			case "fail": // the next step of a kind
+				h.fails[d.CmdArgs[0].Key] = d.CmdArgs[1].Key
+				return ""
+			case "wait":
+				h.pass(t, d)
+			default:
+				d.Fatalf(t, "unknown command %s", d.Cmd)
+			}
+			return h.settle(t)
+		})
+	})
+}
+
+func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
+	powers := map[string]agentv1.Power{"on": agentv1.Power_POWER_ON, "off": agentv1.Power_POWER_OFF,
+		"destroyed": agentv1.Power_POWER_DESTROYED, "orphaned": agentv1.Power_POWER_ORPHANED}
+	power, ok := powers[d.CmdArgs[0].Key]
+	if !ok {
+		return nil
+	}
+	w := &agentv1.AssignedVm{Power: power}
+	d.MaybeScanArgs(t, "starts", &w.Starts)
+	d.MaybeScanArgs(t, "reboots", &w.Reboots)
+	d.MaybeScanArgs(t, "resets", &w.Resets)
+	var grace string
+	if d.MaybeScanArgs(t, "grace", &grace) {
+		g, err := time.ParseDuration(grace)
+		require.NoError(t, err)
+		w.StopGraceMs = uint64(g.Milliseconds())
+	}
+	return w
+}
+
+// paper is a host on paper: what the actions of the plan do to a Sight.
+type paper struct {
+	want     *agentv1.AssignedVm
+	s        Sight
+	fails    map[string]string
+	launches int
+}
+
+func newPaper() *paper {
+	return &paper{fails: map[string]string{}, s: Sight{OffFor: -1, PressedFor: -1, RebootFor: -1, HeldFor: -1}}
+}
+
+func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
+	d.MaybeScanArgs(t, "trouble", &h.s.Trouble)
+	switch what := d.CmdArgs[0].Key; what {
+	case "off":
+		h.end(cloud.ExitGuest)
+		if h.s.PressedFor >= 0 {
+			h.s.Exit = cloud.ExitAsked
+		}
+	case "dies":
+		h.end(cloud.ExitFailed)
+	case "held":
+		h.s.Guest, h.s.Cure, h.s.HeldFor = Held, d.HasArg("cure"), 0
+	case "mute":
+		h.s.Guest = Mute
+	case "runs":
+		h.s.Guest, h.s.Trouble, h.s.HeldFor = Running, "", -1
+	case "waiting":
+		h.s.Guest = Waiting
+	case "stray":
+		h.s.Guest, h.s.Exists = Stray, true
+	default:
+		d.Fatalf(t, "what is %q", what)
+	}
+}
+
+func (h *paper) end(exit cloud.Exit) {
+	h.s.Guest, h.s.Exit = None, exit
+	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.HeldFor = -1, -1, -1, -1
+}
+
+// restart forgets what only the agent knew.
+func (h *paper) restart() {
+	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.HeldFor = -1, -1, -1, -1
+	h.s.Error, h.s.Refused = "", false
+	if h.s.Guest == Held {
+		h.s.HeldFor = 0
+	}
+}
+
+func (h *paper) pass(t *testing.T, d *datadriven.TestData) {
+	by, err := time.ParseDuration(d.CmdArgs[0].Key)
+	require.NoError(t, err)
+	for _, since := range []*time.Duration{&h.s.OffFor, &h.s.PressedFor, &h.s.RebootFor, &h.s.HeldFor} {
+		if *since >= 0 {
+			*since += by
+		}
+	}
+}
+
+func (h *paper) settle(t *testing.T) string {
+	var out []string
+	for range 20 {
+		if h.want.GetPower() == agentv1.Power_POWER_OFF && h.s.Guest != None && h.s.OffFor < 0 {
+			h.s.OffFor = 0
+		}
+		if h.s.Record.rebooting() && h.s.RebootFor < 0 {
+			h.s.RebootFor = 0
+		}
+		p := Decide(h.want, h.s)
+		if p.Action == Nothing {
+			return strings.Join(append(out, h.report(p)), "\n")
+		}
+		out = append(out, fmt.Sprintf("%-40s %s", p.Action, h.report(p)))
+		if failure, ok := h.fails[strings.Fields(p.Action.String())[0]]; ok {
+			delete(h.fails, strings.Fields(p.Action.String())[0])
+			h.s.Error = failure
+			h.s.Refused = failure == "refused"
+			if p.Action == Start { // a start that failed is a start that ended
+				h.s.Record.StartsDone = h.want.GetStarts()
+				h.s.Record.End, h.s.Error = End{Exit: cloud.ExitFailed, Error: failure}, ""
+			}
+			if !h.s.Refused && p.Action != Start {
+				return strings.Join(append(out, "failed: "+h.report(Decide(h.want, h.s))), "\n")
+			}
+			continue
+		}
+		h.s.Error = ""
+		h.do(t, p.Action)
+	}
+	require.FailNow(t, "it never comes to rest", strings.Join(out, "\n"))
+	return ""
+}
+
+func (h *paper) do(t *testing.T, a Action) {
+	r := &h.s.Record
+	switch a {
+	case Build:
+		r.Built, h.s.Exists = true, true
+	case Start:
+		h.launches++
+		require.Greater(t, h.want.GetStarts(), r.StartsDone, "the same start twice")
+		r.StartsDone, r.Live = h.want.GetStarts(), true
+		r.RebootsBegun, r.RebootsDone, r.ResetsDone = h.want.GetReboots(), h.want.GetReboots(), h.want.GetResets()
+		h.s.Guest, h.s.Trouble = Waiting, ""
+	case Relaunch:
+		r.RebootsDone = r.RebootsBegun
+		h.s.Guest, h.s.Trouble = Waiting, ""
+	case Go, Resume:
+		h.s.Guest, h.s.Trouble, h.s.HeldFor = Running, "", -1
+	case Press:
+		h.s.PressedFor = 0
+	case Cut:
+		h.end(cloud.ExitAsked)
+	case Bury:
+		r.Live, r.End = false, End{Exit: h.s.Exit, Error: h.s.Trouble}
+	case Reset:
+		r.ResetsDone = h.want.GetResets()
+		h.s.Guest = Running
+	case Reboot:
+		r.RebootsBegun = h.want.GetReboots()
+	case Restart:
+		r.RebootsDone = r.RebootsBegun
+		h.s.Guest, h.s.RebootFor, h.s.PressedFor = Running, -1, -1
+	case Credit:
+		r.StartsDone = h.want.GetStarts()
+	case Destroy:
+		h.s = newPaper().s
+	}
+}
+
+func (h *paper) report(p Plan) string {
+	levels := map[cloud.Observed]string{cloud.ObservedAbsent: "ABSENT", cloud.ObservedBuilding: "BUILDING",
+		cloud.ObservedBuilt: "BUILT", cloud.ObservedLaunching: "LAUNCHING", cloud.ObservedRunning: "RUNNING",
+		cloud.ObservedStopping: "STOPPING", cloud.ObservedBuildFailed: "BUILD_FAILED", cloud.ObservedEnded: "ENDED"}
+	exits := map[cloud.Exit]string{cloud.ExitGuest: " by the guest", cloud.ExitAsked: " as asked", cloud.ExitFailed: " in failure"}
+	out := levels[p.Observed] + exits[p.Exit]
+	if p.Error != "" {
+		out += fmt.Sprintf(" %q", p.Error)
+	}
+	r := h.s.Record
+	if r.RebootsDone+r.ResetsDone > 0 {
+		out += fmt.Sprintf("  reboots=%d resets=%d", r.RebootsDone, r.ResetsDone)
+	}
+	if p.Wait > 0 {
+		out += fmt.Sprintf("  again in %s", p.Wait)
+	}
+	return out
+}
+
+// Whatever is seen: nothing is done without a wish, nothing is destroyed but by DESTROYED, nothing is launched beside a
+// process, and no start is made twice.
+func TestRules(t *testing.T) { require.Empty(t, violation()) }
+
+// violation tries every wish on every sight, and tells the first plan that breaks a rule.
+func violation() string {
+	wants := []*agentv1.AssignedVm{nil, {}}
+	for power := agentv1.Power_POWER_OFF; power <= agentv1.Power_POWER_ORPHANED; power++ {
+		for _, n := range []uint64{0, 1, 2} {
+			wants = append(wants, &agentv1.AssignedVm{Power: power, Starts: n, Reboots: n, Resets: n, StopGraceMs: n * 10_000})
+		}
+	}
+	for _, want := range wants {
+		for guest := None; guest <= Stray; guest++ {
+			for bits := range 1 << 5 {
+				for _, since := range []time.Duration{-1, 0, time.Minute} {
+					s := Sight{Exists: bits&1 != 0 || guest != None, Refused: bits&2 != 0, Guest: guest, Cure: bits&4 != 0,
+						OffFor: max(since, 0), PressedFor: since, RebootFor: since, HeldFor: since}
+					s.Record = Record{Built: bits&8 != 0, Live: bits&16 != 0, StartsDone: 1, RebootsBegun: uint64(bits >> 3 & 1)}
+					if broken := rule(want, s, Decide(want, s)); broken != "" {
+						return fmt.Sprintf("%s: wish %v, sight %+v", broken, want, s)
+					}
+				}
+			}
+		}
+	}
+	return ""
+}
+
+func rule(want *agentv1.AssignedVm, s Sight, p Plan) string {
+	launches := p.Action == Start || p.Action == Relaunch
+	switch {
+	case p.Observed == cloud.ObservedUnspecified:
+		return "nothing is said"
+	case want.GetPower() == agentv1.Power_POWER_UNSPECIFIED && p.Action != Nothing:
+		return "something is done unasked"
+	case want.GetPower() != agentv1.Power_POWER_DESTROYED && p.Action == Destroy:
+		return "something is destroyed unasked"
+	case want.GetPower() != agentv1.Power_POWER_ON && (launches || p.Action == Go || p.Action == Resume):
+		return "something runs unasked"
+	case launches && s.Guest != None:
+		return "something is launched beside a process"
+	case p.Action == Start && s.Record.StartsDone >= want.GetStarts():
+		return "a start is made twice"
+	}
+	return ""
+}

@@ -1,0 +1,93 @@
+package machine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// What agent.v1 calls things, in qemu's and disk's words. What is not here becomes "", which they refuse.
+var (
+	buses = map[vmv1.DiskBus]qemu.Bus{
+		vmv1.DiskBus_DISK_BUS_VIRTIO: qemu.Virtio, vmv1.DiskBus_DISK_BUS_SCSI: qemu.SCSI, vmv1.DiskBus_DISK_BUS_IDE: qemu.IDE,
+		vmv1.DiskBus_DISK_BUS_SATA: qemu.SATA,
+	}
+	caches = map[vmv1.DiskCache]qemu.Cache{
+		vmv1.DiskCache_DISK_CACHE_NONE: qemu.NoCache, vmv1.DiskCache_DISK_CACHE_WRITEBACK: qemu.Writeback,
+		vmv1.DiskCache_DISK_CACHE_WRITETHROUGH: qemu.Writethrough,
+	}
+	formats = map[vmv1.ImageFormat]qcow2.Format{
+		vmv1.ImageFormat_IMAGE_FORMAT_RAW: qcow2.Raw, vmv1.ImageFormat_IMAGE_FORMAT_QCOW2: qcow2.QCOW2,
+	}
+)
+
+// spec is the guest that an assignment describes, on this host.
+func (h *Host) spec(want *agentv1.AssignedVm) qemu.Spec {
+	s := qemu.Spec{
+		ID: want.GetVmId(), Machine: h.o.MachineType, Accel: h.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
+		Sockets: int(want.GetSockets()), Cores: int(want.GetCoresPerSocket()), MemoryMiB: want.GetMemoryMib(),
+		Kernel: want.GetKernel() != nil, Initrd: want.GetInitrd() != nil, Cmdline: want.GetCmdline(),
+	}
+	if s.CPUModel == "" {
+		s.CPUModel = h.o.CPUModel
+	}
+	for _, d := range want.GetDisks() {
+		one := qemu.Disk{ID: d.GetId(), Bus: buses[d.GetBus()], Slot: -1, Cache: caches[d.GetCache()]}
+		if d.GetImage() != nil {
+			one.Base = formats[d.GetImage().GetFormat()]
+		}
+		s.Disks = append(s.Disks, one)
+	}
+	return s
+}
+
+// check refuses what this host can never run, before anything is made for it.
+func (h *Host) check(want *agentv1.AssignedVm) error {
+	s, err := h.spec(want).KeepSlots(nil)
+	if err == nil {
+		err = s.Validate()
+	}
+	if err == nil && !slices.Contains(h.o.QEMU.CPUModels, s.CPUModel) {
+		err = fmt.Errorf("%w: this host does not offer the CPU model %q", qemu.ErrInvalid, s.CPUModel)
+	}
+	return err
+}
+
+// disks are those that an assignment wants made.
+func disks(want *agentv1.AssignedVm) []disk.Disk {
+	var out []disk.Disk
+	for _, d := range want.GetDisks() {
+		one := disk.Disk{ID: d.GetId(), Size: d.GetSizeBytes()}
+		if d.GetImage() != nil {
+			img := image(d.GetImage())
+			one.Image = &img
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+func image(i *agentv1.AssignedImage) disk.Image {
+	return disk.Image{SHA256: i.GetSha256(), Size: int64(i.GetSizeBytes()), Format: formats[i.GetFormat()]}
+}
+
+// images are all that a start needs.
+func images(want *agentv1.AssignedVm) []disk.Image {
+	var out []disk.Image
+	for _, d := range want.GetDisks() {
+		if d.GetImage() != nil {
+			out = append(out, image(d.GetImage()))
+		}
+	}
+	for _, i := range []*agentv1.AssignedImage{want.GetKernel(), want.GetInitrd()} {
+		if i != nil {
+			out = append(out, image(i))
+		}
+	}
+	return out
+}

@@ -1,0 +1,176 @@
+// Package metrics shows what the agent does and what its guests use: GET /metrics for Prometheus, GET /health for
+// whoever restarts programs.
+//
+// It asks when it is asked and keeps nothing; where the figures come from is a [Sources] of functions. Only ids of VMs
+// are labels here, no names: an id says nothing to a reader who may not see the VM.
+package metrics
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Sources are what is shown. All are required, quick, and may be called at any time.
+type Sources struct {
+	Version string
+	Uplink  func() Uplink
+	VMs     func() []VM
+	Counts  func() Counts
+}
+
+// Uplink is the state of the connection to the control plane.
+type Uplink struct {
+	Connected bool
+	Term      uint64
+	Revision  int64
+	Sessions  uint64 // connections that came about
+	Failures  uint64 // connections and attempts that ended with an error
+	// Lease is what is left of it; negative when it is over or there never was one.
+	Lease time.Duration
+}
+
+// VM is one VM on this host.
+type VM struct {
+	ID       cloud.VMID
+	Observed cloud.Observed
+	// Usage is nil when nothing runs, or nothing was measured yet. CPU is processor time since the start.
+	Usage *cloud.Usage
+	CPU   time.Duration
+}
+
+// Counts are sums since the agent started.
+type Counts struct {
+	Launches, LaunchFailures uint64
+	Builds, BuildFailures    uint64
+	// Deaths are guests whose process ended without having been asked to.
+	Deaths uint64
+}
+
+// observed are the levels' names, as agent.v1 has them.
+var observed = [...]string{
+	cloud.ObservedAbsent: "absent", cloud.ObservedBuilding: "building", cloud.ObservedBuilt: "built",
+	cloud.ObservedLaunching: "launching", cloud.ObservedRunning: "running", cloud.ObservedStopping: "stopping",
+	cloud.ObservedBuildFailed: "build_failed", cloud.ObservedEnded: "ended",
+}
+
+// Handler serves /metrics and /health.
+func Handler(s Sources, log *slog.Logger) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		collector{s},
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
+	}))
+	mux.HandleFunc("GET /health", health)
+	return mux
+}
+
+// health answers in the form of every service's /health (the spec's part 2.1).
+func health(w http.ResponseWriter, _ *http.Request) {
+	id := uuid.NewString()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Request-Id", id)
+	// A reader that is gone is nobody's trouble.
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"data": map[string]string{"status": "healthy"},
+		"meta": map[string]string{"request_id": id, "timestamp": time.Now().UTC().Format(time.RFC3339Nano)},
+	})
+}
+
+// collector makes metrics from the sources at each scrape.
+type collector struct{ s Sources }
+
+var _ prometheus.Collector = collector{}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("trivet_agent_"+name, help, labels, nil)
+}
+
+var (
+	build     = desc("info", "Always 1.", "version")
+	connected = desc("uplink_connected", "1 while a member of the control plane has accepted the watch.")
+	term      = desc("uplink_term", "Highest raft term seen.")
+	revision  = desc("uplink_revision", "Revision of the assignment held.")
+	sessions  = desc("uplink_sessions_total", "Connections that came about.")
+	failures  = desc("uplink_failures_total", "Connections and attempts that ended with an error.")
+	lease     = desc("lease_seconds", "What is left of the lease; 0 without one.")
+	vms       = desc("vms", "VMs on this host by what is seen of them.", "observed")
+	launches  = desc("launches_total", "Starts of a QEMU.", "result")
+	builds    = desc("builds_total", "Makings of a VM's disks.", "result")
+	deaths    = desc("guest_deaths_total", "Guests whose process ended unasked.")
+	cpu       = desc("vm_cpu_seconds_total", "Processor time of the VM's processes since they started.", "vm")
+	memory    = desc("vm_memory_bytes", "Memory of the VM's processes.", "vm")
+	read      = desc("vm_disk_read_bytes_total", "Bytes that the guest read from its disks.", "vm")
+	written   = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
+)
+
+// Describe names everything.
+func (c collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, read, written,
+	} {
+		to <- d
+	}
+}
+
+// Collect reads the sources.
+func (c collector) Collect(to chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	gauge(build, 1, c.s.Version)
+	u := c.s.Uplink()
+	up := 0.0
+	if u.Connected {
+		up = 1
+	}
+	gauge(connected, up)
+	gauge(term, float64(u.Term))
+	gauge(revision, float64(u.Revision))
+	gauge(lease, max(0, u.Lease.Seconds()))
+	counter(sessions, float64(u.Sessions))
+	counter(failures, float64(u.Failures))
+
+	n := c.s.Counts()
+	counter(launches, float64(n.Launches), "ok")
+	counter(launches, float64(n.LaunchFailures), "failed")
+	counter(builds, float64(n.Builds), "ok")
+	counter(builds, float64(n.BuildFailures), "failed")
+	counter(deaths, float64(n.Deaths))
+
+	var by [len(observed)]int
+	for _, vm := range c.s.VMs() {
+		if int(vm.Observed) < len(by) {
+			by[vm.Observed]++
+		}
+		if vm.Usage == nil {
+			continue
+		}
+		id := string(vm.ID)
+		counter(cpu, vm.CPU.Seconds(), id)
+		gauge(memory, float64(vm.Usage.MemoryMiB<<20), id)
+		counter(read, float64(vm.Usage.DiskReadBytes), id)
+		counter(written, float64(vm.Usage.DiskWriteBytes), id)
+	}
+	for level, name := range observed {
+		if name != "" {
+			gauge(vms, float64(by[level]), name)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package metrics
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+func serve(t *testing.T) *httptest.Server {
+	s := httptest.NewServer(Handler(Sources{
+		Version: "v1",
+		Uplink:  func() Uplink { return Uplink{Connected: true, Term: 3, Lease: 12500 * time.Millisecond} },
+		VMs: func() []VM {
+			return []VM{
+				{ID: "a", Observed: cloud.ObservedRunning, Usage: &cloud.Usage{MemoryMiB: 2, DiskReadBytes: 7}, CPU: 1500 * time.Millisecond},
+				{ID: "b", Observed: cloud.ObservedBuilt},
+				{ID: "c", Observed: 99},
+			}
+		},
+		Counts: func() Counts { return Counts{Launches: 4, Deaths: 1} },
+	}, slog.New(slog.DiscardHandler)))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func get(t *testing.T, url string) (int, string) {
+	r, err := http.Get(url)
+	require.NoError(t, err)
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	return r.StatusCode, string(body)
+}
+
+func TestMetrics(t *testing.T) {
+	s := serve(t)
+	status, body := get(t, s.URL+"/metrics")
+	require.Equal(t, 200, status)
+	for _, line := range []string{
+		`trivet_agent_info{version="v1"} 1`, `trivet_agent_uplink_connected 1`, `trivet_agent_lease_seconds 12.5`,
+		`trivet_agent_vms{observed="running"} 1`, `trivet_agent_vms{observed="ended"} 0`,
+		`trivet_agent_launches_total{result="ok"} 4`, `trivet_agent_guest_deaths_total 1`,
+		`trivet_agent_vm_cpu_seconds_total{vm="a"} 1.5`, `trivet_agent_vm_memory_bytes{vm="a"} 2.097152e+06`,
+		`trivet_agent_vm_disk_read_bytes_total{vm="a"} 7`, `go_goroutines`, `process_resident_memory_bytes`,
+	} {
+		require.Contains(t, body, line)
+	}
+	require.NotContains(t, body, `vm="b"`)
+}
+
+func TestHealth(t *testing.T) {
+	s := serve(t)
+	status, body := get(t, s.URL+"/health")
+	require.Equal(t, 200, status)
+	var answer struct {
+		Data struct{ Status string }
+		Meta struct {
+			RequestID string    `json:"request_id"`
+			Timestamp time.Time `json:"timestamp"`
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(body), &answer))
+	require.Equal(t, "healthy", answer.Data.Status)
+	require.Len(t, answer.Meta.RequestID, 36)
+	require.False(t, answer.Meta.Timestamp.IsZero())
+	status, _ = get(t, s.URL+"/other")
+	require.Equal(t, 404, status)
+	r, err := http.Post(s.URL+"/health", "text/plain", nil)
+	require.NoError(t, err)
+	r.Body.Close()
+	require.Equal(t, 405, r.StatusCode)
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"maps"
+
+	"github.com/trivet-cloud/trivet/nodeagent/facts"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// accelLabel tells placement how guests run here.
+const accelLabel = "trivet/accel"
+
+// node is this host as the control plane is told.
+type node struct {
+	host        facts.Host
+	allocatable facts.Resources
+	labels      map[string]string
+	ready       bool
+}
+
+// describe makes it from what the operator says and what the host is.
+func describe(c Config, host facts.Host, accel facts.Accelerator) *node {
+	n := &node{
+		host: host, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
+		allocatable: facts.Allocatable(host.Capacity, facts.Resources(c.Reserve), facts.Overcommit(c.Overcommit)),
+	}
+	if n.labels == nil {
+		n.labels = map[string]string{}
+	}
+	n.labels[accelLabel] = string(accel.Kind)
+	return n
+}
+
+var architectures = map[string]vmv1.Architecture{
+	"x86_64": vmv1.Architecture_ARCHITECTURE_X86_64, "aarch64": vmv1.Architecture_ARCHITECTURE_AARCH64,
+}
+
+func (n *node) facts() *agentv1.NodeFacts {
+	return &agentv1.NodeFacts{
+		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
+		Architecture: architectures[n.host.Arch],
+	}
+}
+
+// heartbeat is what a heartbeat says, but for the node's id. Volume drivers and storage classes follow when volumes are
+// served.
+func (n *node) heartbeat() *vmv1.HeartbeatNodeRequest {
+	state := vmv1.NodeState_NODE_STATE_NOT_READY
+	if n.ready {
+		state = vmv1.NodeState_NODE_STATE_READY
+	}
+	return &vmv1.HeartbeatNodeRequest{
+		State: state, Capacity: capacity(n.host.Capacity), Allocatable: capacity(n.allocatable), Labels: maps.Clone(n.labels),
+		Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM},
+	}
+}
+
+func capacity(r facts.Resources) *vmv1.NodeCapacity {
+	return &vmv1.NodeCapacity{Vcpus: r.VCPUs, MemoryMib: r.MemoryMiB, StorageGib: r.StorageGiB}
+}

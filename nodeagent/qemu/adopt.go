@@ -1,0 +1,188 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// GoneError is Adopt's answer when what was started has ended.
+type GoneError struct {
+	Exit Exit
+}
+
+func (e *GoneError) Error() string { return "VM has no process: " + e.Exit.Text }
+
+// Adopt takes over the QEMU that runs in home, whoever started it: normally an agent before this one. It fails with
+// [*GoneError] when that has ended, each time with the same Exit until the next Launch, and with [ErrNotStarted] when
+// there never was one.
+//
+// A process is recognised by pid and start time and by its control group, never by its name. One that does not answer
+// is adopted all the same: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for its
+// first answer, which comes within milliseconds.
+func (h *Host) Adopt(ctx context.Context, home *Home) (*Process, error) {
+	r, err := home.Record()
+	if err != nil {
+		return nil, fmt.Errorf("adopt VM: %w", err)
+	}
+	p, err := h.adopt(ctx, home, r)
+	if err != nil {
+		return nil, fmt.Errorf("adopt VM %s: %w", home.id, err)
+	}
+	return p, nil
+}
+
+func (h *Host) adopt(ctx context.Context, home *Home, r Record) (*Process, error) {
+	pidfd, err := h.find(home, r)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, h.gone(ctx, home, r, errors.Is(err, errHalfway))
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := newProcess(h, home, r, pidfd)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.identify(ctx); err != nil {
+		p.Close()
+		return nil, err
+	}
+	p.tasks.Go(p.follow)
+	exit, known, err := home.Exit()
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	if known {
+		// An agent had come to this conclusion, and ended before QEMU did.
+		p.finish(exit)
+	}
+	return p, nil
+}
+
+var (
+	// errHalfway: what is there is not QEMU yet, or nothing was forked. Whoever was to see to it is gone.
+	errHalfway = fmt.Errorf("launcher: %w", fs.ErrNotExist)
+
+	// errStray: it runs, but where its limits do not hold and nobody would look for it. That is for an operator to solve;
+	// a second one must not be started.
+	errStray = errors.New("it is not in its control group: was the tree of control groups given another name?")
+)
+
+// find returns a descriptor of the recorded process. The error wraps fs.ErrNotExist when it is not there any more.
+func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
+	boot, err := bootID()
+	if err != nil {
+		return 0, err
+	}
+	if boot != r.BootID {
+		return 0, fs.ErrNotExist
+	}
+	if r.PID == 0 {
+		return 0, errHalfway
+	}
+	pidfd, err = unix.PidfdOpen(r.PID, 0)
+	if errors.Is(err, syscall.ESRCH) {
+		return 0, fs.ErrNotExist
+	}
+	if err != nil {
+		return 0, os.NewSyscallError("pidfd_open", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Close(pidfd)
+		}
+	}()
+	// Looked at after the descriptor was there, so that both mean the same process.
+	began, err := startTime(r.PID)
+	if err != nil {
+		return 0, err
+	}
+	if began != r.StartTime {
+		return 0, fs.ErrNotExist
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", r.PID), &st); err != nil {
+		return 0, fs.ErrNotExist
+	}
+	if int(st.Uid) != home.uid {
+		return 0, errHalfway
+	}
+	procs, err := h.Cgroups.Procs(home.id)
+	if err != nil {
+		return 0, err
+	}
+	if !slices.Contains(procs, r.PID) {
+		if _, err := startTime(r.PID); err != nil {
+			return 0, err // it left the group by ending just now
+		}
+		return 0, fmt.Errorf("pid %d: %w", r.PID, errStray)
+	}
+	return pidfd, nil
+}
+
+// gone says how a start ended that has no process, and makes sure that nothing else of it is left.
+func (h *Host) gone(ctx context.Context, home *Home, r Record, halfway bool) error {
+	exit, known, err := home.Exit()
+	if err != nil {
+		return err
+	}
+	if !known {
+		if exit, err = h.infer(home, r, halfway); err != nil {
+			return err
+		}
+		if err := home.write("exit.json", exit); err != nil {
+			return err
+		}
+	}
+	_, _ = reap(r.PID) // a child of ours, when the agent is still the one that started it
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	if err := h.Cgroups.Kill(ctx, home.id); err != nil {
+		return err
+	}
+	if err := h.Cgroups.Remove(ctx, home.id); err != nil {
+		return err
+	}
+	return &GoneError{Exit: exit}
+}
+
+// infer concludes from what is left how a QEMU ended that nobody watched.
+func (h *Host) infer(home *Home, r Record, halfway bool) (Exit, error) {
+	boot, err := bootID()
+	if err != nil {
+		return Exit{}, err
+	}
+	usage, err := h.Cgroups.Usage(home.id)
+	switch {
+	case home.asked() == askedCut:
+		return asIntended, nil
+	case boot != r.BootID:
+		return hostRestarted, nil
+	case halfway:
+		return lostStart, nil
+	case err == nil && usage.OOMKills > 0:
+		return Exit{Crashed, outOfMemory}, nil
+	}
+	return Exit{Crashed, withStderr("QEMU ended while the agent was away", home.stderr())}, nil
+}
+
+// identify makes sure that the process is the VM's, if it answers.
+func (p *Process) identify(ctx context.Context) error {
+	var uuid struct {
+		UUID string `json:"UUID"`
+	}
+	err := p.do(ctx, p.inspect, "query-uuid", nil, &uuid)
+	if err == nil && uuid.UUID != p.home.id {
+		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, uuid.UUID)
+	}
+	// Not answering is not being somebody else.
+	return nil
+}

@@ -1,0 +1,240 @@
+package qemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// Descriptors that every QEMU gets, before those of its disks.
+const (
+	fdWork    = 3 + iota // listening socket of the work monitor
+	fdInspect            // listening socket of the inspection monitor
+	fdConsole            // listening socket of the serial port
+	fdLog                // log of the serial port, open for appending
+	fdDisks              // overlay and base of each disk, in the order of Spec.Disks
+)
+
+// Paths in QEMU's own mount namespace.
+const (
+	kernelPath = "/boot/kernel"
+	initrdPath = "/boot/initrd"
+)
+
+// Places on the PCIe root bus. 0 and 0x1f are the chipset's, 1 is kept for a display.
+const (
+	addrRNG     = 0x02
+	addrBalloon = 0x03
+	addrPorts   = 0x04 // up to 4 devices of 8 root ports
+	addrIDE     = 0x09
+	addrSCSI    = 0x0a
+)
+
+// sparePorts is how many root ports are free for devices that are attached later.
+const sparePorts = 4
+
+// object is a JSON object in an argument. Its keys come out sorted, so equal specs give equal arguments.
+type object map[string]any
+
+func (o object) String() string {
+	text, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // only strings, numbers, booleans and maps of them are put in
+	}
+	return string(text)
+}
+
+// Argv is QEMU's whole command line for a guest, program included. It is a pure function: equal specs give equal
+// arguments, which is what live migration and a comparison by hand rest on. The error wraps [ErrInvalid].
+//
+// Strings of a tenant's appear in two places only: the command line of the kernel is one argument of its own (QEMU takes
+// it as it is), and disk ids, which [Spec.Validate] limits to [a-z0-9-], are JSON strings.
+func Argv(program string, s Spec) ([]string, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	a := args{program}
+	a.add("-name", "guest="+s.ID+",debug-threads=on")
+	a.add("-nodefaults", "-no-user-config")
+	a.add("-machine", s.machine())
+	a.add("-accel", s.accel())
+	a.add("-cpu", s.CPUModel)
+	a.add("-smp", s.smp())
+	a.add("-m", fmt.Sprintf("size=%dM", s.MemoryMiB))
+	a.add("-uuid", s.ID)
+	a.add("-smbios", "type=1,manufacturer=Trivet,product=Virtual Machine,uuid="+s.ID)
+	a.add("-rtc", "base=utc")
+	a.add("-display", "none")
+	a.add("-S")
+	a.add("-action", "reboot=reset,shutdown=pause,panic=pause")
+	a.add("-boot", "strict=on")
+	a.add("-msg", "timestamp=on")
+	a.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+	a.monitors()
+	a.console()
+	a.ports(s)
+	a.platform(s)
+	a.disks(s)
+	if s.Kernel {
+		a.add("-kernel", kernelPath)
+		if s.Initrd {
+			a.add("-initrd", initrdPath)
+		}
+		if s.Cmdline != "" {
+			a.add("-append", s.Cmdline)
+		}
+	}
+	return a, nil
+}
+
+func (s Spec) machine() string {
+	m := s.Machine + ",usb=off,vmport=off,dump-guest-core=off"
+	if s.VCPUs > maxTCGVCPUs {
+		m += ",kernel-irqchip=split"
+	}
+	return m
+}
+
+func (s Spec) accel() string {
+	if s.Accel == TCG {
+		return fmt.Sprintf("tcg,tb-size=%d", translated)
+	}
+	return string(s.Accel)
+}
+
+func (s Spec) smp() string {
+	sockets, cores := s.topology()
+	return fmt.Sprintf("cpus=%d,maxcpus=%d,sockets=%d,dies=1,cores=%d,threads=1", s.VCPUs, s.VCPUs, sockets, cores)
+}
+
+// args is a command line that grows.
+type args []string
+
+func (a *args) add(words ...string) { *a = append(*a, words...) }
+
+func (a *args) json(option string, o object) { a.add(option, o.String()) }
+
+func (a *args) monitors() {
+	for _, m := range []struct {
+		id string
+		fd int
+	}{{"qmp-work", fdWork}, {"qmp-inspect", fdInspect}} {
+		a.add("-chardev", fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", m.id, m.fd))
+		a.add("-mon", "chardev="+m.id+",mode=control")
+	}
+}
+
+// console is the serial port: a socket for who wants to type, and a log that needs nobody.
+func (a *args) console() {
+	a.fdset(fdLog, "console")
+	a.add("-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off,logfile=%s,logappend=on", fdConsole, fdsetPath(fdLog)))
+	a.json("-device", object{"driver": "isa-serial", "id": "serial0", "chardev": "console", "index": 0})
+}
+
+// fdset makes a descriptor known to QEMU; the set has the descriptor's number.
+func (a *args) fdset(fd int, note string) {
+	a.add("-add-fd", fmt.Sprintf("fd=%d,set=%d,opaque=%s", fd, fd, note))
+}
+
+func fdsetPath(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
+
+// ports are the PCIe root ports: one for each virtio disk, at the place of its slot, and spare ones after them.
+func (a *args) ports(s Spec) {
+	last := -1
+	for _, d := range s.Disks {
+		if d.Bus == Virtio {
+			last = max(last, d.Slot)
+		}
+	}
+	for i := range last + 1 + sparePorts {
+		a.json("-device", object{"driver": "pcie-root-port", "id": portID(i), "bus": "pcie.0",
+			"addr": fmt.Sprintf("0x%x.0x%x", addrPorts+i/8, i%8), "multifunction": true, "port": i, "chassis": i + 1})
+	}
+}
+
+func portID(i int) string { return "port" + strconv.Itoa(i) }
+
+// platform are the devices that every guest has.
+func (a *args) platform(s Spec) {
+	onRoot := func(addr int) string { return fmt.Sprintf("0x%x", addr) }
+	if s.VCPUs > maxTCGVCPUs {
+		a.json("-device", object{"driver": "intel-iommu", "id": "iommu", "intremap": "on", "eim": "on"})
+	}
+	a.json("-object", object{"qom-type": "rng-builtin", "id": "rng-source"})
+	a.json("-device", object{"driver": "virtio-rng-pci", "id": "rng", "rng": "rng-source", "bus": "pcie.0", "addr": onRoot(addrRNG)})
+	a.json("-device", object{"driver": "virtio-balloon-pci", "id": "balloon", "bus": "pcie.0", "addr": onRoot(addrBalloon),
+		"free-page-reporting": true})
+	a.json("-device", object{"driver": "pvpanic", "id": "panic"})
+	generation := s.GenerationID
+	if generation == "" {
+		generation = s.ID
+	}
+	a.json("-device", object{"driver": "vmgenid", "id": "generation", "guid": generation})
+	has := func(b Bus) bool { return slices.ContainsFunc(s.Disks, func(d Disk) bool { return d.Bus == b }) }
+	if has(IDE) {
+		a.json("-device", object{"driver": "piix3-ide", "id": "pata", "bus": "pcie.0", "addr": onRoot(addrIDE)})
+	}
+	if has(SCSI) {
+		a.json("-device", object{"driver": "virtio-scsi-pci", "id": "scsi", "bus": "pcie.0", "addr": onRoot(addrSCSI)})
+	}
+}
+
+func (a *args) disks(s Spec) {
+	fd := fdDisks
+	for i, d := range s.Disks {
+		var beneath any
+		overlay := fd
+		fd++
+		if d.Base != "" {
+			a.base(d, fd)
+			beneath = d.node() + "-base"
+			fd++
+		}
+		cache := object{"direct": d.Cache == NoCache, "no-flush": false}
+		a.fdset(overlay, d.node())
+		a.json("-blockdev", object{"driver": "file", "node-name": d.node() + "-file", "filename": fdsetPath(overlay),
+			"cache": cache, "read-only": d.ReadOnly, "auto-read-only": false, "discard": "unmap"})
+		a.json("-blockdev", object{"driver": "qcow2", "node-name": d.node(), "file": d.node() + "-file", "backing": beneath,
+			"cache": cache, "read-only": d.ReadOnly, "auto-read-only": false, "discard": "unmap"})
+		a.json("-device", d.device(i+1))
+	}
+}
+
+// base adds the image beneath a disk.
+func (a *args) base(d Disk, fd int) {
+	a.fdset(fd, d.node()+"-base")
+	a.json("-blockdev", object{"driver": "file", "node-name": d.node() + "-base-file", "filename": fdsetPath(fd),
+		"read-only": true, "auto-read-only": false})
+	node := object{"driver": string(d.Base), "node-name": d.node() + "-base", "file": d.node() + "-base-file", "read-only": true,
+		"auto-read-only": false}
+	if d.Base == qcow2.QCOW2 {
+		node["backing"] = nil // whatever the image says
+	}
+	a.json("-blockdev", node)
+}
+
+// device is what the guest sees of a disk. Boot indexes are numbered afresh, since QEMU refuses equal ones.
+func (d Disk) device(bootIndex int) object {
+	writeCache := "on"
+	if d.Cache == Writethrough {
+		writeCache = "off"
+	}
+	o := object{"id": deviceID(d.ID), "drive": d.node(), "bootindex": bootIndex, "serial": d.ID[:min(len(d.ID), maxSerial)],
+		"write-cache": writeCache, "werror": "stop", "rerror": "stop"}
+	switch d.Bus {
+	case Virtio:
+		o["driver"], o["bus"], o["addr"] = "virtio-blk-pci", portID(d.Slot), "0x0"
+	case SCSI:
+		o["driver"], o["bus"], o["channel"], o["scsi-id"], o["lun"] = "scsi-hd", "scsi.0", 0, d.Slot, 0
+	case IDE:
+		o["driver"], o["bus"], o["unit"] = "ide-hd", fmt.Sprintf("pata.%d", d.Slot/2), d.Slot%2
+	case SATA:
+		o["driver"], o["bus"], o["unit"] = "ide-hd", fmt.Sprintf("ide.%d", d.Slot), 0
+	}
+	return o
+}
+
+func deviceID(disk string) string { return "disk-" + disk }

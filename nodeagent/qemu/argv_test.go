@@ -1,0 +1,135 @@
+package qemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// TestArgv reads testdata/argv: each case is a spec in JSON, on top of a small one, and the command line for it.
+// With "short" only what differs from the small one's is shown.
+func TestArgv(t *testing.T) {
+	datadriven.RunTest(t, "testdata/argv", func(t *testing.T, d *datadriven.TestData) string {
+		s := spec()
+		dec := json.NewDecoder(strings.NewReader(d.Input))
+		dec.DisallowUnknownFields()
+		require.NoError(t, dec.Decode(&s), d.Pos)
+		s, err := s.KeepSlots(nil)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		argv, err := Argv("/usr/bin/qemu-system-x86_64", s)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalid)
+			return err.Error() + "\n"
+		}
+		lines := optionLines(argv)
+		if d.HasArg("short") {
+			small, err := Argv("/usr/bin/qemu-system-x86_64", spec())
+			require.NoError(t, err)
+			plain := optionLines(small)
+			lines = slices.DeleteFunc(lines, func(line string) bool { return slices.Contains(plain, line) })
+		}
+		return strings.Join(lines, "\n") + "\n"
+	})
+}
+
+// optionLines joins each option with its value.
+func optionLines(argv []string) []string {
+	var lines []string
+	for i, a := range argv {
+		if i > 0 && !strings.HasPrefix(a, "-") && strings.HasPrefix(argv[i-1], "-") {
+			lines[len(lines)-1] += " " + a
+			continue
+		}
+		lines = append(lines, a)
+	}
+	return lines
+}
+
+func TestKeepSlots(t *testing.T) {
+	disk := func(id string, bus Bus, slot int) Disk { return Disk{ID: id, Bus: bus, Slot: slot, Cache: NoCache} }
+	s := spec()
+	s.Disks = []Disk{disk("a", Virtio, -1), disk("b", Virtio, -1), disk("c", SCSI, -1), disk("d", Virtio, 1)}
+	first, err := s.KeepSlots(nil)
+	require.NoError(t, err)
+	require.Equal(t, []Disk{disk("a", Virtio, 0), disk("b", Virtio, 2), disk("c", SCSI, 0), disk("d", Virtio, 1)}, first.Disks)
+	require.Equal(t, -1, s.Disks[0].Slot, "the argument stays as it is")
+
+	// The first disk goes, one comes, one changes its bus: the others stay where they were.
+	s.Disks = []Disk{disk("new", Virtio, -1), disk("b", Virtio, -1), disk("c", Virtio, -1)}
+	next, err := s.KeepSlots(first.Disks)
+	require.NoError(t, err)
+	require.Equal(t, []Disk{disk("new", Virtio, 0), disk("b", Virtio, 2), disk("c", Virtio, 1)}, next.Disks)
+
+	s.Disks = nil
+	for i := range 5 {
+		s.Disks = append(s.Disks, disk(fmt.Sprintf("d%d", i), IDE, -1))
+	}
+	_, err = s.KeepSlots(nil)
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, "takes 4 disks")
+	s.Disks = []Disk{disk("x", "floppy", -1)}
+	s, err = s.KeepSlots(nil)
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Validate(), `the bus "floppy"`)
+}
+
+// FuzzArgv states where strings of a tenant's may appear. Any spec is refused, or gives the command line of the same
+// spec with harmless strings, but for: the argument after -append, which is the kernel's command line as it is; and
+// the disk's id, in JSON strings that end in it.
+func FuzzArgv(f *testing.F) {
+	f.Add(vmID, "pc-q35-7.2", "qemu64", "console=ttyS0", "root", "virtio", "none", "qcow2", 1, 64, 0)
+	f.Add(vmID, "pc-q35-7.2", "max,+vmx", "a,b=c -kernel /etc/shadow", "data-1", "scsi", "writeback", "raw", 2, 512, 3)
+	f.Add(vmID+",x=y", "q35", "host", "\x00", `x","filename":"/etc/shadow`, "ide", "unsafe", "vmdk", 300, 0, 9)
+	f.Fuzz(func(t *testing.T, id, machine, model, cmdline, diskID, bus, cache, format string, vcpus, memory, slot int) {
+		s := Spec{ID: id, GenerationID: id, Machine: machine, Accel: TCG, CPUModel: model, VCPUs: vcpus, MemoryMiB: uint64(memory),
+			Kernel: true, Cmdline: cmdline,
+			Disks: []Disk{{ID: diskID, Bus: Bus(bus), Slot: slot, Cache: Cache(cache), Base: qcow2.Format(format)}}}
+		got, err := Argv("/usr/bin/qemu", s)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalid)
+			require.Nil(t, got)
+			return
+		}
+		const mild = "x"
+		s.Cmdline, s.Disks[0].ID, s.ID, s.GenerationID, s.CPUModel, s.Machine = mild, mild, vmID, vmID, "qemu64", "pc-q35-7.2"
+		want, err := Argv("/usr/bin/qemu", s)
+		require.NoError(t, err)
+		if cmdline == "" {
+			want = want[:len(want)-2]
+		} else {
+			require.Equal(t, cmdline, got[len(got)-1])
+			got[len(got)-1] = mild
+		}
+		require.Len(t, got, len(want))
+		for i, arg := range want {
+			// These have passed their patterns, which is what Validate is for; here they only must not be elsewhere.
+			arg = strings.ReplaceAll(arg, vmID, id)
+			if i > 0 && want[i-1] == "-cpu" {
+				arg = model
+			}
+			if i > 0 && want[i-1] == "-machine" {
+				arg = strings.Replace(arg, "pc-q35-7.2", machine, 1)
+			}
+			if strings.Contains(arg, deviceID(mild)) {
+				var a, b map[string]any
+				require.NoError(t, json.Unmarshal([]byte(arg), &a))
+				require.NoError(t, json.Unmarshal([]byte(got[i]), &b))
+				require.Equal(t, deviceID(diskID), b["id"])
+				require.Equal(t, diskID[:min(20, len(diskID))], b["serial"])
+				a["id"], a["serial"] = b["id"], b["serial"]
+				require.Equal(t, a, b)
+				continue
+			}
+			require.Equal(t, arg, got[i])
+		}
+	})
+}

@@ -1,0 +1,112 @@
+package qemu
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func uuid(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012x", n) }
+
+func openHomes(t *testing.T, first, last int) *Homes {
+	t.Helper()
+	h, err := OpenHomes(filepath.Join(t.TempDir(), "vms"), first, last)
+	require.NoError(t, err)
+	return h
+}
+
+func TestHomes(t *testing.T) {
+	h := openHomes(t, 700_000, 700_009)
+	uids := map[int]bool{}
+	for i := range 10 {
+		home, err := h.Claim(uuid(i))
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, home.UID(), 700_000)
+		require.LessOrEqual(t, home.UID(), 700_009)
+		require.False(t, uids[home.UID()], "no uid is given twice")
+		uids[home.UID()] = true
+
+		again, err := h.Claim(uuid(i))
+		require.NoError(t, err)
+		require.Equal(t, home, again)
+		opened, err := h.Open(uuid(i))
+		require.NoError(t, err)
+		require.Equal(t, home, opened)
+	}
+	_, err := h.Claim(uuid(10))
+	require.ErrorContains(t, err, "all uids from 700000 to 700009 are taken")
+	ids, err := h.List()
+	require.NoError(t, err)
+	require.Len(t, ids, 10, "what failed left nothing")
+
+	home, err := h.Open(uuid(3))
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Join(home.Disks(), "deep"), 0o700))
+	require.NoError(t, home.Remove())
+	require.NoError(t, home.Remove())
+	_, err = h.Open(uuid(3))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	next, err := h.Claim(uuid(10))
+	require.NoError(t, err)
+	require.Equal(t, home.UID(), next.UID(), "the only free one")
+}
+
+func TestHomesRefuse(t *testing.T) {
+	for _, r := range [][2]int{{0, 10}, {500, 2000}, {3000, 2000}, {1 << 31, 1 << 32}} {
+		_, err := OpenHomes(t.TempDir(), r[0], r[1])
+		require.Error(t, err)
+	}
+	h := openHomes(t, 700_000, 700_009)
+	for _, id := range []string{"", "..", "../x", "web", "00000000-0000-4000-8000-00000000000A", uuid(1) + "/.."} {
+		_, err := h.Claim(id)
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+	// An agent that ended before it had chosen a uid.
+	require.NoError(t, os.Mkdir(filepath.Join(h.dir, uuid(1)), 0o700))
+	_, err := h.Open(uuid(1))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	home, err := h.Claim(uuid(1))
+	require.NoError(t, err)
+	_, err = home.Record()
+	require.ErrorIs(t, err, ErrNotStarted)
+	_, known, err := home.Exit()
+	require.NoError(t, err)
+	require.False(t, known)
+
+	// What is spoilt is not taken for absent.
+	require.NoError(t, os.WriteFile(home.path("record.json"), []byte(`{"pid":`), 0o600))
+	_, err = home.Record()
+	require.Error(t, err)
+	require.NotErrorIs(t, err, ErrNotStarted)
+	require.NoError(t, os.WriteFile(home.path("uid"), []byte("0\n"), 0o600))
+	_, err = h.Claim(uuid(1))
+	require.ErrorContains(t, err, "does not hold a uid")
+	_, err = h.Claim(uuid(2))
+	require.Error(t, err, "nobody knows whether its uid would be free")
+}
+
+func TestUIDOfARunningProcessIsTaken(t *testing.T) {
+	if os.Getuid() != 0 {
+		skip(t, "needs root")
+	}
+	const uid = 700_123
+	cmd := exec.CommandContext(t.Context(), "/bin/sleep", "60")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	require.NoError(t, cmd.Start())
+	h := openHomes(t, uid, uid)
+	_, err := h.Claim(uuid(1))
+	require.ErrorContains(t, err, "are taken")
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	_, err = h.Claim(uuid(1))
+	require.NoError(t, err)
+}

@@ -1,0 +1,370 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+)
+
+// Host is what all guests of a host share. All fields are required. It has no state: one may be made as needed.
+type Host struct {
+	Program   string       // QEMU, absolute and under /usr
+	Launcher  []string     // the command that ends in LauncherMain, such as /proc/self/exe launch-guest
+	Cgroups   *cgroup.Tree // a guest's group is named by its VM's id
+	CPUModels []string     // that the accelerator in use offers
+}
+
+// Files are what a guest's QEMU opens. They are the caller's, who may close them when Launch has returned.
+type Files struct {
+	Kernel, Initrd *os.File          // readable by anyone; present as in the Spec
+	Disks          map[string]Layers // by disk id
+}
+
+// Layers are the files of one disk.
+type Layers struct {
+	Overlay *os.File // QCOW2; open for reading and writing, or for reading alone if the disk is read-only
+	Base    *os.File // of the format that the Spec says; open for reading alone; nil for a blank disk
+}
+
+// tasks is how many threads QEMU may have: one a vCPU, and room for others; its pool for I/O alone has up to 64.
+func (s Spec) tasks() int { return s.VCPUs + 200 }
+
+// launchTimeout bounds the launcher, which does nothing slow.
+const launchTimeout = 20 * time.Second
+
+// Launch starts the guest of s in home, stopped before its first instruction: [Process.Cont] lets it run. It returns
+// when QEMU answers, or with nothing left of it but its logs: the error says why, and wraps [ErrInvalid] when another
+// attempt would fail the same way, and [ErrRunning] when the VM has a process.
+//
+// Disks with slot -1 keep the slots that they had at the last start. generation and owner are the caller's, for the record.
+func (h *Host) Launch(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
+	p, err := h.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner})
+	if err != nil {
+		return nil, fmt.Errorf("start VM %s: %w", home.id, err)
+	}
+	return p, nil
+}
+
+func (h *Host) launch(ctx context.Context, home *Home, s Spec, files Files, r Record) (*Process, error) {
+	if s.ID != home.id {
+		return nil, invalid("the spec is of VM %q", s.ID)
+	}
+	if !slices.Contains(h.CPUModels, s.CPUModel) {
+		return nil, invalid("this host does not offer the CPU model %q", s.CPUModel)
+	}
+	procs, err := h.Cgroups.Procs(home.id)
+	if err != nil {
+		return nil, err
+	}
+	if len(procs) > 0 {
+		return nil, fmt.Errorf("%w: pid %d", ErrRunning, procs[0])
+	}
+	before, err := home.Record()
+	if err != nil && !errors.Is(err, ErrNotStarted) {
+		return nil, err
+	}
+	if err == nil {
+		if err := h.absent(home, before); err != nil {
+			return nil, err
+		}
+	}
+	if r.Spec, err = s.KeepSlots(before.Spec.Disks); err != nil {
+		return nil, err
+	}
+	if r.Argv, err = Argv(h.Program, r.Spec); err != nil {
+		return nil, err
+	}
+	disks, err := files.ordered(r.Spec)
+	if err != nil {
+		return nil, err
+	}
+	if r.BootID, err = bootID(); err != nil {
+		return nil, err
+	}
+	if err := home.begin(r); err != nil {
+		return nil, fmt.Errorf("write record: %w", err)
+	}
+	limits := cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}
+	if err = h.Cgroups.Create(home.id, limits); err == nil {
+		var p *Process
+		if p, err = h.start(ctx, home, r, files, disks); err == nil {
+			return p, nil
+		}
+	}
+	h.clean(ctx, home)
+	// What QEMU itself said of its end is kept. Otherwise the reason is the host's business, and the caller's.
+	if exit, known, readErr := home.Exit(); readErr != nil || !known || exit == asIntended {
+		err = errors.Join(err, home.write("exit.json", notStarted))
+	}
+	return nil, err
+}
+
+// absent refuses when what was started last runs somewhere else than it should.
+func (h *Host) absent(home *Home, before Record) error {
+	pidfd, err := h.find(home, before)
+	if err == nil {
+		_ = unix.Close(pidfd)
+		return fmt.Errorf("%w: pid %d", ErrRunning, before.PID)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// ordered are the disks' files in the order of their descriptors.
+func (f Files) ordered(s Spec) ([]*os.File, error) {
+	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd {
+		return nil, errors.New("kernel and initrd are not those of the spec")
+	}
+	var out []*os.File
+	for _, d := range s.Disks {
+		l := f.Disks[d.ID]
+		if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
+			return nil, fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
+		}
+		if err := opened(l.Overlay, !d.ReadOnly); err != nil {
+			return nil, fmt.Errorf("the overlay of disk %s %w", d.ID, err)
+		}
+		out = append(out, l.Overlay)
+		if l.Base != nil {
+			if err := opened(l.Base, false); err != nil {
+				return nil, fmt.Errorf("the image beneath disk %s %w", d.ID, err)
+			}
+			out = append(out, l.Base)
+		}
+	}
+	return out, nil
+}
+
+// opened refuses a file that QEMU could not use as it is open, or could use for more than it should.
+func opened(f *os.File, write bool) error {
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err != nil {
+		return os.NewSyscallError("fcntl", err)
+	}
+	switch mode := flags & unix.O_ACCMODE; {
+	case write && mode != unix.O_RDWR:
+		return errors.New("is not open for reading and writing")
+	case !write && mode != unix.O_RDONLY:
+		return errors.New("is not open for reading alone")
+	}
+	return nil
+}
+
+// start makes the process, records it and waits until it answers.
+func (h *Host) start(ctx context.Context, home *Home, r Record, files Files, disks []*os.File) (*Process, error) {
+	own, err := home.open()
+	defer closeAll(own...)
+	if err != nil {
+		return nil, err
+	}
+	pl := plan{Cgroups: h.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(),
+		Files: map[string]string{}, Argv: r.Argv}
+	if pl.Readable, pl.Links, err = roots(h.Program); err != nil {
+		return nil, err
+	}
+	for to, f := range map[string]*os.File{kernelPath: files.Kernel, initrdPath: files.Initrd} {
+		if f == nil {
+			continue
+		}
+		if pl.Files[to], err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err != nil {
+			return nil, err
+		}
+	}
+	pidfd, err := h.spawn(ctx, home, &r, pl, append(own, disks...))
+	if err != nil {
+		return nil, err
+	}
+	p, err := newProcess(h, home, r, pidfd)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.greet(ctx); err != nil {
+		_ = p.Kill(context.WithoutCancel(ctx))
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// open makes the descriptors that every QEMU gets, in their order.
+func (h *Home) open() ([]*os.File, error) {
+	dir, err := os.Open(h.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	var out []*os.File
+	for _, name := range []string{workSocket, inspectSocket, consoleSocket} {
+		f, err := listen(dir, name)
+		if err != nil {
+			return out, fmt.Errorf("listen at %s: %w", name, err)
+		}
+		out = append(out, f)
+	}
+	log, err := h.Console().Writer()
+	if err != nil {
+		return out, err
+	}
+	return append(out, log), nil
+}
+
+// socketPath is a way to a socket that is short enough for the address of one, however long the directory's path is.
+func socketPath(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+}
+
+func listen(dir *os.File, name string) (*os.File, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: socketPath(dir, name)})
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	return l.File()
+}
+
+// spawn runs the launcher until it has become QEMU. The process is in the record before the launcher learns what to do:
+// should the agent end here, it ends too, or is found. When spawn fails it leaves no process.
+func (h *Host) spawn(ctx context.Context, home *Home, r *Record, pl plan, keep []*os.File) (pidfd int, err error) {
+	planRead, planWrite, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer closeAll(planRead, planWrite)
+	statusRead, statusWrite, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer closeAll(statusRead, statusWrite)
+
+	pl.KeepFDs = 3 + len(keep)
+	if pidfd, r.PID, err = h.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
+		return 0, fmt.Errorf("start launcher: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+			_, _ = unix.Wait4(r.PID, nil, 0, nil)
+			_ = unix.Close(pidfd)
+		}
+	}()
+	closeAll(planRead, statusWrite)
+	r.Started = time.Now().UTC().Truncate(time.Millisecond)
+	if r.StartTime, err = startTime(r.PID); err != nil {
+		return 0, err
+	}
+	if err = home.write("record.json", r); err != nil {
+		return 0, fmt.Errorf("write record: %w", err)
+	}
+
+	deadline := time.Now().Add(launchTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	_ = planWrite.SetDeadline(deadline)
+	_ = statusRead.SetDeadline(deadline)
+	defer context.AfterFunc(ctx, func() { _ = statusRead.SetDeadline(time.Unix(1, 0)) })()
+	err = json.NewEncoder(planWrite).Encode(pl)
+	_ = planWrite.Close()
+	text, readErr := io.ReadAll(io.LimitReader(statusRead, 4096))
+	if len(text) > 0 {
+		err = errors.New(string(text))
+	} else {
+		err = errors.Join(err, readErr)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("launcher: %w", err)
+	}
+	return pidfd, nil
+}
+
+// fork starts the launcher. in is the number under which it gets the plan; the next one is that of its status.
+func (h *Host) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer null.Close()
+	stderr, err := home.stderr().Writer()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer stderr.Close()
+	proc, err := os.StartProcess(h.Launcher[0], append(slices.Clone(h.Launcher), strconv.Itoa(in), strconv.Itoa(in+1)), &os.ProcAttr{
+		Dir:   "/",
+		Env:   []string{"GOMAXPROCS=1"}, // not QEMU's: it gets none
+		Files: append([]*os.File{null, stderr, stderr}, pass...),
+		Sys: &syscall.SysProcAttr{
+			Setsid:     true,
+			Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+			PidFD:      &pidfd,
+		},
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	pid = proc.Pid
+	// Its end is awaited by the Process, through pidfd: os would spend a thread on each.
+	return pidfd, pid, proc.Release()
+}
+
+// clean ends whatever is in the VM's group, and the group.
+func (h *Host) clean(ctx context.Context, home *Home) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
+	defer cancel()
+	// What cannot be removed now is found by the next Launch or Adopt, as a group with processes.
+	if err := h.Cgroups.Kill(ctx, home.id); err == nil {
+		_ = h.Cgroups.Remove(ctx, home.id)
+	}
+}
+
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+func bootID() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(text)), err
+}
+
+// startTime is when a process began, in clock ticks since the host's boot (proc(5), field 22 of stat). The error wraps
+// fs.ErrNotExist when there is no such process, and a dead one that nobody has waited for is none.
+func startTime(pid int) (uint64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, syscall.ESRCH) {
+		err = os.ErrNotExist
+	}
+	if err != nil {
+		return 0, err
+	}
+	// The name in parentheses may hold anything.
+	_, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 {
+		return 0, fmt.Errorf("read /proc/%d/stat: it is not one", pid)
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, fmt.Errorf("process %d is dead: %w", pid, os.ErrNotExist)
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}

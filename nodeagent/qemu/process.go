@@ -1,0 +1,364 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/console"
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+// Deadlines. Each bounds one step, whatever context the caller has.
+const (
+	commandTimeout = 10 * time.Second // a command that changes nothing slow
+	greetTimeout   = time.Minute      // from QEMU's start to its first answer, on a host that is full
+	quitTimeout    = 5 * time.Second  // from quit to the end of the process, which flushes its disks
+	killTimeout    = 10 * time.Second // from SIGKILL to the end
+	retryPause     = time.Second      // between attempts to reach a monitor that does not answer
+	trimEvery      = 5 * time.Second
+)
+
+// ErrExited is the answer to commands when the process is gone: see [Process.Exit].
+var ErrExited = errors.New("QEMU has ended")
+
+// Process is a QEMU that runs, or did. Its methods may be called at the same time. While it is open it follows QEMU's
+// events, bounds its logs, and when the guest has ended by itself writes down why and ends QEMU. Close it in any case.
+type Process struct {
+	host   *Host
+	home   *Home
+	record Record
+	pidfd  *os.File
+	dir    *os.File // the home, for the sockets' paths
+
+	work, inspect *qmp.Monitor
+
+	life   context.Context // ends with Close and with the process
+	end    context.CancelFunc
+	tasks  sync.WaitGroup
+	gone   atomic.Bool // the process is, though its end may not be settled yet
+	exited chan struct{}
+	wake   chan struct{} // capacity 1
+
+	mu        sync.Mutex
+	exit      Exit   // how it ended; Reason "" while unknown
+	lastError string // of its disks
+
+	patience time.Duration // with quit: quitTimeout but in tests
+}
+
+// newProcess begins to watch a process. It owns pidfd, also when it fails.
+func newProcess(host *Host, home *Home, r Record, pidfd int) (*Process, error) {
+	if err := unix.SetNonblock(pidfd, true); err != nil {
+		_ = unix.Close(pidfd)
+		return nil, err
+	}
+	p := &Process{host: host, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
+		exited: make(chan struct{}), wake: make(chan struct{}, 1), patience: quitTimeout}
+	var err error
+	if p.dir, err = os.Open(home.dir); err != nil {
+		_ = p.pidfd.Close()
+		return nil, err
+	}
+	p.life, p.end = context.WithCancel(context.Background())
+	p.work = qmp.NewMonitor(socketPath(p.dir, workSocket))
+	p.inspect = qmp.NewMonitor(socketPath(p.dir, inspectSocket))
+	p.tasks.Go(p.watch)
+	p.tasks.Go(p.trim)
+	return p, nil
+}
+
+// greet waits until QEMU answers for the first time, on both monitors.
+func (p *Process) greet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	defer cancel()
+	defer context.AfterFunc(p.life, cancel)()
+	for _, m := range []*qmp.Monitor{p.inspect, p.work} {
+		if _, err := m.Conn(ctx); err != nil {
+			select {
+			case <-p.exited:
+				return errors.New(p.Exit().Text)
+			default:
+			}
+			if p.life.Err() != nil { // just going
+				<-p.exited
+				return errors.New(p.Exit().Text)
+			}
+			return fmt.Errorf("wait for QEMU: %w", err)
+		}
+	}
+	p.tasks.Go(p.follow)
+	return nil
+}
+
+// Record is what was started.
+func (p *Process) Record() Record { return p.record }
+
+// Exited is closed when the process is gone, and its end is written down.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// Exit is how it ended, once Exited is closed; before that the zero Exit, or what is known already.
+func (p *Process) Exit() Exit {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.exit
+}
+
+// Wake gets a value after something has happened, one for any number of things: look at Status, LastError and Exited.
+func (p *Process) Wake() <-chan struct{} { return p.wake }
+
+// LastError says what stopped the guest: an error of a disk. It is empty again after Cont.
+func (p *Process) LastError() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lastError
+}
+
+// Close stops watching and lets go. QEMU and its guest live on.
+func (p *Process) Close() {
+	p.end()
+	_ = p.pidfd.SetReadDeadline(time.Unix(1, 0))
+	p.tasks.Wait()
+	_ = p.work.Disconnect()
+	_ = p.inspect.Disconnect()
+	closeAll(p.pidfd, p.dir)
+}
+
+func (p *Process) notify() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// watch waits for the end of the process, without a thread of its own, and settles it.
+func (p *Process) watch() {
+	raw, err := p.pidfd.SyscallConn()
+	if err == nil {
+		err = raw.Read(func(fd uintptr) bool {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0 && err == nil
+		})
+	}
+	if err != nil {
+		return // closed: the process lives on, watched by nobody
+	}
+	p.gone.Store(true)
+	p.end()
+	status, known := reap(p.record.PID)
+	p.settle(status, known)
+	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
+	defer cancel()
+	if err := p.host.Cgroups.Kill(ctx, p.home.id); err == nil {
+		_ = p.host.Cgroups.Remove(ctx, p.home.id)
+	}
+	close(p.exited)
+	p.notify()
+}
+
+// settle decides how the process ended, unless its last state said so already.
+func (p *Process) settle(status unix.WaitStatus, known bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.exit.Reason != "" {
+		return
+	}
+	if p.home.asked() == askedCut {
+		p.exit = asIntended
+	} else {
+		p.exit = Exit{Crashed, p.post(status, known)}
+	}
+	// Should this fail, the next Adopt comes to a conclusion of its own.
+	_ = p.home.write("exit.json", p.exit)
+}
+
+// post says what killed a process. Called with mu held.
+func (p *Process) post(status unix.WaitStatus, known bool) string {
+	var text string
+	usage, err := p.host.Cgroups.Usage(p.home.id)
+	switch {
+	case err == nil && usage.OOMKills > 0:
+		return outOfMemory
+	case known && status.Signaled():
+		text = fmt.Sprintf("QEMU was ended by signal %d (%v)", status.Signal(), status.Signal())
+	case known:
+		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
+	default:
+		text = "QEMU has ended"
+	}
+	return withStderr(text, p.home.stderr())
+}
+
+// reap takes the exit status of a process that ended, if it is a child of ours.
+func reap(pid int) (unix.WaitStatus, bool) {
+	var status unix.WaitStatus
+	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
+	return status, err == nil && got == pid
+}
+
+// trim bounds what guest and QEMU may write.
+func (p *Process) trim() {
+	logs := []*console.Log{p.home.Console(), p.home.stderr()}
+	t := time.NewTicker(trimEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-p.life.Done():
+			return
+		}
+		for _, l := range logs {
+			// A file system that has no room for a hole has room for the next attempt, or for nobody.
+			_ = l.Trim()
+		}
+	}
+}
+
+// follow reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
+func (p *Process) follow() {
+	for p.life.Err() == nil {
+		conn, err := p.inspect.Conn(p.life)
+		if err == nil {
+			err = p.read(conn)
+		}
+		if err != nil && p.life.Err() == nil {
+			pause(p.life, retryPause)
+		}
+	}
+}
+
+func (p *Process) read(conn *qmp.Conn) error {
+	events := conn.Subscribe(conn.Mark())
+	if err := p.sync(conn); err != nil {
+		return err
+	}
+	for {
+		e, err := events.Next(p.life)
+		if err != nil {
+			return err
+		}
+		again := e.Dropped > 0
+		switch e.Name {
+		case "SHUTDOWN", "STOP", "GUEST_PANICKED":
+			again = true
+		case "BLOCK_IO_ERROR":
+			p.noteDisk(e)
+		}
+		if again {
+			if err := p.sync(conn); err != nil {
+				return err
+			}
+		}
+		p.notify()
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// Status is QEMU's run state.
+type Status struct {
+	// State in QEMU's words: prelaunch (never ran), running, paused, io-error, shutdown, guest-panicked and others.
+	State   string `json:"status"`
+	Running bool   `json:"running"` // guest CPUs run
+}
+
+// do runs one command within the caller's context, its own deadline and the life of QEMU.
+func (p *Process) do(ctx context.Context, m *qmp.Monitor, command string, args, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	defer context.AfterFunc(p.life, cancel)()
+	conn, err := m.Conn(ctx)
+	if err == nil {
+		err = conn.Do(ctx, command, args, out)
+	}
+	if err == nil {
+		return nil
+	}
+	if p.gone.Load() {
+		err = errors.Join(ErrExited, err)
+	}
+	return fmt.Errorf("VM %s: %w", p.home.id, err)
+}
+
+// Status asks QEMU for its state.
+func (p *Process) Status(ctx context.Context) (Status, error) {
+	var s Status
+	err := p.do(ctx, p.inspect, "query-status", nil, &s)
+	return s, err
+}
+
+// Cont lets the guest run: for the first time, or after an error of a disk.
+func (p *Process) Cont(ctx context.Context) error {
+	// Forgotten before, not after: the next error may come at once.
+	p.mu.Lock()
+	last := p.lastError
+	p.lastError = ""
+	p.mu.Unlock()
+	err := p.do(ctx, p.work, "cont", nil, nil)
+	if err != nil {
+		p.mu.Lock()
+		if p.lastError == "" {
+			p.lastError = last
+		}
+		p.mu.Unlock()
+	}
+	return err
+}
+
+// Pause stops the guest's CPUs until Cont.
+func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, "stop", nil, nil) }
+
+// Reset presses the reset button.
+func (p *Process) Reset(ctx context.Context) error {
+	return p.do(ctx, p.work, "system_reset", nil, nil)
+}
+
+// DiskStats counts what a guest did with one disk since QEMU was started.
+type DiskStats struct {
+	ID                    string // the disk's
+	ReadBytes, WriteBytes uint64
+	Reads, Writes         uint64
+}
+
+// DiskStats asks for the counters of all disks, in the order of the spec.
+func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
+	var blocks []struct {
+		Node  string `json:"node-name"`
+		Stats struct {
+			ReadBytes  uint64 `json:"rd_bytes"`
+			WriteBytes uint64 `json:"wr_bytes"`
+			Reads      uint64 `json:"rd_operations"`
+			Writes     uint64 `json:"wr_operations"`
+		} `json:"stats"`
+	}
+	if err := p.do(ctx, p.inspect, "query-blockstats", nil, &blocks); err != nil {
+		return nil, err
+	}
+	var out []DiskStats
+	for _, d := range p.record.Spec.Disks {
+		for _, b := range blocks {
+			if b.Node == d.node() {
+				out = append(out, DiskStats{ID: d.ID, ReadBytes: b.Stats.ReadBytes, WriteBytes: b.Stats.WriteBytes,
+					Reads: b.Stats.Reads, Writes: b.Stats.Writes})
+			}
+		}
+	}
+	return out, nil
+}
+
+// Usage is what the whole process has used, by the host's count.
+func (p *Process) Usage() (cgroup.Usage, error) { return p.host.Cgroups.Usage(p.home.id) }

@@ -1,0 +1,393 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/console"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// types sends letters to the guest's serial port.
+func (l *lab) types(letters string) {
+	l.Helper()
+	dir, err := os.Open(l.home.dir)
+	require.NoError(l, err)
+	defer dir.Close()
+	c, err := net.Dial("unix", socketPath(dir, consoleSocket))
+	require.NoError(l, err)
+	l.Cleanup(func() { _ = c.Close() })
+	go func() { _, _ = io.Copy(io.Discard, c) }() // a client that does not read stops the guest
+	_, err = c.Write([]byte(letters))
+	require.NoError(l, err)
+}
+
+func signal(t *testing.T, p *Process, sig unix.Signal) {
+	t.Helper()
+	require.NoError(t, unix.Kill(p.record.PID, sig))
+}
+
+// proc reads a file of a process in /proc.
+func proc(t *testing.T, pid int, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+	require.NoError(t, err)
+	return string(text)
+}
+
+func TestEnds(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		how    func(l *lab, p *Process)
+		reason Reason
+		says   string
+	}{
+		{"guest powers off", func(l *lab, _ *Process) { l.types("o") }, Guest, "the guest powered itself off"},
+		{"power button", func(l *lab, p *Process) { require.NoError(l, p.Powerdown(l.ctx)) }, Asked, "as asked"},
+		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.Cut(l.ctx)) }, Asked, "as asked"},
+		{"killed by us", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Asked, "as asked"},
+		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
+		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
+		{"told to end by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
+		{"aborted", func(l *lab, p *Process) { signal(l.T, p, unix.SIGABRT) }, Crashed, "signal 6 (aborted)"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l := newLab(t)
+			p := l.boot()
+			tc.how(l, p)
+			exit := l.exited(p)
+			require.Equal(t, tc.reason, exit.Reason)
+			require.Contains(t, exit.Text, tc.says)
+			require.NotContains(t, exit.Text, l.home.dir)
+
+			// The group is gone, commands say why they fail, and ending what has ended is no error.
+			names, err := l.host.Cgroups.List()
+			require.NoError(t, err)
+			require.Empty(t, names)
+			_, err = p.Status(l.ctx)
+			require.ErrorIs(t, err, ErrExited)
+			require.NoError(t, p.Kill(l.ctx))
+			require.NoError(t, p.Cut(l.ctx))
+
+			// Who looks later is told the same.
+			var gone *GoneError
+			_, err = l.host.Adopt(l.ctx, l.home)
+			require.ErrorAs(t, err, &gone)
+			require.Equal(t, exit, gone.Exit)
+		})
+	}
+}
+
+func TestStartsAgain(t *testing.T) {
+	l := newLab(t)
+	p := l.boot()
+	l.types("o")
+	l.exited(p)
+	p.Close()
+	again := l.boot()
+	require.NotEqual(t, p.record.PID, again.record.PID)
+	_, known, err := l.home.Exit()
+	require.NoError(t, err)
+	require.False(t, known, "the last end is of the start before")
+	tail, err := l.home.Console().Tail(1 << 20)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console goes on")
+	require.FileExists(t, l.home.path("stderr.log.old"))
+
+	_, err = l.host.Launch(l.ctx, l.home, spec(), Files{}, 8, "")
+	require.ErrorIs(t, err, ErrRunning)
+	require.NoError(t, again.Cut(l.ctx))
+}
+
+func TestControl(t *testing.T) {
+	l := newLab(t)
+	s, files := l.bootable()
+	l.disk(&s, &files, Disk{ID: "data", Bus: Virtio, Slot: -1, Cache: NoCache})
+	p := l.launch(s, files)
+	status, err := p.Status(l.ctx)
+	require.NoError(t, err)
+	require.Equal(t, Status{State: "prelaunch"}, status, "not one instruction before it is told")
+	require.NoError(t, p.Cont(l.ctx))
+	l.says("GUEST UP\n")
+	status, err = p.Status(l.ctx)
+	require.NoError(t, err)
+	require.Equal(t, Status{State: "running", Running: true}, status)
+
+	require.NoError(t, p.Pause(l.ctx))
+	select {
+	case <-p.Wake():
+	case <-l.ctx.Done():
+		t.Fatal("nobody was woken")
+	}
+	require.NoError(t, p.Cont(l.ctx))
+
+	l.types("w")
+	l.says("W")
+	disks, err := p.DiskStats(l.ctx)
+	require.NoError(t, err)
+	require.Len(t, disks, 2)
+	require.Equal(t, "root", disks[0].ID)
+	require.GreaterOrEqual(t, disks[0].ReadBytes, uint64(512))
+	require.EqualValues(t, 512, disks[0].WriteBytes)
+	require.Zero(t, disks[1].WriteBytes)
+	usage, err := p.Usage()
+	require.NoError(t, err)
+	require.Positive(t, usage.CPU)
+	require.Greater(t, usage.Memory, uint64(5<<20))
+
+	require.NoError(t, p.Reset(l.ctx))
+	l.eventually(func() bool {
+		tail, err := l.home.Console().Tail(1 << 20)
+		return err == nil && strings.Count(string(tail), "GUEST UP\n") == 2
+	}, "the guest boots again")
+	require.Equal(t, Exit{}, p.Exit())
+	require.NoError(t, p.Cut(l.ctx))
+}
+
+func TestKernel(t *testing.T) {
+	l := newLab(t)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kernel"), kernel, 0o444))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "initrd"), make([]byte, 0x1234), 0o444))
+	require.NoError(t, os.Chmod(dir, 0o700)) // QEMU's uid cannot go there
+	s, files := spec(), Files{}
+	s.Kernel, s.Initrd, s.Cmdline = true, true, `root=/dev/vda,a=b "quoted" -kernel /etc/shadow`
+	var err error
+	files.Kernel, err = os.Open(filepath.Join(dir, "kernel"))
+	require.NoError(t, err)
+	defer files.Kernel.Close()
+	files.Initrd, err = os.Open(filepath.Join(dir, "initrd"))
+	require.NoError(t, err)
+	defer files.Initrd.Close()
+	p := l.launch(s, files)
+	require.NoError(t, p.Cont(l.ctx))
+	require.Equal(t, Guest, l.exited(p).Reason)
+	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
+}
+
+// Each bus boots, and is written, in each cache mode over each kind of image.
+func TestBusesAndCaches(t *testing.T) {
+	caches := []Cache{NoCache, Writeback, Writethrough}
+	for i, bus := range slices.Sorted(maps.Keys(slots)) {
+		t.Run(string(bus), func(t *testing.T) {
+			l := newLab(t)
+			s, files := spec(), Files{}
+			cache, base := caches[i%len(caches)], []qcow2.Format{qcow2.Raw, qcow2.QCOW2}[i%2]
+			// The one that boots is not in the first slot: the order of the disks decides.
+			l.disk(&s, &files, Disk{ID: "boot", Bus: bus, Slot: 1, Cache: cache, Base: base})
+			l.disk(&s, &files, Disk{ID: "blank", Bus: bus, Slot: -1, Cache: Writethrough})
+			l.disk(&s, &files, Disk{ID: "an-id-as-long-as-an-id-may-be-32", Bus: bus, Slot: -1, Cache: NoCache})
+			l.disk(&s, &files, Disk{ID: "other-bus", Bus: Virtio, Slot: 9, Cache: Writeback, ReadOnly: true})
+			other := files.Disks["other-bus"]
+			var err error
+			other.Overlay, err = os.Open(other.Overlay.Name())
+			require.NoError(t, err)
+			defer other.Overlay.Close()
+			files.Disks["other-bus"] = other
+			p := l.launch(s, files)
+			require.NoError(t, p.Cont(l.ctx))
+			l.says("GUEST UP\n")
+			l.types("w")
+			l.says("W")
+			require.Equal(t, 0, p.record.Spec.Disks[1].Slot)
+			require.Equal(t, 2, p.record.Spec.Disks[2].Slot)
+
+			var blocks []struct {
+				Inserted struct {
+					Node  string `json:"node-name"`
+					Cache struct {
+						Direct  bool `json:"direct"`
+						NoFlush bool `json:"no-flush"`
+					} `json:"cache"`
+				} `json:"inserted"`
+			}
+			require.NoError(t, p.do(l.ctx, p.inspect, "query-block", nil, &blocks))
+			require.Len(t, blocks, 4)
+			b := blocks[0].Inserted
+			for _, other := range blocks {
+				if other.Inserted.Node == s.Disks[0].node() {
+					b = other.Inserted
+				}
+			}
+			// Not the cache's own "writeback": a guest may turn that off, and SeaBIOS does at virtio.
+			var writeCache string
+			require.NoError(t, p.do(l.ctx, p.inspect, "qom-get",
+				map[string]string{"path": "/machine/peripheral/disk-boot", "property": "write-cache"}, &writeCache))
+			require.Equal(t, map[Cache]string{NoCache: "on", Writeback: "on", Writethrough: "off"}[cache], writeCache)
+			require.Equal(t, cache == NoCache, b.Cache.Direct)
+			require.False(t, b.Cache.NoFlush)
+			require.NoError(t, p.Cut(l.ctx))
+
+			// What was written is in the overlay, and not in the image.
+			overlay := files.Disks["boot"].Overlay.Name()
+			out, err := exec.Command("qemu-img", "check", "-f", "qcow2", overlay).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Contains(t, string(out), "allocated")
+		})
+	}
+}
+
+// A disk that is full stops the guest, says so to whoever looks, and the guest goes on when there is room.
+func TestDiskError(t *testing.T) {
+	l := newLab(t)
+	small := t.TempDir()
+	require.NoError(t, unix.Mount("trivet-test", small, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
+	s, files := l.bootable()
+	overlay, err := os.Create(filepath.Join(small, "overlay"))
+	require.NoError(t, err)
+	_, err = qcow2.Create(overlay, 1<<30)
+	require.NoError(t, err)
+	files.Disks["root"] = Layers{Overlay: overlay, Base: files.Disks["root"].Base}
+	p := l.launch(s, files)
+	require.NoError(t, overlay.Close())
+	require.NoError(t, p.Cont(l.ctx))
+	l.says("GUEST UP\n")
+
+	filler := filepath.Join(small, "filler")
+	require.Error(t, os.WriteFile(filler, make([]byte, 2<<20), 0o600))
+	l.types("w")
+	l.eventually(func() bool { return p.LastError() != "" }, "an error of the disk")
+	require.Equal(t, "disk root: write error: No space left on device; the guest is stopped", p.LastError())
+	status, err := p.Status(l.ctx)
+	require.NoError(t, err)
+	require.Equal(t, Status{State: "io-error"}, status)
+
+	p.Close()
+	p, err = l.host.Adopt(l.ctx, l.home)
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	l.eventually(func() bool { return p.LastError() != "" }, "the next agent sees it too")
+	require.Contains(t, p.LastError(), "disk root: write error: No space")
+
+	require.NoError(t, os.Remove(filler))
+	require.NoError(t, p.Cont(l.ctx))
+	require.Empty(t, p.LastError())
+	l.says("W")
+	require.NoError(t, p.Cut(l.ctx))
+}
+
+// A guest that prints without pause fills no disk while an agent runs. (The agent keeps more; this is for speed.)
+func TestConsoleIsBounded(t *testing.T) {
+	const keep = 64 << 10
+	l := newLab(t)
+	p := l.boot()
+	l.types("s")
+	log := console.At(l.home.Console().Path(), keep)
+	var st os.FileInfo
+	began := time.Now()
+	l.eventually(func() bool {
+		var err error
+		st, err = os.Stat(log.Path())
+		return err == nil && st.Size() > 4*keep
+	}, "%d bytes of output", 4*keep)
+	require.NoError(t, log.Trim())
+	now, err := os.Stat(log.Path())
+	require.NoError(t, err)
+	require.Less(t, now.Sys().(*syscall.Stat_t).Blocks*512, int64(2*keep))
+	t.Logf("the guest prints %d KiB/s", int64(float64(st.Size())/1024/time.Since(began).Seconds()))
+	tail, err := log.Tail(1 << 20)
+	require.NoError(t, err)
+	require.Greater(t, len(tail), keep/2)
+	require.Equal(t, "0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxy", strings.Split(string(tail), "\n")[1])
+	require.NoError(t, p.Cut(l.ctx))
+}
+
+// Launch either gives a process or leaves nothing.
+func TestLaunchFails(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		harm    func(l *lab, s *Spec, f *Files)
+		says    string
+		invalid bool
+	}{
+		{"CPU model that the host does not have", func(_ *lab, s *Spec, _ *Files) { s.CPUModel = "EPYC" }, `CPU model "EPYC"`, true},
+		{"CPU model with options", func(_ *lab, s *Spec, _ *Files) { s.CPUModel = "max,+vmx" }, "CPU model", true},
+		{"another VM's spec", func(_ *lab, s *Spec, _ *Files) { s.ID = strings.Replace(vmID, "a", "b", 1) }, "the spec is of VM", true},
+		{"machine that this QEMU does not know", func(_ *lab, s *Spec, _ *Files) { s.Machine = "pc-q35-99.0" }, "unsupported machine type", false},
+		{"missing file", func(_ *lab, _ *Spec, f *Files) { f.Disks = nil }, "files of disk root", false},
+		{"file that cannot be written", func(l *lab, _ *Spec, f *Files) {
+			overlay, err := os.Open(f.Disks["root"].Overlay.Name())
+			require.NoError(l, err)
+			l.Cleanup(func() { _ = overlay.Close() })
+			f.Disks["root"] = Layers{Overlay: overlay, Base: f.Disks["root"].Base}
+		}, "overlay of disk root is not open for reading and writing", false},
+		{"image that could be written", func(l *lab, _ *Spec, f *Files) {
+			f.Disks["root"] = Layers{Overlay: f.Disks["root"].Overlay, Base: f.Disks["root"].Overlay}
+		}, "image beneath disk root is not open for reading alone", false},
+		{"kernel nobody gave", func(_ *lab, s *Spec, _ *Files) { s.Kernel = true }, "kernel", false},
+		{"no such QEMU", func(l *lab, _ *Spec, _ *Files) { l.host.Program = "/usr/bin/qemu-system-none" }, "no such file", false},
+		{"QEMU in a strange place", func(l *lab, _ *Spec, _ *Files) { l.host.Program = "/etc/hostname" }, "under /usr", false},
+		{"launcher that is none", func(l *lab, _ *Spec, _ *Files) { l.host.Launcher = []string{"/bin/true"} }, "", false},
+		{"no launcher", func(l *lab, _ *Spec, _ *Files) { l.host.Launcher = []string{"/nonexistent"} }, "start launcher", false},
+		{"image that is no QCOW2", func(_ *lab, s *Spec, _ *Files) { s.Disks[0].Base = qcow2.QCOW2 }, "not in qcow2 format", false},
+		{"disk that another QEMU writes", func(l *lab, _ *Spec, f *Files) {
+			lock := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1 << 10}
+			other, err := os.OpenFile(f.Disks["root"].Overlay.Name(), os.O_RDWR, 0)
+			require.NoError(l, err)
+			l.Cleanup(func() { _ = other.Close() })
+			require.NoError(l, unix.FcntlFlock(other.Fd(), unix.F_OFD_SETLK, &lock))
+		}, "lock", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l := newLab(t)
+			s, files := l.bootable()
+			tc.harm(l, &s, &files)
+			p, err := l.host.Launch(l.ctx, l.home, s, files, 1, "")
+			require.Error(t, err)
+			require.Nil(t, p)
+			require.ErrorContains(t, err, tc.says)
+			require.Equal(t, tc.invalid, errors.Is(err, ErrInvalid))
+			t.Log(err)
+			names, err := l.host.Cgroups.List()
+			require.NoError(t, err)
+			require.Empty(t, names)
+
+			// An agent that comes later finds no start, or one that failed.
+			_, err = l.host.Adopt(l.ctx, l.home)
+			var gone *GoneError
+			if errors.As(err, &gone) {
+				require.Equal(t, Crashed, gone.Exit.Reason)
+				require.NotContains(t, gone.Exit.Text, "/usr")
+			} else {
+				require.ErrorIs(t, err, ErrNotStarted)
+			}
+		})
+	}
+}
+
+// Two guests share an image, and neither sees what the other writes.
+func TestOneImage(t *testing.T) {
+	l, m := newLab(t), newLab(t)
+	s, files := l.bootable()
+	_, others := m.bootable()
+	others.Disks["root"] = Layers{Overlay: others.Disks["root"].Overlay, Base: files.Disks["root"].Base}
+	p, q := l.launch(s, files), m.launch(s, others)
+	require.NoError(t, p.Cont(l.ctx))
+	l.says("GUEST UP\n")
+	l.types("w")
+	l.says("W")
+	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, q.Cont(m.ctx))
+	m.says("GUEST UP\n")
+	m.types("w")
+	m.says("W")
+	require.NoError(t, q.Cut(m.ctx))
+	image, err := os.ReadFile(files.Disks["root"].Base.Name())
+	require.NoError(t, err)
+	require.Equal(t, append(slices.Clone(guest), make([]byte, 1<<20-len(guest))...), image)
+}

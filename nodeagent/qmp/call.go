@@ -1,0 +1,270 @@
+package qmp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var errNotSent = errors.New("pass descriptor")
+
+// Do runs command with args (a struct or map that encodes to a JSON object, or nil) and decodes its result into out
+// (nil: not wanted). It fails with *[Error] when QEMU refuses, [ErrClosed] when the connection ends, or the error of
+// ctx; a ctx without a deadline gets [DefaultTimeout]. After the error of ctx the command may still take effect.
+func (c *Conn) Do(ctx context.Context, command string, args, out any) error {
+	return c.call(ctx, request{Execute: command}, args, out, nil)
+}
+
+// DoOOB is Do outside QEMU's main loop: for the few commands that allow it (yank, query-yank, migrate-pause,
+// migrate-recover), when the main loop may hang.
+func (c *Conn) DoOOB(ctx context.Context, command string, args, out any) error {
+	if !c.oob {
+		return fmt.Errorf("%s: %w", command, ErrNoOOB)
+	}
+	return c.call(ctx, request{ExecOOB: command}, args, out, nil)
+}
+
+// SendFD gives QEMU a duplicate of f under name (getfd), for a later netdev_add fd=name or migrate fd:name. The caller
+// keeps f. QEMU closes its duplicate when it is used up, and replaces one of the same name.
+func (c *Conn) SendFD(ctx context.Context, name string, f *os.File) error {
+	return c.call(ctx, request{Execute: "getfd"}, map[string]string{"fdname": name}, nil, f)
+}
+
+// AddFD adds a duplicate of f to descriptor set number set (add-fd), so that QEMU opens it as /dev/fdset/<set>, and
+// returns QEMU's number for it, as remove-fd wants. opaque is a note that query-fdsets gives back. The caller keeps f.
+func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (int, error) {
+	var out struct {
+		FD int `json:"fd"`
+	}
+	args := map[string]any{"fdset-id": set, "opaque": opaque}
+	err := c.call(ctx, request{Execute: "add-fd"}, args, &out, f)
+	return out.FD, err
+}
+
+func (c *Conn) call(ctx context.Context, req request, args, out any, f *os.File) error {
+	result, err := c.exchange(ctx, req, args, f)
+	if err != nil {
+		return fmt.Errorf("%s: %w", req.name(), err)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(result, out); err != nil {
+		return fmt.Errorf("%s: decode result: %w", req.name(), err)
+	}
+	return nil
+}
+
+// exchange sends one command and waits for its reply. A given-up command leaves nothing in pending.
+func (c *Conn) exchange(ctx context.Context, req request, args any, f *os.File) (json.RawMessage, error) {
+	ctx, cancel := bound(ctx)
+	defer cancel()
+	if err := req.setArgs(args); err != nil {
+		return nil, err
+	}
+	if f != nil {
+		if err := c.enter(ctx, c.passing); err != nil {
+			return nil, err
+		}
+	}
+	id, slot, err := c.enlist(f != nil)
+	if err != nil {
+		return nil, err
+	}
+	req.ID = id
+	if err := c.send(ctx, req, f); err != nil {
+		c.withdraw(id)
+		return nil, err
+	}
+	select {
+	case r := <-slot:
+		return r.result()
+	case <-ctx.Done():
+		if c.abandon(id) {
+			return nil, ctx.Err()
+		}
+		return (<-slot).result()
+	case <-c.done:
+		select {
+		case r := <-slot: // came just before the end, as the reply to quit does
+			return r.result()
+		default:
+			return nil, c.closedErr()
+		}
+	}
+}
+
+// enter waits for a place in gate, which its reader frees by receiving.
+func (c *Conn) enter(ctx context.Context, gate chan struct{}) error {
+	select {
+	case gate <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.done:
+		return c.closedErr()
+	}
+}
+
+// enlist makes the slot for a reply. pass: the caller is in the passing gate, and the command's end frees it.
+func (c *Conn) enlist(pass bool) (uint64, chan reply, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cause != nil {
+		if pass {
+			<-c.passing
+		}
+		return 0, nil, closed(c.cause)
+	}
+	c.lastID++
+	slot := make(chan reply, 1)
+	c.pending[c.lastID] = slot
+	if pass {
+		c.passID = c.lastID
+	}
+	return c.lastID, slot, nil
+}
+
+// withdraw forgets a command that was never sent.
+func (c *Conn) withdraw(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pending, id)
+	c.passed(id)
+}
+
+// abandon forgets a command that was sent, and reports false if its reply is there already. A descriptor on its way
+// stays on its way: only the reply says that QEMU has taken it.
+func (c *Conn) abandon(id uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, waiting := c.pending[id]
+	delete(c.pending, id)
+	return waiting
+}
+
+// passed frees the passing gate if id is in it. Called with mu held.
+func (c *Conn) passed(id uint64) {
+	if id != 0 && id == c.passID {
+		c.passID = 0
+		<-c.passing
+	}
+}
+
+// send writes one command whole, or not at all, or dooms the connection: half a command would poison the next.
+func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
+	line, err := req.encode()
+	if err != nil {
+		return err
+	}
+	if err := c.enter(ctx, c.writing); err != nil {
+		return err
+	}
+	defer func() { <-c.writing }()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if c.doomed() {
+		return c.closedErr()
+	}
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(cut)
+		_ = c.nc.SetWriteDeadline(time.Unix(1, 0))
+	})
+	n, err := write(c.nc, line, f)
+	if !stop() {
+		<-cut
+		_ = c.nc.SetWriteDeadline(time.Time{})
+	}
+	if n == len(line) {
+		return nil
+	}
+	if n == 0 && errors.Is(err, errNotSent) {
+		return err
+	}
+	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+		return ctx.Err()
+	}
+	c.doom(fmt.Errorf("write %d of %d bytes: %w", n, len(line), err))
+	return c.closedErr()
+}
+
+// request is one command as it goes over the wire. Exactly one of Execute and ExecOOB is set.
+type request struct {
+	Execute   string          `json:"execute,omitempty"`
+	ExecOOB   string          `json:"exec-oob,omitempty"`
+	Arguments json.RawMessage `json:"arguments,omitempty"`
+	ID        uint64          `json:"id"`
+}
+
+func (r request) name() string { return r.Execute + r.ExecOOB }
+
+func (r *request) setArgs(args any) error {
+	if args == nil {
+		return nil
+	}
+	b, err := json.Marshal(args)
+	if err != nil {
+		return fmt.Errorf("encode arguments: %w", err)
+	}
+	if !bytes.Equal(b, []byte("null")) {
+		r.Arguments = b
+	}
+	return nil
+}
+
+func (r request) encode() ([]byte, error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	if len(b) >= MaxLine {
+		return nil, fmt.Errorf("encode: %w", errTooLong)
+	}
+	return append(b, '\n'), nil
+}
+
+// write sends b, with a duplicate of f attached to its first byte unless f is nil, and returns how much of b went.
+func write(nc net.Conn, b []byte, f *os.File) (int, error) {
+	if f == nil {
+		return nc.Write(b)
+	}
+	uc, ok := nc.(*net.UnixConn)
+	if !ok {
+		return 0, fmt.Errorf("%w: a %T cannot", errNotSent, nc)
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", errNotSent, err)
+	}
+	var n int
+	var sendErr error
+	// Control, not f.Fd: that would make the caller's descriptor blocking.
+	err = raw.Control(func(fd uintptr) {
+		n, _, sendErr = uc.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", errNotSent, err)
+	}
+	if sendErr != nil || n == len(b) {
+		return n, sendErr
+	}
+	rest, err := uc.Write(b[n:])
+	return n + rest, err
+}
+
+// bound gives ctx a deadline if it has none.
+func bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, DefaultTimeout)
+}

@@ -1,0 +1,408 @@
+// Package qmp is the client for QEMU's machine protocol (QMP): commands with a deadline, typed errors, events that are
+// never silently lost, and file descriptors handed to QEMU. It knows the protocol and nothing of what a VM is: which
+// command follows which, and what an event means for a guest, is the caller's.
+//
+// A [Conn] is one connection over one socket. A [Monitor] is the same over a socket's path: it connects again when it
+// must, and it is a Monitor in the sense of github.com/digitalocean/go-qemu/qmp. That module's own socket monitor is
+// not used: it dies of a line above 64 KiB, matches replies by order, waits for ever and loses error classes.
+//
+// # How the owner of a VM uses it
+//
+// QEMU serves one client a socket, so give each QEMU two of them: a work monitor for what changes the machine
+// (device_add, blockdev-add, migrate: seconds), an inspection monitor for query-* and for events. A slow device_add then
+// never makes a host look dead. Both are served by QEMU's main loop; only DoOOB answers when that one hangs.
+//
+// An event says that something has happened, never that nothing has: those sent while nobody was connected are gone. So
+// take a Mark, send the command, Wait from the Mark; and ask QEMU for its whole state (query-status, query-migrate,
+// query-jobs, query-block) after each new Conn and whenever an event carries Dropped or Wait returns [ErrDropped]. A
+// QEMU that crashes sends nothing: watch the process as well.
+//
+// A command whose context ended may still run, and may still succeed: ask before sending it again.
+//
+// # Decisions
+//
+//   - Only the reader goroutine ends a connection, and it never waits for a consumer: events go to a bounded log that
+//     every subscriber reads at its own pace, replies to a slot of their own.
+//   - Input that is not QMP ends the connection. Whoever cannot read a stream should not guess where it goes on.
+//   - With out-of-band execution on, QEMU reads ahead, and a second descriptor that arrives before the first command ran
+//     replaces the first: QEMU 7.2 then files the wrong file under the right name and reports success. Commands that
+//     carry a descriptor therefore go one at a time, each after the answer of the one before, even if that comes late.
+package qmp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	goqemu "github.com/digitalocean/go-qemu/qmp"
+)
+
+const (
+	// DefaultTimeout bounds a command, and a handshake, whose context has no deadline.
+	DefaultTimeout = 10 * time.Second
+
+	// MaxLine is the longest message in bytes, either way. QEMU's longest honest one is the answer to
+	// query-qmp-schema, 207 KB in QEMU 7.2.
+	MaxLine = 16 << 20
+
+	// drain is how long the reader goes on after a write has failed, for what QEMU said before it went.
+	drain = time.Second
+)
+
+// Error classes, as QEMU's qapi/error.json names them.
+const (
+	GenericError    = "GenericError"
+	CommandNotFound = "CommandNotFound"
+	DeviceNotActive = "DeviceNotActive"
+	DeviceNotFound  = "DeviceNotFound"
+	KVMMissingCap   = "KVMMissingCap"
+)
+
+var (
+	// ErrClosed is what every call on an ended connection returns, together with the cause of the end.
+	ErrClosed = errors.New("monitor connection closed")
+
+	// ErrBusy means that the socket is there but nobody greets: another client holds it, or QEMU does not run its
+	// main loop (not yet, or no more).
+	ErrBusy = errors.New("monitor does not greet (held by another client, or QEMU hangs)")
+
+	// ErrNoOOB is the answer to DoOOB on a monitor that has not offered out-of-band execution.
+	ErrNoOOB = errors.New("monitor has no out-of-band execution")
+
+	errNotQMP  = errors.New("not a QMP message")
+	errTooLong = fmt.Errorf("message longer than %d bytes", MaxLine)
+)
+
+// Error is QEMU's own refusal of a command.
+type Error struct {
+	Class string `json:"class"` // one of the error classes above
+	Desc  string `json:"desc"`  // for people; its wording changes between versions
+}
+
+func (e *Error) Error() string { return e.Class + ": " + e.Desc }
+
+// Stats counts what a connection received and had no taker for.
+type Stats struct {
+	Late  uint64 // replies to commands whose caller had given up
+	Stray uint64 // replies to nothing that was ever sent
+}
+
+// Conn is one connection to one QEMU. All its methods may be called at the same time.
+type Conn struct {
+	nc      net.Conn
+	version goqemu.Version
+	oob     bool
+	log     eventLog
+
+	greeted chan greeting // capacity 1
+	done    chan struct{} // closed by the reader when it ends
+	writing chan struct{} // capacity 1: whoever is in it writes
+	passing chan struct{} // capacity 1: whoever is in it has a descriptor on its way
+
+	mu      sync.Mutex
+	lastID  uint64
+	pending map[uint64]chan reply // capacity 1 each
+	passID  uint64                // the command that is in passing; 0 is none
+	hello   bool                  // a greeting was read
+	cause   error                 // why the connection ended, or is about to
+	stats   Stats
+}
+
+// Dial connects to the monitor at the unix socket path and negotiates capabilities, once. ctx bounds all of it, and
+// [DefaultTimeout] does when ctx has no deadline. [ErrBusy] means that another client may hold the socket.
+func Dial(ctx context.Context, path string) (*Conn, error) {
+	ctx, cancel := bound(ctx)
+	defer cancel()
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", path)
+	if errors.Is(err, syscall.EAGAIN) { // the listen queue is full, which takes a client that is being served
+		return nil, fmt.Errorf("dial monitor: %w: %w", ErrBusy, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dial monitor: %w", err)
+	}
+	return New(ctx, nc)
+}
+
+// New does the handshake over nc and owns nc from then on, also when it returns an error. It turns on out-of-band
+// execution where QEMU offers it. Descriptors can be passed only over a *net.UnixConn.
+func New(ctx context.Context, nc net.Conn) (*Conn, error) {
+	ctx, cancel := bound(ctx)
+	defer cancel()
+	c := &Conn{
+		nc:      nc,
+		greeted: make(chan greeting, 1),
+		done:    make(chan struct{}),
+		writing: make(chan struct{}, 1),
+		passing: make(chan struct{}, 1),
+		pending: make(map[uint64]chan reply),
+	}
+	go c.read()
+	if err := c.negotiate(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Conn) negotiate(ctx context.Context) error {
+	var g greeting
+	select {
+	case g = <-c.greeted:
+	case <-c.done:
+		return fmt.Errorf("read greeting: %w", c.Err())
+	case <-ctx.Done():
+		return fmt.Errorf("read greeting: %w: %w", ErrBusy, ctx.Err())
+	}
+	c.version = g.Version
+	enable := []string{}
+	if slices.Contains(g.Capabilities, "oob") {
+		enable = append(enable, "oob")
+	}
+	if err := c.Do(ctx, "qmp_capabilities", map[string]any{"enable": enable}, nil); err != nil {
+		return err
+	}
+	c.oob = len(enable) > 0
+	return nil
+}
+
+// Version is QEMU's, as it greeted.
+func (c *Conn) Version() goqemu.Version { return c.version }
+
+// OOB reports whether DoOOB can be used.
+func (c *Conn) OOB() bool { return c.oob }
+
+// Done is closed when the connection has ended, whoever ended it. Events received until then can still be read.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err is nil while the connection lives, and afterwards [ErrClosed] with its cause.
+func (c *Conn) Err() error {
+	select {
+	case <-c.done:
+		return c.closedErr()
+	default:
+		return nil
+	}
+}
+
+// Close ends the connection and waits for its goroutine. Calls under way return [ErrClosed]. QEMU is left as it is.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	if c.cause == nil {
+		c.cause = ErrClosed
+	}
+	c.mu.Unlock()
+	_ = c.nc.Close() // Already closed is fine: the reader closes it too.
+	<-c.done
+	return nil
+}
+
+// Stats returns the counters so far.
+func (c *Conn) Stats() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats
+}
+
+// doom lets nobody send any more and makes the reader end soon, for the cause given.
+func (c *Conn) doom(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cause == nil {
+		c.cause = cause
+		_ = c.nc.SetReadDeadline(time.Now().Add(drain))
+	}
+}
+
+func (c *Conn) doomed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cause != nil
+}
+
+func (c *Conn) closedErr() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return closed(c.cause)
+}
+
+func closed(cause error) error {
+	if cause == nil || errors.Is(cause, ErrClosed) {
+		return ErrClosed
+	}
+	return fmt.Errorf("%w: %w", ErrClosed, cause)
+}
+
+// read is the reader goroutine: it takes messages until there are no more.
+func (c *Conn) read() {
+	defer close(c.done)
+	in := newLines(c.nc)
+	for {
+		err := c.take(in)
+		if err == nil {
+			continue
+		}
+		c.mu.Lock()
+		if c.cause == nil {
+			c.cause = err
+		}
+		c.mu.Unlock()
+		_ = c.nc.Close()
+		return
+	}
+}
+
+// take reads one message and puts it where it belongs, without ever waiting for anyone but QEMU.
+func (c *Conn) take(in *lines) error {
+	line, err := in.next()
+	if err != nil {
+		return fmt.Errorf("read: %w", err)
+	}
+	m, err := decode(line)
+	if err != nil {
+		return err
+	}
+	if m.event != nil {
+		c.log.add(*m.event)
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.greeting != nil {
+		if c.hello {
+			return fmt.Errorf("%w: a second greeting", errNotQMP)
+		}
+		c.hello = true
+		c.greeted <- *m.greeting
+		return nil
+	}
+	id := m.reply.id
+	slot, waiting := c.pending[id]
+	switch {
+	case waiting:
+		delete(c.pending, id)
+		slot <- *m.reply
+	case id != 0 && id <= c.lastID:
+		c.stats.Late++
+	default:
+		c.stats.Stray++
+	}
+	c.passed(id)
+	return nil
+}
+
+// greeting is what QEMU says first.
+type greeting struct {
+	Version      goqemu.Version `json:"version"`
+	Capabilities []string       `json:"capabilities"`
+}
+
+// reply answers the command with its id; id 0 is that of no command.
+type reply struct {
+	id  uint64
+	ret json.RawMessage
+	err *Error
+}
+
+func (r reply) result() (json.RawMessage, error) {
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.ret, nil
+}
+
+// message is one of the three things that QEMU says.
+type message struct {
+	greeting *greeting
+	event    *Event
+	reply    *reply
+}
+
+// decode reads one line. It keeps no part of line.
+func decode(line []byte) (message, error) {
+	var in struct {
+		QMP       *greeting       `json:"QMP"`
+		Event     string          `json:"event"`
+		Data      json.RawMessage `json:"data"`
+		Timestamp struct {
+			Seconds      int64 `json:"seconds"`
+			Microseconds int64 `json:"microseconds"`
+		} `json:"timestamp"`
+		ID     json.RawMessage `json:"id"`
+		Return json.RawMessage `json:"return"`
+		Error  *Error          `json:"error"`
+	}
+	if err := json.Unmarshal(line, &in); err != nil {
+		return message{}, fmt.Errorf("%w: %w", errNotQMP, err)
+	}
+	switch {
+	case in.QMP != nil:
+		return message{greeting: in.QMP}, nil
+	case in.Event != "":
+		e := Event{Name: in.Event, Data: in.Data}
+		if in.Timestamp.Seconds > 0 { // QEMU says -1 when it does not know
+			e.Time = time.Unix(in.Timestamp.Seconds, in.Timestamp.Microseconds*1000)
+		}
+		return message{event: &e}, nil
+	case in.Return != nil || in.Error != nil:
+		// An id that is no number of ours stays 0. So does a missing one: QEMU could not read the command.
+		id, _ := strconv.ParseUint(string(in.ID), 10, 64)
+		return message{reply: &reply{id: id, ret: in.Return, err: in.Error}}, nil
+	}
+	return message{}, fmt.Errorf("%w: neither greeting, event nor reply", errNotQMP)
+}
+
+// lines cuts a stream into lines of at most MaxLine bytes.
+type lines struct {
+	r    *bufio.Reader
+	long []byte // a line that did not fit the reader's buffer
+}
+
+// newLines starts with a small buffer: an agent has hundreds of idle monitors.
+func newLines(r io.Reader) *lines { return &lines{r: bufio.NewReaderSize(r, 4<<10)} }
+
+// next returns the next line that is not empty, without its end. It is valid until the next call.
+func (l *lines) next() ([]byte, error) {
+	for {
+		line, err := l.line()
+		if err != nil {
+			return nil, err
+		}
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			return line, nil
+		}
+	}
+}
+
+func (l *lines) line() ([]byte, error) {
+	l.long = nil
+	for {
+		part, err := l.r.ReadSlice('\n')
+		if len(l.long)+len(part) > MaxLine {
+			return nil, errTooLong
+		}
+		switch {
+		case err == nil && l.long == nil:
+			return part, nil
+		case err == nil:
+			l.long = append(l.long, part...)
+			return l.long, nil
+		case errors.Is(err, bufio.ErrBufferFull):
+			l.long = append(l.long, part...)
+		case errors.Is(err, io.EOF) && len(l.long)+len(part) > 0:
+			return nil, io.ErrUnexpectedEOF
+		default:
+			return nil, err
+		}
+	}
+}

@@ -1,0 +1,416 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// host is a host in memory: for each VM the generation that was brought about, and what happened.
+type host struct {
+	mu     sync.Mutex
+	done   map[cloud.VMID]uint64
+	log    []string
+	seen   map[cloud.VMID]cloud.Observation
+	forgot []cloud.VMID
+	active map[Weight]int
+	most   map[Weight]int
+	closed int
+
+	// What the test makes of the steps; both may be nil.
+	weigh func(want *agentv1.AssignedVm) Weight
+	act   func(ctx context.Context, want *agentv1.AssignedVm) error
+	poke  map[cloud.VMID]chan struct{}
+}
+
+func newHost() *host {
+	return &host{
+		done: map[cloud.VMID]uint64{}, seen: map[cloud.VMID]cloud.Observation{}, active: map[Weight]int{},
+		most: map[Weight]int{}, poke: map[cloud.VMID]chan struct{}{},
+	}
+}
+
+func (h *host) start(t *testing.T) *Loop {
+	l := New(Options{
+		Open: func(id cloud.VMID) Machine {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.poke[id] = make(chan struct{}, 1)
+			return &fake{h, id, h.poke[id]}
+		},
+		Report: func(o cloud.Observation) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.seen[o.VM] = o
+		},
+		Forget: func(id cloud.VMID) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.forgot = append(h.forgot, id)
+		},
+		Log: slog.New(slog.DiscardHandler), Launches: 2, Builds: 1,
+	})
+	t.Cleanup(l.Close)
+	return l
+}
+
+func (h *host) say(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.log = append(h.log, fmt.Sprintf(format, args...))
+}
+
+func (h *host) took() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := strings.Join(h.log, " ")
+	h.log = nil
+	return out
+}
+
+// fake brings a generation about in one step. DESTROYED leaves nothing.
+type fake struct {
+	host *host
+	id   cloud.VMID
+	poke chan struct{}
+}
+
+func (f *fake) Next(_ context.Context, want *agentv1.AssignedVm) (Step, error) {
+	h := f.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	have, exists := h.done[f.id]
+	s := Step{Seen: cloud.Observation{VM: f.id, Generation: have}, Gone: !exists}
+	destroy := want.GetPower() == agentv1.Power_POWER_DESTROYED
+	if want == nil || destroy && !exists || !destroy && have == want.GetGeneration() {
+		return s, nil
+	}
+	if h.weigh != nil {
+		s.Weight = h.weigh(want)
+	}
+	s.Name = fmt.Sprintf("g%d", want.GetGeneration())
+	weight := s.Weight
+	s.Do = func(ctx context.Context) error {
+		h.mu.Lock()
+		h.active[weight]++
+		h.most[weight] = max(h.most[weight], h.active[weight])
+		h.mu.Unlock()
+		defer func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.active[weight]--
+		}()
+		if h.act != nil {
+			if err := h.act(ctx, want); err != nil {
+				h.say("%s!g%d", f.id, want.GetGeneration())
+				return err
+			}
+		}
+		h.say("%s:g%d", f.id, want.GetGeneration())
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if destroy {
+			delete(h.done, f.id)
+		} else {
+			h.done[f.id] = want.GetGeneration()
+		}
+		return nil
+	}
+	return s, nil
+}
+
+func (f *fake) Changed() <-chan struct{} { return f.poke }
+
+func (f *fake) Close() {
+	f.host.mu.Lock()
+	defer f.host.mu.Unlock()
+	f.host.closed++
+}
+
+// pass lets time go by, and everything that happens in it.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+type wishes = map[cloud.VMID]*agentv1.AssignedVm
+
+func wish(generation uint64, power agentv1.Power) *agentv1.AssignedVm {
+	return &agentv1.AssignedVm{Generation: generation, Power: power}
+}
+
+const (
+	on        = agentv1.Power_POWER_ON
+	destroyed = agentv1.Power_POWER_DESTROYED
+)
+
+func hang(ctx context.Context, _ *agentv1.AssignedVm) error { <-ctx.Done(); return ctx.Err() }
+
+func slow(d time.Duration) func(context.Context, *agentv1.AssignedVm) error {
+	return func(ctx context.Context, _ *agentv1.AssignedVm) error {
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// While a step runs three wishes arrive. Only the last of them is brought about.
+func TestNewestWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.act = slow(time.Second)
+		l := h.start(t)
+		for g := uint64(1); g <= 4; g++ {
+			l.Assign(wishes{"a": wish(g, on)}, nil, false)
+			synctest.Wait()
+		}
+		pass(time.Minute)
+		require.Equal(t, "a:g1 a:g4", h.took())
+		require.EqualValues(t, 4, h.seen["a"].Generation)
+	})
+}
+
+// The pauses between failures double, up to 30 s; a new wish is tried at once; what happens by itself does not hasten.
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		var at []time.Duration
+		start := time.Now()
+		h.act = func(context.Context, *agentv1.AssignedVm) error {
+			at = append(at, time.Since(start))
+			return errors.New("no")
+		}
+		l := h.start(t)
+		l.Assign(wishes{"a": wish(1, on)}, nil, false)
+		pass(10 * time.Minute)
+		for i := 1; i < len(at); i++ {
+			pause := min(firstPause<<min(i-1, 10), lastPause)
+			require.GreaterOrEqual(t, at[i]-at[i-1], pause/2, "try %d", i)
+			require.LessOrEqual(t, at[i]-at[i-1], pause+time.Millisecond, "try %d", i)
+		}
+		require.Greater(t, len(at), 20)
+
+		tries := len(at)
+		h.poke["a"] <- struct{}{}
+		synctest.Wait()
+		require.Len(t, at, tries, "an event hastened a try")
+		l.Assign(wishes{"a": wish(2, on)}, nil, false)
+		synctest.Wait()
+		require.Len(t, at, tries+1, "a new wish was not tried at once")
+	})
+}
+
+// A step that succeeds and changes nothing must not spin.
+func TestNoProgressIsAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		tries := 0
+		l := New(Options{
+			Open: func(cloud.VMID) Machine {
+				return stuck(func(context.Context) error { tries++; return nil })
+			},
+			Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
+		})
+		t.Cleanup(l.Close)
+		l.Assign(wishes{"a": wish(1, on)}, nil, false)
+		pass(time.Hour)
+		require.Less(t, tries, 300)
+		require.Empty(t, h.log)
+	})
+}
+
+type stuck func(context.Context) error
+
+func (s stuck) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
+	return Step{Name: "again", Do: s}, nil
+}
+func (stuck) Changed() <-chan struct{} { return nil }
+func (stuck) Close()                   {}
+
+// One build and two launches run at a time here; launches go on while the builds queue, and light steps always go.
+func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.weigh = func(want *agentv1.AssignedVm) Weight { return Weight(want.GetVcpus()) }
+		h.act = slow(time.Minute)
+		l := h.start(t)
+		all := wishes{}
+		for i := range 5 {
+			for weight := range uint32(weights) {
+				id := cloud.VMID(fmt.Sprintf("%d-%d", weight, i))
+				all[id] = &agentv1.AssignedVm{Generation: 1, Power: on, Vcpus: weight}
+			}
+		}
+		l.Assign(all, nil, false)
+		pass(61 * time.Second)
+		log := h.took()
+		require.Equal(t, 5, strings.Count(log, "0-"))
+		require.Equal(t, 2, strings.Count(log, "1-"))
+		require.Equal(t, 1, strings.Count(log, "2-"))
+		pass(time.Hour)
+		require.Equal(t, map[Weight]int{Light: 5, Launch: 2, Build: 1}, h.most)
+		require.Len(t, h.done, 15)
+	})
+}
+
+// A long build ends when the VM is to go away, and not because of any other wish.
+func TestOnlyLeavingGivesUpAStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.weigh = func(*agentv1.AssignedVm) Weight { return Build }
+		h.act = hang
+		l := h.start(t)
+		h.done["a"] = 1
+		l.Assign(wishes{"a": wish(2, on)}, nil, false)
+		synctest.Wait()
+		l.Assign(wishes{"a": wish(3, on)}, nil, false)
+		pass(time.Hour)
+		require.Empty(t, h.took())
+		h.mu.Lock()
+		h.act = func(ctx context.Context, want *agentv1.AssignedVm) error {
+			if want.GetPower() == destroyed {
+				return nil
+			}
+			return hang(ctx, want)
+		}
+		h.mu.Unlock()
+		l.Assign(wishes{"a": wish(4, destroyed)}, nil, false)
+		synctest.Wait()
+		require.Equal(t, "a!g2 a:g4", h.took())
+	})
+}
+
+// What is on the host before anything is assigned is reported and left alone; also by an assignment that does not
+// mention it.
+func TestAdoptedIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.done = map[cloud.VMID]uint64{"a": 3, "b": 4}
+		l := h.start(t)
+		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b"}))
+		require.Len(t, h.seen, 2)
+		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present())
+		l.Assign(wishes{"a": wish(3, on)}, nil, false)
+		l.Assign(wishes{}, nil, false)
+		pass(time.Hour)
+		require.Empty(t, h.took())
+		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present())
+	})
+}
+
+// Destroyed is reported until the assignment ends; released is destroyed without being assigned, once.
+func TestLeaving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.done = map[cloud.VMID]uint64{"a": 1, "b": 1}
+		l := h.start(t)
+		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b"}))
+		l.Assign(wishes{"a": wish(2, destroyed), "b": wish(1, on)}, nil, false)
+		synctest.Wait()
+		require.Equal(t, "a:g2", h.took())
+		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "forgotten before the control plane knew")
+		l.Assign(wishes{"b": wish(1, on)}, []cloud.VMID{"a"}, false)
+		synctest.Wait()
+		require.Equal(t, []cloud.VMID{"a"}, h.forgot)
+
+		h.mu.Lock()
+		h.act = func(context.Context, *agentv1.AssignedVm) error { return errors.New("busy") }
+		h.mu.Unlock()
+		l.Assign(wishes{}, []cloud.VMID{"b"}, false)
+		pass(time.Second)
+		l.Assign(wishes{}, nil, false) // the next snapshot no longer speaks of it
+		h.mu.Lock()
+		h.act = nil
+		h.log = nil
+		h.mu.Unlock()
+		pass(time.Minute)
+		require.Equal(t, "b:g1", h.took())
+		require.Empty(t, l.Present())
+		require.Empty(t, h.done)
+		require.Equal(t, 2, h.closed)
+
+		l.Assign(wishes{"b": wish(9, on)}, nil, false) // the same id again
+		synctest.Wait()
+		require.EqualValues(t, 9, h.done["b"])
+	})
+}
+
+// An assignment from the disk may start and stop; it destroys nothing.
+func TestStoredDestroysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.done = map[cloud.VMID]uint64{"a": 1, "b": 1, "c": 1}
+		l := h.start(t)
+		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b", "c"}))
+		l.Assign(wishes{"a": wish(2, destroyed), "b": wish(2, on)}, []cloud.VMID{"c"}, true)
+		synctest.Wait()
+		require.Equal(t, "b:g2", h.took())
+		l.Assign(wishes{"a": wish(2, destroyed), "b": wish(2, on)}, []cloud.VMID{"c"}, false)
+		synctest.Wait()
+		log := strings.Fields(h.took())
+		slices.Sort(log)
+		require.Equal(t, []string{"a:g2", "c:g0"}, log)
+	})
+}
+
+// Close ends steps under way and leaves no goroutine: synctest fails on one that is left.
+func TestCloseWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.weigh = func(want *agentv1.AssignedVm) Weight { return Weight(want.GetVcpus()) }
+		h.act = hang
+		l := h.start(t)
+		all := wishes{}
+		for i := range 10 {
+			all[cloud.VMID(fmt.Sprint(i))] = &agentv1.AssignedVm{Generation: 1, Power: on, Vcpus: uint32(i) % uint32(weights)}
+		}
+		l.Assign(all, nil, false)
+		synctest.Wait()
+		l.Close()
+		require.Equal(t, 10, h.closed)
+		require.Zero(t, h.active[Build])
+	})
+}
+
+// A look that fails is repeated, and nothing is done on what was seen before.
+func TestFailedLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		l := New(Options{
+			Open: func(cloud.VMID) Machine {
+				return blind(func() { looks++ })
+			},
+			Report: func(cloud.Observation) { t.Error("reported what was not seen") },
+			Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
+		})
+		t.Cleanup(l.Close)
+		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a"}))
+		pass(5 * time.Minute)
+		require.Greater(t, looks, 10)
+		require.Less(t, looks, 60)
+	})
+}
+
+type blind func()
+
+func (b blind) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
+	b()
+	return Step{}, errors.New("cannot look")
+}
+func (blind) Changed() <-chan struct{} { return nil }
+func (blind) Close()                   {}

@@ -1,0 +1,199 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	firstPause = 500 * time.Millisecond
+	lastPause  = 30 * time.Second
+	// inARow is how often the same step may succeed without the look after it seeing a difference.
+	inARow = 3
+)
+
+var errNoProgress = errors.New("the same step was done again and again and changed nothing")
+
+// vm is the goroutine of one VM, and what others may tell it.
+type vm struct {
+	id     cloud.VMID
+	loop   *Loop
+	wake   chan struct{} // capacity 1
+	looked chan struct{} // closed after the first look
+
+	// Guarded by loop.mu.
+	want     *agentv1.AssignedVm
+	released bool
+	change   uint64             // rises with want
+	giveUp   context.CancelFunc // ends the step under way; nil when none may be ended
+}
+
+// wish replaces what is wanted. loop.mu is held.
+func (v *vm) wish(want *agentv1.AssignedVm, released bool) {
+	if v.released == released && (v.want == nil) == (want == nil) && proto.Equal(v.want, want) {
+		return
+	}
+	v.want, v.released = want, released
+	v.change++
+	if leaves(want) && v.giveUp != nil {
+		v.giveUp()
+	}
+	select {
+	case v.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (v *vm) newest() (want *agentv1.AssignedVm, change uint64) {
+	v.loop.mu.Lock()
+	defer v.loop.mu.Unlock()
+	return v.want, v.change
+}
+
+// try remembers how the last steps went.
+type try struct {
+	change uint64    // the wish that they were for
+	fails  int       // in a row
+	again  time.Time // not before
+	name   string    // of the last step
+	times  int       // that it was done in a row
+	said   string    // the last error that was logged
+}
+
+func (v *vm) run() {
+	m := v.loop.o.Open(v.id)
+	defer m.Close()
+	var t try
+	for first := true; v.loop.ctx.Err() == nil; first = false {
+		want, change := v.newest()
+		if change != t.change {
+			t = try{change: change}
+		}
+		step, err := m.Next(v.loop.ctx, want)
+		if err == nil {
+			v.loop.o.Report(step.Seen)
+		}
+		if first {
+			close(v.looked)
+		}
+		if err != nil {
+			if v.loop.ctx.Err() != nil {
+				return
+			}
+			if v.failed(&t, "look", err); !v.sleep(m, max(time.Until(t.again), time.Millisecond)) {
+				return
+			}
+			continue
+		}
+		if step.Gone && v.leave(change) {
+			return
+		}
+		pause := step.Wait
+		if step.Do != nil {
+			if pause = time.Until(t.again); pause <= 0 {
+				v.do(m, step, change, &t)
+				continue
+			}
+		}
+		if !v.sleep(m, pause) {
+			return
+		}
+	}
+}
+
+// do carries a step out, unless the wish changes while it waits for its turn.
+func (v *vm) do(m Machine, step Step, change uint64, t *try) {
+	gate := v.loop.gates[step.Weight]
+	if gate != nil {
+		select {
+		case gate <- struct{}{}:
+			defer func() { <-gate }()
+		case <-v.wake:
+			return
+		case <-m.Changed():
+			return
+		case <-v.loop.ctx.Done():
+			return
+		}
+	}
+	ctx, cancel := context.WithCancel(v.loop.ctx)
+	defer cancel()
+	if !v.begin(change, cancel) {
+		return
+	}
+	err := step.Do(ctx)
+	given := ctx.Err() != nil
+	v.begin(change, nil)
+	switch {
+	case v.loop.ctx.Err() != nil || given && err != nil:
+		return
+	case err != nil:
+		v.failed(t, step.Name, err)
+		return
+	}
+	v.loop.o.Log.Info("done", "vm", v.id, "step", step.Name)
+	if t.times++; step.Name != t.name {
+		t.name, t.times = step.Name, 1
+	}
+	if t.times > inARow {
+		v.failed(t, step.Name, errNoProgress)
+		return
+	}
+	t.fails, t.again, t.said = 0, time.Time{}, ""
+}
+
+// begin lets others end the step by giveUp, if the wish is still the one that it is for.
+func (v *vm) begin(change uint64, giveUp context.CancelFunc) bool {
+	v.loop.mu.Lock()
+	defer v.loop.mu.Unlock()
+	v.giveUp = giveUp
+	return v.change == change
+}
+
+// failed notes a failure and when to try again.
+func (v *vm) failed(t *try, name string, err error) {
+	pause := min(firstPause<<min(t.fails, 10), lastPause)
+	t.fails++
+	t.again = time.Now().Add(pause/2 + rand.N(pause/2+1))
+	if t.said != err.Error() {
+		t.said = err.Error()
+		v.loop.o.Log.Warn("not done yet", "vm", v.id, "step", name, "err", err)
+	}
+}
+
+// sleep waits for something to happen, at most for pause if it is not 0. It is false when the loop ends.
+func (v *vm) sleep(m Machine, pause time.Duration) bool {
+	var timer <-chan time.Time
+	if pause > 0 {
+		t := time.NewTimer(pause)
+		defer t.Stop()
+		timer = t.C
+	}
+	select {
+	case <-timer:
+	case <-v.wake:
+	case <-m.Changed():
+	case <-v.loop.ctx.Done():
+		return false
+	}
+	return true
+}
+
+// leave ends a VM of which nothing is left, if nothing is wanted of it either.
+func (v *vm) leave(change uint64) bool {
+	v.loop.mu.Lock()
+	defer v.loop.mu.Unlock()
+	if v.change != change || v.want != nil && !v.released {
+		return false
+	}
+	delete(v.loop.vms, v.id)
+	v.loop.o.Forget(v.id)
+	return true
+}

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/facts"
+	"github.com/trivet-cloud/trivet/nodeagent/machine"
+	"github.com/trivet-cloud/trivet/nodeagent/metrics"
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
+	"github.com/trivet-cloud/trivet/nodeagent/uplink"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// formatVersion of the data directory; an agent refuses one that it does not know.
+	formatVersion = "1"
+	// adoptWithin bounds the first look at what runs; what takes longer is looked at beside everything else.
+	adoptWithin = 5 * time.Second
+	// launches and builds are how many run at the same time. A build mostly waits for an image; of those, package disk
+	// fetches four at a time.
+	launches, builds = 8, 16
+	measureEvery     = 10 * time.Second
+	pruneEvery       = 10 * time.Minute
+	// pruneAbove is how full, in percent, the file system must be for images that nobody uses to go.
+	pruneAbove = 85
+)
+
+// run is the agent, until ctx ends.
+func run(ctx context.Context, c Config, log *slog.Logger) error {
+	unlock, err := claim(c.DataDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	dir := func(name string) string { return filepath.Join(c.DataDir, name) }
+	if err := os.MkdirAll(dir("identity"), 0o700); err != nil {
+		return fmt.Errorf("open data directory: %w", err)
+	}
+
+	accel, err := facts.Accel(ctx, c.Accel)
+	if err != nil {
+		return fmt.Errorf("find accelerator: %w", err)
+	}
+	log.Info("accelerator", "accel", accel.Kind, "why", accel.Reason)
+	host, err := facts.Read(ctx, facts.Options{DataDir: c.DataDir, Accel: accel.Kind, QEMU: c.QEMU})
+	if err != nil {
+		return err
+	}
+	self := describe(c, host, accel)
+	if !self.ready {
+		log.Warn("this host takes no guests: it has no real KVM, and allow_tcg is not set")
+	}
+
+	// The link, the loop and the images need each other; nothing is called before all of them are there.
+	var loop *reconcile.Loop
+	var machines *machine.Host
+	var assigned atomic.Pointer[uplink.Assignment]
+	link, err := uplink.Open(uplink.Options{
+		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Name: c.Name, Version: version(), Facts: self.facts(),
+		Heartbeat: self.heartbeat,
+		Present:   func() []cloud.VMID { return loop.Present() },
+		Assign: func(a uplink.Assignment) {
+			assigned.Store(&a)
+			loop.Assign(a.VMs, a.Released, a.Stored)
+		},
+		Console: func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
+			return machines.Console(ctx, vm, tail, follow, w)
+		},
+		Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	images, err := disk.OpenImages(dir("images"), func(ctx context.Context, sum string, offset int64) (io.ReadCloser, error) {
+		return link.FetchImage(ctx, sum, uint64(offset))
+	})
+	if err != nil {
+		return err
+	}
+	defer images.Close()
+
+	tree, err := cgroup.Open(c.Cgroup)
+	if err != nil {
+		return err
+	}
+	first, last, err := c.uids()
+	if err != nil {
+		return err
+	}
+	homes, err := qemu.OpenHomes(dir("vms"), first, last)
+	if err != nil {
+		return err
+	}
+	machines, err = machine.New(machine.Options{
+		QEMU: &qemu.Host{
+			Program: host.QEMU.Path, Launcher: []string{"/proc/self/exe", launchGuest}, Cgroups: tree, CPUModels: host.QEMU.CPUModels,
+		},
+		Homes: homes, Cgroups: tree, Images: images, Records: dir("records"), Accel: qemu.Accel(accel.Kind),
+		MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
+	})
+	if err != nil {
+		return err
+	}
+	loop = reconcile.New(reconcile.Options{
+		Open: machines.Open, Report: link.Observe, Forget: link.Forget, Log: log, Launches: launches, Builds: builds,
+	})
+	defer loop.Close()
+	if err := adopt(ctx, machines, loop, log); err != nil {
+		return err
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return link.Run(ctx) })
+	group.Go(func() error {
+		return every(ctx, measureEvery, func() { link.Usage(machines.Measure(ctx)) })
+	})
+	group.Go(func() error {
+		return every(ctx, pruneEvery, func() {
+			if err := prune(c.DataDir, images, machines, assigned.Load()); err != nil {
+				log.Warn("images not pruned", "err", err)
+			}
+		})
+	})
+	if c.MetricsListen != "" {
+		group.Go(func() error { return serve(ctx, c.MetricsListen, metrics.Handler(sources(link, machines), log)) })
+	}
+	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	log.Info("stopped; guests run on")
+	return nil
+}
+
+// claim makes the data directory and keeps other agents out of it.
+func claim(dir string) (release func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open data directory: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open data directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another agent uses the data directory %s: %w", dir, err)
+	}
+	path := filepath.Join(dir, "format")
+	switch text, err := os.ReadFile(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := os.WriteFile(path, []byte(formatVersion+"\n"), 0o600); err != nil {
+			f.Close()
+			return nil, fmt.Errorf("open data directory: %w", err)
+		}
+	case err != nil:
+		f.Close()
+		return nil, fmt.Errorf("open data directory: %w", err)
+	case strings.TrimSpace(string(text)) != formatVersion:
+		f.Close()
+		return nil, fmt.Errorf("the data directory %s has format %q, and this agent knows %s", dir, strings.TrimSpace(string(text)), formatVersion)
+	}
+	return func() { f.Close() }, nil
+}
+
+// adopt takes up what is on the host, before the control plane is asked for anything.
+func adopt(ctx context.Context, machines *machine.Host, loop *reconcile.Loop, log *slog.Logger) error {
+	ids, err := machines.List()
+	if err != nil {
+		return err
+	}
+	started := time.Now()
+	bounded, cancel := context.WithTimeout(ctx, adoptWithin)
+	defer cancel()
+	if err := loop.Adopt(bounded, ids); err != nil && ctx.Err() == nil {
+		log.Warn("not every VM has been looked at yet", "err", err)
+	}
+	if len(ids) > 0 {
+		log.Info("adopted what is on this host", "vms", len(ids), "took", time.Since(started).Round(time.Millisecond))
+	}
+	return ctx.Err()
+}
+
+// every calls f again and again until ctx ends.
+func every(ctx context.Context, pause time.Duration, f func()) error {
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			f()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// prune removes images that nobody uses when the disk gets full. Until then they wait for the next VM of their kind.
+func prune(dir string, images *disk.Images, machines *machine.Host, assigned *uplink.Assignment) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("read size of the file system of %s: %w", dir, err)
+	}
+	if assigned == nil || fs.Bavail*100 > fs.Blocks*(100-pruneAbove) {
+		return nil
+	}
+	keep, err := machines.UsedImages()
+	if err != nil {
+		return err
+	}
+	for _, sum := range assigned.Images {
+		keep[sum] = true
+	}
+	for _, vm := range assigned.VMs {
+		for _, d := range vm.GetDisks() {
+			keep[d.GetImage().GetSha256()] = true
+		}
+		keep[vm.GetKernel().GetSha256()], keep[vm.GetInitrd().GetSha256()] = true, true
+	}
+	return images.Prune(func(sum string) bool { return keep[sum] })
+}
+
+// serve answers at addr until ctx ends.
+func serve(ctx context.Context, addr string, h http.Handler) error {
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	server := &http.Server{
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
+}
+
+// sources is what /metrics asks.
+func sources(link *uplink.Link, machines *machine.Host) metrics.Sources {
+	return metrics.Sources{
+		Version: version(),
+		Uplink: func() metrics.Uplink {
+			s := link.Status()
+			u := metrics.Uplink{Connected: s.Connected, Term: s.Term, Revision: s.Revision, Sessions: s.Sessions, Failures: s.Failures}
+			if until, ok := link.Lease(); ok {
+				u.Lease = time.Until(until)
+			}
+			return u
+		},
+		VMs: func() []metrics.VM {
+			var out []metrics.VM
+			for _, s := range machines.Seen() {
+				out = append(out, metrics.VM(s))
+			}
+			return out
+		},
+		Counts: func() metrics.Counts { return metrics.Counts(machines.Counts()) },
+	}
+}
+
+// defaultModel is what a VM gets that asks for no CPU model: all that the host has to give.
+func defaultModel(offered []string) string {
+	for _, name := range []string{"host", "max", "qemu64"} {
+		if slices.Contains(offered, name) {
+			return name
+		}
+	}
+	if len(offered) > 0 {
+		return offered[0]
+	}
+	return "qemu64"
+}

@@ -1,0 +1,92 @@
+package uplink
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+)
+
+// A watch as a script: what each message leads to. A VM is written id:generation.
+func TestAssembly(t *testing.T) {
+	datadriven.Walk(t, "testdata/assembly", func(t *testing.T, path string) {
+		var a assembly
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "stream":
+				a.begin()
+				return ""
+			case "message":
+				var m agentv1.WatchResponse
+				d.ScanArgs(t, "term", &m.Term)
+				d.ScanArgs(t, "rev", &m.Revision)
+				m.Complete = d.HasArg("complete")
+				var vms, released, images []string
+				d.MaybeScanArgs(t, "vms", &vms)
+				d.MaybeScanArgs(t, "released", &released)
+				d.MaybeScanArgs(t, "images", &images)
+				for _, vm := range vms {
+					one := &agentv1.AssignedVm{}
+					id, generation, _ := strings.Cut(vm, ":")
+					one.VmId = id
+					fmt.Sscan(generation, &one.Generation)
+					m.Vms = append(m.Vms, one)
+				}
+				m.ReleasedVms, m.Images = released, images
+				got, err := a.add(&m)
+				switch {
+				case err != nil:
+					return "refused: " + err.Error()
+				case got == nil:
+					return "nothing new"
+				}
+				return show(got)
+			}
+			d.Fatalf(t, "unknown command %s", d.Cmd)
+			return ""
+		})
+	})
+}
+
+// violation plays a watch in which every message tries to be believed too early or too late, and says which one was.
+func violation() string {
+	for _, c := range []struct {
+		what     string
+		messages []*agentv1.WatchResponse
+	}{
+		{"an incomplete snapshot", []*agentv1.WatchResponse{{Term: 1, Revision: 1}}},
+		{"a lower term", []*agentv1.WatchResponse{{Term: 2, Revision: 1, Complete: true}, {Term: 1, Revision: 2, Complete: true,
+			Images: []string{"x"}}}},
+	} {
+		var a assembly
+		a.begin()
+		for i, m := range c.messages {
+			if got, err := a.add(m); i == len(c.messages)-1 && err == nil && got != nil {
+				return c.what
+			}
+		}
+	}
+	return ""
+}
+
+func TestNothingIsBelievedTooEarlyOrTooLate(t *testing.T) { require.Empty(t, violation()) }
+
+func show(a *Assignment) string {
+	out := fmt.Sprintf("term %d revision %d:", a.Term, a.Revision)
+	for _, id := range slices.Sorted(maps.Keys(a.VMs)) {
+		out += fmt.Sprintf(" %s:%d", id, a.VMs[id].GetGeneration())
+	}
+	if len(a.Released) > 0 {
+		out += fmt.Sprintf("  released %v", a.Released)
+	}
+	if len(a.Images) > 0 {
+		out += fmt.Sprintf("  images %v", a.Images)
+	}
+	return out
+}

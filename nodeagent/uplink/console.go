@@ -1,0 +1,168 @@
+package uplink
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// consolesAtOnce is how many consoles are sent at the same time.
+	consolesAtOnce = 16
+	// consoleChunk bounds one message, in bytes.
+	consoleChunk = 32 << 10
+	// consoleRate is how fast one console is sent in the long run, in bytes a second. The first consoleBurst go at once:
+	// that is all that a host keeps.
+	consoleRate  = 256 << 10
+	consoleBurst = 1 << 20
+)
+
+// consoles sends what ConsoleRequests ask for, each by a goroutine of its own, as long as the session lasts.
+type consoles struct {
+	o Options
+
+	running sync.WaitGroup
+
+	mu    sync.Mutex // guards what follows
+	ctx   context.Context
+	agent agentv1.AgentServiceClient
+	open  map[string]context.CancelFunc // by request id
+}
+
+func newConsoles(o Options) *consoles { return &consoles{o: o, open: map[string]context.CancelFunc{}} }
+
+// begin gives consoles a session to be sent on.
+func (c *consoles) begin(ctx context.Context, agent agentv1.AgentServiceClient) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ctx, c.agent = ctx, agent
+}
+
+// hangUp ends all of them, and waits.
+func (c *consoles) hangUp() {
+	c.mu.Lock()
+	for _, cancel := range c.open {
+		cancel()
+	}
+	c.agent = nil
+	c.mu.Unlock()
+	c.running.Wait()
+}
+
+// take starts or ends one. A request that is known already is not started again.
+func (c *consoles) take(r *agentv1.ConsoleRequest) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cancel, known := c.open[r.GetRequestId()]
+	switch {
+	case r.GetCancel():
+		if known {
+			cancel()
+		}
+		return
+	case known || c.agent == nil:
+		return
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.open[r.GetRequestId()] = cancel
+	refused := ""
+	switch {
+	case c.o.Console == nil:
+		refused = "this host serves no consoles"
+	case len(c.open) > consolesAtOnce:
+		refused = "too many consoles are being read on this host"
+	}
+	if len(c.open) > 4*consolesAtOnce { // not even refusals without a bound
+		delete(c.open, r.GetRequestId())
+		cancel()
+		return
+	}
+	agent := c.agent
+	c.running.Go(func() {
+		defer func() {
+			cancel()
+			c.mu.Lock()
+			delete(c.open, r.GetRequestId())
+			c.mu.Unlock()
+		}()
+		if err := c.send(ctx, agent, r, refused); err != nil && ctx.Err() == nil {
+			c.o.Log.Warn("console not sent", "vm", r.GetVmId(), "req", r.GetRequestId(), "err", err)
+		}
+	})
+}
+
+func (c *consoles) send(ctx context.Context, agent agentv1.AgentServiceClient, r *agentv1.ConsoleRequest, refused string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := agent.SendConsole(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(&agentv1.SendConsoleRequest{RequestId: r.GetRequestId()}); err != nil {
+		return err
+	}
+	if refused == "" {
+		w := &consoleWriter{ctx: ctx, stream: stream, credit: consoleBurst, at: time.Now()}
+		if err := c.o.Console(ctx, cloud.VMID(r.GetVmId()), r.GetTailBytes(), r.GetFollow(), w); err != nil {
+			refused = err.Error()
+		}
+	}
+	if refused != "" && ctx.Err() == nil {
+		if err := stream.Send(&agentv1.SendConsoleRequest{Error: refused}); err != nil {
+			return err
+		}
+	}
+	stop := time.AfterFunc(answerWithin, cancel)
+	defer stop.Stop()
+	_, err = stream.CloseAndRecv()
+	return err
+}
+
+type consoleStream interface {
+	Send(*agentv1.SendConsoleRequest) error
+}
+
+// consoleWriter sends what is written to it in chunks, no faster than the rate. A reader that does not read holds it up.
+type consoleWriter struct {
+	ctx    context.Context
+	stream consoleStream
+	credit int // bytes that may go at once
+	at     time.Time
+}
+
+func (w *consoleWriter) Write(p []byte) (int, error) {
+	sent := 0
+	for sent < len(p) {
+		chunk := p[sent:min(len(p), sent+consoleChunk)]
+		if err := w.pay(len(chunk)); err != nil {
+			return sent, err
+		}
+		if err := w.stream.Send(&agentv1.SendConsoleRequest{Data: chunk}); err != nil {
+			return sent, err
+		}
+		sent += len(chunk)
+	}
+	return sent, nil
+}
+
+// pay waits until n bytes may be sent.
+func (w *consoleWriter) pay(n int) error {
+	now := time.Now()
+	w.credit = min(consoleBurst, w.credit+int(now.Sub(w.at).Seconds()*consoleRate))
+	w.at = now
+	w.credit -= n
+	if w.credit >= 0 {
+		return w.ctx.Err()
+	}
+	t := time.NewTimer(time.Duration(float64(-w.credit) / consoleRate * float64(time.Second)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-w.ctx.Done():
+		return w.ctx.Err()
+	}
+}

@@ -1,0 +1,57 @@
+package uplink
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+)
+
+const (
+	// deadAfter is how long a host may be silent on the wire before its connection is given up.
+	deadAfter = 3 * time.Second
+	// maxMessage bounds one message of a member, in bytes.
+	maxMessage = 8 << 20
+)
+
+// dial makes a client for one address; it connects at its first call. The caller closes it.
+func dial(addr string, config *tls.Config) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(credentials.NewTLS(config)),
+		grpc.WithContextDialer(dialTCP),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: deadAfter}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDisableServiceConfig(),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	return conn, nil
+}
+
+// dialTCP connects so that the kernel finds out about a host that is gone: by probes when nothing is sent
+// (SO_KEEPALIVE), by missing acknowledgements when something is (TCP_USER_TIMEOUT, tcp(7)).
+func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
+	d := net.Dialer{
+		Timeout:         deadAfter,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 2},
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			var failed error
+			err := raw.Control(func(fd uintptr) {
+				failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(deadAfter.Milliseconds()))
+			})
+			if err != nil {
+				return err
+			}
+			return failed
+		},
+	}
+	return d.DialContext(ctx, "tcp", addr)
+}

@@ -1,0 +1,179 @@
+package uplink
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// identity is who this host is: a key of its own, and what the control plane gave for it.
+type identity struct {
+	dir string
+	key ed25519.PrivateKey
+
+	mu   sync.Mutex // guards held
+	held *credential
+}
+
+// credential is a node certificate with what belongs to it. It is not changed once made.
+type credential struct {
+	cert      *tls.Certificate
+	authority *x509.Certificate
+	node      cloud.NodeID
+	members   []string
+}
+
+// openIdentity reads the key, making one when there is none, and the credential if there is one.
+func openIdentity(dir string) (*identity, error) {
+	key, err := openKey(dir)
+	if err != nil {
+		return nil, err
+	}
+	id := &identity{dir: dir, key: key}
+	var c agentv1.Credential
+	ok, err := load(dir, credentialFile, &c)
+	if err != nil || !ok {
+		return id, err
+	}
+	if id.held, err = id.read(&c); err != nil {
+		return nil, fmt.Errorf("%s is damaged: %w", filepath.Join(dir, credentialFile), err)
+	}
+	return id, nil
+}
+
+func openKey(dir string) (ed25519.PrivateKey, error) {
+	path := filepath.Join(dir, keyFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return makeKey(dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read node key: %w", err)
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("%s is damaged: no PEM in it", path)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s is damaged: %w", path, err)
+	}
+	key, ok := parsed.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("%s is not an Ed25519 key", path)
+	}
+	return key, nil
+}
+
+func makeKey(dir string) (ed25519.PrivateKey, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make node key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode node key: %w", err)
+	}
+	return key, replace(dir, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+}
+
+// request is the CSR of our key. The control plane ignores its subject.
+func (id *identity) request() ([]byte, error) {
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, id.key)
+	if err != nil {
+		return nil, fmt.Errorf("make certificate request: %w", err)
+	}
+	return csr, nil
+}
+
+func (id *identity) credential() *credential {
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	return id.held
+}
+
+// take checks an answer of the control plane and keeps it. pin, when not empty, is what its authority must match.
+func (id *identity) take(c *agentv1.Credential, pin string) error {
+	if pin != "" {
+		if _, err := mtls.ParsePinned(c.GetAuthority(), pin); err != nil {
+			return err
+		}
+	}
+	held, err := id.read(c)
+	if err != nil {
+		return fmt.Errorf("the control plane gave a bad certificate: %w", err)
+	}
+	if err := store(id.dir, credentialFile, c); err != nil {
+		return err
+	}
+	id.mu.Lock()
+	defer id.mu.Unlock()
+	id.held = held
+	return nil
+}
+
+func (id *identity) read(c *agentv1.Credential) (*credential, error) {
+	leaf, err := x509.ParseCertificate(c.GetCertificate())
+	if err != nil {
+		return nil, fmt.Errorf("parse certificate: %w", err)
+	}
+	authority, err := x509.ParseCertificate(c.GetAuthority())
+	if err != nil {
+		return nil, fmt.Errorf("parse authority: %w", err)
+	}
+	if err := leaf.CheckSignatureFrom(authority); err != nil {
+		return nil, fmt.Errorf("check certificate: %w", err)
+	}
+	if public, ok := leaf.PublicKey.(ed25519.PublicKey); !ok || !public.Equal(id.key.Public()) {
+		return nil, errors.New("it is for another key")
+	}
+	party, err := mtls.Of(leaf)
+	if err != nil {
+		return nil, err
+	}
+	if party.Kind != mtls.Node || party.Name != c.GetNodeId() {
+		return nil, fmt.Errorf("it names %s, want node %s", party, c.GetNodeId())
+	}
+	return &credential{
+		cert:      &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: id.key, Leaf: leaf},
+		authority: authority, node: cloud.NodeID(c.GetNodeId()), members: c.GetMembers(),
+	}, nil
+}
+
+// expired says whether the certificate can no longer be shown.
+func (c *credential) expired(now time.Time) bool { return now.After(c.cert.Leaf.NotAfter) }
+
+// renewAt is half of the certificate's life.
+func (c *credential) renewAt() time.Time {
+	leaf := c.cert.Leaf
+	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
+}
+
+// client is the TLS configuration of a dialler that shows this credential.
+func (c *credential) client() *tls.Config {
+	own := func() (*tls.Certificate, error) { return c.cert, nil }
+	return mtls.Client(own, c.authority, mtls.OnlyKind(mtls.Member))
+}
+
+// pinOf is the part of a join token by which the authority is recognised.
+func pinOf(token string) (string, error) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 || parts[0] == "" || parts[1] == "" || len(parts[2]) != 64 {
+		return "", errors.New("the join token is not of the form that `trivet node token` prints")
+	}
+	return parts[2], nil
+}

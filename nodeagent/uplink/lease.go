@@ -1,0 +1,83 @@
+package uplink
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+const (
+	beatEvery  = 5 * time.Second
+	beatWithin = 3 * time.Second
+)
+
+// lease is the time until which this host may run what could also run elsewhere.
+type lease struct {
+	mu    sync.Mutex // guards until
+	until time.Time
+}
+
+// renew counts from when the answered heartbeat was sent: the control plane counts from when it came in, which is later.
+func (l *lease) renew(sent time.Time, lasts time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if until := sent.Add(lasts); until.After(l.until) {
+		l.until = until
+	}
+}
+
+func (l *lease) get() (time.Time, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.until, !l.until.IsZero()
+}
+
+// sessionEnds are the answers to a heartbeat after which another member should be asked. Any other refusal is about
+// this host, and every member would say the same.
+var sessionEnds = map[codes.Code]bool{
+	codes.Unavailable: true, codes.DeadlineExceeded: true, codes.FailedPrecondition: true, codes.Aborted: true,
+	codes.Canceled: true, codes.Unknown: true,
+}
+
+// beat sends heartbeats until ctx ends or a member should no longer be asked.
+func (l *Link) beat(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
+	var said string
+	tick := time.NewTicker(beatEvery)
+	defer tick.Stop()
+	for {
+		err := l.beatOnce(ctx, node, lasts)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil:
+			said = ""
+		case sessionEnds[code(err)]:
+			return err
+		case said != err.Error():
+			said = err.Error()
+			l.o.Log.Warn("heartbeat refused", "err", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (l *Link) beatOnce(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
+	request := l.o.Heartbeat()
+	request.NodeId, request.Name, request.AgentVersion = string(l.Node()), l.o.Name, l.o.Version
+	ctx, cancel := context.WithTimeout(ctx, beatWithin)
+	defer cancel()
+	sent := time.Now()
+	if _, err := node.HeartbeatNode(ctx, request); err != nil {
+		return err
+	}
+	l.lease.renew(sent, lasts)
+	return nil
+}

@@ -1,0 +1,164 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/wire"
+)
+
+const (
+	// reportAll is how often everything is sent again, changed or not.
+	reportAll = 30 * time.Second
+	// reportBatch is how many observations go into one message.
+	reportBatch = 100
+)
+
+var errReportsEnded = errors.New("the member ended the stream of reports")
+
+// levels is the newest observation of each VM, and which of them the control plane has yet to be told.
+type levels struct {
+	wake chan struct{} // capacity 1
+
+	mu    sync.Mutex // guards what follows
+	seen  map[cloud.VMID]cloud.Observation
+	usage map[cloud.VMID]cloud.Usage
+	due   map[cloud.VMID]bool
+}
+
+func newLevels() *levels {
+	return &levels{
+		wake: make(chan struct{}, 1), seen: map[cloud.VMID]cloud.Observation{}, usage: map[cloud.VMID]cloud.Usage{},
+		due: map[cloud.VMID]bool{},
+	}
+}
+
+func (l *levels) observe(o cloud.Observation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if had, ok := l.seen[o.VM]; ok && reflect.DeepEqual(had, o) {
+		return
+	}
+	l.seen[o.VM] = o
+	if o.PID == 0 {
+		delete(l.usage, o.VM)
+	}
+	l.mark(o.VM)
+}
+
+func (l *levels) measure(figures map[cloud.VMID]cloud.Usage) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, u := range figures {
+		if _, ok := l.seen[id]; ok {
+			l.usage[id] = u
+			l.mark(id)
+		}
+	}
+}
+
+func (l *levels) forget(id cloud.VMID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.seen, id)
+	delete(l.usage, id)
+	delete(l.due, id)
+}
+
+func (l *levels) all() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id := range l.seen {
+		l.mark(id)
+	}
+}
+
+// mark is called with mu held.
+func (l *levels) mark(id cloud.VMID) {
+	l.due[id] = true
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take is the next batch that is due, nil when nothing is.
+func (l *levels) take() []*agentv1.VmObservation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ids := slices.Sorted(maps.Keys(l.due))
+	var out []*agentv1.VmObservation
+	for _, id := range ids[:min(len(ids), reportBatch)] {
+		o := l.seen[id]
+		if u, ok := l.usage[id]; ok {
+			o.Usage = &u
+		}
+		out = append(out, wire.Observation(o))
+		delete(l.due, id)
+	}
+	return out
+}
+
+// report sends the facts and everything that is known, and then what changes, until ctx ends or the stream does.
+func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) error {
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := agent.Report(ctx)
+	if err != nil {
+		cancel()
+		return fmt.Errorf("report: %w", err)
+	}
+	// Only a receive notices at once that the member is through with us, and says why.
+	var why error
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		why = stream.RecvMsg(new(agentv1.ReportResponse))
+	}()
+	defer func() { cancel(); <-ended }()
+	send := func(m *agentv1.ReportRequest) error {
+		err := stream.Send(m)
+		if errors.Is(err, io.EOF) {
+			<-ended
+			return reportsEnded(why)
+		}
+		return err
+	}
+	if err := send(&agentv1.ReportRequest{Facts: l.o.Facts}); err != nil {
+		return err
+	}
+	l.levels.all()
+	again := time.NewTicker(reportAll)
+	defer again.Stop()
+	for {
+		for batch := l.levels.take(); batch != nil; batch = l.levels.take() {
+			if err := send(&agentv1.ReportRequest{Vms: batch}); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-l.levels.wake:
+		case <-again.C:
+			l.levels.all()
+		case <-ended:
+			return reportsEnded(why)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func reportsEnded(why error) error {
+	if why == nil || errors.Is(why, io.EOF) {
+		return errReportsEnded
+	}
+	return fmt.Errorf("report: %w", why)
+}

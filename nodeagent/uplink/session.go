@@ -1,0 +1,100 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// chunkWithin bounds the wait for each message of a snapshot. Afterwards heartbeats say whether the member lives.
+const chunkWithin = 5 * time.Second
+
+var (
+	errSilent     = errors.New("the member accepted the connection and said nothing")
+	errWatchEnded = errors.New("the member ended the watch")
+)
+
+// session talks to one member until something of it fails. The error is never nil.
+func (l *Link) session(ctx context.Context, addr string) error {
+	credential := l.identity.credential()
+	conn, err := dial(addr, credential.client())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	agent := agentv1.NewAgentServiceClient(conn)
+	if credential.expired(time.Now()) {
+		if err := l.revive(ctx, agent, addr); err != nil {
+			return err
+		}
+		return errRenewed
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	defer l.consoles.hangUp()
+	group.Go(func() error {
+		return l.watch(ctx, agent, func(lasts time.Duration) {
+			l.connected(conn, addr)
+			l.o.Log.Info("connected", "member", addr, "node", l.Node())
+			l.consoles.begin(ctx, agent)
+			group.Go(func() error { return l.report(ctx, agent) })
+			group.Go(func() error { return l.beat(ctx, vmv1.NewNodeServiceClient(conn), lasts) })
+			group.Go(func() error { return l.renew(ctx, agent) })
+		})
+	})
+	return group.Wait()
+}
+
+// watch takes assignments until the stream ends. accepted is called after the first message, with the lease's length:
+// only the leader sends one.
+func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, accepted func(lasts time.Duration)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(chunkWithin, func() { cancel(errSilent) })
+	defer silence.Stop()
+	request := &agentv1.WatchRequest{Protocol: Protocol, AgentVersion: l.o.Version}
+	for _, id := range l.o.Present() {
+		request.PresentVms = append(request.PresentVms, string(id))
+	}
+	stream, err := agent.Watch(ctx, request)
+	if err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	l.assembly.begin()
+	for first := true; ; first = false {
+		m, err := stream.Recv()
+		switch {
+		case errors.Is(context.Cause(ctx), errSilent):
+			return errSilent
+		case errors.Is(err, io.EOF):
+			return errWatchEnded
+		case err != nil:
+			return fmt.Errorf("watch: %w", err)
+		}
+		assignment, err := l.assembly.add(m)
+		if err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+		l.kept.raise(m.GetTerm())
+		if first {
+			accepted(time.Duration(m.GetLeaseSeconds()) * time.Second)
+		}
+		if l.assembly.whole {
+			silence.Stop()
+		} else {
+			silence.Reset(chunkWithin)
+		}
+		if assignment != nil {
+			l.take(assignment)
+		}
+		for _, r := range m.GetConsoleRequests() {
+			l.consoles.take(r)
+		}
+	}
+}

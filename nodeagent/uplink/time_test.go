@@ -1,0 +1,191 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// slowBeats answers heartbeats after a while.
+type slowBeats struct {
+	vmv1.NodeServiceClient
+	takes atomic.Int64 // a time.Duration
+}
+
+func (s *slowBeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequest, _ ...grpc.CallOption) (*vmv1.Node, error) {
+	select {
+	case <-time.After(time.Duration(s.takes.Load())):
+		return &vmv1.Node{}, nil
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// The lease runs from when a heartbeat was sent, however long its answer took; one that is not answered in time renews
+// nothing and ends the session.
+func TestLeaseRunsFromTheSending(t *testing.T) {
+	m := newMember(t, testAuthority(t, 1))
+	a := open(t, t.TempDir(), nil, m)
+	synctest.Test(t, func(t *testing.T) {
+		beats := &slowBeats{}
+		beats.takes.Store(int64(2 * time.Second))
+		done := make(chan error, 1)
+		start := time.Now()
+		go func() { done <- a.beat(t.Context(), beats, 30*time.Second) }()
+		time.Sleep(time.Second)
+		_, ok := a.Lease()
+		require.False(t, ok, "a lease before the answer")
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		until, ok := a.Lease()
+		require.True(t, ok)
+		require.Equal(t, start.Add(30*time.Second), until)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		until, _ = a.Lease()
+		require.Equal(t, start.Add(35*time.Second), until)
+		synctest.Wait()
+		beats.takes.Store(int64(time.Hour))
+		require.Equal(t, codes.DeadlineExceeded, code(<-done))
+		until, _ = a.Lease()
+		require.Equal(t, start.Add(35*time.Second), until)
+	})
+}
+
+// mute accepts a watch and sends what it has, then nothing.
+type mute struct {
+	agentv1.AgentServiceClient
+	grpc.ClientStream
+	ctx  context.Context
+	sent []*agentv1.WatchResponse
+}
+
+func (m *mute) Watch(ctx context.Context, _ *agentv1.WatchRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[agentv1.WatchResponse], error) {
+	m.ctx = ctx
+	return m, nil
+}
+
+func (m *mute) Recv() (*agentv1.WatchResponse, error) {
+	if len(m.sent) > 0 {
+		next := m.sent[0]
+		m.sent = m.sent[1:]
+		return next, nil
+	}
+	<-m.ctx.Done()
+	return nil, status.FromContextError(m.ctx.Err()).Err()
+}
+
+func (m *mute) Trailer() metadata.MD { return nil }
+
+// A member that stops in the middle of its snapshot is left; one whose snapshot is complete may be quiet for ever.
+func TestSilence(t *testing.T) {
+	m := newMember(t, testAuthority(t, 1))
+	for name, sent := range map[string][]*agentv1.WatchResponse{
+		"nothing": nil, "half a snapshot": {{Term: 1, Revision: 1}},
+	} {
+		a := open(t, t.TempDir(), nil, m)
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			err := a.watch(t.Context(), &mute{sent: sent}, func(time.Duration) {})
+			require.ErrorIs(t, err, errSilent, name)
+			require.Equal(t, chunkWithin, time.Since(start))
+		})
+	}
+	a := open(t, t.TempDir(), nil, m)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		err := a.watch(ctx, &mute{sent: []*agentv1.WatchResponse{snapshot(1, 1)}}, func(time.Duration) {})
+		require.False(t, errors.Is(err, errSilent))
+		require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+	})
+}
+
+// With no member in sight the assignment on disk is handed on after a while, marked; not when a member has spoken.
+func TestStoredAssignment(t *testing.T) {
+	m := newMember(t, testAuthority(t, 1))
+	dir := t.TempDir()
+	a := open(t, dir, nil, m).run(t)
+	next(t, m.watches)
+	m.say <- snapshot(3, 9, "a")
+	next(t, a.assigned)
+	a.stop()
+
+	a = open(t, dir, nil, m)
+	synctest.Test(t, func(t *testing.T) {
+		done := make(chan error, 1)
+		go func() { done <- a.goByStored(t.Context()) }()
+		time.Sleep(storedAfter - 1)
+		synctest.Wait()
+		require.Empty(t, a.assigned)
+		require.NoError(t, <-done)
+		got := <-a.assigned
+		require.True(t, got.Stored)
+		require.EqualValues(t, 9, got.Revision)
+		require.Contains(t, got.VMs, cloud.VMID("a"))
+		require.False(t, a.stored.Stored, "marked the original")
+	})
+	a = open(t, dir, nil, m)
+	a.take(&Assignment{Term: 3, Revision: 10})
+	synctest.Test(t, func(t *testing.T) {
+		require.NoError(t, a.goByStored(t.Context()))
+		require.False(t, (<-a.assigned).Stored)
+		require.Empty(t, a.assigned)
+	})
+}
+
+// Pauses: none after a refusal that names the leader (but not for ever), about 0.1 s in the first round, then longer.
+func TestRoute(t *testing.T) {
+	members := []string{"a", "b", "c"}
+	var r route
+	require.Equal(t, "a", r.next(members))
+	r.missed(errors.New("refused"))
+	require.Equal(t, 50*time.Millisecond, r.pause(3, 0))
+	require.Equal(t, "b", r.next(members))
+	r.missed(errors.New("refused"))
+	require.Equal(t, "c", r.next(members))
+	for range 100 {
+		r.missed(errors.New("refused"))
+	}
+	require.Equal(t, lastPause/2, r.pause(3, 0))
+	require.Less(t, r.pause(3, 0.999), lastPause*3/2)
+	r.arrived()
+	r.missed(errors.New("gone"))
+	require.Equal(t, "a", r.next(members))
+	require.Equal(t, "b", r.next(members))
+
+	// Two members that each name the other.
+	m, o := &member{leader: "x"}, &member{leader: "y"}
+	followed := 0
+	for range 10 {
+		r.missed(m.redirect())
+		if r.pause(3, 0.5) == 0 {
+			followed++
+		}
+		r.next(members)
+		r.missed(o.redirect())
+		if r.pause(3, 0.5) == 0 {
+			followed++
+		}
+		r.next(members)
+	}
+	require.Less(t, followed, 16, "no pause between members that name each other")
+	require.Positive(t, followed)
+
+	only := []string{"a"}
+	require.Equal(t, "a", r.next(only))
+	require.Equal(t, "a", r.next(only))
+}
