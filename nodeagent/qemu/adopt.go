@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -67,6 +68,10 @@ func (h *Host) adopt(ctx context.Context, home *Home, r Record) (*Process, error
 	return p, nil
 }
 
+// endingTimeout is how long an end may take from leaving the group on, which is when memory is given back. Who calls
+// again after that gets another chance.
+const endingTimeout = 500 * time.Millisecond
+
 var (
 	// errHalfway: what is there is not QEMU yet, or nothing was forked. Whoever was to see to it is gone.
 	errHalfway = fmt.Errorf("launcher: %w", fs.ErrNotExist)
@@ -119,13 +124,15 @@ func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if !slices.Contains(procs, r.PID) {
-		if _, err := startTime(r.PID); err != nil {
-			return 0, err // it left the group by ending just now
-		}
-		return 0, fmt.Errorf("pid %d: %w", r.PID, errStray)
+	if slices.Contains(procs, r.PID) {
+		return pidfd, nil
 	}
-	return pidfd, nil
+	// A process that is ending has left its group already.
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(endingTimeout.Milliseconds()))
+	if err == nil && n > 0 {
+		return 0, fs.ErrNotExist
+	}
+	return 0, fmt.Errorf("pid %d: %w", r.PID, errStray)
 }
 
 // gone says how a start ended that has no process, and makes sure that nothing else of it is left.

@@ -127,7 +127,8 @@ func (a *args) monitors() {
 	}
 }
 
-// console is the serial port: a socket for who wants to type, and a log that needs nobody.
+// console is the serial port: a socket for who wants to type, and a log that needs nobody. Whoever connects to the socket
+// must read it: a client that does not stops the guest's output, and QEMU 7.2 then logs the byte that it retries twice.
 func (a *args) console() {
 	a.fdset(fdLog, "console")
 	a.add("-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off,logfile=%s,logappend=on", fdConsole, fdsetPath(fdLog)))

@@ -81,16 +81,17 @@ func (p *Process) greet(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
 	for _, m := range []*qmp.Monitor{p.inspect, p.work} {
-		if _, err := m.Conn(ctx); err != nil {
-			select {
-			case <-p.exited:
-				return errors.New(p.Exit().Text)
-			default:
-			}
-			if p.life.Err() != nil { // just going
-				<-p.exited
-				return errors.New(p.Exit().Text)
-			}
+		_, err := m.Conn(ctx)
+		if err == nil {
+			continue
+		}
+		// A monitor that closes is the first sign of the end, whose reason comes a moment later.
+		late, stop := context.WithTimeout(context.Background(), endingTimeout)
+		defer stop()
+		select {
+		case <-p.exited:
+			return errors.New(p.Exit().Text)
+		case <-late.Done():
 			return fmt.Errorf("wait for QEMU: %w", err)
 		}
 	}

@@ -22,8 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// types sends letters to the guest's serial port.
-func (l *lab) types(letters string) {
+// types sends letters to the guest's serial port. The client stays until the test's end, or is closed.
+func (l *lab) types(letters string) net.Conn {
 	l.Helper()
 	dir, err := os.Open(l.home.dir)
 	require.NoError(l, err)
@@ -34,6 +34,7 @@ func (l *lab) types(letters string) {
 	go func() { _, _ = io.Copy(io.Discard, c) }() // a client that does not read stops the guest
 	_, err = c.Write([]byte(letters))
 	require.NoError(l, err)
+	return c
 }
 
 func signal(t *testing.T, p *Process, sig unix.Signal) {
@@ -286,7 +287,9 @@ func TestConsoleIsBounded(t *testing.T) {
 	const keep = 64 << 10
 	l := newLab(t)
 	p := l.boot()
-	l.types("s")
+	client := l.types("s")
+	l.says("0123456789")
+	require.NoError(t, client.Close()) // a slow one would make QEMU log letters twice
 	log := console.At(l.home.Console().Path(), keep)
 	var st os.FileInfo
 	began := time.Now()
