@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/prototext"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// stage is where a story plays: a cloud, and a person's environment.
+type stage struct {
+	cloud   *fakeCloud
+	env     map[string]string
+	home    string
+	answers []string
+}
+
+// The stories are in testdata. Commands:
+//
+//	cloud members=(a,b)    a new cloud and an empty home; TRIVET_ENDPOINT and TRIVET_TOKEN are set
+//	env                    KEY=VALUE lines change the environment
+//	vm, image, node        add one, as prototext
+//	fail                   method= code= [member=] [times=] [after]: make calls fail; the input is the message
+//	stop member=           that member can be reached no more
+//	looks                  the statuses an imported image goes through
+//	watch                  what the next watch sends, a line each: prototext of an event, a status code, or WAIT
+//	console                what the console log sends, a Go string a line; one that is followed then waits or, when
+//	                       ReadConsoleLog is told to fail after, breaks
+//	answer                 what the person at the terminal types, a line each
+//	file name=             a file in the home directory
+//	trivet [interrupt=]    run the program with these arguments, and interrupt it when it has printed that
+//	calls                  what the cloud was asked since the last time
+func TestStories(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var s *stage
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd == "cloud" {
+				s = newStage(t, d)
+				return ""
+			}
+			return s.step(t, d)
+		})
+	})
+}
+
+func newStage(t *testing.T, d *datadriven.TestData) *stage {
+	var members []string
+	for _, a := range d.CmdArgs {
+		members = append(members, a.Vals...)
+	}
+	s := &stage{cloud: newCloud(t, members...), home: t.TempDir()}
+	s.env = map[string]string{"HOME": s.home, "TRIVET_ENDPOINT": strings.Join(members, ","), "TRIVET_TOKEN": tenantToken}
+	return s
+}
+
+func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
+	switch d.Cmd {
+	case "env":
+		for line := range lines(d.Input) {
+			k, v, _ := strings.Cut(line, "=")
+			s.env[k] = strings.NewReplacer("ADMIN", adminToken, "TENANT", tenantToken).Replace(v)
+		}
+	case "vm":
+		vm := &vmv1.VirtualMachine{}
+		require.NoError(t, prototext.Unmarshal([]byte(d.Input), vm))
+		vm.Id, vm.CreatedAt = s.cloud.nextID(), now.Add(-90*time.Minute).UnixMilli()
+		s.cloud.vms = append(s.cloud.vms, vm)
+		return vm.Id + "\n"
+	case "image":
+		i := &vmv1.Image{}
+		require.NoError(t, prototext.Unmarshal([]byte(d.Input), i))
+		i.Id, i.CreatedAt = s.cloud.nextID(), now.Add(-72*time.Hour).UnixMilli()
+		s.cloud.images = append(s.cloud.images, i)
+		return i.Id + "\n"
+	case "node":
+		n := &vmv1.Node{}
+		require.NoError(t, prototext.Unmarshal([]byte(d.Input), n))
+		s.cloud.nodes = append(s.cloud.nodes, n)
+	case "fail":
+		f := &fault{message: d.Input, times: 1, after: d.HasArg("after")}
+		var code string
+		d.ScanArgs(t, "method", &f.method)
+		d.ScanArgs(t, "code", &code)
+		d.MaybeScanArgs(t, "member", &f.member)
+		d.MaybeScanArgs(t, "times", &f.times)
+		require.NoError(t, f.code.UnmarshalJSON([]byte(strconv.Quote(code))))
+		s.cloud.faults = append(s.cloud.faults, f)
+	case "stop":
+		var member string
+		d.ScanArgs(t, "member", &member)
+		s.cloud.mu.Lock()
+		delete(s.cloud.members, member+":50051")
+		s.cloud.mu.Unlock()
+	case "looks":
+		for line := range lines(d.Input) {
+			s.cloud.looks = append(s.cloud.looks, vmv1.ImageStatus(vmv1.ImageStatus_value["IMAGE_STATUS_"+line]))
+		}
+	case "watch":
+		s.cloud.watches = append(s.cloud.watches, script(t, d.Input))
+	case "console":
+		for line := range lines(d.Input) {
+			text, err := strconv.Unquote(line)
+			require.NoError(t, err)
+			s.cloud.console = append(s.cloud.console, []byte(text))
+		}
+	case "answer":
+		for line := range lines(d.Input) {
+			s.answers = append(s.answers, strings.ReplaceAll(line, "PASSWORD", password))
+		}
+	case "file":
+		return s.file(t, d)
+	case "trivet":
+		var until string
+		d.MaybeScanArgs(t, "interrupt", &until)
+		return s.trivet(t, d.Input, until)
+	case "calls":
+		s.cloud.mu.Lock()
+		defer s.cloud.mu.Unlock()
+		calls := append(s.cloud.calls, "")
+		s.cloud.calls = nil
+		return strings.Join(calls, "\n")
+	default:
+		d.Fatalf(t, "unknown command %s", d.Cmd)
+	}
+	return ""
+}
+
+func lines(text string) iter.Seq[string] { return strings.SplitSeq(strings.TrimSpace(text), "\n") }
+
+func script(t *testing.T, text string) (all []watched) {
+	for line := range lines(text) {
+		var code codes.Code
+		if line == "WAIT" {
+			all = append(all, watched{wait: true})
+			continue
+		}
+		if code.UnmarshalJSON([]byte(strconv.Quote(line))) == nil {
+			all = append(all, watched{code: code})
+			continue
+		}
+		e := &vmv1.VmEvent{}
+		require.NoError(t, prototext.Unmarshal([]byte(line), e))
+		e.Timestamp = now.UnixMilli()
+		all = append(all, watched{event: e})
+	}
+	return all
+}
+
+// file shows a file, or writes the input to it. Secrets are words of the test's in both directions.
+func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
+	var name string
+	d.ScanArgs(t, "name", &name)
+	path := filepath.Join(s.home, name)
+	words := strings.NewReplacer("PASSWORD", password, "TENANT", tenantToken, "ADMIN", adminToken)
+	if d.Input != "" {
+		require.NoError(t, os.WriteFile(path, []byte(words.Replace(d.Input)), 0o600))
+		return ""
+	}
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	return fmt.Sprintf("%v\n%s", info.Mode(), strings.ReplaceAll(string(text), tenantToken, "TENANT"))
+}
+
+// trivet runs the program and shows what it printed and how it ended.
+func (s *stage) trivet(t *testing.T, line, until string) string {
+	var out, errs bytes.Buffer
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	stdout := io.Writer(&out)
+	if until != "" {
+		stdout = io.MultiWriter(&out, onWrite(func() {
+			if strings.Contains(out.String(), until) {
+				interrupt()
+			}
+		}))
+	}
+	sh := session.Shell{
+		Args: words(strings.ReplaceAll(line, "$HOME", s.home)), Env: func(k string) string { return s.env[k] }, Stdin: strings.NewReader(""),
+		Stdout: stdout, Stderr: &errs, Now: func() time.Time { return now }, Dialer: s.cloud.dial,
+	}
+	if len(s.answers) > 0 {
+		sh.Ask = func(_ context.Context, question string, secret bool) (string, error) {
+			answer := s.answers[0]
+			s.answers = s.answers[1:]
+			require.Equal(t, secret, strings.HasPrefix(question, "Password"))
+			errs.WriteString(question + "\n")
+			return answer, nil
+		}
+	}
+	code := run(ctx, sh)
+	for _, secret := range []string{tenantToken, adminToken, password} {
+		require.NotContains(t, out.String()+errs.String(), secret)
+	}
+	text := strings.ReplaceAll(out.String(), s.home, "$HOME")
+	if strings.ContainsAny(text, "\x1b\r") {
+		text = strconv.Quote(text) + "\n"
+	}
+	if errs.Len() > 0 {
+		text += "stderr:\n" + strings.ReplaceAll(errs.String(), s.home, "$HOME")
+	}
+	if code != 0 {
+		text += fmt.Sprintf("exit %d\n", code)
+	}
+	return text
+}
+
+// onWrite is called for whatever is written.
+type onWrite func()
+
+func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
+
+// words splits a command line at blanks, but not between quotes.
+func words(line string) (all []string) {
+	var word strings.Builder
+	quote := rune(0)
+	some := false
+	for _, r := range line + " " {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote != 0:
+			word.WriteRune(r)
+		case r == '\'' || r == '"':
+			quote, some = r, true
+		case r == ' ':
+			if word.Len() > 0 || some {
+				all = append(all, word.String())
+			}
+			word.Reset()
+			some = false
+		default:
+			word.WriteRune(r)
+		}
+	}
+	return all
+}

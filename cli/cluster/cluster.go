@@ -1,0 +1,79 @@
+// Package cluster holds the commands about the control plane itself.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+)
+
+// Command is `trivet cluster`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "cluster", Short: "Look at the control plane", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	status := &cobra.Command{Use: "status", Short: "Show the members and the groups, as one member sees them", Args: session.Exactly()}
+	status.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		st, err := operatorv1.NewOperatorServiceClient(conn).ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
+		if err != nil {
+			return err
+		}
+		var names []string
+		for _, m := range st.GetMembers() {
+			names = append(names, id(m.GetId()))
+		}
+		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
+	})
+	c.AddCommand(status)
+	return c
+}
+
+func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
+	if err := show.Fields(w, [][2]string{
+		{"Cluster", st.GetCluster()}, {"Version", st.GetVersion()}, {"Seen by", "member " + id(st.GetMemberId())},
+	}); err != nil {
+		return err
+	}
+	members := [][]string{}
+	for _, m := range st.GetMembers() {
+		reachable := "no"
+		if m.GetReachable() {
+			reachable = "yes"
+		}
+		members = append(members, []string{id(m.GetId()), m.GetAddress(), reachable})
+	}
+	groups := [][]string{}
+	for _, g := range st.GetGroups() {
+		leader := "none known"
+		if g.GetLeaderId() != 0 {
+			leader = "member " + id(g.GetLeaderId())
+		}
+		groups = append(groups, []string{g.GetName(), leader, id(g.GetTerm()), id(g.GetCommittedIndex()), id(g.GetAppliedIndex()),
+			strconv.FormatInt(g.GetRevision(), 10)})
+	}
+	for _, t := range []struct {
+		header []string
+		rows   [][]string
+	}{
+		{[]string{"MEMBER", "ADDRESS", "REACHABLE"}, members},
+		{[]string{"GROUP", "LEADER", "TERM", "COMMITTED", "APPLIED", "REVISION"}, groups},
+	} {
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+		if err := show.Rows(w, t.header, t.rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func id(n uint64) string { return strconv.FormatUint(n, 10) }

@@ -1,0 +1,290 @@
+// Package dial reaches a cluster of which any member answers any call: the first endpoint that can be reached is used,
+// and the next one when it cannot, or when it says UNAVAILABLE.
+//
+// A [Conn] is a grpc.ClientConnInterface, so the generated clients run over it. It knows the methods that may be said
+// twice (policy.go); not what they mean. Decisions:
+//
+//   - Endpoints are tried in the order they were given, each for [Connect] at most, and one is kept while it serves. A
+//     balancer would spread the calls, but an import reads a file of the host that happens to be asked, so that order
+//     has to be the caller's.
+//   - A call that was sent to nobody goes on to the next endpoint whatever it is. One that may have been carried out is
+//     said again only where that does no harm, and a create always with the same idempotency key.
+//   - Calls are made one at a time.
+package dial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/cli/account"
+)
+
+const (
+	// Connect is how long one endpoint may take to answer before the next one is tried.
+	Connect = 3 * time.Second
+	// MaxAnswer bounds a message, in bytes: a page of machines with all the labels they may have fits.
+	MaxAnswer = 64 << 20
+)
+
+// Options of a connection.
+type Options struct {
+	// Endpoints are host:port, at least one.
+	Endpoints []string
+	// Token goes with each call; optional.
+	Token account.Secret
+	// Dialer replaces TCP; optional.
+	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
+	// Connect and CreatePatience replace the constants of the same names; optional.
+	Connect, CreatePatience time.Duration
+}
+
+// Conn is a connection to a cluster.
+type Conn struct {
+	opts    Options
+	members []*member
+	current int
+	// key makes the creates of this Conn one create each, however often they are said.
+	key string
+}
+
+// Open prepares a connection; nothing is dialled before the first call.
+func Open(opts Options) (*Conn, error) {
+	if len(opts.Endpoints) == 0 {
+		return nil, errors.New("no endpoint")
+	}
+	if opts.Dialer == nil {
+		opts.Dialer = func(ctx context.Context, endpoint string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", endpoint)
+		}
+	}
+	if opts.Connect == 0 {
+		opts.Connect = Connect
+	}
+	if opts.CreatePatience == 0 {
+		opts.CreatePatience = CreatePatience
+	}
+	key, err := uuid.NewRandom()
+	if err != nil {
+		return nil, fmt.Errorf("draw an idempotency key: %w", err)
+	}
+	c := &Conn{opts: opts, key: key.String()}
+	for _, e := range opts.Endpoints {
+		c.members = append(c.members, &member{endpoint: e})
+	}
+	return c, nil
+}
+
+// Close ends every connection.
+func (c *Conn) Close() error {
+	var all []error
+	for _, m := range c.members {
+		all = append(all, m.close())
+	}
+	return errors.Join(all...)
+}
+
+// Endpoint is the one in use, or to be tried first.
+func (c *Conn) Endpoint() string { return c.members[c.current].endpoint }
+
+// Next goes on to the next endpoint, for whoever saw a stream end with UNAVAILABLE.
+func (c *Conn) Next() { c.current = (c.current + 1) % len(c.members) }
+
+// Invoke makes a unary call. When no endpoint can be reached the error is an *Unreachable, when those that were did not
+// serve an *Unavailable.
+func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	p := policies[method]
+	patience := p.patience
+	if p.create {
+		patience = c.opts.CreatePatience
+	}
+	begin := time.Now()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		err := c.once(ctx, method, p, args, reply, opts)
+		if err == nil || !worthAnother(err, p) || time.Since(begin)+pause > patience {
+			return err
+		}
+		switch waited := Sleep(ctx, pause); {
+		case errors.Is(waited, context.DeadlineExceeded):
+			return err // says more than that the time is up
+		case waited != nil:
+			return status.FromContextError(waited).Err()
+		}
+	}
+}
+
+// once makes a call at the first endpoint that can be reached.
+func (c *Conn) once(ctx context.Context, method string, p policy, args, reply any, opts []grpc.CallOption) error {
+	m, err := c.ready(ctx)
+	if err != nil {
+		return err
+	}
+	err = m.conn.Invoke(c.outgoing(ctx, p), method, args, reply, opts...)
+	if status.Code(err) != codes.Unavailable {
+		return err
+	}
+	c.Next()
+	return &Unavailable{Endpoint: m.endpoint, Doubtful: p != again, Err: err}
+}
+
+// NewStream opens a stream at the first endpoint that can be reached.
+func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	m, err := c.ready(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m.conn.NewStream(c.outgoing(ctx, policies[method]), desc, method, opts...)
+}
+
+func (c *Conn) outgoing(ctx context.Context, p policy) context.Context {
+	if c.opts.Token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(c.opts.Token))
+	}
+	if p.create {
+		ctx = metadata.AppendToOutgoingContext(ctx, "idempotency-key", c.key)
+	}
+	return ctx
+}
+
+// ready is the first member, from the current one on, that a connection stands to.
+func (c *Conn) ready(ctx context.Context) (*member, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	var tried []Tried
+	for range c.members {
+		m := c.members[c.current]
+		err := m.ready(ctx, &c.opts)
+		if err == nil {
+			return m, nil
+		}
+		switch {
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return nil, &Unreachable{append(tried, Tried{m.endpoint, "no answer in time"})}
+		case ctx.Err() != nil:
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+		tried = append(tried, Tried{m.endpoint, why(err, c.opts.Connect)})
+		c.Next()
+	}
+	return nil, &Unreachable{tried}
+}
+
+// member is one endpoint. A connection that could not be made is thrown away: the next attempt is a fresh one, without
+// the pauses that gRPC would keep.
+type member struct {
+	endpoint string
+	conn     *grpc.ClientConn
+	attempt  *attempt
+}
+
+// attempt is how dialling went for one connection.
+type attempt struct {
+	mu      sync.Mutex
+	dialled bool
+	err     error
+}
+
+var (
+	errNotGRPC = errors.New("accepts connections, but does not speak gRPC")
+	errSilent  = errors.New("accepts connections, but does not answer")
+)
+
+func (m *member) ready(ctx context.Context, opts *Options) error {
+	if m.conn == nil {
+		if err := m.open(opts); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, opts.Connect)
+	defer cancel()
+	for {
+		state := m.conn.GetState()
+		switch state {
+		case connectivity.Ready:
+			return nil
+		case connectivity.TransientFailure:
+			return m.failed(errNotGRPC)
+		case connectivity.Idle:
+			m.conn.Connect()
+		}
+		if !m.conn.WaitForStateChange(ctx, state) {
+			return m.failed(errSilent)
+		}
+	}
+}
+
+func (m *member) open(opts *Options) error {
+	a := &attempt{}
+	conn, err := grpc.NewClient("passthrough:///"+m.endpoint,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := opts.Dialer(ctx, m.endpoint)
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.dialled, a.err = true, err
+			return conn, err
+		}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: opts.Connect}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxAnswer)),
+		grpc.WithUserAgent("trivet"),
+	)
+	m.conn, m.attempt = conn, a
+	return err
+}
+
+// failed gives up the connection. Otherwise is what is wrong when dialling is not.
+func (m *member) failed(otherwise error) error {
+	_ = m.close()
+	m.attempt.mu.Lock()
+	defer m.attempt.mu.Unlock()
+	switch {
+	case m.attempt.err != nil:
+		return m.attempt.err
+	case m.attempt.dialled:
+		return otherwise
+	}
+	return context.DeadlineExceeded
+}
+
+func (m *member) close() error {
+	if m.conn == nil {
+		return nil
+	}
+	conn := m.conn
+	m.conn = nil
+	return conn.Close()
+}
+
+// why says in a few words why an endpoint could not be reached.
+func why(err error, limit time.Duration) string {
+	var dns *net.DNSError
+	var op *net.OpError
+	var network net.Error
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+		return fmt.Sprintf("no answer within %v", limit)
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return "no such host"
+	case errors.As(err, &op):
+		err = op.Err
+	}
+	// "connect: connection refused": the system call is of no use to anybody.
+	return strings.TrimPrefix(err.Error(), "connect: ")
+}

@@ -1,0 +1,219 @@
+// Package explain turns an error into what a person should do about it.
+//
+// It reads gRPC statuses with their google.rpc details, and what package dial says of endpoints. It makes no calls and
+// knows no commands but the names of those that help. What comes from the other side is made harmless before it is
+// shown; a hint is added to the server's own sentence, which speaks of fields where we speak of flags.
+package explain
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/show"
+)
+
+// Facts are what is known of the command that went wrong.
+type Facts struct {
+	// Source says where the token was taken from, such as "--token-file"; SavedLogin for the login, empty when there was
+	// no token.
+	Source string
+	// LoggingIn is set for the command that asks for a token.
+	LoggingIn bool
+	// Timeout is what the command was given.
+	Timeout time.Duration
+}
+
+// SavedLogin is the Source of a token that `trivet login` saved.
+const SavedLogin = "trivet login"
+
+// Error is the text for err: a sentence, and what to do in the lines after it.
+func Error(err error, f Facts) string {
+	var nobody *dial.Unreachable
+	var lost *dial.Unavailable
+	var st interface{ GRPCStatus() *status.Status }
+	switch {
+	case errors.As(err, &nobody):
+		return unreachable(nobody)
+	case errors.As(err, &lost):
+		return unavailable(lost)
+	case errors.As(err, &st):
+		return answer(st.GRPCStatus(), f)
+	}
+	return lines(err.Error())
+}
+
+func unreachable(e *dial.Unreachable) string {
+	rows := make([][2]string, len(e.Tried))
+	for i, t := range e.Tried {
+		rows[i] = [2]string{t.Endpoint, t.Why}
+	}
+	return lines("no control plane can be reached", table(rows),
+		"name one with --endpoint or TRIVET_ENDPOINT, and see that trivet-controlplane runs there")
+}
+
+func unavailable(e *dial.Unavailable) string {
+	text := e.Endpoint + ": " + status.Convert(e.Err).Message()
+	if e.Doubtful {
+		return lines(text, "it may have been carried out or not: look before you say it again")
+	}
+	return lines(text, "try again in a moment; `trivet cluster status` tells what the members see of each other")
+}
+
+// answer explains a status that a member, or gRPC on this side, gave.
+func answer(s *status.Status, f Facts) string {
+	message := s.Message()
+	info, field := details(s)
+	switch s.Code() {
+	case codes.Unauthenticated:
+		if f.Source == "" && !f.LoggingIn {
+			message = "you are not logged in"
+		}
+		return lines(message, unauthenticated(f))
+	case codes.PermissionDenied:
+		return lines(message, "`trivet login --org ORG --project PROJECT` asks for a token that acts there; roles are given by an administrator")
+	case codes.InvalidArgument:
+		return lines(invalid(message, field)...)
+	case codes.ResourceExhausted:
+		return lines(message, reasons(info))
+	case codes.Internal:
+		if info != nil {
+			return lines(message, "the fault is the control plane's: its log has more under that request id")
+		}
+	case codes.Unimplemented:
+		if info == nil {
+			return lines(message, "the endpoint does not know this call: it is no Trivet control plane, or one of another version")
+		}
+	case codes.DeadlineExceeded:
+		if info == nil {
+			return lines(fmt.Sprintf("not done within %v", f.Timeout),
+				"what was asked for may still happen; --timeout gives it longer")
+		}
+	case codes.Canceled:
+		return "interrupted"
+	case codes.Unavailable:
+		return lines(message, "try again in a moment")
+	case codes.Aborted, codes.OutOfRange:
+		return lines(message, "say it again")
+	}
+	return lines(message)
+}
+
+func unauthenticated(f Facts) string {
+	switch {
+	case f.LoggingIn:
+		return ""
+	case f.Source == "":
+		return "run `trivet login`, or give a token with --token-file or TRIVET_TOKEN"
+	case f.Source == SavedLogin:
+		return "the login has ended: run `trivet login`"
+	}
+	return "the token given by " + f.Source + " is not accepted: give another, or run `trivet login`"
+}
+
+func invalid(message, field string) []string {
+	if field == "" {
+		return []string{message}
+	}
+	if !strings.Contains(message, field) {
+		message = field + ": " + message
+	}
+	for _, row := range flags {
+		if rest, ok := strings.CutPrefix(field, row.field); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return []string{message + " (" + row.flag + ")", row.hint}
+		}
+	}
+	return []string{message}
+}
+
+const tenant = "name the tenant with --org and --project, or with TRIVET_ORG and TRIVET_PROJECT"
+
+// flags says what on the command line a request's field was made of. The first match counts.
+var flags = []struct{ field, flag, hint string }{
+	{"name", "NAME", ""},
+	{"org_id", "--org", tenant},
+	{"project_id", "--project", tenant},
+	{"labels", "--label", ""},
+	{"metadata", "--metadata", ""},
+	{"filter", "--filter", "such as: state = RUNNING AND labels.env = \"prod\""},
+	{"spec.cpu.vcpus", "--vcpus", ""},
+	{"spec.memory", "--memory", ""},
+	{"spec.disks", "--disk", ""},
+	{"spec.boot.kernel", "--kernel", ""},
+	{"spec.boot.initrd", "--initrd", ""},
+	{"spec.boot.cmdline", "--cmdline", ""},
+	{"timeout_seconds", "--grace", ""},
+	{"ttl_seconds", "--ttl", ""},
+	{"source_url", "FILE", ""},
+	{"format", "--format", ""},
+	{"os_type", "--os", ""},
+	{"os_version", "--os-version", ""},
+	{"architecture", "--arch", ""},
+	{"min_disk_gib", "--min-disk", ""},
+	{"min_memory_mib", "--min-memory", ""},
+	{"tail_bytes", "--tail", ""},
+}
+
+func details(s *status.Status) (info *errdetails.ErrorInfo, field string) {
+	for _, d := range s.Details() {
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			info = d
+		case *errdetails.BadRequest:
+			for _, v := range d.GetFieldViolations() {
+				field = v.GetField()
+			}
+		}
+	}
+	return info, field
+}
+
+// maxReasons is how many hosts are listed with their reasons; a fleet does not fit a screen.
+const maxReasons = 20
+
+func reasons(info *errdetails.ErrorInfo) string {
+	all := info.GetMetadata()
+	var rows [][2]string
+	for _, k := range slices.Sorted(maps.Keys(all)) {
+		rows = append(rows, [2]string{k, all[k]})
+	}
+	text := table(rows[:min(len(rows), maxReasons)])
+	if len(rows) > maxReasons {
+		text += fmt.Sprintf("\n  and %d more", len(rows)-maxReasons)
+	}
+	return text
+}
+
+func table(rows [][2]string) string {
+	width := 0
+	for i, r := range rows {
+		rows[i] = [2]string{show.Text(r[0]), show.Text(r[1])}
+		width = max(width, len(rows[i][0]))
+	}
+	out := make([]string, len(rows))
+	for i, r := range rows {
+		out[i] = fmt.Sprintf("  %-*s  %s", width, r[0], r[1])
+	}
+	return strings.Join(out, "\n")
+}
+
+// lines puts the parts that there are on lines of their own.
+func lines(parts ...string) string {
+	var out []string
+	for _, part := range parts {
+		for line := range strings.SplitSeq(part, "\n") {
+			if line != "" {
+				out = append(out, show.Text(line))
+			}
+		}
+	}
+	return strings.Join(out, "\n")
+}

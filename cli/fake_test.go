@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// Secrets that no output may show.
+const (
+	tenantToken = "tenant-t0ken"
+	adminToken  = "admin-t0ken"
+	password    = "correct horse"
+)
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// fakeCloud is what its members serve together: maps, and a list of what it was asked.
+type fakeCloud struct {
+	vmv1.UnimplementedVmServiceServer
+	vmv1.UnimplementedImageServiceServer
+	vmv1.UnimplementedNodeServiceServer
+	operatorv1.UnimplementedOperatorServiceServer
+	identityv1.UnimplementedIdentityServiceServer
+
+	mu      sync.Mutex
+	members map[string]*bufconn.Listener
+	faults  []*fault
+	calls   []string
+	keys    []string
+	made    int
+	byKey   map[string]*vmv1.VirtualMachine
+	vms     []*vmv1.VirtualMachine
+	images  []*vmv1.Image
+	nodes   []*vmv1.Node
+	// looks are the statuses that an image goes through, one each time it is looked at.
+	looks []vmv1.ImageStatus
+	// watches are what each stream in turn sends; an element without an event waits, or ends it with that code.
+	watches [][]watched
+	console [][]byte
+}
+
+type watched struct {
+	event *vmv1.VmEvent
+	code  codes.Code
+	wait  bool
+}
+
+// fault makes calls fail: before they do anything, or after.
+type fault struct {
+	member, method string
+	code           codes.Code
+	message        string
+	times          int
+	after          bool
+}
+
+func newCloud(t *testing.T, members ...string) *fakeCloud {
+	c := &fakeCloud{members: map[string]*bufconn.Listener{}, byKey: map[string]*vmv1.VirtualMachine{}}
+	for _, m := range members {
+		l := bufconn.Listen(1 << 16)
+		c.members[m+":50051"] = l
+		s := grpc.NewServer(grpc.UnaryInterceptor(c.unary(m)), grpc.StreamInterceptor(c.stream(m)))
+		vmv1.RegisterVmServiceServer(s, c)
+		vmv1.RegisterImageServiceServer(s, c)
+		vmv1.RegisterNodeServiceServer(s, c)
+		operatorv1.RegisterOperatorServiceServer(s, c)
+		identityv1.RegisterIdentityServiceServer(s, c)
+		done := make(chan struct{})
+		go func() { defer close(done); _ = s.Serve(l) }()
+		t.Cleanup(func() { s.Stop(); <-done })
+	}
+	return c
+}
+
+func (c *fakeCloud) dial(ctx context.Context, endpoint string) (net.Conn, error) {
+	c.mu.Lock()
+	l := c.members[endpoint]
+	c.mu.Unlock()
+	if l == nil {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}
+	return l.DialContext(ctx)
+}
+
+// id is the n-th id that the cloud makes.
+func id(n int) string { return fmt.Sprintf("00000000-0000-7000-8000-%012d", n) }
+
+func (c *fakeCloud) nextID() string { c.made++; return id(c.made) }
+
+// failed is a status with the details that a control plane gives.
+func failed(code codes.Code, field, format string, args ...any) error {
+	return failedFor(code, field, nil, format, args...)
+}
+
+func failedFor(code codes.Code, field string, meta map[string]string, format string, args ...any) error {
+	s := status.New(code, fmt.Sprintf(format, args...))
+	s, _ = s.WithDetails(&errdetails.ErrorInfo{Reason: "TEST", Domain: "trivet", Metadata: meta})
+	if field != "" {
+		s, _ = s.WithDetails(&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field}}})
+	}
+	return s.Err()
+}
+
+type tenanted interface {
+	GetOrgId() string
+	GetProjectId() string
+}
+
+// admit notes the call and lets it in: who has no good token not, and the admin only for a tenant.
+func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) error {
+	md, _ := metadata.FromIncomingContext(ctx)
+	token := strings.TrimPrefix(strings.Join(md.Get("authorization"), ""), "Bearer ")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	note := member + " " + method
+	if key := strings.Join(md.Get("idempotency-key"), ""); key != "" {
+		if !slices.Contains(c.keys, key) {
+			c.keys = append(c.keys, key)
+		}
+		note += fmt.Sprintf(" key %d", slices.Index(c.keys, key)+1)
+	}
+	c.calls = append(c.calls, note)
+	switch {
+	case method == "IssueToken" && token != "":
+		return failed(codes.InvalidArgument, "", "a login came with a token")
+	case method == "IssueToken":
+	case token == "":
+		return failed(codes.Unauthenticated, "", "no token: send Authorization: Bearer <token>")
+	case token == adminToken:
+		if t, ok := req.(tenanted); ok && t.GetOrgId() == "" {
+			return failed(codes.InvalidArgument, "org_id", "org_id: is required of system:admin")
+		}
+	case token != tenantToken:
+		return failed(codes.Unauthenticated, "", "the token is not one of ours: %s", token)
+	}
+	return nil
+}
+
+// fault is the next failure of a call.
+func (c *fakeCloud) fault(member, method string, after bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.faults {
+		if f.times > 0 && f.after == after && (f.member == "" || f.member == member) && f.method == method {
+			f.times--
+			return failed(f.code, "", "%s", f.message)
+		}
+	}
+	return nil
+}
+
+func (c *fakeCloud) unary(member string) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
+		if err := c.admit(ctx, member, method, req); err != nil {
+			return nil, err
+		}
+		if err := c.fault(member, method, false); err != nil {
+			return nil, err
+		}
+		resp, err := handler(ctx, req)
+		if after := c.fault(member, method, true); after != nil {
+			return nil, after
+		}
+		return resp, err
+	}
+}
+
+func (c *fakeCloud) stream(member string) grpc.StreamServerInterceptor {
+	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
+		if err := c.admit(ss.Context(), member, method, nil); err != nil {
+			return err
+		}
+		if err := c.fault(member, method, false); err != nil {
+			return err
+		}
+		return handler(srv, ss)
+	}
+}
+
+func (c *fakeCloud) IssueToken(_ context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
+	if in.GetUsername() != "demo" || in.GetPassword() != password {
+		return nil, failed(codes.Unauthenticated, "", "wrong user or password")
+	}
+	ttl := max(time.Duration(in.GetTtlSeconds())*time.Second, time.Hour)
+	return &identityv1.IssueTokenResponse{Token: tenantToken, ExpiresAt: now.Add(ttl).UnixMilli()}, nil
+}
+
+func (c *fakeCloud) CreateImage(_ context.Context, in *vmv1.CreateImageRequest) (*vmv1.Image, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, "  from "+in.GetSourceUrl())
+	if strings.HasPrefix(in.GetSourceUrl(), "file:///etc/") {
+		return nil, failed(codes.NotFound, "", "there is no such file to import")
+	}
+	i := &vmv1.Image{
+		Id: c.nextID(), Name: in.GetName(), OrgId: "default", Visibility: in.GetVisibility(), Format: in.GetFormat(), OsType: in.GetOsType(),
+		OsVersion: in.GetOsVersion(), Architecture: in.GetArchitecture(), MinDiskGib: in.GetMinDiskGib(), MinMemoryMib: in.GetMinMemoryMib(),
+		Metadata: maps.Clone(in.GetMetadata()), Status: vmv1.ImageStatus_IMAGE_STATUS_PENDING, CreatedAt: now.UnixMilli(), UpdatedAt: now.UnixMilli(),
+	}
+	c.images = append(c.images, i)
+	return i, nil
+}
+
+func (c *fakeCloud) GetImage(_ context.Context, in *vmv1.GetImageRequest) (*vmv1.Image, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, i := range c.images {
+		if i.GetId() != in.GetImageId() {
+			continue
+		}
+		if len(c.looks) > 0 {
+			i.Status, c.looks = c.looks[0], c.looks[1:]
+			i.SizeBytes = 25 << 20
+			if i.Status == vmv1.ImageStatus_IMAGE_STATUS_ERROR {
+				i.Metadata = map[string]string{"trivet/error": "it has a backing file"}
+			}
+		}
+		return i, nil
+	}
+	return nil, failed(codes.NotFound, "", "no image %s", in.GetImageId())
+}
+
+func (c *fakeCloud) ListImages(_ context.Context, in *vmv1.ListImagesRequest) (*vmv1.ListImagesResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	resp := &vmv1.ListImagesResponse{}
+	for _, i := range c.images {
+		if i.GetOrgId() == "default" || in.GetIncludePublic() {
+			resp.Images = append(resp.Images, i)
+		}
+	}
+	return resp, nil
+}
+
+func (c *fakeCloud) DeleteImage(_ context.Context, in *vmv1.DeleteImageRequest) (*emptypb.Empty, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.images = slices.DeleteFunc(c.images, func(i *vmv1.Image) bool { return i.GetId() == in.GetImageId() })
+	return &emptypb.Empty{}, nil
+}
+
+func (c *fakeCloud) ListNodes(context.Context, *vmv1.ListNodesRequest) (*vmv1.ListNodesResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return &vmv1.ListNodesResponse{Nodes: c.nodes}, nil
+}
+
+func (c *fakeCloud) node(id string, to vmv1.NodeState) (*vmv1.Node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.nodes {
+		if n.GetId() == id {
+			if to != 0 {
+				n.State = to
+			}
+			return n, nil
+		}
+	}
+	return nil, failed(codes.NotFound, "", "no node %s", id)
+}
+
+func (c *fakeCloud) GetNode(_ context.Context, in *vmv1.GetNodeRequest) (*vmv1.Node, error) {
+	return c.node(in.GetNodeId(), 0)
+}
+
+func (c *fakeCloud) CordonNode(_ context.Context, in *vmv1.CordonNodeRequest) (*vmv1.Node, error) {
+	return c.node(in.GetNodeId(), vmv1.NodeState_NODE_STATE_CORDONED)
+}
+
+func (c *fakeCloud) UncordonNode(_ context.Context, in *vmv1.UncordonNodeRequest) (*vmv1.Node, error) {
+	return c.node(in.GetNodeId(), vmv1.NodeState_NODE_STATE_READY)
+}
+
+func (c *fakeCloud) CreateNodeToken(_ context.Context, in *operatorv1.CreateNodeTokenRequest) (*operatorv1.CreateNodeTokenResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, fmt.Sprintf("  name=%s ttl=%d", in.GetName(), in.GetTtlSeconds()))
+	return &operatorv1.CreateNodeTokenResponse{Token: "7.abc.def", ExpiresAt: now.Add(time.Hour).UnixMilli()}, nil
+}
+
+func (c *fakeCloud) ClusterStatus(context.Context, *operatorv1.ClusterStatusRequest) (*operatorv1.ClusterStatusResponse, error) {
+	return &operatorv1.ClusterStatusResponse{
+		Version: "v0.1.0", Cluster: "c0ffee", MemberId: 1,
+		Members: []*operatorv1.Member{{Id: 1, Address: "10.0.0.1", Reachable: true}, {Id: 2, Address: "10.0.0.2"}},
+		Groups: []*operatorv1.Group{
+			{Id: 1, Name: "system", LeaderId: 1, Term: 4, CommittedIndex: 120, AppliedIndex: 119, Revision: 77},
+			{Id: 2, Name: "kv", Term: 5},
+		},
+	}, nil
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vmv1.VirtualMachine, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	key := strings.Join(md.Get("idempotency-key"), "")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if vm := c.byKey[key]; vm != nil {
+		return vm, nil
+	}
+	cpus := in.GetSpec().GetCpu().GetVcpus()
+	switch {
+	case cpus > 288:
+		return nil, failed(codes.InvalidArgument, "spec.cpu.vcpus", "spec.cpu.vcpus: must be 1 to 288, got %d", cpus)
+	case cpus > 8:
+		return nil, failedFor(codes.ResourceExhausted, "", map[string]string{
+			"host-1": "is CORDONED", "host-22": fmt.Sprintf("has 8 vCPUs free, %d needed", cpus),
+		}, "no host can take the VM")
+	case slices.ContainsFunc(c.vms, func(vm *vmv1.VirtualMachine) bool { return vm.GetName() == in.GetName() }):
+		return nil, failed(codes.AlreadyExists, "", "a VM named %s exists", in.GetName())
+	}
+	vm := &vmv1.VirtualMachine{
+		Id: c.nextID(), Name: in.GetName(), OrgId: "default", ProjectId: "default", Spec: in.GetSpec(), NodeId: "host-1",
+		State: vmv1.VmState_VM_STATE_CREATING, Status: &vmv1.VmStatus{}, Labels: in.GetLabels(), Metadata: in.GetMetadata(),
+		CreatedAt: now.Add(-90 * time.Minute).UnixMilli(), UpdatedAt: now.UnixMilli(), CreatedBy: "demo", Hypervisor: in.GetHypervisor(),
+	}
+	c.vms = append(c.vms, vm)
+	c.byKey[key] = vm
+	return vm, nil
+}
+
+func (c *fakeCloud) vm(id string) (*vmv1.VirtualMachine, error) {
+	for _, vm := range c.vms {
+		if vm.GetId() == id {
+			return vm, nil
+		}
+	}
+	return nil, failed(codes.NotFound, "", "no VM %s", id)
+}
+
+func (c *fakeCloud) GetVm(_ context.Context, in *vmv1.GetVmRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.vm(in.GetVmId())
+}
+
+// ListVms gives two a page, and knows the filter on a name.
+func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.ListVmsResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	vms := slices.Clone(c.vms)
+	if f := in.GetFilter(); f != "" {
+		name, ok := strings.CutPrefix(f, `name = "`)
+		if !ok {
+			return nil, failed(codes.InvalidArgument, "filter", "filter: unexpected %q", f)
+		}
+		vms = slices.DeleteFunc(vms, func(vm *vmv1.VirtualMachine) bool { return vm.GetName() != strings.TrimSuffix(name, `"`) })
+	}
+	from := 0
+	if in.GetPageToken() != "" {
+		_, _ = fmt.Sscan(in.GetPageToken(), &from)
+	}
+	resp := &vmv1.ListVmsResponse{Vms: vms[from:min(from+2, len(vms))]}
+	if from+2 < len(vms) {
+		resp.NextPageToken = fmt.Sprint(from + 2)
+	}
+	return resp, nil
+}
+
+func (c *fakeCloud) power(id string, to vmv1.VmState) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	vm, err := c.vm(id)
+	if err != nil {
+		return nil, err
+	}
+	switch vm.GetName() {
+	case "slow":
+		to--
+	case "broken":
+		vm.State = vmv1.VmState_VM_STATE_ERROR
+		return nil, failed(codes.FailedPrecondition, "", "broken: disk is gone")
+	}
+	vm.State = to
+	return vm, nil
+}
+
+func (c *fakeCloud) StartVm(_ context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+}
+
+func (c *fakeCloud) StopVm(_ context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	c.calls = append(c.calls, fmt.Sprintf("  stop force=%v timeout=%d", in.GetForce(), in.GetTimeoutSeconds()))
+	c.mu.Unlock()
+	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_STOPPED)
+}
+
+func (c *fakeCloud) RebootVm(_ context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+}
+
+func (c *fakeCloud) ResetVm(_ context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+}
+
+func (c *fakeCloud) DeleteVm(_ context.Context, in *vmv1.DeleteVmRequest) (*emptypb.Empty, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	vm, err := c.vm(in.GetVmId())
+	if err != nil {
+		return nil, err
+	}
+	if vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && !in.GetForce() {
+		return nil, failed(codes.FailedPrecondition, "", "%s is RUNNING: stop it, or delete it with force", vm.GetName())
+	}
+	c.vms = slices.DeleteFunc(c.vms, func(v *vmv1.VirtualMachine) bool { return v == vm })
+	return &emptypb.Empty{}, nil
+}
+
+func (c *fakeCloud) WatchVm(_ *vmv1.WatchVmRequest, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
+	c.mu.Lock()
+	var script []watched
+	if len(c.watches) > 0 {
+		script, c.watches = c.watches[0], c.watches[1:]
+	}
+	c.mu.Unlock()
+	for _, w := range script {
+		switch {
+		case w.wait:
+			<-stream.Context().Done()
+			return nil
+		case w.event == nil:
+			return failed(w.code, "", "the stream broke")
+		}
+		if err := stream.Send(w.event); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *fakeCloud) ReadConsoleLog(in *operatorv1.ReadConsoleLogRequest, stream grpc.ServerStreamingServer[operatorv1.ReadConsoleLogResponse]) error {
+	c.mu.Lock()
+	c.calls = append(c.calls, fmt.Sprintf("  follow=%v tail=%d", in.GetFollow(), in.GetTailBytes()))
+	chunks := c.console
+	c.mu.Unlock()
+	for _, data := range chunks {
+		if err := stream.Send(&operatorv1.ReadConsoleLogResponse{Data: data}); err != nil {
+			return err
+		}
+	}
+	if err := c.fault("", "ReadConsoleLog", true); err != nil || !in.GetFollow() {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}

@@ -1,0 +1,191 @@
+// Package image holds the commands about images, and finds an image by its name for those about machines.
+//
+// It knows the image service's calls and no others. Names need not be unique: one that stands for several images is
+// refused, and those that can be meant are listed.
+package image
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// call bounds calls that wait for nothing.
+const call = 30 * time.Second
+
+// Command is `trivet image`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "image", Short: "Import, list and delete images", Args: cobra.NoArgs, RunE: help}
+	c.AddCommand(importing(s), list(s), showing(s), deleting(s))
+	return c
+}
+
+func help(c *cobra.Command, _ []string) error { return c.Help() }
+
+func list(s *session.Session) *cobra.Command {
+	var own bool
+	var limit int
+	c := &cobra.Command{Use: "list", Short: "List the images that can be used", Args: session.Exactly()}
+	c.Flags().BoolVar(&own, "own", false, "only those of the org")
+	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		images, more, err := all(ctx, s, conn, !own, limit)
+		if err != nil {
+			return err
+		}
+		var names []string
+		var rows [][]string
+		for _, i := range images {
+			names = append(names, i.GetName())
+			rows = append(rows, row(s.Now(), i))
+		}
+		err = s.Print(&vmv1.ListImagesResponse{Images: images}, names, func(w io.Writer) error {
+			return show.Rows(w, header, rows)
+		})
+		if more {
+			s.Note("there are more: --limit is %d", limit)
+		}
+		return err
+	})
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "show IMAGE", Short: "Show an image", Args: session.Exactly("IMAGE")}
+	c.ValidArgsFunction = session.FirstArg(Names(s))
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := find(ctx, s, conn, args[0], true, every)
+		if err != nil {
+			return err
+		}
+		org, _ := s.Tenant()
+		i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: org, ImageId: id})
+		if err != nil {
+			return err
+		}
+		return s.Print(i, []string{i.GetName()}, func(w io.Writer) error { return show.Fields(w, fields(s.Now(), i)) })
+	})
+	return c
+}
+
+func deleting(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "delete IMAGE", Short: "Delete an image that no machine uses", Args: session.Exactly("IMAGE")}
+	c.ValidArgsFunction = session.FirstArg(Names(s))
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		// Another org's image of the same name is not ours to delete, so it is not meant.
+		id, err := find(ctx, s, conn, args[0], false, every)
+		if err != nil {
+			return err
+		}
+		org, _ := s.Tenant()
+		if _, err := vmv1.NewImageServiceClient(conn).DeleteImage(ctx, &vmv1.DeleteImageRequest{OrgId: org, ImageId: id}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+// Find is the id of the image that a machine is to use: among several of one name it is the one that is not in ERROR.
+func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
+	return find(ctx, s, conn, nameOrID, true, usable)
+}
+
+func every(*vmv1.Image) bool    { return true }
+func usable(i *vmv1.Image) bool { return i.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_ERROR }
+
+func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, public bool, prefer func(*vmv1.Image) bool) (string, error) {
+	if session.IsID(nameOrID) {
+		return nameOrID, nil
+	}
+	if err := cloud.CheckName("image", nameOrID); err != nil {
+		return "", session.Usagef("%q is neither the name of an image nor an id", nameOrID)
+	}
+	images, _, err := all(ctx, s, conn, public, 0)
+	if err != nil {
+		return "", err
+	}
+	images = slices.DeleteFunc(images, func(i *vmv1.Image) bool { return i.GetName() != nameOrID })
+	if slices.ContainsFunc(images, prefer) {
+		images = slices.DeleteFunc(images, func(i *vmv1.Image) bool { return !prefer(i) })
+	}
+	matches := make([]session.Match, len(images))
+	for n, i := range images {
+		matches[n] = session.Match{ID: i.GetId(), About: fmt.Sprintf("%s of %s, %s, made %s",
+			show.Enum("IMAGE_STATUS", i.GetStatus()), i.GetOrgId(),
+			cmp.Or(show.Enum("VISIBILITY", i.GetVisibility()), "PRIVATE"), show.When(i.GetCreatedAt()))}
+	}
+	return session.One("image", nameOrID, matches)
+}
+
+func all(ctx context.Context, s *session.Session, conn *dial.Conn, public bool, limit int) ([]*vmv1.Image, bool, error) {
+	org, _ := s.Tenant()
+	return session.Pages(limit, func(token string) ([]*vmv1.Image, string, error) {
+		page, err := vmv1.NewImageServiceClient(conn).ListImages(ctx, &vmv1.ListImagesRequest{
+			OrgId: org, IncludePublic: public, PageSize: session.PageSize, PageToken: token,
+		})
+		return page.GetImages(), page.GetNextPageToken(), err
+	})
+}
+
+// Names completes an image's name.
+func Names(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+		images, _, err := all(ctx, s, conn, true, session.PageSize)
+		var names []string
+		for _, i := range images {
+			names = append(names, i.GetName())
+		}
+		return names, err
+	})
+}
+
+var header = []string{"NAME", "ID", "STATUS", "FORMAT", "SIZE", "VISIBILITY", "ORG", "AGE"}
+
+func row(now time.Time, i *vmv1.Image) []string {
+	return []string{
+		i.GetName(), i.GetId(), show.Enum("IMAGE_STATUS", i.GetStatus()), show.Enum("IMAGE_FORMAT", i.GetFormat()),
+		show.Bytes(i.GetSizeBytes()), show.Enum("VISIBILITY", i.GetVisibility()), i.GetOrgId(), show.Age(now, i.GetCreatedAt()),
+	}
+}
+
+func fields(now time.Time, i *vmv1.Image) [][2]string {
+	atLeast := func(n uint64, unit string) string {
+		if n == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%d %s", n, unit)
+	}
+	f := [][2]string{
+		{"Name", i.GetName()},
+		{"ID", i.GetId()},
+		{"Org", i.GetOrgId()},
+		{"Status", show.Enum("IMAGE_STATUS", i.GetStatus())},
+		{"Visibility", show.Enum("VISIBILITY", i.GetVisibility())},
+		{"Format", show.Enum("IMAGE_FORMAT", i.GetFormat())},
+		{"Size", show.Bytes(i.GetSizeBytes())},
+		{"Checksum", i.GetChecksum()},
+		{"System", strings.TrimSpace(show.Enum("OS_TYPE", i.GetOsType()) + " " + i.GetOsVersion())},
+		{"Architecture", show.Enum("ARCHITECTURE", i.GetArchitecture())},
+		{"Needs disk", atLeast(uint64(i.GetMinDiskGib()), "GiB")},
+		{"Needs memory", atLeast(uint64(i.GetMinMemoryMib()), "MiB")},
+		{"Created", show.When(i.GetCreatedAt()) + " (" + show.Age(now, i.GetCreatedAt()) + " ago)"},
+	}
+	for _, k := range slices.Sorted(maps.Keys(i.GetMetadata())) {
+		f = append(f, [2]string{"Metadata " + k, i.GetMetadata()[k]})
+	}
+	return f
+}

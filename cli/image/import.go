@@ -1,0 +1,181 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// importLimit bounds an import that is waited for: a large image over a slow disk.
+	importLimit = 30 * time.Minute
+
+	firstLook = 100 * time.Millisecond
+	lastLook  = time.Second
+)
+
+type importFlags struct {
+	public             bool
+	sharedWith         []string
+	format, os, arch   string
+	osVersion          string
+	minDisk, minMemory uint32
+	metadata           []string
+	noWait             bool
+}
+
+func importing(s *session.Session) *cobra.Command {
+	var f importFlags
+	c := &cobra.Command{
+		Use:   "import NAME FILE|URL",
+		Short: "Make an image of a file that a control plane's host has",
+		Long: `Make an image of a file. The control plane opens it, not this command: FILE is a path on the host of the member
+that is asked (the first --endpoint that can be reached), beneath one of that member's import directories.
+Waits until a majority of the members holds the image.`,
+		Example: "  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public",
+		Args:    session.Exactly("NAME", "FILE"),
+	}
+	p := c.Flags()
+	p.BoolVar(&f.public, "public", false, "show it to every org (system:admin)")
+	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "show it to these orgs: ORG,...")
+	p.StringVar(&f.format, "format", "", "raw, qcow2, vmdk or vhd (default: as the bytes say)")
+	p.StringVar(&f.os, "os", "", "linux, windows or bsd")
+	p.StringVar(&f.osVersion, "os-version", "", "such as 12.5")
+	p.StringVar(&f.arch, "arch", "", "x86_64 or aarch64")
+	p.Uint32Var(&f.minDisk, "min-disk", 0, "smallest disk in GiB that a machine should have")
+	p.Uint32Var(&f.minMemory, "min-memory", 0, "least memory in MiB that a machine should have")
+	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, may be repeated")
+	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
+	// The file is the control plane's, but often of this host too.
+	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) == 1 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	c.RunE = s.Run(importLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		req, err := f.request(args[0], args[1])
+		if err != nil {
+			return err
+		}
+		if req.SourceUrl != args[1] {
+			s.Note("the control plane opens %s on its own host, beneath its import directories", req.SourceUrl)
+		}
+		req.OrgId, _ = s.Tenant()
+		image, err := f.run(ctx, s, vmv1.NewImageServiceClient(conn), req)
+		if err != nil {
+			return err
+		}
+		return s.Print(image, []string{image.GetName()}, func(w io.Writer) error {
+			return show.Rows(w, header, [][]string{row(s.Now(), image)})
+		})
+	})
+	return c
+}
+
+func (f *importFlags) request(name, source string) (*vmv1.CreateImageRequest, error) {
+	if err := cloud.CheckName("NAME", name); err != nil {
+		return nil, session.Usagef("%v", err)
+	}
+	req := &vmv1.CreateImageRequest{Name: name, OsVersion: f.osVersion, MinDiskGib: f.minDisk, MinMemoryMib: f.minMemory}
+	var err, bad error
+	enum := func(flag, given, prefix string, values map[string]int32) int32 {
+		n, err := parse(flag, given, prefix, values)
+		bad = errors.Join(bad, err)
+		return n
+	}
+	req.Format = vmv1.ImageFormat(enum("format", f.format, "IMAGE_FORMAT", vmv1.ImageFormat_value))
+	req.OsType = vmv1.OsType(enum("os", f.os, "OS_TYPE", vmv1.OsType_value))
+	req.Architecture = vmv1.Architecture(enum("arch", f.arch, "ARCHITECTURE", vmv1.Architecture_value))
+	if bad != nil {
+		return nil, bad
+	}
+	if req.SourceUrl, err = sourceURL(source); err != nil {
+		return nil, err
+	}
+	if req.Metadata, err = session.Pairs("metadata", f.metadata); err != nil {
+		return nil, err
+	}
+	switch {
+	case f.public && len(f.sharedWith) > 0:
+		return nil, session.Usagef("give --public or --shared-with, not both")
+	case f.public:
+		req.Visibility = vmv1.Visibility_VISIBILITY_PUBLIC
+	case len(f.sharedWith) > 0:
+		req.Visibility = vmv1.Visibility_VISIBILITY_SHARED
+		if req.Metadata == nil {
+			req.Metadata = map[string]string{}
+		}
+		req.Metadata[cloud.SharedWith] = strings.Join(f.sharedWith, ",")
+	}
+	return req, nil
+}
+
+// parse is the number of an enumeration's value by its short name; 0 for none.
+func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
+	if given == "" {
+		return 0, nil
+	}
+	if n, ok := values[prefix+"_"+strings.ToUpper(given)]; ok && n != 0 {
+		return n, nil
+	}
+	var known []string
+	for name, n := range values {
+		if n != 0 {
+			known = append(known, strings.ToLower(strings.TrimPrefix(name, prefix+"_")))
+		}
+	}
+	slices.Sort(known)
+	return 0, session.Usagef("--%s %q: want one of %s", flag, given, strings.Join(known, ", "))
+}
+
+// sourceURL leaves a URL as it is and makes an absolute file:// URL of a path.
+func sourceURL(source string) (string, error) {
+	if strings.Contains(source, "://") {
+		return source, nil
+	}
+	path, err := filepath.Abs(source)
+	if err != nil {
+		return "", fmt.Errorf("make %s absolute: %w", source, err)
+	}
+	return (&url.URL{Scheme: "file", Path: path}).String(), nil
+}
+
+// run makes the image and waits until it is settled.
+func (f *importFlags) run(ctx context.Context, s *session.Session, client vmv1.ImageServiceClient, req *vmv1.CreateImageRequest) (image *vmv1.Image, err error) {
+	err = s.Wait("importing "+req.GetName(), func(say func(string)) error {
+		image, err = client.CreateImage(ctx, req)
+		for pause := firstLook; err == nil && !f.noWait && !settled(image); pause = min(2*pause, lastLook) {
+			say(fmt.Sprintf("importing %s: %s, %s", req.GetName(), show.Enum("IMAGE_STATUS", image.GetStatus()), show.Bytes(image.GetSizeBytes())))
+			if err = dial.Sleep(ctx, pause); err != nil {
+				return fmt.Errorf("image %s (%s) is still %s, and is still being imported: %w", image.GetName(), image.GetId(),
+					show.Enum("IMAGE_STATUS", image.GetStatus()), err)
+			}
+			image, err = client.GetImage(ctx, &vmv1.GetImageRequest{OrgId: req.GetOrgId(), ImageId: image.GetId()})
+		}
+		return err
+	})
+	if err == nil && image.GetStatus() == vmv1.ImageStatus_IMAGE_STATUS_ERROR {
+		err = fmt.Errorf("image %s could not be imported: %s\n`trivet image delete %s` removes its record",
+			image.GetName(), image.GetMetadata()[cloud.ImageReason], image.GetId())
+	}
+	return image, err
+}
+
+func settled(i *vmv1.Image) bool {
+	return i.GetStatus() == vmv1.ImageStatus_IMAGE_STATUS_AVAILABLE || i.GetStatus() == vmv1.ImageStatus_IMAGE_STATUS_ERROR
+}

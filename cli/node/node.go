@@ -1,0 +1,218 @@
+// Package node holds the commands about hypervisor hosts.
+//
+// It knows the node service's calls, and the operator's call for the token with which a host joins.
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// Command is `trivet node`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "node", Short: "List, cordon and add hypervisor hosts", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(list(s), showing(s), token(s),
+		changing(s, "cordon", "Place no more machines on a host", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
+			return c.CordonNode(ctx, &vmv1.CordonNodeRequest{NodeId: id})
+		}),
+		changing(s, "uncordon", "Place machines on a host again", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
+			return c.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: id})
+		}))
+	return c
+}
+
+func list(s *session.Session) *cobra.Command {
+	var limit int
+	c := &cobra.Command{Use: "list", Short: "List the hosts", Args: session.Exactly()}
+	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		nodes, more, err := all(ctx, conn, limit)
+		if err != nil {
+			return err
+		}
+		var names []string
+		var rows [][]string
+		for _, n := range nodes {
+			names = append(names, n.GetName())
+			rows = append(rows, row(s.Now(), n))
+		}
+		err = s.Print(&vmv1.ListNodesResponse{Nodes: nodes}, names, func(w io.Writer) error { return show.Rows(w, header, rows) })
+		if more {
+			s.Note("there are more: --limit is %d", limit)
+		}
+		return err
+	})
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "show NODE", Short: "Show a host", Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := find(ctx, conn, args[0])
+		if err != nil {
+			return err
+		}
+		n, err := vmv1.NewNodeServiceClient(conn).GetNode(ctx, &vmv1.GetNodeRequest{NodeId: id})
+		if err != nil {
+			return err
+		}
+		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return show.Fields(w, fields(s.Now(), n)) })
+	})
+	return c
+}
+
+func changing(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
+	c := &cobra.Command{Use: verb + " NODE", Short: short, Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := find(ctx, conn, args[0])
+		if err != nil {
+			return err
+		}
+		n, err := do(ctx, vmv1.NewNodeServiceClient(conn), id)
+		if err != nil {
+			return err
+		}
+		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return show.Rows(w, header, [][]string{row(s.Now(), n)}) })
+	})
+	return c
+}
+
+func token(s *session.Session) *cobra.Command {
+	var name string
+	var ttl time.Duration
+	c := &cobra.Command{
+		Use:     "token",
+		Short:   "Make a token with which one host may join",
+		Long:    "Make a one-use token and print it, and nothing else, on standard output: whoever has it can add a host.",
+		Example: "  trivet node token --name host7 > join.token\n  trivet-nodeagent --join-token join.token ...  # on host7",
+		Args:    session.Exactly(),
+	}
+	c.Flags().StringVar(&name, "name", "", "bind the token to this host name")
+	c.Flags().DurationVar(&ttl, "ttl", 0, "how long it can be used (default 1h)")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		if ttl < 0 || ttl%time.Second != 0 || ttl/time.Second > 1<<31 {
+			return session.Usagef("--ttl %v: want whole seconds", ttl)
+		}
+		t, err := operatorv1.NewOperatorServiceClient(conn).CreateNodeToken(ctx,
+			&operatorv1.CreateNodeTokenRequest{Name: name, TtlSeconds: uint32(ttl / time.Second)})
+		if err != nil {
+			return err
+		}
+		s.Note("good for one host until %s", show.When(t.GetExpiresAt()))
+		return s.Print(t, []string{t.GetToken()}, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, t.GetToken())
+			return err
+		})
+	})
+	return c
+}
+
+// find is the id of a node. Their list is short next to that of machines, and there is no filter for it.
+func find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error) {
+	if session.IsID(nameOrID) {
+		return nameOrID, nil
+	}
+	nodes, _, err := all(ctx, conn, 0)
+	if err != nil {
+		return "", err
+	}
+	var matches []session.Match
+	for _, n := range nodes {
+		switch nameOrID {
+		case n.GetId():
+			return n.GetId(), nil
+		case n.GetName():
+			matches = append(matches, session.Match{ID: n.GetId(), About: show.Enum("NODE_STATE", n.GetState())})
+		}
+	}
+	return session.One("node", nameOrID, matches)
+}
+
+func all(ctx context.Context, conn *dial.Conn, limit int) ([]*vmv1.Node, bool, error) {
+	return session.Pages(limit, func(token string) ([]*vmv1.Node, string, error) {
+		page, err := vmv1.NewNodeServiceClient(conn).ListNodes(ctx, &vmv1.ListNodesRequest{PageSize: session.PageSize, PageToken: token})
+		return page.GetNodes(), page.GetNextPageToken(), err
+	})
+}
+
+func names(s *session.Session) cobra.CompletionFunc {
+	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+		nodes, _, err := all(ctx, conn, session.PageSize)
+		var names []string
+		for _, n := range nodes {
+			names = append(names, n.GetName())
+		}
+		return names, err
+	})
+}
+
+var header = []string{"NAME", "ID", "STATE", "VCPUS", "MEMORY", "STORAGE", "HEARD", "AGENT"}
+
+func row(now time.Time, n *vmv1.Node) []string {
+	used := [3]string{}
+	if all := n.GetAllocatable(); all != nil { // those who may not see it get none
+		has := n.GetAllocated()
+		used[0] = fmt.Sprintf("%d/%d", has.GetVcpus(), all.GetVcpus())
+		used[1] = show.Bytes(has.GetMemoryMib()<<20) + "/" + show.Bytes(all.GetMemoryMib()<<20)
+		used[2] = show.Bytes(has.GetStorageGib()<<30) + "/" + show.Bytes(all.GetStorageGib()<<30)
+	}
+	return []string{n.GetName(), n.GetId(), show.Enum("NODE_STATE", n.GetState()), used[0], used[1], used[2],
+		heard(now, n), n.GetAgentVersion()}
+}
+
+func heard(now time.Time, n *vmv1.Node) string {
+	if age := show.Age(now, n.GetLastHeartbeat()); age != "" {
+		return age + " ago"
+	}
+	return ""
+}
+
+func fields(now time.Time, n *vmv1.Node) [][2]string {
+	amount := func(c *vmv1.NodeCapacity) string {
+		if c == nil {
+			return ""
+		}
+		return fmt.Sprintf("%d vCPUs, %s memory, %s storage", c.GetVcpus(), show.Bytes(c.GetMemoryMib()<<20), show.Bytes(c.GetStorageGib()<<30))
+	}
+	var hypervisors, drivers []string
+	for _, h := range n.GetHypervisors() {
+		hypervisors = append(hypervisors, show.Enum("HYPERVISOR_TYPE", h))
+	}
+	for _, d := range n.GetSupportedVolumeDrivers() {
+		drivers = append(drivers, show.Enum("VOLUME_DRIVER_KIND", d))
+	}
+	f := [][2]string{
+		{"Name", n.GetName()},
+		{"ID", n.GetId()},
+		{"State", show.Enum("NODE_STATE", n.GetState())},
+		{"Heard", heard(now, n)},
+		{"Agent", n.GetAgentVersion()},
+		{"Hypervisors", strings.Join(hypervisors, ", ")},
+		{"Capacity", amount(n.GetCapacity())},
+		{"Allocatable", amount(n.GetAllocatable())},
+		{"Allocated", amount(n.GetAllocated())},
+		{"Volume drivers", strings.Join(drivers, ", ")},
+		{"Storage classes", strings.Join(n.GetSupportedStorageClasses(), ", ")},
+	}
+	for _, k := range slices.Sorted(maps.Keys(n.GetLabels())) {
+		f = append(f, [2]string{"Label " + k, n.GetLabels()[k]})
+	}
+	return f
+}

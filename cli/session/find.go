@@ -1,0 +1,142 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/show"
+)
+
+// PageSize is how many objects are asked for at a time: with all the labels that they may have they fit a message.
+const PageSize = 250
+
+// Exactly takes the named arguments and no others.
+func Exactly(names ...string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return fmt.Errorf("%s is missing", strings.Join(names[len(args):], " and "))
+		case len(args) > len(names):
+			return fmt.Errorf("unexpected argument %q", args[len(names)])
+		}
+		return nil
+	}
+}
+
+// IsID reports whether s has the form of an id that the cluster makes: a lower-case UUID. A name of that form is taken
+// for an id.
+func IsID(s string) bool {
+	u, err := uuid.Parse(s)
+	return err == nil && u.String() == s
+}
+
+// Match is an object that goes by a name.
+type Match struct {
+	ID string
+	// About tells it from others of the same name.
+	About string
+}
+
+// One is the only match for a name.
+func One(kind, name string, matches []Match) (string, error) {
+	switch len(matches) {
+	case 0:
+		return "", fmt.Errorf("there is no %s named %q: `trivet %s list` shows those there are", kind, name, kind)
+	case 1:
+		return matches[0].ID, nil
+	}
+	rows := make([][]string, len(matches))
+	for i, m := range matches {
+		rows[i] = []string{"  " + m.ID, m.About}
+	}
+	var b bytes.Buffer
+	if err := show.Rows(&b, []string{"  ID", "ABOUT"}, rows); err != nil {
+		return "", err
+	}
+	return "", fmt.Errorf("several %ss are named %q: say which by its id\n%s", kind, name, b.String())
+}
+
+// Pages gathers a list page by page, up to limit objects; 0 is all.
+func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all []T, more bool, err error) {
+	token := ""
+	for {
+		got, next, err := page(token)
+		if err != nil {
+			return nil, false, err
+		}
+		all = append(all, got...)
+		switch {
+		case limit > 0 && (len(all) > limit || len(all) == limit && next != ""):
+			return all[:limit], true, nil
+		case next == "":
+			return all, false, nil
+		case next == token:
+			return nil, false, errors.New("the control plane gave the same page token twice")
+		}
+		token = next
+	}
+}
+
+// completing bounds how long a shell waits for names.
+const completing = 2 * time.Second
+
+// Names completes an argument with the names of what there is. A cluster that does not answer completes nothing.
+func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		conn, err := s.Connect()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		defer conn.Close()
+		ctx, cancel := context.WithTimeout(cmd.Context(), completing)
+		defer cancel()
+		names, err := list(ctx, conn)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var found []string
+		for _, n := range names {
+			if strings.HasPrefix(n, prefix) {
+				found = append(found, n)
+			}
+		}
+		return found, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// FirstArg completes the first argument only.
+func FirstArg(f cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return f(cmd, args, prefix)
+	}
+}
+
+// Pairs reads KEY=VALUE flags.
+func Pairs(flag string, given []string) (map[string]string, error) {
+	var m map[string]string
+	for _, g := range given {
+		k, v, ok := strings.Cut(g, "=")
+		if !ok || k == "" {
+			return nil, Usagef("--%s %q: want KEY=VALUE", flag, g)
+		}
+		if _, twice := m[k]; twice {
+			return nil, Usagef("--%s: %q is given twice", flag, k)
+		}
+		if m == nil {
+			m = map[string]string{}
+		}
+		m[k] = v
+	}
+	return m, nil
+}

@@ -1,0 +1,87 @@
+package show
+
+import (
+	"bytes"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+func TestATableIsAlignedAndHarmless(t *testing.T) {
+	var b bytes.Buffer
+	require.NoError(t, Rows(&b, []string{"NAME", "STATE", "ERROR"}, [][]string{
+		{"web", "RUNNING", ""},
+		{"größe", "ERROR", "gone\n\x1b[2J\u202e\xff"},
+	}))
+	require.Equal(t, "NAME   STATE    ERROR\nweb    RUNNING  -\ngröße  ERROR    gone\\n\\x1b[2J\\u202e\ufffd\n", b.String())
+}
+
+func TestFields(t *testing.T) {
+	var b bytes.Buffer
+	require.NoError(t, Fields(&b, [][2]string{{"Name", "web"}, {"Last error", ""}}))
+	require.Equal(t, "Name:        web\nLast error:  -\n", b.String())
+}
+
+func TestJSONIsTheSameEachTime(t *testing.T) {
+	vm := &vmv1.VmEvent{VmId: "1", EventType: vmv1.VmEventType_VM_EVENT_TYPE_CREATED, Timestamp: 5}
+	for range 5 {
+		var b bytes.Buffer
+		require.NoError(t, Line(&b, vm))
+		require.NoError(t, Object(&b, vm))
+		require.Equal(t, `{"vm_id":"1","event_type":"VM_EVENT_TYPE_CREATED","timestamp":"5"}
+{
+  "vm_id": "1",
+  "event_type": "VM_EVENT_TYPE_CREATED",
+  "timestamp": "5"
+}
+`, b.String())
+	}
+}
+
+func TestAnEmptyListIsAList(t *testing.T) {
+	var b bytes.Buffer
+	require.NoError(t, Line(&b, &vmv1.ListVmsResponse{}))
+	require.Equal(t, `{"vms":[],"next_page_token":""}`+"\n", b.String())
+}
+
+func TestWords(t *testing.T) {
+	now := time.UnixMilli(1_000_000_000_000)
+	ago := func(d time.Duration) string { return Age(now, now.Add(-d).UnixMilli()) }
+	for _, tc := range [][2]string{
+		{Age(now, 0), ""}, {ago(-time.Hour), "0s"}, {ago(119 * time.Second), "119s"}, {ago(2 * time.Minute), "2m"},
+		{ago(2 * time.Hour), "2h"}, {ago(49 * time.Hour), "2d"},
+		{When(0), ""}, {When(1_000_000_000_000), "2001-09-09T01:46:40Z"},
+		{Bytes(0), "0 B"}, {Bytes(1023), "1023 B"}, {Bytes(1 << 20), "1 MiB"}, {Bytes(3 << 29), "1.5 GiB"}, {Bytes(1 << 63), "8192 PiB"},
+		{Enum("VM_STATE", vmv1.VmState_VM_STATE_RUNNING), "RUNNING"}, {Enum("VM_STATE", vmv1.VmState(0)), ""},
+		{Enum("VM_STATE", vmv1.VmState(77)), "77"},
+	} {
+		require.Equal(t, tc[1], tc[0])
+	}
+}
+
+func TestProgressIsShownAfterASecondAndTakenAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b bytes.Buffer
+		p := Start(&b, "starting web")
+		time.Sleep(900 * time.Millisecond)
+		p.End()
+		require.Empty(t, b.String())
+
+		p = Start(&b, "starting web")
+		time.Sleep(1500 * time.Millisecond)
+		p.Say("still\x1b starting")
+		time.Sleep(time.Second)
+		p.End()
+		require.Equal(t, "\r\x1b[Kstarting web ... 1s\r\x1b[Kstill\\x1b starting ... 2s\r\x1b[K", b.String())
+	})
+}
+
+func TestNoProgressWithoutATerminal(t *testing.T) {
+	p := Start(nil, "starting web")
+	p.Say("still")
+	p.End()
+}

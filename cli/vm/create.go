@@ -1,0 +1,172 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/session"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+type createFlags struct {
+	image                   string
+	vcpus                   uint32
+	memory                  string
+	disks, labels, metadata []string
+	kernel, initrd, cmdline string
+	start                   bool
+}
+
+func creating(s *session.Session) *cobra.Command {
+	var f createFlags
+	c := &cobra.Command{
+		Use:   "create NAME",
+		Short: "Make a machine",
+		Long: `Make a machine. --image is what its first disk is made of; disks that name no image are blank. Without --disk an
+--image gives one disk of 10 GiB, or as much as the image says it needs.
+
+A --disk is ` + diskForm + `, the size in GiB.`,
+		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
+  trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
+		Args: session.Exactly("NAME"),
+	}
+	p := c.Flags()
+	p.StringVar(&f.image, "image", "", "image of the first disk, by name or id")
+	p.Uint32Var(&f.vcpus, "vcpus", 1, "virtual processors")
+	p.StringVar(&f.memory, "memory", fmt.Sprint(cloud.DefaultMemory), "memory in MiB, or with a unit: 2G")
+	p.StringArrayVar(&f.disks, "disk", nil, "disk, may be repeated: see above")
+	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, may be repeated")
+	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, may be repeated")
+	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or id")
+	p.StringVar(&f.initrd, "initrd", "", "with that initial file system: an image, by name or id")
+	p.StringVar(&f.cmdline, "cmdline", "", "and this command line")
+	p.BoolVar(&f.start, "start", false, "start it, and wait until it runs")
+	for _, flag := range []string{"image", "kernel", "initrd"} {
+		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // fails only for a flag that there is not
+	}
+	c.RunE = s.Run(call+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		req, disks, err := f.request(args[0])
+		if err != nil {
+			return err
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		if err := f.findImages(ctx, s, conn, req, disks); err != nil {
+			return err
+		}
+		client := vmv1.NewVmServiceClient(conn)
+		var vm *vmv1.VirtualMachine
+		if err := s.Wait("creating "+req.GetName(), func(func(string)) error {
+			vm, err = client.CreateVm(ctx, req)
+			return err
+		}); err != nil {
+			return err
+		}
+		if f.start {
+			t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
+			started, err := start.run(ctx, s, t, req.GetName())
+			if err != nil {
+				s.Note("%s is created, as %s, but not started", vm.GetName(), vm.GetId())
+				return err
+			}
+			vm = started
+		}
+		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+	})
+	return c
+}
+
+// request is all that can be said without asking anybody.
+func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error) {
+	if err := cloud.CheckName("NAME", name); err != nil {
+		return nil, nil, session.Usagef("%v", err)
+	}
+	memory, ok := amount(f.memory, mib)
+	if !ok {
+		return nil, nil, session.Usagef("--memory %q: want a number of MiB, or one with a unit: 2G", f.memory)
+	}
+	disks := make([]disk, len(f.disks))
+	for n, text := range f.disks {
+		d, err := parseDisk(n, text)
+		if err != nil {
+			return nil, nil, err
+		}
+		disks[n] = d
+	}
+	switch {
+	case f.image != "" && len(disks) == 0:
+		disks = []disk{{id: "disk0", image: f.image}} // its size depends on the image
+	case f.image != "" && disks[0].image != "":
+		return nil, nil, session.Usagef("the first disk is given two images: %s and %s", f.image, disks[0].image)
+	case f.image != "":
+		disks[0].image = f.image
+	case len(disks) == 0 && f.kernel == "":
+		return nil, nil, session.Usagef("nothing to boot: give --image, --disk or --kernel")
+	}
+	if f.kernel == "" && (f.initrd != "" || f.cmdline != "") {
+		return nil, nil, session.Usagef("--initrd and --cmdline need a --kernel")
+	}
+	labels, err := session.Pairs("label", f.labels)
+	if err != nil {
+		return nil, nil, err
+	}
+	metadata, err := session.Pairs("metadata", f.metadata)
+	if err != nil {
+		return nil, nil, err
+	}
+	if f.vcpus == 0 {
+		return nil, nil, session.Usagef("--vcpus 0: a machine has at least one")
+	}
+	if memory == 0 {
+		return nil, nil, session.Usagef("--memory 0: a machine needs some")
+	}
+	return &vmv1.CreateVmRequest{
+		Name: name, Hypervisor: vmv1.HypervisorType_HYPERVISOR_TYPE_KVM, Labels: labels, Metadata: metadata,
+		Spec: &vmv1.VmSpec{Cpu: &vmv1.CpuSpec{Vcpus: f.vcpus}, Memory: &vmv1.MemorySpec{SizeMib: memory}},
+	}, disks, nil
+}
+
+// findImages puts the disks and what is booted into the request, their images by id.
+func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVmRequest, disks []disk) error {
+	found := map[string]string{}
+	find := func(nameOrID string) (string, error) {
+		if id, ok := found[nameOrID]; ok || nameOrID == "" {
+			return id, nil
+		}
+		id, err := image.Find(ctx, s, conn, nameOrID)
+		found[nameOrID] = id
+		return id, err
+	}
+	for _, d := range disks {
+		id, err := find(d.image)
+		if err != nil {
+			return err
+		}
+		if len(f.disks) == 0 {
+			i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: req.GetOrgId(), ImageId: id})
+			if err != nil {
+				return err
+			}
+			d.sizeGiB = max(cloud.DefaultDiskGiB, uint64(i.GetMinDiskGib()))
+		}
+		req.Spec.Disks = append(req.Spec.Disks, d.spec(id))
+	}
+	if f.kernel == "" {
+		return nil
+	}
+	kernel, err := find(f.kernel)
+	if err != nil {
+		return err
+	}
+	initrd, err := find(f.initrd)
+	if err != nil {
+		return err
+	}
+	req.Spec.Boot = &vmv1.BootSpec{Kernel: kernel, Initrd: initrd, Cmdline: f.cmdline}
+	return nil
+}

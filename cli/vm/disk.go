@@ -1,0 +1,114 @@
+package vm
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// disk is a --disk as it was written; image is still a name or an id, and empty for a blank disk.
+type disk struct {
+	id, image string
+	sizeGiB   uint64
+	bus       vmv1.DiskBus
+	cache     vmv1.DiskCache
+	boot      uint32
+}
+
+var (
+	buses = map[string]vmv1.DiskBus{
+		"virtio": vmv1.DiskBus_DISK_BUS_VIRTIO, "scsi": vmv1.DiskBus_DISK_BUS_SCSI,
+		"ide": vmv1.DiskBus_DISK_BUS_IDE, "sata": vmv1.DiskBus_DISK_BUS_SATA,
+	}
+	caches = map[string]vmv1.DiskCache{
+		"none": vmv1.DiskCache_DISK_CACHE_NONE, "writeback": vmv1.DiskCache_DISK_CACHE_WRITEBACK,
+		"writethrough": vmv1.DiskCache_DISK_CACHE_WRITETHROUGH,
+	}
+)
+
+const diskForm = "SIZE[,image=NAME|ID][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
+
+// parseDisk reads the n-th --disk, counted from 0.
+func parseDisk(n int, text string) (disk, error) {
+	bad := func(what string) (disk, error) {
+		return disk{}, session.Usagef("--disk %q: %s: want %s", text, what, diskForm)
+	}
+	size, options, more := strings.Cut(text, ",")
+	d := disk{id: "disk" + strconv.Itoa(n)}
+	var ok bool
+	if d.sizeGiB, ok = amount(size, gib); !ok {
+		return bad("the size is not a number of GiB")
+	}
+	var seen []string
+	for option := range strings.SplitSeq(options, ",") {
+		if !more {
+			break
+		}
+		key, value, _ := strings.Cut(option, "=")
+		if slices.Contains(seen, key) {
+			return bad(key + " is given twice")
+		}
+		seen = append(seen, key)
+		ok := value != ""
+		switch key {
+		case "image":
+			d.image = value
+		case "id":
+			d.id = value
+		case "bus":
+			d.bus, ok = buses[value]
+		case "cache":
+			d.cache, ok = caches[value]
+		case "boot-index":
+			n, err := strconv.ParseUint(value, 10, 32)
+			d.boot, ok = uint32(n), err == nil
+		default:
+			return bad(strconv.Quote(option) + " is not known")
+		}
+		if !ok {
+			return bad(strconv.Quote(option) + " is not right")
+		}
+	}
+	return d, nil
+}
+
+// spec is the disk with its image's id.
+func (d *disk) spec(imageID string) *vmv1.DiskSpec {
+	source := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
+	if imageID != "" {
+		source.Source = &vmv1.DiskSource_ImageId{ImageId: imageID}
+	}
+	return &vmv1.DiskSpec{Id: d.id, Source: source, SizeGib: d.sizeGiB, Bus: d.bus, Cache: d.cache, BootIndex: d.boot}
+}
+
+// Units of amounts, in MiB.
+const (
+	mib uint64 = 1
+	gib        = 1 << 10
+	tib        = 1 << 20
+)
+
+var suffixes = []struct {
+	text string
+	unit uint64
+}{{"MiB", mib}, {"M", mib}, {"GiB", gib}, {"G", gib}, {"TiB", tib}, {"T", tib}}
+
+// amount reads a number that counts units, or carries a unit of its own that gives a whole number of them.
+func amount(text string, unit uint64) (uint64, bool) {
+	own := unit
+	for _, s := range suffixes {
+		if digits, ok := strings.CutSuffix(text, s.text); ok {
+			text, own = digits, s.unit
+			break
+		}
+	}
+	// 2^40 of anything is far beyond every limit, and small enough to be multiplied.
+	n, err := strconv.ParseUint(text, 10, 40)
+	if err != nil || n*own%unit != 0 {
+		return 0, false
+	}
+	return n * own / unit, true
+}

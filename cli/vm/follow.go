@@ -1,0 +1,182 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/console"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+func watching(s *session.Session) *cobra.Command {
+	c := named(s, "watch VM", "Print what happens to a machine, until it is deleted or you interrupt")
+	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		w := &watch{session: s, conn: conn, target: t}
+		return interruptible(ctx, w.run(ctx))
+	})
+	return c
+}
+
+// interruptible makes an interrupt the ordinary end of a command that has no other.
+func interruptible(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+type watch struct {
+	session *session.Session
+	conn    *dial.Conn
+	target  *target
+	last    *vmv1.VmEvent
+}
+
+// run prints events until the last one. A stream that breaks is opened again, perhaps at another member: it begins with
+// the machine as it is by then, which is printed unless that is known.
+func (w *watch) run(ctx context.Context) error {
+	heard := time.Now()
+	const pause = 500 * time.Millisecond
+	for {
+		err := w.stream(ctx, &heard)
+		switch status.Code(err) {
+		case codes.Unavailable:
+			var nobody *dial.Unreachable
+			if w.last == nil && errors.As(err, &nobody) {
+				return err
+			}
+			w.conn.Next()
+		case codes.OutOfRange: // too far behind
+		case codes.NotFound:
+			if w.last == nil {
+				return err
+			}
+			w.session.Note("%s was deleted in the meantime", w.last.GetVm().GetName())
+			return nil
+		default:
+			return err
+		}
+		if time.Since(heard) > dial.CreatePatience {
+			return err
+		}
+		if err := dial.Sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *watch) stream(ctx context.Context, heard *time.Time) error {
+	t := w.target
+	stream, err := t.client.WatchVm(ctx, &vmv1.WatchVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
+	if err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			if w.last.GetEventType() == vmv1.VmEventType_VM_EVENT_TYPE_DELETED {
+				return nil
+			}
+			return status.Error(codes.Unavailable, "the watch ended")
+		}
+		if err != nil {
+			return err
+		}
+		*heard = time.Now()
+		if first && w.last != nil && proto.Equal(w.last.GetVm(), e.GetVm()) {
+			continue
+		}
+		w.last = e
+		if err := w.print(e); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *watch) print(e *vmv1.VmEvent) error {
+	if w.session.Form == show.JSON {
+		return show.Line(w.session.Stdout, e)
+	}
+	line := fmt.Sprintf("%s  %-13s  %-9s", show.When(e.GetTimestamp()), show.Enum("VM_EVENT_TYPE", e.GetEventType()), state(e.GetVm().GetState()))
+	if node := e.GetVm().GetNodeId(); node != "" {
+		line += "  on " + node
+	}
+	if last := e.GetVm().GetStatus().GetLastError(); last != "" {
+		line += "  " + last
+	}
+	_, err := fmt.Fprintln(w.session.Stdout, show.Text(strings.TrimRight(line, " ")))
+	return err
+}
+
+func logging(s *session.Session) *cobra.Command {
+	var follow, raw bool
+	var tail uint64
+	c := named(s, "log VM", "Print the tail of a machine's serial console")
+	c.Long = `Print the tail of a machine's serial console, as its host has kept it (1 MiB at most). What would move the cursor or do
+anything else to this terminal is dropped.`
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes after it, until you interrupt")
+	c.Flags().BoolVar(&raw, "raw", false, "print the guest's bytes as they are, control sequences and all")
+	c.Flags().Uint64Var(&tail, "tail", 0, "begin so many bytes before the end (default: all that is kept)")
+	run := func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if !follow {
+			var cancel context.CancelFunc
+			ctx, cancel = s.Limit(ctx, call)
+			defer cancel()
+		}
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		err = copyLog(ctx, s, conn, &operatorv1.ReadConsoleLogRequest{
+			OrgId: t.org, ProjectId: t.project, VmId: t.id, Follow: follow, TailBytes: tail,
+		}, raw)
+		if follow {
+			return interruptible(ctx, err)
+		}
+		return err
+	}
+	c.RunE = s.Run(0, run)
+	return c
+}
+
+func copyLog(ctx context.Context, s *session.Session, conn *dial.Conn, req *operatorv1.ReadConsoleLogRequest, raw bool) (err error) {
+	out := s.Stdout
+	if !raw {
+		filter := console.NewFilter(out)
+		defer func() { err = errors.Join(err, filter.Close()) }()
+		out = filter
+	}
+	stream, err := operatorv1.NewOperatorServiceClient(conn).ReadConsoleLog(ctx, req)
+	if err != nil {
+		return err
+	}
+	for {
+		chunk, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := out.Write(chunk.GetData()); err != nil {
+			return fmt.Errorf("write the log: %w", err)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package vm
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// How long the control plane may take (vm.md part 1, "What each call does"), and our margin.
+const (
+	startLimit  = 30*time.Second + margin
+	rebootLimit = 75*time.Second + margin
+	// stopExtra is what a stop takes besides its grace, graceDefault the grace that is meant by none, in seconds.
+	stopExtra    = 10*time.Second + margin
+	graceDefault = 30
+	graceMost    = 600
+)
+
+// power is something that is done to a machine's power.
+type power struct {
+	verb, doing string
+	// want is the state that it ends in; unspecified for any.
+	want vmv1.VmState
+	do   func(context.Context, *target) (*vmv1.VirtualMachine, error)
+}
+
+var (
+	start = power{"start", "starting", vmv1.VmState_VM_STATE_RUNNING, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+		return t.client.StartVm(ctx, &vmv1.StartVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
+	}}
+	reboot = power{"reboot", "rebooting", vmv1.VmState_VM_STATE_RUNNING, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+		return t.client.RebootVm(ctx, &vmv1.RebootVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
+	}}
+	reset = power{"reset", "resetting", vmv1.VmState_VM_STATE_UNSPECIFIED, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+		return t.client.ResetVm(ctx, &vmv1.ResetVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
+	}}
+)
+
+func stop(force bool, grace uint32) power {
+	return power{"stop", "stopping", vmv1.VmState_VM_STATE_STOPPED, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+		return t.client.StopVm(ctx, &vmv1.StopVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Force: force, TimeoutSeconds: grace})
+	}}
+}
+
+func powers(s *session.Session) []*cobra.Command {
+	simple := func(p power, short string, limit time.Duration) *cobra.Command {
+		c := named(s, p.verb+" VM", short)
+		c.RunE = s.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+			return p.command(ctx, s, conn, args[0])
+		})
+		return c
+	}
+	var force bool
+	var grace uint32
+	stopping := named(s, "stop VM", "Stop a machine: ask it to, and cut its power when it does not")
+	stopping.Flags().BoolVar(&force, "force", false, "cut the power at once")
+	stopping.Flags().Uint32Var(&grace, "grace", graceDefault, "seconds that the guest has to shut down, 1 to 600")
+	stopping.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if grace < 1 || grace > graceMost {
+			return session.Usagef("--grace %d: want 1 to %d seconds", grace, graceMost)
+		}
+		ctx, cancel := s.Limit(ctx, time.Duration(grace)*time.Second+stopExtra)
+		defer cancel()
+		return stop(force, grace).command(ctx, s, conn, args[0])
+	})
+	return []*cobra.Command{
+		simple(start, "Start a machine, and wait until it runs", startLimit),
+		stopping,
+		simple(reboot, "Shut a machine's guest down and start it again", rebootLimit),
+		simple(reset, "Press a machine's reset button", startLimit),
+	}
+}
+
+func (p power) command(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) error {
+	t, err := find(ctx, s, conn, nameOrID)
+	if err != nil {
+		return err
+	}
+	vm, err := p.run(ctx, s, t, nameOrID)
+	if err != nil {
+		return err
+	}
+	return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+}
+
+// run does it and waits. The control plane answers with the machine as it is when its own time is up: that is an error
+// here, because a script goes on after success.
+func (p power) run(ctx context.Context, s *session.Session, t *target, name string) (vm *vmv1.VirtualMachine, err error) {
+	err = s.Wait(p.doing+" "+name, func(func(string)) error {
+		vm, err = p.do(ctx, t)
+		return err
+	})
+	if err == nil && p.want != vmv1.VmState_VM_STATE_UNSPECIFIED && vm.GetState() != p.want {
+		err = fmt.Errorf("%s is still %s; what was wished for stands: `trivet vm watch %s` shows what becomes of it", name, cmp.Or(state(vm.GetState()), "of unknown state"), name)
+	}
+	return vm, err
+}

@@ -1,0 +1,151 @@
+// Package vm holds the commands about virtual machines.
+//
+// It knows the VM service's calls, and of images only how to find one. Machines are named by name or id everywhere:
+// a name is unique in its project, and is looked up with a filter.
+package vm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// call bounds calls that wait for nothing.
+	call = 30 * time.Second
+	// margin is what a command waits beyond the time that the control plane may take by design (vm.md part 1).
+	margin = 15 * time.Second
+)
+
+// Command is `trivet vm`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "vm", Short: "Make, run and watch virtual machines", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(creating(s), list(s), showing(s), deleting(s), watching(s), logging(s))
+	c.AddCommand(powers(s)...)
+	return c
+}
+
+func list(s *session.Session) *cobra.Command {
+	var filter string
+	var limit int
+	c := &cobra.Command{Use: "list", Short: "List the project's machines", Args: session.Exactly(),
+		Example: `  trivet vm list --filter 'state = RUNNING AND labels.env = "prod"'`}
+	c.Flags().StringVar(&filter, "filter", "", "only those that match, such as: state = RUNNING")
+	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		vms, more, err := all(ctx, s, conn, filter, limit)
+		if err != nil {
+			return err
+		}
+		names := make([]string, len(vms))
+		for i, vm := range vms {
+			names[i] = vm.GetName()
+		}
+		err = s.Print(&vmv1.ListVmsResponse{Vms: vms}, names, func(w io.Writer) error { return rows(w, s.Now(), vms...) })
+		if more {
+			s.Note("there are more: --limit is %d", limit)
+		}
+		return err
+	})
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := named(s, "show VM", "Show a machine")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		vm, err := t.client.GetVm(ctx, &vmv1.GetVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
+		if err != nil {
+			return err
+		}
+		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return detail(w, s.Now(), vm) })
+	})
+	return c
+}
+
+func deleting(s *session.Session) *cobra.Command {
+	var force bool
+	c := named(s, "delete VM", "Delete a machine and its disks")
+	c.Flags().BoolVar(&force, "force", false, "cut its power first, or forget it though its host is away")
+	c.RunE = s.Run(call+margin, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		req := &vmv1.DeleteVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Force: force}
+		if err := s.Wait("deleting "+args[0], func(func(string)) error {
+			_, err := t.client.DeleteVm(ctx, req)
+			return err
+		}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+// named is a command that takes one machine.
+func named(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(
+		s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+			vms, _, err := all(ctx, s, conn, "", session.PageSize)
+			var names []string
+			for _, vm := range vms {
+				names = append(names, vm.GetName())
+			}
+			return names, err
+		}))}
+}
+
+// target is a machine that was named, and whom to ask about it.
+type target struct {
+	client           vmv1.VmServiceClient
+	org, project, id string
+}
+
+// find turns a name or an id into a target.
+func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (*target, error) {
+	t := &target{client: vmv1.NewVmServiceClient(conn), id: nameOrID}
+	t.org, t.project = s.Tenant()
+	if session.IsID(nameOrID) {
+		return t, nil
+	}
+	// Whatever is a name can stand between quotes.
+	if err := cloud.CheckName("VM", nameOrID); err != nil {
+		return nil, session.Usagef("%q is neither the name of a machine nor an id", nameOrID)
+	}
+	vms, _, err := all(ctx, s, conn, fmt.Sprintf("name = %q", nameOrID), 0)
+	if err != nil {
+		return nil, err
+	}
+	matches := make([]session.Match, len(vms))
+	for i, vm := range vms {
+		matches[i] = session.Match{ID: vm.GetId(), About: fmt.Sprintf("%s in %s/%s",
+			show.Enum("VM_STATE", vm.GetState()), vm.GetOrgId(), vm.GetProjectId())}
+	}
+	t.id, err = session.One("vm", nameOrID, matches)
+	return t, err
+}
+
+func all(ctx context.Context, s *session.Session, conn *dial.Conn, filter string, limit int) ([]*vmv1.VirtualMachine, bool, error) {
+	org, project := s.Tenant()
+	return session.Pages(limit, func(token string) ([]*vmv1.VirtualMachine, string, error) {
+		page, err := vmv1.NewVmServiceClient(conn).ListVms(ctx, &vmv1.ListVmsRequest{
+			OrgId: org, ProjectId: project, PageSize: session.PageSize, PageToken: token, Filter: filter,
+		})
+		return page.GetVms(), page.GetNextPageToken(), err
+	})
+}

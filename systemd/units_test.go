@@ -1,0 +1,216 @@
+// Package systemd_test checks the unit files beside it: with systemd's own tools where they are installed, and for what
+// those do not know, such as that stopping the agent spares its guests.
+package systemd_test
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tool finds a program of systemd's. It is not everywhere, but where everything must be checked it has to be.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil && os.Getenv("CI") != "true" {
+		t.Skipf("no %s here", name)
+	}
+	require.NoError(t, err)
+	return path
+}
+
+// units lists the unit files.
+func units(t *testing.T) []string {
+	t.Helper()
+	services, err := filepath.Glob("*.service")
+	require.NoError(t, err)
+	slices, err := filepath.Glob("*.slice")
+	require.NoError(t, err)
+	all := append(services, slices...)
+	require.Len(t, all, 4)
+	return all
+}
+
+func write(t *testing.T, mode os.FileMode, text string, path ...string) string {
+	t.Helper()
+	file := filepath.Join(path...)
+	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	require.NoError(t, os.WriteFile(file, []byte(text), mode))
+	return file
+}
+
+// root is a file system with the units, the targets that they stand among, and stand-ins for the programs.
+func root(t *testing.T, change func(unit, text string) string) string {
+	t.Helper()
+	dir := t.TempDir()
+	system := filepath.Join(dir, "usr/lib/systemd/system")
+	for _, target := range []string{"sysinit", "basic", "shutdown", "slices", "multi-user", "network-online", "time-sync"} {
+		write(t, 0o644, "[Unit]\nDescription="+target+"\nDefaultDependencies=no\n", system, target+".target")
+	}
+	for _, program := range []string{"usr/bin/trivet-controlplane", "usr/bin/trivet-nodeagent", "bin/sh"} {
+		write(t, 0o755, "#!/bin/sh\n", dir, program)
+	}
+	for _, unit := range units(t) {
+		text, err := os.ReadFile(unit)
+		require.NoError(t, err)
+		write(t, 0o644, change(unit, string(text)), system, unit)
+	}
+	return dir
+}
+
+func asIs(_, text string) string { return text }
+
+// verify says what systemd has to say about the units.
+func verify(t *testing.T, root string) string {
+	t.Helper()
+	cmd := exec.Command(tool(t, "systemd-analyze"), append([]string{"verify", "--man=no", "--generators=no", "--root=" + root}, units(t)...)...)
+	// What verify sees must not depend on who runs it.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return strings.TrimSpace(string(out) + err.Error())
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func TestSystemdUnderstandsTheUnits(t *testing.T) {
+	require.Empty(t, verify(t, root(t, asIs)))
+}
+
+// A check that finds nothing must be one that can.
+func TestSystemdWouldSayWhatIsWrong(t *testing.T) {
+	for want, change := range map[string]func(unit, text string) string{
+		"Unknown key": func(_, text string) string { return strings.ReplaceAll(text, "KillMode=", "KilMode=") },
+		"Failed to parse": func(_, text string) string {
+			return strings.ReplaceAll(text, "Restart=always", "Restart=perhaps")
+		},
+		"is not executable": func(_, text string) string {
+			return strings.ReplaceAll(text, "/usr/bin/trivet-nodeagent", "/usr/bin/trivet-nodeagents")
+		},
+		"not found": func(_, text string) string {
+			return strings.ReplaceAll(text, "Requires=trivet-guests.service", "Requires=trivet-guest.service")
+		},
+		"@clocks": func(_, text string) string { return strings.ReplaceAll(text, "@clock ", "@clocks ") },
+	} {
+		require.Contains(t, verify(t, root(t, change)), want)
+	}
+}
+
+// The whole of what the control plane can still do to its host, as systemd rates it: 0 is nothing, 10 everything.
+func TestTheControlPlaneIsShutIn(t *testing.T) {
+	// It listens on the network and may use the system calls of an ordinary service.
+	const threshold = "20" // in tenths
+	cmd := exec.Command(tool(t, "systemd-analyze"), "security", "--no-pager", "--offline=true", "--threshold="+threshold,
+		"--root="+root(t, asIs), "trivet-controlplane.service")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// settings are a unit's KEY=VALUE lines, in order, by key.
+func settings(t *testing.T, unit string) map[string][]string {
+	t.Helper()
+	f, err := os.Open(unit)
+	require.NoError(t, err)
+	defer f.Close()
+	all := map[string][]string{}
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		if k, v, ok := strings.Cut(s.Text(), "="); ok && !strings.HasPrefix(k, "#") {
+			all[k] = append(all[k], v)
+		}
+	}
+	require.NoError(t, s.Err())
+	return all
+}
+
+func TestWhatTheUnitsPromise(t *testing.T) {
+	for unit, promises := range map[string]map[string]string{
+		"trivet-controlplane.service": {
+			"User": "trivet", "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "NoNewPrivileges": "yes",
+			"CapabilityBoundingSet": "", "SystemCallFilter": "@system-service", "StateDirectory": "trivet", "Restart": "always",
+			"TimeoutStopSec": "15", "EnvironmentFile": "-/etc/trivet/controlplane.env",
+			"ExecStart": "/usr/bin/trivet-controlplane --config /etc/trivet/controlplane.yaml",
+		},
+		// Stopping it ends the agent alone, and its guests' groups are another unit's.
+		"trivet-nodeagent.service": {
+			"KillMode": "process", "Requires": "trivet-guests.service", "NoNewPrivileges": "yes", "LimitCORE": "0",
+			"Environment": "TRIVET_CGROUP=trivet.slice/trivet-guests.service", "ProtectControlGroups": "no",
+			"ExecStart": "/usr/bin/trivet-nodeagent --config /etc/trivet/nodeagent.yaml",
+		},
+		"trivet-guests.service": {
+			"Slice": "trivet.slice", "Delegate": "cpu memory pids", "RefuseManualStop": "yes", "ExitType": "cgroup", "OOMPolicy": "continue",
+		},
+	} {
+		have := settings(t, unit)
+		for key, value := range promises {
+			require.Equal(t, []string{value}, have[key], "%s: %s", unit, key)
+		}
+	}
+	require.NotContains(t, settings(t, "trivet-controlplane.service"), "RestrictSUIDSGID", "imports need openat2")
+	agent := settings(t, "trivet-nodeagent.service")
+	require.NotContains(t, agent, "MemoryDenyWriteExecute", "QEMU without KVM translates code")
+	require.NotContains(t, agent, "User", "files of guests' uids, and control groups")
+	require.Contains(t, strings.Fields(agent["After"][0]), "trivet-guests.service")
+}
+
+// Each capability is there by name, for a reason that stands beside it.
+func TestEachCapabilityHasAReason(t *testing.T) {
+	text, err := os.ReadFile("trivet-nodeagent.service")
+	require.NoError(t, err)
+	granted := strings.Fields(settings(t, "trivet-nodeagent.service")["CapabilityBoundingSet"][0])
+	require.Equal(t, []string{
+		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_KILL",
+	}, granted)
+	above, refused, ok := strings.Cut(string(text), "# Not here")
+	require.True(t, ok)
+	refused, _, _ = strings.Cut(refused, "CapabilityBoundingSet=")
+	for _, c := range granted {
+		require.Contains(t, above, "# "+c+" ")
+		require.NotContains(t, refused, c)
+	}
+}
+
+func TestSysusersMakesTheUser(t *testing.T) {
+	conf, err := filepath.Abs("sysusers.d/trivet.conf")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	write(t, 0o644, "root:x:0:0:root:/root:/bin/sh\n", dir, "etc/passwd")
+	write(t, 0o644, "root:x:0:\n", dir, "etc/group")
+	out, err := exec.Command(tool(t, "systemd-sysusers"), "--root="+dir, conf).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	passwd, err := os.ReadFile(filepath.Join(dir, "etc/passwd"))
+	require.NoError(t, err)
+	i := slices.IndexFunc(strings.Split(string(passwd), "\n"), func(l string) bool { return strings.HasPrefix(l, "trivet:") })
+	require.Positive(t, i, "%s", passwd)
+	user := strings.Split(strings.Split(string(passwd), "\n")[i], ":")
+	require.Equal(t, "/var/lib/trivet", user[5])
+	require.Contains(t, user[6], "nologin")
+}
+
+func TestTmpfilesKeepsSecretsToTheirOwners(t *testing.T) {
+	if os.Getuid() != 0 && os.Getenv("CI") != "true" {
+		t.Skip("changes owners: run as root")
+	}
+	conf, err := filepath.Abs("tmpfiles.d/trivet.conf")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	write(t, 0o644, "root:x:0:0:root:/root:/bin/sh\ntrivet:x:990:990::/var/lib/trivet:/usr/sbin/nologin\n", dir, "etc/passwd")
+	write(t, 0o644, "root:x:0:\ntrivet:x:990:\n", dir, "etc/group")
+	for _, name := range []string{"cluster.key", "controlplane.yaml", "nodeagent.yaml"} {
+		write(t, 0o666, "secret", dir, "etc/trivet", name)
+	}
+	out, err := exec.Command(tool(t, "systemd-tmpfiles"), "--create", "--root="+dir, conf).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for name, mode := range map[string]os.FileMode{"": os.ModeDir | 0o750, "cluster.key": 0o600, "controlplane.yaml": 0o640, "nodeagent.yaml": 0o600} {
+		info, err := os.Stat(filepath.Join(dir, "etc/trivet", name))
+		require.NoError(t, err)
+		require.Equal(t, mode, info.Mode(), name)
+	}
+	require.NoFileExists(t, filepath.Join(dir, "etc/trivet/nodeagent.env"), "what is not there is not made")
+}
