@@ -34,7 +34,7 @@ type Config struct {
 	ClusterKey string `yaml:"cluster_key"`
 	// Dev lets everybody act in the project default. For one member on loopback only.
 	Dev bool `yaml:"dev"`
-	// MetricsListen is where /metrics is served; empty serves it nowhere.
+	// MetricsListen is where /metrics is served to whoever asks. Callers on loopback find it on the VM port too.
 	MetricsListen string `yaml:"metrics_listen"`
 	Ports         Ports  `yaml:"ports"`
 	Images        Images `yaml:"images"`

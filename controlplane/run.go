@@ -215,7 +215,7 @@ func run(ctx context.Context, c Config) (err error) {
 	}{
 		{"grpc", c.Ports.GRPC, public, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
-		{"vm", c.Ports.VM, nil, vmREST},
+		{"vm", c.Ports.VM, nil, localMetrics(metricsHandler(registry), vmREST)},
 	} {
 		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http); err != nil {
 			return err
@@ -317,6 +317,18 @@ func metricsHandler(registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	return mux
+}
+
+// localMetrics answers /metrics to callers on loopback, beside what everybody may ask.
+func localMetrics(metrics, other http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.RemoteAddr)
+		if err == nil && r.URL.Path == "/metrics" && net.ParseIP(host).IsLoopback() {
+			metrics.ServeHTTP(w, r)
+			return
+		}
+		other.ServeHTTP(w, r)
+	})
 }
 
 // leafLife is the life of a member's own certificate, which it signs anew at half of it.

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Flags win over the environment, which wins over the file, which wins over the defaults.
+func TestConfigurationFrom(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(`
+node_id: 2
+listen: 10.0.0.2
+cluster: {1: 10.0.0.1, 2: 10.0.0.2, 3: 10.0.0.3}
+cluster_key: file.key
+ports: {vm: 9999}
+images:
+  import_dirs: [{path: /srv/images, orgs: [acme]}]
+`), 0o600))
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	bound := Default()
+	bound.flags(flags)
+	require.NoError(t, flags.Parse([]string{"--cluster-key", "flag.key"}))
+	c, err := load(file, []string{"TRIVET_CLUSTER_KEY=env.key", "TRIVET_TICK=200ms", "TRIVET_ELSEWHERE=1", "HOME=/"}, flags)
+	require.NoError(t, err)
+	require.NoError(t, c.Validate())
+	want := Default()
+	want.NodeID, want.Listen, want.ClusterKey, want.Tick = 2, "10.0.0.2", "flag.key", 200*time.Millisecond
+	want.Cluster = Members{1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3"}
+	want.Ports.VM = 9999
+	want.Images.ImportDirs = []image.ImportDir{{Path: "/srv/images", Orgs: []cloud.OrgID{"acme"}}}
+	require.Equal(t, want, c)
+}
+
+func TestUnknownSettingIsAnError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("node_idd: 2\n"), 0o600))
+	_, err := load(file, nil, pflag.NewFlagSet("", pflag.ContinueOnError))
+	require.ErrorContains(t, err, "node_idd")
+	_, err = load("", []string{"TRIVET_NODE_ID=two"}, pflag.NewFlagSet("", pflag.ContinueOnError))
+	require.ErrorContains(t, err, "TRIVET_NODE_ID")
+}
+
+func TestBadConfigurations(t *testing.T) {
+	trio := Members{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}
+	for says, change := range map[string]func(*Config){
+		"not an IP address":               func(c *Config) { c.Listen = "localhost" },
+		"node_id must be":                 func(c *Config) { c.NodeID = 0 },
+		"trivet-controlplane keygen":      func(c *Config) { c.Cluster = trio },
+		"does not list this member, 9":    func(c *Config) { c.Cluster, c.ClusterKey, c.NodeID = trio, "k", 9 },
+		"have the same address":           func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "127.0.0.1", 2: "127.0.0.1"}, "k" },
+		"ports must be":                   func(c *Config) { c.Ports.VM = c.Ports.GRPC },
+		"lets everybody in":               func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
+		"one member on a loopback":        func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
+		"tick must be":                    func(c *Config) { c.Tick = time.Millisecond },
+		"log_format must be":              func(c *Config) { c.LogFormat = "xml" },
+		`"10.0.0" is not an IP address`:   func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "10.0.0"}, "k" },
+		"data_dir is required":            func(c *Config) { c.DataDir = "" },
+		"images.import_dirs: a directory": func(c *Config) { c.Images.ImportDirs = []image.ImportDir{{}} },
+	} {
+		c := Default()
+		change(&c)
+		require.ErrorContains(t, c.Validate(), says)
+	}
+	require.NoError(t, (&Config{}).flagsRoundTrip())
+}
+
+// flagsRoundTrip sets every flag to what it prints as its default.
+func (c *Config) flagsRoundTrip() error {
+	*c = Default()
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.flags(f)
+	var err error
+	f.VisitAll(func(f *pflag.Flag) {
+		if f.DefValue != "" && err == nil {
+			err = f.Value.Set(f.DefValue)
+		}
+	})
+	return err
+}
+
+func TestMembersFlag(t *testing.T) {
+	var m Members
+	require.NoError(t, m.Set("2=10.0.0.2, 1=10.0.0.1"))
+	require.Equal(t, "1=10.0.0.1,2=10.0.0.2", m.String())
+	for _, bad := range []string{"", "1", "x=10.0.0.1", "1=", "1=a,1=b", "-1=a"} {
+		require.Error(t, m.Set(bad), bad)
+	}
+}
+
+func TestKeygenMakesAKey(t *testing.T) {
+	var out bytes.Buffer
+	c := command()
+	c.SetArgs([]string{"keygen"})
+	c.SetOut(&out)
+	require.NoError(t, c.Execute())
+	_, err := clusterkey.Parse(out.String())
+	require.NoError(t, err)
+}
+
+// The token in the data directory is renewed a day before it ends, and not earlier.
+func TestAdminTokenIsKept(t *testing.T) {
+	key, path := clusterkey.Generate(), filepath.Join(t.TempDir(), "admin.token")
+	now := time.Now()
+	read := func() string {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return string(text)
+	}
+	require.NoError(t, renewAdminToken(key, path, now))
+	first := read()
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	require.NoError(t, renewAdminToken(key, path, now.Add(28*24*time.Hour)))
+	require.Equal(t, first, read())
+	require.NoError(t, renewAdminToken(key, path, now.Add(29*24*time.Hour+time.Hour)))
+	require.NotEqual(t, first, read())
+	require.NoError(t, os.WriteFile(path, nil, 0o600)) // a crash left it empty
+	require.NoError(t, renewAdminToken(key, path, now))
+	require.NotEmpty(t, read())
+}
+
+func TestSecondProcessIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	unlock, err := lock(dir)
+	require.NoError(t, err)
+	_, err = lock(dir)
+	require.ErrorContains(t, err, "another member runs in")
+	unlock()
+	unlock, err = lock(dir)
+	require.NoError(t, err)
+	unlock()
+}
+
+func TestMetricsAreForLoopback(t *testing.T) {
+	h := localMetrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), http.NotFoundHandler())
+	for from, status := range map[string]int{"127.0.0.1:1": http.StatusTeapot, "[::1]:1": http.StatusTeapot, "10.0.0.1:1": http.StatusNotFound, "": http.StatusNotFound} {
+		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		r.RemoteAddr = from
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		require.Equal(t, status, w.Code, from)
+	}
+}

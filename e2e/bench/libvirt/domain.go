@@ -1,0 +1,90 @@
+package libvirt
+
+import (
+	"encoding/xml"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Domain is a guest as both sides of the comparison have it: q35 of a version, emulated, one virtio disk over an image,
+// a serial port into a file, random numbers, a balloon, a panic device and a generation id.
+type Domain struct {
+	Name, UUID string
+	Machine    string // such as pc-q35-7.2
+	CPUMaximum bool   // QEMU's "max"; otherwise qemu64
+	VCPUs      int
+	MemoryMiB  uint64
+	// Kernel, Initrd and Cmdline are of a direct boot; without Kernel the disk boots.
+	Kernel, Initrd, Cmdline string
+	// Disk is a QCOW2 file, Base what lies beneath it ("" for nothing).
+	Disk, Base string
+	// Serial is the file that the serial port writes.
+	Serial string
+	// Ports is how many PCIe root ports there are.
+	Ports int
+	// TBSizeMiB bounds translated code.
+	TBSizeMiB int
+}
+
+// Write puts the domain's XML beneath dir and returns the file's name.
+func (d Domain) Write(dir string) (string, error) {
+	path := filepath.Join(dir, d.Name+".xml")
+	return path, os.WriteFile(path, []byte(d.XML()), 0o644)
+}
+
+// XML is the domain as libvirt reads it.
+func (d Domain) XML() string {
+	var b strings.Builder
+	add := func(format string, args ...any) {
+		for i, a := range args {
+			if s, ok := a.(string); ok {
+				args[i] = escape(s)
+			}
+		}
+		fmt.Fprintf(&b, format+"\n", args...)
+	}
+	cpu := "<cpu mode='maximum'/>"
+	if !d.CPUMaximum {
+		cpu = "<cpu mode='custom' match='exact' check='none'><model fallback='forbid'>qemu64</model></cpu>"
+	}
+	add("<domain type='qemu'>")
+	add("<name>%s</name><uuid>%s</uuid><genid>%s</genid>", d.Name, d.UUID, d.UUID)
+	add("<memory unit='MiB'>%d</memory><vcpu>%d</vcpu>", d.MemoryMiB, d.VCPUs)
+	add("<os><type arch='x86_64' machine='%s'>hvm</type>", d.Machine)
+	if d.Kernel != "" {
+		add("<kernel>%s</kernel><initrd>%s</initrd><cmdline>%s</cmdline>", d.Kernel, d.Initrd, d.Cmdline)
+	}
+	add("</os>")
+	add("<features><acpi/><apic/><vmport state='off'/><tcg><tb-cache unit='MiB'>%d</tb-cache></tcg></features>", d.TBSizeMiB)
+	b.WriteString(cpu + "\n")
+	add("<clock offset='utc'/><on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>")
+	add("<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>")
+	add("<disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='writeback' discard='unmap'/><source file='%s'/>", d.Disk)
+	if d.Base != "" {
+		add("<backingStore type='file'><format type='qcow2'/><source file='%s'/><backingStore/></backingStore>", d.Base)
+	} else {
+		add("<backingStore/>")
+	}
+	add("<target dev='vda' bus='virtio'/>")
+	if d.Kernel == "" {
+		add("<boot order='1'/>")
+	}
+	add("</disk>")
+	for i := range d.Ports {
+		add("<controller type='pci' index='%d' model='pcie-root-port'/>", i+1)
+	}
+	add("<controller type='usb' model='none'/>")
+	add("<serial type='file'><source path='%s'/></serial>", d.Serial)
+	add("<memballoon model='virtio' freePageReporting='on'/>")
+	add("<rng model='virtio'><backend model='builtin'/></rng><panic model='isa'/>")
+	add("</devices></domain>")
+	return b.String()
+}
+
+func escape(s string) string {
+	var b strings.Builder
+	_ = xml.EscapeText(&b, []byte(s)) // a Builder does not fail
+	return b.String()
+}

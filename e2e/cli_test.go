@@ -1,0 +1,87 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+// trivet runs the command line and returns what it printed and how it ended.
+func (w *world) trivet(ctx context.Context, home string, args ...string) (out, errs string, code int) {
+	cmd := exec.CommandContext(ctx, w.trio.Bin.CLI, args...)
+	cmd.Env = []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home}
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if _, ended := err.(*exec.ExitError); err != nil && !ended {
+		require.NoError(w.t, err)
+	}
+	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+}
+
+// A day with the command line: an operator imports an image and looks at the hosts, a tenant logs in and runs a VM,
+// also while a member is gone.
+func TestCommandLine(t *testing.T) {
+	w := newWorld(t)
+	w.startAgent()
+	ctx := w.context(3 * time.Minute)
+	admin, ada := t.TempDir(), t.TempDir()
+	must := func(home string, args ...string) string {
+		t.Helper()
+		out, errs, code := w.trivet(ctx, home, args...)
+		require.Zero(t, code, "trivet %s: %s%s", strings.Join(args, " "), out, errs)
+		return out
+	}
+	token := filepath.Join(admin, "token")
+	require.NoError(t, os.WriteFile(token, []byte(w.adminToken), 0o600))
+	asAdmin := func(args ...string) []string { return append([]string{"--token-file", token, "--org", "default"}, args...) }
+
+	disk, err := os.ReadFile(filepath.Join(guest(t), "disk.qcow2"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(w.trio.ImportDir(), "small.qcow2"), disk, 0o644))
+	must(admin, asAdmin("image", "import", "small", filepath.Join(w.trio.ImportDir(), "small.qcow2"), "--public", "--format", "qcow2")...)
+	require.Contains(t, must(admin, asAdmin("node", "list")...), w.agent.Name)
+	require.Contains(t, must(admin, asAdmin("cluster", "status")...), "127.0.0.3")
+
+	w.tenant("ada", "default", "default", "project:member")
+	password := filepath.Join(ada, "password")
+	require.NoError(t, os.WriteFile(password, []byte("correct horse\n"), 0o600))
+	must(ada, "login", "--user", "ada", "--password-file", password, "--endpoint", "127.0.0.1,127.0.0.2,127.0.0.3")
+	require.Contains(t, must(ada, "image", "list"), "small")
+	must(ada, "vm", "create", "web", "--image", "small", "--memory", "192", "--disk", "1", "--label", "env=test", "--start")
+	var vm struct{ Name, State string }
+	require.NoError(t, json.Unmarshal([]byte(must(ada, "vm", "show", "web", "-o", "json")), &vm))
+	require.Equal(t, "VM_STATE_RUNNING", vm.State)
+	require.NoError(t, lab.Until(ctx, "the banner is in the log", func(context.Context) error {
+		if out := must(ada, "vm", "log", "web"); !strings.Contains(out, banner) {
+			return os.ErrNotExist
+		}
+		return nil
+	}))
+
+	// Whoever is asked first may be gone.
+	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
+	must(ada, "vm", "reset", "web")
+	must(ada, "vm", "stop", "web", "--force")
+	require.Contains(t, must(ada, "vm", "list"), "STOPPED")
+	must(ada, "vm", "delete", "web")
+
+	out, errs, code := w.trivet(ctx, ada, "vm", "show", "web")
+	require.Equal(t, 1, code)
+	require.Empty(t, out)
+	require.Contains(t, errs, "web")
+	_, errs, code = w.trivet(ctx, t.TempDir(), "vm", "list", "--endpoint", "127.0.0.2")
+	require.Equal(t, 1, code)
+	require.Contains(t, errs, "trivet login")
+	_, _, code = w.trivet(ctx, ada, "vm", "fly", "web")
+	require.Equal(t, 2, code)
+}
