@@ -178,3 +178,16 @@ func (g *GRPC) Console(ctx context.Context, vm, text string) (string, error) {
 	})
 	return line, err
 }
+
+// Alive checks that the process of a VM, as recorded, runs on this host.
+func (g *GRPC) Alive(ctx context.Context, vm string) error {
+	v, err := g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "default", ProjectId: "default", VmId: vm})
+	if err != nil {
+		return err
+	}
+	pid := int(v.GetStatus().GetHostPid())
+	if start, state := startTime(pid); start == "" || state == "Z" {
+		return fmt.Errorf("its process %d is gone", pid)
+	}
+	return nil
+}

@@ -108,7 +108,7 @@ func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
 	if err != nil {
 		return err
 	}
-	vm, err := c.boot(ctx, token, images.Disk)
+	vm, err := c.boot(ctx, g, token, images.Disk)
 	if err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (c *cloud) knows(ctx context.Context, g *lab.GRPC) bool {
 const vmName = "hello"
 
 // boot makes and starts the VM through REST, as the tenant.
-func (c *cloud) boot(ctx context.Context, token, image string) (*lab.VM, error) {
+func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*lab.VM, error) {
 	rest := &lab.REST{Host: c.trio.Members[2], Token: token}
 	var list struct{ VMs []lab.VM }
 	if err := rest.Call(ctx, "GET", "/api/v1/vms", nil, &list); err != nil {
@@ -272,6 +272,17 @@ func (c *cloud) boot(ctx context.Context, token, image string) (*lab.VM, error) 
 			return nil, err
 		}
 		c.say("VM %s is created (%s)", vm.Name, vm.ID)
+	}
+	if vm.State == "Running" {
+		// After a `make down` the host has yet to say that it ended.
+		if err := lab.Until(ctx, "VM "+vmName+" is as recorded", func(ctx context.Context) error {
+			if err := rest.Call(ctx, "GET", "/api/v1/vms/"+vm.ID, nil, vm); err != nil || vm.State != "Running" {
+				return err
+			}
+			return g.Alive(ctx, vm.ID)
+		}); err != nil {
+			return nil, err
+		}
 	}
 	if vm.State != "Running" {
 		if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
