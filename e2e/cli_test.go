@@ -43,7 +43,9 @@ func TestCommandLine(t *testing.T) {
 	}
 	token := filepath.Join(admin, "token")
 	require.NoError(t, os.WriteFile(token, []byte(w.adminToken), 0o600))
-	asAdmin := func(args ...string) []string { return append([]string{"--token-file", token, "--org", "default"}, args...) }
+	asAdmin := func(args ...string) []string {
+		return append([]string{"--token-file", token, "--org", "default"}, args...)
+	}
 
 	disk, err := os.ReadFile(filepath.Join(guest(t), "disk.qcow2"))
 	require.NoError(t, err)

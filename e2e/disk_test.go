@@ -32,7 +32,7 @@ func TestEveryBusBoots(t *testing.T) {
 				t.Error(bus, err)
 				return
 			}
-			line, err := w.admin.Console(ctx, vm.ID, banner)
+			line, err := w.admin.Console(ctx, vm.ID, banner, 1)
 			if err != nil {
 				t.Error(bus, err)
 			}

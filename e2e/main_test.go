@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
-	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
@@ -187,10 +186,6 @@ func (w *world) tenant(name, org, project, role string) string {
 	require.NoError(w.t, err)
 	w.tenantToken = token
 	return token
-}
-
-func consoleRequest(id string) *operatorv1.ReadConsoleLogRequest {
-	return &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: id}
 }
 
 // startAgent joins a host.

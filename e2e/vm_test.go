@@ -79,7 +79,7 @@ func TestVMOverREST(t *testing.T) {
 	require.JSONEq(t, fmt.Sprintf(`{"id":%q,"action":"started"}`, vm.ID), string(answer.Data))
 	require.NoError(t, ada.Call(ctx, "GET", path, nil, &vm))
 	require.Equal(t, "Running", vm.State)
-	_, err = w.admin.Console(ctx, vm.ID, banner)
+	_, err = w.admin.Console(ctx, vm.ID, banner, 1)
 	require.NoError(t, err)
 
 	var list struct{ VMs []lab.VM }
@@ -95,7 +95,7 @@ func TestVMOverREST(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, answer.Status, answer.Raw)
 	require.JSONEq(t, fmt.Sprintf(`{"id":%q,"action":"stopped"}`, vm.ID), string(answer.Data))
-	_, err = w.admin.Console(ctx, vm.ID, "TRIVET GUEST POWERBUTTON")
+	_, err = w.admin.Console(ctx, vm.ID, "TRIVET GUEST POWERBUTTON", 1)
 	require.NoError(t, err, "it was asked, not cut")
 
 	answer, err = ada.Do(ctx, 8084, http.MethodDelete, path, nil)
@@ -150,7 +150,7 @@ func TestPowerAndEvents(t *testing.T) {
 	vm, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())
-	line, err := w.admin.Console(ctx, id, banner)
+	line, err := w.admin.Console(ctx, id, banner, 1)
 	require.NoError(t, err)
 	for _, disk := range []string{"vda:", "sda:"} {
 		require.Contains(t, line, disk, "virtio, and SCSI or IDE")
@@ -160,11 +160,11 @@ func TestPowerAndEvents(t *testing.T) {
 
 	_, err = g.VMs.ResetVm(ctx, &vmv1.ResetVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
-	require.NoError(t, consoleCounts(ctx, w, id, banner, 2))
+	require.NoError(t, consoleSays(ctx, w, id, banner, 2))
 	_, err = g.VMs.RebootVm(ctx, &vmv1.RebootVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
-	require.NoError(t, consoleCounts(ctx, w, id, banner, 3))
-	require.NoError(t, consoleCounts(ctx, w, id, "TRIVET GUEST POWERBUTTON", 1))
+	require.NoError(t, consoleSays(ctx, w, id, banner, 3))
+	require.NoError(t, consoleSays(ctx, w, id, "TRIVET GUEST POWERBUTTON", 1))
 
 	// Usage comes with the reports.
 	eventually(ctx, t, g, id, "usage is shown", func(vm *vmv1.VirtualMachine) bool {
@@ -187,7 +187,7 @@ func TestPowerAndEvents(t *testing.T) {
 	_, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
 	require.NoError(t, lab.Until(ctx, "the guest has two processors", func(ctx context.Context) error {
-		text, err := readConsole(ctx, w, id)
+		text, err := w.admin.ReadConsole(ctx, id)
 		if err == nil && !strings.Contains(text, "cpus=2") {
 			err = errors.New("not yet")
 		}
@@ -217,33 +217,10 @@ func TestPowerAndEvents(t *testing.T) {
 	require.Contains(t, text, "STARTING RUNNING STOPPING STOPPED STARTING RUNNING DELETED")
 }
 
-func readConsole(ctx context.Context, w *world, id string) (string, error) {
-	s, err := w.admin.Operator.ReadConsoleLog(ctx, consoleRequest(id))
-	if err != nil {
-		return "", err
-	}
-	var text strings.Builder
-	for {
-		piece, err := s.Recv()
-		if err != nil {
-			return text.String(), nil
-		}
-		text.Write(piece.GetData())
-	}
-}
-
-// consoleCounts waits until a line stands so many times on the console.
-func consoleCounts(ctx context.Context, w *world, id, line string, n int) error {
-	return lab.Until(ctx, fmt.Sprintf("%q stands %d times on the console", line, n), func(ctx context.Context) error {
-		text, err := readConsole(ctx, w, id)
-		if err != nil {
-			return err
-		}
-		if got := strings.Count(text, line); got < n {
-			return fmt.Errorf("it stands %d times", got)
-		}
-		return nil
-	})
+// consoleSays waits until a line stands so many times on the console.
+func consoleSays(ctx context.Context, w *world, id, line string, times int) error {
+	_, err := w.admin.Console(ctx, id, line, times)
+	return err
 }
 
 // runningVMs makes n VMs that run their guest to its banner.
@@ -266,7 +243,7 @@ func runningVMs(ctx context.Context, t *testing.T, w *world, ada *lab.REST, imag
 	wg.Wait()
 	require.False(t, t.Failed())
 	for _, id := range ids {
-		_, err := w.admin.Console(ctx, id, banner)
+		_, err := w.admin.Console(ctx, id, banner, 1)
 		require.NoError(t, err)
 	}
 	return ids
@@ -360,7 +337,7 @@ func TestAgentIsKilled(t *testing.T) {
 	for _, id := range ids[1:] {
 		vm := eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
 		require.Equal(t, pids[id], vm.GetStatus().GetHostPid())
-		text, err := readConsole(ctx, w, id)
+		text, err := w.admin.ReadConsole(ctx, id)
 		require.NoError(t, err)
 		require.Equal(t, 1, strings.Count(text, banner), "the guest did not boot again")
 		require.Equal(t, "trivet-e2e", cgroupRoot(t, pids[id]))

@@ -141,8 +141,8 @@ func ImportURL(ctx context.Context, g *GRPC, r *vmv1.CreateImageRequest) (string
 	return made.GetId(), errors.Join(err, failed)
 }
 
-// Console reads a VM's console until a line contains text, and returns that line.
-func (g *GRPC) Console(ctx context.Context, vm, text string) (string, error) {
+// Console reads a VM's console until a line contains text for the nth time, and returns that line.
+func (g *GRPC) Console(ctx context.Context, vm, text string, nth int) (string, error) {
 	r := &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm, Follow: true}
 	var line string
 	err := Until(ctx, fmt.Sprintf("%q is on the console of VM %s", text, vm), func(ctx context.Context) error {
@@ -166,17 +166,40 @@ func (g *GRPC) Console(ctx context.Context, vm, text string) (string, error) {
 			}
 		}()
 		defer read.Close()
+		seen := 0
 		for lines := bufio.NewScanner(read); ; {
 			if !lines.Scan() {
 				return fmt.Errorf("the console ended: %w", lines.Err())
 			}
-			if strings.Contains(lines.Text(), text) {
+			if !strings.Contains(lines.Text(), text) {
+				continue
+			}
+			if seen++; seen == nth {
 				line = strings.TrimSpace(lines.Text())
 				return nil
 			}
 		}
 	})
 	return line, err
+}
+
+// ReadConsole is what a VM's console log holds now.
+func (g *GRPC) ReadConsole(ctx context.Context, vm string) (string, error) {
+	s, err := g.Operator.ReadConsoleLog(ctx, &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm})
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for {
+		piece, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return text.String(), nil
+		}
+		if err != nil {
+			return text.String(), err
+		}
+		text.Write(piece.GetData())
+	}
 }
 
 // Alive checks that the process of a VM, as recorded, runs on this host.

@@ -108,15 +108,15 @@ func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
 	if err != nil {
 		return err
 	}
-	vm, err := c.boot(ctx, g, token, images.Disk)
+	vm, boots, err := c.boot(ctx, g, token, images.Disk)
 	if err != nil {
 		return err
 	}
-	banner, err := g.Console(ctx, vm.ID, "TRIVET GUEST READY")
+	said, err := g.Console(ctx, vm.ID, banner, boots)
 	if err != nil {
 		return err
 	}
-	c.say("VM %s says: %s", vm.Name, banner)
+	c.say("VM %s says: %s", vm.Name, said)
 	c.farewell(vm)
 	return nil
 }
@@ -248,14 +248,17 @@ func (c *cloud) knows(ctx context.Context, g *lab.GRPC) bool {
 	return err == nil && u.GetRegistered() && len(u.GetBindings()) > 0
 }
 
-const vmName = "hello"
+const (
+	vmName = "hello"
+	banner = "TRIVET GUEST READY"
+)
 
-// boot makes and starts the VM through REST, as the tenant.
-func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*lab.VM, error) {
+// boot makes and starts the VM through REST, as the tenant, and says which of its boots to wait for.
+func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*lab.VM, int, error) {
 	rest := &lab.REST{Host: c.trio.Members[2], Token: token}
 	var list struct{ VMs []lab.VM }
 	if err := rest.Call(ctx, "GET", "/api/v1/vms", nil, &list); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	var vm *lab.VM
 	for i := range list.VMs {
@@ -269,7 +272,7 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 			map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
 		}}
 		if err := rest.Call(ctx, "POST", "/api/v1/vms", body, vm, "Idempotency-Key", "make-up"); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		c.say("VM %s is created (%s)", vm.Name, vm.ID)
 	}
@@ -281,16 +284,21 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 			}
 			return g.Alive(ctx, vm.ID)
 		}); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
+	boots := 1
 	if vm.State != "Running" {
+		// One that never ran has no console yet.
+		if log, err := g.ReadConsole(ctx, vm.ID); err == nil {
+			boots += strings.Count(log, banner)
+		}
 		if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		c.say("VM %s is started", vm.Name)
 	}
-	return vm, nil
+	return vm, boots, nil
 }
 
 func (c *cloud) farewell(vm *lab.VM) {
