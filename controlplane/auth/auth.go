@@ -58,6 +58,14 @@ func Bearer(header string) (string, error) {
 	return token, nil
 }
 
+// CheckIdempotencyKey says whether a caller's key is one; empty is none.
+func CheckIdempotencyKey(field, key string) error {
+	if len(key) > cloud.MaxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return fault.Invalid(field, "must be at most %d bytes of printable ASCII", cloud.MaxIdempotencyKey)
+	}
+	return nil
+}
+
 // Admit lets the call in or says why not, and resolves whose resources it is about. org and project are what the
 // request names; empty means the token's.
 func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenant, error) {
@@ -88,7 +96,11 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 }
 
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {
-	f := fault.New(fault.PermissionDenied, "%s may not %s: it needs one of the roles %v", c.Name(), method.verb(), rule.Roles)
+	needs := rule.Roles
+	if len(needs) == 0 {
+		needs = []cloud.Role{cloud.SystemAdmin}
+	}
+	f := fault.New(fault.PermissionDenied, "%s may not %s: it needs one of the roles %v", c.Name(), method.verb(), needs)
 	if tenant != (cloud.Tenant{}) {
 		f.Message += " in " + tenant.String()
 	}
@@ -104,12 +116,21 @@ func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.T
 		asked.Project = ""
 	}
 	scope := c.Scope
-	if scope.Project == "" {
-		if c.Has(cloud.SystemAdmin, cloud.Tenant{}) {
-			return adminTenant(rule, edge, scope, asked)
+	switch {
+	case scope.Project != "" && scope.Org == "":
+		// The verifier takes the org away from a project that is not that org's.
+		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
+			"the token acts in project %s, which is not there: ask for one with another project_id", scope.Project)
+	case scope.Project != "":
+	case c.Has(cloud.SystemAdmin, cloud.Tenant{}):
+		return adminTenant(rule, edge, scope, asked)
+	default:
+		only := onlyProject
+		if rule.Scope == OfOrg {
+			only = onlyOrg
 		}
 		var err error
-		if scope, err = onlyProject(c, scope); err != nil {
+		if scope, err = only(c, scope); err != nil {
 			return cloud.Tenant{}, err
 		}
 	}
@@ -117,6 +138,9 @@ func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.T
 		scope.Project = ""
 	}
 	if asked.Org != "" && asked.Org != scope.Org || asked.Project != "" && asked.Project != scope.Project {
+		if asked.Org == "" {
+			asked.Org = scope.Org
+		}
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in %s, not in %s", scope, asked)
 	}
 	return scope, nil
@@ -145,16 +169,30 @@ func adminTenant(rule Rule, edge Edge, scope, asked cloud.Tenant) (cloud.Tenant,
 
 // onlyProject is the one project that a caller without a project scope is bound in.
 func onlyProject(c *cloud.Caller, within cloud.Tenant) (cloud.Tenant, error) {
+	return only(c, "project", func(b cloud.Binding) (cloud.Tenant, bool) {
+		return cloud.Tenant{Org: b.Org, Project: b.Project}, b.Project != "" && (within.Org == "" || within.Org == b.Org)
+	})
+}
+
+// onlyOrg is the org of the token, or the one that a caller without a scope is bound in, whatever the projects.
+func onlyOrg(c *cloud.Caller, within cloud.Tenant) (cloud.Tenant, error) {
+	if within.Org != "" {
+		return within, nil
+	}
+	return only(c, "org", func(b cloud.Binding) (cloud.Tenant, bool) { return cloud.Tenant{Org: b.Org}, b.Org != "" })
+}
+
+// only is the one place that the caller's bindings stand for.
+func only(c *cloud.Caller, what string, place func(cloud.Binding) (cloud.Tenant, bool)) (cloud.Tenant, error) {
 	var found []cloud.Tenant
 	for _, b := range c.Bindings {
-		t := cloud.Tenant{Org: b.Org, Project: b.Project}
-		if b.Project != "" && (within.Org == "" || within.Org == b.Org) && !slices.Contains(found, t) {
+		if t, ok := place(b); ok && !slices.Contains(found, t) {
 			found = append(found, t)
 		}
 	}
 	switch len(found) {
 	case 0:
-		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any project", c.Name())
+		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any %s", c.Name(), what)
 	case 1:
 		return found[0], nil
 	}
@@ -164,5 +202,5 @@ func onlyProject(c *cloud.Caller, within cloud.Tenant) (cloud.Tenant, error) {
 	}
 	slices.Sort(names)
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-		"%s has roles in several projects: ask for a token with the project_id of one of %s", c.Name(), strings.Join(names, ", "))
+		"%s has roles in several %ss: ask for a token with the %s_id of one of %s", c.Name(), what, what, strings.Join(names, ", "))
 }

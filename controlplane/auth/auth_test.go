@@ -1,6 +1,8 @@
 package auth
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -64,6 +66,20 @@ func TestAdmit(t *testing.T) {
 		{name: "cordon by admin", who: admin, method: cordon},
 		{name: "cordon by member", who: member, method: cordon, kind: fault.PermissionDenied},
 		{name: "nodes by member", who: member, method: nodes + "ListNodes"},
+		{name: "images, two projects of one org", who: two, method: list, tenant: cloud.Tenant{Org: "o"}},
+		{name: "images, two orgs", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "o", ""), in(cloud.ProjectViewer, "x", "p")), method: list, kind: fault.PermissionDenied, says: "one of o, x"},
+		{name: "images by an org admin", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "o", "")), method: list, tenant: cloud.Tenant{Org: "o"}},
+		{name: "images with an org's token", who: caller(cloud.ProofPassword, cloud.Tenant{Org: "o"}, in(cloud.ProjectMember, "o", "p"), in(cloud.ProjectMember, "x", "y")), method: list, tenant: cloud.Tenant{Org: "o"}},
+		{name: "images with another org's token", who: caller(cloud.ProofPassword, cloud.Tenant{Org: "x"}, in(cloud.ProjectMember, "o", "p")), method: list, kind: fault.PermissionDenied, says: "in x"},
+		{name: "images by nobody in particular", who: caller(cloud.ProofPassword, cloud.Tenant{}), method: list, kind: fault.PermissionDenied, says: "no role in any org"},
+		{name: "org admin without a project", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "o", "")), method: get, kind: fault.PermissionDenied, says: "no role in any project"},
+		{name: "a project that is not there", who: caller(cloud.ProofPassword, cloud.Tenant{Project: "p"}, in(cloud.OrgAdmin, "o", "")), method: get, kind: fault.PermissionDenied, says: "not there"},
+		{name: "a project that is not there, images", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: list, kind: fault.PermissionDenied, says: "not there"},
+		{name: "a project that is not there does not matter to nodes", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: cordon},
+		{name: "admin of an org's token", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, project: "p", tenant: op},
+		{name: "admin of an org's token elsewhere", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, org: "x", project: "p", kind: fault.PermissionDenied, says: "acts in org o"},
+		{name: "what only the admin may", who: member, method: operators + "ClusterStatus", kind: fault.PermissionDenied, says: "[system:admin]"},
+		{name: "under --dev, elsewhere", who: caller(cloud.ProofDev, cloud.Tenant{Org: "x", Project: "y"}, in(cloud.ProjectAdmin, "o", "p")), method: get, kind: fault.PermissionDenied, says: "in x/y"},
 		{name: "unknown method", who: admin, method: "/x/Y", kind: fault.PermissionDenied, says: "not open"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -89,5 +105,43 @@ func TestBearer(t *testing.T) {
 		token, err := Bearer(header)
 		require.Equal(t, want, token, header)
 		require.Equal(t, want == "", fault.Is(err, fault.Unauthenticated), header)
+	}
+}
+
+// Every role × every method: what a role does not name is refused, and nobody but system:admin gets what has no roles.
+func TestRolesHoldOnlyWhatTheyName(t *testing.T) {
+	op := cloud.Tenant{Org: "o", Project: "p"}
+	binding := map[cloud.Role]cloud.Binding{
+		cloud.SystemAdmin: in(cloud.SystemAdmin, "", ""), cloud.OrgAdmin: in(cloud.OrgAdmin, "o", ""), cloud.BillingAdmin: in(cloud.BillingAdmin, "", ""),
+	}
+	writes := 0
+	for method, rule := range rules {
+		for _, role := range cloud.Roles() {
+			b, ok := binding[role]
+			if !ok {
+				b = in(role, "o", "p")
+			}
+			_, err := Admit(With(t.Context(), caller(cloud.ProofPassword, op, b), RPC), method, "", "")
+			want := role == cloud.SystemAdmin || slices.Contains(rule.Roles, role) || slices.Contains(rule.Roles, anyProven[0])
+			require.Equal(t, want, err == nil, "%s %s: %v", role, method, err)
+			if role == cloud.ProjectViewer && err == nil {
+				verb := method.verb()
+				reads := strings.HasPrefix(verb, "Get") || strings.HasPrefix(verb, "List") || strings.HasPrefix(verb, "Watch") || strings.HasPrefix(verb, "Read")
+				require.True(t, reads || verb == "SetPassword", "a viewer may %s", verb)
+			}
+			if role == cloud.ProjectMember && err == nil {
+				writes++
+			}
+		}
+	}
+	require.Greater(t, writes, 20)
+}
+
+func TestIdempotencyKeys(t *testing.T) {
+	for key, ok := range map[string]bool{
+		"": true, "0190": true, "a b~": true, "a\nb": false, "é": false, "\x7f": false, "a\xff": false,
+		strings.Repeat("k", 255): true, strings.Repeat("k", 256): false,
+	} {
+		require.Equal(t, ok, CheckIdempotencyKey("k", key) == nil, "%q", key)
 	}
 }

@@ -7,7 +7,9 @@
 //
 // Decisions of this version, until the rest of identity is there:
 //   - Orgs and projects come to be with the first role bound in them; a project's id is unique in the cloud.
-//   - A user's tokens die when their password is set: a token older than the credential is refused.
+//   - A user's tokens die when their password is set: a token carries the count of settings that it was proven under
+//     (its epoch), and one of another count is refused. No clock has a say in it.
+//   - A token that names a project which is not in the org that it names acts nowhere.
 //   - The administrator's tokens are signed by a key that follows from the cluster key, so whoever holds that can make
 //     one without a running member: `trivet-controlplane admin-token`.
 package identity
@@ -18,7 +20,9 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
@@ -40,7 +44,9 @@ type User struct {
 	Bindings  []cloud.Binding
 	Password  *hash
 	CreatedAt cloud.Time
-	// Since cuts tokens: one made before is no longer valid.
+	// Epoch counts the settings of the password: a token proven under another count is no longer valid.
+	Epoch uint64
+	// Since cuts the tokens that were made without looking at the record: one made before it is no longer valid.
 	Since cloud.Time
 }
 
@@ -73,8 +79,8 @@ type Service struct {
 	hostKey ed25519.PrivateKey
 	keys    sync.Map // kid -> *signingKey
 	misses  throttle
-	// hashing bounds how many passwords are tried at once: each takes memory.
-	hashing chan struct{}
+	// hashing bounds how many passwords are tried at once, since each takes memory, and queue how many wait for that.
+	hashing, queue chan struct{}
 
 	createUser  func(context.Context, newUser) (User, error)
 	setPassword func(context.Context, newPassword) (struct{}, error)
@@ -84,8 +90,8 @@ type Service struct {
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{
-		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), hashing: make(chan struct{}, 4),
-		misses: throttle{names: map[attempt]*count{}},
+		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")),
+		hashing: make(chan struct{}, maxHashing), queue: make(chan struct{}, maxQueue), misses: throttle{names: map[attempt]*count{}},
 	}
 	s.createUser = lead.Handle(opts.Commands, "identity.create-user", lead.Once, s.doCreateUser)
 	s.setPassword = lead.Handle(opts.Commands, "identity.set-password", lead.Repeatable, s.doSetPassword)
@@ -125,8 +131,8 @@ func (s *Service) doCreateUser(ctx context.Context, q newUser) (user User, err e
 	if err := cloud.CheckCallerID("id", string(q.ID)); err != nil {
 		return user, err
 	}
-	if len(q.Name) > 256 {
-		return user, fault.Invalid("name", "at most 256 bytes")
+	if len(q.Name) > 256 || strings.ContainsFunc(q.Name, unicode.IsControl) {
+		return user, fault.Invalid("name", "at most 256 printable bytes")
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		if taken, err := users.Has(tx, string(q.ID)); err != nil {
@@ -149,6 +155,7 @@ type newPassword struct {
 func (s *Service) doSetPassword(ctx context.Context, q newPassword) (struct{}, error) {
 	return struct{}{}, s.change(ctx, q.User, func(tx *store.Tx, u *User) error {
 		u.Password = &q.Hash
+		u.Epoch++
 		u.Since = tx.Now()
 		return nil
 	})
@@ -229,6 +236,9 @@ func (s *Service) user(ctx context.Context, id cloud.UserID) (u *User, err error
 
 // get is one user, as new as every change acknowledged before.
 func (s *Service) get(ctx context.Context, id string) (u *User, err error) {
+	if err := cloud.CheckCallerID("id", id); err != nil {
+		return nil, err
+	}
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if u, err = users.Get(v, id); err == nil && u == nil {
 			err = fault.New(fault.NotFound, "no user %s", id)

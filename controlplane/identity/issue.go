@@ -28,20 +28,20 @@ func (s *Service) token(ctx context.Context, ask tokenRequest) (issued, bool, er
 		return issued{}, false, err
 	}
 	scope := cloud.Tenant{Org: cloud.OrgID(ask.Org), Project: cloud.ProjectID(ask.Project)}
-	for field, id := range map[string]string{"org_id": ask.Org, "project_id": ask.Project} {
-		if id != "" {
-			if err := cloud.CheckCallerID(field, id); err != nil {
+	for _, id := range []struct{ field, value string }{{"org_id", ask.Org}, {"project_id", ask.Project}} {
+		if id.value != "" {
+			if err := cloud.CheckCallerID(id.field, id.value); err != nil {
 				return issued{}, false, err
 			}
 		}
 	}
-	proof := cloud.ProofNone
-	ok, err := s.proven(ctx, ask.User, ask.Password, ask.Address)
+	who, err := s.proven(ctx, ask.User, ask.Password, ask.Address)
 	if err != nil {
 		return issued{}, false, err
 	}
-	if ok {
-		proof = cloud.ProofPassword
+	say := claims{Proof: cloud.ProofNone}
+	if who != nil {
+		say.Proof, say.Epoch = cloud.ProofPassword, who.Epoch
 	}
 	if scope.Project != "" && scope.Org == "" {
 		// Project ids are unique in the cloud, so a project names its org.
@@ -56,6 +56,7 @@ func (s *Service) token(ctx context.Context, ask tokenRequest) (issued, bool, er
 			return issued{}, false, err
 		}
 	}
-	text, expires, err := s.issue(ctx, ask.User, scope, proof, ttl)
-	return issued{text, expires}, ok, err
+	say.Subject, say.Org, say.Project = string(ask.User), scope.Org, scope.Project
+	out, err := s.issue(ctx, say, ttl)
+	return out, who != nil, err
 }

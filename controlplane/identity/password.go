@@ -4,11 +4,15 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
+	"fmt"
+	"net"
+	"net/netip"
 	"sync"
 	"time"
 
 	"golang.org/x/crypto/argon2"
 
+	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -47,12 +51,35 @@ func (s *Service) hashed(ctx context.Context, password string) (hash, error) {
 	return h, err
 }
 
+// Bounds of what whoever asks can make a member do: maxHashing passwords at once (19 MiB each), maxQueue more that wait,
+// hashWait long.
+const (
+	maxHashing = 4
+	maxQueue   = 256
+	hashWait   = 10 * time.Second
+)
+
+func errTooMany() error {
+	return fault.New(fault.Unavailable, "too many passwords are being tried; try again in a moment").MayRetry()
+}
+
+// turn runs f when there is room for another password.
 func (s *Service) turn(ctx context.Context, f func()) error {
+	select {
+	case s.queue <- struct{}{}:
+		defer func() { <-s.queue }()
+	default:
+		return errTooMany()
+	}
+	patience := time.NewTimer(hashWait)
+	defer patience.Stop()
 	select {
 	case s.hashing <- struct{}{}:
 		defer func() { <-s.hashing }()
 		f()
 		return nil
+	case <-patience.C:
+		return errTooMany()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -61,16 +88,20 @@ func (s *Service) turn(ctx context.Context, f func()) error {
 // nobody is hashed against when there is no such user, so that the answer takes as long.
 var nobody = hash{Salt: make([]byte, 16), Sum: make([]byte, 32), Time: hashTime, MemoryKiB: hashMemoryKiB}
 
-// proven tries a password. False for a wrong one, an unknown name, and a name that was missed too often from address.
-func (s *Service) proven(ctx context.Context, id cloud.UserID, password, address string) (bool, error) {
-	a := attempt{id, address}
-	now := s.opts.Store.Now()
-	if !s.misses.allow(a, now) {
-		return false, nil
+// proven tries a password. Nil for a wrong one, an unknown name, and a name that was missed too often from address.
+func (s *Service) proven(ctx context.Context, id cloud.UserID, password, address string) (*User, error) {
+	a := attempt{id, network(address)}
+	if !s.misses.allow(a, s.opts.Store.Now()) {
+		return nil, nil
 	}
-	user, err := s.user(ctx, id)
+	// As it is now: whoever has just set a password logs in on another member next.
+	var user *User
+	err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		user, err = users.Get(v, string(id))
+		return err
+	})
 	if err != nil {
-		return false, err
+		return nil, fmt.Errorf("read user: %w", err)
 	}
 	h, known := &nobody, user != nil && user.Password != nil
 	if known {
@@ -79,15 +110,39 @@ func (s *Service) proven(ctx context.Context, id cloud.UserID, password, address
 	if len(password) > maxPassword {
 		password, known = "", false
 	}
-	var same bool
-	if err := s.turn(ctx, func() { same = subtle.ConstantTimeCompare(h.sum(password), h.Sum) == 1 }); err != nil {
-		return false, err
+	var proven bool
+	err = s.turn(ctx, func() {
+		// Asked again: those who waited here together are not all tried after the last of the misses.
+		now := s.opts.Store.Now()
+		if !s.misses.allow(a, now) {
+			return
+		}
+		if proven = subtle.ConstantTimeCompare(h.sum(password), h.Sum) == 1 && known; !proven {
+			s.misses.miss(a, now)
+		}
+	})
+	if err != nil || !proven {
+		return nil, err
 	}
-	if !known || !same {
-		s.misses.miss(a, now)
-		return false, nil
+	return user, nil
+}
+
+// network is where an address misses from: the address, or of IPv6 the /64 that one customer has.
+func network(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
 	}
-	return true, nil
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return host
+	}
+	if ip = ip.Unmap(); ip.Is6() {
+		if p, err := ip.WithZone("").Prefix(64); err == nil {
+			return p.String()
+		}
+	}
+	return ip.String()
 }
 
 // After maxMisses in a window a name is not tried from an address until the window ends.

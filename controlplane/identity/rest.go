@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"net"
 	"net/http"
 	"slices"
 	"time"
@@ -35,7 +34,8 @@ type tokenAnswer struct {
 }
 
 // postToken gives a token to whoever asks, as the law says; what it is worth depends on the password.
-func (s *Service) postToken(_ *rest.Response, r *http.Request) (any, error) {
+func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
+	w.Failure = "TOKEN_ISSUE_FAILED"
 	var in tokenBody
 	if _, err := rest.Decode(r, &in); err != nil {
 		return nil, err
@@ -55,26 +55,15 @@ func (s *Service) postToken(_ *rest.Response, r *http.Request) (any, error) {
 	if in.PrincipalType != "" && in.PrincipalType != "user" && in.PrincipalType != "User" {
 		return nil, fault.Invalid("principal_type", "only user is served")
 	}
-	ask := tokenRequest{User: cloud.UserID(in.Username), Password: in.Password, Address: address(r), Org: in.OrgID, Project: in.ProjectID}
+	ask := tokenRequest{User: cloud.UserID(in.Username), Password: in.Password, Address: r.RemoteAddr, Org: in.OrgID, Project: in.ProjectID}
 	if in.TTLSeconds != nil {
 		ask.TTL = *in.TTLSeconds
 	}
 	token, _, err := s.token(r.Context(), ask)
 	if err != nil {
-		if _, ok := fault.From(err); !ok {
-			return nil, fault.New(fault.Unavailable, "the identity backend cannot be reached").Because(err).MayRetry()
-		}
 		return nil, err
 	}
 	return tokenAnswer{Token: token.text, ExpiresAt: token.expires.UTC().Format(time.RFC3339)}, nil
-}
-
-func address(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
 }
 
 type verifyAnswer struct {
@@ -86,15 +75,15 @@ type verifyAnswer struct {
 
 func (s *Service) postVerify(_ *rest.Response, r *http.Request) (any, error) {
 	var in struct {
-		Token string `json:"token"`
+		Token *string `json:"token"`
 	}
 	if _, err := rest.Decode(r, &in); err != nil {
 		return nil, err
 	}
-	if in.Token == "" {
+	if in.Token == nil {
 		return nil, fault.Invalid("token", "is required")
 	}
-	caller, err := s.Verify(r.Context(), in.Token)
+	caller, err := s.Verify(r.Context(), *in.Token)
 	if fault.Is(err, fault.Unauthenticated) {
 		return verifyAnswer{}, nil
 	}
@@ -103,10 +92,13 @@ func (s *Service) postVerify(_ *rest.Response, r *http.Request) (any, error) {
 	}
 	id := string(caller.User)
 	name := id
-	if user, err := s.user(r.Context(), caller.User); err != nil {
-		return nil, err
-	} else if user != nil && user.Name != "" {
-		name = user.Name
+	// Who proved nothing learns nothing: a name that is there looks like one that is not.
+	if caller.Proof != cloud.ProofNone && caller.Proof != cloud.ProofDev {
+		if user, err := s.user(r.Context(), caller.User); err != nil {
+			return nil, err
+		} else if user != nil && user.Name != "" {
+			name = user.Name
+		}
 	}
 	answer := verifyAnswer{Valid: true, PrincipalID: &id, PrincipalName: &name, Roles: []string{}}
 	for _, b := range caller.Bindings {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -35,6 +36,8 @@ type claims struct {
 	Org     cloud.OrgID     `json:"org,omitempty"`
 	Project cloud.ProjectID `json:"project,omitempty"`
 	Proof   cloud.Proof     `json:"proof"`
+	// Epoch is the user's when a password proved the holder.
+	Epoch uint64 `json:"epoch,omitempty"`
 	// At is when it was made, in Unix milliseconds: "iat" is too coarse to order it with a change of password.
 	At cloud.Time `json:"at"`
 }
@@ -50,35 +53,38 @@ func checkTTL(seconds uint64) (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, nil
 }
 
-func sign(key ed25519.PrivateKey, id, issuer string, user cloud.UserID, scope cloud.Tenant, proof cloud.Proof, now time.Time, ttl time.Duration) (string, error) {
+// sign makes a token of claims that name the issuer, the holder, how proven, and the scope; the rest is filled in.
+func sign(key ed25519.PrivateKey, id string, say claims, now time.Time, ttl time.Duration) (string, error) {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
 	if err != nil {
 		return "", fmt.Errorf("make signer: %w", err)
 	}
-	return jwt.Signed(signer).Claims(claims{
-		Claims: jwt.Claims{
-			Issuer: issuer, Subject: string(user), Audience: jwt.Audience{audience}, ID: uuid.NewString(),
-			IssuedAt: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(ttl)),
-		},
-		Kind: "user", Org: scope.Org, Project: scope.Project, Proof: proof, At: now.UnixMilli(),
-	}).Serialize()
+	say.Audience, say.ID, say.Kind, say.At = jwt.Audience{audience}, uuid.NewString(), "user", now.UnixMilli()
+	say.IssuedAt, say.Expiry = jwt.NewNumericDate(now), jwt.NewNumericDate(expiry(now, ttl))
+	return jwt.Signed(signer).Claims(say).Serialize()
 }
+
+// expiry is when a token of now ends. Tokens know whole seconds.
+func expiry(now time.Time, ttl time.Duration) time.Time { return now.Add(ttl).Truncate(time.Second) }
 
 // HostToken makes a token of the administrator, for whoever holds the cluster key.
 func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.Duration) (string, error) {
-	return sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, key.Cluster(), Admin, scope, cloud.ProofHostKey, now, ttl)
+	say := claims{
+		Claims: jwt.Claims{Issuer: key.Cluster(), Subject: string(Admin)}, Org: scope.Org, Project: scope.Project, Proof: cloud.ProofHostKey,
+	}
+	return sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// issue makes a token for a user.
-func (s *Service) issue(ctx context.Context, user cloud.UserID, scope cloud.Tenant, proof cloud.Proof, ttl time.Duration) (string, time.Time, error) {
+// issue signs claims with the cluster's key.
+func (s *Service) issue(ctx context.Context, say claims, ttl time.Duration) (issued, error) {
 	k, err := s.signer(ctx)
 	if err != nil {
-		return "", time.Time{}, err
+		return issued{}, err
 	}
-	// The token is not older than the credential it was proven by, whatever the clocks say.
 	now := time.UnixMilli(s.opts.Store.Now())
-	token, err := sign(k.private, k.record.ID, s.opts.Key.Cluster(), user, scope, proof, now, ttl)
-	return token, now.Add(ttl), err
+	say.Issuer = s.opts.Key.Cluster()
+	token, err := sign(k.private, k.record.ID, say, now, ttl)
+	return issued{token, expiry(now, ttl)}, err
 }
 
 func errNotValid() error { return fault.New(fault.Unauthenticated, "the token is not valid") }
@@ -97,15 +103,41 @@ func (s *Service) Verify(ctx context.Context, token string) (*cloud.Caller, erro
 		}
 		return caller, nil
 	}
-	user, err := s.user(ctx, caller.User)
-	if err != nil {
-		return nil, err
+	var user *User
+	look := func(v *store.View) (err error) {
+		user, caller.Scope, err = c.look(v)
+		return err
 	}
-	if user == nil || c.At < user.Since {
+	err = s.opts.Store.Recent(ctx, staleness, look)
+	if err == nil && (user == nil || user.Epoch < c.Epoch || len(user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == "") {
+		// This member may be behind the one that made the token, or bound the role.
+		err = s.opts.Store.View(ctx, look)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the holder of a token: %w", err)
+	case user == nil, c.Proof == cloud.ProofHostKey && c.At < user.Since, c.Proof != cloud.ProofHostKey && c.Epoch != user.Epoch:
 		return nil, fault.New(fault.Unauthenticated, "the token is no longer valid: ask for a new one")
 	}
 	caller.Bindings = user.Bindings
 	return caller, nil
+}
+
+// look reads the holder and the scope: a project that is not in the org that the token names comes without an org, and
+// auth refuses that. A project alone names its org.
+func (c *claims) look(v *store.View) (user *User, scope cloud.Tenant, err error) {
+	if user, err = users.Get(v, c.Subject); err != nil {
+		return nil, scope, err
+	}
+	if c.Project == "" {
+		return user, cloud.Tenant{Org: c.Org}, nil
+	}
+	p, err := projects.Get(v, string(c.Project))
+	scope.Project = c.Project
+	if p != nil && (c.Org == "" || c.Org == p.Org) {
+		scope.Org = p.Org
+	}
+	return user, scope, err
 }
 
 // read checks a token's form, signature and dates.
@@ -133,13 +165,14 @@ func (s *Service) read(ctx context.Context, token string) (*claims, error) {
 		return nil, errNotValid()
 	}
 	now := time.UnixMilli(s.opts.Store.Now())
-	err = c.ValidateWithLeeway(jwt.Expected{Issuer: s.opts.Key.Cluster(), AnyAudience: jwt.Audience{audience}, Time: now}, leeway)
-	switch {
-	case err != nil, c.Expiry == nil, c.Subject == "", c.Kind != "user":
+	if c.Expiry == nil || c.Subject == "" || c.Kind != "user" || c.Proof == cloud.ProofHostKey && parsed.Headers[0].KeyID != hostKeyID {
 		return nil, errNotValid()
-	case now.After(c.Expiry.Time()):
+	}
+	// The leeway is for when a token begins. It ends when it says (RFC 7519 part 4.1.4).
+	if !now.Before(c.Expiry.Time()) {
 		return nil, fault.New(fault.Unauthenticated, "the token has expired: ask for a new one")
-	case c.Proof == cloud.ProofHostKey && parsed.Headers[0].KeyID != hostKeyID:
+	}
+	if c.ValidateWithLeeway(jwt.Expected{Issuer: s.opts.Key.Cluster(), AnyAudience: jwt.Audience{audience}, Time: now}, leeway) != nil {
 		return nil, errNotValid()
 	}
 	return &c, nil

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,23 +26,30 @@ func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
 
 // Files are a member's image bytes: a directory of files named by their SHA-256. A file with such a name is whole and
 // was verified; what is being written has another.
-type Files struct{ dir string }
+type Files struct {
+	dir string
+	// keeping keeps sweep from removing a file in the moment that the same bytes are kept anew.
+	keeping sync.Mutex
+}
 
 // OpenFiles makes the directory when it is not there and forgets what a crash left half-written.
 func OpenFiles(dir string) (*Files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make image directory: %w", err)
 	}
-	left, err := filepath.Glob(filepath.Join(dir, partPrefix+"*"))
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list images: %w", err)
 	}
-	for _, path := range left {
-		if err := os.Remove(path); err != nil {
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), partPrefix) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
 			return nil, fmt.Errorf("remove half an image: %w", err)
 		}
 	}
-	return &Files{dir}, nil
+	return &Files{dir: dir}, nil
 }
 
 const partPrefix = "part-"
@@ -68,14 +76,19 @@ func (f *Files) Open(sum string) (io.ReadSeekCloser, error) {
 	return file, err
 }
 
-// Has reports whether the bytes are here.
-func (f *Files) Has(sum string) bool {
+// has reports whether the bytes are here. An error says that nobody knows.
+func (f *Files) has(sum string) (bool, error) {
 	path, err := f.path(sum)
 	if err != nil {
-		return false
+		return false, err
 	}
-	_, err = os.Stat(path)
-	return err == nil
+	switch _, err = os.Stat(path); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	}
+	return false, fmt.Errorf("look for image: %w", err)
 }
 
 // part is an image on its way in.
@@ -84,9 +97,10 @@ type part struct {
 	file  *os.File
 	sum   hash.Hash
 	size  int64
+	kept  bool
 }
 
-// begin makes room for an image of about size bytes.
+// begin makes room for an image of size bytes, and holds it: what is written later finds it.
 func (f *Files) begin(size int64) (*part, error) {
 	var room unix.Statfs_t
 	if err := unix.Statfs(f.dir, &room); err != nil {
@@ -99,15 +113,31 @@ func (f *Files) begin(size int64) (*part, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make image file: %w", err)
 	}
-	return &part{files: f, file: file, sum: sha256.New()}, nil
+	p := &part{files: f, file: file, sum: sha256.New()}
+	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, max(size, 1))
+	switch {
+	case errors.Is(err, unix.ENOSPC):
+		p.drop()
+		return nil, errNoRoom
+	case err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS):
+		p.drop()
+		return nil, fmt.Errorf("make room for image: %w", err)
+	}
+	return p, nil
 }
 
 // reserveBytes of the disk are left to the log and the records.
 const reserveBytes = 1 << 30
 
-var errNoRoom = errors.New("there is no room for the image")
+var (
+	errNoRoom = errors.New("there is no room for the image")
+	// errSource wraps what went wrong with where an image comes from, as opposed to where it goes.
+	errSource = errors.New("read image")
+	errLonger = errors.New("it is longer than it should be")
+)
 
-// copy reads to the end, at most limit bytes, looking at ctx on the way.
+// copy appends what r gives until its end, and looks at ctx on the way. What would make the image longer than limit
+// bytes is not written: errLonger.
 func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	buf := make([]byte, 1<<20)
 	for {
@@ -115,10 +145,11 @@ func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 			return err
 		}
 		n, err := r.Read(buf)
-		if p.size += int64(n); p.size > limit {
-			return fmt.Errorf("longer than %d bytes", limit)
+		if int64(n) > limit-p.size {
+			return errLonger
 		}
 		p.sum.Write(buf[:n])
+		p.size += int64(n)
 		if _, err := p.file.Write(buf[:n]); err != nil {
 			return fmt.Errorf("write image: %w", err)
 		}
@@ -126,9 +157,22 @@ func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("read image: %w", err)
+			return fmt.Errorf("%w: %w", errSource, err)
 		}
 	}
+}
+
+// again forgets what was written.
+func (p *part) again() error {
+	if err := p.file.Truncate(0); err != nil {
+		return fmt.Errorf("empty image file: %w", err)
+	}
+	if _, err := p.file.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("empty image file: %w", err)
+	}
+	p.sum.Reset()
+	p.size = 0
+	return nil
 }
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }
@@ -139,27 +183,42 @@ func (p *part) keep() error {
 	if err != nil {
 		return err
 	}
+	if err := p.file.Truncate(p.size); err != nil { // gives back what was held and not needed
+		return fmt.Errorf("end image file: %w", err)
+	}
 	if err := p.file.Chmod(0o400); err != nil {
-		return err
+		return fmt.Errorf("protect image file: %w", err)
 	}
 	if err := p.file.Sync(); err != nil {
 		return fmt.Errorf("sync image: %w", err)
 	}
-	if err := os.Rename(p.file.Name(), path); err != nil {
+	if err := p.files.take(p.file.Name(), path); err != nil {
 		return fmt.Errorf("keep image: %w", err)
 	}
+	p.kept = true
 	dir, err := os.Open(p.files.dir)
 	if err != nil {
-		return err
+		return fmt.Errorf("keep image: %w", err)
 	}
 	defer dir.Close()
-	return dir.Sync()
+	if err := dir.Sync(); err != nil {
+		return fmt.Errorf("sync image directory: %w", err)
+	}
+	return nil
+}
+
+func (f *Files) take(from, to string) error {
+	f.keeping.Lock()
+	defer f.keeping.Unlock()
+	return os.Rename(from, to)
 }
 
 // drop forgets what was not kept, and closes.
 func (p *part) drop() {
 	p.file.Close()
-	os.Remove(p.file.Name()) // gone already when it was kept
+	if !p.kept {
+		os.Remove(p.file.Name())
+	}
 }
 
 // sweep removes the files that no image has and that are older than age.
@@ -169,16 +228,26 @@ func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) 
 		return fmt.Errorf("list images: %w", err)
 	}
 	for _, e := range entries {
-		if wanted[e.Name()] || strings.HasPrefix(e.Name(), partPrefix) || !sumPattern.MatchString(e.Name()) {
+		if wanted[e.Name()] || !sumPattern.MatchString(e.Name()) {
 			continue
 		}
-		info, err := e.Info()
-		if err != nil || now.Sub(info.ModTime()) < age {
-			continue
+		if err := f.forget(e, now, age); err != nil {
+			return err
 		}
-		if err := os.Remove(filepath.Join(f.dir, e.Name())); err != nil {
-			return fmt.Errorf("remove image: %w", err)
-		}
+	}
+	return nil
+}
+
+// forget removes a file that is older than age.
+func (f *Files) forget(e fs.DirEntry, now time.Time, age time.Duration) error {
+	f.keeping.Lock()
+	defer f.keeping.Unlock()
+	info, err := e.Info()
+	if err != nil || now.Sub(info.ModTime()) < age {
+		return nil // gone, or too young
+	}
+	if err := os.Remove(filepath.Join(f.dir, e.Name())); err != nil {
+		return fmt.Errorf("remove image: %w", err)
 	}
 	return nil
 }

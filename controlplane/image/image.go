@@ -3,22 +3,23 @@
 //
 // PENDING -> UPLOADING -> AVAILABLE, or ERROR with the reason in metadata trivet/error. The member that receives
 // CreateImage opens the source, answers PENDING, copies, examines and hashes its copy; then the record has a checksum and
-// is UPLOADING. The other members pull the bytes from one that holds them and verify them; AVAILABLE is written with the
+// is UPLOADING. The other members pull the bytes from those that hold them and verify them; AVAILABLE is written with the
 // majority's last word. Bytes are examined in pure Go and believed over what was declared; nothing of a host is read but
 // the file that was named, and that only beneath directories that were opened for imports.
 //
+// All copying belongs to Run: what is cut off by a stop or a crash is begun again from the records by the next Run.
+//
 // Decisions of this version: sources are file:// only (http(s) is FAILED_PRECONDITION until it can be enabled), VMDK and
-// VHD wait for conversion (FAILED_PRECONDITION), an image that was not finished half an hour after it was asked for is
-// ERROR naming its importer.
+// VHD wait for conversion (FAILED_PRECONDITION). An image that was not copied half an hour after it was asked for, or
+// not held by a majority half an hour after the last member took it, is ERROR naming its importer, and its bytes go. A
+// member that finds its copy gone says so and pulls it again; with the last copy gone the image is ERROR. A PUBLIC image
+// is only system:admin's to change. The orgs that an image is shared with are shown to its own org only.
 package image
 
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -30,7 +31,10 @@ import (
 )
 
 // use is the mark of a VM on an image: image-use/<image>/<vm>.
-type use struct{}
+type use struct {
+	// Org is whose the VM is.
+	Org cloud.OrgID
+}
 
 var (
 	// Images is the table of images: image/<id>.
@@ -57,24 +61,29 @@ type Options struct {
 type Service struct {
 	opts Options
 	// wake tells Run that there may be something to do.
-	wake chan struct{}
-	// importing are the images whose source this member copies now.
-	mu        sync.Mutex
-	importing map[cloud.ImageID]bool
+	wake    chan struct{}
+	errands *errands
+	// imports and pulls are the slots of errands.
+	imports, pulls chan struct{}
 
 	create   func(context.Context, createAsk) (Created, error)
 	imported func(context.Context, importDone) (struct{}, error)
 	held     func(context.Context, heldAsk) (struct{}, error)
+	lost     func(context.Context, heldAsk) (struct{}, error)
 	change   func(context.Context, changeAsk) (cloud.Image, error)
 	remove   func(context.Context, removeAsk) (struct{}, error)
 }
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
-	s := &Service{opts: opts, wake: make(chan struct{}, 1), importing: map[cloud.ImageID]bool{}}
+	s := &Service{
+		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, importsAtOnce), pulls: make(chan struct{}, pullsAtOnce),
+	}
+	s.errands = newErrands(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
 	s.create = lead.Handle(opts.Commands, "image.create", lead.Once, s.doCreate)
 	s.imported = lead.Handle(opts.Commands, "image.imported", lead.Repeatable, s.doImported)
 	s.held = lead.Handle(opts.Commands, "image.held", lead.Repeatable, s.doHeld)
+	s.lost = lead.Handle(opts.Commands, "image.lost", lead.Repeatable, s.doLost)
 	s.change = lead.Handle(opts.Commands, "image.change", lead.Repeatable, s.doChange)
 	s.remove = lead.Handle(opts.Commands, "image.delete", lead.Once, s.doRemove)
 	return s
@@ -83,7 +92,10 @@ func New(opts Options) *Service {
 func noImage(id cloud.ImageID) error { return fault.New(fault.NotFound, "no image %s", id) }
 
 // Usable is an image that a VM may be made of.
-type Usable struct{ cloud.Image }
+type Usable struct {
+	cloud.Image
+	user cloud.OrgID
+}
 
 // Lookup is an image that org may use and that is AVAILABLE.
 func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) {
@@ -97,11 +109,13 @@ func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) 
 	if i.Status != cloud.ImageAvailable {
 		return nil, fault.New(fault.FailedPrecondition, "image %s is %s, not AVAILABLE", id, i.Status)
 	}
-	return &Usable{*i}, nil
+	return &Usable{*i, org}, nil
 }
 
 // Use marks the image as used by a VM, so that it cannot be deleted.
-func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) { uses.Put(tx, &use{}, string(u.ID), string(vm)) }
+func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
+	uses.Put(tx, &use{u.user}, string(u.ID), string(vm))
+}
 
 // Release takes the mark away.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
@@ -149,11 +163,17 @@ type Created struct {
 type createAsk struct {
 	Image cloud.Image
 	Body  [32]byte
+	// Missing asks for the answer of an earlier call only: the source cannot be opened now.
+	Missing bool
 }
 
-// Create records an image and begins to import it on this member. It answers PENDING.
+// Create records an image and begins to import it on this member. It answers PENDING. A call that was answered before
+// gets the same answer, also when the source has gone since.
 func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Created, error) {
 	if err := i.Check(); err != nil {
+		return Created{}, err
+	}
+	if err := checkMetadata(i.Metadata); err != nil {
 		return Created{}, err
 	}
 	if err := mayShow(ctx, &i); err != nil {
@@ -163,29 +183,49 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 		return Created{}, fault.New(fault.FailedPrecondition, "format: VMDK and VHD are not served yet; convert with qemu-img convert -O qcow2")
 	}
 	source, err := s.open(ctx, i.Org, i.Source)
-	if err != nil {
+	missing := fault.Is(err, fault.NotFound) && auth.CallerOf(ctx).IdempotencyKey != ""
+	if err != nil && !missing {
 		return Created{}, err
 	}
 	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
 	if i.Visibility == cloud.VisibilityUnspecified {
 		i.Visibility = cloud.Private
 	}
-	out, err := s.create(ctx, createAsk{i, body})
-	if err != nil || out.Replayed || !s.claim(out.Image.ID) {
+	out, err := s.create(ctx, createAsk{i, body, missing})
+	switch {
+	case source == nil:
+	case err != nil || out.Replayed:
 		source.Close()
-		return out, err
+	default:
+		s.beginImport(out.Image, source)
 	}
-	go s.importFrom(out.Image, source)
-	return out, nil
+	return out, err
 }
 
 // mayShow says whether the caller may give an image its visibility.
 func mayShow(ctx context.Context, i *cloud.Image) error {
 	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{}) {
-		return fault.New(fault.PermissionDenied, "only %s may publish an image", cloud.SystemAdmin)
+		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
 	}
-	if i.Visibility == cloud.Shared && i.Metadata[cloud.SharedWith] == "" {
+	if i.Visibility != cloud.Shared {
+		return nil
+	}
+	orgs := i.Metadata[cloud.SharedWith]
+	if orgs == "" {
 		return fault.Invalid("metadata", "a SHARED image names the orgs in %s", cloud.SharedWith)
+	}
+	for _, org := range strings.Split(orgs, ",") {
+		if cloud.CheckCallerID("", org) != nil {
+			return fault.Invalid("metadata", "%s names orgs separated by commas and nothing else: %q is none", cloud.SharedWith, org)
+		}
+	}
+	return nil
+}
+
+// checkMetadata refuses what is not a caller's to say.
+func checkMetadata(m map[string]string) error {
+	if _, ok := m[cloud.ImageReason]; ok {
+		return fault.Invalid("metadata", "%s is ours to set", cloud.ImageReason)
 	}
 	return nil
 }
@@ -197,6 +237,9 @@ func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err e
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		out.Image, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Image.Org), "CreateImage", q.Body, func() (cloud.Image, error) {
+			if q.Missing {
+				return cloud.Image{}, errNoSource()
+			}
 			i := q.Image
 			i.ID, i.CreatedAt, i.UpdatedAt = cloud.ImageID(id.String()), tx.Now(), tx.Now()
 			Images.Put(tx, &i, string(i.ID))
@@ -220,10 +263,8 @@ func (s *Service) Update(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return cloud.Image{}, err
 	}
-	for k := range metadata {
-		if k == cloud.ImageReason {
-			return cloud.Image{}, fault.Invalid("metadata", "%s is ours to set", k)
-		}
+	if err := checkMetadata(metadata); err != nil {
+		return cloud.Image{}, err
 	}
 	return s.change(ctx, changeAsk{org, id, name, v, metadata})
 }
@@ -295,7 +336,7 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 				return struct{}{}, err
 			}
 			if len(used) > 0 {
-				return struct{}{}, fault.New(fault.FailedPrecondition, "image %s is used by %s", q.ID, users(used, more))
+				return struct{}{}, fault.New(fault.FailedPrecondition, "image %s is used by %s", q.ID, users(used, more, q.Org))
 			}
 			Images.Delete(tx, string(q.ID))
 			return struct{}{}, nil
@@ -305,119 +346,18 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 	return struct{}{}, err
 }
 
-func users(used []store.Record[use], more bool) string {
-	ids := make([]string, len(used))
-	for i, u := range used {
-		ids[i] = "VM " + u.Path[1]
+// users names an org's own VMs, and that there are others.
+func users(used []store.Record[use], more bool, org cloud.OrgID) string {
+	var out []string
+	for _, u := range used {
+		if u.Value.Org == org {
+			out = append(out, "VM "+u.Path[1])
+		} else {
+			more = true
+		}
 	}
 	if more {
-		ids = append(ids, "others")
+		out = append(out, "other VMs")
 	}
-	return strings.Join(ids, ", ")
-}
-
-type importDone struct {
-	ID      cloud.ImageID
-	Member  uint64
-	SHA256  string
-	Size    uint64
-	Virtual uint64
-	Format  cloud.ImageFormat
-	// Failure is why there is no image.
-	Failure string
-}
-
-// doImported takes the importer's word.
-func (s *Service) doImported(ctx context.Context, q importDone) (struct{}, error) {
-	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		i, err := Images.Get(tx, string(q.ID))
-		if err != nil || i == nil || i.Status != cloud.ImagePending || i.Importer != q.Member {
-			return err
-		}
-		if q.Failure != "" {
-			fail(i, q.Failure)
-		} else {
-			i.SHA256, i.SizeBytes, i.VirtualSize, i.Format = q.SHA256, q.Size, q.Virtual, q.Format
-			i.Status = cloud.ImageUploading
-			s.hold(i, q.Member)
-		}
-		i.UpdatedAt = tx.Now()
-		Images.Put(tx, i, string(q.ID))
-		return nil
-	})
-	return struct{}{}, err
-}
-
-func fail(i *cloud.Image, why string) {
-	i.Status = cloud.ImageError
-	i.Metadata = cloud.Merge(i.Metadata, map[string]string{cloud.ImageReason: why})
-}
-
-type heldAsk struct {
-	ID     cloud.ImageID
-	Member uint64
-	SHA256 string
-}
-
-// doHeld records that a member holds the verified bytes.
-func (s *Service) doHeld(ctx context.Context, q heldAsk) (struct{}, error) {
-	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		i, err := Images.Get(tx, string(q.ID))
-		if err != nil || i == nil || i.SHA256 != q.SHA256 || slices.Contains(i.Holders, q.Member) {
-			return err
-		}
-		s.hold(i, q.Member)
-		i.UpdatedAt = tx.Now()
-		Images.Put(tx, i, string(q.ID))
-		return nil
-	})
-	return struct{}{}, err
-}
-
-func (s *Service) hold(i *cloud.Image, member uint64) {
-	if !slices.Contains(i.Holders, member) {
-		i.Holders = append(slices.Clone(i.Holders), member)
-	}
-	if i.Status == cloud.ImageUploading && len(i.Holders) > s.opts.Members/2 {
-		i.Status = cloud.ImageAvailable
-	}
-}
-
-// importTime is how long an import may take.
-const importTime = 30 * time.Minute
-
-// SettleEvery is how often unfinished images are looked at.
-const SettleEvery = 30 * time.Second
-
-// Settle ends imports whose importer was lost. It is a leader's task.
-func (s *Service) Settle(ctx context.Context) error {
-	late := map[cloud.ImageID]bool{}
-	err := s.opts.Store.Local(func(v *store.View) error {
-		all, _, err := Images.List(v, 0)
-		for _, r := range all {
-			if i := r.Value; i.Status == cloud.ImagePending && s.opts.Store.Now()-i.CreatedAt > importTime.Milliseconds() {
-				late[i.ID] = true
-			}
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	for id := range late {
-		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-			i, err := Images.Get(tx, string(id))
-			if err != nil || i == nil || i.Status != cloud.ImagePending {
-				return err
-			}
-			fail(i, "member "+itoa(i.Importer)+" did not finish the import")
-			i.UpdatedAt = tx.Now()
-			Images.Put(tx, i, string(id))
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return strings.Join(out, ", ")
 }

@@ -23,6 +23,15 @@ type server struct {
 	s *Service
 }
 
+// shown is an image as an org may see it. Who else may use it is its owner's affair.
+func shown(i *cloud.Image, org cloud.OrgID) *vmv1.Image {
+	out := wire.Image(i)
+	if i.Org != org {
+		delete(out.Metadata, cloud.SharedWith)
+	}
+	return out
+}
+
 const service = "/vmcontroller.v1.ImageService/"
 
 func admit(ctx context.Context, method auth.Method, org string) (cloud.OrgID, error) {
@@ -54,7 +63,7 @@ func (r *server) GetImage(ctx context.Context, in *vmv1.GetImageRequest) (*vmv1.
 	if err != nil {
 		return nil, err
 	}
-	return wire.Image(i), nil
+	return shown(i, org), nil
 }
 
 func (r *server) ListImages(ctx context.Context, in *vmv1.ListImagesRequest) (*vmv1.ListImagesResponse, error) {
@@ -68,7 +77,7 @@ func (r *server) ListImages(ctx context.Context, in *vmv1.ListImagesRequest) (*v
 	}
 	out := &vmv1.ListImagesResponse{NextPageToken: next}
 	for _, i := range list {
-		out.Images = append(out.Images, wire.Image(i))
+		out.Images = append(out.Images, shown(i, org))
 	}
 	return out, nil
 }

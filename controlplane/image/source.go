@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -41,8 +42,11 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	if text == "" {
 		return nil, fault.Invalid("source_url", "is required; an upload in parts begins with BeginImageUpload")
 	}
+	if len(text) > 4096 {
+		return nil, fault.Invalid("source_url", "at most 4096 bytes")
+	}
 	u, err := url.Parse(text)
-	if err != nil || len(text) > 4096 {
+	if err != nil {
 		return nil, fault.Invalid("source_url", "is not a URL")
 	}
 	switch u.Scheme {
@@ -52,14 +56,18 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	default:
 		return nil, fault.Invalid("source_url", "the scheme must be file, got %q", u.Scheme)
 	}
-	if u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) || u.RawQuery != "" || u.Fragment != "" {
+	if u.User != nil || u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
 		return nil, fault.Invalid("source_url", "must be file:///an/absolute/path")
 	}
 	return s.openFile(org, auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{}), u.Path)
 }
 
-// openFile opens a path beneath one of the directories that org, or an administrator, may import from.
+// openFile opens a path beneath one of the directories that org, or an administrator, may import from. A path with . or
+// .. in it names nothing: where it leads would depend on the directory that it is looked for in.
 func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, error) {
+	if filepath.Clean(path) != path {
+		return nil, errNoSource()
+	}
 	for _, dir := range s.opts.ImportDirs {
 		if !admin && !slices.Contains(dir.Orgs, org) {
 			continue
@@ -97,7 +105,7 @@ func openBeneath(dir, rel string) (*source, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 {
 		f.Close()
-		return nil, fmt.Errorf("not a regular file with one link")
+		return nil, errors.New("not a regular file with one link")
 	}
 	return &source{f, st.Size}, nil
 }

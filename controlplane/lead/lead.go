@@ -77,7 +77,15 @@ const (
 	Once Mode = iota
 	// Repeatable: doing it again does no harm, so it is sent again.
 	Repeatable
+	// Keyed: Once, but Repeatable for a caller who gave an idempotency key. The command keeps its answer under that
+	// key (store.Idempotent), so that doing it again gives the first answer.
+	Keyed
 )
+
+// repeatable says whether a call of this caller may be sent again.
+func (m Mode) repeatable(caller *cloud.Caller) bool {
+	return m == Repeatable || m == Keyed && caller != nil && caller.IdempotencyKey != ""
+}
 
 // Handle adds a command. The function that it returns runs it wherever the leader is.
 func Handle[Q, A any](c *Commands, name string, mode Mode, f func(context.Context, Q) (A, error)) func(context.Context, Q) (A, error) {
@@ -154,9 +162,12 @@ func (c *Commands) route(ctx context.Context, mode Mode, attempt func(ctx contex
 			var f *fault.Fault
 			var remote *RemoteError
 			switch {
-			case err == nil || errors.As(err, &f) || errors.As(err, &remote) || ctx.Err() != nil:
+			case err == nil || errors.As(err, &f) || errors.As(err, &remote):
 				return err
-			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), mode == Repeatable && leader != c.self:
+			case ctx.Err() != nil:
+				// What the transport made of it is of no use to the caller: who hung up, or whose time is over, is told so.
+				return fmt.Errorf("%w: %v", ctx.Err(), err)
+			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), mode.repeatable(auth.CallerOf(ctx)) && leader != c.self:
 			case leader == c.self:
 				return err
 			default:

@@ -108,6 +108,7 @@ func TestLostCalls(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		mode Mode
+		key  string
 		errs []error
 		lost bool
 		runs int
@@ -116,13 +117,16 @@ func TestLostCalls(t *testing.T) {
 		{name: "not sent", errs: []error{ErrNotSent, ErrNotSent}, runs: 1},
 		{name: "not the leader", errs: []error{ErrNotLeader}, runs: 1},
 		{name: "answer lost", errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
+		{name: "answer lost, no key", mode: Keyed, errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
+		{name: "answer lost, a key", mode: Keyed, key: "k", errs: []error{broken}, lost: true, runs: 2},
+		{name: "answer lost, a key that means nothing", key: "k", errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
 		{name: "answer lost, repeatable", mode: Repeatable, errs: []error{broken}, lost: true, runs: 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			runs := 0
 			w, on := pair(newThrone(1), c.mode, func(context.Context, sum) (int, error) { runs++; return 7, nil })
 			w.errs, w.lost = c.errs, c.lost
-			got, err := on[1](t.Context(), sum{})
+			got, err := on[1](auth.With(t.Context(), &cloud.Caller{User: "ada", IdempotencyKey: c.key}, auth.REST), sum{})
 			require.Equal(t, c.runs, runs, c.name)
 			if c.kind != fault.Internal {
 				require.True(t, fault.Is(err, c.kind), c.name)
@@ -132,6 +136,16 @@ func TestLostCalls(t *testing.T) {
 			require.Equal(t, 7, got)
 		})
 	}
+}
+
+// Who hangs up while the leader works is told so, not what became of the connection.
+func TestTheCallerHangsUp(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	w, on := pair(newThrone(1), Repeatable, func(context.Context, sum) (int, error) { cancel(); return 0, nil })
+	w.errs, w.lost = []error{errors.New("rpc error: dial tcp 127.0.0.2:2380")}, true
+	_, err := on[1](ctx, sum{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 1, w.calls)
 }
 
 func TestStreamsComeFromTheLeader(t *testing.T) {

@@ -3,6 +3,9 @@ package node
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,15 +24,52 @@ type consoles struct {
 type console struct {
 	node cloud.NodeID
 	// pieces has room for little: a slow reader slows the agent's stream down and nothing else.
-	pieces chan *agentv1.SendConsoleRequest
+	pieces chan piece
 	// taken is closed when the agent has answered.
 	taken  chan struct{}
 	gone   chan struct{}
 	opened sync.Once
 }
 
-// answerTime is how long an agent has to begin to answer.
-const answerTime = 10 * time.Second
+// piece is some of a console, or its end: io.EOF, or why there is no more.
+type piece struct {
+	data []byte
+	err  error
+}
+
+const (
+	// answerTime is how long an agent has to begin to answer, and to go on where it does not wait for the guest.
+	answerTime = 10 * time.Second
+	// maxConsoles are open on a host at a time. An agent sends fewer.
+	maxConsoles = 64
+	// maxPiece bounds one message of an agent in bytes; it sends less.
+	maxPiece = 256 << 10
+)
+
+// add makes a reader, unless the host has too many.
+func (c *consoles) add(id string, node cloud.NodeID) (*console, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, other := range c.open {
+		if other.node == node {
+			n++
+		}
+	}
+	if n >= maxConsoles {
+		return nil, fault.New(fault.Unavailable, "too many consoles are being read on the host of the VM").MayRetry()
+	}
+	one := &console{node: node, pieces: make(chan piece, 4), taken: make(chan struct{}), gone: make(chan struct{})}
+	c.open[id] = one
+	return one, nil
+}
+
+func (c *consoles) remove(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.open[id].gone)
+	delete(c.open, id)
+}
 
 type consoleAsk struct {
 	Node   cloud.NodeID
@@ -51,41 +91,40 @@ func (s *Service) doReadConsole(ctx context.Context, q consoleAsk, send func([]b
 		return fault.New(fault.Unavailable, "the host of the VM is not connected").MayRetry()
 	}
 	id := rand.Text()
-	c := &console{node: q.Node, pieces: make(chan *agentv1.SendConsoleRequest, 4), taken: make(chan struct{}), gone: make(chan struct{})}
-	s.consoles.mu.Lock()
-	s.consoles.open[id] = c
-	s.consoles.mu.Unlock()
-	defer func() {
-		s.consoles.mu.Lock()
-		delete(s.consoles.open, id)
-		s.consoles.mu.Unlock()
-		close(c.gone)
-		agent.request(&agentv1.ConsoleRequest{RequestId: id, VmId: string(q.VM), Cancel: true})
-	}()
-	if err := agent.request(&agentv1.ConsoleRequest{RequestId: id, VmId: string(q.VM), Follow: q.Follow, TailBytes: q.Tail}); err != nil {
+	c, err := s.consoles.add(id, q.Node)
+	if err != nil {
 		return err
 	}
+	defer s.consoles.remove(id)
+	agent.request(&agentv1.ConsoleRequest{RequestId: id, VmId: string(q.VM), Follow: q.Follow, TailBytes: q.Tail})
+	defer agent.withdraw(id)
 	late := time.NewTimer(answerTime)
 	defer late.Stop()
 	taken := c.taken
 	for {
 		select {
 		case <-taken:
-			late.Stop()
 			taken = nil
+			late.Stop() // a guest may be silent for as long as it likes
+			if !q.Follow {
+				late.Reset(answerTime)
+			}
 		case <-late.C:
 			return fault.New(fault.Unavailable, "the host of the VM does not answer").MayRetry()
 		case <-ctx.Done():
 			return ctx.Err()
-		case piece := <-c.pieces:
-			if piece == nil {
+		case p := <-c.pieces:
+			if errors.Is(p.err, io.EOF) {
 				return nil
 			}
-			if piece.GetError() != "" {
-				return fault.New(fault.FailedPrecondition, "%s", piece.GetError())
+			if p.err != nil {
+				return p.err
 			}
-			if err := send(piece.GetData()); err != nil {
+			if err := send(p.data); err != nil {
 				return err
+			}
+			if !q.Follow {
+				late.Reset(answerTime)
 			}
 		}
 	}
@@ -93,36 +132,56 @@ func (s *Service) doReadConsole(ctx context.Context, q consoleAsk, send func([]b
 
 // sendConsole takes an agent's stream and hands it to the reader that asked.
 func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func() (*agentv1.SendConsoleRequest, error)) error {
-	piece, err := recv()
+	first, err := recv()
 	if err != nil {
 		return err
 	}
 	s.consoles.mu.Lock()
-	c := s.consoles.open[piece.GetRequestId()]
+	c := s.consoles.open[first.GetRequestId()]
 	s.consoles.mu.Unlock()
 	if c == nil || c.node != node {
 		return fault.New(fault.NotFound, "nobody waits for this console")
 	}
-	first := false
-	c.opened.Do(func() { first = true; close(c.taken) })
-	if !first {
+	mine := false
+	c.opened.Do(func() { mine = true; close(c.taken) })
+	if !mine {
 		return fault.New(fault.AlreadyExists, "this console is being sent already")
 	}
-	for {
+	for said := first; ; {
+		p := consolePiece(said, err)
 		select {
-		case c.pieces <- piece:
+		case c.pieces <- p:
 		case <-c.gone:
 			return nil
 		case <-ctx.Done():
+			// The reader must not take this for the end.
+			select {
+			case c.pieces <- consolePiece(nil, ctx.Err()):
+			case <-c.gone:
+			}
 			return ctx.Err()
 		}
-		if piece, err = recv(); err != nil {
-			select {
-			case c.pieces <- nil:
-			case <-c.gone:
-			case <-ctx.Done():
-			}
+		if p.err != nil {
 			return nil
 		}
+		said, err = recv()
 	}
 }
+
+// consolePiece is what an agent's message, or the end of its stream, is for the reader.
+func consolePiece(said *agentv1.SendConsoleRequest, err error) piece {
+	switch {
+	case errors.Is(err, io.EOF):
+		return piece{err: io.EOF}
+	case err != nil:
+		return piece{err: fault.New(fault.Unavailable, "the connection to the host of the VM broke").Because(err).MayRetry()}
+	case len(said.GetData()) > maxPiece:
+		return piece{err: fault.New(fault.Unavailable, "the host of the VM sent a piece of %d bytes", len(said.GetData()))}
+	case said.GetError() != "":
+		return piece{err: fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(said.GetError()[:min(len(said.GetError()), maxError)], ""))}
+	}
+	return piece{data: said.GetData()}
+}
+
+// maxError is how much of an agent's word a reader is told.
+const maxError = 1 << 10

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -93,6 +94,9 @@ func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err 
 			if subtle.ConstantTimeCompare(t.Key, q.Key) != 1 {
 				return errBadJoin()
 			}
+			if known, err := Nodes.Has(tx, string(t.Node)); err != nil || !known {
+				return cmp.Or(err, errBadJoin()) // the host was removed since
+			}
 			id = t.Node
 			return nil
 		}
@@ -112,13 +116,15 @@ func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err 
 // Expire removes join tokens that are over. It is a leader's task.
 func (s *Service) Expire(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		all, _, err := joinTokens.List(tx.Unguarded(), 1000)
+		all, _, err := joinTokens.List(tx.Unguarded(), 0)
 		if err != nil {
 			return err
 		}
+		left := 1000 // others go the next time
 		for _, r := range all {
-			if tx.Now() >= r.Value.Expires {
+			if left > 0 && tx.Now() >= r.Value.Expires {
 				joinTokens.Delete(tx, r.Path...)
+				left--
 			}
 		}
 		return nil
@@ -126,11 +132,21 @@ func (s *Service) Expire(ctx context.Context) error {
 	return err
 }
 
-// checkRequest reads a certificate request and proves that its sender holds the key. Its subject is ignored.
+// maxRequest is the limit of a certificate request in bytes.
+const maxRequest = 8 << 10
+
+// checkRequest reads a certificate request and proves that its sender holds the key, which is of Ed25519 or ECDSA: what
+// anybody may send is cheap to check. Its subject is ignored.
 func checkRequest(der []byte) (*x509.CertificateRequest, []byte, error) {
+	if len(der) > maxRequest {
+		return nil, nil, fault.Invalid("csr", "at most %d bytes", maxRequest)
+	}
 	csr, err := x509.ParseCertificateRequest(der)
 	if err != nil {
 		return nil, nil, fault.Invalid("csr", "is not a certificate request").Because(err)
+	}
+	if csr.PublicKeyAlgorithm != x509.Ed25519 && csr.PublicKeyAlgorithm != x509.ECDSA {
+		return nil, nil, fault.Invalid("csr", "the key must be of Ed25519 or ECDSA")
 	}
 	if err := csr.CheckSignature(); err != nil {
 		return nil, nil, fault.Invalid("csr", "is not signed by its own key").Because(err)

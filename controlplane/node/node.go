@@ -3,11 +3,14 @@
 //
 // A host's record changes when what its agent says of it changes. That it is alive is soft state of the leader: when it
 // was last heard from, and the session its agent holds. A new leader knows nothing of that, gathers it anew within a
-// heartbeat, and calls no host lost before a heartbeat's grace has passed. State is READY, NOT_READY or CORDONED,
-// computed when asked.
+// heartbeat, and calls no host lost before a heartbeat's grace has passed: until it has heard from a host, that is
+// NOT_READY but not Away. State is READY, NOT_READY or CORDONED, computed when asked.
 //
 // What a host should look like is a projection of records: placed/<node>/<vm> says which VMs are its own, and Guests
 // (package vm) says what each should be. There is no second copy of wanted state.
+//
+// Decisions of this version: a host has one session, and a newer one ends the older; it sends at most eight images and
+// 64 consoles at a time. What a host may write into records is bounded here, since a host can be stolen.
 package node
 
 import (
@@ -61,34 +64,38 @@ type Service struct {
 	images ImageSource
 
 	mu sync.Mutex
-	// since is when this member began to lead; seen is when each host was heard from. Both are 0 on other members.
+	// since is when this member began to lead, 0 when it does not. seen is when each host was heard from while this member
+	// led: that stays true when it leads again.
 	since cloud.Time
 	seen  map[cloud.NodeID]cloud.Time
-	// fleet is every host's record, followed by the leader.
+	// fleet is every host's record, followed by the leader; empty on other members.
 	fleet    map[cloud.NodeID]cloud.Node
 	sessions map[cloud.NodeID]*session
+	// reading counts the images that each host reads from this member.
+	reading  map[cloud.NodeID]int
 	consoles consoles
 
-	states    func(context.Context, []cloud.NodeID) (map[cloud.NodeID]liveness, error)
+	heard     func(context.Context, []cloud.NodeID) (liveness, error)
 	cordon    func(context.Context, cordonChange) (cloud.Node, error)
 	newToken  func(context.Context, tokenAsk) (tokenMade, error)
 	admitHost func(context.Context, joinAsk) (cloud.NodeID, error)
 	readTail  func(context.Context, consoleAsk, func([]byte) error) error
 }
 
-// liveness is what the leader knows of a host and no record says.
+// liveness is what the leader knows of hosts and no record says.
 type liveness struct {
-	State cloud.NodeState
-	Seen  cloud.Time
+	// Now is the leader's clock, by which it heard of them.
+	Now  cloud.Time
+	Seen map[cloud.NodeID]cloud.Time
 }
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, seen: map[cloud.NodeID]cloud.Time{}, fleet: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
-		consoles: consoles{open: map[string]*console{}},
+		reading: map[cloud.NodeID]int{}, consoles: consoles{open: map[string]*console{}},
 	}
-	s.states = lead.Handle(opts.Commands, "node.states", lead.Repeatable, s.doStates)
+	s.heard = lead.Handle(opts.Commands, "node.heard", lead.Repeatable, s.doHeard)
 	s.cordon = lead.Handle(opts.Commands, "node.cordon", lead.Repeatable, s.doCordon)
 	s.newToken = lead.Handle(opts.Commands, "node.new-token", lead.Repeatable, s.doNewToken)
 	s.admitHost = lead.Handle(opts.Commands, "node.admit", lead.Repeatable, s.doAdmit)
@@ -102,14 +109,11 @@ func (s *Service) Attach(guests Guests, images ImageSource) { s.guests, s.images
 // Follow keeps the fleet as the records have it while this member leads. It is a leader's task that ends with the
 // leadership.
 func (s *Service) Follow(ctx context.Context) error {
-	s.mu.Lock()
-	s.since = s.opts.Now().UnixMilli()
-	clear(s.seen)
-	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.since = 0
-		s.mu.Unlock()
+		clear(s.fleet)
 	}()
 	var from int64
 	if err := s.opts.Store.View(ctx, func(v *store.View) error {
@@ -120,10 +124,11 @@ func (s *Service) Follow(ctx context.Context) error {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		clear(s.fleet)
 		for _, r := range all {
 			s.fleet[r.Value.ID] = *r.Value
 		}
+		maps.DeleteFunc(s.seen, func(id cloud.NodeID, _ cloud.Time) bool { _, known := s.fleet[id]; return !known })
+		s.since = s.opts.Now().UnixMilli()
 		return nil
 	}); err != nil {
 		return err
@@ -140,6 +145,7 @@ func (s *Service) Follow(ctx context.Context) error {
 			id := cloud.NodeID(c.Path[0])
 			if c.Value == nil {
 				delete(s.fleet, id)
+				delete(s.seen, id)
 			} else {
 				s.fleet[id] = *c.Value
 			}
@@ -162,22 +168,20 @@ func (s *Service) Fleet() []schedule.Candidate {
 }
 
 // Away reports whether a host is known not to answer. A leader that is younger than a heartbeat's grace knows it of
-// none.
+// none, and a member that does not lead knows nothing.
 func (s *Service) Away(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.opts.Now().UnixMilli()
-	return now-max(s.seen[id], s.since) > cloud.HeartbeatLost
+	return s.since != 0 && now-max(s.seen[id], s.since) > cloud.HeartbeatLost
 }
 
-func (s *Service) doStates(_ context.Context, ids []cloud.NodeID) (map[cloud.NodeID]liveness, error) {
+func (s *Service) doHeard(_ context.Context, ids []cloud.NodeID) (liveness, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.opts.Now().UnixMilli()
-	out := make(map[cloud.NodeID]liveness, len(ids))
+	out := liveness{Now: s.opts.Now().UnixMilli(), Seen: make(map[cloud.NodeID]cloud.Time, len(ids))}
 	for _, id := range ids {
-		n := s.fleet[id]
-		out[id] = liveness{State: n.State(now, s.seen[id]), Seen: s.seen[id]}
+		out.Seen[id] = s.seen[id]
 	}
 	return out, nil
 }
@@ -224,87 +228,3 @@ func (s *Service) doCordon(ctx context.Context, q cordonChange) (n cloud.Node, e
 }
 
 func noNode(id cloud.NodeID) error { return fault.New(fault.NotFound, "no node %s", id) }
-
-// Facts is what an agent says of its host once a session.
-type Facts struct {
-	CPUModels    []string
-	QEMUVersion  string
-	Architecture cloud.Architecture
-}
-
-// heartbeat takes what a host says of itself, and returns when the quorum has proven that this member still led after
-// it came: what it answers renews the host's lease.
-func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, error) {
-	if err := checkHeartbeat(&said); err != nil {
-		return cloud.Node{}, err
-	}
-	now := s.opts.Now().UnixMilli()
-	s.mu.Lock()
-	known, ok := s.fleet[said.ID]
-	s.mu.Unlock()
-	if !ok || !same(&known, &said) {
-		stored, err := s.describe(ctx, said.ID, func(n *cloud.Node) { merge(n, &said) })
-		if err != nil {
-			return cloud.Node{}, err
-		}
-		known = stored
-	}
-	if err := s.opts.Store.Barrier(ctx); err != nil {
-		return cloud.Node{}, err
-	}
-	s.mu.Lock()
-	s.seen[said.ID] = now
-	s.mu.Unlock()
-	return known, nil
-}
-
-// describe changes a host's record.
-func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, err error) {
-	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		n, err := Nodes.Get(tx, string(id))
-		if err != nil {
-			return err
-		}
-		if n == nil {
-			return noNode(id)
-		}
-		before := *n
-		change(n)
-		out = *n
-		if same(&before, n) && slices.Equal(before.CPUModels, n.CPUModels) && before.QEMUVersion == n.QEMUVersion && before.Architecture == n.Architecture {
-			return nil
-		}
-		n.UpdatedAt = tx.Now()
-		out = *n
-		Nodes.Put(tx, n, string(id))
-		return nil
-	})
-	return out, err
-}
-
-// merge takes over what a heartbeat says; what is ours stays.
-func merge(n, said *cloud.Node) {
-	n.Name, n.Declared, n.Capacity, n.Allocatable = said.Name, said.Declared, said.Capacity, said.Allocatable
-	n.Hypervisors, n.Labels, n.AgentVersion = said.Hypervisors, said.Labels, said.AgentVersion
-	n.VolumeDrivers, n.StorageClasses, n.SharedMigration = said.VolumeDrivers, said.StorageClasses, said.SharedMigration
-}
-
-// same reports whether two records agree in all that a heartbeat says.
-func same(a, b *cloud.Node) bool {
-	return a.Name == b.Name && a.Declared == b.Declared && a.Capacity == b.Capacity && a.Allocatable == b.Allocatable &&
-		slices.Equal(a.Hypervisors, b.Hypervisors) && maps.Equal(a.Labels, b.Labels) && a.AgentVersion == b.AgentVersion &&
-		slices.Equal(a.VolumeDrivers, b.VolumeDrivers) && slices.Equal(a.StorageClasses, b.StorageClasses) &&
-		a.SharedMigration == b.SharedMigration
-}
-
-func checkHeartbeat(n *cloud.Node) error {
-	switch {
-	case n.Name == "" || len(n.Name) > 253:
-		return fault.Invalid("name", "must be 1 to 253 bytes")
-	case n.Declared != cloud.NodeReady && n.Declared != cloud.NodeNotReady:
-		return fault.Invalid("state", "an agent says READY or NOT_READY")
-	case len(n.Hypervisors) > 8 || len(n.VolumeDrivers) > 8 || len(n.StorageClasses) > 64 || len(n.AgentVersion) > 128:
-		return fault.New(fault.InvalidArgument, "the heartbeat lists too much")
-	}
-	return cloud.CheckPairs("labels", n.Labels)
-}

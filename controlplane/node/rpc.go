@@ -106,21 +106,21 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 		ids[i] = n.ID
 	}
 	// Without a leader nobody knows who is alive.
-	alive, err := s.states(ctx, ids)
+	alive, err := s.heard(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
 	admin := auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{})
 	out := make([]*vmv1.Node, len(nodes))
 	for i, n := range nodes {
-		seen := *n
-		live := alive[n.ID]
+		seen, last := *n, alive.Seen[n.ID]
+		state := n.State(alive.Now, last)
 		if !admin {
 			seen = cloud.Node{ID: n.ID, Name: n.Name, Hypervisors: n.Hypervisors, Labels: maps.Clone(n.Labels)}
 			maps.DeleteFunc(seen.Labels, func(k, _ string) bool { return !strings.HasPrefix(k, "trivet/") })
-			live.Seen = 0
+			last = 0
 		}
-		out[i] = wire.Node(&seen, live.State, live.Seen)
+		out[i] = wire.Node(&seen, state, last)
 	}
 	return out, nil
 }
@@ -130,11 +130,13 @@ func (s *Service) NewToken(ctx context.Context, name string, ttl time.Duration) 
 	switch {
 	case ttl == 0:
 		ttl = tokenTTL
-	case ttl > maxTokenTTL:
+	case ttl < 0 || ttl > maxTokenTTL:
 		return "", 0, fault.Invalid("ttl_seconds", "at most %d", int(maxTokenTTL.Seconds()))
 	}
-	if len(name) > 253 {
-		return "", 0, fault.Invalid("name", "at most 253 bytes")
+	if name != "" {
+		if err := checkHostName(name); err != nil {
+			return "", 0, err
+		}
 	}
 	made, err := s.newToken(ctx, tokenAsk{name, ttl})
 	return made.Token, made.Expires, err

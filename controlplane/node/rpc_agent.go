@@ -1,10 +1,13 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,7 +35,7 @@ type ImageSource interface {
 }
 
 // RegisterAgents adds what agents may call, to the server of port 7443.
-func (s *Service) RegisterAgents(g *grpc.Server) {
+func (s *Service) RegisterAgents(g grpc.ServiceRegistrar) {
 	agentv1.RegisterAgentServiceServer(g, &agents{s: s})
 	vmv1.RegisterNodeServiceServer(g, &heartbeats{s: s})
 }
@@ -49,7 +52,7 @@ func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 		return "", err
 	}
 	if leaf != nil && mtls.Expired(leaf, s.opts.Now()) {
-		return "", fault.New(fault.Unauthenticated, "the host's certificate has expired: renew it")
+		return "", errExpired()
 	}
 	return s.holder(ctx, leaf)
 }
@@ -63,6 +66,9 @@ func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.Nod
 	if err != nil || id.Kind != mtls.Node {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}
+	// Streams come without a deadline of their own.
+	ctx, cancel := context.WithTimeout(ctx, knownTime)
+	defer cancel()
 	var known bool
 	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) (err error) {
 		known, err = Nodes.Has(v, id.Name)
@@ -76,6 +82,9 @@ func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.Nod
 	}
 	return cloud.NodeID(id.Name), nil
 }
+
+// knownTime is how long finding a host's record may take.
+const knownTime = 5 * time.Second
 
 // shown is the certificate of a connection, nil when there is none.
 func shown(ctx context.Context) (*x509.Certificate, error) {
@@ -105,8 +114,8 @@ func (a *agents) Join(ctx context.Context, r *agentv1.JoinRequest) (*agentv1.Cre
 	if len(parts) != 3 || len(r.GetToken()) > 512 {
 		return nil, errBadJoin()
 	}
-	if r.GetName() == "" || len(r.GetName()) > 253 {
-		return nil, fault.Invalid("name", "must be 1 to 253 bytes")
+	if err := checkHostName(r.GetName()); err != nil {
+		return nil, err
 	}
 	csr, key, err := checkRequest(r.GetCsr())
 	if err != nil {
@@ -126,8 +135,8 @@ func (s *Service) credential(id cloud.NodeID, public any) (*agentv1.Credential, 
 		return nil, err
 	}
 	c := &agentv1.Credential{Certificate: cert.Raw, Authority: s.opts.Authority.Certificate().Raw, NodeId: string(id)}
-	for _, address := range s.opts.AgentAddresses {
-		c.Members = append(c.Members, address)
+	for _, member := range slices.Sorted(maps.Keys(s.opts.AgentAddresses)) {
+		c.Members = append(c.Members, s.opts.AgentAddresses[member])
 	}
 	return c, nil
 }
@@ -165,7 +174,26 @@ func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_Watc
 			return err
 		}
 	}
-	return a.s.watch(stream.Context(), id, r.GetPresentVms(), stream.Send)
+	ctx, cancel, err := a.s.valid(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	return a.s.watch(ctx, id, r.GetPresentVms(), stream.Send)
+}
+
+// valid ends a stream's context when the certificate does that it came with.
+func (s *Service) valid(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	leaf, err := shown(ctx)
+	if err != nil || leaf == nil {
+		return nil, nil, cmp.Or(err, errExpired())
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, leaf.NotAfter.Sub(s.opts.Now()), errExpired())
+	return ctx, cancel, nil
+}
+
+func errExpired() error {
+	return fault.New(fault.Unauthenticated, "the host's certificate has expired: renew it")
 }
 
 func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
@@ -184,6 +212,10 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		if err := a.s.leads(); err != nil {
 			return err
 		}
+		// A stream may outlive the certificate and the host's record.
+		if _, err := a.s.caller(stream.Context()); err != nil {
+			return err
+		}
 		if f := r.GetFacts(); f != nil {
 			if err := a.s.facts(stream.Context(), id, f); err != nil {
 				return err
@@ -199,26 +231,42 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 	}
 }
 
-func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
-	if len(f.GetCpuModels()) > 1024 {
-		return fault.Invalid("facts.cpu_models", "at most 1024")
-	}
-	_, err := s.describe(ctx, id, func(n *cloud.Node) {
-		n.CPUModels, n.QEMUVersion, n.Architecture = f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())
-	})
-	return err
-}
-
 func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentService_ReadImageServer) error {
-	if _, err := a.s.caller(stream.Context()); err != nil {
+	id, err := a.s.caller(stream.Context())
+	if err != nil {
 		return err
 	}
+	if !a.s.beginReading(id) {
+		return fault.New(fault.Unavailable, "this host reads %d images already", maxReading).MayRetry()
+	}
+	defer a.s.endReading(id)
 	f, err := a.s.images.Open(r.GetSha256())
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	return peer.Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&agentv1.ReadImageResponse{Data: b}) })
+}
+
+// maxReading is how many images a host may read from a member at a time.
+const maxReading = 8
+
+func (s *Service) beginReading(id cloud.NodeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reading[id] >= maxReading {
+		return false
+	}
+	s.reading[id]++
+	return true
+}
+
+func (s *Service) endReading(id cloud.NodeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reading[id]--; s.reading[id] == 0 {
+		delete(s.reading, id)
+	}
 }
 
 func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) error {
@@ -245,9 +293,6 @@ func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeReq
 	}
 	if r.GetNodeId() != string(id) {
 		return nil, fault.New(fault.PermissionDenied, "a host speaks only for itself: node_id must be %s", id)
-	}
-	if err := h.s.leads(); err != nil {
-		return nil, err
 	}
 	n, err := h.s.heartbeat(ctx, wire.NodeFrom(r))
 	if err != nil {

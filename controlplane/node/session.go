@@ -36,6 +36,8 @@ type Assignment struct {
 // session is one agent's Watch.
 type session struct {
 	node cloud.NodeID
+	// end ends it.
+	end context.CancelCauseFunc
 	// ask wakes the session for requests that wait in asks.
 	ask chan struct{}
 
@@ -43,19 +45,28 @@ type session struct {
 	asks []*agentv1.ConsoleRequest
 }
 
-// request queues a console request for the agent.
-func (s *session) request(r *agentv1.ConsoleRequest) error {
+// request queues a console request for the agent. As many can wait as consoles can be open.
+func (s *session) request(r *agentv1.ConsoleRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.asks) >= 256 && !r.GetCancel() {
-		return fault.New(fault.Unavailable, "the host has too many requests waiting").MayRetry()
-	}
 	s.asks = append(s.asks, r)
 	select {
 	case s.ask <- struct{}{}:
 	default:
 	}
-	return nil
+}
+
+// withdraw takes a request back: off the queue, or by a request to cancel when the agent has it.
+func (s *session) withdraw(id string) {
+	s.mu.Lock()
+	waits := slices.IndexFunc(s.asks, func(r *agentv1.ConsoleRequest) bool { return r.GetRequestId() == id })
+	if waits >= 0 {
+		s.asks = slices.Delete(s.asks, waits, waits+1)
+	}
+	s.mu.Unlock()
+	if waits < 0 {
+		s.request(&agentv1.ConsoleRequest{RequestId: id, Cancel: true})
+	}
 }
 
 func (s *session) taken() []*agentv1.ConsoleRequest {
@@ -66,11 +77,17 @@ func (s *session) taken() []*agentv1.ConsoleRequest {
 	return asks
 }
 
-// begin makes a session the host's one; an older one of the same host gets no more requests.
-func (s *Service) begin(node cloud.NodeID) *session {
-	n := &session{node: node, ask: make(chan struct{}, 1)}
+// errReplaced ends a session of whose host a newer one has begun.
+var errReplaced = fault.New(fault.Aborted, "another session of this host has begun")
+
+// begin makes a session the host's one and ends an older one.
+func (s *Service) begin(node cloud.NodeID, end context.CancelCauseFunc) *session {
+	n := &session{node: node, end: end, ask: make(chan struct{}, 1)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if old := s.sessions[node]; old != nil {
+		old.end(errReplaced)
+	}
 	s.sessions[node] = n
 	return n
 }
@@ -86,43 +103,63 @@ func (s *Service) end(n *session) {
 // chunkVMs is how many VMs go into one message of a snapshot.
 const chunkVMs = 100
 
-// watch tells an agent what its host should look like until ctx ends or this member no longer leads.
+// watch tells an agent what its host should look like until ctx ends, this member no longer leads, or the agent begins
+// another session.
 func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string, send func(*agentv1.WatchResponse) error) error {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
 		return s.redirect(leader)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		defer cancel()
-		for {
-			changed := s.opts.Leadership.Changed()
-			if l, t := s.opts.Leadership.Leader(); l != s.opts.Self || t != term {
-				return
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	me := s.begin(node)
+	ctx, end := context.WithCancelCause(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer end(nil)
+	work.Go(func() { s.reign(ctx, term, end) })
+	me := s.begin(node, end)
 	defer s.end(me)
-	from, err := s.snapshot(ctx, node, present, term, send)
+	err := s.serve(ctx, me, present, term, &work, send)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// reign ends a session whose leader no longer leads in its term.
+func (s *Service) reign(ctx context.Context, term uint64, end context.CancelCauseFunc) {
+	for {
+		changed := s.opts.Leadership.Changed()
+		if leader, now := s.opts.Leadership.Leader(); leader != s.opts.Self {
+			end(s.redirect(leader))
+			return
+		} else if now != term {
+			end(fault.New(fault.Unavailable, "this member leads anew").MayRetry())
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// batch is what a watch of the placements brought.
+type batch struct {
+	changes  []store.Change[Placed]
+	revision int64
+	err      error
+}
+
+// serve sends a session's snapshot, and then what changes.
+func (s *Service) serve(ctx context.Context, me *session, present []string, term uint64, work *sync.WaitGroup, send func(*agentv1.WatchResponse) error) error {
+	from, err := s.snapshot(ctx, me.node, present, term, send)
 	if err != nil {
 		return err
 	}
-	w := PlacedVMs.Watch(s.opts.Store, from, string(node))
+	w := PlacedVMs.Watch(s.opts.Store, from, string(me.node))
 	defer w.Close()
-	type batch struct {
-		changes  []store.Change[Placed]
-		revision int64
-		err      error
-	}
 	batches := make(chan batch)
-	go func() {
+	work.Go(func() {
 		for {
 			changes, revision, err := w.Next(ctx)
 			select {
@@ -134,7 +171,7 @@ func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string
 				return
 			}
 		}
-	}()
+	})
 	revision := from - 1
 	for {
 		say := &agentv1.WatchResponse{Term: term, Complete: true, Revision: revision}
@@ -147,13 +184,15 @@ func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string
 			if len(b.changes) == 0 {
 				continue
 			}
-			if err := s.delta(ctx, node, b.changes, say); err != nil {
+			if err := s.delta(ctx, me.node, b.changes, say); err != nil {
 				return err
 			}
 		case <-me.ask:
-			say.ConsoleRequests = me.taken()
+			if say.ConsoleRequests = me.taken(); len(say.ConsoleRequests) == 0 {
+				continue
+			}
 		case <-ctx.Done():
-			return fault.New(fault.Unavailable, "this member no longer leads").MayRetry()
+			return ctx.Err()
 		}
 		if err := send(say); err != nil {
 			return err
@@ -177,6 +216,7 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	}
 	for _, id := range present {
 		if !known[id] {
+			known[id] = true
 			all = append(all, Assignment{cloud.VMID(id), &agentv1.AssignedVm{VmId: id, Power: agentv1.Power_POWER_ORPHANED}})
 		}
 	}
@@ -198,7 +238,7 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 }
 
 // delta says what changed. What a VM should be is read as it is now: newer than the change does no harm, since
-// generations only grow.
+// generations only grow. Released is only what is placed here no longer: the host keeps nothing of that.
 func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.Change[Placed], say *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
@@ -214,7 +254,13 @@ func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.
 			delete(touched, a.VM)
 		}
 		for id := range touched {
-			say.ReleasedVms = append(say.ReleasedVms, string(id))
+			placed, err := PlacedVMs.Has(v, string(node), string(id))
+			if err != nil {
+				return err
+			}
+			if !placed {
+				say.ReleasedVms = append(say.ReleasedVms, string(id))
+			}
 		}
 		return nil
 	})

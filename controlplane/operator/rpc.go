@@ -68,11 +68,11 @@ func (s *server) ClusterStatus(ctx context.Context, _ *operatorv1.ClusterStatusR
 		})
 	}
 	for _, g := range status.Groups {
-		info := s.opts.Groups[g.ID]
-		out.Groups = append(out.Groups, &operatorv1.Group{
-			Id: g.ID, Name: info.Name, LeaderId: g.Leader, Term: g.Term, CommittedIndex: g.Commit, AppliedIndex: g.Applied,
-			Revision: info.Revision(),
-		})
+		say := &operatorv1.Group{Id: g.ID, LeaderId: g.Leader, Term: g.Term, CommittedIndex: g.Commit, AppliedIndex: g.Applied}
+		if info, ok := s.opts.Groups[g.ID]; ok {
+			say.Name, say.Revision = info.Name, info.Revision()
+		}
+		out.Groups = append(out.Groups, say)
 	}
 	return out, nil
 }

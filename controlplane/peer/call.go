@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 
@@ -29,11 +32,11 @@ func (m *Mesh) Call(ctx context.Context, member uint64, command string, body []b
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, maxCall)
+	limited, cancel := context.WithTimeout(ctx, maxCall)
 	defer cancel()
-	answer, err := client.Call(ctx, request)
+	answer, err := client.Call(limited, request)
 	if err != nil {
-		return nil, fmt.Errorf("call %s on member %d: %w", command, member, err)
+		return nil, unknown(ctx, fmt.Errorf("call %s on member %d: %w", command, member, err))
 	}
 	if err := outcome(answer.GetNotLeader(), answer.GetFault(), answer.GetInternal()); err != nil {
 		return nil, err
@@ -51,11 +54,11 @@ func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []b
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	limited, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s, err := client.Open(ctx, request)
+	s, err := client.Open(limited, request)
 	if err != nil {
-		return fmt.Errorf("open %s on member %d: %w", command, member, err)
+		return unknown(ctx, fmt.Errorf("open %s on member %d: %w", command, member, err))
 	}
 	for {
 		piece, err := s.Recv()
@@ -63,7 +66,7 @@ func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []b
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("read %s from member %d: %w", command, member, err)
+			return unknown(ctx, fmt.Errorf("read %s from member %d: %w", command, member, err))
 		}
 		if err := outcome(piece.GetNotLeader(), piece.GetFault(), piece.GetInternal()); err != nil {
 			return err
@@ -72,6 +75,18 @@ func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []b
 			return err
 		}
 	}
+}
+
+// unknown is the error of a call of which nobody knows what it did: the caller's own when it is the caller that gave up,
+// not gRPC's word for it.
+func unknown(ctx context.Context, err error) error {
+	if at, ok := ctx.Deadline(); ok && status.Code(err) == codes.DeadlineExceeded && time.Until(at) < time.Second {
+		<-ctx.Done() // the other member's clock was ahead by a little
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
 }
 
 func request(command string, body []byte, caller *cloud.Caller) (*peerv1.CallRequest, error) {
@@ -86,6 +101,9 @@ func request(command string, body []byte, caller *cloud.Caller) (*peerv1.CallReq
 	return r, nil
 }
 
+// faults decodes maps in a fault's details as JSON can say them again.
+var faults = cbor.DecOptions{DefaultMapType: reflect.TypeFor[map[string]any]()}
+
 // outcome is the error that an answer carries.
 func outcome(notLeader bool, encoded []byte, internal string) error {
 	switch {
@@ -95,7 +113,11 @@ func outcome(notLeader bool, encoded []byte, internal string) error {
 		return &lead.RemoteError{Text: internal}
 	case len(encoded) > 0:
 		f := &fault.Fault{}
-		if err := cbor.Unmarshal(encoded, f); err != nil {
+		decode, err := faults.DecMode()
+		if err == nil {
+			err = decode.Unmarshal(encoded, f)
+		}
+		if err != nil {
 			return fmt.Errorf("decode fault: %w", err)
 		}
 		return f

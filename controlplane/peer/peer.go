@@ -17,10 +17,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 
@@ -35,8 +37,9 @@ const (
 	envelopeVersion = 1
 	// queue is how many envelopes wait for one member.
 	queue = 8192
-	// frameBytes is about how much of them goes into one message.
-	frameBytes = 1 << 20
+	// frameBytes is about how much of them goes into one message: the last one may exceed it by its own size, and all of
+	// them still fit maxFrames.
+	frameBytes = 512 << 10
 	// maxFrames is the limit of a message on this port.
 	maxFrames = consensus.MaxEnvelopeBytes + 1<<20
 	// reachTime is how long a call waits for a connection.
@@ -69,6 +72,11 @@ type Mesh struct {
 	runner   *consensus.Runner
 	commands *lead.Commands
 	images   Images
+
+	// ctx is Run's, nil while it does not run; sending are the snapshots under way.
+	mu      sync.Mutex
+	ctx     context.Context
+	sending sync.WaitGroup
 }
 
 var (
@@ -81,8 +89,10 @@ type link struct {
 	member uint64
 	conn   *grpc.ClientConn
 	queue  chan consensus.Envelope
-	// snapshots holds one at a time.
+	// snapshots holds one on its way out at a time.
 	snapshots chan struct{}
+	// arriving holds those on their way in: one, and one before it whose connection is not known to be dead yet.
+	arriving chan struct{}
 }
 
 // New makes a mesh. It dials nothing before Run.
@@ -105,7 +115,7 @@ func New(opts Options) (*Mesh, error) {
 		if err != nil {
 			return nil, fmt.Errorf("prepare connection to member %d: %w", id, err)
 		}
-		m.links[id] = &link{member: id, conn: conn, queue: make(chan consensus.Envelope, queue), snapshots: make(chan struct{}, 1)}
+		m.links[id] = &link{member: id, conn: conn, queue: make(chan consensus.Envelope, queue), snapshots: make(chan struct{}, 1), arriving: make(chan struct{}, 2)}
 	}
 	return m, nil
 }
@@ -126,13 +136,20 @@ func (m *Mesh) Attach(runner *consensus.Runner, commands *lead.Commands, images 
 // Register adds the service to the server of port 2380.
 func (m *Mesh) Register(g *grpc.Server) { peerv1.RegisterPeerServiceServer(g, &service{m: m}) }
 
-// Run sends envelopes until ctx ends, then closes the connections.
+// Run sends envelopes and snapshots until ctx ends, then closes the connections.
 func (m *Mesh) Run(ctx context.Context) {
+	m.mu.Lock()
+	m.ctx = ctx
+	m.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, l := range m.links {
 		wg.Go(func() { m.pump(ctx, l) })
 	}
 	wg.Wait()
+	m.mu.Lock()
+	m.ctx = nil
+	m.mu.Unlock()
+	m.sending.Wait()
 	for _, l := range m.links {
 		l.conn.Close()
 	}
@@ -152,12 +169,24 @@ func (m *Mesh) Send(e consensus.Envelope) {
 
 // pump keeps a stream of envelopes to one member.
 func (m *Mesh) pump(ctx context.Context, l *link) {
+	said := ""
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := m.stream(ctx, l)
 		if ctx.Err() != nil {
 			return
 		}
-		m.opts.Log.Debug("stream to member ended", "member", l.member, "err", err)
+		// Once is enough for whoever reads the log, until it has worked for a while; a refusal also when it is another.
+		if time.Since(began) > 10*time.Second {
+			said = ""
+		}
+		switch refused := status.Code(err) != codes.Unavailable; {
+		case refused && err.Error() != said:
+			m.opts.Log.Warn("member does not take envelopes", "member", l.member, "err", err)
+		case said == "":
+			m.opts.Log.Info("member cannot be reached", "member", l.member, "err", err)
+		}
+		said = err.Error()
 		m.runner.ReportUnreachable(l.member)
 		m.drain(l)
 		select {
@@ -178,52 +207,66 @@ func (m *Mesh) drain(l *link) {
 	}
 }
 
+// errClosed ends a stream that the other side ended without a word.
+var errClosed = errors.New("the member closed the stream")
+
+// stream sends envelopes until something fails; the error is never nil. It does not wait for a member that cannot be
+// reached, so that what is sent to it meanwhile is dropped and not kept until it is back.
 func (m *Mesh) stream(ctx context.Context, l *link) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s, err := peerv1.NewPeerServiceClient(l.conn).Raft(ctx, grpc.WaitForReady(true))
+	s, err := peerv1.NewPeerServiceClient(l.conn).Raft(ctx)
 	if err != nil {
 		return err
 	}
-	// The answer only comes when the stream is over; waiting for it tells at once that the other side is gone.
+	// The answer only comes when the stream is over; waiting for it tells at once that the other side is gone, and why.
 	over := make(chan error, 1)
 	go func() {
-		over <- s.RecvMsg(&peerv1.RaftClosed{})
+		err := s.RecvMsg(&peerv1.RaftClosed{})
+		if err == nil {
+			err = errClosed
+		}
+		over <- err
 		cancel()
 	}()
 	for {
 		select {
 		case e := <-l.queue:
-			batch, err := m.gather(l, e)
-			if err != nil {
-				return err
+			batch := m.gather(l, e)
+			if len(batch.GetFrames()) == 0 {
+				continue
 			}
-			if err := s.Send(batch); err != nil {
+			if err := s.Send(batch); errors.Is(err, io.EOF) {
+				return <-over
+			} else if err != nil {
+				cancel()
+				<-over
 				return err
 			}
 		case <-ctx.Done():
-			s.CloseSend()
 			return <-over
 		}
 	}
 }
 
-// gather takes what waits behind the first envelope, up to a message's worth.
-func (m *Mesh) gather(l *link, e consensus.Envelope) (*peerv1.RaftFrames, error) {
+// gather takes what waits behind the first envelope, up to a message's worth. What cannot be encoded is lost like
+// anything else that cannot be sent.
+func (m *Mesh) gather(l *link, e consensus.Envelope) *peerv1.RaftFrames {
 	batch := &peerv1.RaftFrames{Version: envelopeVersion}
 	for size := 0; ; {
-		frame, err := e.AppendTo(nil)
-		if err != nil {
-			return nil, fmt.Errorf("encode envelope: %w", err)
+		if frame, err := e.AppendTo(nil); err != nil {
+			m.opts.Log.Error("envelope lost", "member", l.member, "err", err)
+		} else {
+			batch.Frames = append(batch.Frames, frame)
+			size += len(frame)
 		}
-		batch.Frames = append(batch.Frames, frame)
-		if size += len(frame); size >= frameBytes {
-			return batch, nil
+		if size >= frameBytes {
+			return batch
 		}
 		select {
 		case e = <-l.queue:
 		default:
-			return batch, nil
+			return batch
 		}
 	}
 }
@@ -288,13 +331,13 @@ func (m *Mesh) sender(ctx context.Context) (uint64, error) {
 	return member, nil
 }
 
-// reach waits a little for a connection to a member.
+// reach waits a little for a connection to a member. Its error is the caller's own when that gave up meanwhile.
 func (m *Mesh) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
 	l := m.links[member]
 	if l == nil {
 		return nil, fmt.Errorf("member %d: %w", member, lead.ErrNotSent)
 	}
-	ctx, cancel := context.WithTimeout(ctx, reachTime)
+	limited, cancel := context.WithTimeout(ctx, reachTime)
 	defer cancel()
 	for {
 		state := l.conn.GetState()
@@ -302,8 +345,8 @@ func (m *Mesh) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClie
 			return peerv1.NewPeerServiceClient(l.conn), nil
 		}
 		l.conn.Connect()
-		if state == connectivity.TransientFailure || !l.conn.WaitForStateChange(ctx, state) {
-			return nil, fmt.Errorf("member %d cannot be reached: %w", member, lead.ErrNotSent)
+		if failed := state == connectivity.TransientFailure || state == connectivity.Shutdown; failed || !l.conn.WaitForStateChange(limited, state) {
+			return nil, unknown(ctx, fmt.Errorf("member %d cannot be reached: %w", member, lead.ErrNotSent))
 		}
 	}
 }

@@ -30,6 +30,9 @@ func (s *service) Call(ctx context.Context, r *peerv1.CallRequest) (*peerv1.Call
 		return nil, err
 	}
 	body, err := s.m.commands.Serve(ctx, r.GetCommand(), r.GetBody(), caller)
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err() // the caller's time is up, or it hung up: not a failure of ours
+	}
 	notLeader, encoded, internal := said(err)
 	return &peerv1.CallResponse{Body: body, NotLeader: notLeader, Fault: encoded, Internal: internal}, nil
 }
@@ -47,6 +50,9 @@ func (s *service) Open(r *peerv1.CallRequest, stream peerv1.PeerService_OpenServ
 	})
 	if err == nil {
 		return nil
+	}
+	if ctx := stream.Context(); ctx.Err() != nil {
+		return ctx.Err()
 	}
 	notLeader, encoded, internal := said(err)
 	return stream.Send(&peerv1.OpenResponse{NotLeader: notLeader, Fault: encoded, Internal: internal})

@@ -24,16 +24,23 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // SendSnapshot implements consensus.Transport.
 func (m *Mesh) SendSnapshot(e consensus.Envelope, dir string) {
-	go func() {
-		err := m.sendSnapshot(e, dir)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ctx := m.ctx
+	if ctx == nil {
+		m.runner.ReportSnapshot(e.Group, e.To, false)
+		return
+	}
+	m.sending.Go(func() {
+		err := m.sendSnapshot(ctx, e, dir)
 		if err != nil {
 			m.opts.Log.Warn("snapshot was not delivered", "member", e.To, "group", e.Group, "err", err)
 		}
 		m.runner.ReportSnapshot(e.Group, e.To, err == nil)
-	}()
+	})
 }
 
-func (m *Mesh) sendSnapshot(e consensus.Envelope, dir string) error {
+func (m *Mesh) sendSnapshot(ctx context.Context, e consensus.Envelope, dir string) error {
 	l := m.links[e.To]
 	if l == nil {
 		return errors.New("no such member")
@@ -44,7 +51,7 @@ func (m *Mesh) sendSnapshot(e consensus.Envelope, dir string) error {
 	default:
 		return errors.New("another is under way")
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stalled := time.AfterFunc(snapshotStall, cancel)
 	defer stalled.Stop()
@@ -61,7 +68,7 @@ func (m *Mesh) sendSnapshot(e consensus.Envelope, dir string) error {
 		return fmt.Errorf("encode envelope: %w", err)
 	}
 	if err := s.Send(&peerv1.SnapshotChunk{Envelope: frame}); err != nil {
-		return err
+		return refusal(s, err)
 	}
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -77,9 +84,21 @@ func (m *Mesh) sendSnapshot(e consensus.Envelope, dir string) error {
 		})
 	})
 	if err != nil {
-		return fmt.Errorf("send files: %w", err)
+		return refusal(s, fmt.Errorf("send files: %w", err))
 	}
+	stalled.Reset(snapshotStall)
 	_, err = s.CloseAndRecv()
+	return err
+}
+
+// refusal is why the other side ended a stream to which nothing can be sent any more (io.EOF, as gRPC has it).
+func refusal(s peerv1.PeerService_SendSnapshotClient, err error) error {
+	if !errors.Is(err, io.EOF) {
+		return err
+	}
+	if why := s.RecvMsg(&peerv1.SnapshotReceived{}); why != nil {
+		return why
+	}
 	return err
 }
 
@@ -110,6 +129,12 @@ func (m *Mesh) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err err
 	if err != nil {
 		return err
 	}
+	select {
+	case m.links[from].arriving <- struct{}{}:
+		defer func() { <-m.links[from].arriving }()
+	default:
+		return fault.New(fault.Unavailable, "other snapshots of member %d are arriving", from)
+	}
 	head, err := s.Recv()
 	if err != nil {
 		return err
@@ -138,6 +163,9 @@ func (m *Mesh) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err err
 		if err := receiveFile(dir, c, s.Recv); err != nil {
 			return err
 		}
+	}
+	if err := syncDirs(dir); err != nil {
+		return err
 	}
 	if err := m.runner.DeliverSnapshot(e, dir); err != nil {
 		return fmt.Errorf("install snapshot: %w", err)
@@ -182,41 +210,20 @@ func receiveFile(dir string, c *peerv1.SnapshotChunk, recv func() (*peerv1.Snaps
 	return f.Sync()
 }
 
-// ReadImage reads an image's bytes from a member.
-func (m *Mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
-	client, err := m.reach(ctx, member)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	s, err := client.ReadImage(ctx, &peerv1.ReadImageRequest{Sha256: sha256, Offset: offset})
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	return &imageReader{stream: s, cancel: cancel}, nil
-}
-
-type imageReader struct {
-	stream peerv1.PeerService_ReadImageClient
-	cancel context.CancelFunc
-	rest   []byte
-}
-
-func (r *imageReader) Read(p []byte) (int, error) {
-	for len(r.rest) == 0 {
-		piece, err := r.stream.Recv()
-		if err != nil {
-			return 0, err
+// syncDirs makes the names of what was received as durable as its bytes.
+func syncDirs(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
 		}
-		r.rest = piece.GetData()
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
-
-func (r *imageReader) Close() error {
-	r.cancel()
-	return nil
+		f, err := os.Open(path)
+		if err != nil {
+			return fmt.Errorf("sync directory: %w", err)
+		}
+		defer f.Close()
+		if err := f.Sync(); err != nil {
+			return fmt.Errorf("sync directory: %w", err)
+		}
+		return nil
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -33,6 +34,9 @@ func parse(raw []byte, v any) error {
 	if len(raw) == 0 {
 		return fault.New(fault.InvalidArgument, "the body is empty: want a JSON object")
 	}
+	if !utf8.Valid(raw) {
+		return fault.New(fault.InvalidArgument, "the body is not JSON: it is not UTF-8")
+	}
 	err := json.Unmarshal(raw, v)
 	if err == nil {
 		return nil
@@ -48,7 +52,11 @@ func parse(raw []byte, v any) error {
 		if field == "" {
 			field = "body"
 		}
-		return fault.Invalid(field, "want %s, got %s", jsonName(wrong.Type.String()), wrong.Value)
+		got := wrong.Value
+		if len(got) > 64 {
+			got = got[:64] + "…"
+		}
+		return fault.Invalid(field, "want %s, got %s", jsonName(wrong.Type.String()), got)
 	case errors.As(err, &syntax):
 		return fault.New(fault.InvalidArgument, "the body is not JSON: %v at byte %d", syntax, syntax.Offset)
 	}

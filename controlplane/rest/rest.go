@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -20,7 +21,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
-	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -34,7 +34,9 @@ type Handler func(w *Response, r *http.Request) (data any, err error)
 type Response struct {
 	// Status is 200 unless set.
 	Status int
-	header http.Header
+	// Failure is the code of an internal error, for an operation to which the spec gives one of its own.
+	Failure string
+	header  http.Header
 }
 
 // Header is the answer's.
@@ -67,7 +69,8 @@ func New(opts Options) *Server {
 	s.router.NotFoundHandler = s.handler("unknown", func(_ *Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.NotFound, "no such path: %s", r.URL.Path)
 	})
-	s.router.MethodNotAllowedHandler = s.handler("unknown", func(_ *Response, r *http.Request) (any, error) {
+	s.router.MethodNotAllowedHandler = s.handler("unknown", func(w *Response, r *http.Request) (any, error) {
+		w.Header().Set("Allow", strings.Join(s.allowed(r), ", "))
 		return nil, fault.New(fault.MethodNotAllowed, "%s does not take %s", r.URL.Path, r.Method)
 	})
 	s.open(http.MethodGet, "/health", func(*Response, *http.Request) (any, error) {
@@ -98,8 +101,9 @@ func (s *Server) Handle(method, path string, h Handler) {
 			return nil, err
 		}
 		caller.RequestID = RequestID(r.Context())
-		if caller.IdempotencyKey = r.Header.Get("Idempotency-Key"); len(caller.IdempotencyKey) > cloud.MaxIdempotencyKey {
-			return nil, fault.Invalid("Idempotency-Key", "at most %d bytes", cloud.MaxIdempotencyKey)
+		caller.IdempotencyKey = r.Header.Get("Idempotency-Key")
+		if err := auth.CheckIdempotencyKey("Idempotency-Key", caller.IdempotencyKey); err != nil {
+			return nil, err
 		}
 		return h(w, r.WithContext(auth.With(r.Context(), caller, auth.REST)))
 	})
@@ -117,7 +121,24 @@ func (s *Server) HandleOpen(method, path string, h Handler) {
 }
 
 func (s *Server) open(method, path string, h Handler) {
-	s.router.Handle(path, s.handler(path, h)).Methods(method)
+	methods := []string{method}
+	if method == http.MethodGet {
+		methods = append(methods, http.MethodHead) // the answer without its body: RFC 9110 part 9.3.2
+	}
+	s.router.Handle(path, s.handler(path, h)).Methods(methods...)
+}
+
+// allowed lists the methods that the path of a request takes.
+func (s *Server) allowed(r *http.Request) (methods []string) {
+	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete} {
+		ask := *r
+		ask.Method = m
+		var match mux.RouteMatch
+		if s.router.Match(&ask, &match) && match.MatchErr == nil {
+			methods = append(methods, m)
+		}
+	}
+	return methods
 }
 
 // ServeHTTP makes a Server an http.Handler.
@@ -142,8 +163,9 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 		data, err := s.call(h, resp, r)
 		status, body := resp.Status, envelope{Data: data}
 		if err != nil {
-			status, body = s.failure(r, id, err)
-			if f, ok := fault.From(err); ok && f.Retry {
+			f := s.faultOf(r, id, err)
+			status, body = s.failure(f, resp.Failure)
+			if f.Retry {
 				w.Header().Set("Retry-After", "1")
 			}
 			if status == http.StatusUnauthorized {
@@ -165,19 +187,32 @@ func (s *Server) call(h Handler, w *Response, r *http.Request) (data any, err er
 	return h(w, r)
 }
 
-// failure is the body of an error. What is not a Fault is ours: the log has it, the caller the request's id.
-func (s *Server) failure(r *http.Request, id string, err error) (int, envelope) {
-	f, ok := fault.From(err)
-	if !ok {
-		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			f = fault.New(fault.DeadlineExceeded, "the request was not finished in time").Because(err).MayRetry()
-		} else {
-			f = fault.New(fault.Internal, "internal error, request %s", id).Because(err)
-			s.opts.Log.Error("request failed", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
-		}
+// faultOf is what the caller may read of an error. What is not a Fault is ours: the log has it, the caller the
+// request's id.
+func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
+	if f, ok := fault.From(err); ok {
+		return f
 	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return fault.New(fault.DeadlineExceeded, "the request was not finished in time").MayRetry()
+	}
+	s.opts.Log.Error("request failed", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
+	return fault.New(fault.Internal, "internal error, request %s", id)
+}
+
+// maxMessage bounds what of a request comes back in the message that refuses it, in bytes.
+const maxMessage = 2 << 10
+
+// failure is the body of an error; code, when set, is that of an internal one.
+func (s *Server) failure(f *fault.Fault, code string) (int, envelope) {
 	shape := f.Kind.REST(s.opts.Service)
+	if f.Kind == fault.Internal && code != "" {
+		shape.Code = code
+	}
 	body := &errorBody{Code: shape.Code, Message: f.Message}
+	if len(body.Message) > maxMessage {
+		body.Message = strings.ToValidUTF8(body.Message[:maxMessage], "") + " …"
+	}
 	if len(f.Details) > 0 || f.Reason != "" || f.Field != "" {
 		details := map[string]any{}
 		for k, v := range f.Details {

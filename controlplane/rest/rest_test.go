@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/gorilla/mux"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
@@ -59,6 +60,15 @@ func server(t *testing.T, log *strings.Builder) http.Handler {
 		_, err := Decode(r, &in)
 		return in.Name, err
 	})
+	s.Handle("GET", "/things/{id}", func(_ *Response, r *http.Request) (any, error) { return mux.Vars(r)["id"], nil })
+	s.Handle("DELETE", "/things/{id}", func(*Response, *http.Request) (any, error) { return nil, fault.New(fault.NotFound, "no thing") })
+	s.HandleOpen("POST", "/own", func(w *Response, _ *http.Request) (any, error) {
+		w.Failure = "OWN_FAILED"
+		return nil, errors.New("secret path /x")
+	})
+	s.Handle("GET", "/busy", func(*Response, *http.Request) (any, error) {
+		return nil, fault.New(fault.Unavailable, "%s", strings.Repeat("é", 1<<20)).MayRetry()
+	})
 	s.Handle("GET", "/broken", func(*Response, *http.Request) (any, error) { return nil, errors.New("secret path /x") })
 	s.Handle("GET", "/panics", func(*Response, *http.Request) (any, error) { panic("secret") })
 	s.Handle("GET", "/late", func(*Response, *http.Request) (any, error) {
@@ -97,6 +107,27 @@ func TestEnvelope(t *testing.T) {
 		{name: "too large", method: "POST", path: "/things", auth: good, body: `{"name":"` + strings.Repeat("x", 10<<20) + `"}`, status: 413, code: "INVALID_ARGUMENT", says: "1048576"},
 		{name: "form", method: "POST", path: "/things", auth: good, body: `a=b`, header: map[string]string{"Content-Type": "text/plain"}, status: 400, code: "INVALID_ARGUMENT", says: "application/json"},
 		{name: "long idempotency key", method: "POST", path: "/things", auth: good, body: `{}`, header: map[string]string{"Idempotency-Key": strings.Repeat("k", 256)}, status: 400, code: "INVALID_ARGUMENT"},
+		{name: "not UTF-8", method: "POST", path: "/things", auth: good, body: "{\"name\":\"\xff\"}", status: 400, code: "INVALID_ARGUMENT", says: "not UTF-8"},
+		{name: "nested too deep", method: "POST", path: "/things", auth: good, body: strings.Repeat(`{"a":`, 200_000), status: 400, code: "INVALID_ARGUMENT", says: "not JSON"},
+		{name: "a number of 500 KB", method: "POST", path: "/things", auth: good, body: `{"count":1` + strings.Repeat("0", 500_000) + `}`, status: 400, code: "INVALID_ARGUMENT", says: "count: want a whole number"},
+		{name: "a fraction", method: "POST", path: "/things", auth: good, body: `{"count":1.0}`, status: 400, code: "INVALID_ARGUMENT", says: "count"},
+		{name: "null", method: "POST", path: "/things", auth: good, body: `null`, status: 201, data: `{"by":"ada","name":""}`},
+		{name: "only space", method: "POST", path: "/things", auth: good, body: "  ", status: 400, code: "INVALID_ARGUMENT", says: "not JSON"},
+		{name: "no type, with a token", method: "POST", path: "/things", auth: good, body: `{"name":"a"}`, header: map[string]string{"Content-Type": ""}, status: 201, data: `{"by":"ada","name":"a"}`},
+		{name: "a charset", method: "POST", path: "/things", auth: good, body: `{"name":"a"}`, header: map[string]string{"Content-Type": "application/json; charset=utf-8"}, status: 201, data: `{"by":"ada","name":"a"}`},
+		{name: "a token before a body", method: "POST", path: "/things", body: `{"name":`, status: 401, code: "UNAUTHENTICATED"},
+		{name: "idempotency key of two lines", method: "POST", path: "/things", auth: good, body: `{}`, header: map[string]string{"Idempotency-Key": "a\xff"}, status: 400, code: "INVALID_ARGUMENT", says: "printable"},
+		{name: "a thing", method: "GET", path: "/things/x", auth: good, status: 200, data: `"x"`},
+		{name: "head of a thing", method: "HEAD", path: "/things/x", auth: good, status: 200, data: `"x"`},
+		{name: "two slashes", method: "GET", path: "//things/x", auth: good, status: 404, code: "NOT_FOUND"},
+		{name: "a slash too many", method: "GET", path: "/things//x", auth: good, status: 404, code: "NOT_FOUND"},
+		{name: "a slash at the end", method: "GET", path: "/things/", auth: good, status: 404, code: "NOT_FOUND"},
+		{name: "up", method: "GET", path: "/things/../broken", auth: good, status: 404, code: "NOT_FOUND"},
+		{name: "up is no other route", method: "GET", path: "/things/..", auth: good, status: 200, data: `".."`},
+		{name: "an escaped slash is part of the id", method: "GET", path: "/things/..%2fbroken", auth: good, status: 200, data: `"..%2fbroken"`},
+		{name: "an escaped name is another path", method: "GET", path: "/%74hings/x", auth: good, status: 404, code: "NOT_FOUND"},
+		{name: "a code of its own", method: "POST", path: "/own", body: `{}`, status: 500, code: "OWN_FAILED", says: "internal error, request "},
+		{name: "busy", method: "GET", path: "/busy", auth: good, status: 500, code: "INTERNAL", says: "éé …"},
 		{name: "open", method: "POST", path: "/open", body: `{"name":"a"}`, status: 200, data: `"a"`},
 		{name: "open from a page", method: "POST", path: "/open", body: `{}`, header: map[string]string{"Origin": "https://evil.example"}, status: 403, code: "FORBIDDEN"},
 		{name: "open by a rebound name", method: "POST", path: "http://evil.example/open", body: `{}`, status: 403, code: "FORBIDDEN"},
@@ -146,6 +177,11 @@ func TestEnvelope(t *testing.T) {
 			require.Equal(t, c.code, body.Error.Code)
 			require.Contains(t, body.Error.Message, c.says)
 			require.NotContains(t, string(text), "secret")
+			require.Less(t, len(text), 4<<10, "what comes back of a request is bounded")
+			require.Equal(t, c.name == "busy" || c.name == "late", w.Header().Get("Retry-After") != "")
+			if c.status == http.StatusMethodNotAllowed {
+				require.Equal(t, "POST", w.Header().Get("Allow"))
+			}
 			if c.name == "ours" || c.name == "panic" {
 				require.Contains(t, log.String(), "secret", "our own fault must be in the log")
 				require.Contains(t, log.String(), body.Meta.RequestID)

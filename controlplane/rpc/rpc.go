@@ -12,12 +12,15 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -26,6 +29,8 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -87,40 +92,45 @@ func New(opts Options) (*grpc.Server, *health.Server) {
 
 type edge struct{ opts Options }
 
+// name gives a call its id.
+func name(ctx context.Context) (context.Context, string) {
+	id := uuid.NewString()
+	grpc.SetHeader(ctx, metadata.Pairs("x-request-id", id))
+	return context.WithValue(ctx, requestID{}, id), id
+}
+
 // admit puts the verified caller into the context. A call without a token goes on without a caller: Admit refuses it,
 // and the calls that need none never ask.
-func (e *edge) admit(ctx context.Context) (context.Context, string, error) {
-	id := uuid.NewString()
-	ctx = context.WithValue(ctx, requestID{}, id)
-	grpc.SetHeader(ctx, metadata.Pairs("x-request-id", id))
+func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var caller *cloud.Caller
 	switch header := md.Get("authorization"); {
 	case e.opts.CallerOf != nil:
 		c, err := e.opts.CallerOf(ctx)
 		if err != nil {
-			return ctx, id, err
+			return ctx, err
 		}
 		caller = c
 	case len(header) > 0 && e.opts.Verifier != nil:
 		token, err := auth.Bearer(header[0])
 		if err != nil {
-			return ctx, id, err
+			return ctx, err
 		}
 		if caller, err = e.opts.Verifier.Verify(ctx, token); err != nil {
-			return ctx, id, err
+			return ctx, err
 		}
 	}
 	if caller == nil {
-		return ctx, id, nil
+		return ctx, nil
 	}
-	caller.RequestID = id
+	caller.RequestID = RequestID(ctx)
 	if keys := md.Get("idempotency-key"); len(keys) > 0 {
-		if caller.IdempotencyKey = keys[0]; len(caller.IdempotencyKey) > cloud.MaxIdempotencyKey {
-			return ctx, id, fault.Invalid("idempotency-key", "at most %d bytes", cloud.MaxIdempotencyKey)
+		if err := auth.CheckIdempotencyKey("idempotency-key", keys[0]); err != nil {
+			return ctx, err
 		}
+		caller.IdempotencyKey = keys[0]
 	}
-	return auth.With(ctx, caller, auth.RPC), id, nil
+	return auth.With(ctx, caller, auth.RPC), nil
 }
 
 type requestID struct{}
@@ -136,14 +146,19 @@ const uploadPart = "/vmcontroller.v1.ImageService/UploadImagePart"
 func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, MaxUnary)
 	defer cancel()
-	ctx, id, err := e.admit(ctx)
-	if err != nil {
-		return nil, e.failure(id, info.FullMethod, err)
-	}
-	if m, ok := req.(proto.Message); ok && e.opts.Public && info.FullMethod != uploadPart && proto.Size(m) > MaxPlain {
-		return nil, e.failure(id, info.FullMethod, fault.New(fault.TooLarge, "the message is larger than %d bytes", MaxPlain))
-	}
-	resp, err := e.call(func() (any, error) { return handler(ctx, req) })
+	ctx, id := name(ctx)
+	resp, err := e.call(func() (any, error) {
+		ctx, err := e.admit(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if info.FullMethod != uploadPart {
+			if err := e.fits(req); err != nil {
+				return nil, err
+			}
+		}
+		return handler(ctx, req)
+	})
 	if err != nil {
 		return nil, e.failure(id, info.FullMethod, err)
 	}
@@ -151,21 +166,42 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 }
 
 func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	ctx, id, err := e.admit(ss.Context())
-	if err != nil {
-		return e.failure(id, info.FullMethod, err)
-	}
-	_, err = e.call(func() (any, error) { return nil, handler(srv, &stream{ss, ctx}) })
+	ctx, id := name(ss.Context())
+	_, err := e.call(func() (any, error) {
+		ctx, err := e.admit(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return nil, handler(srv, &stream{ss, ctx, e})
+	})
 	return e.failure(id, info.FullMethod, err)
 }
 
+// fits refuses a message that only image parts may be as large as.
+func (e *edge) fits(req any) error {
+	if m, ok := req.(proto.Message); ok && e.opts.Public && proto.Size(m) > MaxPlain {
+		return fault.New(fault.TooLarge, "the message is larger than %d bytes", MaxPlain)
+	}
+	return nil
+}
+
+// stream is a stream with a caller.
 type stream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx  context.Context
+	edge *edge
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
 
+func (s *stream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return s.edge.fits(m)
+}
+
+// call runs f; a panic is an internal error of this call alone.
 func (e *edge) call(f func() (any, error)) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -180,50 +216,60 @@ func (e *edge) failure(id, method string, err error) error {
 	if err == nil {
 		return nil
 	}
-	f, ok := fault.From(err)
-	if !ok {
-		if _, isStatus := status.FromError(err); isStatus {
-			return err
-		}
-		switch {
-		case errors.Is(err, context.Canceled):
-			f = fault.New(fault.Canceled, "the caller hung up")
-		case errors.Is(err, context.DeadlineExceeded):
-			f = fault.New(fault.DeadlineExceeded, "the call was not finished in time")
-		default:
-			f = fault.New(fault.Internal, "internal error, request %s", id)
-			e.opts.Log.Error("call failed", "req", id, "method", method, "err", err)
-		}
+	if f, ok := fault.From(err); ok {
+		return Status(f).Err()
 	}
-	return Status(f).Err()
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		return err
+	}
+	// A status below a wrapping is what another program said to us, not to the caller.
+	s, _ := status.FromError(err)
+	switch {
+	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
+		return Status(fault.New(fault.Canceled, "the caller hung up")).Err()
+	case errors.Is(err, context.DeadlineExceeded), s.Code() == codes.DeadlineExceeded:
+		return Status(fault.New(fault.DeadlineExceeded, "the call was not finished in time")).Err()
+	}
+	e.opts.Log.Error("call failed", "req", id, "method", method, "err", err)
+	return Status(fault.New(fault.Internal, "internal error, request %s", id)).Err()
 }
 
 // domain of the ErrorInfo that every error carries.
 const domain = "trivet"
 
-// Status is a Fault as gRPC says it: ErrorInfo always, BadRequest for a field.
+// retryAfter is what a caller is told to wait before a retry that may help.
+const retryAfter = time.Second
+
+// maxMessage bounds what of a request comes back in the message that refuses it: it travels in a header.
+const maxMessage = 2 << 10
+
+// Status is a Fault as gRPC says it: ErrorInfo always, BadRequest for a field, RetryInfo where a retry may help.
 func Status(f *fault.Fault) *status.Status {
-	s := status.New(f.Kind.RPC(), f.Message)
-	reason := f.Reason
-	if reason == "" {
-		reason = f.Kind.REST(fault.VM).Code
+	message := f.Message
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "") + " …"
 	}
-	info := &errdetails.ErrorInfo{Reason: reason, Domain: domain, Metadata: map[string]string{}}
+	s := status.New(f.Kind.RPC(), message)
+	info := &errdetails.ErrorInfo{Reason: f.Reason, Domain: domain, Metadata: map[string]string{}}
+	if info.Reason == "" {
+		info.Reason = code.Code(s.Code()).String()
+	}
 	for k, v := range f.Details {
 		info.Metadata[k] = fmt.Sprint(v)
 	}
-	var field *errdetails.BadRequest
+	details := []protoadapt.MessageV1{info}
 	if f.Field != "" {
-		field = &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: f.Field, Description: f.Message}}}
+		details = append(details, &errdetails.BadRequest{
+			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: f.Field, Description: message}},
+		})
 	}
-	withDetails, err := s.WithDetails(info)
-	if err == nil && field != nil {
-		withDetails, err = withDetails.WithDetails(field)
+	if f.Retry {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
 	}
-	if err != nil {
-		return s
+	if withDetails, err := s.WithDetails(details...); err == nil {
+		return withDetails
 	}
-	return withDetails
+	return s
 }
 
 // FaultOf is the Fault that a status from another of our programs stands for.
@@ -237,6 +283,8 @@ func FaultOf(err error) *fault.Fault {
 			for k, v := range d.GetMetadata() {
 				f = f.With(k, v)
 			}
+		case *errdetails.RetryInfo:
+			f = f.MayRetry()
 		case *errdetails.BadRequest:
 			for _, v := range d.GetFieldViolations() {
 				f.Field = v.GetField()

@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,8 +57,8 @@ type Store struct {
 	turn chan struct{}
 	// fresh is when this member last proved to be up to date (Unix nanoseconds).
 	fresh atomic.Int64
-	// freshening lets one proof serve all who wait for it.
-	freshening sync.Mutex
+	// freshening is held by the one whose proof serves all who wait for it.
+	freshening chan struct{}
 }
 
 // New makes a store.
@@ -70,7 +69,7 @@ func New(opts Options) *Store {
 	if opts.Rand == nil {
 		opts.Rand = rand.Reader
 	}
-	return &Store{opts: opts, turn: make(chan struct{}, 1)}
+	return &Store{opts: opts, turn: make(chan struct{}, 1), freshening: make(chan struct{}, 1)}
 }
 
 // Revision is the newest revision applied here.
@@ -98,12 +97,16 @@ func (s *Store) View(ctx context.Context, f func(*View) error) error {
 // proved to be up to date since then, and fails when it cannot.
 func (s *Store) Recent(ctx context.Context, age time.Duration, f func(*View) error) error {
 	if s.stale(age) {
-		s.freshening.Lock()
+		select {
+		case s.freshening <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 		var err error
 		if s.stale(age) {
 			err = s.Barrier(ctx)
 		}
-		s.freshening.Unlock()
+		<-s.freshening
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,10 @@ package vm
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -101,14 +104,48 @@ func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err e
 	if err != nil {
 		return out, err
 	}
-	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		vm, replayed, err := store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), "CreateVm", q.Body, func() (cloud.VM, error) {
-			return s.record(ctx, tx, cloud.VMID(made.String()), q)
+	patience := time.NewTimer(gatherWait)
+	defer patience.Stop()
+	for {
+		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+			vm, replayed, err := store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), "CreateVm", q.Body, func() (cloud.VM, error) {
+				return s.record(ctx, tx, cloud.VMID(made.String()), q)
+			})
+			out = Created{vm, replayed}
+			return err
 		})
-		out = Created{vm, replayed}
-		return err
-	})
-	return out, err
+		var early *tooEarly
+		if !errors.As(err, &early) {
+			return out, err
+		}
+		select {
+		case <-time.After(again):
+		case <-patience.C:
+			return Created{}, early.refusal
+		case <-ctx.Done():
+			return Created{}, ctx.Err()
+		}
+	}
+}
+
+// gatherWait is how long a placement waits for hosts that a new leader has not heard from: longer than the time between
+// two heartbeats.
+const gatherWait = 7 * time.Second
+
+// tooEarly is a refusal that a heartbeat to come may turn into a placement.
+type tooEarly struct{ refusal error }
+
+func (e *tooEarly) Error() string { return e.refusal.Error() }
+
+// gathering reports whether the leader is so new that it does not know yet which hosts are alive.
+func (s *Service) gathering(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
+	if len(fleet) == 0 {
+		known, _, err := node.Nodes.List(tx.Unguarded(), 1)
+		return len(known) > 0, err
+	}
+	return slices.ContainsFunc(fleet, func(c schedule.Candidate) bool {
+		return c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !s.opts.Nodes.Away(c.Node.ID)
+	}), nil
 }
 
 // record writes everything that a new VM is.
@@ -124,7 +161,7 @@ func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q cre
 		Hypervisor: cloud.KVM, CreatedAt: tx.Now(), CreatedBy: auth.CallerOf(ctx).Name(), Metadata: q.Wanted.Metadata,
 		Labels: q.Wanted.Labels, Generation: 1, Deadline: tx.Now() + cloud.CreatingTime,
 	}
-	images, err := resolve(tx, &vm)
+	images, err := resolve(tx, &vm, nil)
 	if err != nil {
 		return vm, err
 	}
@@ -145,13 +182,22 @@ func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q cre
 // groupKey makes a path's part of any label value.
 func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
 
-// resolve looks the images of a VM up and fixes what the host is to build.
-func resolve(tx *store.Tx, vm *cloud.VM) (map[cloud.ImageID]*image.Usable, error) {
+// resolve looks the images of a VM up and fixes what the host is to build. Those in have are the VM's already: they stay
+// its, whoever may see them now.
+func resolve(tx *store.Tx, vm *cloud.VM, have []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
 	images := map[cloud.ImageID]*image.Usable{}
+	var first *image.Usable
 	for _, id := range vm.Spec.Images() {
-		i, err := image.Lookup(tx, vm.Org, id)
+		i, err := usable(tx, vm.Org, id, slices.Contains(have, id))
 		if err != nil {
 			return nil, err
+		}
+		if i.Architecture != cloud.ArchUnspecified {
+			if first == nil {
+				first = i
+			} else if first.Architecture != i.Architecture {
+				return nil, fault.New(fault.InvalidArgument, "images %s and %s are of different architectures", first.ID, i.ID)
+			}
 		}
 		if need := uint64(i.MinMemoryMiB); vm.Spec.Memory.SizeMiB < need {
 			return nil, fault.Invalid("spec.memory.size_mib", "image %s needs %d MiB, got %d", id, need, vm.Spec.Memory.SizeMiB)
@@ -181,6 +227,17 @@ func resolve(tx *store.Tx, vm *cloud.VM) (map[cloud.ImageID]*image.Usable, error
 	return images, nil
 }
 
+func usable(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, mine bool) (*image.Usable, error) {
+	if mine {
+		if i, err := image.Images.Get(tx, string(id)); err != nil {
+			return nil, err
+		} else if i != nil {
+			return &image.Usable{Image: *i}, nil
+		}
+	}
+	return image.Lookup(tx, org, id)
+}
+
 // place chooses a host and takes what the VM needs of it. The choice is made from what the leader has in memory; what
 // counts is the host's record in this transaction, and a host that turns out to be full is out of the choice.
 func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable) error {
@@ -205,6 +262,13 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 	for {
 		id, refused, ok := schedule.Place(fleet, r)
 		if !ok {
+			early, err := s.gathering(tx, fleet)
+			if err != nil {
+				return err
+			}
+			if early {
+				return &tooEarly{nowhere(refused, fleet)}
+			}
 			return nowhere(refused, fleet)
 		}
 		n, err := node.Nodes.Get(tx, string(id))

@@ -26,41 +26,47 @@ type removed struct {
 	Node cloud.NodeID
 	// Away says that the host does not answer and will clean up when it returns.
 	Away bool
+	// Replayed is set in the answer, not in what is kept.
+	Replayed bool
 }
 
 // Delete removes a VM and all that belongs to it. Not forced, it refuses what is powered on or on a host that does not
-// answer. Forced, it cuts first, and waits a little for the host to have done so.
-func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) error {
+// answer. Forced, it cuts first, and waits a little for the host to have done so. replayed says that the same call
+// removed it before.
+func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) (replayed bool, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
-		return err
+		return false, err
 	}
 	gone, err := s.remove(ctx, removeAsk{t, id, force, body})
 	if err != nil || !force || gone.Node == "" || gone.Away {
-		return err
+		return gone.Replayed, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, cutWait)
 	defer cancel()
 	// The record is gone whatever the host does; what is waited for is only that nothing runs any more.
 	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(gone.Node), string(id))
-	return nil
+	return gone.Replayed, nil
 }
 
 func (s *Service) doRemove(ctx context.Context, q removeAsk) (out removed, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		out, _, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {
+		var replayed bool
+		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {
 			vm, err := of(tx, q.Tenant, q.VM)
 			if err != nil {
 				return removed{}, err
 			}
 			return s.erase(tx, vm, q.Force)
 		})
+		out.Replayed = replayed
 		return err
 	})
 	return out, err
 }
 
 // erase removes the record and leaves a note for the host. What the host may still hold stays allocated until it has
-// reported it gone: storage always, everything when it was cut.
+// reported it gone: storage always, and processors and memory of all that is not surely off. In ERROR a process may run:
+// one that did not stop in time.
 func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error) {
 	ev := cloud.DeleteAsked
 	if force {
@@ -71,6 +77,7 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 		return removed{}, fault.New(fault.FailedPrecondition,
 			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or force", vm.Name)
 	}
+	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
 	if err := vm.On(ev, tx.Now()); err != nil {
 		return removed{}, err
 	}
@@ -88,14 +95,14 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 	}
 	need := vm.Spec.Need()
 	held := need
-	if !force {
+	if off {
 		held = cloud.Capacity{StorageGiB: need.StorageGiB}
 		if err := free(tx, vm.Node, cloud.Capacity{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB}); err != nil {
 			return removed{}, err
 		}
 	}
 	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: held}, string(vm.Node), string(vm.ID))
-	return removed{vm.Node, away}, nil
+	return removed{Node: vm.Node, Away: away}, nil
 }
 
 // free gives capacity back to a host.

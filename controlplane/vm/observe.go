@@ -2,6 +2,8 @@ package vm
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
@@ -68,10 +70,12 @@ func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud
 	var news []cloud.Observation
 	err := s.opts.Store.Local(func(v *store.View) error {
 		for _, o := range reports {
-			s.keepUsage(o)
-			changed, err := take(v, nil, on, o, s.opts.Store.Now())
+			known, changed, err := take(v, nil, on, o, s.opts.Store.Now())
 			if err != nil {
 				return err
+			}
+			if known {
+				s.keepUsage(o)
 			}
 			if changed {
 				news = append(news, o)
@@ -84,7 +88,7 @@ func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for _, o := range news {
-			if _, err := take(tx, tx, on, o, tx.Now()); err != nil {
+			if _, _, err := take(tx, tx, on, o, tx.Now()); err != nil {
 				return err
 			}
 		}
@@ -104,49 +108,59 @@ func (s *Service) keepUsage(o cloud.Observation) {
 	}
 }
 
-// take applies one report to the records and says whether it changes any. Without a tx it only looks. A host speaks for
-// what is placed on it and for nothing else.
-func take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (bool, error) {
+// take applies one report to the records and says whether it is about a VM of the host's, and whether it changes any
+// record. Without a tx it only looks. A host speaks for what is placed on it and for nothing else.
+func take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
-		return false, nil
+		return false, false, nil
 	}
 	p, err := node.PlacedVMs.Get(r, string(on), string(o.VM))
 	if err != nil || p == nil {
-		return false, err
+		return false, false, err
 	}
 	if p.Gone {
-		if o.Observed != cloud.ObservedAbsent {
-			return false, nil
+		// A report of before says that nothing was built yet, not that nothing is left.
+		if o.Observed != cloud.ObservedAbsent || o.Generation < p.Generation {
+			return false, false, nil
 		}
 		if tx == nil {
-			return true, nil
+			return false, true, nil
 		}
 		node.PlacedVMs.Delete(tx, string(on), string(o.VM))
-		return true, free(tx, on, p.Held)
+		return false, true, free(tx, on, p.Held)
 	}
 	vm, err := VMs.Get(r, string(p.Project), string(o.VM))
 	if err != nil || vm == nil || vm.Node != on {
-		return false, err
+		return false, false, err
 	}
-	o.LastError = clip(o.LastError)
+	bound(&o)
 	generation := vm.Generation
 	if !vm.Observe(o, now) {
-		return false, nil
+		return true, false, nil
 	}
 	if tx != nil {
 		save(tx, vm, generation)
 	}
-	return true, nil
+	return true, true, nil
 }
 
-// clip bounds what a host can write into a record.
-func clip(s string) string {
-	const most = 1 << 10
-	if len(s) > most {
-		return s[:most]
+// Bounds of what a host can write into a record, in bytes and addresses. What is cut stays UTF-8: records are text that
+// must be readable.
+const (
+	maxLastError = 1 << 10
+	maxAddresses = 64
+	maxAddress   = 64
+)
+
+func bound(o *cloud.Observation) {
+	o.LastError = clip(o.LastError, maxLastError)
+	o.Addresses = slices.Clone(o.Addresses[:min(len(o.Addresses), maxAddresses)])
+	for i, a := range o.Addresses {
+		o.Addresses[i] = clip(a, maxAddress)
 	}
-	return s
 }
+
+func clip(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
 // due is when a VM's transient state is over.
 type due struct {

@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
@@ -37,10 +36,16 @@ type powerAsk struct {
 	Body    [32]byte
 }
 
+// powered is the VM with what was asked of it recorded, now or by the same call before.
+type powered struct {
+	VM       cloud.VM
+	Replayed bool
+}
+
 // doPower records what is wanted.
-func (s *Service) doPower(ctx context.Context, q powerAsk) (out cloud.VM, err error) {
+func (s *Service) doPower(ctx context.Context, q powerAsk) (out powered, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		out, _, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
+		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
 			vm, err := of(tx, q.Tenant, q.VM)
 			if err != nil {
 				return cloud.VM{}, err
@@ -69,22 +74,34 @@ func (s *Service) doPower(ctx context.Context, q powerAsk) (out cloud.VM, err er
 	return out, err
 }
 
-// Start wants a VM on and waits until it runs. On time-out it is given back as it is, with late true: the wish stands.
-func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (vm *cloud.VM, late bool, err error) {
-	return s.ask(ctx, powerAsk{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
+// Asked is the answer of a call that waited for what it asked.
+type Asked struct {
+	VM *cloud.VM
+	// Late says that the time was up first. The wish stands.
+	Late bool
+	// Replayed says that the call was made before under its idempotency key.
+	Replayed bool
+}
+
+// Start wants a VM on and waits until it runs.
+func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.level, powerAsk{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
 		switch vm.State {
 		case cloud.Running:
 			return true, nil
 		case cloud.Error, cloud.Failed, cloud.Stopped:
 			return false, ended(vm, "start")
 		}
+		if !vm.Wish.On && !vm.Wish.Again {
+			return false, fault.New(fault.FailedPrecondition, "VM %s was stopped meanwhile", vm.Name)
+		}
 		return false, nil
 	})
 }
 
-// Stop wants a VM off: the power button, and the cut after grace; a grace of 0 cuts at once.
-func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (vm *cloud.VM, late bool, err error) {
-	return s.ask(ctx, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
+// Stop wants a VM off and waits until it is: the power button, and the cut after grace; a grace of 0 cuts at once.
+func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.level, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
 		switch {
 		case vm.Wish.On || vm.Wish.Again:
 			return false, fault.New(fault.FailedPrecondition, "VM %s was started again meanwhile", vm.Name)
@@ -96,15 +113,15 @@ func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace
 }
 
 // Reboot presses the power button, waits for the guest to go down, and starts it again; the host cuts after 30 s.
-func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (vm *cloud.VM, late bool, err error) {
-	return s.ask(ctx, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
+func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.press, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
 		return runsAgain(vm, vm.Status.RebootsDone >= asked.Wish.Reboots, "reboot")
 	})
 }
 
 // Reset presses the reset button.
-func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (vm *cloud.VM, late bool, err error) {
-	return s.ask(ctx, powerAsk{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
+func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.press, powerAsk{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
 		return runsAgain(vm, vm.Status.ResetsDone >= asked.Wish.Resets, "reset")
 	})
 }
@@ -126,33 +143,61 @@ func ended(vm *cloud.VM, verb string) error {
 	return fault.New(fault.FailedPrecondition, "%s VM %s: %s", verb, vm.Name, why)
 }
 
+// again is the pause after a wait that broke off because the records could not be read.
+const again = 100 * time.Millisecond
+
 // ask records a wish and waits for it on the records of this member. done sees the VM as it was when asked, and as it is.
-func (s *Service) ask(ctx context.Context, q powerAsk, wait time.Duration, done func(asked, now *cloud.VM) (bool, error)) (*cloud.VM, bool, error) {
+func (s *Service) ask(ctx context.Context, record func(context.Context, powerAsk) (powered, error), q powerAsk, wait time.Duration, done func(asked, now *cloud.VM) (bool, error)) (Asked, error) {
 	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
-		return nil, false, err
+		return Asked{}, err
 	}
-	asked, err := s.power(ctx, q)
+	asked, err := record(ctx, q)
 	if err != nil {
-		return nil, false, err
+		return Asked{}, err
 	}
-	if ok, err := done(&asked, &asked); ok && err == nil {
-		return &asked, false, nil
+	out := Asked{VM: &asked.VM, Replayed: asked.Replayed}
+	if ok, err := done(&asked.VM, &asked.VM); ok && err == nil {
+		return out, nil
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	last := &asked
-	vm, err := store.Await(waiting, s.opts.Store, VMs, func(vm *cloud.VM) (bool, error) {
-		if vm == nil {
-			return false, fault.New(fault.FailedPrecondition, "VM %s was deleted meanwhile", asked.Name)
+	// over is how the wait ended, judged by the VM's record.
+	var over error
+	look := func(vm *cloud.VM) (ok bool, err error) {
+		switch {
+		case vm != nil:
+			if ok, err = done(&asked.VM, vm); err == nil {
+				out.VM = vm
+			} else if asked.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed {
+				return true, nil // something else was asked of it since
+			}
+		case asked.Replayed:
+			return true, nil
+		default:
+			err = fault.New(fault.FailedPrecondition, "VM %s was deleted meanwhile", asked.VM.Name)
 		}
-		last = vm
-		return done(&asked, vm)
-	}, string(q.Tenant.Project), string(q.VM))
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return last, true, nil
+		over = err
+		return ok, err
 	}
-	if err != nil {
-		return nil, false, err
+	for {
+		_, err := store.Await(waiting, s.opts.Store, VMs, look, string(q.Tenant.Project), string(q.VM))
+		switch {
+		case err == nil:
+			return out, nil
+		case over != nil:
+			return Asked{}, over
+		case ctx.Err() != nil:
+			return Asked{}, ctx.Err()
+		case waiting.Err() == nil:
+			// The wish is recorded. That there is no leader just now, or that this member got a new copy of the records, is
+			// no reason to give up waiting for it.
+			select {
+			case <-time.After(again):
+				continue
+			case <-waiting.Done():
+			}
+		}
+		out.Late = true
+		return out, ctx.Err()
 	}
-	return vm, false, nil
 }

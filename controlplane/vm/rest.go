@@ -168,7 +168,7 @@ func (b *createBody) wanted() (w Wanted, err error) {
 		return w, fault.Invalid("name", "is required")
 	}
 	if b.Hypervisor != "" && b.Hypervisor != "kvm" {
-		return w, fault.New(fault.InvalidArgument, "hypervisor: public VM APIs support only the KVM backend, not %q", b.Hypervisor)
+		return w, fault.Invalid("hypervisor", "public VM APIs support only the KVM backend, not %q", clip(b.Hypervisor, 64))
 	}
 	w = Wanted{Name: *b.Name, Hypervisor: cloud.KVM}
 	cpu := cloud.CPU{VCPUs: 1, CoresPerSocket: 1, Sockets: 1}
@@ -220,7 +220,7 @@ func (b *diskBody) disk(at string) (d cloud.Disk, err error) {
 	case "blank":
 		d.Blank = true
 	default:
-		return d, fault.Invalid(at+"source.type", "must be image, volume or blank, got %q", b.Source.Type)
+		return d, fault.Invalid(at+"source.type", "must be image, volume or blank, got %q", clip(b.Source.Type, 64))
 	}
 	if b.SizeGiB != nil {
 		d.SizeGiB = *b.SizeGiB
@@ -274,53 +274,85 @@ func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
 	}
 	out, err := s.Create(r.Context(), t, wanted, sha256.Sum256(raw))
 	if err != nil {
-		return nil, err
+		return nil, inBody(err)
 	}
-	if out.Replayed {
-		w.Header().Set("Idempotency-Replayed", "true")
-	}
+	replayed(w, out.Replayed)
 	w.Status = http.StatusCreated
 	return shownREST(&out.VM), nil
 }
 
-func (s *Service) deleteVM(_ *rest.Response, r *http.Request) (any, error) {
+// bodyFields are the names that fields of a spec have in a create body.
+var bodyFields = []struct{ spec, body string }{
+	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
+}
+
+// inBody names the field of a refusal as the body does.
+func inBody(err error) error {
+	f, ok := fault.From(err)
+	if !ok || f.Field == "" {
+		return err
+	}
+	for _, name := range bodyFields {
+		if rest, ok := strings.CutPrefix(f.Field, name.spec); ok {
+			said := *f
+			said.Field = name.body + rest
+			said.Message = strings.Replace(f.Message, f.Field, said.Field, 1)
+			return &said
+		}
+	}
+	return err
+}
+
+// replayed tells that the answer is that of an earlier call with the same idempotency key.
+func replayed(w *rest.Response, is bool) {
+	if is {
+		w.Header().Set("Idempotency-Replayed", "true")
+	}
+}
+
+func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 	t, id, err := vmOf(r, "DeleteVm")
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Delete(r.Context(), t, id, false, pathHash(r)); err != nil {
+	again, err := s.Delete(r.Context(), t, id, false, pathHash(r))
+	if err != nil {
 		return nil, err
 	}
+	replayed(w, again)
 	return map[string]any{"id": id, "deleted": true}, nil
 }
 
 // pathHash stands for the body of a call that has none.
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
-func (s *Service) startVM(_ *rest.Response, r *http.Request) (any, error) {
+func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
 	t, id, err := vmOf(r, "StartVm")
 	if err != nil {
 		return nil, err
 	}
 	// A start that is still under way stands, so it has been done.
-	if _, _, err := s.Start(r.Context(), t, id, pathHash(r)); err != nil {
+	out, err := s.Start(r.Context(), t, id, pathHash(r))
+	if err != nil {
 		return nil, err
 	}
+	replayed(w, out.Replayed)
 	return map[string]any{"id": id, "action": "started"}, nil
 }
 
-func (s *Service) stopVM(_ *rest.Response, r *http.Request) (any, error) {
+func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
 	t, id, err := vmOf(r, "StopVm")
 	if err != nil {
 		return nil, err
 	}
-	_, late, err := s.Stop(r.Context(), t, id, cloud.DefaultStop*time.Millisecond, pathHash(r))
+	out, err := s.Stop(r.Context(), t, id, cloud.DefaultStop*time.Millisecond, pathHash(r))
 	if err != nil {
 		return nil, err
 	}
-	if late {
+	if out.Late {
 		return nil, fault.New(fault.DeadlineExceeded, "still stopping; ask again").MayRetry()
 	}
+	replayed(w, out.Replayed)
 	return map[string]any{"id": id, "action": "stopped"}, nil
 }
 

@@ -121,18 +121,21 @@ func (r *server) DeleteVm(ctx context.Context, in *vmv1.DeleteVmRequest) (*empty
 	if err != nil {
 		return nil, err
 	}
-	if err := r.s.Delete(ctx, t, cloud.VMID(in.GetVmId()), in.GetForce(), rpc.BodyHash(in)); err != nil {
+	replayed, err := r.s.Delete(ctx, t, cloud.VMID(in.GetVmId()), in.GetForce(), rpc.BodyHash(in))
+	if err != nil {
 		return nil, err
 	}
+	rpc.Replayed(ctx, replayed)
 	return &emptypb.Empty{}, nil
 }
 
 // asked is the answer of a call that waited: the VM as it is, whether or not the wait was long enough.
-func (r *server) asked(ctx context.Context, vm *cloud.VM, err error) (*vmv1.VirtualMachine, error) {
+func (r *server) asked(ctx context.Context, out Asked, err error) (*vmv1.VirtualMachine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.shown(ctx, vm), nil
+	rpc.Replayed(ctx, out.Replayed)
+	return r.shown(ctx, out.VM), nil
 }
 
 func (r *server) StartVm(ctx context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
@@ -140,8 +143,8 @@ func (r *server) StartVm(ctx context.Context, in *vmv1.StartVmRequest) (*vmv1.Vi
 	if err != nil {
 		return nil, err
 	}
-	vm, _, err := r.s.Start(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
-	return r.asked(ctx, vm, err)
+	out, err := r.s.Start(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
 }
 
 func (r *server) StopVm(ctx context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
@@ -158,8 +161,8 @@ func (r *server) StopVm(ctx context.Context, in *vmv1.StopVmRequest) (*vmv1.Virt
 	case seconds == 0:
 		seconds = cloud.DefaultStop / 1000
 	}
-	vm, _, err := r.s.Stop(ctx, t, cloud.VMID(in.GetVmId()), time.Duration(seconds)*time.Second, rpc.BodyHash(in))
-	return r.asked(ctx, vm, err)
+	out, err := r.s.Stop(ctx, t, cloud.VMID(in.GetVmId()), time.Duration(seconds)*time.Second, rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
 }
 
 func (r *server) RebootVm(ctx context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
@@ -167,8 +170,8 @@ func (r *server) RebootVm(ctx context.Context, in *vmv1.RebootVmRequest) (*vmv1.
 	if err != nil {
 		return nil, err
 	}
-	vm, _, err := r.s.Reboot(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
-	return r.asked(ctx, vm, err)
+	out, err := r.s.Reboot(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
 }
 
 func (r *server) ResetVm(ctx context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
@@ -176,8 +179,8 @@ func (r *server) ResetVm(ctx context.Context, in *vmv1.ResetVmRequest) (*vmv1.Vi
 	if err != nil {
 		return nil, err
 	}
-	vm, _, err := r.s.Reset(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
-	return r.asked(ctx, vm, err)
+	out, err := r.s.Reset(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
 }
 
 func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
@@ -231,9 +234,12 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 		return nil, err
 	}
 	if in.GetSpec() != nil {
-		spec := wire.SpecFrom(in.GetSpec())
-		spec.Normalize()
-		if err := spec.Check(); err != nil {
+		w := Wanted{
+			Name: in.GetName(), Spec: wire.SpecFrom(in.GetSpec()), Hypervisor: wire.Hypervisor(in.GetHypervisor()),
+			Metadata: in.GetMetadata(), Labels: in.GetLabels(),
+		}
+		w.Spec.Normalize()
+		if err := w.check(); err != nil {
 			return nil, err
 		}
 	}

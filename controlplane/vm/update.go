@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"reflect"
+	"slices"
 
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/controlplane/node"
@@ -35,9 +36,6 @@ func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c C
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
 	}
-	if _, moved := c.Labels[AntiAffinity]; moved {
-		return cloud.VM{}, fault.Invalid("labels", "%s is fixed when a VM is created", AntiAffinity)
-	}
 	return s.update(ctx, updateAsk{t, id, c})
 }
 
@@ -64,6 +62,9 @@ func (s *Service) doUpdate(ctx context.Context, q updateAsk) (out cloud.VM, err 
 // apply changes a VM, and says whether anything is different.
 func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	before := *vm
+	if group, said := c.Labels[AntiAffinity]; said && group != vm.Labels[AntiAffinity] {
+		return false, fault.Invalid("labels", "%s is fixed when a VM is created", AntiAffinity)
+	}
 	vm.Metadata = cloud.Merge(vm.Metadata, c.Metadata)
 	vm.Labels = cloud.Merge(vm.Labels, c.Labels)
 	if err := checkPairs(vm); err != nil {
@@ -108,6 +109,9 @@ func checkPairs(vm *cloud.VM) error {
 	if err := checkPolicy(vm.Metadata); err != nil {
 		return err
 	}
+	if _, err := selector(vm.Labels); err != nil {
+		return err
+	}
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
@@ -138,7 +142,7 @@ func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 	node.Nodes.Put(tx, n, string(vm.Node))
 	before := vm.Spec.Images()
 	vm.Spec, vm.Disks, vm.Kernel, vm.Initrd = spec, nil, nil, nil
-	images, err := resolve(tx, vm)
+	images, err := resolve(tx, vm, before)
 	if err != nil {
 		return err
 	}
@@ -147,8 +151,10 @@ func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 			image.Release(tx, id, vm.ID)
 		}
 	}
-	for _, i := range images {
-		i.Use(tx, vm.ID)
+	for id, i := range images {
+		if !slices.Contains(before, id) {
+			i.Use(tx, vm.ID)
+		}
 	}
 	vm.Generation++
 	return nil

@@ -5,6 +5,15 @@
 // the names, the images in use, the remembered answer of its idempotency key. Then it waits, where it arrived, for the
 // record to become what was asked. The life cycle itself is cloud.VM's; hosts learn of it through package node.
 //
+// Decisions where the design is silent:
+//   - A start or stop whose answer was lost is said again by this member: what is wanted is a level. A reboot, a reset, a
+//     create and a delete are said again only under an idempotency key. A wait goes on while the leader changes.
+//   - A call repeated under its key waits again; when its VM is gone by now or was told otherwise, it gets its answer as
+//     it would have been.
+//   - Right after a change of leader, a placement that would be refused waits for the hosts' first heartbeats.
+//   - What a deleted VM took stays allocated until its host has reported it gone; only of one that is surely off are
+//     processors and memory free at once.
+//
 // Keys: vm/<project>/<id>, vm-name/<project>/<name>, vm-group/<project>/<group>/<id>.
 package vm
 
@@ -55,7 +64,9 @@ type Service struct {
 	deadlines map[cloud.VMID]due
 
 	create func(context.Context, createAsk) (Created, error)
-	power  func(context.Context, powerAsk) (cloud.VM, error)
+	// level is start and stop, press reboot and reset: what a button does twice is done twice.
+	level  func(context.Context, powerAsk) (powered, error)
+	press  func(context.Context, powerAsk) (powered, error)
 	remove func(context.Context, removeAsk) (removed, error)
 	update func(context.Context, updateAsk) (cloud.VM, error)
 	used   func(context.Context, []cloud.VMID) (map[cloud.VMID]cloud.Usage, error)
@@ -64,9 +75,10 @@ type Service struct {
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]due{}}
-	s.create = lead.Handle(opts.Commands, "vm.create", lead.Once, s.doCreate)
-	s.power = lead.Handle(opts.Commands, "vm.power", lead.Once, s.doPower)
-	s.remove = lead.Handle(opts.Commands, "vm.delete", lead.Once, s.doRemove)
+	s.create = lead.Handle(opts.Commands, "vm.create", lead.Keyed, s.doCreate)
+	s.level = lead.Handle(opts.Commands, "vm.power", lead.Repeatable, s.doPower)
+	s.press = lead.Handle(opts.Commands, "vm.press", lead.Keyed, s.doPower)
+	s.remove = lead.Handle(opts.Commands, "vm.delete", lead.Keyed, s.doRemove)
 	s.update = lead.Handle(opts.Commands, "vm.update", lead.Repeatable, s.doUpdate)
 	s.used = lead.Handle(opts.Commands, "vm.usage", lead.Repeatable, s.doUsed)
 	return s

@@ -39,17 +39,33 @@ func unserved(ctx context.Context, method auth.Method, in request, check func() 
 	return rpc.Unimplemented(string(method))
 }
 
-func checkNew(name string, gib uint64, metadata, labels map[string]string) error {
-	if err := cloud.CheckName("name", name); err != nil {
+// newVolume is what the two requests that make one have in common.
+type newVolume interface {
+	GetName() string
+	GetSizeGib() uint64
+	GetDriver() vmv1.VolumeDriverKind
+	GetStorageClass() string
+	GetMetadata() map[string]string
+	GetLabels() map[string]string
+}
+
+func checkNew(in newVolume) error {
+	if err := cloud.CheckName("name", in.GetName()); err != nil {
 		return err
 	}
-	if err := checkSize(gib); err != nil {
+	if err := checkSize(in.GetSizeGib()); err != nil {
 		return err
 	}
-	if err := cloud.CheckPairs("metadata", metadata); err != nil {
+	if _, known := vmv1.VolumeDriverKind_name[int32(in.GetDriver())]; !known {
+		return fault.Invalid("driver", "unknown value %d", in.GetDriver())
+	}
+	if len(in.GetStorageClass()) > 63 {
+		return fault.Invalid("storage_class", "at most 63 bytes")
+	}
+	if err := cloud.CheckPairs("metadata", in.GetMetadata()); err != nil {
 		return err
 	}
-	return cloud.CheckPairs("labels", labels)
+	return cloud.CheckPairs("labels", in.GetLabels())
 }
 
 func checkSize(gib uint64) error {
@@ -61,7 +77,13 @@ func checkSize(gib uint64) error {
 
 func (server) CreateVolume(ctx context.Context, in *vmv1.CreateVolumeRequest) (*vmv1.Volume, error) {
 	return nil, unserved(ctx, "CreateVolume", in, func() error {
-		return checkNew(in.GetName(), in.GetSizeGib(), in.GetMetadata(), in.GetLabels())
+		if err := checkNew(in); err != nil {
+			return err
+		}
+		if in.GetImageId() == "" {
+			return nil
+		}
+		return cloud.CheckUUID("image_id", in.GetImageId())
 	})
 }
 
@@ -73,6 +95,9 @@ func (server) ListVolumes(ctx context.Context, in *vmv1.ListVolumesRequest) (*vm
 	return nil, unserved(ctx, "ListVolumes", in, func() error {
 		if n := in.GetPageSize(); n < 0 || n > cloud.MaxPage {
 			return fault.Invalid("page_size", "must be 0 to %d, got %d", cloud.MaxPage, n)
+		}
+		if in.GetPageToken() != "" {
+			return fault.Invalid("page_token", "is not one that this list gave")
 		}
 		return nil
 	})
@@ -93,7 +118,7 @@ func (server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest) (*
 
 func (server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
 	return nil, unserved(ctx, "RegisterExternalVolume", in, func() error {
-		if err := checkNew(in.GetName(), in.GetSizeGib(), in.GetMetadata(), in.GetLabels()); err != nil {
+		if err := checkNew(in); err != nil {
 			return err
 		}
 		if in.GetRbd().GetPool() == "" || in.GetRbd().GetImage() == "" {

@@ -114,7 +114,12 @@ type Tenant struct {
 	Project ProjectID
 }
 
-func (t Tenant) String() string { return string(t.Org) + "/" + string(t.Project) }
+func (t Tenant) String() string {
+	if t.Project == "" {
+		return string(t.Org)
+	}
+	return string(t.Org) + "/" + string(t.Project)
+}
 
 // Proof says how the holder of a token showed who they are.
 type Proof string

@@ -300,22 +300,28 @@ func (b *Boot) check() error {
 // Unserved is FailedPrecondition for what a spec may say but this version does not do yet.
 func (s *Spec) Unserved() error {
 	if len(s.Network) > 0 {
-		return fault.New(fault.FailedPrecondition, "spec.network: NICs are not served yet")
+		return unserved("spec.network", "NICs are")
 	}
 	for i, d := range s.Disks {
 		if d.Volume != "" {
-			return fault.New(fault.FailedPrecondition, "spec.disks[%s].source.volume_id: volumes are not served yet", d.label(i))
+			return unserved("spec.disks["+d.label(i)+"].source.volume_id", "volumes are")
 		}
 	}
 	switch {
 	case s.Memory.Hugepages:
-		return fault.New(fault.FailedPrecondition, "spec.memory.hugepages: huge pages are not served yet")
+		return unserved("spec.memory.hugepages", "huge pages are")
 	case s.Security.SecureBoot:
-		return fault.New(fault.FailedPrecondition, "spec.security.secure_boot: secure boot is not served yet")
+		return unserved("spec.security.secure_boot", "secure boot is")
 	case s.Security.TPM:
-		return fault.New(fault.FailedPrecondition, "spec.security.tpm: a TPM is not served yet")
+		return unserved("spec.security.tpm", "a TPM is")
 	}
 	return nil
+}
+
+func unserved(field, what string) error {
+	f := fault.New(fault.FailedPrecondition, "%s: %s not served yet", field, what)
+	f.Field = field
+	return f
 }
 
 // Need is what a spec takes of a host.

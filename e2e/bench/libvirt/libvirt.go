@@ -8,6 +8,7 @@
 package libvirt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -43,11 +46,11 @@ func Prepare() (undo func(), err error) {
 		}
 	}
 	// libvirt makes a group of this name for all of its machines, and leaves it.
-	groups, err := filepath.Glob("/sys/fs/cgroup/*/")
+	groups, err := filepath.Glob("/sys/fs/cgroup/*")
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range append(groups, "/sys/fs/cgroup/") {
+	for _, g := range append(groups, "/sys/fs/cgroup") {
 		if _, err := os.Stat(filepath.Join(g, "machine")); errors.Is(err, fs.ErrNotExist) {
 			made = append(made, filepath.Join(g, "machine"))
 		}
@@ -65,6 +68,25 @@ func Mount() error {
 			return fmt.Errorf("mount %s: %w", dir, err)
 		}
 	}
+	// libvirt wants its user to exist, also when QEMU is not to run under it.
+	for path, line := range map[string]string{
+		"/etc/passwd": "libvirt-qemu:x:65533:65533::/:/usr/sbin/nologin\n", "/etc/group": "libvirt-qemu:x:65533:\n",
+	} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if bytes.Contains(text, []byte("\nlibvirt-qemu:")) {
+			continue
+		}
+		own := filepath.Join("/run/libvirt", filepath.Base(path))
+		if err := os.WriteFile(own, append(text, line...), 0o644); err != nil {
+			return err
+		}
+		if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", path, err)
+		}
+	}
 	return nil
 }
 
@@ -80,6 +102,9 @@ group = "root"
 security_driver = "none"
 `
 
+// startWithin bounds the start, in which libvirt asks QEMU what it can do.
+const startWithin = time.Minute
+
 // Start starts virtlogd and libvirtd and waits until virsh gets an answer. dir takes their logs and the domains' files.
 func Start(ctx context.Context, dir string) (*Daemon, error) {
 	if err := os.WriteFile("/etc/libvirt/qemu.conf", []byte(settings), 0o644); err != nil {
@@ -91,6 +116,8 @@ func Start(ctx context.Context, dir string) (*Daemon, error) {
 			return nil, errors.Join(err, d.Close())
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
 	for {
 		err := d.virsh(ctx, "list")
 		if err == nil {
@@ -99,9 +126,15 @@ func Start(ctx context.Context, dir string) (*Daemon, error) {
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for libvirtd: %w", err), d.Close())
+			return nil, errors.Join(fmt.Errorf("wait for libvirtd: %w\n%s", err, d.said()), d.Close())
 		}
 	}
+}
+
+// said is the end of libvirtd's log.
+func (d *Daemon) said() []byte {
+	text, _ := os.ReadFile(filepath.Join(d.dir, "libvirtd.log"))
+	return text[max(0, len(text)-1000):]
 }
 
 func (d *Daemon) run(name string) error {
@@ -130,6 +163,16 @@ func (d *Daemon) virsh(ctx context.Context, args ...string) error {
 
 // Create defines a transient domain out of a file of XML and starts it: `virsh create`.
 func (d *Daemon) Create(ctx context.Context, file string) error { return d.virsh(ctx, "create", file) }
+
+// PID is the QEMU of a domain that runs; 0 when there is none.
+func (d *Daemon) PID(name string) int {
+	text, err := os.ReadFile(filepath.Join("/run/libvirt/qemu", name+".pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
 
 // Destroy cuts a domain.
 func (d *Daemon) Destroy(ctx context.Context, name string) error {

@@ -1,0 +1,337 @@
+package identity
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// alone is the leadership of the only member.
+type alone struct{}
+
+func (alone) Leader() (uint64, uint64) { return 1, 1 }
+func (alone) Changed() <-chan struct{} { return nil }
+
+const password = "correct horse"
+
+// world is a cluster whose records are in memory. Its members share them, and each has a clock of its own.
+type world struct {
+	t      testing.TB
+	engine *mvcc.Engine
+	direct *store.Direct
+	key    *clusterkey.Key
+	// first is a member whose clock is right.
+	first *Service
+
+	mu sync.Mutex
+	at time.Time
+}
+
+func newWorld(t testing.TB) *world {
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, engine.Close()) })
+	w := &world{t: t, engine: engine, direct: store.NewDirect(engine), key: clusterkey.Generate(), at: time.UnixMilli(1_800_000_000_500)}
+	w.first = w.member(0, false)
+	require.NoError(t, w.first.Bootstrap(t.Context()))
+	return w
+}
+
+func (w *world) member(ahead time.Duration, dev bool) *Service {
+	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at.Add(ahead) }
+	records := store.New(store.Options{Engine: w.engine, Proposer: w.direct, PageKey: make([]byte, 32), Now: now})
+	return New(Options{
+		Store: records, Commands: lead.NewCommands(1, alone{}, nil), Key: w.key, Log: slog.New(slog.DiscardHandler), Dev: dev,
+	})
+}
+
+func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }
+
+// as is a call's context: of whoever holds a token.
+func (w *world) as(s *Service, token string) context.Context {
+	w.t.Helper()
+	caller, err := s.Verify(w.t.Context(), token)
+	require.NoError(w.t, err)
+	return auth.With(w.t.Context(), caller, auth.RPC)
+}
+
+// admin is the administrator's, in no project.
+func (w *world) admin() context.Context { return w.as(w.first, w.hostToken(cloud.Tenant{})) }
+
+func (w *world) hostToken(scope cloud.Tenant) string {
+	text, err := HostToken(w.key, scope, w.at, time.Hour)
+	require.NoError(w.t, err)
+	return text
+}
+
+// user makes a registered user with roles.
+func (w *world) user(name string, roles ...cloud.Binding) {
+	w.t.Helper()
+	r := &server{s: w.first}
+	_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: name, Name: "Mx " + name})
+	require.NoError(w.t, err)
+	_, err = r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: name, Password: password})
+	require.NoError(w.t, err)
+	for _, b := range roles {
+		require.NoError(w.t, w.bind(name, b))
+	}
+}
+
+func (w *world) bind(name string, b cloud.Binding) error {
+	_, err := (&server{s: w.first}).BindRole(w.admin(), &identityv1.BindRoleRequest{UserId: name, Binding: onWire(b)})
+	return err
+}
+
+func onWire(b cloud.Binding) *identityv1.Binding {
+	return &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)}
+}
+
+// token is what a member gives for a name and password, proven or not.
+func (w *world) token(s *Service, ask tokenRequest) string {
+	w.t.Helper()
+	out, _, err := s.token(w.t.Context(), ask)
+	require.NoError(w.t, err)
+	return out.text
+}
+
+var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "default"}
+
+// A token says who asked for it and whether they proved it, and nothing of what they may.
+func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", member)
+	_, err := w.first.createUser(t.Context(), newUser{"bare", ""})
+	require.NoError(t, err)
+	long := make([]byte, maxPassword+1)
+	for _, c := range []struct {
+		name, user, password string
+		proof                cloud.Proof
+	}{
+		{"right", "ada", password, cloud.ProofPassword},
+		{"wrong", "ada", password + "r", cloud.ProofNone},
+		{"none", "ada", "", cloud.ProofNone},
+		{"too long", "ada", string(long), cloud.ProofNone},
+		{"a name that is not there", "nobody", password, cloud.ProofNone},
+		{"a name without a credential", "bare", "", cloud.ProofNone},
+		{"the administrator, who has no password", "admin", "", cloud.ProofNone},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			text := w.token(w.first, tokenRequest{User: cloud.UserID(c.user), Password: c.password, Address: c.name})
+			caller, err := w.first.Verify(t.Context(), text)
+			require.NoError(t, err)
+			require.Equal(t, c.proof, caller.Proof)
+			require.EqualValues(t, c.user, caller.User)
+			if c.proof == cloud.ProofNone {
+				require.Empty(t, caller.Bindings, "an unproven token says nothing of roles")
+			}
+			_, err = (&server{s: w.first}).IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: c.user, Password: c.password})
+			require.Equal(t, c.proof == cloud.ProofNone, fault.Is(err, fault.Unauthenticated), "gRPC says so at once: %v", err)
+		})
+	}
+}
+
+// A name that is not there costs a try what a name that is costs, so that nobody learns names by the clock.
+func TestUnknownNamesAreTriedToo(t *testing.T) {
+	h, err := newWorld(t).first.hashed(t.Context(), password)
+	require.NoError(t, err)
+	require.Equal(t, [2]uint32{h.Time, h.MemoryKiB}, [2]uint32{nobody.Time, nobody.MemoryKiB})
+	require.Len(t, nobody.Sum, len(h.Sum))
+}
+
+// Setting a password ends every token that the old one proved, on every member, whatever the members' clocks say; even
+// one that a member made which had not heard of the change.
+func TestANewPasswordEndsTheOldTokens(t *testing.T) {
+	w := newWorld(t)
+	ahead, behind := w.member(30*time.Second, false), w.member(-30*time.Second, false)
+	w.user("ada", member)
+	ask := tokenRequest{User: "ada", Password: password}
+	var old []string
+	for _, s := range []*Service{w.first, ahead, behind} {
+		old = append(old, w.token(s, ask))
+	}
+	stale, err := w.first.proven(t.Context(), "ada", password, "")
+	require.NoError(t, err)
+	for _, text := range old {
+		for _, s := range []*Service{w.first, ahead, behind} {
+			_, err := s.Verify(t.Context(), text)
+			require.NoError(t, err)
+		}
+	}
+
+	ada := w.as(w.first, old[0])
+	_, err = (&server{s: w.first}).SetPassword(ada, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one"})
+	require.NoError(t, err, "their own")
+	late, err := w.first.issue(t.Context(), claims{Claims: subject("ada"), Proof: cloud.ProofPassword, Epoch: stale.Epoch}, time.Hour)
+	require.NoError(t, err)
+	for _, text := range append(old, late.text) {
+		for _, s := range []*Service{w.first, ahead, behind} {
+			_, err := s.Verify(t.Context(), text)
+			require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+			require.ErrorContains(t, err, "no longer valid")
+		}
+	}
+	for _, s := range []*Service{ahead, behind} {
+		caller, err := s.Verify(t.Context(), w.token(s, tokenRequest{User: "ada", Password: "another one"}))
+		require.NoError(t, err)
+		require.Equal(t, cloud.ProofPassword, caller.Proof)
+	}
+}
+
+// Roles are those of now: taking one away acts on the tokens that are out.
+func TestRolesAreThoseOfNow(t *testing.T) {
+	w := newWorld(t)
+	other := w.member(0, false)
+	w.user("ada", member)
+	text := w.token(w.first, tokenRequest{User: "ada", Password: password})
+	may := func() error {
+		_, err := auth.Admit(w.as(other, text), "/vmcontroller.v1.VmService/CreateVm", "", "")
+		return err
+	}
+	require.NoError(t, may())
+	_, err := (&server{s: w.first}).UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: onWire(member)})
+	require.NoError(t, err)
+	require.True(t, fault.Is(may(), fault.PermissionDenied))
+}
+
+// A project is of one org. Who rules another org, or the cloud, cannot act in it under a wrong name.
+func TestAProjectIsOfOneOrg(t *testing.T) {
+	w := newWorld(t)
+	w.user("eve", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"}, cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
+	err := w.bind("eve", cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "default"})
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+
+	scoped := func(org, project string) string {
+		return w.token(w.first, tokenRequest{User: "eve", Password: password, Org: org, Project: project})
+	}
+	for name, c := range map[string]struct {
+		token  string
+		tenant cloud.Tenant
+		says   string
+	}{
+		"her own":                    {scoped("evil", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
+		"her own, org unsaid":        {scoped("", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
+		"another's, in her org":      {scoped("evil", "default"), cloud.Tenant{}, "project default, which is not there"},
+		"another's":                  {scoped("default", "default"), cloud.Tenant{}, "may not CreateVm"},
+		"one that is nowhere":        {scoped("evil", "nowhere"), cloud.Tenant{}, "project nowhere, which is not there"},
+		"nowhere, org unsaid":        {scoped("", "nowhere"), cloud.Tenant{}, "which is not there"},
+		"admin in a wrong org":       {w.hostToken(cloud.Tenant{Org: "evil", Project: "default"}), cloud.Tenant{}, "which is not there"},
+		"admin by the project alone": {w.hostToken(cloud.Tenant{Project: "default"}), DefaultTenant, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tenant, err := auth.Admit(w.as(w.first, c.token), "/vmcontroller.v1.VmService/CreateVm", "", "")
+			require.Equal(t, c.tenant, tenant)
+			if c.says != "" {
+				require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+				require.ErrorContains(t, err, c.says)
+				return
+			}
+			require.NoError(t, err)
+		})
+	}
+}
+
+// Under --dev whoever asks is project:admin of the default project, and nothing more: not in another project, not
+// as the administrator whose name they take.
+func TestDev(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "web"})
+	dev := w.member(0, true)
+	ctx := w.as(dev, w.token(dev, tokenRequest{User: "admin"}))
+	tenant, err := auth.Admit(ctx, "/vmcontroller.v1.VmService/CreateVm", "", "")
+	require.NoError(t, err)
+	require.Equal(t, DefaultTenant, tenant)
+	_, err = auth.Admit(ctx, "/identity.v1.IdentityService/CreateUser", "", "")
+	require.True(t, fault.Is(err, fault.PermissionDenied))
+	_, err = (&server{s: dev}).SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "admin", Password: "mine from now on"})
+	require.True(t, fault.Is(err, fault.PermissionDenied), "whoever asks must not become the administrator: %v", err)
+	_, err = auth.Admit(w.as(dev, w.token(dev, tokenRequest{User: "x", Project: "web"})), "/vmcontroller.v1.VmService/GetVm", "", "")
+	require.True(t, fault.Is(err, fault.PermissionDenied))
+
+	_, err = auth.Admit(w.as(w.first, w.token(dev, tokenRequest{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
+	require.ErrorContains(t, err, "proved nothing", "without --dev the same token is worth nothing")
+}
+
+// What the calls for users refuse.
+func TestUsers(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", member)
+	r := &server{s: w.first}
+	_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "bare"})
+	require.NoError(t, err)
+	ada := w.as(w.first, w.token(w.first, tokenRequest{User: "ada", Password: password}))
+	for _, c := range []struct {
+		name string
+		call func() error
+		kind fault.Kind
+		says string
+	}{
+		{"a name that is taken", func() error {
+			_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "ada"})
+			return err
+		}, fault.AlreadyExists, "ada"},
+		{"an id that is a path", func() error {
+			_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "a/b"})
+			return err
+		}, fault.InvalidArgument, "id"},
+		{"a name of two lines", func() error {
+			_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "x", Name: "a\nb"})
+			return err
+		}, fault.InvalidArgument, "printable"},
+		{"a user by no id", func() error { _, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{}); return err }, fault.InvalidArgument, "id"},
+		{"a user that is not there", func() error {
+			_, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: "nobody"})
+			return err
+		}, fault.NotFound, "nobody"},
+		{"a short password", func() error {
+			_, err := r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "ada", Password: "1234567"})
+			return err
+		}, fault.InvalidArgument, "8 to 256"},
+		{"a password of nobody", func() error {
+			_, err := r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "nobody", Password: password})
+			return err
+		}, fault.NotFound, "nobody"},
+		{"another's password", func() error {
+			_, err := r.SetPassword(ada, &identityv1.SetPasswordRequest{UserId: "admin", Password: password})
+			return err
+		}, fault.PermissionDenied, "their own"},
+		{"a role for a name without a credential", func() error { return w.bind("bare", member) }, fault.FailedPrecondition, "no credential"},
+		{"a role that is none", func() error { return w.bind("ada", cloud.Binding{Role: "root"}) }, fault.InvalidArgument, "binding.role"},
+		{"a project role nowhere", func() error { return w.bind("ada", cloud.Binding{Role: cloud.ProjectMember}) }, fault.InvalidArgument, "binding.org_id"},
+		{"the administrator's own role", func() error {
+			_, err := r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "admin", Binding: onWire(cloud.Binding{Role: cloud.SystemAdmin})})
+			return err
+		}, fault.FailedPrecondition, "nobody could undo it"},
+		{"a role, by a member", func() error {
+			_, err := r.BindRole(ada, &identityv1.BindRoleRequest{UserId: "ada", Binding: onWire(cloud.Binding{Role: cloud.SystemAdmin})})
+			return err
+		}, fault.PermissionDenied, "system:admin"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := c.call()
+			require.True(t, fault.Is(err, c.kind), "%v", err)
+			require.ErrorContains(t, err, c.says)
+		})
+	}
+	page, err := r.ListUsers(w.admin(), &identityv1.ListUsersRequest{PageSize: 2})
+	require.NoError(t, err)
+	require.Len(t, page.GetUsers(), 2)
+	rest, err := r.ListUsers(w.admin(), &identityv1.ListUsersRequest{PageSize: 2, PageToken: page.GetNextPageToken()})
+	require.NoError(t, err)
+	require.Equal(t, "bare", rest.GetUsers()[0].GetId())
+	require.False(t, rest.GetUsers()[0].GetRegistered())
+}

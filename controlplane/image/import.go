@@ -1,0 +1,156 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+const (
+	// maxBytes is the largest image.
+	maxBytes = 1 << 40
+	// importTime is how long an import, or a pull, may take.
+	importTime = 30 * time.Minute
+	// recordTime is how long its outcome may take to be recorded.
+	recordTime = time.Minute
+	// importsAtOnce are copied by a member at the same time; others wait.
+	importsAtOnce = 4
+)
+
+// beginImport copies a source in the background. Where it cannot now, Run does later: the record says PENDING.
+func (s *Service) beginImport(i cloud.Image, from *source) {
+	if !s.errands.begin("import "+string(i.ID), s.imports, func(ctx context.Context) error { return s.importFrom(ctx, i, from) }) {
+		from.Close()
+	}
+}
+
+// again begins an import that this member once began and did not end.
+func (s *Service) again(i *cloud.Image) {
+	s.errands.begin("import "+string(i.ID), s.imports, func(ctx context.Context) error {
+		// Whoever asked was let in then; what counts now is that the file still lies where imports may come from.
+		if u, err := url.Parse(i.Source); err == nil {
+			if from, err := s.openFile(i.Org, true, u.Path); err == nil {
+				return s.importFrom(ctx, *i, from)
+			}
+		}
+		return s.record(ctx, importDone{ID: i.ID, Failure: "the source is no longer there"})
+	})
+}
+
+// importFrom copies and examines a source, and records how that went. When ctx ends the record stays PENDING and the
+// next Run begins again.
+func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) error {
+	defer from.Close()
+	limited, cancel := context.WithTimeout(ctx, importTime)
+	defer cancel()
+	done, err := s.take(limited, &i, from)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		var bad *refusal
+		done = importDone{Failure: "the import failed on member " + itoa(s.opts.Self)}
+		if errors.As(err, &bad) {
+			done.Failure = bad.why
+		}
+		s.opts.Log.Warn("image import failed", "image", i.ID, "err", err)
+	}
+	done.ID = i.ID
+	return s.record(ctx, done)
+}
+
+// record says how an import ended, and returns when this member's own records say so too: until then look would begin
+// it again.
+func (s *Service) record(ctx context.Context, done importDone) error {
+	ctx, cancel := context.WithTimeout(ctx, recordTime)
+	defer cancel()
+	done.Member = s.opts.Self
+	if _, err := s.imported(ctx, done); err != nil {
+		return fmt.Errorf("record import: %w", err)
+	}
+	return s.opts.Store.Barrier(ctx)
+}
+
+// refusal is what the owner of an image may read about why it is no image.
+type refusal struct{ why string }
+
+func (r *refusal) Error() string { return r.why }
+
+// take copies a source into the files and examines the copy: what is read later is what was examined.
+func (s *Service) take(ctx context.Context, i *cloud.Image, from *source) (done importDone, err error) {
+	if from.size > maxBytes {
+		return done, &refusal{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}
+	}
+	if from.size == 0 {
+		return done, &refusal{"the source is empty"}
+	}
+	p, err := s.opts.Files.begin(from.size)
+	if errors.Is(err, errNoRoom) {
+		return done, &refusal{fmt.Sprintf("member %d has no room for it", s.opts.Self)}
+	}
+	if err != nil {
+		return done, err
+	}
+	defer p.drop()
+	if err := p.copy(ctx, from, from.size); err != nil && !errors.Is(err, errLonger) {
+		return done, err
+	} else if err != nil || p.size != from.size {
+		return done, &refusal{"the source changed while it was read"}
+	}
+	done.SHA256, done.Size = p.checksum(), uint64(p.size)
+	if done.Format, done.Virtual, err = examine(until{ctx, p.file}, p.size, i.Format); err != nil {
+		return done, err
+	}
+	return done, p.keep()
+}
+
+// until is a reader that fails when its context has ended.
+type until struct {
+	ctx context.Context
+	io.ReaderAt
+}
+
+func (u until) ReadAt(b []byte, at int64) (int, error) {
+	if err := u.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return u.ReaderAt.ReadAt(b, at)
+}
+
+// examine reads what the bytes are, and refuses what they should not be.
+func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.ImageFormat, uint64, error) {
+	first := make([]byte, qcow2.DetectLength)
+	n, err := f.ReadAt(first, 0)
+	if err != nil && err != io.EOF {
+		return 0, 0, fmt.Errorf("read image: %w", err)
+	}
+	is := qcow2.Detect(first[:n])
+	switch {
+	case declared == cloud.FormatQCOW2 && is != qcow2.QCOW2:
+		return 0, 0, &refusal{fmt.Sprintf("it was declared QCOW2, but its bytes are %s", is)}
+	case declared == cloud.FormatRaw && slices.Contains(disks, is):
+		return 0, 0, &refusal{fmt.Sprintf("it was declared RAW, but its bytes are %s", is)}
+	case is != qcow2.QCOW2 && slices.Contains(disks, is):
+		return 0, 0, &refusal{fmt.Sprintf("images of format %s are not served; convert with qemu-img convert -O qcow2", is)}
+	case is != qcow2.QCOW2:
+		return cloud.FormatRaw, uint64(size), nil
+	}
+	info, err := qcow2.Inspect(f, size)
+	if errors.Is(err, qcow2.ErrRefused) {
+		return 0, 0, &refusal{err.Error()}
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("examine image: %w", err)
+	}
+	return cloud.FormatQCOW2, info.VirtualSize, nil
+}
+
+// disks are the formats of virtual disks. A compressed file can be an initrd, so it may well be RAW.
+var disks = []qcow2.Format{qcow2.QCOW2, qcow2.QED, qcow2.VMDK, qcow2.VHD, qcow2.VHDX, qcow2.VDI, qcow2.Parallels}

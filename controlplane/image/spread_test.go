@@ -1,0 +1,247 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/qcow2"
+)
+
+// blank is a QCOW2 file without data, changed by patch.
+func blank(t *testing.T, patch func([]byte)) []byte {
+	path := filepath.Join(t.TempDir(), "blank")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	_, err = qcow2.Create(f, 1<<30)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	if patch != nil {
+		patch(b)
+	}
+	return b
+}
+
+// What the bytes are decides, not what was declared; of what is refused nothing is kept.
+func TestExamine(t *testing.T) {
+	backing := func(b []byte) { // a backing file's name, in the rest of the header's cluster
+		copy(b[1024:], "/etc/shadow")
+		binary.BigEndian.PutUint64(b[8:], 1024)
+		binary.BigEndian.PutUint32(b[16:], uint32(len("/etc/shadow")))
+	}
+	external := func(b []byte) { b[79] |= 4 } // incompatible feature 2: external data file
+	for _, c := range []struct {
+		name     string
+		bytes    []byte
+		declared cloud.ImageFormat
+		is       cloud.ImageFormat
+		virtual  uint64
+		says     string
+	}{
+		{"raw", noise(4096), cloud.FormatUnspecified, cloud.FormatRaw, 4096, ""},
+		{"raw, as declared", noise(1001), cloud.FormatRaw, cloud.FormatRaw, 1001, ""},
+		{"qcow2", blank(t, nil), cloud.FormatUnspecified, cloud.FormatQCOW2, 1 << 30, ""},
+		{"qcow2, as declared", blank(t, nil), cloud.FormatQCOW2, cloud.FormatQCOW2, 1 << 30, ""},
+		{"a compressed initrd", append([]byte("\x1f\x8b\x08"), noise(100)...), cloud.FormatRaw, cloud.FormatRaw, 103, ""},
+		{"declared qcow2, raw", noise(4096), cloud.FormatQCOW2, 0, 0, "declared QCOW2, but its bytes are raw"},
+		{"declared raw, qcow2", blank(t, nil), cloud.FormatRaw, 0, 0, "declared RAW, but its bytes are qcow2"},
+		{"a backing file", blank(t, backing), cloud.FormatUnspecified, 0, 0, "backing"},
+		{"an external data file", blank(t, external), cloud.FormatQCOW2, 0, 0, "another file"},
+		{"an absurd virtual size", blank(t, func(b []byte) { binary.BigEndian.PutUint64(b[24:], 1<<62) }), cloud.FormatQCOW2, 0, 0, "virtual"},
+		{"cut short", blank(t, nil)[:100], cloud.FormatQCOW2, 0, 0, ""},
+		{"vmdk", append([]byte("KDMV"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "vmdk are not served"},
+		{"a vmdk descriptor naming a host's file", []byte("# Disk DescriptorFile\nRW 1 FLAT \"/etc/shadow\" 0\n"), cloud.FormatRaw, 0, 0, "bytes are vmdk"},
+		{"vhdx", append([]byte("vhdxfile"), noise(1000)...), cloud.FormatUnspecified, 0, 0, "vhdx are not served"},
+		{"nothing", nil, cloud.FormatRaw, 0, 0, "empty"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			s := w.member(1)
+			w.run(s)
+			i := described(w.write("image", c.bytes))
+			i.Format = c.declared
+			made, err := s.Create(member(t), i, [32]byte{})
+			require.NoError(t, err)
+			got := w.settled(made.Image.ID)
+			if c.is != cloud.FormatUnspecified {
+				require.Equal(t, cloud.ImageAvailable, got.Status, got.Metadata)
+				require.Equal(t, c.is, got.Format)
+				require.Equal(t, c.virtual, got.VirtualSize)
+				require.Equal(t, []string{sumOf(c.bytes)}, w.kept(1))
+				return
+			}
+			require.Equal(t, cloud.ImageError, got.Status)
+			require.Contains(t, got.Metadata[cloud.ImageReason], c.says)
+			require.NotContains(t, got.Metadata[cloud.ImageReason], w.imports, "no path of a host")
+			require.Empty(t, got.SHA256)
+			require.Empty(t, w.kept(1))
+		})
+	}
+}
+
+// mouth is a member that gives an image in its own way.
+type mouth func(whole []byte, offset uint64) (io.Reader, error)
+
+func honest(b []byte, at uint64) (io.Reader, error) { return bytes.NewReader(b[at:]), nil }
+func absent([]byte, uint64) (io.Reader, error)      { return nil, errors.New("it holds none") }
+func wrong(b []byte, at uint64) (io.Reader, error) {
+	b = bytes.Clone(b)
+	b[len(b)-1]++
+	return bytes.NewReader(b[at:]), nil
+}
+
+// breaks gives n bytes, of something else when they are bad, and then fails.
+func breaks(n int, bad bool, with error) mouth {
+	return func(b []byte, at uint64) (io.Reader, error) {
+		part := bytes.Clone(b[at:min(len(b), int(at)+n)])
+		if bad {
+			part[0]++
+		}
+		return io.MultiReader(bytes.NewReader(part), fails{with}), nil
+	}
+}
+
+type fails struct{ err error }
+
+func (f fails) Read([]byte) (int, error) { return 0, f.err }
+
+func longer(b []byte, at uint64) (io.Reader, error) {
+	return bytes.NewReader(append(bytes.Clone(b[at:]), 1)), nil
+}
+
+type mouths struct {
+	whole []byte
+	of    map[uint64]mouth
+	asked []string
+}
+
+func (m *mouths) ReadImage(_ context.Context, member uint64, _ string, offset uint64) (io.ReadCloser, error) {
+	m.asked = append(m.asked, fmt.Sprintf("%d@%d", member, offset))
+	r, err := m.of[member](m.whole, offset)
+	return io.NopCloser(r), err
+}
+
+// Holders that lie, break off or hang up: the image is whole, or nothing is kept.
+func TestPull(t *testing.T) {
+	gone := errors.New("connection reset")
+	for _, c := range []struct {
+		name    string
+		holders []mouth // members 1, 2, …; this one is 9
+		asked   string
+		says    string // empty: it is held
+	}{
+		{"one that is honest", []mouth{honest}, "1@0", ""},
+		{"the first has none", []mouth{absent, honest}, "1@0 2@0", ""},
+		{"one breaks off, the next goes on", []mouth{breaks(400, false, gone), honest}, "1@0 2@400", ""},
+		{"two break off", []mouth{breaks(400, false, gone), breaks(400, false, gone), honest}, "1@0 2@400 3@800", ""},
+		{"one ends early", []mouth{breaks(400, false, io.EOF), honest}, "1@0 2@400", ""},
+		{"one is corrupt, the next is not", []mouth{wrong, honest}, "1@0 2@0", ""},
+		{"one sends too much", []mouth{longer, honest}, "1@0 2@0", ""},
+		{"the first half was bad", []mouth{breaks(400, true, gone), honest}, "1@0 2@400 2@0", ""},
+		{"the second half was bad", []mouth{breaks(400, false, gone), wrong, honest}, "1@0 2@400 2@0 3@0", ""},
+		{"all are corrupt", []mouth{wrong, longer, wrong}, "1@0 2@0 3@0", "other bytes"},
+		{"all break off", []mouth{breaks(100, false, gone), breaks(100, false, gone)}, "1@0 2@100", "connection reset"},
+		{"nobody has it", nil, "", "no other member"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, 3)
+			s := w.member(9)
+			m := &mouths{whole: noise(1000), of: map[uint64]mouth{}}
+			s.opts.Peers = m
+			i := &cloud.Image{SHA256: sumOf(m.whole), SizeBytes: 1000, Holders: []uint64{9}}
+			for n, mouth := range c.holders {
+				m.of[uint64(n+1)] = mouth
+				i.Holders = append(i.Holders, uint64(n+1))
+			}
+			err := s.pull(t.Context(), i)
+			require.Equal(t, c.asked, strings.Join(m.asked, " "))
+			if c.says != "" {
+				require.ErrorContains(t, err, c.says)
+				require.Empty(t, w.kept(9))
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, []string{i.SHA256}, w.kept(9))
+			got, err := os.ReadFile(filepath.Join(w.dirs[9], i.SHA256))
+			require.NoError(t, err)
+			require.Equal(t, m.whole, got)
+		})
+	}
+}
+
+func TestPullEndsWithItsTime(t *testing.T) {
+	w := newWorld(t, 3)
+	s := w.member(9)
+	ctx, cancel := context.WithCancel(t.Context())
+	m := &mouths{whole: noise(1000)}
+	m.of = map[uint64]mouth{
+		1: func(b []byte, at uint64) (io.Reader, error) { cancel(); return bytes.NewReader(b), nil },
+		2: honest,
+	}
+	s.opts.Peers = m
+	err := s.pull(ctx, &cloud.Image{SHA256: sumOf(m.whole), SizeBytes: 1000, Holders: []uint64{1, 2}})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, []string{"1@0"}, m.asked)
+	require.Empty(t, w.kept(9))
+}
+
+// What is swept: bytes with a checksum for a name, old, and wanted by no record.
+func TestSweep(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "with [odd* name")
+	f, err := OpenFiles(dir)
+	require.NoError(t, err)
+	sums := map[string]string{}
+	for _, name := range []string{"wanted", "old", "young", "anew"} {
+		sums[name] = sumOf([]byte(name))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, sums[name]), []byte(name), 0o600))
+	}
+	for _, name := range []string{"part-1", "notes.txt", strings.ToUpper(sums["old"])} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	past := time.Now().Add(-time.Hour)
+	for _, name := range []string{sums["wanted"], sums["old"], sums["anew"], "part-1", "notes.txt", strings.ToUpper(sums["old"])} {
+		require.NoError(t, os.Chtimes(filepath.Join(dir, name), past, past))
+	}
+	// The same bytes come again, as an import's: that makes them young.
+	p, err := f.begin(4)
+	require.NoError(t, err)
+	require.NoError(t, p.copy(t.Context(), strings.NewReader("anew"), 4))
+	require.NoError(t, p.keep())
+	p.drop()
+	require.NoError(t, f.sweep(map[string]bool{sums["wanted"]: true}, time.Now(), sweepAge))
+	for name, stays := range map[string]bool{"wanted": true, "old": false, "young": true, "anew": true} {
+		has, err := f.has(sums[name])
+		require.NoError(t, err)
+		require.Equal(t, stays, has, name)
+	}
+	for _, name := range []string{"part-1", "notes.txt", strings.ToUpper(sums["old"])} {
+		require.FileExists(t, filepath.Join(dir, name))
+	}
+	_, err = OpenFiles(dir)
+	require.NoError(t, err)
+	require.NoFileExists(t, filepath.Join(dir, "part-1"))
+	for _, sum := range []string{"", "..", "../" + sums["wanted"], strings.ToUpper(sums["old"]), sums["wanted"] + "x"} {
+		_, err := f.Open(sum)
+		require.Error(t, err, sum)
+	}
+}
+
+func TestNoRoom(t *testing.T) {
+	f, err := OpenFiles(t.TempDir())
+	require.NoError(t, err)
+	_, err = f.begin(1 << 60)
+	require.ErrorIs(t, err, errNoRoom)
+}

@@ -1,0 +1,356 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// tape is a state machine that keeps what was proposed, in order.
+type tape struct {
+	mu      sync.Mutex
+	grown   chan struct{}
+	restore int // how often it was replaced
+	tapeState
+}
+
+type tapeState struct {
+	Index, Term uint64
+	Lines       []string
+}
+
+// large is a file of a checkpoint that takes several chunks.
+var large = bytes.Repeat([]byte("0123456789abcdef"), 3*chunk/16+1)
+
+func (m *tape) Apply(entries []consensus.Entry) ([][]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([][]byte, len(entries))
+	for i, e := range entries {
+		m.Lines = append(m.Lines, string(e.Data))
+		out[i] = []byte(fmt.Sprint(len(m.Lines)))
+	}
+	last := entries[len(entries)-1]
+	m.Index, m.Term = last.Index, last.Term
+	m.grew()
+	return out, nil
+}
+
+// said is what was proposed, each once: consensus marks its own steps by entries without data.
+func (m *tape) said() []string {
+	return slices.Compact(slices.DeleteFunc(slices.Clone(m.Lines), func(line string) bool { return line == "" }))
+}
+
+func (m *tape) grew() { close(m.grown); m.grown = make(chan struct{}) }
+
+func (m *tape) Applied() (uint64, uint64) { m.mu.Lock(); defer m.mu.Unlock(); return m.Index, m.Term }
+func (m *tape) Flush() (uint64, error)    { m.mu.Lock(); defer m.mu.Unlock(); return m.Index, nil }
+
+func (m *tape) Checkpoint(dir string) (uint64, uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	state, err := json.Marshal(m.tapeState)
+	if err != nil {
+		return 0, 0, err
+	}
+	for name, data := range map[string][]byte{"tape": state, "deep/er/large": large, "deep/empty": nil} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600)); err != nil {
+			return 0, 0, err
+		}
+	}
+	return m.Index, m.Term, nil
+}
+
+func (m *tape) Restore(dir string) error {
+	if got, err := os.ReadFile(filepath.Join(dir, "deep/er/large")); err != nil || !bytes.Equal(got, large) {
+		return fmt.Errorf("the large file is not what it was: %w", err)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "deep/empty")); err != nil || len(got) > 0 {
+		return fmt.Errorf("the empty file is not what it was: %w", err)
+	}
+	state, err := os.ReadFile(filepath.Join(dir, "tape"))
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.restore++
+	defer m.grew()
+	return json.Unmarshal(state, &m.tapeState)
+}
+
+// until waits for the tape to hold a line.
+func (m *tape) until(ctx context.Context, line string) error {
+	for {
+		m.mu.Lock()
+		have, grown := slices.Contains(m.Lines, line), m.grown
+		m.mu.Unlock()
+		if have {
+			return nil
+		}
+		select {
+		case <-grown:
+		case <-ctx.Done():
+			return fmt.Errorf("no %s: %w", line, ctx.Err())
+		}
+	}
+}
+
+// seat is one member on loopback.
+type seat struct {
+	t        *testing.T
+	id       uint64
+	mesh     *Mesh
+	runner   *consensus.Runner
+	commands *lead.Commands
+	tape     *tape
+	dir      string
+	config   *tls.Config
+	server   *grpc.Server
+}
+
+// table is members that know of each other; cluster is the authority that signs them.
+type table struct {
+	t         *testing.T
+	authority *mtls.Authority
+	addresses map[uint64]string
+	seats     map[uint64]*seat
+	throne    *throne
+}
+
+// throne is a leadership that the test appoints.
+type throne struct {
+	mu     sync.Mutex
+	member uint64
+}
+
+func (l *throne) Leader() (uint64, uint64) { l.mu.Lock(); defer l.mu.Unlock(); return l.member, 1 }
+func (l *throne) Changed() <-chan struct{} { return nil }
+func (l *throne) pass(to uint64)           { l.mu.Lock(); defer l.mu.Unlock(); l.member = to }
+
+func authority(t *testing.T, cluster string) *mtls.Authority {
+	seed := make([]byte, ed25519.SeedSize)
+	rand.Read(seed)
+	a, err := mtls.NewAuthority(cluster, seed)
+	require.NoError(t, err)
+	return a
+}
+
+func issued(t *testing.T, a *mtls.Authority, kind mtls.Kind, name string, at time.Time) mtls.Source {
+	c, err := a.IssueFor(kind, name, at, time.Hour)
+	require.NoError(t, err)
+	return func() (*tls.Certificate, error) { return c, nil }
+}
+
+// newTable seats the members of a configuration of n. Those in absent have an address where nobody listens.
+func newTable(t *testing.T, n uint64, absent ...uint64) *table {
+	w := &table{t: t, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, throne: &throne{member: 1}}
+	listeners := map[uint64]net.Listener{}
+	for id := uint64(1); id <= n; id++ {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		w.addresses[id] = l.Addr().String()
+		if slices.Contains(absent, id) {
+			require.NoError(t, l.Close())
+			continue
+		}
+		listeners[id] = l
+	}
+	for id, l := range listeners {
+		w.seats[id] = w.sit(id, l)
+	}
+	return w
+}
+
+func (w *table) sit(id uint64, l net.Listener) *seat {
+	t := w.t
+	s := &seat{t: t, id: id, dir: t.TempDir(), tape: &tape{grown: make(chan struct{})}}
+	own := issued(t, w.authority, mtls.Member, strconv.FormatUint(id, 10), time.Now())
+	s.config = mtls.Server(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
+	log := slog.New(slog.DiscardHandler)
+	var err error
+	s.mesh, err = New(Options{Self: id, Members: w.addresses, Certificate: own, Authority: w.authority, Log: log})
+	require.NoError(t, err)
+	host, err := consensus.Open(consensus.Options{
+		ID: id, Members: slices.Sorted(maps.Keys(w.addresses)), Dir: s.dir, Transport: s.mesh, Log: log,
+		Limits: consensus.Limits{TailEntries: 5},
+	})
+	require.NoError(t, err)
+	_, err = host.AddGroup(consensus.GroupOptions{ID: 1, Name: "tape", Machine: s.tape})
+	require.NoError(t, err)
+	s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
+	s.commands = lead.NewCommands(id, w.throne, s.mesh)
+	s.mesh.Attach(s.runner, s.commands, files(filepath.Join(s.dir, "images")))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); s.mesh.Run(ctx) }()
+	s.serve(l)
+	t.Cleanup(func() {
+		stopping, end := context.WithCancel(context.Background())
+		end() // nobody to hand the leadership to
+		s.runner.Stop(stopping)
+		cancel()
+		s.server.Stop()
+		<-done
+	})
+	return s
+}
+
+func (s *seat) serve(l net.Listener) {
+	s.server, _ = rpc.New(rpc.Options{
+		Credentials: credentials.NewTLS(s.config), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(),
+		MaxMessage: maxFrames,
+	})
+	s.mesh.Register(s.server)
+	go s.server.Serve(l)
+}
+
+// files are images in a directory.
+type files string
+
+func (d files) Open(sum string) (io.ReadSeekCloser, error) {
+	f, err := os.Open(filepath.Join(string(d), filepath.Base(sum)))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fault.New(fault.NotFound, "this member does not hold the image")
+	}
+	return f, err
+}
+
+func (s *seat) snapshots() []string {
+	entries, err := os.ReadDir(s.runner.SnapshotDir())
+	require.NoError(s.t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// propose proposes to whoever leads the raft group.
+func (w *table) propose(ctx context.Context, line string) {
+	var id [16]byte
+	rand.Read(id[:])
+	for {
+		for _, s := range w.seats {
+			attempt, cancel := context.WithTimeout(ctx, time.Second)
+			_, err := s.runner.Propose(attempt, 1, id, []byte(line))
+			cancel()
+			if err == nil {
+				return
+			}
+			require.NoError(w.t, ctx.Err(), "propose %s: %v", line, err)
+		}
+	}
+}
+
+// Three members agree over real connections; one of them is cut off until the others' logs no longer have what it
+// missed, and gets a snapshot.
+func TestTrioAgrees(t *testing.T) {
+	w := newTable(t, 3)
+	ctx := limited(t)
+	w.propose(ctx, "first")
+	for _, s := range w.seats {
+		require.NoError(t, s.tape.until(ctx, "first"))
+	}
+	third := w.seats[3]
+	third.server.Stop()
+	const missed = 40
+	for i := range missed {
+		w.propose(ctx, fmt.Sprint("missed ", i))
+	}
+	l, err := net.Listen("tcp", w.addresses[3])
+	require.NoError(t, err)
+	third.serve(l)
+	require.NoError(t, third.tape.until(ctx, fmt.Sprint("missed ", missed-1)))
+	w.propose(ctx, "last")
+	for _, s := range w.seats {
+		require.NoError(t, s.tape.until(ctx, "last"))
+	}
+	third.tape.mu.Lock()
+	require.Positive(t, third.tape.restore, "it came by a snapshot")
+	third.tape.mu.Unlock()
+	for id, s := range w.seats {
+		stopping, cancel := context.WithTimeout(ctx, time.Second)
+		require.ErrorIs(t, errors.Join(s.runner.Stop(stopping), s.runner.Err()), consensus.ErrStopped)
+		cancel()
+		for _, name := range s.snapshots() {
+			require.NotContains(t, name, "in-", "member %d keeps nothing of what it took", id)
+		}
+	}
+	// A proposal that is made again after a lost answer stands on the tape twice.
+	want := w.seats[1].tape.said()
+	require.Len(t, want, 2+missed)
+	for id, s := range w.seats {
+		require.Equal(t, want, s.tape.said(), id)
+	}
+}
+
+// What waits for a member that is away is dropped: it gets nothing old when it is back.
+func TestNothingWaitsForTheAbsent(t *testing.T) {
+	w := newTable(t, 2, 2)
+	l := w.seats[1].mesh.links[2]
+	for range 2 * queue {
+		w.seats[1].mesh.Send(consensus.Envelope{From: 1, To: 2, Kind: consensus.KindBirthAsk})
+	}
+	require.Eventually(t, func() bool { return len(l.queue) < queue/2 }, 10*time.Second, time.Millisecond)
+	w.seats[1].mesh.Send(consensus.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
+}
+
+// As many envelopes go into a message as fit its limit, and one that cannot be encoded harms no other.
+func TestGather(t *testing.T) {
+	w := newTable(t, 2, 2)
+	m := w.seats[1].mesh
+	l := &link{member: 2, queue: make(chan consensus.Envelope, queue)}
+	ask := consensus.Envelope{From: 1, To: 2, Kind: consensus.KindBirthAsk}
+	bad := consensus.Envelope{From: 1, To: 2, Kind: 99}
+	for range 3 {
+		l.queue <- ask
+		l.queue <- bad
+	}
+	require.Len(t, m.gather(l, bad).GetFrames(), 3)
+	require.Empty(t, m.gather(l, bad).GetFrames())
+	frame, err := ask.AppendTo(nil)
+	require.NoError(t, err)
+	for range queue {
+		l.queue <- ask
+	}
+	batch := m.gather(l, ask)
+	require.Less(t, len(batch.GetFrames())*len(frame), frameBytes+consensus.MaxEnvelopeBytes)
+	// The worst: a message's worth of the smallest, and one of the largest on top.
+	worst := frameBytes/len(frame)*(len(frame)+4) + consensus.MaxEnvelopeBytes + 64
+	require.Less(t, worst, maxFrames)
+}

@@ -1,0 +1,263 @@
+package live
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// agent is one life of a host's agent: it drives each VM towards what is wanted of it, and reports what it sees.
+type agent struct {
+	host   *host
+	ctx    context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+	levels *levels
+
+	mu    sync.Mutex
+	held  map[cloud.VMID]*agentv1.AssignedVm // the newest whole assignment; nil before the first
+	vms   map[cloud.VMID]*driven
+	ended bool
+}
+
+// driven is one VM of an agent. Its goroutine owns what is not below mu of the agent.
+type driven struct {
+	host *host
+	id   cloud.VMID
+	wake chan struct{}
+
+	want     *agentv1.AssignedVm // guarded by the agent's mu; nil: nobody has ruled
+	released bool                // guarded by the agent's mu
+
+	offAt, pressedAt, rebootAt time.Time
+}
+
+func newAgent(h *host) *agent {
+	a := &agent{host: h, levels: newLevels(), vms: map[cloud.VMID]*driven{}}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	return a
+}
+
+// start adopts what is on the host and goes looking for the leader.
+func (a *agent) start() {
+	a.host.f.trace.Add("%s: an agent starts", a.host.name)
+	a.work.Go(func() {
+		a.mu.Lock()
+		for _, id := range a.host.present() {
+			a.get(id)
+		}
+		a.mu.Unlock()
+		a.keepSession()
+	})
+	a.work.Go(a.goByStored)
+}
+
+// stop ends the agent and waits for it. The host goes on.
+func (a *agent) stop() {
+	a.mu.Lock()
+	a.ended = true
+	a.mu.Unlock()
+	a.cancel()
+	a.work.Wait()
+}
+
+// happened wakes the VM's goroutine: something happened by itself.
+func (a *agent) happened(id cloud.VMID) {
+	a.host.f.behind.Go(func() { // the host's lock is held
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if d := a.vms[id]; d != nil {
+			d.ring()
+		}
+	})
+}
+
+func (d *driven) ring() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// get is the VM of that id, started if need be. mu is held.
+func (a *agent) get(id cloud.VMID) *driven {
+	d := a.vms[id]
+	if d == nil && !a.ended {
+		d = &driven{host: a.host, id: id, wake: make(chan struct{}, 1)}
+		a.vms[id] = d
+		a.work.Go(func() { a.drive(d) })
+	}
+	return d
+}
+
+// goByStored takes the assignment on disk when no member has given one for long. It destroys nothing by it.
+func (a *agent) goByStored() {
+	if sleep(a.ctx, 30*time.Second) != nil {
+		return
+	}
+	a.host.mu.Lock()
+	stored := maps.Clone(a.host.stored)
+	a.host.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.held != nil || stored == nil {
+		return
+	}
+	a.host.f.trace.Add("%s goes by its stored assignment", a.host.name)
+	maps.DeleteFunc(stored, func(_ cloud.VMID, want *agentv1.AssignedVm) bool {
+		return want.GetPower() == agentv1.Power_POWER_DESTROYED || want.GetPower() == agentv1.Power_POWER_ORPHANED
+	})
+	a.assign(stored, nil)
+}
+
+// take keeps a whole assignment and goes by it.
+func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
+	a.host.mu.Lock()
+	a.host.stored = maps.Clone(vms)
+	a.host.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.held = vms
+	a.assign(vms, released)
+}
+
+// assign gives every VM its wish. mu is held.
+func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
+	for id, want := range vms {
+		if d := a.get(id); d != nil {
+			d.want, d.released = want, false
+			d.ring()
+		}
+	}
+	for id, d := range a.vms {
+		_, assigned := vms[id]
+		switch {
+		case assigned:
+		case slices.Contains(released, id):
+			d.want = &agentv1.AssignedVm{VmId: string(id), Generation: d.want.GetGeneration(), Power: agentv1.Power_POWER_DESTROYED}
+			d.released = true
+			d.ring()
+		case !d.released:
+			d.want = nil
+			d.ring()
+		}
+	}
+}
+
+// drive looks at a VM, says what it sees, and does the next thing, for as long as there is anything of it.
+func (a *agent) drive(d *driven) {
+	for a.ctx.Err() == nil {
+		a.mu.Lock()
+		want, released := d.want, d.released
+		a.mu.Unlock()
+		if want.GetPower() != agentv1.Power_POWER_OFF {
+			d.offAt = time.Time{}
+		}
+		g := a.host.look(d.id)
+		if g == nil && (released || want == nil) && a.forget(d) {
+			return
+		}
+		p := d.decide(want, g)
+		a.levels.observe(observation(d.id, want, g, p))
+		if p.act != nil {
+			if sleep(a.ctx, a.host.between(p.least, p.most)) != nil {
+				return
+			}
+			p.act()
+			continue
+		}
+		if p.wait == 0 {
+			p.wait = time.Hour
+		}
+		late := time.NewTimer(p.wait)
+		select {
+		case <-d.wake:
+		case <-late.C:
+		case <-a.ctx.Done():
+		}
+		late.Stop()
+	}
+}
+
+// forget ends what is known of a VM of which there is nothing, unless somebody wants it meanwhile.
+func (a *agent) forget(d *driven) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if d.want != nil && !d.released {
+		return false
+	}
+	delete(a.vms, d.id)
+	a.levels.forget(d.id)
+	return true
+}
+
+// present lists what exists here in any form, or is about to.
+func (a *agent) present() []cloud.VMID {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Sorted(maps.Keys(a.vms))
+}
+
+// observation is a plan as a report.
+func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) cloud.Observation {
+	o := cloud.Observation{VM: id, Generation: want.GetGeneration(), Observed: p.seen, Exit: p.exit, LastError: p.error}
+	if g == nil {
+		return o
+	}
+	o.StartsDone, o.RebootsDone, o.ResetsDone = g.startsDone, g.rebootsDone, g.resetsDone
+	if g.proc != nil {
+		o.PID, o.StartedAt = g.proc.pid, g.proc.since.UnixMilli()
+		if g.proc.up {
+			o.Usage = &cloud.Usage{MemoryMiB: 1}
+		}
+	}
+	return o
+}
+
+// levels are the newest observations, and which of them are not sent yet.
+type levels struct {
+	mu     sync.Mutex
+	newest map[cloud.VMID]cloud.Observation
+	dirty  map[cloud.VMID]bool
+	wake   chan struct{}
+}
+
+func newLevels() *levels {
+	return &levels{newest: map[cloud.VMID]cloud.Observation{}, dirty: map[cloud.VMID]bool{}, wake: make(chan struct{}, 1)}
+}
+
+func (l *levels) observe(o cloud.Observation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.newest[o.VM], l.dirty[o.VM] = o, true
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (l *levels) forget(id cloud.VMID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.newest, id)
+	delete(l.dirty, id)
+}
+
+// take is what is to be sent now: what changed, or everything.
+func (l *levels) take(everything bool) (out []cloud.Observation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(l.newest)) {
+		if everything || l.dirty[id] {
+			out = append(out, l.newest[id])
+		}
+	}
+	clear(l.dirty)
+	return out
+}

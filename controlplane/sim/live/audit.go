@@ -1,0 +1,389 @@
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/node"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// audit reads every commit of the records, whole and in order, from one member until that is gone and then from another,
+// and holds it against the rules and against what the hosts really do.
+type audit struct {
+	f *fleet
+
+	mu     sync.Mutex
+	next   int64 // revision
+	vms    map[cloud.VMID]*cloud.VM
+	nodes  map[cloud.NodeID]*cloud.Node
+	placed map[cloud.NodeID]map[cloud.VMID]*node.Placed
+	names  map[string]cloud.VMID
+	uses   map[string]bool
+	ever   map[cloud.VMID]uint64   // highest generation of each VM that there ever was
+	made   map[string][]cloud.VMID // VMs ever made under each idempotency key
+	truth  truth
+}
+
+// truth is what the hosts did. Hosts call it with their locks held, so it calls nobody.
+type truth struct {
+	mu      sync.Mutex
+	runner  map[cloud.VMID]*host
+	started map[cloud.VMID]map[uint64]bool
+	removed map[cloud.VMID]bool
+}
+
+func newAudit(f *fleet) *audit {
+	return &audit{
+		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
+		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
+		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{},
+		truth: truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[cloud.VMID]bool{}},
+	}
+}
+
+// launched hears that a host starts a process of a VM; again is the second half of a reboot.
+func (a *audit) launched(h *host, id cloud.VMID, start uint64, again bool) {
+	t := &a.truth
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if other := t.runner[id]; other != nil && other != h {
+		a.f.fail("two hosts have run VM %s: %s and %s", id, other.name, h.name)
+	}
+	t.runner[id] = h
+	if t.removed[id] {
+		a.f.fail("%s runs VM %s, which it was told to destroy", h.name, id)
+	}
+	if t.started[id] == nil {
+		t.started[id] = map[uint64]bool{}
+	}
+	if t.started[id][start] && !again {
+		a.f.fail("%s makes start %d of VM %s twice", h.name, start, id)
+	}
+	t.started[id][start] = true
+}
+
+// destroyed hears that a host was told to leave nothing of a VM.
+func (a *audit) destroyed(_ *host, id cloud.VMID) {
+	a.truth.mu.Lock()
+	defer a.truth.mu.Unlock()
+	a.truth.removed[id] = true
+}
+
+// follow reads a process's records as long as it lives. All that run are read; whoever shows a revision first counts.
+func (a *audit) follow(p *process) {
+	a.mu.Lock()
+	w := p.engine.Watch(mvcc.WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
+	a.mu.Unlock()
+	p.work.Go(func() {
+		defer w.Close()
+		var revision []mvcc.Event
+		for {
+			b, err := w.Next(p.ctx)
+			if err != nil {
+				if !errors.Is(err, context.Canceled) {
+					a.f.fail("the watch of all records on %s ended: %v", p.s.name, err)
+				}
+				return
+			}
+			for _, e := range b.Events {
+				if len(revision) > 0 && revision[0].KV.ModRevision != e.KV.ModRevision {
+					a.commit(p, revision)
+					revision = nil
+				}
+				revision = append(revision, e)
+			}
+			if !b.Partial && len(revision) > 0 {
+				a.commit(p, revision)
+				revision = nil
+			}
+		}
+	})
+}
+
+// commit takes one whole revision.
+func (a *audit) commit(p *process, events []mvcc.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	revision := events[0].KV.ModRevision
+	if revision < a.next {
+		return // seen on another member; that they agree is ring (a)'s to prove
+	}
+	if revision > a.next {
+		a.f.fail("%s shows revision %d where %d is due", p.s.name, revision, a.next)
+	}
+	a.next = revision + 1
+	a.f.count("commits")
+	for _, e := range events {
+		if err := a.change(e); err != nil {
+			a.f.fail("revision %d: %v", revision, err)
+		}
+	}
+	if err := a.balance(); err != nil {
+		a.f.fail("revision %d: %v", revision, err)
+	}
+}
+
+// change takes one record's change.
+func (a *audit) change(e mvcc.Event) error {
+	key := string(e.KV.Key)
+	parts := strings.Split(key, "/")
+	deleted := e.Type == mvcc.EventDelete
+	switch parts[0] {
+	case "vm":
+		id := cloud.VMID(parts[2])
+		if deleted {
+			a.f.trace.Add("commit %d: VM %s is no more", e.KV.ModRevision, short(id))
+			delete(a.vms, id)
+			return nil
+		}
+		now, err := decode[cloud.VM](e.KV.Value)
+		if err != nil {
+			return err
+		}
+		before := a.vms[id]
+		a.vms[id] = now
+		return a.step(e.KV.ModRevision, before, now)
+	case "node":
+		if deleted {
+			return fmt.Errorf("node %s is deleted", parts[1])
+		}
+		n, err := decode[cloud.Node](e.KV.Value)
+		a.nodes[cloud.NodeID(parts[1])] = n
+		return err
+	case "placed":
+		on, id := cloud.NodeID(parts[1]), cloud.VMID(parts[2])
+		if a.placed[on] == nil {
+			a.placed[on] = map[cloud.VMID]*node.Placed{}
+		}
+		if deleted {
+			if was := a.placed[on][id]; was == nil || !was.Gone {
+				return fmt.Errorf("the placement of %s goes away, and its host was not asked to destroy it", id)
+			}
+			delete(a.placed[on], id)
+			return nil
+		}
+		now, err := decode[node.Placed](e.KV.Value)
+		if err != nil {
+			return err
+		}
+		if was := a.placed[on][id]; was != nil && now.Generation < was.Generation {
+			return fmt.Errorf("what %s should do with %s goes back from generation %d to %d", on, id, was.Generation, now.Generation)
+		}
+		a.placed[on][id] = now
+	case "vm-name":
+		if deleted {
+			delete(a.names, parts[2])
+			return nil
+		}
+		id, err := decode[cloud.VMID](e.KV.Value)
+		if err != nil {
+			return err
+		}
+		if e.Prev != nil {
+			return fmt.Errorf("the name %s is taken from %s for %s", parts[2], a.names[parts[2]], *id)
+		}
+		a.names[parts[2]] = *id
+	case "image-use":
+		if deleted {
+			delete(a.uses, key)
+		} else {
+			a.uses[key] = true
+		}
+	}
+	return nil
+}
+
+// keyLabel is the label under which tenants write the idempotency key of a create.
+const keyLabel = "sim/key"
+
+// step judges how a VM's record went on.
+func (a *audit) step(revision int64, before, now *cloud.VM) error {
+	if before == nil {
+		if last, was := a.ever[now.ID]; was {
+			return fmt.Errorf("VM %s is made again after generation %d", now.ID, last)
+		}
+		before = &cloud.VM{}
+		key := now.Labels[keyLabel]
+		if a.made[key] = append(a.made[key], now.ID); len(a.made[key]) > 1 {
+			return fmt.Errorf("the idempotency key %s made VMs %v", key, a.made[key])
+		}
+	}
+	a.ever[now.ID] = max(a.ever[now.ID], now.Generation)
+	if before.State != now.State || before.Generation != now.Generation {
+		a.f.trace.Add("commit %d: VM %s %s -> %s, generation %d, wish %+v, seen %s start %d %s", revision, short(now.ID), before.State,
+			now.State, now.Generation, now.Wish, now.Status.Actual, now.Status.StartsDone, now.Status.LastError)
+	}
+	w, v := before.Wish, now.Wish
+	if now.Generation < before.Generation || v.Starts < w.Starts || v.Reboots < w.Reboots || v.Resets < w.Resets {
+		return fmt.Errorf("VM %s goes back from generation %d %+v to %d %+v", now.ID, before.Generation, w, now.Generation, v)
+	}
+	if v != w && now.Generation == before.Generation {
+		return fmt.Errorf("VM %s has another wish and the same generation %d", now.ID, now.Generation)
+	}
+	if before.Node != "" && now.Node != before.Node {
+		return fmt.Errorf("VM %s goes from %s to %s", now.ID, before.Node, now.Node)
+	}
+	if now.State == cloud.Stopped && before.State != cloud.Stopped {
+		// Nothing makes this start again, so what still runs of it was running when the record said that it had stopped.
+		if h := a.f.hostOf(now.Node); h != nil {
+			if start, pid, ok := h.runs(now.ID); ok && start <= v.Starts {
+				return fmt.Errorf("VM %s is recorded STOPPED, but on %s runs pid %d of start %d", now.ID, h.name, pid, start)
+			}
+		}
+	}
+	return nil
+}
+
+// balance adds everything up.
+func (a *audit) balance() error {
+	sums := map[cloud.NodeID]cloud.Capacity{}
+	uses := 0
+	for id, vm := range a.vms {
+		p := a.placed[vm.Node][id]
+		if p == nil || p.Gone || p.Generation != vm.Generation {
+			return fmt.Errorf("VM %s of generation %d is on %s, which is told %+v", id, vm.Generation, vm.Node, p)
+		}
+		if a.names[vm.Name] != id {
+			return fmt.Errorf("VM %s is called %s, which names %s", id, vm.Name, a.names[vm.Name])
+		}
+		for _, image := range vm.Spec.Images() {
+			if uses++; !a.uses["image-use/"+string(image)+"/"+string(id)] {
+				return fmt.Errorf("VM %s uses image %s, which does not know", id, image)
+			}
+		}
+		sums[vm.Node] = sums[vm.Node].Plus(vm.Spec.Need())
+	}
+	if len(a.names) != len(a.vms) || len(a.uses) != uses {
+		return fmt.Errorf("%d VMs have %d names; they use %d images, of which %d know", len(a.vms), len(a.names), uses, len(a.uses))
+	}
+	for on, vms := range a.placed {
+		for id, p := range vms {
+			switch {
+			case p.Gone && a.vms[id] != nil:
+				return fmt.Errorf("VM %s has a record, and %s is told to destroy it", id, on)
+			case p.Gone:
+				sums[on] = sums[on].Plus(p.Held)
+			case a.vms[id] == nil:
+				return fmt.Errorf("%s is told to keep VM %s, which has no record", on, id)
+			}
+		}
+	}
+	for id, n := range a.nodes {
+		if n.Allocated != sums[id] {
+			return fmt.Errorf("node %s has %+v allocated, its VMs add up to %+v", id, n.Allocated, sums[id])
+		}
+		if left := n.Allocatable.Minus(n.Allocated); left.Plus(n.Allocated) != n.Allocatable {
+			return fmt.Errorf("node %s has %+v allocated of %+v", id, n.Allocated, n.Allocatable)
+		}
+	}
+	return nil
+}
+
+// unsettled says what has not come to rest, "" for nothing: records in a transient state or that do not say what their
+// hosts do, guests without a record, placements that wait to be cleaned up.
+func (a *audit) unsettled() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(a.vms)) {
+		vm := a.vms[id]
+		h := a.f.hostOf(vm.Node)
+		_, _, runs := h.runs(id)
+		rests := map[cloud.State]bool{cloud.Running: true, cloud.Stopped: true, cloud.Error: true, cloud.Failed: true}
+		switch {
+		case vm.Deadline != 0 || !rests[vm.State]:
+			return fmt.Sprintf("VM %s is %s: %+v", id, vm.State, vm)
+		case runs != (vm.State == cloud.Running):
+			return fmt.Sprintf("VM %s is %s, on its host it runs: %v", id, vm.State, runs)
+		}
+	}
+	for on, vms := range a.placed {
+		for id, p := range vms {
+			if p.Gone {
+				return fmt.Sprintf("%s has not reported VM %s gone", on, id)
+			}
+		}
+	}
+	for _, h := range a.f.hosts {
+		for _, id := range h.present() {
+			if a.vms[id] == nil {
+				return fmt.Sprintf("%s keeps VM %s, which has no record", h.name, id)
+			}
+		}
+	}
+	return ""
+}
+
+// leftovers says what there still is of VMs once all are deleted, "" for nothing.
+func (a *audit) leftovers() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for id := range a.vms {
+		return fmt.Sprintf("VM %s is still there", id)
+	}
+	for id, n := range a.nodes {
+		if n.Allocated != (cloud.Capacity{}) {
+			return fmt.Sprintf("node %s has %+v allocated to nothing", id, n.Allocated)
+		}
+	}
+	for _, h := range a.f.hosts {
+		if left := h.present(); len(left) > 0 {
+			return fmt.Sprintf("%s keeps VMs %v", h.name, left)
+		}
+	}
+	return ""
+}
+
+// transient is a VM in a state that should have ended, "" for none.
+func (a *audit) transient() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for id, vm := range a.vms {
+		if vm.Deadline != 0 {
+			return fmt.Sprintf("VM %s is %s", id, vm.State)
+		}
+	}
+	return ""
+}
+
+// overdue is a VM that is past its deadline although somebody should have settled it, "" for none.
+func (a *audit) overdue(now cloud.Time) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for id, vm := range a.vms {
+		if vm.Deadline != 0 && vm.Deadline < now {
+			return fmt.Sprintf("VM %s is %s past its deadline", id, vm.State)
+		}
+	}
+	return ""
+}
+
+// final judges what was done by what is left.
+func (a *audit) final() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.truth.mu.Lock()
+	defer a.truth.mu.Unlock()
+	for id := range a.truth.removed {
+		if vm := a.vms[id]; vm != nil {
+			a.f.fail("VM %s has a record, but its host was told to destroy it: %+v", id, vm)
+		}
+	}
+}
+
+// decode reads a record as package store writes it.
+func decode[T any](b []byte) (*T, error) {
+	if len(b) == 0 {
+		return nil, errors.New("an empty record")
+	}
+	out := new(T)
+	return out, cbor.Unmarshal(b[1:], out)
+}

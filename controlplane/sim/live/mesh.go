@@ -1,0 +1,189 @@
+package live
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/sim"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// mesh is how a process reaches the other members: the transport of consensus, the caller of lead, the source of images.
+type mesh struct{ p *process }
+
+const (
+	// reachTime is how long a call waits for a way to another member.
+	reachTime = time.Second
+	// maxCall bounds a command whose caller is gone without a word.
+	maxCall = time.Minute
+)
+
+// Send implements consensus.Transport.
+func (m *mesh) Send(e consensus.Envelope) {
+	f, from := m.p.s.f, m.p.s.name
+	to := f.seat(e.To)
+	b, err := e.AppendTo(nil)
+	if err != nil || m.p.gone() {
+		return
+	}
+	time.AfterFunc(f.net.delay(), func() {
+		if open, _ := f.net.open(from, to.name); !open {
+			return
+		}
+		if p := to.current(); p != nil && !p.gone() {
+			if e, err := consensus.ParseEnvelope(b); err == nil {
+				p.runner.Deliver(e)
+			}
+		}
+	})
+}
+
+// SendSnapshot implements consensus.Transport.
+func (m *mesh) SendSnapshot(e consensus.Envelope, dir string) {
+	m.p.s.f.behind.Go(func() {
+		err := m.sendSnapshot(e, dir)
+		m.p.s.f.trace.Add("%s sends a snapshot to m%d: %v", m.p.s.name, e.To, err)
+		m.p.s.f.count("snapshots")
+		m.p.runner.ReportSnapshot(e.Group, e.To, err == nil)
+	})
+}
+
+func (m *mesh) sendSnapshot(e consensus.Envelope, dir string) error {
+	f, from := m.p.s.f, m.p.s
+	to := f.seat(e.To)
+	b, err := e.AppendTo(nil)
+	if err != nil {
+		return err
+	}
+	// Both ends stay while files go over.
+	ctx, leave := m.p.enter(context.Background())
+	if leave == nil {
+		return errLost
+	}
+	defer leave()
+	if err := f.net.pass(ctx, from.name, to.name); err != nil {
+		return err
+	}
+	p := to.current()
+	if p == nil {
+		return errNoRoute
+	}
+	_, left := p.enter(ctx)
+	if left == nil {
+		return errNoRoute
+	}
+	defer left()
+	into := to.disk.PathJoin(p.runner.SnapshotDir(), "in-"+itoa(f.number()))
+	if err := sim.CopyFiles(from.disk, dir, to.disk, into); err != nil {
+		return err
+	}
+	copied, err := consensus.ParseEnvelope(b)
+	if err != nil {
+		return err
+	}
+	return p.runner.DeliverSnapshot(copied, into)
+}
+
+// Call implements lead.Caller.
+func (m *mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	f, from := m.p.s.f, m.p.s.name
+	to := f.seat(member)
+	if f.net.until(ctx, from, to.name, reachTime) != nil || f.net.until(ctx, to.name, from, reachTime) != nil {
+		return nil, fmt.Errorf("%s: %w", to.name, lead.ErrNotSent)
+	}
+	p := to.current()
+	if p == nil || p.gone() {
+		return nil, fmt.Errorf("%s: %w", to.name, lead.ErrNotSent)
+	}
+	if err := f.net.pass(ctx, from, to.name); err != nil {
+		return nil, err
+	}
+	inside, leave := p.enter(context.WithoutCancel(ctx))
+	if leave == nil {
+		return nil, errLost
+	}
+	inside, cancel := context.WithTimeout(inside, maxCall)
+	type answer struct {
+		body []byte
+		err  error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		defer leave()
+		defer cancel()
+		b, err := p.commands.Serve(inside, command, body, caller)
+		answered <- answer{b, err}
+	}()
+	var a answer
+	select {
+	case a = <-answered:
+	case <-ctx.Done():
+		if open, _ := f.net.open(from, to.name); open {
+			cancel() // it hears that nobody waits any more
+		}
+		return nil, ctx.Err()
+	}
+	if p.gone() {
+		return nil, errLost
+	}
+	if err := f.net.pass(ctx, to.name, from); err != nil {
+		return nil, err
+	}
+	return a.body, outcome(a.err)
+}
+
+// outcome is an error as it comes out of another process.
+func outcome(err error) error {
+	f, ok := fault.From(err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, lead.ErrNotLeader):
+		return lead.ErrNotLeader
+	case ok:
+		said := *f
+		return said.Because(nil)
+	}
+	return &lead.RemoteError{Text: err.Error()}
+}
+
+// Open implements lead.Caller. Nothing that streams is simulated.
+func (m *mesh) Open(_ context.Context, member uint64, command string, _ []byte, _ *cloud.Caller, _ func([]byte) error) error {
+	return fmt.Errorf("%s on member %d: streams are not simulated", command, member)
+}
+
+// ReadImage implements image.Peers.
+func (m *mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
+	f, from := m.p.s.f, m.p.s.name
+	to := f.seat(member)
+	if err := f.net.pass(ctx, from, to.name); err != nil {
+		return nil, err
+	}
+	p := to.current()
+	if p == nil || p.gone() {
+		return nil, errNoRoute
+	}
+	file, err := p.files.Open(sha256)
+	if err != nil {
+		return nil, outcome(err)
+	}
+	defer file.Close()
+	if _, err := file.Seek(int64(offset), io.SeekStart); err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(file)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.net.pass(ctx, to.name, from); err != nil {
+		return nil, err
+	}
+	return io.NopCloser(bytes.NewReader(b)), nil
+}

@@ -1,0 +1,178 @@
+package live
+
+import (
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// plan is what a simulated agent does next with a VM, and what it says of it.
+type plan struct {
+	seen  cloud.Observed
+	exit  cloud.Exit
+	error string
+	// act is the next step, nil for none; it takes between least and most.
+	act         func()
+	least, most time.Duration
+	// wait is when to look again without a step; 0: when something happens.
+	wait time.Duration
+}
+
+// Times of a power button.
+const (
+	pressAgain = 10 * time.Second
+	hardAfter  = 30 * time.Second
+)
+
+// decide goes by what the agent's protocol and the VM's design say a host does, told once more than package nodeagent
+// tells it: the two must not share their mistakes.
+func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
+	switch want.GetPower() {
+	case agentv1.Power_POWER_ON:
+		return d.on(want, g)
+	case agentv1.Power_POWER_OFF:
+		return d.off(want, g)
+	case agentv1.Power_POWER_DESTROYED:
+		if g == nil {
+			return plan{seen: cloud.ObservedAbsent}
+		}
+		return step(said(g), func() { d.host.destroy(d.id) }, 50*time.Millisecond, 8*time.Second)
+	case agentv1.Power_POWER_ORPHANED:
+		if g != nil && g.proc != nil {
+			return step(plan{seen: cloud.ObservedStopping}, func() { d.host.cut(d.id) }, 10*time.Millisecond, time.Second)
+		}
+	}
+	return said(g)
+}
+
+// step is a plan with something to do.
+func step(p plan, act func(), least, most time.Duration) plan {
+	p.act, p.least, p.most = act, least, most
+	return p
+}
+
+// said is what to say of a VM that nobody has ruled on.
+func said(g *guest) plan {
+	switch {
+	case g == nil:
+		return plan{seen: cloud.ObservedAbsent}
+	case g.proc != nil && g.proc.up:
+		return plan{seen: cloud.ObservedRunning}
+	case g.proc != nil:
+		return plan{seen: cloud.ObservedLaunching}
+	case g.live:
+		return plan{seen: cloud.ObservedEnded, exit: g.exit, error: g.trouble}
+	case !g.built:
+		return plan{seen: cloud.ObservedBuilding}
+	case g.end == cloud.ExitGuest || g.end == cloud.ExitFailed:
+		return plan{seen: cloud.ObservedEnded, exit: g.end, error: g.endTrouble}
+	}
+	return plan{seen: cloud.ObservedBuilt}
+}
+
+// building is the way to disks; ok is false when they are there.
+func (d *driven) building(g *guest) (plan, bool) {
+	switch {
+	case g != nil && (g.built || g.proc != nil):
+		return plan{}, false
+	case g != nil && g.refused:
+		return plan{seen: cloud.ObservedBuildFailed, error: "the image cannot be used"}, true
+	}
+	return step(plan{seen: cloud.ObservedBuilding}, func() { d.host.build(d.id) }, 100*time.Millisecond, 4*time.Second), true
+}
+
+func (d *driven) on(want *agentv1.AssignedVm, g *guest) plan {
+	if p, ok := d.building(g); ok {
+		return p
+	}
+	due := g.startsDone < want.GetStarts()
+	switch {
+	case g.proc == nil && g.live && g.rebooting() && g.exit != cloud.ExitFailed:
+		return step(plan{seen: cloud.ObservedRunning}, func() { d.relaunch(want) }, 200*time.Millisecond, 3*time.Second)
+	case g.proc == nil && g.live:
+		return step(said(g), func() { d.bury(g) }, time.Millisecond, 50*time.Millisecond)
+	case g.proc == nil && due:
+		return step(plan{seen: cloud.ObservedLaunching}, func() { d.begin(want) }, 200*time.Millisecond, 4*time.Second)
+	case g.proc == nil && g.startsDone == 0:
+		return plan{seen: cloud.ObservedBuilt}
+	case g.proc == nil:
+		return plan{seen: cloud.ObservedEnded, exit: g.end, error: g.endTrouble}
+	case !g.proc.up:
+		return step(plan{seen: cloud.ObservedLaunching}, func() { d.host.letRun(d.id) }, 50*time.Millisecond, time.Second)
+	case due:
+		return step(plan{seen: cloud.ObservedRunning}, func() {
+			d.host.change(d.id, func(r *record) { r.startsDone = want.GetStarts() })
+		}, time.Millisecond, 50*time.Millisecond)
+	}
+	return d.running(want, g)
+}
+
+// running is what a guest that is wanted on, and is, may still be asked for.
+func (d *driven) running(want *agentv1.AssignedVm, g *guest) plan {
+	p := plan{seen: cloud.ObservedRunning}
+	quick := func(act func()) plan { return step(p, act, time.Millisecond, 100*time.Millisecond) }
+	since := time.Since(d.rebootAt)
+	switch {
+	case want.GetResets() > g.resetsDone:
+		return quick(func() { d.host.change(d.id, func(r *record) { r.resetsDone = want.GetResets() }) })
+	case want.GetReboots() > g.rebootsBegun:
+		d.rebootAt, d.pressedAt = time.Now(), time.Time{}
+		return quick(func() { d.host.change(d.id, func(r *record) { r.rebootsBegun = want.GetReboots() }) })
+	case g.rebooting() && since >= hardAfter:
+		return quick(func() { d.host.change(d.id, func(r *record) { r.rebootsDone = r.rebootsBegun }) })
+	case g.rebooting():
+		return d.press(p, hardAfter-since)
+	}
+	return p
+}
+
+func (d *driven) off(want *agentv1.AssignedVm, g *guest) plan {
+	if p, ok := d.building(g); ok {
+		return p
+	}
+	switch {
+	case g.proc == nil && g.live:
+		return step(plan{seen: cloud.ObservedBuilt}, func() { d.bury(g) }, time.Millisecond, 50*time.Millisecond)
+	case g.proc == nil:
+		return plan{seen: cloud.ObservedBuilt}
+	}
+	if d.offAt.IsZero() {
+		d.offAt = time.Now()
+	}
+	p := plan{seen: cloud.ObservedStopping}
+	left := time.Duration(want.GetStopGraceMs())*time.Millisecond - time.Since(d.offAt)
+	if left <= 0 || !g.proc.up {
+		return step(p, func() { d.host.cut(d.id) }, 10*time.Millisecond, time.Second)
+	}
+	return d.press(p, left)
+}
+
+// press presses the button, at once or again after a while, or waits for whichever is first: that, or left.
+func (d *driven) press(p plan, left time.Duration) plan {
+	if since := time.Since(d.pressedAt); !d.pressedAt.IsZero() && since < pressAgain {
+		p.wait = min(left, pressAgain-since)
+		return p
+	}
+	d.pressedAt = time.Now()
+	return step(p, func() { d.host.press(d.id) }, time.Millisecond, 50*time.Millisecond)
+}
+
+// begin makes a start that was asked for: it is on record before it is done.
+func (d *driven) begin(want *agentv1.AssignedVm) {
+	d.host.change(d.id, func(r *record) { r.startsDone, r.live = want.GetStarts(), true })
+	d.host.launch(want, want.GetStarts(), false)
+}
+
+// relaunch ends a reboot whose guest has gone down.
+func (d *driven) relaunch(want *agentv1.AssignedVm) {
+	var start uint64
+	d.host.change(d.id, func(r *record) { r.rebootsDone, start = r.rebootsBegun, r.startsDone })
+	d.host.launch(want, start, true)
+}
+
+// bury records how a process ended.
+func (d *driven) bury(g *guest) {
+	d.host.change(d.id, func(r *record) { r.live, r.end, r.endTrouble = false, g.exit, g.trouble })
+}

@@ -1,0 +1,249 @@
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"google.golang.org/grpc"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/identity"
+	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/node"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/vm"
+)
+
+const systemGroup = 1
+
+// seat is a member's place: its id, its disk, and the process that runs there now.
+type seat struct {
+	f    *fleet
+	id   uint64
+	name party
+	dir  string // of image files, which a crash leaves alone
+
+	turn chan struct{} // held while a life begins or ends
+
+	mu   sync.Mutex
+	disk *vfs.MemFS
+	now  *process // nil while it is down
+}
+
+// process is one life of a member: what the program builds at its start, without its listeners.
+type process struct {
+	s      *seat
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	engine  *mvcc.Engine
+	machine *store.Machine
+	runner  *consensus.Runner
+	system  *store.Group
+	records *store.Store
+	mesh    *mesh
+
+	identities *identity.Service
+	files      *image.Files
+	images     *image.Service
+	nodes      *node.Service
+	vms        *vm.Service
+	commands   *lead.Commands
+	agents     agentv1.AgentServiceServer
+	heartbeats vmv1.NodeServiceServer
+
+	work sync.WaitGroup
+
+	mu    sync.Mutex
+	dead  bool
+	calls sync.WaitGroup // from outside; none begins once it is dead
+}
+
+// start begins a life.
+func (s *seat) start() error {
+	s.f.trace.Add("%s starts", s.name)
+	p := &process{s: s}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	if err := p.build(); err != nil {
+		p.cancel()
+		return fmt.Errorf("%s cannot start: %w", s.name, err)
+	}
+	s.mu.Lock()
+	s.now = p
+	s.mu.Unlock()
+	s.f.audit.follow(p)
+	return nil
+}
+
+// current is the process that runs now, nil when none does.
+func (s *seat) current() *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now
+}
+
+// build makes everything, from bottom to top, as the program's run does.
+func (p *process) build() (err error) {
+	s, f := p.s, p.s.f
+	log := f.log.With("member", s.id)
+	if p.engine, err = mvcc.Open(s.disk, "system", mvcc.Options{Logger: log, CacheBytes: 1 << 20, MemTableBytes: 1 << 20}); err != nil {
+		return err
+	}
+	p.machine = store.NewMachine(p.engine, false)
+	p.mesh = &mesh{p}
+	host, err := consensus.Open(consensus.Options{
+		ID: s.id, Members: memberIDs, Dir: "raft", FS: s.disk, Transport: p.mesh, Log: log, ElectionTicks: 10,
+		Limits: consensus.Limits{TailEntries: f.tail},
+	})
+	if err == nil {
+		_, err = host.AddGroup(consensus.GroupOptions{ID: systemGroup, Name: "system", Machine: p.machine})
+		if err != nil {
+			err = errors.Join(err, host.Close())
+		}
+	}
+	if err != nil {
+		p.machine.Close()
+		return errors.Join(err, p.engine.Close())
+	}
+	p.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 100 * time.Millisecond})
+	p.system = store.NewGroup(p.runner, systemGroup)
+	p.records = store.New(store.Options{Engine: p.engine, Proposer: p.system, PageKey: f.key.Derive("page-tokens")})
+	if err := p.serve(log); err != nil {
+		return errors.Join(err, p.end())
+	}
+	return nil
+}
+
+// serve makes the services and begins the leader's tasks.
+func (p *process) serve(log *slog.Logger) (err error) {
+	s, f := p.s, p.s.f
+	p.commands = lead.NewCommands(s.id, p.system, p.mesh)
+	p.identities = identity.New(identity.Options{Store: p.records, Commands: p.commands, Key: f.key, Log: log})
+	if p.files, err = image.OpenFiles(filepath.Join(s.dir, "images")); err != nil {
+		return err
+	}
+	p.images = image.New(image.Options{
+		Store: p.records, Commands: p.commands, Files: p.files, Self: s.id, Members: len(memberIDs), Peers: p.mesh,
+		ImportDirs: []image.ImportDir{{Path: f.imports}}, Log: log,
+	})
+	addresses := map[uint64]string{}
+	for _, s := range f.seats {
+		addresses[s.id] = string(s.name)
+	}
+	p.nodes = node.New(node.Options{
+		Store: p.records, Commands: p.commands, Leadership: p.system, Self: s.id, AgentAddresses: addresses,
+		Authority: f.authority, Log: log, Now: time.Now,
+	})
+	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Log: log})
+	p.nodes.Attach(p.vms, p.files)
+	p.nodes.RegisterAgents(p)
+	tasks := &lead.Tasks{
+		Self: s.id, Leadership: p.system, Ready: p.records.Barrier, Log: log,
+		List: []lead.Task{
+			{Name: "bootstrap", Every: time.Minute, Run: p.identities.Bootstrap},
+			{Name: "follow nodes", Every: time.Second, Run: p.nodes.Follow},
+			{Name: "follow vms", Every: time.Second, Run: p.vms.Follow},
+			{Name: "settle vms", Every: vm.SettleEvery, Run: p.vms.Settle},
+			{Name: "settle images", Every: image.SettleEvery, Run: p.images.Settle},
+			{Name: "expire join tokens", Every: 10 * time.Minute, Run: p.nodes.Expire},
+		},
+	}
+	p.work.Go(func() { tasks.Run(p.ctx) })
+	p.work.Go(func() { p.images.Run(p.ctx) })
+	return nil
+}
+
+// RegisterService implements grpc.ServiceRegistrar: agents call the handlers directly.
+func (p *process) RegisterService(_ *grpc.ServiceDesc, handlers any) {
+	switch h := handlers.(type) {
+	case agentv1.AgentServiceServer:
+		p.agents = h
+	case vmv1.NodeServiceServer:
+		p.heartbeats = h
+	}
+}
+
+// enter begins a call from outside, which ends with the process. It is nil when the process is dead already.
+func (p *process) enter(ctx context.Context) (inside context.Context, leave func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead {
+		return nil, nil
+	}
+	p.calls.Add(1)
+	inside, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(p.ctx, cancel)
+	return inside, func() {
+		stop()
+		cancel()
+		p.calls.Done()
+	}
+}
+
+func (p *process) gone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dead
+}
+
+// take waits for the turn to begin or end a life.
+func (s *seat) take() (release func()) {
+	s.turn <- struct{}{}
+	return func() { <-s.turn }
+}
+
+// kill ends the life at once. The disk keeps what was synced or, when only the process died, everything.
+func (s *seat) kill(rng *rand.Rand) error {
+	defer s.take()()
+	p := s.current()
+	if p == nil {
+		return nil
+	}
+	power := rng.IntN(2) == 0
+	s.f.trace.Add("%s is killed, power lost: %v", s.name, power)
+	p.mu.Lock()
+	p.dead = true
+	p.mu.Unlock()
+	crash := vfs.CrashCloneCfg{}
+	if !power {
+		crash = vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng}
+	}
+	picture := s.disk.CrashClone(crash)
+	err := p.end()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now, s.disk = nil, picture
+	return err
+}
+
+// end closes everything, as the program's run does at its end, but hands no leadership over.
+func (p *process) end() error {
+	p.mu.Lock()
+	p.dead = true
+	p.mu.Unlock()
+	p.cancel()
+	p.work.Wait()
+	p.calls.Wait()
+	err := p.runner.Stop(p.ctx)
+	if errors.Is(err, consensus.ErrStopped) {
+		err = nil
+	}
+	p.system.Close()
+	p.machine.Close()
+	return errors.Join(err, p.engine.Close())
+}
+
+func itoa(n uint64) string { return strconv.FormatUint(n, 10) }

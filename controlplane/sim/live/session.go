@@ -1,0 +1,329 @@
+package live
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"io"
+	"maps"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/wire"
+)
+
+var (
+	errLowerTerm = errors.New("the member speaks for a term that is over")
+	errOver      = errors.New("the member ended it")
+)
+
+// Times of an agent's session.
+const (
+	heartbeatEvery = 5 * time.Second
+	reportAllEvery = 30 * time.Second
+	answerWithin   = 5 * time.Second
+)
+
+// keepSession makes one session after the other, with the member that the last refusal named or with the next.
+func (a *agent) keepSession() {
+	seats := a.host.f.seats
+	for n := 0; a.ctx.Err() == nil; n++ {
+		to := seats[n%len(seats)]
+		err := a.session(to)
+		if a.ctx.Err() != nil {
+			return
+		}
+		a.host.f.trace.Add("%s: its session with %s ended: %v", a.host.name, to.name, err)
+		if f, ok := fault.From(err); ok && f.Reason == "NOT_LEADER" {
+			for i, s := range seats {
+				if f.Details["leader"] == string(s.name) {
+					n = i - 1
+				}
+			}
+		}
+		if sleep(a.ctx, a.host.between(100*time.Millisecond, 800*time.Millisecond)) != nil {
+			return
+		}
+	}
+}
+
+// session talks to one member until something of it fails.
+func (a *agent) session(to *seat) error {
+	h := a.host
+	if err := h.f.net.pass(a.ctx, h.name, to.name); err != nil {
+		return err
+	}
+	p := to.current()
+	if p == nil || p.gone() {
+		return errNoRoute
+	}
+	if h.leaf == nil {
+		return a.join(p)
+	}
+	group, ctx := errgroup.WithContext(a.ctx)
+	said := make(chan *agentv1.WatchResponse, 64)
+	group.Go(func() error {
+		request := &agentv1.WatchRequest{Protocol: 1, AgentVersion: "sim"}
+		for _, id := range a.present() {
+			request.PresentVms = append(request.PresentVms, string(id))
+		}
+		return a.handled(ctx, p, func(ctx context.Context) error {
+			return p.agents.Watch(request, &watchStream{ctx: ctx, out: said})
+		})
+	})
+	group.Go(func() error {
+		return a.watch(ctx, to, said, func() {
+			h.f.trace.Add("%s is connected to %s", h.name, to.name)
+			h.f.count("agent sessions")
+			group.Go(func() error { return a.report(ctx, p) })
+			group.Go(func() error { return a.beat(ctx, p) })
+		})
+	})
+	return group.Wait()
+}
+
+// handled runs a member's handler for this host until it returns, and brings its error over. It is never nil.
+func (a *agent) handled(ctx context.Context, p *process, handler func(context.Context) error) error {
+	inside, leave := p.enter(a.host.shows(ctx))
+	if leave == nil {
+		return errLost
+	}
+	err := handler(inside)
+	leave()
+	if p.gone() {
+		return errLost
+	}
+	if passed := a.host.f.net.pass(ctx, p.s.name, a.host.name); passed != nil {
+		return passed
+	}
+	if err == nil {
+		return errOver
+	}
+	return err
+}
+
+// join makes the host a node, with the token that its operator gave it.
+func (a *agent) join(p *process) error {
+	h := a.host
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, h.key)
+	if err != nil {
+		return err
+	}
+	var credential *agentv1.Credential
+	err = a.handled(a.ctx, p, func(ctx context.Context) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, answerWithin)
+		defer cancel()
+		credential, err = p.agents.Join(ctx, &agentv1.JoinRequest{Protocol: 1, Token: h.token, Csr: csr, Name: string(h.name)})
+		return err
+	})
+	if credential == nil || !errors.Is(err, errOver) {
+		return err
+	}
+	leaf, err := x509.ParseCertificate(credential.GetCertificate())
+	if err != nil {
+		return err
+	}
+	h.leaf, h.node = leaf, cloud.NodeID(credential.GetNodeId())
+	h.f.joined(h)
+	return errors.New("it has joined")
+}
+
+// watch puts the member's messages together. accepted is called after the first.
+func (a *agent) watch(ctx context.Context, from *seat, said <-chan *agentv1.WatchResponse, accepted func()) error {
+	var vms map[cloud.VMID]*agentv1.AssignedVm
+	var released []cloud.VMID
+	whole := false
+	for first := true; ; first = false {
+		var m *agentv1.WatchResponse
+		select {
+		case m = <-said:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := a.host.f.net.pass(ctx, from.name, a.host.name); err != nil {
+			return err
+		}
+		if !a.host.hears(m.GetTerm()) {
+			return errLowerTerm
+		}
+		if first {
+			accepted()
+		}
+		if vms == nil || whole {
+			vms, released = maps.Clone(vms), nil
+		}
+		if vms == nil {
+			vms = map[cloud.VMID]*agentv1.AssignedVm{}
+		}
+		for _, vm := range m.GetVms() {
+			vms[cloud.VMID(vm.GetVmId())] = vm
+		}
+		for _, id := range m.GetReleasedVms() {
+			delete(vms, cloud.VMID(id))
+			released = append(released, cloud.VMID(id))
+		}
+		if whole = whole || m.GetComplete(); whole {
+			a.take(vms, released)
+		}
+	}
+}
+
+// hears says whether a term may count, and remembers it.
+func (h *host) hears(term uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if term < h.term {
+		return false
+	}
+	h.term = term
+	return true
+}
+
+// report sends what changes, and everything at first and every now and then.
+func (a *agent) report(ctx context.Context, p *process) error {
+	h := a.host
+	group, ctx := errgroup.WithContext(ctx)
+	in := make(chan *agentv1.ReportRequest, 16)
+	group.Go(func() error {
+		return a.handled(ctx, p, func(ctx context.Context) error {
+			return p.agents.Report(&reportStream{ctx: ctx, in: in})
+		})
+	})
+	group.Go(func() error {
+		all := time.NewTicker(reportAllEvery)
+		defer all.Stop()
+		facts := &agentv1.NodeFacts{BootId: "sim", AgentVersion: "sim", QemuVersion: "0", Architecture: vmv1.Architecture_ARCHITECTURE_X86_64}
+		for everything := true; ; {
+			say := &agentv1.ReportRequest{Facts: facts}
+			facts = nil
+			for _, o := range a.levels.take(everything) {
+				say.Vms = append(say.Vms, wire.Observation(o))
+			}
+			if err := h.f.net.pass(ctx, h.name, p.s.name); err != nil {
+				return err
+			}
+			select {
+			case in <- say:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			a.lag(p, say)
+			everything = false
+			select {
+			case <-a.levels.wake:
+			case <-all.C:
+				everything = true
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// lag lets a report arrive once more, much later, as one does that waited in the buffers of an older connection.
+func (a *agent) lag(p *process, say *agentv1.ReportRequest) {
+	if !a.host.chance(a.host.f.late()) || len(say.GetVms()) == 0 {
+		return
+	}
+	late := a.host.between(500*time.Millisecond, time.Minute)
+	a.host.f.count("reports that come late")
+	ctx := a.host.shows(context.Background())
+	a.host.f.behind.Go(func() {
+		_ = sleep(ctx, late)
+		inside, leave := p.enter(ctx)
+		if leave == nil {
+			return
+		}
+		defer leave()
+		in := make(chan *agentv1.ReportRequest, 1)
+		in <- &agentv1.ReportRequest{Vms: say.GetVms()}
+		close(in)
+		_ = p.agents.Report(&reportStream{ctx: inside, in: in}) // nobody is there to hear of it
+	})
+}
+
+// beat says every few seconds that the host lives.
+func (a *agent) beat(ctx context.Context, p *process) error {
+	h := a.host
+	every := time.NewTicker(heartbeatEvery)
+	defer every.Stop()
+	room := &vmv1.NodeCapacity{Vcpus: h.room.VCPUs, MemoryMib: h.room.MemoryMiB, StorageGib: h.room.StorageGiB}
+	for {
+		if err := h.f.net.pass(ctx, h.name, p.s.name); err != nil {
+			return err
+		}
+		err := a.handled(ctx, p, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, answerWithin)
+			defer cancel()
+			_, err := p.heartbeats.HeartbeatNode(ctx, &vmv1.HeartbeatNodeRequest{
+				NodeId: string(h.node), Name: string(h.name), State: vmv1.NodeState_NODE_STATE_READY, Capacity: room, Allocatable: room,
+				Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM}, AgentVersion: "sim",
+			})
+			return err
+		})
+		if !errors.Is(err, errOver) {
+			return err
+		}
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// watchStream is the member's end of a Watch: what it sends waits for the agent, a little.
+type watchStream struct {
+	grpc.ServerStream
+	ctx context.Context
+	out chan<- *agentv1.WatchResponse
+}
+
+// Context implements grpc.ServerStream.
+func (s *watchStream) Context() context.Context { return s.ctx }
+
+// Send implements grpc.ServerStreamingServer.
+func (s *watchStream) Send(m *agentv1.WatchResponse) error {
+	select {
+	case s.out <- proto.Clone(m).(*agentv1.WatchResponse):
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// reportStream is the member's end of a Report.
+type reportStream struct {
+	grpc.ServerStream
+	ctx context.Context
+	in  <-chan *agentv1.ReportRequest
+}
+
+// Context implements grpc.ServerStream.
+func (s *reportStream) Context() context.Context { return s.ctx }
+
+// Recv implements grpc.ClientStreamingServer.
+func (s *reportStream) Recv() (*agentv1.ReportRequest, error) {
+	select {
+	case m, ok := <-s.in:
+		if !ok {
+			return nil, io.EOF
+		}
+		return m, nil
+	case <-s.ctx.Done():
+		return nil, s.ctx.Err()
+	}
+}
+
+// SendAndClose implements grpc.ClientStreamingServer.
+func (s *reportStream) SendAndClose(*agentv1.ReportResponse) error { return nil }

@@ -1,0 +1,308 @@
+package live
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/identity"
+	"github.com/trivet-cloud/trivet/controlplane/vm"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// tenant is a client with VMs of its own. Whatever it asks, it asks under an idempotency key, and again until it is told
+// how it went.
+type tenant struct {
+	f    *fleet
+	name string
+	rng  *rand.Rand
+	asks int
+
+	have []owned
+	// gone are VMs whose deletion was acknowledged.
+	gone []cloud.VMID
+}
+
+// owned is a VM that a create was acknowledged for.
+type owned struct {
+	id   cloud.VMID
+	name string
+	// leaving says that its deletion was asked for and never answered.
+	leaving bool
+}
+
+const mostVMs = 5
+
+// life asks for one thing after the other until the fleet says that it is enough.
+func (t *tenant) life(ctx context.Context) {
+	for ctx.Err() == nil && !t.f.closing() {
+		t.once(ctx)
+		pause := time.NewTimer(time.Duration(t.rng.IntN(4000)) * time.Millisecond)
+		select {
+		case <-pause.C:
+		case <-t.f.rush():
+			if len(t.have) < 2*mostVMs {
+				t.create(ctx)
+			}
+		case <-ctx.Done():
+		}
+		pause.Stop()
+	}
+}
+
+func (t *tenant) once(ctx context.Context) {
+	n := t.rng.IntN(100)
+	if len(t.have) == 0 || n < 25 && len(t.have) < mostVMs {
+		t.create(ctx)
+		return
+	}
+	at := t.rng.IntN(len(t.have))
+	v := &t.have[at]
+	if v.leaving {
+		t.delete(ctx, at, true)
+		return
+	}
+	switch {
+	case n < 45:
+		t.power(ctx, "start", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+			return p.vms.Start(ctx, identity.DefaultTenant, v.id, body)
+		})
+	case n < 70:
+		grace := time.Duration(t.rng.IntN(20)) * time.Second
+		t.power(ctx, "stop", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+			return p.vms.Stop(ctx, identity.DefaultTenant, v.id, grace, body)
+		})
+	case n < 76:
+		t.power(ctx, "reboot", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+			return p.vms.Reboot(ctx, identity.DefaultTenant, v.id, body)
+		})
+	case n < 80:
+		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+			return p.vms.Reset(ctx, identity.DefaultTenant, v.id, body)
+		})
+	case n < 88:
+		t.look(ctx)
+	default:
+		t.delete(ctx, at, t.rng.IntN(2) == 0)
+	}
+}
+
+// ask calls a member, and another, under one key until there is an answer. ok is false when it never came.
+func (t *tenant) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
+	t.asks++
+	key := fmt.Sprintf("%s-%d", t.name, t.asks)
+	body := sha256.Sum256([]byte(key))
+	for try := 0; try < 30 && ctx.Err() == nil; try++ {
+		if err = t.call(ctx, key, func(ctx context.Context, p *process) error { return call(ctx, p, body) }); final(err) {
+			t.f.trace.Add("%s %s: %v", key, what, err)
+			if err == nil {
+				t.f.count("calls answered")
+			} else {
+				t.f.count("calls refused")
+			}
+			return err, true
+		}
+		t.f.count("calls repeated")
+		t.f.trace.Add("%s %s is asked again after: %v", key, what, err)
+		if sleep(ctx, time.Duration(200+t.rng.IntN(2000))*time.Millisecond) != nil {
+			break
+		}
+	}
+	t.f.count("calls given up")
+	return err, false
+}
+
+// final says whether an error is an answer: nothing was done, or all of it was.
+func final(err error) bool {
+	if err == nil {
+		return true
+	}
+	f, ok := fault.From(err)
+	return ok && !f.Retry && f.Kind != fault.Unavailable && f.Kind != fault.Unauthenticated && f.Kind != fault.Internal
+}
+
+// call is one try, on some member.
+func (t *tenant) call(ctx context.Context, key string, f func(ctx context.Context, p *process) error) error {
+	return t.callAt(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))], key, f)
+}
+
+func (t *tenant) callAt(ctx context.Context, s *seat, key string, f func(ctx context.Context, p *process) error) error {
+	p := s.current()
+	if p == nil {
+		return errNoRoute
+	}
+	ctx, leave := p.enter(ctx)
+	if leave == nil {
+		return errNoRoute
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	defer cancel()
+	caller, err := p.identities.Verify(ctx, t.f.token)
+	if err != nil {
+		return err
+	}
+	caller.IdempotencyKey, caller.RequestID = key, key
+	return f(auth.With(ctx, caller, auth.RPC), p)
+}
+
+func (t *tenant) create(ctx context.Context) {
+	name := fmt.Sprintf("%s-vm-%d", t.name, t.asks+1)
+	key := fmt.Sprintf("%s-%d", t.name, t.asks+1)
+	w := vm.Wanted{
+		Name: name, Labels: map[string]string{keyLabel: key},
+		Spec: cloud.Spec{
+			CPU: &cloud.CPU{VCPUs: uint32(1 + t.rng.IntN(4))}, Memory: &cloud.Memory{SizeMiB: uint64(512 << t.rng.IntN(4))},
+			Disks: []cloud.Disk{{ID: "root", Image: t.f.image, SizeGiB: uint64(1 + t.rng.IntN(10))}},
+		},
+	}
+	if t.rng.IntN(3) == 0 {
+		w.Spec.Disks = append(w.Spec.Disks, cloud.Disk{ID: "data", Blank: true, SizeGiB: 5})
+	}
+	if t.rng.IntN(2) == 0 {
+		w.Metadata = map[string]string{cloud.RestartPolicy: "on-failure"}
+	}
+	var made vm.Created
+	err, ok := t.ask(ctx, "create "+name, func(ctx context.Context, p *process, body [32]byte) (err error) {
+		made, err = p.vms.Create(ctx, identity.DefaultTenant, w, body)
+		return err
+	})
+	switch {
+	case !ok: // made or not: the audit sees that it was not made twice
+	case err == nil:
+		if made.Replayed {
+			t.f.count("creates replayed")
+		}
+		t.f.count("VMs created")
+		t.have = append(t.have, owned{id: made.VM.ID, name: name})
+		t.look(ctx)
+	case fault.Is(err, fault.ResourceExhausted), fault.Is(err, fault.FailedPrecondition):
+	default:
+		t.f.fail("creating %s was refused: %v", name, err)
+	}
+}
+
+func (t *tenant) power(ctx context.Context, verb string, v *owned, call func(context.Context, *process, [32]byte) (vm.Asked, error)) {
+	id := v.id
+	err, _ := t.ask(ctx, verb+" "+short(id), func(ctx context.Context, p *process, body [32]byte) error {
+		now, err := call(ctx, p, body)
+		if err == nil && now.VM.ID != id {
+			t.f.fail("%s of VM %s was answered with VM %s", verb, id, now.VM.ID)
+		}
+		if now.Late {
+			t.f.count("calls that ran out of time")
+		}
+		return err
+	})
+	if fault.Is(err, fault.NotFound) {
+		t.f.fail("VM %s, whose creation was acknowledged, is not found: %v", id, err)
+	}
+}
+
+func (t *tenant) delete(ctx context.Context, at int, force bool) {
+	v := t.have[at]
+	err, ok := t.ask(ctx, fmt.Sprintf("delete %s, force %v", short(v.id), force), func(ctx context.Context, p *process, body [32]byte) error {
+		_, err := p.vms.Delete(ctx, identity.DefaultTenant, v.id, force, body)
+		return err
+	})
+	switch {
+	case !ok:
+		t.have[at].leaving = true
+	case err == nil, v.leaving && fault.Is(err, fault.NotFound):
+		t.f.count("VMs deleted")
+		t.gone = append(t.gone, v.id)
+		t.have = slices.Delete(t.have, at, at+1)
+		t.look(ctx)
+	case fault.Is(err, fault.FailedPrecondition):
+	default:
+		t.f.fail("deleting VM %s was refused: %v", v.id, err)
+	}
+}
+
+// look checks on some member. One that does not answer will be asked another time.
+func (t *tenant) look(ctx context.Context) {
+	_, _ = t.check(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))])
+}
+
+// check reads what is there: every member must show at once what was acknowledged by any.
+func (t *tenant) check(ctx context.Context, s *seat) (all []*cloud.VM, err error) {
+	err = t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
+		for token := ""; ; {
+			page, next, err := p.vms.List(ctx, identity.DefaultTenant, 3, token, "")
+			if all = append(all, page...); err != nil || next == "" {
+				return err
+			}
+			token = next
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	t.f.count("lists checked")
+	there := map[cloud.VMID]bool{}
+	for _, v := range all {
+		if there[v.ID] {
+			t.f.fail("a list shows VM %s twice", v.ID)
+		}
+		there[v.ID] = true
+	}
+	for _, v := range t.have {
+		if !there[v.id] && !v.leaving {
+			t.f.fail("a list does not show VM %s, whose creation was acknowledged", v.id)
+		}
+	}
+	for _, id := range t.gone {
+		if there[id] {
+			t.f.fail("a list shows VM %s, whose deletion was acknowledged", id)
+		}
+	}
+	return all, nil
+}
+
+// farewell uses a cloud that is at peace: everything that is asked for happens, on every member, at the first try. It
+// leaves no VM of the tenant's, also none of whose creation the tenant never heard.
+func (t *tenant) farewell(ctx context.Context) {
+	var all []*cloud.VM
+	var err error
+	for _, s := range t.f.seats {
+		if all, err = t.check(ctx, s); err != nil {
+			t.f.fail("%s cannot list VMs at peace: %v", s.name, err)
+		}
+	}
+	for _, v := range all {
+		if !strings.HasPrefix(v.Name, t.name+"-") {
+			continue
+		}
+		s := t.f.seats[t.rng.IntN(len(t.f.seats))]
+		err := t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
+			_, err := p.vms.Delete(ctx, identity.DefaultTenant, v.ID, true, [32]byte{})
+			return err
+		})
+		if err != nil {
+			t.f.fail("%s cannot delete VM %s at peace: %v", s.name, v.ID, err)
+		}
+	}
+}
+
+// final holds what the tenant was told against what is recorded.
+func (t *tenant) final() {
+	a := t.f.audit
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, v := range t.have {
+		if a.vms[v.id] == nil && !v.leaving {
+			t.f.fail("VM %s (%s), whose creation was acknowledged, is lost", v.id, v.name)
+		}
+	}
+	for _, id := range t.gone {
+		if a.vms[id] != nil {
+			t.f.fail("VM %s, whose deletion was acknowledged, is there", id)
+		}
+	}
+}

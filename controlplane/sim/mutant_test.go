@@ -1,0 +1,51 @@
+//go:build mutant
+
+package sim_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/sim"
+	"github.com/trivet-cloud/trivet/controlplane/sim/live"
+	"github.com/trivet-cloud/trivet/controlplane/sim/steps"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Each way to break a safety rule is caught within so many schedules.
+func TestMutantsRingA(t *testing.T) {
+	const bound = 60
+	t.Cleanup(func() { mutant.Set("") })
+	for _, name := range []string{
+		mutant.SkipLogSync, mutant.ForgetBirths, mutant.AckBeforeCommit, mutant.StaleRead, mutant.DropGuards, mutant.ForgetProposalIDs,
+	} {
+		t.Run(name, func(t *testing.T) {
+			mutant.Set(name)
+			for seed := range uint64(bound) {
+				if _, err := steps.Schedule(seed); err != nil {
+					var v *sim.Violation
+					require.ErrorAs(t, err, &v)
+					t.Logf("seed %d: %s", seed, v.Says)
+					return
+				}
+			}
+			t.Fatalf("%s survives %d schedules", name, bound)
+		})
+	}
+}
+
+func TestMutantsRingB(t *testing.T) {
+	const bound = 60
+	t.Cleanup(func() { mutant.Set("") })
+	mutant.Set(mutant.IgnoreGeneration)
+	for seed := range uint64(bound) {
+		if _, err := live.Run(t, seed); err != nil {
+			var v *sim.Violation
+			require.ErrorAs(t, err, &v)
+			t.Logf("seed %d: %s", seed, v.Says)
+			return
+		}
+	}
+	t.Fatalf("%s survives %d runs", mutant.IgnoreGeneration, bound)
+}

@@ -1,0 +1,95 @@
+package sim_test
+
+import (
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/sim"
+	"github.com/trivet-cloud/trivet/controlplane/sim/steps"
+)
+
+// ringASeeds is how many schedules a run has when nobody says otherwise.
+func ringASeeds() uint64 {
+	switch {
+	case raceEnabled:
+		return 50
+	case testing.Short():
+		return 100
+	}
+	return 1000
+}
+
+// needed must have happened in a full run: without it the checks would have had nothing to find.
+var needed = []string{
+	"writes acknowledged", "notes acknowledged", "linearizable reads", "orders answered again", "conflicts", "proposals repeated", "retries answered",
+	"outcomes unknown", "batches watched", "watches begun again", "tables leafed through", "compactions", "scrubs",
+	"crashes", "crashes of all", "crashes in the middle of work", "orderly restarts", "disks wiped", "wiped members refused",
+	"snapshots sent", "snapshots installed", "leaders transferred", "terms with a leader", "packets lost", "packets gone astray", "crashes while a snapshot is installed", "packets repeated",
+	"network cut from all", "network cut one way", "slow disks", "frozen members", "clock jumps",
+}
+
+// TestRingA runs schedules one after the other. With TRIVET_SIM_SEED it runs that one only, unless TRIVET_SIM_SEEDS says
+// how many from there.
+func TestRingA(t *testing.T) {
+	first, one := setting(t, sim.SeedVariable)
+	count, given := setting(t, sim.SeedsVariable)
+	switch {
+	case given:
+	case one:
+		count = 1
+	default:
+		count = ringASeeds()
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a schedule leaves little behind, and there are many
+	total := map[string]int{}
+	began := time.Now()
+	for seed := first; seed < first+count; seed++ {
+		out, err := steps.Schedule(seed)
+		if err != nil || one && count == 1 {
+			save(t, out.Trace)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		add(total, out.Counts)
+	}
+	t.Logf("ring (a): %d schedules from seed %d in %s", count, first, time.Since(began).Round(time.Millisecond))
+	list(t, total)
+	if count >= 300 {
+		for _, what := range needed {
+			require.NotZero(t, total[what], "no schedule had any %s", what)
+		}
+	}
+}
+
+// A seed replays byte for byte.
+func TestReplay(t *testing.T) {
+	seeds := uint64(20)
+	if raceEnabled || testing.Short() {
+		seeds = 5
+	}
+	for seed := range seeds {
+		first, err := steps.Schedule(seed)
+		require.NoError(t, err)
+		second, err := steps.Schedule(seed)
+		require.NoError(t, err)
+		if first.Trace != second.Trace {
+			a, b := differ(first.Trace, second.Trace)
+			t.Fatalf("seed %d went two ways:\n%s\nand\n%s", seed, a, b)
+		}
+		require.Equal(t, first.Counts, second.Counts)
+	}
+}
+
+// differ is where two traces part, each from a little before.
+func differ(a, b string) (string, string) {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	from := max(n-300, 0)
+	return a[from:min(n+300, len(a))], b[from:min(n+300, len(b))]
+}

@@ -1,0 +1,54 @@
+package sim_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/sim"
+	"github.com/trivet-cloud/trivet/controlplane/sim/live"
+)
+
+// happened must have happened in any run of some length.
+var happened = []string{
+	"members killed", "all members killed", "members cut off", "ways between members cut", "hosts cut off",
+	"ways between host and member cut", "agents restarted", "hosts restarted", "guests that crash", "guests that power off",
+	"reports that come late", "rushes of creates", "hosts lost for long", "network mended", "VMs created", "VMs deleted", "calls repeated", "calls refused", "lists checked",
+	"launches", "commits", "agent sessions", "snapshots",
+}
+
+// TestRingB runs seed after seed, for 20 seconds or for what TRIVET_SIM_SECONDS says. With TRIVET_SIM_SEED it begins
+// there, and runs that one only unless it was told how long.
+func TestRingB(t *testing.T) {
+	first, one := setting(t, sim.SeedVariable)
+	seconds, given := setting(t, sim.SecondsVariable)
+	switch {
+	case given:
+		one = false
+	case testing.Short():
+		seconds = 5
+	default:
+		seconds = 20
+	}
+	total := map[string]int{}
+	began := time.Now()
+	count := uint64(0)
+	for ; count == 0 || !one && time.Since(began) < time.Duration(seconds)*time.Second; count++ {
+		out, err := live.Run(t, first+count)
+		if err != nil || one {
+			save(t, out.Trace)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		add(total, out.Counts)
+	}
+	t.Logf("ring (b): %d seeds from %d in %s", count, first, time.Since(began).Round(time.Millisecond))
+	list(t, total)
+	if count >= 30 {
+		for _, what := range happened {
+			require.NotZero(t, total[what], "no run had any %s", what)
+		}
+	}
+}

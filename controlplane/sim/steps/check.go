@@ -1,0 +1,228 @@
+package steps
+
+import (
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// check is what every member must agree with. It learns the log from the first member that applies an entry and the
+// history from the first watcher that sees a revision; whoever comes later, in this life or the next, must say the same.
+type check struct {
+	w *world
+
+	entries map[uint64]entry         // by index
+	answers map[[16]byte]mvcc.Result // by proposal
+	digests map[uint64]uint32        // of states, by the index at which they were taken
+	leaders map[[2]uint64]uint64     // by group and term
+	votes   map[[3]uint64]uint64     // by group, term and voter
+	times   map[uint64]mvcc.Result   // what the entry at an index answered
+	newest  uint64                   // index
+	notes   map[uint64]note          // of the second group, by index
+
+	history history
+	// frontier is the newest revision that anybody was told of: whoever asks from now on must see at least that.
+	frontier int64
+	// never holds the operations of which a client was told that they did not happen.
+	never map[string]string
+}
+
+// entry is a committed entry.
+type entry struct {
+	term   uint64
+	id     [16]byte
+	sum    uint32
+	answer string
+}
+
+func newCheck(w *world) *check {
+	return &check{
+		w: w, entries: map[uint64]entry{}, answers: map[[16]byte]mvcc.Result{}, digests: map[uint64]uint32{},
+		leaders: map[[2]uint64]uint64{}, votes: map[[3]uint64]uint64{}, times: map[uint64]mvcc.Result{}, notes: map[uint64]note{},
+		history: newHistory(w), frontier: 1, never: map[string]string{},
+	}
+}
+
+// sent looks at what a member says: nobody votes twice in a term, also not in another life, and who was refused says
+// nothing at all.
+func (c *check) sent(m *member, e *consensus.Envelope) {
+	if e.Kind != consensus.KindRaft {
+		return
+	}
+	if m.aside != nil {
+		c.w.fail("member %d takes part with an empty disk: it sends %s", m.id, e.Raft.GetType())
+		return
+	}
+	var candidate uint64
+	switch {
+	case e.Raft.GetType() == raftpb.MsgVoteResp && !e.Raft.GetReject():
+		candidate = e.To
+	case e.Raft.GetType() == raftpb.MsgVote:
+		candidate = m.id
+	default:
+		return
+	}
+	key := [3]uint64{e.Group, e.Raft.GetTerm(), m.id}
+	if before, voted := c.votes[key]; voted && before != candidate {
+		c.w.fail("member %d votes for %d in term %d of group %d, in which it has voted for %d", m.id, candidate, key[1], e.Group, before)
+	}
+	c.votes[key] = candidate
+}
+
+// leads hears whom a member takes for the leader.
+func (c *check) leads(m *member, l consensus.Leadership) {
+	if m.dying() {
+		return
+	}
+	c.w.trace.Add("%d: leader of group %d is %d, term %d", m.id, l.Group, l.Leader, l.Term)
+	if l.Leader == 0 {
+		return
+	}
+	key := [2]uint64{l.Group, l.Term}
+	if before, ok := c.leaders[key]; ok && before != l.Leader {
+		c.w.fail("term %d of group %d has two leaders, %d and %d", l.Term, l.Group, before, l.Leader)
+	} else if !ok {
+		c.w.count("terms with a leader")
+	}
+	c.leaders[key] = l.Leader
+}
+
+// applied compares what a member applied with what was applied before.
+func (c *check) applied(m *member, entries []consensus.Entry, answers [][]byte) {
+	if m.dying() {
+		return
+	}
+	for i, e := range entries {
+		now := entry{e.Term, e.ID, crc32.ChecksumIEEE(e.Data), string(answers[i])}
+		c.w.trace.Add("%d applies %d/%d %x %08x: %x", m.id, e.Index, e.Term, e.ID[:4], now.sum, answers[i])
+		if m.aside != nil {
+			c.w.fail("member %d applies with an empty disk", m.id)
+		}
+		before, known := c.entries[e.Index]
+		if !known {
+			c.entries[e.Index] = now
+			c.learn(e, answers[i])
+		} else if before != now {
+			c.w.fail("entry %d is %+v on member %d, but %+v was committed", e.Index, now, m.id, before)
+		}
+	}
+	if last := entries[len(entries)-1].Index; last%16 == 0 {
+		c.state(m)
+	}
+}
+
+// learn takes a new entry of the log.
+func (c *check) learn(e consensus.Entry, answer []byte) {
+	r, err := mvcc.DecodeResult(answer)
+	if err != nil {
+		c.w.fail("entry %d has an answer that cannot be read: %v", e.Index, err)
+		return
+	}
+	if first, again := c.answers[e.ID]; again {
+		c.w.count("proposals repeated")
+		if first != r {
+			c.w.fail("proposal %x was answered %+v first and %+v when repeated", e.ID[:4], first, r)
+		}
+		return
+	}
+	c.answers[e.ID] = r
+	if e.Index < c.newest {
+		c.w.fail("entry %d was applied after %d and by nobody before", e.Index, c.newest)
+	}
+	if before := c.times[c.newest]; r.Revision < before.Revision || r.Time < before.Time {
+		c.w.fail("entry %d answers %+v, the one before it %+v", e.Index, r, before)
+	}
+	c.newest, c.times[e.Index] = e.Index, r
+	if r.Conflict {
+		c.w.count("conflicts")
+	}
+}
+
+// answered hears that a member has acknowledged a proposal: it must be in the log, and applied.
+func (c *check) answered(m *member, id [16]byte, answer []byte) {
+	r, err := mvcc.DecodeResult(answer)
+	if known, ok := c.answers[id]; !ok {
+		c.w.fail("member %d acknowledges proposal %x, which nobody has applied", m.id, id[:4])
+	} else if err != nil || r != known {
+		c.w.fail("member %d answers %x to proposal %x, which came to %+v", m.id, answer, id[:4], known)
+	}
+}
+
+// state compares a member's whole state with that of others at the same entry.
+func (c *check) state(m *member) {
+	if m.dying() || m.aside != nil {
+		return
+	}
+	at := m.position().Index
+	s := m.engine.Snapshot()
+	defer s.Close()
+	all, err := s.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
+	if err != nil {
+		c.w.fail("member %d cannot be read: %v", m.id, err)
+		return
+	}
+	var b strings.Builder
+	fmt.Fprintln(&b, s.Revision(), s.Floor(), s.Time())
+	for _, kv := range all.KVs {
+		fmt.Fprintln(&b, string(kv.Key), kv.CreateRevision, kv.ModRevision, kv.Version)
+		b.Write(kv.Value)
+	}
+	sum := crc32.ChecksumIEEE([]byte(b.String()))
+	if before, ok := c.digests[at]; ok && before != sum {
+		c.w.fail("member %d has another state at entry %d than a member had before it", m.id, at)
+	}
+	c.digests[at] = sum
+}
+
+// confirm hears that a client was told that its operation is committed at a revision. frontier is what it was when the
+// client asked.
+func (c *check) confirm(op string, revision, frontier int64) {
+	c.w.count("writes acknowledged")
+	if revision <= frontier {
+		c.w.fail("%s was acknowledged at revision %d, but %d was known when it began", op, revision, frontier)
+	}
+	if at, ok := c.history.ops[op]; !ok || at != revision {
+		c.w.fail("%s was acknowledged at revision %d; the history has it at %d", op, revision, at)
+	}
+	c.frontier = max(c.frontier, revision)
+}
+
+// deny hears that a client was told that its operation did not happen.
+func (c *check) deny(op string, err error) {
+	c.never[op] = err.Error()
+}
+
+// read hears what a linearizable read came to.
+func (c *check) read(what string, revision, frontier int64) {
+	c.w.count("linearizable reads")
+	if revision < frontier {
+		c.w.fail("a read of %s saw revision %d, but %d was known when it began", what, revision, frontier)
+	}
+	c.frontier = max(c.frontier, revision)
+}
+
+// final looks at everything when all has come to rest.
+func (c *check) final() {
+	for _, m := range c.w.trio {
+		m.observer.poll()
+		c.state(m)
+		if m.seen != c.history.last+1 {
+			c.w.fail("the watch on member %d came to revision %d, the history to %d", m.id, m.seen-1, c.history.last)
+		}
+		if r := m.engine.Revision(); r != c.history.last {
+			c.w.fail("member %d is at revision %d in the end, the history at %d", m.id, r, c.history.last)
+		}
+	}
+	for _, op := range slices.Sorted(maps.Keys(c.never)) {
+		if at, ok := c.history.ops[op]; ok {
+			c.w.fail("%s happened at revision %d, but its client was told: %s", op, at, c.never[op])
+		}
+	}
+}

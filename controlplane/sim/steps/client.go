@@ -1,0 +1,272 @@
+package steps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// What a client meets that is no answer.
+var (
+	errGone      = errors.New("the member is gone; whether the call took effect is not known")
+	errDown      = errors.New("the member does not answer")
+	errTired     = errors.New("tried often enough")
+	errOver      = errors.New("the schedule is over")
+	errPointless = errors.New("the operation makes no sense now")
+)
+
+// client is one user of the store. It is a coroutine: real code of package store runs in it, and where that would wait
+// for other members the coroutine gives the goroutine back to the world.
+type client struct {
+	w      *world
+	id     int
+	rng    *rand.Rand
+	chance *rand.ChaCha8 // for proposal ids
+
+	resume func() (struct{}, bool)
+	stop   func()
+	yield  func(struct{}) bool
+
+	call  *call // that it waits for
+	wake  int   // the step from which it goes on without
+	last  bool  // it begins nothing new
+	done  bool
+	doing string
+	made  int // operations begun
+
+	follow follower
+}
+
+// call is a question to a member's group.
+type call struct {
+	over   bool
+	answer []byte
+	err    error
+}
+
+func (c *call) finish(answer []byte, err error) {
+	if !c.over {
+		c.over, c.answer, c.err = true, answer, err
+	}
+}
+
+func newClient(w *world, id int) *client {
+	c := &client{w: w, id: id, rng: rand.New(rand.NewPCG(w.seed, uint64(100+id))), chance: rand.NewChaCha8(seedOf(w.seed, byte(100+id)))}
+	c.resume, c.stop = iter.Pull(func(yield func(struct{}) bool) {
+		c.yield = yield
+		c.life()
+		c.done = true
+	})
+	return c
+}
+
+// turn lets the client go on if it can.
+func (c *client) turn() {
+	if !c.done && (c.call != nil && c.call.over || c.w.step >= c.wake) {
+		c.resume()
+	}
+}
+
+// wait gives the goroutine back for some steps, or until the call is over.
+func (c *client) wait(steps int, on *call) error {
+	c.call, c.wake = on, c.w.step+steps
+	if !c.yield(struct{}{}) {
+		return errOver
+	}
+	c.call = nil
+	return nil
+}
+
+// await waits for a call, but not for ever.
+func (c *client) await(ask *call) ([]byte, error) {
+	if !ask.over {
+		if err := c.wait(40, ask); err != nil {
+			return nil, err
+		}
+	}
+	if !ask.over {
+		c.w.count("calls given up")
+		ask.finish(nil, errGone)
+	}
+	return ask.answer, ask.err
+}
+
+// propose asks a member to agree on data.
+func (c *client) propose(m *member, id [16]byte, data []byte) ([]byte, error) {
+	if !m.up || c.w.network.cut[m.id][m.id] {
+		return nil, errDown
+	}
+	ask := &call{}
+	m.calls = append(m.calls, ask)
+	life := m.life
+	m.group.Propose(id, data, func(r consensus.Result, err error) {
+		if m.life != life || m.dying() {
+			return
+		}
+		if err == nil {
+			c.w.check.answered(m, id, r.Data)
+		}
+		c.w.trace.Add("%d answers client %d's %x: %x %v", m.id, c.id, id[:4], r.Data, err)
+		ask.finish(r.Data, err)
+	})
+	return c.await(ask)
+}
+
+// read asks a member to become as new as everything that was acknowledged.
+func (c *client) read(m *member) error {
+	if !m.up || c.w.network.cut[m.id][m.id] {
+		return errDown
+	}
+	ask := &call{}
+	m.calls = append(m.calls, ask)
+	life := m.life
+	r := m.group.ReadIndex(func(_ uint64, err error) {
+		if m.life == life && !m.dying() {
+			ask.finish(nil, err)
+		}
+	})
+	_, err := c.await(ask)
+	if m.life == life && err != nil {
+		r.Cancel()
+	}
+	return err
+}
+
+// desk is a client's store.Proposer: it reads on one member, and proposes there or where it believes the leader to be.
+// What was lost on the way it proposes again under the same id.
+type desk struct {
+	c *client
+	m *member
+	// unknown says that the last proposal may take effect although nobody said so.
+	unknown  bool
+	attempts int
+}
+
+// Propose implements store.Proposer.
+func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) ([]byte, error) {
+	if d.attempts++; d.attempts > 6 {
+		return nil, errTired
+	}
+	m := d.m
+	for range 8 {
+		answer, err := d.c.propose(m, id, data)
+		var elsewhere *consensus.NotLeaderError
+		switch {
+		case err == nil:
+			if d.unknown {
+				d.c.w.count("retries answered")
+			}
+			d.unknown = false
+			return answer, nil
+		case errors.Is(err, errOver):
+			d.unknown = true
+			return nil, err
+		case errors.As(err, &elsewhere):
+			if elsewhere.Leader != 0 {
+				m = d.c.w.member(elsewhere.Leader)
+			} else {
+				m = d.c.some()
+			}
+		case errors.Is(err, consensus.ErrUncertain), errors.Is(err, errGone):
+			d.c.w.count("outcomes unknown")
+			d.unknown = true
+			m = d.c.some()
+		case errors.Is(err, consensus.ErrStopped), errors.Is(err, consensus.ErrOverloaded), errors.Is(err, errDown), wiped(err):
+			m = d.c.some()
+		default:
+			d.c.w.fail("a proposal came to an error that nobody expects: %v", err)
+			return nil, err
+		}
+		if err := d.c.wait(1+d.c.rng.IntN(6), nil); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errTired
+}
+
+// ReadIndex implements store.Proposer.
+func (d *desk) ReadIndex(context.Context) error { return d.c.read(d.m) }
+
+// some is any member.
+func (c *client) some() *member { return c.w.trio[c.rng.IntN(members)] }
+
+// at opens the store on a member.
+func (c *client) at(m *member) (*store.Store, *desk) {
+	d := &desk{c: c, m: m}
+	return store.New(store.Options{Engine: m.engine, Proposer: d, PageKey: make([]byte, 32), Now: m.clock, Rand: c.chance}), d
+}
+
+// reachable is a member that is up.
+func (c *client) reachable() (*member, error) {
+	for {
+		if m := c.some(); m.up && !m.frozen() {
+			return m, nil
+		}
+		if err := c.wait(2, nil); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// write runs an operation. Whatever it does, it writes ops/<its name> with it, unseen, so that doing it twice shows.
+func (c *client) write(kind string, f func(tx *store.Tx, op string) error) error {
+	w := c.w
+	m, err := c.reachable()
+	if err != nil {
+		return err
+	}
+	c.made++
+	op := fmt.Sprintf("%d.%d-%s", c.id, c.made, kind)
+	c.doing = op
+	life, frontier := m.life, w.check.frontier
+	s, d := c.at(m)
+	w.trace.Add("client %d begins %s on %d", c.id, op, m.id)
+	revision, err := s.Update(context.Background(), func(tx *store.Tx) error {
+		if err := f(tx, op); err != nil {
+			return err
+		}
+		ops.Put(tx, &row{Op: op, At: tx.Now()}, op)
+		return nil
+	})
+	w.trace.Add("client %d ends %s: %d %v", c.id, op, revision, err)
+	switch {
+	case err == nil:
+		w.check.confirm(op, revision, frontier)
+	case errors.Is(err, errOver):
+	case !c.expected(m, life, err):
+		w.fail("%s on member %d came to an error that nobody expects: %v", op, m.id, err)
+	case !d.unknown:
+		w.check.deny(op, err)
+	}
+	return err
+}
+
+// expected says whether a call on a member may come to the error.
+func (c *client) expected(m *member, life int, err error) bool {
+	for _, known := range []error{errTired, errDown, errPointless, errGone, consensus.ErrNoLeader, consensus.ErrStopped, consensus.ErrOverloaded} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	if errors.Is(err, mvcc.ErrClosed) {
+		return m.life != life
+	}
+	if wiped(err) {
+		return m.refusals > 0
+	}
+	f, isFault := fault.From(err)
+	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.Floor() > 0
+}
+
+// wiped says that a member ended because its disk was empty.
+func wiped(err error) bool {
+	var w *consensus.WipedError
+	return errors.As(err, &w)
+}

@@ -1,0 +1,301 @@
+package steps
+
+import (
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+)
+
+// member is one member of the trio with its disk. It is its host's Transport.
+type member struct {
+	w    *world
+	id   uint64
+	disk *vfs.MemFS
+	// aside is the right disk while an empty one is mounted in its place.
+	aside *vfs.MemFS
+
+	// Of this life.
+	life     int
+	up       bool
+	fs       vfs.FS // disk, with the tripwire
+	trip     *tripwire
+	host     *consensus.Host
+	group    *consensus.Group
+	engine   *mvcc.Engine
+	machine  *store.Machine
+	observer *observer
+	calls    []*call
+	arrivals int
+
+	backAt     int // when it starts again
+	slowUntil  int // its disk is
+	frozeUntil int // it does nothing at all
+	skew       time.Duration
+	flushed    uint64 // what its state machine said would survive a crash
+	seen       int64  // the next revision that its observer wants, over all lives of the disk
+	refusals   int
+}
+
+const group = 1
+
+// tripwire takes the picture of the disk that a crash in the middle of some work would leave.
+type tripwire struct {
+	mu      sync.Mutex
+	disk    *vfs.MemFS
+	left    int  // writes that matter until then; 0: not armed
+	all     bool // whether what was not synced survives
+	picture *vfs.MemFS
+}
+
+// String implements errorfs.Injector.
+func (t *tripwire) String() string { return "tripwire" }
+
+// MaybeError implements errorfs.Injector: it lets everything pass and counts what makes something durable.
+func (t *tripwire) MaybeError(op errorfs.Op) error {
+	switch op.Kind {
+	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpRename:
+	default:
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.left > 0 {
+		if t.left--; t.left == 0 {
+			t.picture = photograph(t.disk, t.all)
+		}
+	}
+	return nil
+}
+
+func (t *tripwire) arm(left int, all bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.left, t.all = left, all
+}
+
+func (t *tripwire) taken() *vfs.MemFS {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.picture
+}
+
+// photograph is a disk after a crash. Shares between nothing and all of what was not synced do not replay.
+func photograph(disk *vfs.MemFS, all bool) *vfs.MemFS {
+	if all {
+		return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
+	}
+	return disk.CrashClone(vfs.CrashCloneCfg{})
+}
+
+// dying says that the crash has happened already, in the middle of what the member is doing.
+func (m *member) dying() bool { return m.trip != nil && m.trip.taken() != nil }
+
+func (m *member) frozen() bool { return m.up && m.w.step < m.frozeUntil }
+
+// clock is the member's own.
+func (m *member) clock() time.Time { return m.w.now().Add(m.skew) }
+
+// Send implements consensus.Transport.
+func (m *member) Send(e consensus.Envelope) { m.w.network.carry(m, e, "") }
+
+// SendSnapshot implements consensus.Transport.
+func (m *member) SendSnapshot(e consensus.Envelope, dir string) { m.w.network.carry(m, e, dir) }
+
+// start opens the member's disk. Whatever a crash left there must open.
+func (m *member) start(trip *tripwire) {
+	w := m.w
+	w.trace.Add("%d starts, life %d", m.id, m.life+1)
+	trip.disk = m.disk
+	m.life++
+	m.trip, m.fs = trip, errorfs.Wrap(m.disk, trip)
+	m.calls, m.arrivals, m.slowUntil, m.frozeUntil = nil, 0, 0, 0
+	if err := m.open(); err != nil {
+		w.fail("member %d cannot start on its disk: %v", m.id, err)
+		return
+	}
+	m.up = true
+	if at := m.engine.Applied().Index; at < m.flushed && m.aside == nil {
+		w.fail("member %d has flushed entry %d and came back at %d", m.id, m.flushed, at)
+	}
+	m.observer = m.observe()
+	w.check.state(m)
+	m.watchOver()
+}
+
+func (m *member) open() (err error) {
+	m.engine, err = mvcc.Open(m.fs, "state", mvcc.Options{
+		Quiet: true, CacheBytes: 256 << 10, MemTableBytes: 512 << 10, RecentBytes: m.w.weather.recent,
+	})
+	if err != nil {
+		return err
+	}
+	m.machine = store.NewMachine(m.engine, true)
+	m.host, err = consensus.Open(consensus.Options{
+		ID: m.id, Members: ids, Dir: "raft", FS: m.fs, Transport: m, Rand: m.w.chance, QuietLog: true,
+		Log: slog.New(slog.DiscardHandler), OnLeader: func(l consensus.Leadership) { m.w.check.leads(m, l) },
+		ElectionTicks: 6, Limits: m.w.weather.limits,
+	})
+	if err == nil {
+		m.group, err = m.host.AddGroup(consensus.GroupOptions{ID: group, Name: "system", Machine: &witness{m}})
+		if err == nil && m.w.weather.second {
+			_, err = m.host.AddGroup(consensus.GroupOptions{ID: second, Name: "second", Machine: &ledger{m: m}})
+		}
+		if err != nil {
+			err = errors.Join(err, m.host.Close())
+		}
+	}
+	if err != nil {
+		return errors.Join(err, m.engine.Close())
+	}
+	return nil
+}
+
+// end ends the life. What it closes may still write to its disk: a crash has taken the picture before.
+func (m *member) end(why string) {
+	if !m.up {
+		return
+	}
+	m.w.trace.Add("%d ends: %s", m.id, why)
+	m.up = false
+	calls := m.calls
+	m.calls = nil
+	for _, c := range calls {
+		c.finish(nil, errGone)
+	}
+	m.observer.close()
+	m.life++ // what is called back from here on is nobody's
+	if err := errors.Join(m.host.Close(), m.engine.Close()); err != nil {
+		m.w.fail("member %d cannot close: %v", m.id, err)
+	}
+}
+
+// stop ends the process; the disk keeps everything.
+func (m *member) stop() { m.end("stopped") }
+
+// crash takes the machine's power: the disk keeps what was synced, or everything.
+func (m *member) crash(all bool) {
+	picture := photograph(m.disk, all)
+	m.end("crashed")
+	m.disk = picture
+}
+
+// wipe mounts an empty disk.
+func (m *member) wipe() {
+	m.crash(false)
+	m.w.trace.Add("%d gets an empty disk", m.id)
+	m.aside, m.disk = m.disk, vfs.NewCrashableMem()
+}
+
+// unwipe mounts the right disk again.
+func (m *member) unwipe() {
+	if m.aside != nil {
+		m.w.trace.Add("%d gets its disk back", m.id)
+		m.disk, m.aside = m.aside, nil
+	}
+}
+
+// work lets the member do what waits, unless its disk is too slow for that now.
+func (m *member) work() {
+	if !m.up || m.frozen() || m.w.step < m.slowUntil && m.w.step%7 != 0 {
+		return
+	}
+	for range 3 {
+		if !m.up || m.host.Idle() {
+			break
+		}
+		_ = m.host.Process() // a host that stops is seen by watchOver
+		m.watchOver()
+	}
+}
+
+// tick lets the member's time pass.
+func (m *member) tick() {
+	if m.up && !m.frozen() {
+		_ = m.host.Tick() // as above
+		m.watchOver()
+	}
+}
+
+// watchOver looks at how the member is after it was driven.
+func (m *member) watchOver() {
+	if !m.up {
+		return
+	}
+	switch err := m.host.Err(); {
+	case m.dying():
+		picture := m.trip.taken()
+		m.w.count("crashes in the middle of work")
+		m.end("crashed in the middle of work")
+		m.disk = picture
+		m.backAt = m.w.step + 1 + m.w.rng.IntN(40)
+	case wiped(err) && m.aside != nil:
+		m.w.count("wiped members refused")
+		m.refusals++
+		m.end("refused: " + err.Error())
+		if m.refusals%2 == 0 {
+			m.unwipe()
+		}
+		m.backAt = m.w.step + 1 + m.w.rng.IntN(20)
+	case err != nil:
+		m.w.fail("member %d has stopped: %v", m.id, err)
+	}
+}
+
+// witness is the member's state machine with the check looking on.
+type witness struct{ m *member }
+
+// Apply implements consensus.StateMachine.
+func (t *witness) Apply(entries []consensus.Entry) ([][]byte, error) {
+	answers, err := t.m.machine.Apply(entries)
+	if err == nil {
+		t.m.w.check.applied(t.m, entries, answers)
+		t.m.observer.poll()
+	}
+	return answers, err
+}
+
+// Applied implements consensus.StateMachine.
+func (t *witness) Applied() (index, term uint64) { return t.m.machine.Applied() }
+
+// Flush implements consensus.StateMachine.
+func (t *witness) Flush() (uint64, error) {
+	index, err := t.m.machine.Flush()
+	if err == nil && !t.m.dying() && t.m.aside == nil {
+		t.m.flushed = max(t.m.flushed, index)
+	}
+	return index, err
+}
+
+// Checkpoint implements consensus.StateMachine.
+func (t *witness) Checkpoint(dir string) (index, term uint64, err error) {
+	return t.m.machine.Checkpoint(dir)
+}
+
+// Restore implements consensus.StateMachine.
+func (t *witness) Restore(dir string) error {
+	if w := t.m.w; w.weather.torn > 0 && !w.healing && w.rng.IntN(3) == 0 {
+		// The moments around an installation are rare, and delicate.
+		t.m.trip.arm(1+w.rng.IntN(25), w.rng.IntN(2) == 0)
+	}
+	if err := t.m.machine.Restore(dir); err != nil {
+		return err
+	}
+	if t.m.dying() {
+		t.m.w.count("crashes while a snapshot is installed")
+		return nil
+	}
+	t.m.w.count("snapshots installed")
+	t.m.w.trace.Add("%d restored to revision %d", t.m.id, t.m.engine.Revision())
+	t.m.w.check.state(t.m)
+	t.m.observer.poll()
+	return nil
+}

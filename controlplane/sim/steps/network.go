@@ -1,0 +1,141 @@
+package steps
+
+import (
+	"fmt"
+	"hash/crc32"
+	"slices"
+
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/sim"
+)
+
+// network carries envelopes, encoded, between the members: late, out of order, twice, or not at all.
+type network struct {
+	w       *world
+	packets []packet
+	cut     [members + 1][members + 1]bool // from, to
+	healAt  int                            // when the present cut ends
+}
+
+type packet struct {
+	at  int // the step in which it arrives
+	b   []byte
+	to  uint64
+	dir string // of a snapshot: where its files are, at the sender
+	// sender is the life that sent it: files go with it, and only it hears how a snapshot fared.
+	sender *member
+	life   int
+}
+
+// carry takes an envelope from a member.
+func (n *network) carry(m *member, e consensus.Envelope, dir string) {
+	w := n.w
+	if m.dying() {
+		return
+	}
+	b, err := e.AppendTo(nil)
+	if err != nil {
+		w.fail("member %d sends what cannot be encoded: %v", m.id, err)
+		return
+	}
+	w.check.sent(m, &e)
+	p := packet{at: w.step, b: b, to: e.To, dir: dir, sender: m, life: m.life}
+	if w.weather.late > 0 {
+		p.at += w.rng.IntN(w.weather.late + 1)
+	}
+	if w.weather.stray > 0 && w.rng.IntN(w.weather.stray) == 0 {
+		p.at += w.rng.IntN(80)
+		w.count("packets gone astray")
+	}
+	fate := ""
+	switch chance := w.rng.IntN(100); {
+	case dir != "":
+		p.at += w.rng.IntN(20) // a transfer takes its time
+	case chance < w.weather.loss:
+		fate = " lost"
+		w.count("packets lost")
+	case chance < w.weather.loss+w.weather.twice:
+		fate = " twice"
+		w.count("packets repeated")
+	}
+	w.trace.Add("%d>%d %s%s", e.From, e.To, describe(&e, b), fate)
+	if fate != " lost" {
+		n.packets = append(n.packets, p)
+	}
+	if fate == " twice" {
+		p.at += w.rng.IntN(10)
+		n.packets = append(n.packets, p)
+	}
+}
+
+// deliver hands over what is due, in any order.
+func (n *network) deliver() {
+	w := n.w
+	var due []packet
+	n.packets = slices.DeleteFunc(n.packets, func(p packet) bool {
+		if p.at <= w.step && !w.member(p.to).frozen() {
+			due = append(due, p)
+			return true
+		}
+		return false
+	})
+	w.rng.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+	for _, p := range due {
+		n.hand(p)
+	}
+}
+
+func (n *network) hand(p packet) {
+	to := n.w.member(p.to)
+	e, err := consensus.ParseEnvelope(p.b)
+	if err != nil {
+		n.w.fail("an envelope of member %d cannot be read: %v", p.sender.id, err)
+		return
+	}
+	reached := to.up && !n.cut[p.sender.id][p.to]
+	if p.dir == "" {
+		if reached {
+			_ = to.host.Step(e) // a host that stops is seen by watchOver
+			to.watchOver()
+		}
+		return
+	}
+	there := p.sender.up && p.sender.life == p.life
+	reached = reached && there
+	n.w.trace.Add("%d>%d snapshot arrives: %v", p.sender.id, p.to, reached)
+	if reached {
+		to.arrivals++
+		dir := to.fs.PathJoin(to.host.SnapshotDir(), "in-"+itoa(to.arrivals))
+		if err := sim.CopyFiles(p.sender.fs, p.dir, to.fs, dir); err != nil {
+			n.w.fail("copy a snapshot from member %d: %v", p.sender.id, err)
+			return
+		}
+		_ = to.host.StepSnapshot(e, dir) // as above
+		to.watchOver()
+		n.w.count("snapshots sent")
+	}
+	if there {
+		_ = p.sender.host.ReportSnapshot(e.Group, e.To, reached) // as above
+	}
+}
+
+// describe is an envelope for the trace.
+func describe(e *consensus.Envelope, b []byte) string {
+	sum := crc32.ChecksumIEEE(b)
+	switch e.Kind {
+	case consensus.KindBirthAsk:
+		return fmt.Sprintf("birth? claim=%v %08x", e.Claim, sum)
+	case consensus.KindBirthTell:
+		return fmt.Sprintf("birth! claim=%v known=%v %08x", e.Claim, e.Known != 0, sum)
+	}
+	m := e.Raft
+	switch m.GetType() {
+	case raftpb.MsgApp:
+		return fmt.Sprintf("%d %s t%d after %d/%d: %d entries, commit %d %08x", e.Group, m.GetType(), m.GetTerm(), m.GetIndex(), m.GetLogTerm(), len(m.Entries), m.GetCommit(), sum)
+	case raftpb.MsgSnap:
+		return fmt.Sprintf("%d %s t%d at %d %08x", e.Group, m.GetType(), m.GetTerm(), m.GetSnapshot().GetMetadata().GetIndex(), sum)
+	}
+	return fmt.Sprintf("%d %s t%d i%d reject=%v %08x", e.Group, m.GetType(), m.GetTerm(), m.GetIndex(), m.GetReject(), sum)
+}

@@ -1,0 +1,64 @@
+package sim
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+)
+
+// Trace is what happened in a run, as text. It may be written to by many.
+type Trace struct {
+	clock func() string
+
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// NewTrace makes an empty trace. The clock is what lines begin with.
+func NewTrace(clock func() string) *Trace { return &Trace{clock: clock} }
+
+// Add adds a line.
+func (t *Trace) Add(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text.WriteString(t.clock())
+	t.text.WriteString("  ")
+	fmt.Fprintf(&t.text, format, args...)
+	t.text.WriteByte('\n')
+}
+
+// String is the whole trace.
+func (t *Trace) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+// Tail is the last lines.
+func (t *Trace) Tail(lines int) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := t.text.Bytes()
+	at := len(text)
+	for ; lines >= 0 && at > 0; lines-- {
+		at = max(bytes.LastIndexByte(text[:at], '\n'), 0)
+	}
+	return string(bytes.TrimPrefix(text[at:], []byte("\n")))
+}
+
+// Violation is a promise that a run saw broken.
+type Violation struct {
+	Ring  string // a or b
+	Seed  uint64
+	Says  string
+	Trace *Trace
+}
+
+// tailLines of a trace are shown with a violation.
+const tailLines = 80
+
+func (v *Violation) Error() string {
+	test := map[string]string{"a": "TestRingA", "b": "TestRingB"}[v.Ring]
+	return fmt.Sprintf("ring (%s), seed %d: %s\nthe last of its trace:\n%s\nagain: %s=%d %s=trace.txt go test ./controlplane/sim -run '^%s$' -v\n",
+		v.Ring, v.Seed, v.Says, v.Trace.Tail(tailLines), SeedVariable, v.Seed, TraceVariable, test)
+}

@@ -1,0 +1,71 @@
+package vm
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// What gRPC refuses by the name of its field: values that an enumeration does not have, limits, and the arguments of
+// what is not served yet.
+func TestRPCArguments(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.in(cloud.Running, "web")
+	r := &server{s: w.vms}
+	ctx := w.as(tenant, "")
+	id, nowhere := string(vm.ID), string(newID())
+	blank := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
+	create := func(in *vmv1.CreateVmRequest) error {
+		in.Name = "x"
+		_, err := r.CreateVm(ctx, in)
+		return err
+	}
+	disk := func(d *vmv1.DiskSpec) error {
+		return create(&vmv1.CreateVmRequest{Spec: &vmv1.VmSpec{Disks: []*vmv1.DiskSpec{d}}})
+	}
+	only := func(_ any, err error) error { return err }
+	for _, c := range []struct {
+		name  string
+		err   error
+		kind  fault.Kind
+		field string
+	}{
+		{"an unknown hypervisor", create(&vmv1.CreateVmRequest{Hypervisor: 77}), fault.InvalidArgument, "hypervisor"},
+		{"a negative hypervisor", create(&vmv1.CreateVmRequest{Hypervisor: -1}), fault.InvalidArgument, "hypervisor"},
+		{"a hypervisor that wraps to KVM", create(&vmv1.CreateVmRequest{Hypervisor: 257}), fault.InvalidArgument, "hypervisor"},
+		{"an unknown bus", disk(&vmv1.DiskSpec{Id: "a", Source: blank, SizeGib: 1, Bus: 257}), fault.InvalidArgument, "spec.disks[a].bus"},
+		{"an unknown cache", disk(&vmv1.DiskSpec{Id: "a", Source: blank, SizeGib: 1, Cache: 4}), fault.InvalidArgument, "spec.disks[a].cache"},
+		{"a disk of no source", disk(&vmv1.DiskSpec{Id: "a", SizeGib: 1}), fault.InvalidArgument, "spec.disks[a].source"},
+		{"a source that says blank: false", disk(&vmv1.DiskSpec{Id: "a", SizeGib: 1, Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{}}}), fault.InvalidArgument, "spec.disks[a].source"},
+		{"a disk of no size, which has no default here", disk(&vmv1.DiskSpec{Id: "a", Source: blank}), fault.InvalidArgument, "spec.disks[a].size_gib"},
+		{"an unknown NIC", create(&vmv1.CreateVmRequest{Spec: &vmv1.VmSpec{Network: []*vmv1.NetworkSpec{{Id: "n", Model: 99}}}}), fault.InvalidArgument, "spec.network[0].model"},
+		{"another org", create(&vmv1.CreateVmRequest{OrgId: "evil"}), fault.PermissionDenied, ""},
+		{"a stop of more than 600 s", only(r.StopVm(ctx, &vmv1.StopVmRequest{VmId: id, TimeoutSeconds: 601})), fault.InvalidArgument, "timeout_seconds"},
+		{"the same by force", only(r.StopVm(ctx, &vmv1.StopVmRequest{VmId: id, TimeoutSeconds: 601, Force: true})), fault.InvalidArgument, "timeout_seconds"},
+		{"migrate", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id, DestinationNodeId: nowhere})), fault.Unimplemented, ""},
+		{"migrate to nowhere", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id})), fault.InvalidArgument, "destination_node_id"},
+		{"prepare, which is internal", only(r.PrepareVmMigration(ctx, &vmv1.PrepareVmMigrationRequest{VmId: id, ListenUri: "tcp:h:1"})), fault.PermissionDenied, ""},
+		{"recover", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}})), fault.Unimplemented, ""},
+		{"recover without a name", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Spec: &vmv1.VmSpec{}})), fault.InvalidArgument, "name"},
+		{"recover as what is not served", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}, Hypervisor: 2})), fault.InvalidArgument, "hypervisor"},
+		{"attach no disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id})), fault.InvalidArgument, "spec.disks[0].id"},
+		{"attach a disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.Unimplemented, ""},
+		{"attach to nothing", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: nowhere, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.NotFound, ""},
+		{"detach no disk", only(r.DetachDisk(ctx, &vmv1.DetachDiskRequest{VmId: id})), fault.InvalidArgument, "spec.disks[0].id"},
+		{"attach no NIC", only(r.AttachNic(ctx, &vmv1.AttachNicRequest{VmId: id})), fault.InvalidArgument, "spec.network[0].id"},
+		{"detach a NIC", only(r.DetachNic(ctx, &vmv1.DetachNicRequest{VmId: id, NicId: "nic0"})), fault.Unimplemented, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, ok := fault.From(c.err)
+			require.True(t, ok && f.Kind == c.kind, "%v", c.err)
+			require.Equal(t, c.field, f.Field)
+		})
+	}
+	require.Equal(t, vm, w.get(vm.ID))
+}

@@ -1,0 +1,355 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/bench/openloop"
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+const (
+	// rate is requests a second; of each hundred, 90 get a VM, 9 list a page of 100 and one creates a VM.
+	rate, getsOf100, listsOf100 = 1000, 90, 9
+	// conns is how many connections the load keeps to each member.
+	conns = 64
+	// fillers create at the same time.
+	fillers = 64
+	// projects share the VMs.
+	projects = 4
+	// pairs of runs, all hosts well and one hanging, alternate.
+	pairs = 2
+	// targets, in milliseconds, and how much more a host that hangs may cost.
+	getAtMost, listAtMost, stoppedAtMost = 20, 100, 1.2
+)
+
+// project is one tenant's part of the VMs.
+type project struct {
+	name  string
+	rest  [3]*lab.REST // one a member
+	vms   []string
+	pages []string // paths of its list's pages
+}
+
+// recorded is a cloud that knows many VMs.
+type recorded struct {
+	c        *trivet
+	fleet    *fleet
+	image    string
+	projects []*project
+	created  atomic.Int64
+	random   *rand.Rand
+}
+
+// api records many VMs and measures the API under load.
+func api(ctx context.Context, b *bench) (err error) {
+	c, err := newCloud(ctx, b, "api")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	images, err := lab.ImportGuest(ctx, c.trio, c.admin, b.guest)
+	if err != nil {
+		return err
+	}
+	f, err := startFleet(ctx, c, b.hosts)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.close()) }()
+	r := &recorded{c: c, fleet: f, image: images.Disk, random: rand.New(rand.NewPCG(1, 2))}
+	if err := r.fill(ctx, b); err != nil {
+		return fmt.Errorf("record VMs: %w", err)
+	}
+	return r.measure(ctx, b)
+}
+
+// fill records the VMs through the API, and waits until the hosts have said of each that it is built.
+func (r *recorded) fill(ctx context.Context, b *bench) error {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: fillers}}
+	for i := range projects {
+		p := &project{name: fmt.Sprintf("p%d", i), vms: make([]string, b.vms/projects)}
+		rest, err := r.c.tenant(ctx, 1, p.name)
+		if err != nil {
+			return err
+		}
+		for m := range p.rest {
+			p.rest[m] = &lab.REST{Host: r.c.trio.Members[m+1], Token: rest.Token, HTTP: client}
+		}
+		r.projects = append(r.projects, p)
+	}
+	began, cpu, hosts := time.Now(), cpuOf(r.c.members()...), cpuOf(r.fleet.pids()...)
+	group, bounded := errgroup.WithContext(ctx)
+	group.SetLimit(fillers)
+	for i := range b.vms / projects * projects {
+		group.Go(func() error {
+			p := r.projects[i%projects]
+			var vm lab.VM
+			err := p.rest[i%3].Call(bounded, "POST", "/api/v1/vms", vmBody(r.name(), r.image), &vm)
+			p.vms[i/projects] = vm.ID
+			if i%4000 == 0 {
+				say("%d of %d VMs are recorded", i, b.vms)
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	took := time.Since(began).Seconds()
+	for _, p := range r.projects {
+		if err := r.awaitBuilt(ctx, p); err != nil {
+			return err
+		}
+	}
+	all := time.Since(began).Seconds()
+	n := float64(b.vms)
+	b.row(figure.Row{
+		What: fmt.Sprintf("record %d VMs through the API, %d callers", b.vms, fillers), Ours: fmt.Sprintf("%.0f /s", n/took),
+		Note: fmt.Sprintf("all reported BUILT after %.0f s; CPU per VM, its reports included: members %.2f ms, %d simulated hosts %.2f ms",
+			all, (cpuOf(r.c.members()...)-cpu)/n*1000, b.hosts, (cpuOf(r.fleet.pids()...)-hosts)/n*1000),
+	})
+	return nil
+}
+
+func (r *recorded) name() string { return fmt.Sprintf("vm-%d", r.created.Add(1)) }
+
+func (r *recorded) awaitBuilt(ctx context.Context, p *project) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	return lab.Until(ctx, "all VMs are built", func(ctx context.Context) error {
+		page, err := r.c.admin.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: org, ProjectId: p.name, PageSize: 1, Filter: "state = CREATING"})
+		if err == nil && len(page.GetVms()) > 0 {
+			err = errors.New("one is CREATING")
+		}
+		return err
+	})
+}
+
+// walk notes the pages of every project's list, as they are now.
+func (r *recorded) walk(ctx context.Context) error {
+	for _, p := range r.projects {
+		p.pages = nil
+		for token := ""; ; {
+			path := "/api/v1/vms"
+			if token != "" {
+				path += "?page_token=" + url.QueryEscape(token)
+			}
+			var page struct {
+				VMs  []json.RawMessage
+				Next string `json:"next_page_token"`
+			}
+			if err := p.rest[0].Call(ctx, "GET", path, nil, &page); err != nil {
+				return err
+			}
+			if len(page.VMs) == 100 {
+				p.pages = append(p.pages, path)
+			}
+			if token = page.Next; token == "" {
+				break
+			}
+		}
+		if len(p.pages) == 0 {
+			return errors.New("no list has a page of 100")
+		}
+	}
+	return nil
+}
+
+// calls are the requests of one run, made before it.
+func (r *recorded) calls(n int) ([]openloop.Call, error) {
+	var out []openloop.Call
+	for len(out) < n {
+		hundred := make([]string, 0, 100)
+		for i := range 100 {
+			switch {
+			case i < getsOf100:
+				hundred = append(hundred, "get")
+			case i < getsOf100+listsOf100:
+				hundred = append(hundred, "list")
+			default:
+				hundred = append(hundred, "create")
+			}
+		}
+		r.random.Shuffle(len(hundred), func(i, j int) { hundred[i], hundred[j] = hundred[j], hundred[i] })
+		for _, kind := range hundred {
+			c, err := r.call(kind, len(out)%3)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, c)
+		}
+	}
+	return out[:n], nil
+}
+
+func (r *recorded) call(kind string, member int) (openloop.Call, error) {
+	p := r.projects[r.random.IntN(len(r.projects))]
+	method, path, body, want := "GET", "", "", http.StatusOK
+	switch kind {
+	case "get":
+		path = "/api/v1/vms/" + p.vms[r.random.IntN(len(p.vms))]
+	case "list":
+		path = p.pages[r.random.IntN(len(p.pages))]
+	default:
+		text, err := json.Marshal(vmBody(r.name(), r.image))
+		if err != nil {
+			return openloop.Call{}, err
+		}
+		method, path, body, want = "POST", "/api/v1/vms", string(text), http.StatusCreated
+	}
+	rest := p.rest[member]
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\n", method, path, rest.Host, rest.Token)
+	if body != "" {
+		fmt.Fprintf(&b, "Content-Type: application/json\r\nContent-Length: %d\r\n", len(body))
+	}
+	b.WriteString("\r\n" + body)
+	return openloop.Call{Kind: kind, Target: member, Request: []byte(b.String()), Want: want}, nil
+}
+
+// usage is CPU during runs, in seconds.
+type usage struct{ members, generator, hosts, all, wall float64 }
+
+// run sends the load once and adds to what was measured before.
+func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop.Result, used *usage) error {
+	if err := r.walk(ctx); err != nil {
+		return err
+	}
+	calls, err := r.calls(int(length.Seconds() * rate))
+	if err != nil {
+		return err
+	}
+	members, own, hosts, all, began := cpuOf(r.c.members()...), ownCPU(), cpuOf(r.fleet.pids()...), busyCPU(), time.Now()
+	got, err := openloop.Run(ctx, openloop.Options{Targets: r.c.addresses(":8084"), Conns: conns, Rate: rate, Calls: calls})
+	used.wall += time.Since(began).Seconds()
+	used.all += busyCPU() - all
+	used.members += cpuOf(r.c.members()...) - members
+	used.generator += ownCPU() - own
+	used.hosts += cpuOf(r.fleet.pids()...) - hosts
+	for _, kind := range slices.Sorted(maps.Keys(got.Latencies)) {
+		say("load: %s p50 %s p99 %s of %d, %d failed; sent late p99 %s; load %s", kind,
+			ms(figure.Quantile(got.Latencies[kind], 0.5)), ms(figure.Quantile(got.Latencies[kind], 0.99)), len(got.Latencies[kind]), got.Failed[kind],
+			ms(figure.Quantile(got.Late, 0.99)), loadavg())
+	}
+	if got.First != nil {
+		say("first failure: %v", got.First)
+	}
+	into.Add(got)
+	return err
+}
+
+// measure runs the load with all hosts well and with one that hangs, in turn.
+func (r *recorded) measure(ctx context.Context, b *bench) error {
+	var warm, well, hanging openloop.Result
+	var unused, used, usedHanging usage
+	if err := r.run(ctx, 5*time.Second, &warm, &unused); err != nil {
+		return err
+	}
+	if b.profiles != "" {
+		stop := r.perf(ctx, b)
+		defer stop()
+	}
+	for range pairs {
+		if err := b.awaitCalm(ctx); err != nil {
+			return err
+		}
+		if err := r.run(ctx, b.load, &well, &used); err != nil {
+			return err
+		}
+		if err := b.awaitCalm(ctx); err != nil {
+			return err
+		}
+		if err := r.hang(ctx, func() error { return r.run(ctx, b.load, &hanging, &usedHanging) }); err != nil {
+			return err
+		}
+	}
+	r.rows(b, "all hosts well", &well, used)
+	r.rows(b, "one host hangs (SIGSTOP)", &hanging, usedHanging)
+	for _, kind := range []string{"get", "list"} {
+		a, h := figure.Quantile(well.Latencies[kind], 0.99), figure.Quantile(hanging.Latencies[kind], 0.99)
+		b.row(figure.Row{What: "p99 of " + kind + " with one host hanging, against all well", Ours: ms(h), Peer: ms(a),
+			Value: h.Seconds() / a.Seconds(), AtMost: stoppedAtMost, Unit: "×"})
+	}
+	return nil
+}
+
+// hang stops one host's process while f runs, and waits until it is READY again.
+func (r *recorded) hang(ctx context.Context, f func() error) error {
+	p := r.fleet.procs[0].Process
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	err := f()
+	err = errors.Join(err, p.Signal(syscall.SIGCONT))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	_, err = r.c.admin.AwaitNode(ctx, "sim-00")
+	return err
+}
+
+func (r *recorded) rows(b *bench, when string, got *openloop.Result, used usage) {
+	for _, k := range []struct {
+		kind   string
+		atMost float64
+	}{{"get", getAtMost}, {"list", listAtMost}, {"create", 0}} {
+		l := got.Latencies[k.kind]
+		p99 := figure.Quantile(l, 0.99)
+		row := figure.Row{
+			What: fmt.Sprintf("%s, %d VMs, %d requests/s, %s", map[string]string{"get": "get a VM", "list": "list 100 VMs", "create": "create a VM"}[k.kind], b.vms, rate, when),
+			Ours: fmt.Sprintf("p50 %s, p99 %s", ms(figure.Median(l)), ms(p99)),
+			Note: fmt.Sprintf("%d answers, %d failed; slowest %s", len(l), got.Failed[k.kind], ms(figure.Quantile(l, 1))),
+		}
+		if k.atMost > 0 {
+			row.Value, row.AtMost, row.Unit = float64(p99.Microseconds())/1000, k.atMost, "ms"
+		}
+		b.row(row)
+	}
+	b.row(figure.Row{What: "CPU under that load, " + when, Ours: fmt.Sprintf("members %.0f %% of a core", used.members/used.wall*100),
+		Note: fmt.Sprintf("generator %.0f %%, %d simulated hosts %.0f %%, all else on the machine %.0f %%; requests sent late: p50 %s, p99 %s",
+			used.generator/used.wall*100, b.hosts, used.hosts/used.wall*100,
+			(used.all-used.members-used.generator-used.hosts)/used.wall*100, ms(figure.Median(got.Late)), ms(figure.Quantile(got.Late, 0.99)))})
+}
+
+// perf records where the members spend their time until stop is called. Without perf it says so and goes on.
+func (r *recorded) perf(ctx context.Context, b *bench) (stop func()) {
+	var pids []string
+	for _, pid := range r.c.members() {
+		pids = append(pids, fmt.Sprint(pid))
+	}
+	cmd := exec.CommandContext(ctx, "perf", "record", "-F", "199", "-g", "-o", b.profiles, "-p", strings.Join(pids, ","))
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		say("no profile: %v", err)
+		return func() {}
+	}
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			_ = cmd.Process.Signal(syscall.SIGINT)
+			_ = cmd.Wait() // it ends by the signal
+		})
+	}
+}

@@ -1,0 +1,196 @@
+package cloud
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const someImage = "0190a000-0000-7000-8000-000000000001"
+
+func blank(id string) Disk { return Disk{ID: id, Blank: true, SizeGiB: 1} }
+
+// What a spec may say, and what is refused, by the name of its field.
+func TestSpecCheck(t *testing.T) {
+	disks := func(n int, bus DiskBus) (all []Disk) {
+		for i := range n {
+			d := blank(fmt.Sprint("d", i))
+			d.Bus = bus
+			all = append(all, d)
+		}
+		return all
+	}
+	nics := func(n int) (all []NIC) {
+		for i := range n {
+			all = append(all, NIC{ID: fmt.Sprint("nic", i)})
+		}
+		return all
+	}
+	disk := func(change func(*Disk)) Spec { d := blank("a"); change(&d); return Spec{Disks: []Disk{d}} }
+	for _, c := range []struct {
+		name  string
+		spec  Spec
+		field string // "" is good
+		says  string
+	}{
+		{"nothing", Spec{}, "", ""},
+		{"the least", Spec{CPU: &CPU{VCPUs: 1}, Memory: &Memory{SizeMiB: MinMemoryMiB}}, "", ""},
+		{"the most", Spec{CPU: &CPU{VCPUs: MaxVCPUs}, Memory: &Memory{SizeMiB: MaxMemoryMiB}, Disks: disks(MaxDisks, BusVirtio), Network: nics(MaxNICs)}, "", ""},
+		{"one more vCPU", Spec{CPU: &CPU{VCPUs: MaxVCPUs + 1}}, "spec.cpu.vcpus", "1 to 288, got 289"},
+		{"10^9 vCPUs", Spec{CPU: &CPU{VCPUs: 1e9}}, "spec.cpu.vcpus", "1000000000"},
+		{"sockets alone", Spec{CPU: &CPU{Sockets: 2, CoresPerSocket: 3}}, "", ""},
+		{"REST's 1 × 1, whatever the vCPUs", Spec{CPU: &CPU{VCPUs: 5, Sockets: 1, CoresPerSocket: 1}}, "", ""},
+		{"2 × 3 of 6", Spec{CPU: &CPU{VCPUs: 6, Sockets: 2, CoresPerSocket: 3}}, "", ""},
+		{"2 × 3 of 5", Spec{CPU: &CPU{VCPUs: 5, Sockets: 2, CoresPerSocket: 3}}, "spec.cpu", "2 × 3 is not 5"},
+		{"sockets that do not divide", Spec{CPU: &CPU{VCPUs: 5, Sockets: 2}}, "spec.cpu", "sockets"},
+		{"cores that do not divide", Spec{CPU: &CPU{VCPUs: 5, CoresPerSocket: 2}}, "spec.cpu", "cores"},
+		{"more cores than vCPUs", Spec{CPU: &CPU{VCPUs: 2, CoresPerSocket: 4}}, "spec.cpu", "cores"},
+		{"a product that wraps to nothing", Spec{CPU: &CPU{Sockets: 1 << 16, CoresPerSocket: 1 << 16}}, "spec.cpu.vcpus", "got 0"},
+		{"a product that wraps to little", Spec{CPU: &CPU{Sockets: 1<<31 + 1, CoresPerSocket: 2}}, "spec.cpu", "at most 288"},
+		{"the largest numbers", Spec{CPU: &CPU{VCPUs: math.MaxUint32, Sockets: math.MaxUint32, CoresPerSocket: math.MaxUint32}}, "spec.cpu.vcpus", ""},
+		{"a model", Spec{CPU: &CPU{Model: "Skylake-Server-v4"}}, "", ""},
+		{"a model with options", Spec{CPU: &CPU{Model: "max,+invtsc"}}, "spec.cpu.cpu_model", ""},
+		{"a model that is long", Spec{CPU: &CPU{Model: strings.Repeat("m", 65)}}, "spec.cpu.cpu_model", ""},
+		{"too little memory", Spec{Memory: &Memory{SizeMiB: MinMemoryMiB - 1}}, "spec.memory.size_mib", "got 63"},
+		{"too much memory", Spec{Memory: &Memory{SizeMiB: math.MaxUint64}}, "spec.memory.size_mib", ""},
+		{"one disk more", Spec{Disks: disks(MaxDisks+1, BusVirtio)}, "spec.disks", "at most 16, got 17"},
+		{"four IDE disks", Spec{Disks: disks(4, BusIDE)}, "", ""},
+		{"five IDE disks", Spec{Disks: disks(5, BusIDE)}, "spec.disks", "at most 4 on one ide bus, got 5"},
+		{"seven SATA disks", Spec{Disks: disks(7, BusSATA)}, "spec.disks", "at most 6 on one sata bus"},
+		{"two disks of one id", Spec{Disks: []Disk{blank("a"), blank("a")}}, "spec.disks[a].id", "twice"},
+		{"a disk without an id", disk(func(d *Disk) { d.ID = "" }), "spec.disks[0].id", ""},
+		{"a disk id that is an option", disk(func(d *Disk) { d.ID = "a,readonly=on" }), "spec.disks[0].id", ""},
+		{"a disk id that is a path", disk(func(d *Disk) { d.ID = "../a" }), "spec.disks[0].id", ""},
+		{"a disk id that is long", disk(func(d *Disk) { d.ID = strings.Repeat("a", 33) }), "spec.disks[0].id", ""},
+		{"a disk without a source", disk(func(d *Disk) { d.Blank = false }), "spec.disks[a].source", "exactly one"},
+		{"a disk with two sources", disk(func(d *Disk) { d.Image = someImage }), "spec.disks[a].source", "exactly one"},
+		{"a disk with three", disk(func(d *Disk) { d.Image, d.Volume = someImage, "v" }), "spec.disks[a].source", "exactly one"},
+		{"a disk from an image", disk(func(d *Disk) { d.Blank, d.Image = false, someImage }), "", ""},
+		{"a disk from a path", disk(func(d *Disk) { d.Blank, d.Image = false, "/etc/shadow" }), "spec.disks[a].source.image_id", "UUID"},
+		{"a disk of nothing", disk(func(d *Disk) { d.SizeGiB = 0 }), "spec.disks[a].size_gib", "got 0"},
+		{"the largest disk", disk(func(d *Disk) { d.SizeGiB = MaxDiskGiB }), "", ""},
+		{"a larger one", disk(func(d *Disk) { d.SizeGiB = MaxDiskGiB + 1 }), "spec.disks[a].size_gib", "got 65537"},
+		{"a size that wraps in bytes", disk(func(d *Disk) { d.SizeGiB = 1 << 34 }), "spec.disks[a].size_gib", ""},
+		{"an unknown bus", disk(func(d *Disk) { d.Bus = 255 }), "spec.disks[a].bus", "unknown value 255"},
+		{"an unknown cache", disk(func(d *Disk) { d.Cache = CacheWritethrough + 1 }), "spec.disks[a].cache", "unknown value"},
+		{"one NIC more", Spec{Network: nics(MaxNICs + 1)}, "spec.network", "at most 8, got 9"},
+		{"a NIC without an id", Spec{Network: []NIC{{}}}, "spec.network[0].id", ""},
+		{"two NICs of one id", Spec{Network: []NIC{{ID: "n"}, {ID: "n"}}}, "spec.network[1].id", "twice"},
+		{"an unknown NIC", Spec{Network: []NIC{{ID: "n", Model: 9}}}, "spec.network[0].model", "unknown value 9"},
+		{"a kernel", Spec{Boot: Boot{Kernel: someImage, Initrd: someImage, Cmdline: "console=ttyS0"}}, "", ""},
+		{"a kernel that is a path", Spec{Boot: Boot{Kernel: "/etc/shadow"}}, "spec.boot.kernel", "not a path"},
+		{"an initrd that is a path", Spec{Boot: Boot{Kernel: someImage, Initrd: "../x"}}, "spec.boot.initrd", "not a path"},
+		{"an initrd without a kernel", Spec{Boot: Boot{Initrd: someImage}}, "spec.boot.initrd", "needs a kernel"},
+		{"a command line without a kernel", Spec{Boot: Boot{Cmdline: "x"}}, "spec.boot.cmdline", "needs a kernel"},
+		{"a command line of two lines", Spec{Boot: Boot{Kernel: someImage, Cmdline: "a\nb"}}, "spec.boot.cmdline", "ASCII"},
+		{"a command line in Greek", Spec{Boot: Boot{Kernel: someImage, Cmdline: "α"}}, "spec.boot.cmdline", "ASCII"},
+		{"a command line that is long", Spec{Boot: Boot{Kernel: someImage, Cmdline: strings.Repeat("x", MaxCmdline+1)}}, "spec.boot.cmdline", "2049"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.spec.Normalize()
+			err := c.spec.Check()
+			if c.field == "" {
+				require.NoError(t, err)
+				sockets, cores := c.spec.CPU.Topology()
+				require.Equal(t, c.spec.CPU.VCPUs, sockets*cores)
+				return
+			}
+			f, ok := fault.From(err)
+			require.True(t, ok && f.Kind == fault.InvalidArgument, "%v", err)
+			require.Equal(t, c.field, f.Field)
+			require.Contains(t, f.Message, c.says)
+		})
+	}
+}
+
+// Defaults fill what was not said, twice the same, and change nothing that was.
+func TestNormalize(t *testing.T) {
+	given := Spec{Disks: []Disk{{ID: "a", Blank: true, SizeGiB: 1}, {ID: "b", Blank: true, Bus: BusIDE, Cache: CacheNone}}, Memory: &Memory{Hugepages: true}}
+	given.Normalize()
+	require.Equal(t, Spec{
+		CPU: &CPU{VCPUs: 1}, Memory: &Memory{SizeMiB: DefaultMemory, Hugepages: true},
+		Disks: []Disk{
+			{ID: "a", Blank: true, SizeGiB: 1, Bus: BusVirtio, Cache: CacheWriteback}, {ID: "b", Blank: true, Bus: BusIDE, Cache: CacheNone},
+		},
+	}, given, "0 GiB stays 0, to be refused")
+	again := given
+	again.Normalize()
+	require.Equal(t, given, again)
+	shared := &CPU{Sockets: 2, CoresPerSocket: 2}
+	s := Spec{CPU: shared}
+	s.Normalize()
+	require.EqualValues(t, 4, s.CPU.VCPUs)
+	require.Zero(t, shared.VCPUs, "what the caller holds is the caller's")
+}
+
+// What cannot be had yet says so by its field; what can is not refused.
+func TestUnserved(t *testing.T) {
+	for field, s := range map[string]Spec{
+		"":                               {Disks: []Disk{blank("a")}, Boot: Boot{Kernel: someImage}},
+		"spec.network":                   {Network: []NIC{{ID: "n"}}},
+		"spec.disks[a].source.volume_id": {Disks: []Disk{{ID: "a", Volume: "v"}}},
+		"spec.memory.hugepages":          {Memory: &Memory{SizeMiB: 64, Hugepages: true}},
+		"spec.security.secure_boot":      {Security: Security{SecureBoot: true}},
+		"spec.security.tpm":              {Security: Security{TPM: true}},
+	} {
+		s.Normalize()
+		err := s.Unserved()
+		if field == "" {
+			require.NoError(t, err)
+			continue
+		}
+		f, ok := fault.From(err)
+		require.True(t, ok && f.Kind == fault.FailedPrecondition, "%v", err)
+		require.Equal(t, field, f.Field)
+		require.ErrorContains(t, err, "not served yet")
+	}
+}
+
+func TestNeedAndImages(t *testing.T) {
+	s := Spec{
+		CPU: &CPU{VCPUs: 3}, Memory: &Memory{SizeMiB: 100}, Boot: Boot{Kernel: "k", Initrd: "k"},
+		Disks: []Disk{{ID: "a", Image: "i", SizeGiB: 2}, {ID: "b", Blank: true, SizeGiB: 3}, {ID: "c", Volume: "v", SizeGiB: 99}, {ID: "d", Image: "i", SizeGiB: 1}},
+	}
+	require.Equal(t, Capacity{VCPUs: 3, MemoryMiB: 100, StorageGiB: 6}, s.Need(), "a volume is not the VM's")
+	require.Equal(t, []ImageID{"i", "k"}, s.Images(), "each once")
+}
+
+// Names, ids and pairs: the limits of overview part 6 to the byte.
+func TestNamesAndPairs(t *testing.T) {
+	long := strings.Repeat("a", 63)
+	for name, ok := range map[string]bool{
+		"a": true, long: true, "web-1": true, "": false, long + "a": false, "1a": false, "-a": false, "Web": false, "a_b": false, "a.b": false,
+		"a\n": false, "ä": false, "a/b": false,
+	} {
+		require.Equal(t, ok, CheckName("name", name) == nil, "%q", name)
+	}
+	for id, ok := range map[string]bool{
+		"a": true, "A.b_c@d-e": true, "0": true, long: true, "": false, long + "a": false, ".a": false, "a/b": false, "a:b": false, "a b": false, "a\n": false,
+	} {
+		require.Equal(t, ok, CheckCallerID("id", id) == nil, "%q", id)
+	}
+	for id, ok := range map[string]bool{
+		someImage: true, "": false, strings.ToUpper("0190a000-0000-7000-8000-00000000000a"): false, "{" + someImage + "}": false,
+		"urn:uuid:" + someImage: false, strings.ReplaceAll(someImage, "-", ""): false, someImage + "\n": false,
+	} {
+		require.Equal(t, ok, CheckUUID("id", id) == nil, "%q", id)
+	}
+	many := map[string]string{}
+	for i := range MaxPairs {
+		many[fmt.Sprint(i)] = ""
+	}
+	require.NoError(t, CheckPairs("labels", many))
+	many["more"] = ""
+	for name, m := range map[string]map[string]string{
+		"too many": many, "no key": {"": "x"}, "a long key": {strings.Repeat("k", MaxPairKey+1): ""}, "a long value": {"k": strings.Repeat("v", MaxPairValue+1)},
+		"a key of two lines": {"a\nb": ""}, "a key that is no text": {"\xff": ""}, "a value that is no text": {"k": "\xff"}, "a value with NUL": {"k": "\x00"},
+	} {
+		require.True(t, fault.Is(CheckPairs("labels", m), fault.InvalidArgument), name)
+	}
+	require.NoError(t, CheckPairs("metadata", map[string]string{strings.Repeat("k", MaxPairKey): strings.Repeat("v", MaxPairValue), "a/b": "α\n"}))
+}
