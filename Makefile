@@ -8,7 +8,7 @@ GUEST := .build/guest
 RUN_PACKAGES := qemu-system-x86 $(shell cat images/guest/packages)
 TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 systemd
 
-.PHONY: up down wipe build guest gen check test bench run-packages test-packages
+.PHONY: up down wipe build guest gen check test sim bench run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(DIR) bin $(GUEST)
@@ -53,6 +53,13 @@ check: test-packages
 # test is what CI runs. Each part says what it did; the last line counts.
 test: test-packages build guest
 	.ci/test
+
+# sim runs more of ring (a), then of ring (b): make sim SEEDS=20000 SECONDS=3600
+SEEDS := 10000
+SECONDS := 600
+sim:
+	TRIVET_SIM_SEEDS=$(SEEDS) go test ./controlplane/sim -run RingA -v -timeout 0
+	TRIVET_SIM_SECONDS=$(SECONDS) go test ./controlplane/sim -run RingB -v -timeout 0
 
 bench: run-packages build guest
 	.ci/bench

@@ -64,7 +64,7 @@ var arrows = map[string][]string{
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},
 	"e2e/lab":             {"protos/…", "controlplane/clusterkey", "nodeagent/cgroup"},
-	"e2e/bench":           {"e2e/…", "images/guest", "protos/…", "shared/…"},
+	"e2e/bench":           {"e2e/…", "nodeagent/uplink", "images/guest", "protos/…", "shared/…"},
 	"e2e/bench/figure":    {},
 	"e2e/bench/libvirt":   {},
 	"e2e/bench/openloop":  {},
