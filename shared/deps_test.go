@@ -53,8 +53,8 @@ var arrows = map[string][]string{
 	"nodeagent/cgroup":    {},
 	"nodeagent/console":   {},
 	"nodeagent/disk":      {"shared/qcow2"},
-	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup"},
-	"nodeagent/reconcile": {"shared/…"},
+	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2"},
+	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},
 	"nodeagent/metrics":   {"nodeagent/…", "shared/…"},
@@ -91,8 +91,9 @@ func TestArrows(t *testing.T) {
 		require.True(t, listed, "%s is not in the table of arrows", pkg)
 		for _, path := range p.Imports {
 			if imported, ours := strings.CutPrefix(path, module); ours {
-				require.True(t, slices.ContainsFunc(allowed, func(a string) bool { return covers(a, imported) }),
-					"%s may not import %s", pkg, imported)
+				if !slices.ContainsFunc(allowed, func(a string) bool { return covers(a, imported) }) {
+					t.Errorf("%s may not import %s", pkg, imported)
+				}
 			}
 			if path == "os/exec" {
 				require.False(t, strings.HasPrefix(pkg, "controlplane"), "%s runs programs: the control plane must not", pkg)
