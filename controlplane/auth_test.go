@@ -59,7 +59,7 @@ func member(t *testing.T) (*grpc.ClientConn, *grpc.Server, *clusterkey.Key, *tim
 	nodes.Register(g)
 	vms.Register(g)
 	volume.Register(g)
-	operator.Register(g, operator.Options{Nodes: nodes, VMs: vms})
+	operator.Register(g, operator.Options{Commands: commands, Nodes: nodes, VMs: vms})
 	listener := bufconn.Listen(1 << 20)
 	go g.Serve(listener)
 	t.Cleanup(g.Stop)

@@ -184,7 +184,7 @@ func run(ctx context.Context, c Config) (err error) {
 	vms.Register(public)
 	volume.Register(public)
 	operator.Register(public, operator.Options{
-		Version: version(), Cluster: authority.Cluster(), Members: members, Runner: runner, Groups: groupsOf(engines, names),
+		Version: version(), Cluster: authority.Cluster(), Members: members, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
 		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms,
 	})
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)

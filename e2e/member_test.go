@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
 // All three are killed and started again: what was acknowledged is there. One member's disk is wiped: it may not vote
@@ -63,6 +64,11 @@ func TestLeaderIsKilled(t *testing.T) {
 		names = append(names, u.GetId())
 	}
 	require.Equal(t, "admin after before", strings.Join(names, " "))
+	status, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
+	require.NoError(t, err)
+	for _, m := range status.GetMembers() {
+		require.Equal(t, int(m.GetId()) != leader, m.GetReachable(), "member %d", m.GetId())
+	}
 }
 
 // SIGTERM ends a member cleanly and within ten seconds, whoever leads.

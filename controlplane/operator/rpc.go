@@ -14,6 +14,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
 	"github.com/trivet-cloud/trivet/controlplane/node"
 	"github.com/trivet-cloud/trivet/controlplane/vm"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -24,8 +25,9 @@ type Options struct {
 	Version string
 	Cluster string
 	// Members are the addresses of all members.
-	Members map[uint64]string
-	Runner  *consensus.Runner
+	Members  map[uint64]string
+	Runner   *consensus.Runner
+	Commands *lead.Commands
 	// Groups names the raft groups and gives the revision of each.
 	Groups map[uint64]Group
 	// ElectionTicks without a word from a member make it unreachable.
@@ -42,13 +44,43 @@ type Group struct {
 
 // Register adds OperatorService.
 func Register(g *grpc.Server, opts Options) {
-	operatorv1.RegisterOperatorServiceServer(g, &server{opts: opts})
+	s := &server{opts: opts}
+	s.heardByLeader = lead.Handle(opts.Commands, "operator.heard", lead.Repeatable, s.heard)
+	operatorv1.RegisterOperatorServiceServer(g, s)
 }
 
 type server struct {
 	operatorv1.UnsafeOperatorServiceServer
 	opts Options
+
+	heardByLeader func(context.Context, struct{}) (map[uint64]bool, error)
 }
+
+// heard is which members this one has heard from lately. A follower hears from the leader only, the leader from all.
+func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error) {
+	status, err := s.opts.Runner.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[uint64]bool{status.ID: true}
+	for id, ticks := range status.Heard {
+		out[id] = ticks <= s.opts.ElectionTicks
+	}
+	return out, nil
+}
+
+// reachable is what the leader has heard, or without one what this member has.
+func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
+	ask, cancel := context.WithTimeout(ctx, askLeader)
+	defer cancel()
+	if heard, err := s.heardByLeader(ask, struct{}{}); err == nil {
+		return heard, nil
+	}
+	return s.heard(ctx, struct{}{})
+}
+
+// askLeader is how long the leader has to answer: a status must come also without one.
+const askLeader = time.Second
 
 const service = "/operator.v1.OperatorService/"
 
@@ -60,12 +92,13 @@ func (s *server) ClusterStatus(ctx context.Context, _ *operatorv1.ClusterStatusR
 	if err != nil {
 		return nil, err
 	}
+	reachable, err := s.reachable(ctx)
+	if err != nil {
+		return nil, err
+	}
 	out := &operatorv1.ClusterStatusResponse{Version: s.opts.Version, Cluster: s.opts.Cluster, MemberId: status.ID}
 	for _, id := range slices.Sorted(maps.Keys(s.opts.Members)) {
-		heard, known := status.Heard[id]
-		out.Members = append(out.Members, &operatorv1.Member{
-			Id: id, Address: s.opts.Members[id], Reachable: id == status.ID || known && heard <= s.opts.ElectionTicks,
-		})
+		out.Members = append(out.Members, &operatorv1.Member{Id: id, Address: s.opts.Members[id], Reachable: id == status.ID || reachable[id]})
 	}
 	for _, g := range status.Groups {
 		say := &operatorv1.Group{Id: g.ID, LeaderId: g.Leader, Term: g.Term, CommittedIndex: g.Commit, AppliedIndex: g.Applied}

@@ -141,7 +141,7 @@ type Member struct {
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The address it listens on.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// Heard from by the answering member within the last election timeout.
+	// Heard from within the last election timeout: by the leader, or without one by the answering member.
 	Reachable     bool `protobuf:"varint,3,opt,name=reachable,proto3" json:"reachable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
