@@ -115,6 +115,10 @@ func (s *Service) Follow(ctx context.Context) error {
 		s.since = 0
 		clear(s.fleet)
 	}()
+	// Who was heard from before the records are read has a record there, or none any more.
+	s.mu.Lock()
+	before := slices.Collect(maps.Keys(s.seen))
+	s.mu.Unlock()
 	var from int64
 	if err := s.opts.Store.View(ctx, func(v *store.View) error {
 		from = v.Revision() + 1
@@ -127,7 +131,11 @@ func (s *Service) Follow(ctx context.Context) error {
 		for _, r := range all {
 			s.fleet[r.Value.ID] = *r.Value
 		}
-		maps.DeleteFunc(s.seen, func(id cloud.NodeID, _ cloud.Time) bool { _, known := s.fleet[id]; return !known })
+		for _, id := range before {
+			if _, known := s.fleet[id]; !known {
+				delete(s.seen, id)
+			}
+		}
 		s.since = s.opts.Now().UnixMilli()
 		return nil
 	}); err != nil {
