@@ -2,6 +2,7 @@ package vm
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -341,9 +342,15 @@ func TestSettle(t *testing.T) {
 	creating, starting, stopping, running := w.in(cloud.Creating, "a"), w.in(cloud.Starting, "b"), w.in(cloud.Stopping, "c"), w.in(cloud.Running, "d")
 	settle := func() {
 		require.Eventually(t, func() bool {
+			want := map[cloud.VMID]cloud.Time{}
+			for _, vm := range []*cloud.VM{creating, starting, stopping, running} {
+				if at := w.get(vm.ID).Deadline; at != 0 {
+					want[vm.ID] = at
+				}
+			}
 			w.vms.mu.Lock()
 			defer w.vms.mu.Unlock()
-			return len(w.vms.deadlines) == 3-map[bool]int{true: 2}[w.get(starting.ID).State == cloud.Error]
+			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d due) bool { return at == d.at })
 		}, 10*time.Second, time.Millisecond, "the leader follows the records")
 		require.NoError(t, w.vms.Settle(t.Context()))
 	}
