@@ -59,7 +59,6 @@ var memberIDs = []uint64{1, 2, 3}
 type fleet struct {
 	seed      uint64
 	rng       *rand.Rand
-	began     time.Time
 	trace     *sim.Trace
 	log       *slog.Logger
 	key       *clusterkey.Key
@@ -97,13 +96,14 @@ type Outcome struct {
 // happens to whom and when; how goroutines take turns it does not.
 func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 	dir := t.TempDir()
+	defer os.RemoveAll(dir) // there may be many runs in one test
 	var f *fleet
 	synctest.Test(t, func(t *testing.T) {
 		f = &fleet{
-			seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), began: time.Now(), key: clusterkey.Generate(),
+			seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), key: clusterkey.Generate(),
 			counts: map[string]int{}, rushed: make(chan struct{}), byNode: map[cloud.NodeID]*host{}, imports: filepath.Join(dir, "import"),
 		}
-		began := f.began
+		began := time.Now()
 		f.tail = 8 << f.rng.IntN(5)
 		f.trace = sim.NewTrace(func() string { return fmt.Sprintf("%8.3f", time.Since(began).Seconds()) })
 		f.log = slog.New(slog.NewTextHandler(logged{f.trace}, &slog.HandlerOptions{Level: slog.LevelInfo}))
