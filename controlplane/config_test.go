@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // Flags win over the environment, which wins over the file, which wins over the defaults.
@@ -119,17 +121,26 @@ func TestAdminTokenIsKept(t *testing.T) {
 		require.NoError(t, err)
 		return string(text)
 	}
-	require.NoError(t, renewAdminToken(key, path, now))
+	valid := func(context.Context, string) error { return nil }
+	renew := func(at time.Time) { require.NoError(t, renewAdminToken(t.Context(), key, path, valid, at)) }
+	renew(now)
 	first := read()
 	info, err := os.Stat(path)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-	require.NoError(t, renewAdminToken(key, path, now.Add(28*24*time.Hour)))
+	renew(now.Add(28 * 24 * time.Hour))
 	require.Equal(t, first, read())
-	require.NoError(t, renewAdminToken(key, path, now.Add(29*24*time.Hour+time.Hour)))
+	renew(now.Add(29*24*time.Hour + time.Hour))
 	require.NotEqual(t, first, read())
+	second := read()
+	valid = func(context.Context, string) error { return fault.New(fault.Unavailable, "no leader") }
+	renew(now)
+	require.Equal(t, second, read(), "nobody can tell")
+	valid = func(context.Context, string) error { return fault.New(fault.Unauthenticated, "no longer valid") }
+	renew(now.Add(time.Second))
+	require.NotEqual(t, second, read(), "the administrator's password was changed")
 	require.NoError(t, os.WriteFile(path, nil, 0o600)) // a crash left it empty
-	require.NoError(t, renewAdminToken(key, path, now))
+	renew(now)
 	require.NotEmpty(t, read())
 }
 

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
@@ -234,7 +235,7 @@ func run(ctx context.Context, c Config) (err error) {
 	defer cancel()
 	work.Go(func() { tasks.Run(background) })
 	work.Go(func() { images.Run(background) })
-	work.Go(func() { keepAdminToken(background, key, c.DataDir, log) })
+	work.Go(func() { keepAdminToken(background, key, c.DataDir, validWith(identities), log) })
 	work.Go(func() { scrub(background, engines, log) })
 	if c.Dev {
 		log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
@@ -255,6 +256,14 @@ func run(ctx context.Context, c Config) (err error) {
 
 func address(c Config, port uint16) string {
 	return net.JoinHostPort(c.Listen, strconv.Itoa(int(port)))
+}
+
+// validWith says whether a token is valid.
+func validWith(v auth.Verifier) func(context.Context, string) error {
+	return func(ctx context.Context, token string) error {
+		_, err := v.Verify(ctx, token)
+		return err
+	}
 }
 
 func ignoreStopped(err error) error {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // history is how long old revisions are kept.
@@ -95,29 +97,35 @@ const (
 	adminTokenRenew = 24 * time.Hour
 )
 
-// keepAdminToken keeps a token of the administrator in the data directory, for whoever may read that.
-func keepAdminToken(ctx context.Context, key *clusterkey.Key, dir string, log *slog.Logger) {
+// keepAdminToken keeps a token of the administrator in the data directory, for whoever may read that. valid says whether
+// one still is: a change of the administrator's password ends all that are older.
+func keepAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, log *slog.Logger) {
 	path := filepath.Join(dir, "admin.token")
 	for {
-		if err := renewAdminToken(key, path, time.Now()); err != nil {
+		if err := renewAdminToken(ctx, key, path, valid, time.Now()); err != nil {
 			log.Error("admin token", "err", err)
 		}
 		select {
-		case <-time.After(time.Hour):
+		case <-time.After(time.Minute):
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// renewAdminToken writes a new token unless the one that is there has more than a day to live. Its age is the file's.
-func renewAdminToken(key *clusterkey.Key, path string, now time.Time) error {
-	info, err := os.Stat(path)
-	if err == nil && info.Size() > 0 && now.Sub(info.ModTime()) < adminTokenLife-adminTokenRenew {
-		return nil
-	}
+// renewAdminToken writes a new token unless the one that is there is valid and has more than a day to live. Its age is
+// the file's. When nobody can tell, for want of a leader, it stays.
+func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, valid func(context.Context, string) error, now time.Time) error {
+	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("look at admin token: %w", err)
+		return fmt.Errorf("read admin token: %w", err)
+	}
+	if info, err := os.Stat(path); err == nil && len(old) > 0 && now.Sub(info.ModTime()) < adminTokenLife-adminTokenRenew {
+		ask, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if err := valid(ask, strings.TrimSpace(string(old))); !fault.Is(err, fault.Unauthenticated) {
+			return nil
+		}
 	}
 	token, err := identity.HostToken(key, cloud.Tenant{}, now, adminTokenLife)
 	if err != nil {

@@ -122,7 +122,7 @@ func TestPowerAndEvents(t *testing.T) {
 	vm, err := g.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{
 		Name: "direct", OrgId: "default", ProjectId: "default", Labels: map[string]string{"env": "test"},
 		Spec: &vmv1.VmSpec{
-			Memory: &vmv1.MemorySpec{SizeMib: 192}, Boot: &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1"},
+			Memory: &vmv1.MemorySpec{SizeMib: 192}, Boot: &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
 			Disks: []*vmv1.DiskSpec{
 				{Id: "a", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1},
 				{Id: "b", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1, Bus: vmv1.DiskBus_DISK_BUS_SCSI, Cache: vmv1.DiskCache_DISK_CACHE_NONE},

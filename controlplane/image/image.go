@@ -80,12 +80,12 @@ func New(opts Options) *Service {
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, importsAtOnce), pulls: make(chan struct{}, pullsAtOnce),
 	}
 	s.errands = newErrands(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
-	s.create = lead.Handle(opts.Commands, "image.create", lead.Once, s.doCreate)
+	s.create = lead.Handle(opts.Commands, "image.create", lead.Keyed, s.doCreate)
 	s.imported = lead.Handle(opts.Commands, "image.imported", lead.Repeatable, s.doImported)
 	s.held = lead.Handle(opts.Commands, "image.held", lead.Repeatable, s.doHeld)
 	s.lost = lead.Handle(opts.Commands, "image.lost", lead.Repeatable, s.doLost)
 	s.change = lead.Handle(opts.Commands, "image.change", lead.Repeatable, s.doChange)
-	s.remove = lead.Handle(opts.Commands, "image.delete", lead.Once, s.doRemove)
+	s.remove = lead.Handle(opts.Commands, "image.delete", lead.Keyed, s.doRemove)
 	return s
 }
 

@@ -210,9 +210,10 @@ func (s *Store) Now() cloud.Time {
 	return max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime())
 }
 
-// history maps the engine's refusals of old revisions to what a caller can do about it.
+// history maps the engine's refusals of old revisions, also after a snapshot took the state's place, to what a caller
+// can do about it.
 func history(err error) error {
-	if errors.Is(err, mvcc.ErrCompacted) {
+	if errors.Is(err, mvcc.ErrCompacted) || errors.Is(err, mvcc.ErrRestored) {
 		return fault.New(fault.OutOfRange, "the history from there is no longer kept: read again").WithReason("HISTORY_EXPIRED").Because(err)
 	}
 	return err
