@@ -235,7 +235,7 @@ func TestRefusedDirectories(t *testing.T) {
 	require.NoError(t, fs.Remove("data/CURRENT"))
 	_, err = Open(fs, "data", Options{})
 	require.ErrorIs(t, err, ErrCorrupt)
-	require.ErrorContains(t, err, "CURRENT is missing beside generation 1")
+	require.ErrorContains(t, err, "CURRENT is missing beside generation")
 }
 
 // A state written by a newer program is refused, opened or restored.
