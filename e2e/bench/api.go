@@ -330,7 +330,7 @@ func (r *recorded) rows(b *bench, when string, got *openloop.Result, used usage)
 	b.row(figure.Row{What: "CPU under that load, " + when, Ours: fmt.Sprintf("members %.0f %% of a core", used.members/used.wall*100),
 		Note: fmt.Sprintf("generator %.0f %%, %d simulated hosts %.0f %%, all else on the machine %.0f %%; requests sent late: p50 %s, p99 %s",
 			used.generator/used.wall*100, b.hosts, used.hosts/used.wall*100,
-			(used.all-used.members-used.generator-used.hosts)/used.wall*100, ms(figure.Median(got.Late)), ms(figure.Quantile(got.Late, 0.99)))})
+			max(0, used.all-used.members-used.generator-used.hosts)/used.wall*100, ms(figure.Median(got.Late)), ms(figure.Quantile(got.Late, 0.99)))})
 }
 
 // perf records where the members spend their time until stop is called. Without perf it says so and goes on.

@@ -37,7 +37,8 @@ func cpuOf(pids ...int) float64 {
 	return float64(ticks) / ticksPerSecond
 }
 
-// busyCPU is what everything on this machine has used, in seconds: all but idle and waiting for disks.
+// busyCPU is what everything on this machine has used, in seconds: all but idle and waiting for disks. The kernel counts it
+// by ticks, so that it may be some percent less than the exact sum over processes.
 func busyCPU() float64 {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
