@@ -192,7 +192,8 @@ func (p *Process) post(status unix.WaitStatus, known bool) string {
 	case known:
 		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
 	default:
-		text = "QEMU has ended"
+		// Only its parent learns the status of a process, and this agent took it over.
+		text = "QEMU ended without a word, as it does when it is killed"
 	}
 	return withStderr(text, p.home.stderr())
 }
