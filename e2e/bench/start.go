@@ -20,8 +20,21 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// cmdline is the small guest's; see its manifest.
-const cmdline = "console=ttyS0 quiet panic=-1 cryptomgr.notests tsc=unstable"
+// cmdline is the kernel's command line of the small guest, as its manifest has it.
+func (b *bench) cmdline() (string, error) {
+	text, err := os.ReadFile(filepath.Join(b.guest, "manifest.json"))
+	if err != nil {
+		return "", err
+	}
+	var m struct{ Cmdline string }
+	if err := json.Unmarshal(text, &m); err != nil {
+		return "", fmt.Errorf("read the guest's manifest: %w", err)
+	}
+	if m.Cmdline == "" {
+		return "", errors.New("the guest's manifest has no command line")
+	}
+	return m.Cmdline, nil
+}
 
 // memoryMiB of every guest here.
 const memoryMiB = 192
@@ -37,6 +50,10 @@ func start(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	images, err := lab.ImportGuest(ctx, c.trio, c.admin, b.guest)
+	if err != nil {
+		return err
+	}
+	cmdline, err := b.cmdline()
 	if err != nil {
 		return err
 	}
@@ -135,7 +152,7 @@ func (s *starter) prepare(ctx context.Context, spec *vmv1.VmSpec) error {
 		Disk: s.disk("libvirt"), Base: s.file("disk.qcow2"), Serial: filepath.Join(s.dir, "libvirt.serial"), Ports: 5, TBSizeMiB: 256,
 	}
 	if s.direct {
-		s.domain.Kernel, s.domain.Initrd, s.domain.Cmdline = s.file("vmlinuz"), s.file("initrd.lz4"), cmdline
+		s.domain.Kernel, s.domain.Initrd, s.domain.Cmdline = s.file("vmlinuz"), s.file("initrd.lz4"), spec.GetBoot().GetCmdline()
 	}
 	s.xml, err = s.domain.Write(s.dir)
 	return err
