@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
@@ -22,7 +21,6 @@ import (
 )
 
 const (
-	inside = "TRIVET_E2E_INSIDE"
 	// binEnv and guestEnv name what is built already; see Makefile.
 	binEnv   = "TRIVET_BIN"
 	guestEnv = "TRIVET_GUEST_DIR"
@@ -36,47 +34,14 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	if os.Getenv(inside) == "" {
-		os.Exit(again())
+	if !lab.Inside() {
+		os.Exit(lab.Again(0))
 	}
-	if err := loopback(); err != nil {
-		fmt.Println("bring up lo:", err)
+	if err := lab.Loopback(); err != nil {
+		fmt.Println(err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
-}
-
-// again runs this test binary in a network namespace of its own.
-func again() int {
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return exit.ExitCode()
-	}
-	if err != nil {
-		fmt.Println("run in a namespace:", err)
-		return 1
-	}
-	return 0
-}
-
-// loopback brings lo up; a new namespace has it down.
-func loopback() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(s)
-	r, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
 }
 
 // binaries builds the programs, or takes those that were built.

@@ -20,7 +20,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -34,9 +33,6 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
-
-// inside marks the process that lives in the namespaces.
-const inside = "TRIVET_BENCH_INSIDE"
 
 // runWithin bounds a whole run, which takes about 12 minutes on two cores that do nothing else.
 const runWithin = 25 * time.Minute
@@ -89,7 +85,7 @@ func main() {
 	flag.StringVar(&b.profiles, "perf", "", "write a perf profile of the members under load to this `file`")
 	flag.Parse()
 	b.bin = lab.In(bin)
-	if os.Getenv(inside) == "" {
+	if !lab.Inside() {
 		os.Exit(again())
 	}
 	if err := b.main(work, out, strings.Split(run, ",")); err != nil {
@@ -108,20 +104,7 @@ func again() int {
 	defer undo()
 	// The terminal signals both of us; the one inside cleans up.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
-	err = cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return exit.ExitCode()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench: run in namespaces:", err)
-		return 1
-	}
-	return 0
+	return lab.Again(unix.CLONE_NEWNS)
 }
 
 func (b *bench) main(work, out string, wanted []string) (err error) {
@@ -132,8 +115,8 @@ func (b *bench) main(work, out string, wanted []string) (err error) {
 	if err := libvirt.Mount(); err != nil {
 		return err
 	}
-	if err := loopback(); err != nil {
-		return fmt.Errorf("bring up lo: %w", err)
+	if err := lab.Loopback(); err != nil {
+		return err
 	}
 	for _, path := range []*string{&work, &out, &b.guest} {
 		if *path, err = filepath.Abs(*path); err != nil {
@@ -166,19 +149,4 @@ func (b *bench) main(work, out string, wanted []string) (err error) {
 	table := figure.Markdown(b.rows)
 	fmt.Print("\n", table)
 	return os.WriteFile(out, []byte(facts+"\n\n"+table), 0o644)
-}
-
-// loopback brings lo up; a new namespace has it down.
-func loopback() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(s)
-	r, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
 }
