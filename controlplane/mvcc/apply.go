@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,12 +23,14 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 	if len(cmds) == 0 {
 		return nil, nil
 	}
-	gen := e.published.Load().gen
+	now := e.published.Load()
+	gen := now.gen
 	if err := gen.acquire(); err != nil {
 		return nil, err
 	}
 	defer gen.release()
 	s := &e.stage
+	s.index = now.index
 	s.begin(gen.db)
 	results, err := s.run(cmds)
 	if err = errors.Join(err, s.endReads()); err == nil {
@@ -37,11 +40,14 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 		err = s.flushEarly()
 	}
 	if err = errors.Join(err, s.batch.Close()); err != nil {
-		e.failed = fmt.Errorf("apply %d commands up to index %d: %w", len(cmds), cmds[len(cmds)-1].Index, err)
+		e.failed = fmt.Errorf("apply %d commands up to index %d: %w", len(cmds), cmds[len(cmds)-1].Index, marked(err))
 		return nil, e.failed
 	}
-	e.published.Store(&view{gen: gen, state: s.state})
+	e.publish(&view{gen: gen, state: s.state, records: s.records}, s.changes)
 	e.hub.announce(s.changes, s.revision)
+	if s.leaseChanges.any() && e.opts.OnLeases != nil {
+		e.opts.OnLeases(s.leaseChanges)
+	}
 	s.clear()
 	return results, nil
 }
@@ -49,25 +55,52 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 // stage is the batch that Apply builds: the state it leads to, and what reads within it must see.
 type stage struct {
 	state
+	records     records
+	leases      leases
 	proposals   *proposals
 	mostChanges int // MaxTxnChanges
 
-	db      *pebble.DB
-	batch   *pebble.Batch
-	iter    *pebble.Iterator // over the keys as they were before the batch; opened when first needed
-	pending pendingVersions
-	changes []change
-	more    bool // commands follow the present one
+	db            *pebble.DB
+	batch         *pebble.Batch
+	batchRevision int64            // up to which db has everything
+	iter          *pebble.Iterator // over the keys as they were before the batch; opened when first needed
+	index         *index           // of the keys as they were before Apply; nil while there is none
+	pending       overlay          // what the batch's commands have written, when more follow
+	own           overlay          // what the steps of the present program have changed, when more follow
+	changes       []change
+	leaseChanges  LeaseChanges
+	more          bool // commands follow the present one
+
+	list listed // the chunk of changes that is being filled
 
 	txn     Txn // reused
+	program programDecoder
 	scratch []byte
-	chunk   []byte
+	key     []byte
 
 	unflushed int // bytes in the memtable, about; for Quiet
 }
 
+// listed is a chunk of changes that is not in the batch yet.
+type listed struct {
+	chunk    []byte
+	revision int64 // of its first change
+	place    int   // of its first change among those of the revision
+	last     int64 // revision of its last change
+}
+
 func (s *stage) begin(db *pebble.DB) {
-	s.db, s.batch = db, db.NewBatch()
+	s.db, s.batch, s.batchRevision = db, db.NewBatch(), s.revision
+}
+
+// cut gives what was done so far to Pebble, so that the next command can read it at any of its revisions.
+func (s *stage) cut() error {
+	if err := errors.Join(s.endReads(), s.commit(), s.batch.Close()); err != nil {
+		return err
+	}
+	// What is pending now is also in Pebble. The index does not know it.
+	s.begin(s.db)
+	return nil
 }
 
 // bufferedItems bounds the buffers that are kept from one batch to the next.
@@ -75,8 +108,9 @@ const bufferedItems = 1024
 
 // clear forgets the batch and keeps its buffers, unless it was a huge one.
 func (s *stage) clear() {
-	s.db, s.batch = nil, nil
+	s.db, s.batch, s.index = nil, nil, nil
 	s.pending.clear()
+	s.leaseChanges = LeaseChanges{}
 	clear(s.changes)
 	s.changes = s.changes[:0]
 	if cap(s.changes) > bufferedItems {
@@ -87,6 +121,7 @@ func (s *stage) clear() {
 	}
 	clear(s.txn.Guards[:cap(s.txn.Guards)])
 	clear(s.txn.Ops[:cap(s.txn.Ops)])
+	s.program.clear()
 }
 
 func (s *stage) run(cmds []Command) ([]Result, error) {
@@ -96,12 +131,12 @@ func (s *stage) run(cmds []Command) ([]Result, error) {
 		if c.Index <= s.applied.Index {
 			return nil, fmt.Errorf("command at index %d after %d was applied: %w", c.Index, s.applied.Index, ErrInvalid)
 		}
-		s.applied = Position{Index: c.Index, Term: c.Term}
 		s.more = i < len(cmds)-1
 		r, err := s.command(c)
 		if err != nil {
 			return nil, err
 		}
+		s.applied = Position{Index: c.Index, Term: c.Term}
 		results[i] = r
 	}
 	return results, nil
@@ -131,6 +166,19 @@ func (s *stage) command(c *Command) (Result, error) {
 			return Result{}, &CommandError{c.Index, err}
 		}
 		r, err = s.transact()
+	case kind == commandProgram:
+		p, err := s.program.decode(d.b)
+		if err != nil {
+			return Result{}, &CommandError{c.Index, err}
+		}
+		if c.Wanted && s.readsWithin(p.Steps) {
+			if err := s.cut(); err != nil {
+				return Result{}, err
+			}
+		}
+		if r, err = s.execute(p, c.Wanted); err != nil {
+			return Result{}, err
+		}
 	case kind == commandCompact:
 		revision := d.int64()
 		if d.err != nil || len(d.b) > 0 {
@@ -147,6 +195,21 @@ func (s *stage) command(c *Command) (Result, error) {
 		s.proposals.add(c.ID, r)
 	}
 	return r, nil
+}
+
+// readsWithin reports whether a step reads at a revision that the batch has made and gone beyond.
+func (s *stage) readsWithin(steps []Step) bool {
+	if s.revision == s.batchRevision {
+		return false
+	}
+	for i := range steps {
+		st := &steps[i]
+		r := st.Range.Revision
+		if r > s.batchRevision && r <= s.revision || s.readsWithin(st.Then) || s.readsWithin(st.Else) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *stage) result() Result { return Result{Revision: s.revision, Time: s.time} }
@@ -200,13 +263,12 @@ func (s *stage) transact() (Result, error) {
 
 func (s *stage) holds(g *Guard) (bool, error) {
 	if len(g.End) == 0 {
-		s.scratch = appendPrefix(s.scratch[:0], g.Key)
-		v, err := s.newest(s.scratch)
-		return v.mod == g.ModRevision, err
+		h, err := s.lookup(g.Key, false, false)
+		return h.mod == g.ModRevision, err
 	}
 	var highest, count int64
-	err := s.scan(g.Key, g.End, func(_ []byte, v version) (bool, error) {
-		highest, count = max(highest, v.mod), count+1
+	err := s.scan(g.Key, g.End, false, func(_ []byte, h held) (bool, error) {
+		highest, count = max(highest, h.mod), count+1
 		return count <= g.Count && highest <= g.ModRevision, nil
 	})
 	return highest == g.ModRevision && count == g.Count, err
@@ -214,7 +276,6 @@ func (s *stage) holds(g *Guard) (bool, error) {
 
 // collect appends to s.changes what the ops of s.txn change, and reports whether that is too much.
 func (s *stage) collect(first int) (refused bool, err error) {
-	next := s.revision + 1
 	deletes := 0
 	for i := range s.txn.Ops {
 		o := &s.txn.Ops[i]
@@ -223,26 +284,19 @@ func (s *stage) collect(first int) (refused bool, err error) {
 		}
 		switch o.Kind {
 		case OpPut, OpDelete:
-			s.scratch = appendPrefix(s.scratch[:0], o.Key)
-			v, err := s.newest(s.scratch)
+			h, err := s.lookup(o.Key, false, false)
 			if err != nil {
 				return false, err
 			}
-			c := change{key: o.Key, value: o.Value, revision: next, previous: v.mod}
 			if o.Kind == OpPut {
-				c.now = version{create: v.create, mod: next, number: v.number + 1}
-				if !v.live() {
-					c.now.create = next
-				}
-			} else if c.deleted = true; !v.live() {
-				continue
+				s.changes = append(s.changes, s.putChange(o.Key, o.Value, 0, h.version))
+			} else if h.live() {
+				s.changes = append(s.changes, s.deleteChange(o.Key, h.version))
 			}
-			s.changes = append(s.changes, c)
 		case OpDeleteRange:
-			err := s.scan(o.Key, o.End, func(prefix []byte, v version) (bool, error) {
-				key, err := appendUserKey(nil, prefix)
-				s.changes = append(s.changes, change{deleted: true, key: key, revision: next, previous: v.mod})
-				return len(s.changes)-first <= s.mostChanges, err
+			err := s.scan(o.Key, o.End, false, func(key []byte, h held) (bool, error) {
+				s.changes = append(s.changes, s.deleteChange(bytes.Clone(key), h.version))
+				return len(s.changes)-first <= s.mostChanges, nil
 			})
 			if err != nil || len(s.changes)-first > s.mostChanges {
 				return true, err
@@ -253,6 +307,28 @@ func (s *stage) collect(first int) (refused bool, err error) {
 		s.dropRepeatedDeletes(first)
 	}
 	return false, nil
+}
+
+// putChange is a put at the next revision over what the key held before.
+func (s *stage) putChange(key, value []byte, lease int64, before version) change {
+	c := change{key: key, value: value, revision: s.revision + 1, before: before, previous: before.mod}
+	c.now = version{
+		create: before.create, mod: c.revision, number: before.number + 1, lease: lease, size: int64(len(value)),
+	}
+	if !before.live() {
+		c.now.create = c.revision
+	} else {
+		c.releases = before.stored(key)
+	}
+	return c
+}
+
+// deleteChange is a delete, at the next revision, of what the key held before.
+func (s *stage) deleteChange(key []byte, before version) change {
+	return change{
+		deleted: true, key: key, revision: s.revision + 1,
+		before: before, previous: before.mod, releases: before.stored(key),
+	}
 }
 
 // dropRepeatedDeletes leaves the first delete of each key: the others find nothing.
@@ -267,72 +343,4 @@ func (s *stage) dropRepeatedDeletes(first int) {
 		return again
 	})
 	s.changes = s.changes[:first+len(kept)]
-}
-
-// write adds the changes of the revision that s.revision now is to the batch.
-func (s *stage) write(changes []change) error {
-	s.chunk = s.chunk[:0]
-	chunkFirst := 0
-	for i := range changes {
-		c := &changes[i]
-		if err := s.writeVersion(c); err != nil {
-			return err
-		}
-		if len(s.chunk) > chunkBytes {
-			if err := s.batch.Set(changesKey(s.revision, chunkFirst), s.chunk, nil); err != nil {
-				return err
-			}
-			s.chunk, chunkFirst = s.chunk[:0], i
-		}
-		s.chunk = appendChange(s.chunk, c)
-		switch {
-		case c.deleted:
-			s.keys--
-		case c.previous == 0:
-			s.keys++
-		}
-	}
-	return s.batch.Set(changesKey(s.revision, chunkFirst), s.chunk, nil)
-}
-
-func (s *stage) writeVersion(c *change) error {
-	var header [maxVersionHeader]byte
-	head := header[:0]
-	if c.deleted {
-		head = append(head, recordTombstone)
-	} else {
-		head = appendVersionHeader(head, c.now)
-	}
-	op := s.batch.SetDeferred(prefixLen(c.key)+revisionBytes, len(head)+len(c.value))
-	appendVersionKey(op.Key[:0], c.key, c.revision)
-	copy(op.Value[copy(op.Value, head):], c.value)
-	if s.more {
-		s.pending.put(op.Key[:len(op.Key)-revisionBytes], c.now)
-	}
-	return op.Finish()
-}
-
-// commit adds state and ids to the batch and gives it to Pebble.
-func (s *stage) commit() error {
-	if err := s.proposals.save(s.batch); err != nil {
-		return err
-	}
-	s.state.proposals = s.proposals.next
-	s.scratch = appendState(s.scratch[:0], s.state)
-	if err := s.batch.Set([]byte{tableState}, s.scratch, nil); err != nil {
-		return err
-	}
-	const entryBytes = 160 // more than a memtable adds to an entry
-	s.unflushed += s.batch.Len() + entryBytes*int(s.batch.Count())
-	return s.batch.Commit(pebble.NoSync)
-}
-
-// flushEarly flushes before the smallest memtable is full, so that Pebble never does it by itself.
-func (s *stage) flushEarly() error {
-	const soon = 96 << 10
-	if s.unflushed < soon {
-		return nil
-	}
-	s.unflushed = 0
-	return s.db.Flush()
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // benchEngine is an engine on disk with n keys of 256 bytes each, flushed.
-func benchEngine(b *testing.B, n int) *Engine {
-	e, err := Open(vfs.Default, b.TempDir(), Options{})
+func benchEngine(b *testing.B, n int, o Options) *Engine {
+	e, err := Open(vfs.Default, b.TempDir(), o)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, e.Close()) })
 	value := make([]byte, 256)
@@ -53,7 +53,7 @@ func written(e *Engine) uint64 {
 func BenchmarkPut(b *testing.B) {
 	for _, size := range []int{1, 10, 100} {
 		b.Run(fmt.Sprintf("batch=%d", size), func(b *testing.B) {
-			e := benchEngine(b, 200_000)
+			e := benchEngine(b, 200_000, Options{})
 			rng := rand.New(rand.NewPCG(1, 1))
 			// Commands are encoded by proposers, beforehand.
 			const prepared = 20_000
@@ -93,7 +93,7 @@ func BenchmarkPut(b *testing.B) {
 
 // BenchmarkTransaction applies what a record update of the platform looks like: a range guard, two reads, three writes.
 func BenchmarkTransaction(b *testing.B) {
-	e := benchEngine(b, 200_000)
+	e := benchEngine(b, 200_000, Options{})
 	value := make([]byte, 256)
 	index := e.Applied().Index
 	b.ReportAllocs()
@@ -124,7 +124,7 @@ func BenchmarkTransaction(b *testing.B) {
 
 // BenchmarkGet reads single keys, each from a snapshot of its own or all from one.
 func BenchmarkGet(b *testing.B) {
-	e := benchEngine(b, 200_000)
+	e := benchEngine(b, 200_000, Options{})
 	get := func(b *testing.B, s *Snapshot, key []byte, want bool) {
 		if _, ok, err := s.Get(key); err != nil || ok != want {
 			b.Fatal(ok, err)
@@ -158,7 +158,7 @@ func BenchmarkRange(b *testing.B) {
 	for _, versions := range []int{1, 20} {
 		b.Run(fmt.Sprintf("versions=%d", versions), func(b *testing.B) {
 			const keys = 10_000
-			e := benchEngine(b, keys)
+			e := benchEngine(b, keys, Options{})
 			value := make([]byte, 256)
 			index := e.Applied().Index
 			for range versions - 1 {
@@ -191,7 +191,7 @@ func BenchmarkWatch(b *testing.B) {
 	const n = 10_000
 	value := make([]byte, 256)
 	b.Run(fmt.Sprintf("others=%d", n), func(b *testing.B) {
-		e := benchEngine(b, 1)
+		e := benchEngine(b, 1, Options{})
 		for i := range n {
 			defer e.Watch(WatchOptions{Key: benchKey(i + 1)}).Close()
 			defer e.Watch(WatchOptions{Key: benchKey(i + 1), End: benchKey(i + 2)}).Close()
@@ -206,7 +206,7 @@ func BenchmarkWatch(b *testing.B) {
 		}
 	})
 	b.Run("same=100", func(b *testing.B) {
-		e := benchEngine(b, 1)
+		e := benchEngine(b, 1, Options{})
 		var wg sync.WaitGroup
 		index := e.Applied().Index
 		last := int64(b.N) + e.Revision()

@@ -44,7 +44,8 @@ func (e *Engine) inspect(dir string) (state, error) {
 }
 
 // Restore replaces the whole state by the checkpoint in dir, whose directory it takes over and which must be on the
-// engine's file system. A crash leaves the old state or the new one, whole. It belongs to the goroutine that applies.
+// engine's file system. It reads all of it first, and refuses with ErrCorrupt what does not match its checksums. A crash
+// leaves the old state or the new one, whole. It belongs to the goroutine that applies.
 //
 // Snapshots that are open end with ErrRestored. Watchers read on from the restored history; those that had already seen
 // more than it holds end with ErrRestored. On an error the engine goes on with the old state, unless it says that the
@@ -58,8 +59,11 @@ func (e *Engine) Restore(dir string) error {
 	if _, err := e.dir.fs.Stat(dir); err != nil {
 		return fmt.Errorf("restore from %s: %w", dir, err)
 	}
-	if _, err := e.inspect(dir); err != nil {
+	if err := verifyTables(e.dir.fs, dir, e.pebbleOptions()); err != nil {
 		return fmt.Errorf("restore from %s: %w", dir, err)
+	}
+	if _, err := e.inspect(dir); err != nil {
+		return fmt.Errorf("restore from %s: %w", dir, marked(err))
 	}
 	old := e.published.Load().gen
 	number := old.number + 1
@@ -74,13 +78,21 @@ func (e *Engine) Restore(dir string) error {
 		// CURRENT may name either now: only opening again tells.
 		e.closed = true
 		e.hub.close()
-		return errors.Join(fmt.Errorf("restore from %s: %w, %w", dir, err, ErrClosed),
-			gen.retire(ErrClosed), old.retire(ErrClosed), e.dir.close())
+		err = errors.Join(fmt.Errorf("restore from %s: %w, %w", dir, err, ErrClosed),
+			gen.retire(ErrClosed), old.retire(ErrClosed))
+		e.builders.Wait()
+		return errors.Join(err, e.dir.close())
 	}
 	e.failed = nil
 	e.install(gen)
 	e.hub.restore(gen.loaded.revision)
-	if err := errors.Join(old.retire(ErrRestored), e.dir.fs.RemoveAll(e.dir.generation(old.number))); err != nil {
+	if e.opts.OnLeases != nil {
+		e.opts.OnLeases(LeaseChanges{All: true})
+	}
+	err = old.retire(ErrRestored)
+	e.builders.Wait()
+	e.startIndex(gen)
+	if err := errors.Join(err, e.dir.fs.RemoveAll(e.dir.generation(old.number))); err != nil {
 		// The next open removes it: nothing depends on it any more.
 		e.opts.Logger.Error("mvcc remove replaced generation", "dir", e.dir.path, "err", err)
 	}

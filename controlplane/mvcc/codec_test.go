@@ -3,10 +3,13 @@ package mvcc
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 )
 
@@ -198,4 +201,46 @@ func TestUnknownCommands(t *testing.T) {
 	mustApply(t, e, put(t, 5, "a", "0"))
 	_, err = e.Apply([]Command{put(t, 5, "a", "1")})
 	require.ErrorContains(t, err, "command at index 5 after 5 was applied")
+}
+
+// A keyspace of format 1, which listed each revision on its own and without sizes, can be read, watched, changed and scrubbed.
+func TestOldFormat(t *testing.T) {
+	e := newEngine(t)
+	db := e.published.Load().gen.db
+	set := func(key, value []byte) { require.NoError(t, db.Set(key, value, pebble.NoSync)) }
+	list := func(kind OpKind, key string, age byte) []byte {
+		return append(append([]byte{byte(kind), byte(len(key))}, key...), age)
+	}
+	set(appendVersionKey(nil, []byte("a"), 2), append(appendVersionHeader(nil, version{create: 2, mod: 2, number: 1}), "old"...))
+	set(appendVersionKey(nil, []byte("a"), 3), append(appendVersionHeader(nil, version{create: 2, mod: 3, number: 2}), "new"...))
+	set(appendVersionKey(nil, []byte("b"), 2), appendVersionHeader(nil, version{create: 2, mod: 2, number: 1}))
+	set(appendVersionKey(nil, []byte("b"), 4), []byte{recordTombstone})
+	set(changesKey(2, 0), append(list(OpPut, "a", 0), list(OpPut, "b", 0)...))
+	set(changesKey(3, 0), list(OpPut, "a", 1))
+	set(changesKey(4, 0), list(OpDelete, "b", 2))
+	state := []byte{oldStateFormat, 9, 1, 4, 0, 0, 1, 0} // index 9, term 1, revision 4, floor 0, time 0, 1 key, no ids
+	s, err := decodeState(state)
+	require.NoError(t, err)
+	require.Equal(t, int64(1), s.epoch)
+	e.stage.state = s
+	e.published.Store(&view{gen: e.published.Load().gen, state: s})
+	e.hub.restore(s.revision)
+
+	w := e.Watch(WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
+	defer w.Close()
+	mustApply(t, e, put(t, 10, "a", "newer"))
+	var seen []string
+	for len(seen) < 5 {
+		b, err := w.Next(context.Background())
+		require.NoError(t, err)
+		for _, ev := range b.Events {
+			seen = append(seen, fmt.Sprintf("%s@%d", ev.KV.Key, ev.KV.ModRevision))
+		}
+	}
+	require.Equal(t, []string{"a@2", "b@2", "a@3", "b@4", "a@5"}, seen)
+	mustApply(t, e, Command{Index: 11, Data: EncodeCompact(5)})
+	done, err := e.Scrub(context.Background(), 100)
+	require.NoError(t, err)
+	require.True(t, done)
+	require.Equal(t, "key a revision 5: newer\nkey a revision 3: new\nrevision 5:\n  put a after 3 releases 36\n", dump(t, e))
 }

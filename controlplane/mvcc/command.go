@@ -13,7 +13,8 @@ type Position struct{ Index, Term uint64 }
 type Command struct {
 	Index, Term uint64
 	ID          [16]byte // of the proposal; an id among the last MaxProposals applies once. Zero: always applies
-	Data        []byte   // of EncodeTxn or EncodeCompact; empty only moves the applied index
+	Data        []byte   // of EncodeTxn, EncodeProgram or EncodeCompact; empty only moves the applied index
+	Wanted      bool     // somebody waits here for what a program's steps found: Result.Steps
 }
 
 // EncodeCompact encodes, as the Data of a Command, the wish that revisions below revision can no longer be read.
@@ -29,7 +30,14 @@ const (
 	RefusedNot       Refusal = 0
 	RefusedCompacted Refusal = 1 // compaction at or below the floor
 	RefusedFuture    Refusal = 2 // compaction above the current revision
-	RefusedTooMany   Refusal = 3 // DeleteRange over more than MaxTxnChanges keys
+	RefusedTooMany   Refusal = 3 // changes of more than MaxTxnChanges keys
+	RefusedEpoch     Refusal = 4 // the records changed since the program was decided
+
+	RefusedLeaseNotFound Refusal = 5
+	RefusedLeaseExists   Refusal = 6
+	RefusedKeyNotFound   Refusal = 7 // of a put that keeps value or lease
+
+	// An encoded result has room for no further one: they are part of resultFormat.
 )
 
 // Result is the outcome of one command.
@@ -39,9 +47,14 @@ type Result struct {
 	Conflict    bool    // a guard did not hold: nothing was written
 	FailedGuard int     // the first guard that did not hold
 	Refused     Refusal // any other reason why nothing was written
+
+	// Steps is what the steps of a program found. Only Apply fills it, and only for a Command that is Wanted and was
+	// not refused: it is not encoded.
+	Steps []StepResult
 }
 
-// Err is nil, or ErrCompacted, ErrFutureRevision or ErrTooMany for a refused command. A conflict is no error.
+// Err is nil, or why a command was refused: ErrCompacted, ErrFutureRevision, ErrTooMany, ErrEpoch, ErrLeaseNotFound,
+// ErrLeaseExists or ErrKeyNotFound. A conflict is no error.
 func (r Result) Err() error {
 	switch r.Refused {
 	case RefusedCompacted:
@@ -50,6 +63,14 @@ func (r Result) Err() error {
 		return ErrFutureRevision
 	case RefusedTooMany:
 		return fmt.Errorf("delete of more than %d keys: %w", MaxTxnChanges, ErrTooMany)
+	case RefusedEpoch:
+		return ErrEpoch
+	case RefusedLeaseNotFound:
+		return ErrLeaseNotFound
+	case RefusedLeaseExists:
+		return ErrLeaseExists
+	case RefusedKeyNotFound:
+		return ErrKeyNotFound
 	}
 	return nil
 }
@@ -136,6 +157,11 @@ var (
 	ErrFutureRevision = errors.New("revision is in the future")
 	ErrRestored       = errors.New("state was replaced by a snapshot")
 	ErrClosed         = errors.New("closed")
+
+	ErrEpoch         = errors.New("records have changed")
+	ErrLeaseNotFound = errors.New("lease not found")
+	ErrLeaseExists   = errors.New("lease exists already")
+	ErrKeyNotFound   = errors.New("key not found")
 
 	ErrEmptyKey     = errors.New("key is empty")
 	ErrTooLarge     = errors.New("too large")

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2"
@@ -192,10 +193,16 @@ type generation struct {
 	db        *pebble.DB
 	loaded    state // when it was opened
 	proposals *proposals
+	leases    leases
+	records   records
+	freed     atomic.Int64 // bytes that Scrub has removed since the keyspace began, as Size counts them
+	scrubbed  scrubbed
+	indexing  *indexing // nil without CountIndex
 
 	// using is held shared while db is in use, and exclusively to close it.
 	using sync.RWMutex
 	ended error
+	done  chan struct{} // closed once ended is set
 
 	mu   sync.Mutex
 	pins map[int64]int // open readers by the oldest revision they may read: Scrub leaves that to them
@@ -216,11 +223,23 @@ func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	}
 	db, err := pebble.Open(path, o)
 	if err != nil {
-		return nil, fmt.Errorf("open pebble: %w", err)
+		return nil, fmt.Errorf("open pebble: %w", marked(err))
 	}
-	g := &generation{number: number, db: db, pins: map[int64]int{}}
+	g := &generation{number: number, db: db, pins: map[int64]int{}, done: make(chan struct{})}
+	if e.opts.CountIndex {
+		g.indexing = &indexing{ended: make(chan struct{})}
+	}
 	if g.loaded, err = loadState(db); err == nil {
 		g.proposals, err = loadProposals(db, g.loaded.proposals)
+	}
+	if err == nil {
+		g.leases, err = loadLeases(db)
+	}
+	if err == nil {
+		g.records, err = loadRecords(db)
+	}
+	if err == nil {
+		err = g.loadFreed()
 	}
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
@@ -231,10 +250,10 @@ func (e *Engine) openGeneration(number uint64) (*generation, error) {
 func loadState(db *pebble.DB) (state, error) {
 	b, closer, err := db.Get([]byte{tableState})
 	if errors.Is(err, pebble.ErrNotFound) {
-		return state{revision: 1}, nil
+		return state{revision: 1, epoch: 1}, nil
 	}
 	if err != nil {
-		return state{}, fmt.Errorf("read state: %w", err)
+		return state{}, fmt.Errorf("read state: %w", marked(err))
 	}
 	s, err := decodeState(b)
 	return s, errors.Join(err, closer.Close())
@@ -260,6 +279,7 @@ func (g *generation) retire(reason error) error {
 		return nil
 	}
 	g.ended = reason
+	close(g.done)
 	if err := g.db.Close(); err != nil {
 		return fmt.Errorf("close pebble: %w", err)
 	}
@@ -280,9 +300,9 @@ func (g *generation) flush(ctx context.Context) error {
 	}
 }
 
-// pin keeps Scrub from what can be read in the published state until unpin. The caller may use the generation's db, and
-// releases it.
-func (e *Engine) pin() (*view, error) {
+// pin keeps Scrub from what can be read in the published state until unpin, and its index, if that is wanted, from
+// changing. The caller may use the generation's db, and releases it.
+func (e *Engine) pin(index bool) (*view, error) {
 	for {
 		g := e.published.Load().gen
 		if err := g.acquire(); err != nil {
@@ -294,6 +314,7 @@ func (e *Engine) pin() (*view, error) {
 		g.mu.Lock()
 		if v := e.published.Load(); v.gen == g {
 			g.pins[v.floor]++
+			v.taken = v.taken || index
 			g.mu.Unlock()
 			return v, nil
 		}

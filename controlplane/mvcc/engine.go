@@ -1,10 +1,14 @@
-// Package mvcc is one ordered keyspace with a history: revisions, compare-and-swap transactions, ranges at any revision
-// that is kept, watches from any revision that is kept, compaction. It is a deterministic state machine over Pebble: the
+// Package mvcc is one ordered keyspace with a history: revisions, compare-and-swap transactions, etcd's transactions with
+// branches and leases, ranges at any revision that is kept, watches from any revision that is kept, compaction. It is a deterministic state machine over Pebble: the
 // same commands in the same order give the same state, the same results and the same events on every member. The
 // platform's own records and the users' keys each live in an engine of this kind.
 //
-// It must not know where commands come from or what keys and values mean: no raft, no records, no RPC, no clock. Time
-// is what proposers stamped into transactions.
+// It must not know where commands come from or what keys, values and named records mean: no raft, no users, no RPC, no
+// clock. Time is what proposers stamped into transactions; who renews a lease, and when it ends, is not its affair.
+//
+// There are two kinds of transactions. A Txn was decided before it was proposed: what was read is in its guards, which are
+// revisions only. A Program is decided when it is applied. Its answers are made only where they are Wanted; whether it is
+// refused is the same everywhere.
 //
 // # Semantics
 //
@@ -16,25 +20,32 @@
 // # Durability
 //
 // Pebble runs without a log of its own: the log of commands is the log. The applied index, the revision, the stamped
-// time, the floor and the ids of proposals are in the same batch as the data they belong to, so after a crash the engine
-// stands exactly where some earlier Apply left it, at or after the last Flush, and the log is replayed from Applied().
+// time, the floor, the epoch, leases, sizes and the ids of proposals are in the same batch as the data they belong to, so
+// after a crash the engine stands exactly between two commands, at or after the last Flush, and the log is replayed from
+// Applied().
 // Entries may be dropped from the log only below a Position that Flush returned.
 //
 // # Choices
 //
-//   - A key's versions lie side by side, newest first, and hold the values; what a revision changed is listed under the
-//     revision without values. A range is one scan, a point read one seek behind a bloom filter, and opening reads no index.
+//   - A key's versions lie side by side, newest first, and hold the values; what revisions changed is listed
+//     without values, one list a batch: lists differ between members, what they say does not. A range is one scan, a point read one seek behind a bloom filter, and opening reads no index.
 //   - Physical removal is not part of applying. EncodeCompact only moves the floor; Scrub removes in bounded pieces, at
 //     its own pace on every member, what no permitted read can see. What has been removed already tells where it goes on.
 //   - Compaction keeps all of the floor's own revision, with what it replaced, so a watch from the floor misses nothing.
 //   - A snapshot that is open keeps its data, whatever is compacted meanwhile. Restore ends snapshots (ErrRestored).
 //     Watchers live on: they read on from the restored history, or end with CompactedError when it begins later.
 //   - A live watcher is not ended by a compaction that overtakes it while the events it misses are still in memory.
-//   - Transaction guards are revisions only. Leases, nested transactions, hashes and quotas will be commands and record
-//     kinds of their own: both carry a format.
-//   - A live key costs no memory. Counts of ranges are exact and scan the range.
+//   - One revision may put and delete a key, and more: etcd allows it across branches. Readers see the last, watchers all;
+//     the values of the others are in the lists only. What an event replaced is what the key held before the revision.
+//   - Branches are chosen by what the program found, not by what its steps write, as etcd does.
+//   - A live key costs memory only with CountIndex. Counts of ranges are exact: from the index at a snapshot's own revision,
+//     else by scanning. The index also spares a put the look at what it replaces.
+//   - Leases and named records have no history. Records are kept with a snapshot; leases are always as of now.
+//   - Sizes for quotas are logical: what was written less what Scrub removed, neither compressed nor rounded to files.
+//   - Damaged data is found by checksums. Whoever reads it gets ErrCorrupt, Apply ends with it, Restore refuses it. Pebble
+//     looks for a flipped bit first: such a read of a block of 16 KiB costs a third of a second.
 //   - Close does not flush; a Flush before it shortens the next replay.
-//   - While the disk refuses writes Pebble tries again and Apply goes on, until two memtables are full: then it waits.
+//   - While the disk refuses writes Pebble tries again and Apply goes on, until three memtables are full: then it waits.
 //     Stats counts both. A disk that refuses Pebble's manifest ends the process, as Pebble would have it.
 package mvcc
 
@@ -55,8 +66,17 @@ import (
 type Options struct {
 	Logger        *slog.Logger // default: discard
 	CacheBytes    int64        // of Pebble's block cache; default 64 MiB
-	MemTableBytes int64        // of a memtable, of which there can be two; default 64 MiB. They grow from 256 KiB
+	MemTableBytes int64        // of a memtable, of which there can be three; default 64 MiB. They grow from 256 KiB
 	RecentBytes   int64        // of recent events kept in memory while there are watchers; default 16 MiB
+
+	// CountIndex keeps all live keys in memory, with what commands and counts need to know of them: up to 64 bytes and its
+	// length for each. Puts then read nothing from disk, and counts of ranges at the current revision take no time. It is
+	// built in the background after Open and Restore; see AwaitCounts.
+	CountIndex bool
+
+	// OnLeases is told what a batch did to the leases once readers can see it, and that all may have changed once the
+	// state was restored. It is called by the goroutine that applies and must not keep it. Optional.
+	OnLeases func(LeaseChanges)
 
 	// Quiet keeps all disk work inside calls: nothing is compacted or deleted in the background, and full memtables
 	// are flushed before Apply returns. For simulations that must replay step by step; it wastes disk.
@@ -91,6 +111,8 @@ type Engine struct {
 	published atomic.Pointer[view]
 	hub       *hub
 
+	builders sync.WaitGroup // of indexes
+
 	closing   sync.Mutex
 	closed    bool
 	scrubbing sync.Mutex
@@ -103,6 +125,9 @@ type Engine struct {
 type view struct {
 	gen *generation
 	state
+	records records
+	index   *index // of revision; nil while there is none
+	taken   bool   // a snapshot has index, which must then not change; guarded by gen.mu
 }
 
 // Open opens the engine in dir, which it makes when there is none. A directory of an unknown format is refused with
@@ -123,13 +148,16 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 	}
 	e.hub = newHub(gen.loaded.revision, opts.RecentBytes)
 	e.install(gen)
+	e.startIndex(gen)
 	return e, nil
 }
 
 // install makes gen the state that is applied to and read.
 func (e *Engine) install(gen *generation) {
-	e.stage = stage{state: gen.loaded, proposals: gen.proposals, mostChanges: MaxTxnChanges}
-	e.published.Store(&view{gen: gen, state: gen.loaded})
+	e.stage = stage{
+		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, mostChanges: MaxTxnChanges,
+	}
+	e.published.Store(&view{gen: gen, state: gen.loaded, records: gen.records})
 }
 
 // Applied is the position of the last command that was applied, durable or not.
@@ -167,6 +195,7 @@ func (e *Engine) Close() error {
 	e.closed = true
 	e.hub.close()
 	err := e.published.Load().gen.retire(ErrClosed)
+	e.builders.Wait()
 	return errors.Join(err, e.dir.close())
 }
 
@@ -205,7 +234,7 @@ func (e *Engine) Stats() Stats {
 
 // pebbleOptions is the one place where Pebble is tuned.
 func (e *Engine) pebbleOptions() *pebble.Options {
-	const memTables = 2 // one that fills and one that is written out
+	const memTables = 3 // one that fills, one that is written out and one for when the disk is slow
 	o := &pebble.Options{
 		FS:                 e.dir.fs,
 		Comparer:           comparer(),
@@ -222,9 +251,20 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 				e.diskErrors.Add(1)
 				e.opts.Logger.Error("mvcc background work", "dir", e.dir.path, "err", err)
 			},
+			// Without this Pebble would end the process. Whoever reads the data gets the error.
+			DataCorruption: func(i pebble.DataCorruptionInfo) {
+				e.diskErrors.Add(1)
+				e.opts.Logger.Error("mvcc corrupt data", "dir", e.dir.path, "file", i.Path, "err", i.Details)
+			},
 			WriteStallBegin: func(pebble.WriteStallBeginInfo) { e.writeStalls.Add(1) },
 		},
 	}
+	// Half the compactions of Pebble's default, for reads that look at twice as many tables: there is no log beside them to
+	// cut soon, keys are found in memory, and a put is then written a little over once. Writes stop only when compactions
+	// cannot keep up at all.
+	o.L0CompactionThreshold, o.L0StopWritesThreshold = 8, 48
+	// zstd on the last level, which is written rarely, and what is fast elsewhere.
+	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
 	for i := range o.Levels {
 		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 		o.Levels[i].BlockSize = 16 << 10

@@ -122,7 +122,7 @@ func TestLargeRevision(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Greater(t, steps, 5)
-	require.Equal(t, "key y revision 6003: \nkey z revision 6002: \nrevision 6003 from change 0: put y after 0\n", dump(t, e))
+	require.Equal(t, "key y revision 6003: \nkey z revision 6002: \nrevision 6003:\n  put y after 0 releases 0\n", dump(t, e))
 }
 
 // While one goroutine applies, readers see whole transactions, watchers all of them in order, checkpoints the state of

@@ -89,24 +89,12 @@ func (g *gatherer) add(e Event) {
 	g.bytes += len(e.KV.Key) + len(e.KV.Value)
 }
 
-// event is c as watchers see it, still aliasing c.
-func (c *change) event() Event {
-	e := Event{Type: EventPut, PrevModRevision: c.previous}
-	if c.deleted {
-		e.Type = EventDelete
-		e.KV = KV{Key: c.key, ModRevision: c.revision}
-		return e
-	}
-	e.KV = KV{Key: c.key, Value: c.value, CreateRevision: c.now.create, ModRevision: c.now.mod, Version: c.now.number}
-	return e
-}
-
 // scanBytes bounds how long one state is pinned to find nothing.
 const scanBytes = 4 << 20
 
 // fromDisk reads what the revisions list and looks up the values.
 func (g *gatherer) fromDisk() error {
-	v, err := g.w.e.pin()
+	v, err := g.w.e.pin(false)
 	if err != nil {
 		return err
 	}
@@ -118,68 +106,73 @@ func (g *gatherer) fromDisk() error {
 		err = g.fetchPrevious(v)
 	}
 	if err != nil {
-		return fmt.Errorf("read events from revision %d: %w", g.from, err)
+		return fmt.Errorf("read events from revision %d: %w", g.from, marked(err))
 	}
 	return nil
 }
 
 func (g *gatherer) scan(db *pebble.DB) (err error) {
-	lower, upper := changesKey(g.from, 0), changesKey(g.to+1, 0)
-	changes, err := db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	lists, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableRevisions}, UpperBound: changesKey(g.to+1, 0)})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, changes.Close()) }()
+	defer func() { err = errors.Join(err, lists.Close()) }()
 	values, err := db.NewIter(&pebble.IterOptions{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, values.Close()) }()
-	for ok := changes.First(); ok; ok = changes.Next() {
-		revision, place, err := splitChangesKey(changes.Key())
+	// A chunk may begin before the revision that is looked for.
+	ok := lists.SeekLT(changesKey(g.from, 1))
+	if !ok && lists.Error() == nil {
+		ok = lists.First()
+	}
+	for ; ok; ok = lists.Next() {
+		chunk, err := lists.ValueAndErr()
 		if err != nil {
 			return err
 		}
-		chunk, err := changes.ValueAndErr()
+		l, err := chunkAt(lists.Key(), chunk)
 		if err != nil {
 			return err
 		}
-		if g.scanned > scanBytes && place == 0 {
-			g.stop(revision, 0)
+		if g.scanned > scanBytes && l.place == 0 {
+			g.stop(l.revision, 0)
 			return nil
 		}
 		g.scanned += len(chunk)
-		if on, err := g.scanChunk(values, chunk, revision, place); err != nil || !on {
+		if on, err := g.scanChunk(values, &l); err != nil || !on {
 			return err
 		}
 	}
-	return changes.Error()
+	return lists.Error()
 }
 
 // scanChunk adds the events of one chunk, until there is no more room.
-func (g *gatherer) scanChunk(values *pebble.Iterator, chunk []byte, revision int64, place int) (bool, error) {
-	for ; len(chunk) > 0; place++ {
-		c, rest, err := nextChange(chunk, revision)
-		if err != nil {
-			return false, err
+func (g *gatherer) scanChunk(values *pebble.Iterator, l *changes) (bool, error) {
+	for {
+		c, ok, err := l.next()
+		if err != nil || !ok {
+			return true, err
 		}
-		chunk = rest
-		if !g.wants(c.key, revision, place) {
+		if c.revision > g.to {
+			return false, nil
+		}
+		if !g.wants(c.key, c.revision, l.place) {
 			continue
 		}
-		if !g.room(revision, place) {
+		if !g.room(c.revision, l.place) {
 			return false, nil
 		}
 		e := c.event()
-		e.place = int32(place)
-		if c.deleted {
-			e.KV.Key = append([]byte(nil), c.key...)
-		} else if e.KV, err = exactly(values, c.key, revision); err != nil {
+		e.place = int32(l.place)
+		if c.deleted || c.superseded {
+			e.clone()
+		} else if e.KV, err = exactly(values, c.key, c.revision); err != nil {
 			return false, err
 		}
 		g.add(e)
 	}
-	return true, nil
 }
 
 // exactly reads the version of key that revision wrote.
@@ -197,7 +190,7 @@ func (g *gatherer) fetchPrevious(v *view) (err error) {
 		return nil
 	}
 	if v == nil {
-		if v, err = g.w.e.pin(); err != nil {
+		if v, err = g.w.e.pin(false); err != nil {
 			return err
 		}
 		defer v.gen.release()

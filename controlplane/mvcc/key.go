@@ -11,14 +11,22 @@ import (
 
 // The tables of the Pebble keyspace, told apart by the first byte.
 //
+//	a | lease (8) | key                    a key that is attached to a lease
+//	f                                      bytes that Scrub has removed, as Size counts them
 //	i | sequence (8)                       ids of proposals, with their results, up to that sequence number
 //	k | escaped key | 00 01 | ^revision(8) one version of a user's key, newest first
+//	l | lease (8)                          a lease
 //	m                                      the state: applied index, revision, floor, time
-//	r | revision (8) [| first change (4)]  what a revision changed, in order, in chunks
+//	n | name                               a named record
+//	r | revision (8) [| first change (4)]  what revisions changed from there on, in order, in chunks
 const (
+	tableAttached  = 'a'
+	tableFreed     = 'f'
 	tableProposals = 'i'
 	tableKeys      = 'k'
+	tableLeases    = 'l'
 	tableState     = 'm'
+	tableRecords   = 'n'
 	tableRevisions = 'r'
 )
 

@@ -32,8 +32,21 @@ func TestMutants(t *testing.T) {
 			first := mustApply(t, e, c)[0]
 			c.Index = 2
 			again := mustApply(t, e, c)[0]
-			return first == again && e.Revision() == 2
+			return first.Conflict == again.Conflict && first.Revision == again.Revision && e.Revision() == 2
 		},
+		// A lease revokes only what it still has: a key that was deleted, and put again without it, stays.
+		mutant.KeepAttachment: func(e *Engine) bool {
+			key := []byte("a")
+			mustApply(t, e, program(t, 1, Step{Kind: StepGrant, Lease: 1}, Step{Kind: StepPut, Key: key, Lease: 1}))
+			mustApply(t, e, program(t, 2, Step{Kind: StepDelete, Key: key}))
+			s := e.Snapshot()
+			defer s.Close()
+			keys, err := s.LeaseKeys(1)
+			require.NoError(t, err)
+			return len(keys) == 0
+		},
+		// A crash never leaves an applied index without what was applied.
+		mutant.SplitAppliedIndex: func(*Engine) bool { return crashStory(t) },
 	}
 	t.Cleanup(func() { mutant.Set("") })
 	for name, holds := range stories {

@@ -38,6 +38,7 @@ func (p *proposals) find(id [16]byte) (Result, bool) {
 }
 
 func (p *proposals) add(id [16]byte, r Result) {
+	r.Steps = nil
 	p.remember(proposal{id, r})
 	p.unsaved = append(p.unsaved, id[:]...)
 	p.unsaved = EncodeResult(p.unsaved, r)

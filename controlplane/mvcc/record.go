@@ -5,26 +5,44 @@ import (
 	"fmt"
 )
 
-// What a version's value begins with. A version with a lease gets a kind of its own when leases come.
+// What a version's value begins with.
 const (
 	recordTombstone = 0
 	recordValue     = 1
+	recordLeased    = 2 // a value with a lease
 )
 
 // version is what a key's newest version says of it; the zero version is a key that does not exist.
 type version struct {
 	create, mod, number int64
+
+	lease int64 // 0: none
+	size  int64 // of the value, bytes
 }
 
 func (v version) live() bool { return v.mod != 0 }
 
-const maxVersionHeader = 1 + 2*binary.MaxVarintLen64
+// versionBytes is what a version counts in sizes beside key and value.
+const versionBytes = 32
+
+// stored is the size of the version v of key in Size.
+func (v version) stored(key []byte) int64 { return versionBytes + int64(len(key)) + v.size }
+
+const maxVersionHeader = 1 + 3*binary.MaxVarintLen64
 
 // appendVersionHeader appends what stands before the user's value.
 func appendVersionHeader(dst []byte, v version) []byte {
-	dst = append(dst, recordValue)
+	kind := byte(recordValue)
+	if v.lease != 0 {
+		kind = recordLeased
+	}
+	dst = append(dst, kind)
 	dst = binary.AppendUvarint(dst, uint64(v.mod-v.create))
-	return binary.AppendUvarint(dst, uint64(v.number))
+	dst = binary.AppendUvarint(dst, uint64(v.number))
+	if v.lease != 0 {
+		dst = binary.AppendUvarint(dst, uint64(v.lease))
+	}
+	return dst
 }
 
 // decodeVersion takes a version's value apart; a tombstone is the zero version. The value aliases b.
@@ -36,56 +54,19 @@ func decodeVersion(b []byte, mod int64) (version, []byte, error) {
 			return version{}, nil, fmt.Errorf("%w: tombstone at revision %d", ErrCorrupt, mod)
 		}
 		return version{}, nil, nil
-	case recordValue:
-		age, number := d.int64(), d.int64()
-		if d.err != nil || age >= mod || number == 0 {
+	case recordValue, recordLeased:
+		age, v := d.int64(), version{mod: mod, number: d.int64()}
+		if kind == recordLeased {
+			v.lease = int64(d.uint64())
+		}
+		if d.err != nil || age >= mod || v.number == 0 || (kind == recordLeased) != (v.lease != 0) {
 			return version{}, nil, fmt.Errorf("%w: version at revision %d", ErrCorrupt, mod)
 		}
-		return version{create: mod - age, mod: mod, number: number}, d.b, nil
+		v.create, v.size = mod-age, int64(len(d.b))
+		return v, d.b, nil
 	default:
 		return version{}, nil, fmt.Errorf("version at revision %d of kind %d: %w", mod, kind, ErrUnknownFormat)
 	}
-}
-
-// change is one effect of a transaction: a key put or deleted at a revision.
-type change struct {
-	deleted  bool
-	key      []byte
-	value    []byte
-	revision int64
-	now      version // the zero version when deleted
-	previous int64   // mod revision of the version it replaced, 0: there was none
-}
-
-// chunkBytes bounds the value of one record of changes.
-const chunkBytes = 32 << 10
-
-func appendChange(dst []byte, c *change) []byte {
-	kind := byte(OpPut)
-	if c.deleted {
-		kind = byte(OpDelete)
-	}
-	dst = append(dst, kind)
-	dst = binary.AppendUvarint(dst, uint64(len(c.key)))
-	dst = append(dst, c.key...)
-	if c.previous == 0 {
-		return append(dst, 0)
-	}
-	return binary.AppendUvarint(dst, uint64(c.revision-c.previous))
-}
-
-// nextChange decodes the first change of a chunk and returns the rest. The key aliases b; value and version stay empty.
-func nextChange(b []byte, revision int64) (change, []byte, error) {
-	d := decoder{b: b}
-	kind := OpKind(d.byte())
-	c := change{deleted: kind == OpDelete, key: d.bytes(MaxKeyBytes), revision: revision}
-	if age := d.int64(); age > 0 {
-		c.previous = revision - age
-	}
-	if d.err != nil || c.previous < 0 || kind != OpPut && kind != OpDelete {
-		return change{}, nil, fmt.Errorf("%w: changes of revision %d", ErrCorrupt, revision)
-	}
-	return c, d.b, nil
 }
 
 // state is everything of the engine that is neither a key nor a proposal's id. It is written with every batch.
@@ -96,10 +77,17 @@ type state struct {
 	time      int64  // highest stamp seen, Unix milliseconds
 	keys      int64  // live keys
 	proposals uint64 // ids ever recorded
+	epoch     int64  // of the named records; from 1
+	written   int64  // bytes of all versions ever written, as Size counts them
+	live      int64  // bytes of the live versions, as Size counts them
 }
 
-// stateFormat is the version of everything in the Pebble keyspace.
-const stateFormat = 1
+// stateFormat is the version of everything in the Pebble keyspace. Format 1 knew no epoch, leases and sizes, and listed
+// each revision on its own; all it can hold can be read.
+const (
+	stateFormat    = 2
+	oldStateFormat = 1
+)
 
 func appendState(dst []byte, s state) []byte {
 	dst = append(dst, stateFormat)
@@ -109,19 +97,26 @@ func appendState(dst []byte, s state) []byte {
 	dst = binary.AppendUvarint(dst, uint64(s.floor))
 	dst = binary.AppendUvarint(dst, uint64(s.time))
 	dst = binary.AppendUvarint(dst, uint64(s.keys))
-	return binary.AppendUvarint(dst, s.proposals)
+	dst = binary.AppendUvarint(dst, s.proposals)
+	dst = binary.AppendUvarint(dst, uint64(s.epoch))
+	dst = binary.AppendUvarint(dst, uint64(s.written))
+	return binary.AppendUvarint(dst, uint64(s.live))
 }
 
 func decodeState(b []byte) (state, error) {
 	d := decoder{b: b}
-	if f := d.byte(); d.err == nil && f != stateFormat {
+	f := d.byte()
+	if d.err == nil && f != stateFormat && f != oldStateFormat {
 		return state{}, fmt.Errorf("state of format %d, this program knows %d: %w", f, stateFormat, ErrUnknownFormat)
 	}
 	s := state{
 		applied:  Position{Index: d.uint64(), Term: d.uint64()},
-		revision: d.int64(), floor: d.int64(), time: d.int64(), keys: d.int64(), proposals: d.uint64(),
+		revision: d.int64(), floor: d.int64(), time: d.int64(), keys: d.int64(), proposals: d.uint64(), epoch: 1,
 	}
-	if d.err != nil || len(d.b) > 0 || s.revision < 1 || s.floor > s.revision {
+	if f == stateFormat {
+		s.epoch, s.written, s.live = d.int64(), d.int64(), d.int64()
+	}
+	if d.err != nil || len(d.b) > 0 || s.revision < 1 || s.floor > s.revision || s.epoch < 1 {
 		return state{}, fmt.Errorf("%w: state %x", ErrCorrupt, b)
 	}
 	return s, nil

@@ -13,10 +13,16 @@ type model struct {
 	floor  int64
 	time   int64
 	ids    map[[16]byte]Result
+
+	// Without history.
+	leases  map[int64]int64
+	records map[string][]byte
+	epoch   int64
 }
 
 func newModel() *model {
-	return &model{states: []map[string]KV{nil, {}}, events: make([][]Event, 2), ids: map[[16]byte]Result{}}
+	return &model{states: []map[string]KV{nil, {}}, events: make([][]Event, 2), ids: map[[16]byte]Result{},
+		leases: map[int64]int64{}, records: map[string][]byte{}, epoch: 1}
 }
 
 func (m *model) revision() int64 { return int64(len(m.states)) - 1 }

@@ -252,7 +252,7 @@ func TestRefusedState(t *testing.T) {
 	require.NoError(t, e.Close())
 	_, err = Open(fs, "data", Options{})
 	require.ErrorIs(t, err, ErrUnknownFormat)
-	require.ErrorContains(t, err, "state of format 2, this program knows 1")
+	require.ErrorContains(t, err, "state of format 3, this program knows 2")
 }
 
 // Restore ends snapshots, and watchers go on in the restored history or learn that it begins too late.

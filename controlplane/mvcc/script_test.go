@@ -1,7 +1,9 @@
 package mvcc
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
@@ -67,8 +69,12 @@ func formatResult(r Result) string {
 }
 
 func formatKV(kv KV) string {
-	return fmt.Sprintf("%s=%s create %d mod %d version %d",
+	out := fmt.Sprintf("%s=%s create %d mod %d version %d",
 		show(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision, kv.Version)
+	if kv.Lease != 0 {
+		out += fmt.Sprintf(" lease %d", kv.Lease)
+	}
+	return out
 }
 
 // Keys as scripts write them: `\0` is the zero byte.
@@ -87,6 +93,20 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	switch d.Cmd {
 	case "txn":
 		return s.txn(d)
+	case "program":
+		return s.program(d)
+	case "leases":
+		return s.leases()
+	case "records":
+		return s.records()
+	case "hash":
+		h, err := s.e.HashKV(context.Background(), int64(number(d, "revision")))
+		if err != nil {
+			return fmt.Sprintf("error: %v\n", err)
+		}
+		return fmt.Sprintf("%08x up to %d of %d, floor %d\n", h.Hash, h.Revision, h.Current, h.Floor)
+	case "size":
+		return fmt.Sprintf("%d, in use %d\n", s.e.Size(), s.e.SizeInUse())
 	case "compact":
 		return s.apply([16]byte{}, EncodeCompact(int64(number(d, "revision"))))
 	case "get":
@@ -263,6 +283,31 @@ func formatEvent(e Event) string {
 	return out + "\n"
 }
 
+func (s *script) leases() string {
+	snap := s.e.Snapshot()
+	defer snap.Close()
+	all, err := snap.Leases()
+	require.NoError(s.t, err)
+	var b strings.Builder
+	for _, l := range all {
+		keys, err := snap.LeaseKeys(l.ID)
+		require.NoError(s.t, err)
+		fmt.Fprintf(&b, "lease %d of %d s: %s\n", l.ID, l.TTL, bytes.Join(keys, []byte(" ")))
+	}
+	return b.String()
+}
+
+func (s *script) records() string {
+	snap := s.e.Snapshot()
+	defer snap.Close()
+	var b strings.Builder
+	fmt.Fprintf(&b, "epoch %d\n", snap.Epoch())
+	for _, r := range snap.Records(nil) {
+		fmt.Fprintf(&b, "%s=%s\n", r.Name, r.Value)
+	}
+	return b.String()
+}
+
 // crash loses what was not flushed, opens again and replays the log.
 func (s *script) crash() string {
 	s.fs = s.fs.CrashClone(vfs.CrashCloneCfg{})
@@ -297,20 +342,35 @@ func dump(t *testing.T, e *Engine) string {
 				fmt.Fprintf(&b, "key %s revision %d: deleted\n", show(user), revision)
 			}
 		case tableRevisions:
-			revision, place, err := splitChangesKey(k)
+			l, err := chunkAt(k, v)
 			require.NoError(t, err)
-			fmt.Fprintf(&b, "revision %d from change %d:", revision, place)
-			for len(v) > 0 {
-				var c change
-				c, v, err = nextChange(v, revision)
+			for {
+				c, ok, err := l.next()
 				require.NoError(t, err)
+				if !ok {
+					break
+				}
 				what := "put"
 				if c.deleted {
 					what = "delete"
 				}
-				fmt.Fprintf(&b, " %s %s after %d", what, show(c.key), c.previous)
+				if l.place == 0 {
+					fmt.Fprintf(&b, "revision %d:\n", c.revision)
+				}
+				fmt.Fprintf(&b, "  %s %s after %d releases %d", what, show(c.key), c.previous, c.releases)
+				if c.superseded {
+					fmt.Fprintf(&b, ", passing %s", c.value)
+				}
+				b.WriteString("\n")
 			}
-			b.WriteString("\n")
+		case tableAttached:
+			fmt.Fprintf(&b, "lease %d key %s\n", binary.BigEndian.Uint64(k[1:]), show(k[9:]))
+		case tableLeases:
+			l, err := decodeLease(k, v)
+			require.NoError(t, err)
+			fmt.Fprintf(&b, "lease %d of %d s\n", l.ID, l.TTL)
+		case tableRecords:
+			fmt.Fprintf(&b, "record %s: %s\n", k[1:], v)
 		}
 	}
 	require.NoError(t, it.Close())

@@ -2,8 +2,10 @@ package mvcc
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -25,79 +27,179 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	}
 	defer gen.release()
 	floor := e.unread(gen)
-	removed, done, err := scrub(gen.db, floor, max(limit, 1))
+	removed, done, err := gen.scrub(floor, max(limit, 1))
 	if err == nil && removed > 0 && e.opts.Quiet {
 		err = gen.db.Flush()
 	}
 	if err != nil {
-		return false, fmt.Errorf("scrub below revision %d: %w", floor, err)
+		return false, fmt.Errorf("scrub below revision %d: %w", floor, marked(err))
+	}
+	if done {
+		gen.scrubbed.move(floor)
 	}
 	return done, nil
 }
 
 // scrub leaves the floor's own revision alone, so that a watch from the floor misses nothing.
-func scrub(db *pebble.DB, floor int64, limit int) (removed int, done bool, err error) {
-	first, end := changesKey(0, 0), changesKey(floor, 0)
-	it, err := db.NewIter(&pebble.IterOptions{LowerBound: first, UpperBound: end})
+func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err error) {
+	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: changesKey(0, 0), UpperBound: changesKey(floor, 0)})
 	if err != nil {
 		return 0, false, err
 	}
-	b := db.NewBatch()
-	defer func() { err = errors.Join(err, it.Close(), b.Close()) }()
-	for ok := it.First(); ok; ok = it.Next() {
-		if removed >= limit {
-			end = append([]byte(nil), it.Key()...)
-			return removed, false, removeChanges(b, first, end)
-		}
-		revision, _, err := splitChangesKey(it.Key())
-		if err != nil {
-			return 0, false, err
+	s := scrubber{b: g.db.NewBatch(), floor: floor, limit: limit, freed: g.freed.Load()}
+	defer func() { err = errors.Join(err, it.Close(), s.b.Close()) }()
+	for ok := it.First(); ok && s.stop == nil; ok = it.Next() {
+		if s.removed >= limit {
+			s.stop, s.more = append([]byte(nil), it.Key()...), true
+			break
 		}
 		chunk, err := it.ValueAndErr()
 		if err != nil {
 			return 0, false, err
 		}
-		n, err := scrubChunk(b, chunk, revision)
+		l, err := chunkAt(it.Key(), chunk)
+		if err == nil {
+			err = s.chunk(&l)
+		}
 		if err != nil {
 			return 0, false, err
 		}
-		removed += n
 	}
-	if err := it.Error(); err != nil || removed == 0 {
+	if err := it.Error(); err != nil || s.removed == 0 {
 		return 0, true, err
 	}
-	return removed, true, removeChanges(b, first, end)
+	if s.stop == nil {
+		s.stop = changesKey(floor, 0)
+	}
+	if err := s.commit(); err != nil {
+		return 0, false, err
+	}
+	g.freed.Store(s.freed)
+	return s.removed, !s.more, nil
 }
 
-// scrubChunk removes what the changes of one chunk replaced and counts them.
-func scrubChunk(b *pebble.Batch, chunk []byte, revision int64) (n int, err error) {
-	var key []byte
-	for ; len(chunk) > 0; n++ {
-		c, rest, err := nextChange(chunk, revision)
-		if err != nil {
-			return n, err
+// scrubber builds the batch that removes what the changes below a revision replaced.
+type scrubber struct {
+	b       *pebble.Batch
+	floor   int64
+	limit   int
+	removed int
+	freed   int64
+	stop    []byte // key before which the lists are done with; nil: none that stays has been found
+	more    bool   // there is more to remove
+	key     []byte
+}
+
+// chunk removes what the changes of a chunk replaced. Those that are not to be touched yet it keeps, as a list of their own.
+func (s *scrubber) chunk(l *changes) error {
+	for {
+		rest := l.b
+		c, ok, err := l.next()
+		if err != nil || !ok {
+			return err
 		}
-		chunk = rest
+		if c.revision >= s.floor || s.removed >= s.limit && l.place == 0 {
+			s.more = c.revision < s.floor
+			s.stop = changesKey(c.revision, 0)
+			kept := append([]byte{rest[0] &^ changeNext}, rest[1:]...)
+			return s.b.Set(s.stop, kept, nil)
+		}
+		s.removed++
+		s.freed += c.releases
 		if c.previous > 0 {
-			key = appendVersionKey(key[:0], c.key, c.previous)
-			if err := b.Delete(key, nil); err != nil {
-				return n, err
+			s.key = appendVersionKey(s.key[:0], c.key, c.previous)
+			// Knowing what it gains, Pebble soon rewrites tables that hold large values for nothing.
+			if size := c.releases - versionBytes - int64(len(c.key)); size > 0 {
+				err = s.b.DeleteSized(s.key, uint32(size), nil)
+			} else {
+				err = s.b.Delete(s.key, nil)
+			}
+			if err != nil {
+				return err
 			}
 		}
-		if c.deleted {
-			key = appendVersionKey(key[:0], c.key, revision)
-			if err := b.Delete(key, nil); err != nil {
-				return n, err
+		if c.deleted && !c.superseded {
+			s.freed += version{}.stored(c.key)
+			s.key = appendVersionKey(s.key[:0], c.key, c.revision)
+			if err := s.b.Delete(s.key, nil); err != nil {
+				return err
 			}
 		}
 	}
-	return n, nil
 }
 
-// removeChanges removes the lists of changes of [first, end) and commits.
-func removeChanges(b *pebble.Batch, first, end []byte) error {
-	if err := b.DeleteRange(first, end, nil); err != nil {
+// commit removes the lists before s.stop with what they told to remove.
+func (s *scrubber) commit() error {
+	if err := s.b.DeleteRange(changesKey(0, 0), s.stop, nil); err != nil {
 		return err
 	}
-	return b.Commit(pebble.NoSync)
+	if err := s.b.Set([]byte{tableFreed}, binary.AppendUvarint(nil, uint64(s.freed)), nil); err != nil {
+		return err
+	}
+	return s.b.Commit(pebble.NoSync)
+}
+
+// Defragment gives back what Scrub has removed, and waits until that is done: without it Pebble does so in its own time.
+// Reads and Apply go on meanwhile. It rewrites all files.
+func (e *Engine) Defragment(ctx context.Context) error {
+	gen := e.published.Load().gen
+	if err := gen.acquire(); err != nil {
+		return err
+	}
+	defer gen.release()
+	if err := gen.flush(ctx); err != nil {
+		return err
+	}
+	if err := gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false); err != nil {
+		return fmt.Errorf("defragment: %w", marked(err))
+	}
+	return nil
+}
+
+// scrubbed tells those who wait how far physical removal has come.
+type scrubbed struct {
+	mu    sync.Mutex
+	floor int64         // all that became unreadable below it is removed
+	moved chan struct{} // closed when floor moves on; nil while nobody waits
+}
+
+func (s *scrubbed) move(floor int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if floor <= s.floor {
+		return
+	}
+	s.floor = floor
+	if s.moved != nil {
+		close(s.moved)
+		s.moved = nil
+	}
+}
+
+func (s *scrubbed) past(floor int64) (reached bool, moved <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.moved == nil {
+		s.moved = make(chan struct{})
+	}
+	return s.floor >= floor, s.moved
+}
+
+// AwaitScrub waits until Scrub has removed all that compacting at revision made unreadable, on this member. It calls
+// Scrub for nobody. It fails with what ctx says, or with ErrRestored or ErrClosed when that happens to the engine.
+func (e *Engine) AwaitScrub(ctx context.Context, revision int64) error {
+	g := e.published.Load().gen
+	for {
+		reached, moved := g.scrubbed.past(revision)
+		if reached {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-g.done:
+			return fmt.Errorf("await scrub up to revision %d: %w", revision, g.ended)
+		case <-ctx.Done():
+			return fmt.Errorf("await scrub up to revision %d: %w", revision, ctx.Err())
+		}
+	}
 }

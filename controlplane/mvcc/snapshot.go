@@ -68,9 +68,9 @@ type Snapshot struct {
 
 // Snapshot takes a snapshot of the current revision. Close it.
 func (e *Engine) Snapshot() *Snapshot {
-	v, err := e.pin()
+	v, err := e.pin(true)
 	if err != nil {
-		return &Snapshot{err: err, view: &view{}}
+		return &Snapshot{err: err, view: &view{state: state{epoch: -1}}}
 	}
 	v.gen.release()
 	return &Snapshot{view: v}
@@ -124,11 +124,11 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	defer s.gen.release()
 	it, err := s.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
-		return KV{}, false, fmt.Errorf("read key: %w", err)
+		return KV{}, false, fmt.Errorf("read key: %w", marked(err))
 	}
 	kv, ok, err = get(it, key, s.revision)
 	if err = errors.Join(err, it.Close()); err != nil {
-		return KV{}, false, fmt.Errorf("read key: %w", err)
+		return KV{}, false, fmt.Errorf("read key: %w", marked(err))
 	}
 	return kv, ok, nil
 }
@@ -144,40 +144,45 @@ func get(it *pebble.Iterator, key []byte, revision int64) (KV, bool, error) {
 		return KV{}, false, err
 	}
 	r := reader{it: it}
-	return r.kv(key, mod)
+	h, err := r.held(mod)
+	if err != nil || !h.live() {
+		return KV{}, false, err
+	}
+	return h.kv(key, false), true, nil
 }
 
-// reader turns versions into KVs.
+// reader goes from key to key at one revision.
 type reader struct {
 	it       *pebble.Iterator
 	revision int64
-	keysOnly bool
 	key      []byte // scratch
 	seek     []byte // scratch
 }
 
-// kv copies what r.it stands at; ok is false for a tombstone.
-func (r *reader) kv(key []byte, mod int64) (kv KV, ok bool, err error) {
+// held decodes what r.it stands at, a version of revision mod; the zero version is a tombstone. The value is only lent.
+func (r *reader) held(mod int64) (h held, err error) {
 	b, err := r.it.ValueAndErr()
-	if err != nil {
-		return KV{}, false, err
+	if err == nil {
+		h.version, h.value, err = decodeVersion(b, mod)
 	}
-	v, value, err := decodeVersion(b, mod)
-	if err != nil || !v.live() {
-		return KV{}, false, err
-	}
-	if r.keysOnly {
+	return h, err
+}
+
+// kv copies what a live version holds.
+func (h *held) kv(key []byte, keysOnly bool) KV {
+	value := h.value
+	if keysOnly {
 		value = nil
 	}
 	// One allocation for both.
 	both := make([]byte, len(key)+len(value))
 	n := copy(both, key)
 	copy(both[n:], value)
-	kv = KV{Key: both[:n:n], CreateRevision: v.create, ModRevision: v.mod, Version: v.number}
-	if !r.keysOnly {
+	kv := KV{Key: both[:n:n], CreateRevision: h.create, ModRevision: h.mod, Version: h.number, Lease: h.lease}
+	if !keysOnly {
 		kv.Value = both[n:]
 	}
-	return kv, true, nil
+	return kv
 }
 
 // Range reads the keys of [Key, End) at a revision, in order. It fails with ErrFutureRevision, a CompactedError, and
@@ -191,28 +196,48 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	if err != nil {
 		return RangeResult{}, err
 	}
-	if len(o.End) > 0 && !isFromKey(o.End) && bytes.Compare(o.Key, o.End) >= 0 {
-		return RangeResult{}, nil
-	}
-	lower, upper := encodedBounds(o.Key, o.End)
-	it, err := s.gen.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return RangeResult{}, fmt.Errorf("read range: %w", err)
-	}
-	r := reader{it: it, revision: revision, keysOnly: o.KeysOnly}
-	err = r.collect(o, &res)
-	if err = errors.Join(err, it.Close()); err != nil {
-		return RangeResult{}, fmt.Errorf("read range: %w", err)
-	}
-	return res, nil
+	return readRange(s.gen.db, s.index.unless(revision != s.revision), o, revision)
 }
 
-// collect fills res with what is in the bounds of r.it.
-func (r *reader) collect(o RangeOptions, res *RangeResult) error {
-	counting := o.WantCount || o.CountOnly
-	size := 0
+// emptyRange reports whether no key can be in [key, end).
+func emptyRange(key, end []byte) bool {
+	return len(end) > 0 && !isFromKey(end) && bytes.Compare(key, end) >= 0
+}
+
+// readRange reads what was newest at revision, which db must hold. counts is of that revision; without it counts read.
+func readRange(db *pebble.DB, counts *index, o RangeOptions, revision int64) (RangeResult, error) {
+	if emptyRange(o.Key, o.End) {
+		return RangeResult{}, nil
+	}
+	if counts != nil && (o.CountOnly || o.WantCount) {
+		count, newest := counts.span(o.Key, o.End)
+		if o.CountOnly || count == 0 {
+			return RangeResult{Count: count, MaxModRevision: newest}, nil
+		}
+		o.WantCount = false
+		res, err := readRange(db, nil, o, revision)
+		if err == nil {
+			res.Count, res.MaxModRevision = count, newest
+		}
+		return res, err
+	}
+	lower, upper := encodedBounds(o.Key, o.End)
+	it, err := db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return RangeResult{}, fmt.Errorf("read range: %w", marked(err))
+	}
+	r, c := reader{it: it, revision: revision}, collector{o: &o}
+	err = r.collect(&c)
+	if err = errors.Join(err, it.Close()); err != nil {
+		return RangeResult{}, fmt.Errorf("read range: %w", marked(err))
+	}
+	return c.res, nil
+}
+
+// collect gives c what is in the bounds of r.it.
+func (r *reader) collect(c *collector) error {
 	step := r.ascend
-	if o.Reverse {
+	if c.o.Reverse {
 		step = r.descend
 	}
 	for first := true; ; first = false {
@@ -220,45 +245,54 @@ func (r *reader) collect(o RangeOptions, res *RangeResult) error {
 		if err != nil || !ok {
 			return err
 		}
-		full := o.CountOnly || o.Limit > 0 && len(res.KVs) >= o.Limit || o.MaxBytes > 0 && size >= o.MaxBytes
-		if full {
-			b, err := r.it.ValueAndErr()
-			if err != nil {
-				return err
-			}
-			v, _, err := decodeVersion(b, mod)
-			if err != nil {
-				return err
-			}
-			if !v.live() {
-				continue
-			}
-			if !o.CountOnly {
-				res.More = true
-			}
-			if !counting {
-				return nil
-			}
-		} else {
+		h, err := r.held(mod)
+		if err != nil {
+			return err
+		}
+		if !h.live() {
+			continue
+		}
+		if !c.full() {
 			if r.key, err = appendUserKey(r.key[:0], prefix); err != nil {
 				return err
 			}
-			kv, live, err := r.kv(r.key, mod)
-			if err != nil {
-				return err
-			}
-			if !live {
-				continue
-			}
-			if res.KVs == nil {
-				res.KVs = make([]KV, 0, expected(o.Limit))
-			}
-			res.KVs = append(res.KVs, kv)
-			size += len(kv.Key) + len(kv.Value)
 		}
-		res.Count++
-		res.MaxModRevision = max(res.MaxModRevision, mod)
+		if !c.add(r.key, h) {
+			return nil
+		}
 	}
+}
+
+// collector makes a RangeResult of live keys in the order they are wanted.
+type collector struct {
+	o    *RangeOptions
+	res  RangeResult
+	size int
+}
+
+// full reports whether further keys are only counted, if that.
+func (c *collector) full() bool {
+	return c.o.CountOnly || c.o.Limit > 0 && len(c.res.KVs) >= c.o.Limit || c.o.MaxBytes > 0 && c.size >= c.o.MaxBytes
+}
+
+// add takes the next key, which need not be said when c is full, and reports whether those after it are of interest.
+func (c *collector) add(key []byte, h held) bool {
+	if c.full() {
+		c.res.More = !c.o.CountOnly
+		if !c.o.WantCount && !c.o.CountOnly {
+			return false
+		}
+	} else {
+		if c.res.KVs == nil {
+			c.res.KVs = make([]KV, 0, expected(c.o.Limit))
+		}
+		kv := h.kv(key, c.o.KeysOnly)
+		c.res.KVs = append(c.res.KVs, kv)
+		c.size += len(kv.Key) + len(kv.Value)
+	}
+	c.res.Count++
+	c.res.MaxModRevision = max(c.res.MaxModRevision, h.mod)
+	return true
 }
 
 // expected is how many results to make room for.

@@ -163,6 +163,7 @@ const (
 	commandFormat  = 1
 	commandTxn     = 1
 	commandCompact = 2
+	commandProgram = 3
 )
 
 // Of an encoded guard.

@@ -17,6 +17,10 @@ type WatchOptions struct {
 	PrevKV    bool // events bring what they replaced
 	MaxEvents int  // of a Batch, about; default 1000
 	MaxBytes  int  // of keys and values of a Batch, about; default 1 MiB
+
+	// Notify, when set, is called when Next has something new to return, and again when it returned a part of it: one
+	// goroutine can so read many watchers, with a context that has ended. It must not wait, nor call the watcher.
+	Notify func()
 }
 
 // EventType says what happened to a key.
@@ -112,6 +116,9 @@ func (w *Watcher) signal() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
+	}
+	if w.opts.Notify != nil {
+		w.opts.Notify()
 	}
 }
 
@@ -234,8 +241,10 @@ func (w *Watcher) putBack(g *gatherer, err error) error {
 	switch {
 	case g.stopped:
 		w.pending, w.done = g.next, g.nextPlace
+		w.signal()
 	case g.more:
 		w.pending = g.to + 1
+		w.signal()
 	}
 	return nil
 }

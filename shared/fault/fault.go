@@ -33,6 +33,8 @@ const (
 	TooLarge
 	// MethodNotAllowed is a known path asked in a wrong way: INVALID_ARGUMENT with its own HTTP status, 405.
 	MethodNotAllowed
+	// BadGateway is a call that was handed on to another member and broke on the way there or back.
+	BadGateway
 	kinds
 )
 

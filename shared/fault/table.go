@@ -12,6 +12,7 @@ type Service uint8
 const (
 	VM Service = iota
 	Identity
+	KV
 	services
 )
 
@@ -38,27 +39,34 @@ var (
 	precondition = Shape{"FAILED_PRECONDITION", http.StatusUnprocessableEntity}
 	internal     = Shape{"INTERNAL", http.StatusInternalServerError}
 	unavailable  = Shape{"SERVICE_UNAVAILABLE", http.StatusServiceUnavailable}
+	kvInternal   = Shape{"INTERNAL_ERROR", http.StatusInternalServerError}
+	kvRefused    = Shape{"PRECONDITION_FAILED", http.StatusPreconditionFailed}
+	kvTimeout    = Shape{"TIMEOUT", http.StatusRequestTimeout}
+	kvNotLeader  = Shape{"NOT_LEADER", http.StatusServiceUnavailable}
+	kvProxy      = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
 )
 
 // table is indexed by Kind. VM REST has INTERNAL for every RPC status that the spec's part 7.3 does not list; identity
-// has SERVICE_UNAVAILABLE where its backend cannot be reached.
+// has SERVICE_UNAVAILABLE where its backend cannot be reached. The key-value store knows no other ways to fail than those
+// of its row in part 7.3, and those of every HTTP service.
 var table = [kinds]row{
-	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal}},
-	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid}},
-	Unauthenticated:    {codes.Unauthenticated, [services]Shape{VM: unproven, Identity: unproven}},
-	PermissionDenied:   {codes.PermissionDenied, [services]Shape{VM: forbidden, Identity: forbidden}},
-	NotFound:           {codes.NotFound, [services]Shape{VM: notFound, Identity: notFound}},
-	AlreadyExists:      {codes.AlreadyExists, [services]Shape{VM: exists, Identity: exists}},
-	ResourceExhausted:  {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted}},
-	FailedPrecondition: {codes.FailedPrecondition, [services]Shape{VM: precondition, Identity: precondition}},
-	Aborted:            {codes.Aborted, [services]Shape{VM: internal, Identity: internal}},
-	OutOfRange:         {codes.OutOfRange, [services]Shape{VM: internal, Identity: invalid}},
-	Unimplemented:      {codes.Unimplemented, [services]Shape{VM: internal, Identity: internal}},
-	Unavailable:        {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable}},
-	DeadlineExceeded:   {codes.DeadlineExceeded, [services]Shape{VM: internal, Identity: unavailable}},
-	Canceled:           {codes.Canceled, [services]Shape{VM: internal, Identity: internal}},
-	TooLarge:           {codes.InvalidArgument, [services]Shape{VM: tooLarge, Identity: tooLarge}},
-	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: badMethod, Identity: badMethod}},
+	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
+	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid}},
+	Unauthenticated:    {codes.Unauthenticated, [services]Shape{VM: unproven, Identity: unproven, KV: unproven}},
+	PermissionDenied:   {codes.PermissionDenied, [services]Shape{VM: forbidden, Identity: forbidden, KV: forbidden}},
+	NotFound:           {codes.NotFound, [services]Shape{VM: notFound, Identity: notFound, KV: notFound}},
+	AlreadyExists:      {codes.AlreadyExists, [services]Shape{VM: exists, Identity: exists, KV: exists}},
+	ResourceExhausted:  {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: kvInternal}},
+	FailedPrecondition: {codes.FailedPrecondition, [services]Shape{VM: precondition, Identity: precondition, KV: kvRefused}},
+	Aborted:            {codes.Aborted, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
+	OutOfRange:         {codes.OutOfRange, [services]Shape{VM: internal, Identity: invalid, KV: kvInternal}},
+	Unimplemented:      {codes.Unimplemented, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
+	Unavailable:        {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvNotLeader}},
+	DeadlineExceeded:   {codes.DeadlineExceeded, [services]Shape{VM: internal, Identity: unavailable, KV: kvTimeout}},
+	Canceled:           {codes.Canceled, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
+	TooLarge:           {codes.InvalidArgument, [services]Shape{VM: tooLarge, Identity: tooLarge, KV: tooLarge}},
+	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: badMethod, Identity: badMethod, KV: badMethod}},
+	BadGateway:         {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvProxy}},
 }
 
 // RPC is the gRPC code of a kind.

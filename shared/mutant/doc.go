@@ -13,4 +13,9 @@ const (
 	DropGuards        = "drop-guards"         // a transaction applies although what it read has changed: controlplane/sim
 	IgnoreGeneration  = "ignore-generation"   // a report of an older generation is believed: controlplane/sim ring (b)
 	ForgetProposalIDs = "forget-proposal-ids" // a retried proposal applies twice: controlplane/sim
+	AckBeforeSync     = "ack-before-sync"     // entries are acknowledged before they are durable: controlplane/sim
+	DropVoteSync      = "drop-vote-sync"      // a vote is not kept: controlplane/sim
+	LearnerVotes      = "learner-votes"       // a member that was only added counts in the quorum: controlplane/consensus
+	KeepAttachment    = "keep-attachment"     // a deleted key stays one of its lease's: controlplane/mvcc
+	SplitAppliedIndex = "split-applied-index" // the applied index is written beside the batch, not in it: controlplane/mvcc
 )

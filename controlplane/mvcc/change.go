@@ -1,0 +1,155 @@
+package mvcc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+)
+
+// change is one effect of a transaction: a key put or deleted at a revision. One revision may change a key more than
+// once: only its last change makes a version.
+type change struct {
+	deleted    bool
+	superseded bool // the same revision changes the key again
+	key        []byte
+	value      []byte
+	revision   int64
+	now        version // the zero version when deleted
+	before     version // that it found
+	previous   int64   // mod revision of what the key held before the revision, 0: nothing
+
+	// releases is the size of the version that a compaction behind the revision can let go of; 0 when an earlier change
+	// of the revision already releases it.
+	releases int64
+}
+
+// The lists of changes, one list a batch: chunks under the revision of their first change. A list of format 1 is one
+// revision's.
+const (
+	changePut     = 3
+	changeDelete  = 4
+	changePassing = 5 // a put whose revision changes the key again; the version is here and nowhere else
+	changeUndo    = 6 // a delete whose revision puts the key again
+	oldPut        = 1 // without a size
+	oldDelete     = 2
+
+	changeKind = 0x7f
+	// changeNext is set in a change's first byte where the next revision begins.
+	changeNext = 0x80
+)
+
+// chunkBytes bounds the value of one record of changes.
+const chunkBytes = 32 << 10
+
+func appendChange(dst []byte, c *change, next bool) []byte {
+	kind := byte(changePut)
+	switch {
+	case c.deleted && c.superseded:
+		kind = changeUndo
+	case c.deleted:
+		kind = changeDelete
+	case c.superseded:
+		kind = changePassing
+	}
+	if next {
+		kind |= changeNext
+	}
+	dst = append(dst, kind)
+	dst = binary.AppendUvarint(dst, uint64(len(c.key)))
+	dst = append(dst, c.key...)
+	if c.previous == 0 {
+		dst = append(dst, 0)
+	} else {
+		dst = binary.AppendUvarint(dst, uint64(c.revision-c.previous))
+		dst = binary.AppendUvarint(dst, uint64(c.releases))
+	}
+	if kind&changeKind == changePassing {
+		var header [maxVersionHeader]byte
+		head := appendVersionHeader(header[:0], c.now)
+		dst = binary.AppendUvarint(dst, uint64(len(head)+len(c.value)))
+		dst = append(append(dst, head...), c.value...)
+	}
+	return dst
+}
+
+// changes reads one chunk.
+type changes struct {
+	b        []byte
+	revision int64 // of the present change, and before the first one that of the chunk
+	place    int   // of the present change among those of its revision
+	begun    bool
+}
+
+// chunkAt begins to read the chunk b that is stored at key.
+func chunkAt(key, b []byte) (changes, error) {
+	revision, place, err := splitChangesKey(key)
+	return changes{b: b, revision: revision, place: place}, err
+}
+
+// next decodes the next change; ok is false at the end. Key and value alias the chunk; only of a passing put it has
+// version and value.
+func (l *changes) next() (c change, ok bool, err error) {
+	if len(l.b) == 0 {
+		return change{}, false, nil
+	}
+	d := decoder{b: l.b}
+	kind := d.byte()
+	switch {
+	case kind&changeNext != 0:
+		l.revision, l.place = l.revision+1, 0
+	case l.begun:
+		l.place++
+	}
+	bad := kind&changeNext != 0 && !l.begun
+	kind &= changeKind
+	l.begun = true
+	c = change{key: d.bytes(MaxKeyBytes), revision: l.revision}
+	if age := d.int64(); age > 0 {
+		c.previous = l.revision - age
+		if kind > oldDelete {
+			c.releases = d.int64()
+		}
+	}
+	switch kind {
+	case changePut, oldPut:
+	case changeDelete, oldDelete:
+		c.deleted = true
+	case changeUndo:
+		c.deleted, c.superseded = true, true
+	case changePassing:
+		c.superseded = true
+		b := d.bytes(maxVersionHeader + MaxValueBytes)
+		if d.err == nil {
+			c.now, c.value, d.err = decodeVersion(b, l.revision)
+		}
+	default:
+		bad = true
+	}
+	if d.err != nil || bad || c.previous < 0 {
+		return change{}, false, fmt.Errorf("%w: changes of revision %d", ErrCorrupt, l.revision)
+	}
+	l.b = d.b
+	return c, true, nil
+}
+
+// event is c as watchers see it, still aliasing c.
+func (c *change) event() Event {
+	e := Event{Type: EventPut, PrevModRevision: c.previous}
+	if c.deleted {
+		e.Type = EventDelete
+		e.KV = KV{Key: c.key, ModRevision: c.revision}
+		return e
+	}
+	e.KV = KV{
+		Key: c.key, Value: c.value, CreateRevision: c.now.create, ModRevision: c.now.mod, Version: c.now.number, Lease: c.now.lease,
+	}
+	return e
+}
+
+// clone makes e independent of what it was read from.
+func (e *Event) clone() {
+	e.KV.Key = bytes.Clone(e.KV.Key)
+	if e.Type == EventPut {
+		e.KV.Value = append([]byte{}, e.KV.Value...)
+	}
+}

@@ -1,0 +1,76 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/sstable"
+	sstblock "github.com/cockroachdb/pebble/v2/sstable/block"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// marked makes what Pebble found corrupt, by its checksums, an ErrCorrupt.
+func marked(err error) error {
+	if err != nil && pebble.IsCorruptionError(err) && !errors.Is(err, ErrCorrupt) {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return err
+}
+
+// verifyTables reads all tables in dir and compares their checksums.
+func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
+	o.EnsureDefaults()
+	names, err := fs.List(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".sst") {
+			continue
+		}
+		if err := verifyTable(fs, fs.PathJoin(dir, name), o); err != nil {
+			return fmt.Errorf("verify %s: %w", name, marked(err))
+		}
+	}
+	return nil
+}
+
+func verifyTable(fs vfs.FS, path string, o *pebble.Options) (err error) {
+	f, err := fs.Open(path, vfs.SequentialReadsOption)
+	if err != nil {
+		return err
+	}
+	readable, err := sstable.NewSimpleReadable(f)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	r, err := sstable.NewReader(context.Background(), readable, o.MakeReaderOptions())
+	if err != nil {
+		return errors.Join(err, readable.Close())
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if err := r.ValidateBlockChecksums(); err != nil {
+		return err
+	}
+	// It leaves out the blocks to which the values of old versions go.
+	l, err := r.Layout()
+	if err != nil {
+		return err
+	}
+	for _, h := range append(l.ValueBlock, l.ValueIndex) {
+		if h.Length == 0 {
+			continue
+		}
+		b := make([]byte, h.Length+sstblock.TrailerLen)
+		if _, err := f.ReadAt(b, int64(h.Offset)); err != nil {
+			return err
+		}
+		if err := sstblock.ValidateChecksum(sstblock.ChecksumTypeCRC32c, b, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,208 @@
+package mvcc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// indexing is a generation's index: being built, then kept up by the goroutine that applies.
+type indexing struct {
+	mu      sync.Mutex
+	index   index // the builder's until it is whole, then the applier's
+	whole   bool
+	backlog []indexed     // what batches changed since the builder last looked
+	ended   chan struct{} // closed when the builder has ended, with an index or without
+}
+
+// indexed is a key's new mark; the zero mark says that the key is gone.
+type indexed struct {
+	key []byte
+	mark
+}
+
+// buildKeys is how many keys the builder reads between two looks at what has changed since.
+const buildKeys = 4096
+
+// publish shows v, which changes led to, to readers.
+func (e *Engine) publish(v *view, changes []change) {
+	x := v.gen.indexing
+	if x == nil {
+		e.published.Store(v)
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.whole {
+		for i := range changes {
+			if c := &changes[i]; !c.superseded {
+				x.backlog = append(x.backlog, indexed{key: append([]byte(nil), c.key...), mark: c.now.mark()})
+			}
+		}
+		e.published.Store(v)
+		return
+	}
+	// Nobody can take a snapshot while pins are locked: an index that none has can be changed in place. A change of many
+	// keys would hold up snapshots, and goes on in copies.
+	const many = 1024
+	v.gen.mu.Lock()
+	inPlace := !e.published.Load().taken && len(changes) <= many
+	if !inPlace {
+		v.gen.mu.Unlock()
+		x.index.epoch++
+	}
+	for i := range changes {
+		if c := &changes[i]; !c.superseded {
+			x.index.put(indexed{key: c.key, mark: c.now.mark()})
+		}
+	}
+	given := x.index
+	v.index = &given
+	e.published.Store(v)
+	if inPlace {
+		v.gen.mu.Unlock()
+	}
+}
+
+func (t *index) put(i indexed) {
+	if i.mod == 0 {
+		t.remove(i.key)
+	} else {
+		t.set(i.key, i.mark)
+	}
+}
+
+// startIndex builds the index of a generation that was just published: in the background, unless the engine is quiet.
+func (e *Engine) startIndex(g *generation) {
+	build := func() {
+		defer close(g.indexing.ended)
+		if err := e.fillIndex(g); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
+			e.opts.Logger.Error("mvcc build index, counts will scan", "dir", e.dir.path, "err", err)
+		}
+	}
+	switch {
+	case g.indexing == nil:
+	case e.opts.Quiet:
+		build()
+	default:
+		e.builders.Go(build)
+	}
+}
+
+// fillIndex reads all keys, some at a time, each time at the then current revision. What changes meanwhile among the keys
+// it has read comes through the backlog; what changes ahead of it, it will read.
+func (e *Engine) fillIndex(g *generation) error {
+	var position []byte // before which all keys were read
+	for whole := false; !whole; {
+		pinned, err := e.pin(false)
+		if err != nil {
+			return err
+		}
+		if pinned.gen == g {
+			position, whole, err = e.fillSome(g, position)
+		} else {
+			err = ErrRestored
+		}
+		pinned.gen.unpin(pinned.floor)
+		pinned.gen.release()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillSome reads the next keys from position on and returns the first that it has not read. When there is none, the index
+// is whole and readers are given it.
+func (e *Engine) fillSome(g *generation, position []byte) (next []byte, whole bool, err error) {
+	x := g.indexing
+	x.mu.Lock()
+	v := e.published.Load()
+	for _, i := range x.backlog {
+		if bytes.Compare(i.key, position) < 0 {
+			x.index.put(i)
+		}
+	}
+	x.backlog = x.backlog[:0]
+	x.mu.Unlock()
+
+	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: appendPrefix(nil, position), UpperBound: []byte{tableKeys + 1}})
+	if err != nil {
+		return nil, false, err
+	}
+	next, err = x.index.fill(&reader{it: it, revision: v.revision})
+	if err = errors.Join(err, it.Close()); err != nil || next != nil {
+		return next, false, err
+	}
+
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, i := range x.backlog {
+		x.index.put(i)
+	}
+	x.backlog, x.whole = nil, true
+	// Nobody else publishes: the goroutine that applies does so under this lock.
+	v = e.published.Load()
+	if v.gen != g {
+		return nil, false, ErrRestored
+	}
+	given := x.index
+	e.published.Store(&view{gen: g, state: v.state, records: v.records, index: &given})
+	return nil, true, nil
+}
+
+// fill takes some keys of r and returns the one after them, nil at the end.
+func (t *index) fill(r *reader) (next []byte, err error) {
+	for n := 0; ; n++ {
+		prefix, mod, ok, err := r.ascend(n == 0)
+		if err != nil || !ok {
+			return nil, err
+		}
+		if r.key, err = appendUserKey(r.key[:0], prefix); err != nil {
+			return nil, err
+		}
+		if n >= buildKeys {
+			return bytes.Clone(r.key), nil
+		}
+		h, err := r.held(mod)
+		if err != nil {
+			return nil, err
+		}
+		if h.live() {
+			t.set(r.key, h.mark())
+		}
+	}
+}
+
+// AwaitCounts waits until snapshots that are taken from then on count ranges of their own revision without reading them.
+// Without CountIndex, or when the index could not be built, counts read the range and there is nothing to wait for. It
+// fails with what ctx says, or with ErrClosed.
+func (e *Engine) AwaitCounts(ctx context.Context) error {
+	for {
+		g := e.published.Load().gen
+		if g.indexing == nil {
+			return nil
+		}
+		select {
+		case <-g.indexing.ended:
+			if e.published.Load().gen == g {
+				return nil
+			}
+			continue
+		default:
+		}
+		select {
+		case <-g.indexing.ended:
+		case <-g.done:
+			if e.published.Load().gen == g {
+				return fmt.Errorf("await counts: %w", g.ended)
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("await counts: %w", ctx.Err())
+		}
+	}
+}

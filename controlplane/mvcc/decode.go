@@ -1,0 +1,157 @@
+package mvcc
+
+// programDecoder reads programs, over and over into the same memory.
+type programDecoder struct {
+	d       decoder
+	program Program
+	found   int // steps and compares
+	nested  int // of the present step
+}
+
+// clear forgets the last program and keeps its memory, unless it was a huge one.
+func (p *programDecoder) clear() {
+	steps := p.program.Steps
+	if cap(steps) > bufferedItems {
+		steps = nil
+	}
+	clear(steps)
+	*p = programDecoder{program: Program{Steps: steps[:0]}}
+}
+
+// decode reads what follows the kind. The program aliases b and is valid until the next decode.
+func (p *programDecoder) decode(b []byte) (*Program, error) {
+	p.clear()
+	p.d = decoder{b: b}
+	p.program.Epoch = p.d.int64()
+	p.program.Steps = p.steps(p.program.Steps)
+	if p.d.err == nil && len(p.d.b) > 0 {
+		p.d.fail()
+	}
+	return &p.program, p.d.err
+}
+
+// count reads a number of steps or compares.
+func (p *programDecoder) count() int {
+	n := p.d.count(MaxProgramSteps)
+	if p.found += n; p.found > MaxProgramSteps {
+		p.d.fail()
+		return 0
+	}
+	return n
+}
+
+func (p *programDecoder) steps(into []Step) []Step {
+	if p.nested > MaxProgramDepth {
+		p.d.fail()
+		return nil
+	}
+	n := p.count()
+	if n > cap(into) {
+		into = make([]Step, 0, min(n, bufferedItems))
+	}
+	for ; n > 0 && p.d.err == nil; n-- {
+		into = append(into, Step{})
+		p.step(&into[len(into)-1])
+	}
+	return into
+}
+
+func (p *programDecoder) step(st *Step) {
+	d := &p.d
+	head := d.byte()
+	st.Kind = StepKind(head & stepKind)
+	known := byte(0)
+	switch st.Kind {
+	case StepPut:
+		known = putLease | putPrevKV | putIgnoreValue | putIgnoreLease
+		st.PrevKV, st.IgnoreValue, st.IgnoreLease = head&putPrevKV != 0, head&putIgnoreValue != 0, head&putIgnoreLease != 0
+		st.Key, st.Value = d.bytes(MaxKeyBytes), d.bytes(MaxValueBytes)
+		if head&putLease != 0 {
+			st.Lease = int64(d.uint64())
+		}
+	case StepRange:
+		known = spanEnd
+		st.Key, st.End = p.span(head)
+		st.Range = p.rangeOptions()
+	case StepDelete:
+		known = spanEnd | deletePrevKV
+		st.Key, st.End = p.span(head)
+		st.PrevKV = head&deletePrevKV != 0
+	case StepBranch:
+		p.branch(st)
+	case StepGrant:
+		st.Lease, st.TTL = int64(d.uint64()), d.int64()
+	case StepRevoke:
+		st.Lease = int64(d.uint64())
+	case StepSetRecord:
+		st.Key, st.Value = d.bytes(MaxKeyBytes), d.bytes(MaxValueBytes)
+	case StepDeleteRecord:
+		st.Key = d.bytes(MaxKeyBytes)
+	}
+	if head&^(stepKind|known) != 0 || d.err == nil && st.validate() != nil {
+		d.fail()
+	}
+}
+
+func (p *programDecoder) branch(st *Step) {
+	for n := p.count(); n > 0 && p.d.err == nil; n-- {
+		st.If = append(st.If, p.compare())
+	}
+	p.nested++
+	st.Then = p.steps(nil)
+	st.Else = p.steps(nil)
+	p.nested--
+}
+
+func (p *programDecoder) span(head byte) (key, end []byte) {
+	key = p.d.bytes(MaxKeyBytes)
+	if head&spanEnd != 0 {
+		if end = p.d.bytes(MaxKeyBytes + 1); len(end) == 0 {
+			p.d.fail()
+		}
+	}
+	return key, end
+}
+
+func (p *programDecoder) rangeOptions() (o RangeOptions) {
+	flags := p.d.byte()
+	o.Reverse, o.KeysOnly = flags&rangeReverse != 0, flags&rangeKeysOnly != 0
+	o.WantCount, o.CountOnly = flags&rangeWantCount != 0, flags&rangeCountOnly != 0
+	number := func(bit byte) int64 {
+		if flags&bit == 0 {
+			return 0
+		}
+		v := p.d.int64()
+		if v == 0 {
+			p.d.fail()
+		}
+		return v
+	}
+	o.Revision, o.Limit, o.MaxBytes = number(rangeRevision), int(number(rangeLimit)), int(number(rangeMaxBytes))
+	const known = rangeReverse | rangeKeysOnly | rangeWantCount | rangeCountOnly | rangeRevision | rangeLimit | rangeMaxBytes
+	if flags&^known != 0 {
+		p.d.fail()
+	}
+	return o
+}
+
+func (p *programDecoder) compare() (c Compare) {
+	d := &p.d
+	head := d.byte()
+	c.Target, c.Relation = CompareTarget(head&7), CompareRelation(head>>compareRelation&7)
+	c.Key = d.bytes(MaxKeyBytes)
+	if head&compareEnd != 0 {
+		if c.End = d.bytes(MaxKeyBytes + 1); len(c.End) == 0 {
+			d.fail()
+		}
+	}
+	if c.Target == CompareValue {
+		c.Value = d.bytes(MaxValueBytes)
+	} else {
+		c.Number = int64(d.uint64())
+	}
+	if head&^(7|7<<compareRelation|compareEnd) != 0 || d.err == nil && c.validate() != nil {
+		d.fail()
+	}
+	return c
+}

@@ -1,0 +1,397 @@
+package mvcc
+
+import (
+	"bytes"
+	"slices"
+)
+
+// index holds the live keys in order, with what their newest versions say, as a B-tree in which every node knows how many
+// keys are below it and their highest mod revision. A copy of the struct is a copy of the index that never changes, if the
+// writer then goes on to the next epoch: in a new epoch it copies each node before it changes it.
+//
+// A leaf holds no pointers: its keys are one string of bytes. A key takes its length, 36 bytes and the share of its node.
+type index struct {
+	root  child
+	epoch uint64
+}
+
+// nodeKeys is the most that a node holds.
+const nodeKeys = 32
+
+// mark is a version without its lease.
+type mark struct {
+	create, mod, number int64
+	size                uint32
+	leased              bool
+}
+
+// child is a node below another one, or the root. Its keys are from low on.
+type child struct {
+	low    string
+	leaf   *leaf // one of the two
+	inner  *inner
+	count  int64
+	newest int64 // highest mod revision
+}
+
+type leaf struct {
+	epoch    uint64 // that may write to marks
+	keyEpoch uint64 // that may write to keys and ends
+	keys     []byte
+	ends     []uint32 // of each key in keys
+	marks    []mark
+}
+
+type inner struct {
+	epoch uint64
+	kids  []child
+}
+
+func (v version) mark() mark {
+	return mark{create: v.create, mod: v.mod, number: v.number, size: uint32(v.size), leased: v.lease != 0}
+}
+
+// version is what m says of a key without a lease.
+func (m mark) version() version {
+	return version{create: m.create, mod: m.mod, number: m.number, size: int64(m.size)}
+}
+
+// unless is t, or none.
+func (t *index) unless(not bool) *index {
+	if not {
+		return nil
+	}
+	return t
+}
+
+// find returns the mark of key; ok is false when it is not a live key.
+func (t *index) find(key []byte) (m mark, ok bool) {
+	c := &t.root
+	for c.inner != nil {
+		c = &c.inner.kids[c.inner.place(key)]
+	}
+	if c.leaf == nil {
+		return mark{}, false
+	}
+	i, ok := c.leaf.place(key)
+	if !ok {
+		return mark{}, false
+	}
+	return c.leaf.marks[i], true
+}
+
+// span counts the keys of [key, end), as the API writes it, and tells their highest mod revision.
+func (t *index) span(key, end []byte) (count, newest int64) {
+	switch {
+	case len(end) == 0:
+		if m, ok := t.find(key); ok {
+			return 1, m.mod
+		}
+		return 0, 0
+	case isFromKey(end):
+		end = nil
+	case bytes.Compare(key, end) >= 0:
+		return 0, 0
+	}
+	return t.root.span(key, end)
+}
+
+// span counts from key, nil being the first one, to end, nil being after the last one.
+func (c *child) span(key, end []byte) (count, newest int64) {
+	switch {
+	case key == nil && end == nil:
+		return c.count, c.newest
+	case c.leaf != nil:
+		return c.leaf.span(key, end)
+	case c.inner == nil:
+		return 0, 0
+	}
+	from, to := 0, len(c.inner.kids)-1
+	if key != nil {
+		from = c.inner.place(key)
+	}
+	if end != nil {
+		to = c.inner.place(end)
+	}
+	for i := from; i <= to; i++ {
+		k, e := key, end
+		if i > from {
+			k = nil
+		}
+		if i < to {
+			e = nil
+		}
+		n, m := c.inner.kids[i].span(k, e)
+		count, newest = count+n, max(newest, m)
+	}
+	return count, newest
+}
+
+func (l *leaf) span(key, end []byte) (count, newest int64) {
+	from, to := 0, len(l.marks)
+	if key != nil {
+		from, _ = l.place(key)
+	}
+	if end != nil {
+		to, _ = l.place(end)
+	}
+	for i := from; i < to; i++ {
+		newest = max(newest, l.marks[i].mod)
+	}
+	return int64(max(to-from, 0)), newest
+}
+
+func (l *leaf) key(i int) []byte {
+	from := uint32(0)
+	if i > 0 {
+		from = l.ends[i-1]
+	}
+	return l.keys[from:l.ends[i]]
+}
+
+// place finds key, or where it belongs.
+func (l *leaf) place(key []byte) (at int, found bool) {
+	from, to := 0, len(l.ends)
+	for from < to {
+		i := (from + to) / 2
+		switch order := bytes.Compare(l.key(i), key); {
+		case order == 0:
+			return i, true
+		case order < 0:
+			from = i + 1
+		default:
+			to = i
+		}
+	}
+	return from, false
+}
+
+// place finds the child that key belongs to.
+func (n *inner) place(key []byte) int {
+	from, to := 1, len(n.kids)
+	for from < to {
+		i := (from + to) / 2
+		if n.kids[i].low <= string(key) {
+			from = i + 1
+		} else {
+			to = i
+		}
+	}
+	return from - 1
+}
+
+// set gives key a mark.
+func (t *index) set(key []byte, m mark) {
+	if t.root.leaf == nil && t.root.inner == nil {
+		t.root.leaf = &leaf{epoch: t.epoch, keyEpoch: t.epoch}
+	}
+	if right, split := t.setIn(&t.root, key, m); split {
+		left := t.root
+		n := &inner{epoch: t.epoch, kids: append(make([]child, 0, nodeKeys), left, right)}
+		t.root = child{inner: n}
+		t.root.sum()
+	}
+}
+
+// setIn gives key a mark in c. When c becomes too large, it gives half to a new child on its right.
+func (t *index) setIn(c *child, key []byte, m mark) (right child, split bool) {
+	if c.inner == nil {
+		l := t.write(c)
+		at, found := l.place(key)
+		if found {
+			l.marks[at] = m
+		} else {
+			l.insert(t.epoch, at, key, m)
+			c.count++
+		}
+		c.newest = max(c.newest, m.mod)
+		if len(l.marks) <= nodeKeys {
+			return child{}, false
+		}
+		return l.split(t.epoch, c, at), true
+	}
+	n := t.writeInner(c)
+	i := n.place(key)
+	before := n.kids[i].count
+	right, split = t.setIn(&n.kids[i], key, m)
+	c.count += n.kids[i].count - before
+	c.newest = max(c.newest, m.mod)
+	if !split {
+		return child{}, false
+	}
+	c.count += right.count
+	n.kids = slices.Insert(n.kids, i+1, right)
+	if len(n.kids) <= nodeKeys {
+		return child{}, false
+	}
+	half := len(n.kids) / 2
+	if i == len(n.kids)-2 {
+		half = len(n.kids) - 1 // keys that only ever grow leave full nodes behind
+	}
+	right = child{low: n.kids[half].low, inner: &inner{epoch: t.epoch, kids: slices.Clone(n.kids[half:])}}
+	n.kids = slices.Clone(n.kids[:half])
+	right.sum()
+	c.sum()
+	return right, true
+}
+
+// write makes c's leaf one whose marks may be written to.
+func (t *index) write(c *child) *leaf {
+	if c.leaf.epoch != t.epoch {
+		l := *c.leaf
+		l.epoch, l.marks = t.epoch, slices.Clone(l.marks)
+		c.leaf = &l
+	}
+	return c.leaf
+}
+
+func (t *index) writeInner(c *child) *inner {
+	if c.inner.epoch != t.epoch {
+		c.inner = &inner{epoch: t.epoch, kids: slices.Clone(c.inner.kids)}
+	}
+	return c.inner
+}
+
+// writeKeys makes the keys ones that may be written to, with room for so many bytes more.
+func (l *leaf) writeKeys(epoch uint64, more int) {
+	if l.keyEpoch != epoch {
+		l.keyEpoch = epoch
+		l.keys = append(make([]byte, 0, len(l.keys)+more), l.keys...)
+		l.ends = append(make([]uint32, 0, len(l.ends)+1), l.ends...)
+	}
+}
+
+func (l *leaf) insert(epoch uint64, at int, key []byte, m mark) {
+	l.writeKeys(epoch, len(key))
+	from := uint32(0)
+	if at > 0 {
+		from = l.ends[at-1]
+	}
+	l.keys = slices.Insert(l.keys, int(from), key...)
+	l.ends = slices.Insert(l.ends, at, from)
+	for i := at; i < len(l.ends); i++ {
+		l.ends[i] += uint32(len(key))
+	}
+	l.marks = slices.Insert(l.marks, at, m)
+}
+
+// split gives the upper part of c's leaf, into which was inserted at at, to a new child.
+func (l *leaf) split(epoch uint64, c *child, at int) child {
+	half := len(l.marks) / 2
+	if at == len(l.marks)-1 {
+		half = at
+	}
+	cut := l.ends[half-1]
+	r := &leaf{
+		epoch: epoch, keyEpoch: epoch,
+		keys: slices.Clone(l.keys[cut:]), ends: slices.Clone(l.ends[half:]), marks: slices.Clone(l.marks[half:]),
+	}
+	for i := range r.ends {
+		r.ends[i] -= cut
+	}
+	right := child{low: separator(l.key(half-1), r.key(0)), leaf: r}
+	l.keys, l.ends, l.marks = slices.Clone(l.keys[:cut]), slices.Clone(l.ends[:half]), slices.Clone(l.marks[:half])
+	right.sum()
+	c.sum()
+	return right
+}
+
+// separator is a short key after a and not after b.
+func separator(a, b []byte) string {
+	n := 0
+	for n < len(a) && n < len(b)-1 && a[n] == b[n] {
+		n++
+	}
+	return string(b[:n+1])
+}
+
+// remove takes key out.
+func (t *index) remove(key []byte) {
+	if _, ok := t.find(key); !ok {
+		return
+	}
+	t.removeIn(&t.root, key)
+	for t.root.inner != nil && len(t.root.inner.kids) == 1 {
+		t.root = t.root.inner.kids[0]
+	}
+	if t.root.count == 0 {
+		t.root = child{}
+	}
+}
+
+func (t *index) removeIn(c *child, key []byte) {
+	if c.inner == nil {
+		l := t.write(c)
+		at, _ := l.place(key)
+		l.writeKeys(t.epoch, 0)
+		from, size := l.ends[at]-uint32(len(l.key(at))), uint32(len(l.key(at)))
+		l.keys = slices.Delete(l.keys, int(from), int(from+size))
+		l.ends = slices.Delete(l.ends, at, at+1)
+		for i := at; i < len(l.ends); i++ {
+			l.ends[i] -= size
+		}
+		l.marks = slices.Delete(l.marks, at, at+1)
+		c.sum()
+		return
+	}
+	n := t.writeInner(c)
+	i := n.place(key)
+	t.removeIn(&n.kids[i], key)
+	switch {
+	case n.kids[i].count == 0:
+		// The keys of a first child that goes belong to the one after it.
+		if i == 0 && len(n.kids) > 1 {
+			n.kids[1].low = n.kids[0].low
+		}
+		n.kids = slices.Delete(n.kids, i, i+1)
+	case i > 0 && n.kids[i-1].size()+n.kids[i].size() <= nodeKeys/2:
+		t.join(n, i-1)
+	case i < len(n.kids)-1 && n.kids[i].size()+n.kids[i+1].size() <= nodeKeys/2:
+		t.join(n, i)
+	}
+	c.sum()
+}
+
+// size is how much c's own node holds.
+func (c *child) size() int {
+	if c.leaf != nil {
+		return len(c.leaf.marks)
+	}
+	return len(c.inner.kids)
+}
+
+// join makes one child of the i-th and the next one.
+func (t *index) join(n *inner, i int) {
+	a, b := &n.kids[i], &n.kids[i+1]
+	if a.leaf != nil {
+		l := &leaf{
+			epoch: t.epoch, keyEpoch: t.epoch,
+			keys: slices.Concat(a.leaf.keys, b.leaf.keys), ends: slices.Concat(a.leaf.ends, b.leaf.ends),
+			marks: slices.Concat(a.leaf.marks, b.leaf.marks),
+		}
+		for j := len(a.leaf.ends); j < len(l.ends); j++ {
+			l.ends[j] += uint32(len(a.leaf.keys))
+		}
+		a.leaf = l
+	} else {
+		a.inner = &inner{epoch: t.epoch, kids: slices.Concat(a.inner.kids, b.inner.kids)}
+	}
+	a.sum()
+	n.kids = slices.Delete(n.kids, i+1, i+2)
+}
+
+// sum counts anew what is below c.
+func (c *child) sum() {
+	c.count, c.newest = 0, 0
+	if c.leaf != nil {
+		c.count = int64(len(c.leaf.marks))
+		for i := range c.leaf.marks {
+			c.newest = max(c.newest, c.leaf.marks[i].mod)
+		}
+		return
+	}
+	for i := range c.inner.kids {
+		c.count += c.inner.kids[i].count
+		c.newest = max(c.newest, c.inner.kids[i].newest)
+	}
+}

@@ -1,0 +1,131 @@
+package mvcc
+
+import (
+	"bytes"
+	"hash/maphash"
+	"slices"
+)
+
+// overlay holds what keys were given since the state that Pebble shows: by the earlier commands of a batch, or by the
+// earlier steps of a program. It keeps the bytes it is given, and its own memory from one use to the next.
+type overlay struct {
+	seed    maphash.Seed
+	slots   []uint32 // open addressing: place in entries, from 1
+	entries []overlaid
+	order   []uint32 // places of the first len(order) entries, by key
+	leased  bool     // an entry has a lease
+}
+
+// overlaid is what a key holds.
+type overlaid struct {
+	key []byte
+	held
+	hash   uint32
+	change int // that made it: place among the changes of its batch
+}
+
+// held is what a key holds: the zero version when it does not exist.
+type held struct {
+	version
+	value []byte // lent; may be left out where only the version is asked for
+}
+
+const overlaySlots = 64
+
+func (o *overlay) clear() {
+	if len(o.entries) == 0 {
+		return
+	}
+	if cap(o.entries) > bufferedItems {
+		*o = overlay{seed: o.seed}
+		return
+	}
+	clear(o.slots)
+	clear(o.entries)
+	o.entries, o.order, o.leased = o.entries[:0], o.order[:0], false
+}
+
+func (o *overlay) find(key []byte) *overlaid {
+	if len(o.entries) == 0 {
+		return nil
+	}
+	at, ok := o.slot(key, uint32(maphash.Bytes(o.seed, key)))
+	if !ok {
+		return nil
+	}
+	return &o.entries[o.slots[at]-1]
+}
+
+// slot finds the slot of key, or the empty one where it belongs.
+func (o *overlay) slot(key []byte, hash uint32) (at int, ok bool) {
+	mask := uint32(len(o.slots) - 1)
+	for i := hash & mask; ; i = (i + 1) & mask {
+		place := o.slots[i]
+		if place == 0 {
+			return int(i), false
+		}
+		if e := &o.entries[place-1]; e.hash == hash && bytes.Equal(e.key, key) {
+			return int(i), true
+		}
+	}
+}
+
+func (o *overlay) put(e overlaid) {
+	if len(o.slots) == 0 {
+		o.seed, o.slots = maphash.MakeSeed(), make([]uint32, overlaySlots)
+	}
+	o.leased = o.leased || e.lease != 0
+	e.hash = uint32(maphash.Bytes(o.seed, e.key))
+	at, ok := o.slot(e.key, e.hash)
+	if ok {
+		o.entries[o.slots[at]-1] = e
+		return
+	}
+	o.entries = append(o.entries, e)
+	o.slots[at] = uint32(len(o.entries))
+	if 2*len(o.entries) > len(o.slots) {
+		o.grow()
+	}
+}
+
+func (o *overlay) grow() {
+	o.slots = make([]uint32, 2*len(o.slots))
+	mask := uint32(len(o.slots) - 1)
+	for i := range o.entries {
+		at := o.entries[i].hash & mask
+		for o.slots[at] != 0 {
+			at = (at + 1) & mask
+		}
+		o.slots[at] = uint32(i) + 1
+	}
+}
+
+// between returns the places of the keys of [key, end) in order, valid until the next put.
+func (o *overlay) between(key, end []byte) []uint32 {
+	if len(o.entries) == 0 {
+		return nil
+	}
+	byKey := func(a uint32, key []byte) int { return bytes.Compare(o.entries[a].key, key) }
+	if known := len(o.order); len(o.entries)-known > known/8 {
+		for i := known; i < len(o.entries); i++ {
+			o.order = append(o.order, uint32(i))
+		}
+		slices.SortFunc(o.order, func(a, b uint32) int { return byKey(a, o.entries[b].key) })
+	} else {
+		for i := known; i < len(o.entries); i++ {
+			at, _ := slices.BinarySearchFunc(o.order, o.entries[i].key, byKey)
+			o.order = slices.Insert(o.order, at, uint32(i))
+		}
+	}
+	from, found := slices.BinarySearchFunc(o.order, key, byKey)
+	switch {
+	case len(end) == 0 && found:
+		return o.order[from : from+1]
+	case len(end) == 0:
+		return nil
+	case isFromKey(end):
+		return o.order[from:]
+	}
+	to, _ := slices.BinarySearchFunc(o.order, end, byKey)
+	return o.order[from:max(from, to)]
+}

@@ -1,0 +1,160 @@
+package mvcc
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// program reads a program as scripts write it: a step a line, branches indented below `if`.
+//
+//	put KEY VALUE [lease=N] [prev] [ignore-value] [ignore-lease]
+//	range KEY [END] [limit=N] [revision=N] [reverse] [count]
+//	delete KEY [END] [prev]
+//	grant ID TTL | revoke ID | set NAME VALUE | unset NAME
+//	if TARGET KEY [END] RELATION VALUE, and … : then the lines of `then` and `else`
+func (s *script) program(d *datadriven.TestData) string {
+	lines := programLines{lines: strings.Split(d.Input, "\n")}
+	p := Program{Epoch: int64(number(d, "epoch")), Steps: lines.steps(0)}
+	data, err := EncodeProgram(p)
+	if err != nil {
+		return fmt.Sprintf("invalid: %v\n", err)
+	}
+	c := Command{Index: uint64(len(s.log)) + 1, Term: 1, Data: data, Wanted: true}
+	s.log = append(s.log, c)
+	r, err := s.e.Apply([]Command{c})
+	if err != nil {
+		return fmt.Sprintf("error: %v\n", err)
+	}
+	var b strings.Builder
+	b.WriteString(formatResult(r[0]))
+	formatSteps(&b, r[0].Steps, "  ")
+	return b.String()
+}
+
+func formatSteps(b *strings.Builder, steps []StepResult, indent string) {
+	names := map[StepKind]string{
+		StepRange: "range", StepPut: "put", StepDelete: "delete", StepBranch: "if", StepGrant: "grant", StepRevoke: "revoke",
+		StepSetRecord: "set", StepDeleteRecord: "unset",
+	}
+	for _, r := range steps {
+		fmt.Fprintf(b, "%s%s", indent, names[r.Kind])
+		switch r.Kind {
+		case StepRange:
+			fmt.Fprintf(b, " count %d", r.Range.Count)
+		case StepDelete, StepRevoke:
+			fmt.Fprintf(b, " count %d", r.Count)
+		case StepBranch:
+			fmt.Fprintf(b, " %v", r.Succeeded)
+		}
+		b.WriteString("\n")
+		for _, kv := range r.Range.KVs {
+			fmt.Fprintf(b, "%s  %s\n", indent, formatKV(kv))
+		}
+		formatSteps(b, r.Steps, indent+"  ")
+	}
+}
+
+type programLines struct{ lines []string }
+
+func (p *programLines) steps(indent int) (steps []Step) {
+	for len(p.lines) > 0 {
+		line := p.lines[0]
+		depth := len(line) - len(strings.TrimLeft(line, " "))
+		f := strings.Fields(line)
+		if len(f) == 0 || depth < indent || f[0] == "then" || f[0] == "else" {
+			return steps
+		}
+		p.lines = p.lines[1:]
+		if f[0] != "if" {
+			steps = append(steps, scriptStep(f))
+			continue
+		}
+		st := Step{Kind: StepBranch}
+		for _, c := range strings.Split(strings.TrimPrefix(strings.TrimSpace(line), "if"), ",") {
+			if f := strings.Fields(c); len(f) > 0 {
+				st.If = append(st.If, scriptCompare(f))
+			}
+		}
+		for _, branch := range []struct {
+			word string
+			to   *[]Step
+		}{{"then", &st.Then}, {"else", &st.Else}} {
+			if len(p.lines) > 0 && strings.TrimSpace(p.lines[0]) == branch.word {
+				p.lines = p.lines[1:]
+				*branch.to = p.steps(depth + 1)
+			}
+		}
+		steps = append(steps, st)
+	}
+	return steps
+}
+
+func scriptStep(f []string) (st Step) {
+	var words []string
+	for _, w := range f[1:] {
+		name, value, _ := strings.Cut(w, "=")
+		n, _ := strconv.ParseInt(value, 10, 64)
+		switch name {
+		case "lease":
+			st.Lease = n
+		case "limit":
+			st.Range.Limit = int(n)
+		case "revision":
+			st.Range.Revision = n
+		case "reverse":
+			st.Range.Reverse = true
+		case "count":
+			st.Range.WantCount = true
+		case "prev":
+			st.PrevKV = true
+		case "ignore-value":
+			st.IgnoreValue = true
+		case "ignore-lease":
+			st.IgnoreLease = true
+		default:
+			words = append(words, w)
+		}
+	}
+	words = append(words, "", "")
+	kinds := map[string]StepKind{
+		"put": StepPut, "range": StepRange, "delete": StepDelete, "grant": StepGrant, "revoke": StepRevoke,
+		"set": StepSetRecord, "unset": StepDeleteRecord,
+	}
+	st.Kind = kinds[f[0]]
+	switch st.Kind {
+	case StepPut, StepSetRecord:
+		st.Key, st.Value = key(words[0]), []byte(words[1])
+	case StepRange, StepDelete:
+		st.Key, st.End = key(words[0]), end(words[1])
+	case StepGrant, StepRevoke:
+		st.Lease, _ = strconv.ParseInt(words[0], 10, 64)
+		st.TTL, _ = strconv.ParseInt(words[1], 10, 64)
+	case StepDeleteRecord:
+		st.Key = key(words[0])
+	}
+	return st
+}
+
+func scriptCompare(f []string) Compare {
+	c := Compare{
+		Key: key(f[1]),
+		Target: map[string]CompareTarget{
+			"version": CompareVersion, "create": CompareCreate, "mod": CompareMod, "value": CompareValue, "lease": CompareLease,
+		}[f[0]],
+		Relation: map[string]CompareRelation{
+			"=": CompareEqual, ">": CompareGreater, "<": CompareLess, "!=": CompareNotEqual,
+		}[f[len(f)-2]],
+	}
+	if len(f) == 5 {
+		c.End = end(f[2])
+	}
+	if c.Target == CompareValue {
+		c.Value = []byte(f[len(f)-1])
+	} else {
+		c.Number, _ = strconv.ParseInt(f[len(f)-1], 10, 64)
+	}
+	return c
+}
