@@ -15,9 +15,9 @@ import (
 // null is a state machine that counts.
 type null struct{ index, term uint64 }
 
-func (m *null) Apply(entries []Entry) ([][]byte, error) {
+func (m *null) Apply(entries []Entry) ([]any, error) {
 	m.index, m.term = entries[len(entries)-1].Index, entries[len(entries)-1].Term
-	return make([][]byte, len(entries)), nil
+	return make([]any, len(entries)), nil
 }
 func (m *null) Applied() (uint64, uint64)                         { return m.index, m.term }
 func (m *null) Flush() (uint64, error)                            { return m.index, nil }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
@@ -33,6 +35,7 @@ import (
 type births struct {
 	own     uint64
 	vouched bool
+	joined  bool              // made for a member that joins: nobody is asked, and only who knows it is heard
 	known   map[uint64]uint64 // by member
 	warned  map[uint64]uint64 // the last foreign birth logged, by member
 
@@ -40,6 +43,12 @@ type births struct {
 	answered map[uint64]bool
 	nextAsk  uint64 // in ticks
 }
+
+// Birth is this directory's.
+func (h *Host) Birth() uint64 { return h.births.own }
+
+// Joined says that the directory was made for a member that joins (Options.Join).
+func (h *Host) Joined() bool { return h.births.joined }
 
 // openBirths reads this directory's birth, or makes it.
 func (h *Host) openBirths() error {
@@ -52,7 +61,8 @@ func (h *Host) openBirths() error {
 		if h.births.own, err = random(h.opts.Rand); err != nil {
 			return err
 		}
-		h.births.vouched = len(h.opts.Members) == 1
+		h.births.vouched = len(h.opts.Members) <= 1
+		h.births.joined = len(h.opts.Members) == 0
 		return h.writeBirth()
 	}
 	r := reader{b: v}
@@ -70,19 +80,21 @@ func (h *Host) openBirths() error {
 		return errors.New("the birth of this directory is unreadable")
 	case id != h.opts.ID:
 		return fmt.Errorf("this directory is of member %d, not of member %d", id, h.opts.ID)
-	case !slices.Equal(members, h.opts.Members):
+	case len(members) > 0 && len(h.opts.Members) > 0 && !slices.Equal(members, h.opts.Members):
 		return fmt.Errorf("this directory was made for the members %d, not for %d", members, h.opts.Members)
 	}
-	for _, m := range h.opts.Members {
-		v, err := h.engine.get(memberKey(m))
-		if err != nil {
-			return err
-		}
-		if len(v) == 8 {
-			h.births.known[m] = binary.LittleEndian.Uint64(v)
+	h.opts.Members, h.births.joined = members, len(members) == 0
+	it, err := h.engine.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keyMember}, UpperBound: []byte{keyMember + 1}})
+	if err != nil {
+		return fmt.Errorf("read the births: %w", err)
+	}
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		if key := it.Key(); len(key) == 9 && len(it.Value()) == 8 {
+			h.births.known[binary.BigEndian.Uint64(key[1:])] = binary.LittleEndian.Uint64(it.Value())
 		}
 	}
-	return nil
+	return it.Error()
 }
 
 func (h *Host) writeBirth() error {
@@ -112,6 +124,17 @@ func (h *Host) writeSynced(key, value []byte) error {
 		return err
 	}
 	return h.engine.commit(b)
+}
+
+// birthOf is the directory of a member that the group speaks to, 0 if it is not known.
+func (g *Group) birthOf(member uint64) uint64 {
+	if birth, added := g.storage.members.births[member]; added {
+		return birth
+	}
+	if birth, spoke := g.guests[member]; spoke && !g.storage.members.has(member) {
+		return birth
+	}
+	return g.host.births.known[member]
 }
 
 // askBirths asks those who have not answered yet, every election time-out.
@@ -183,16 +206,36 @@ func (h *Host) hearBirth(e Envelope) error {
 	return nil
 }
 
-// hears says whether a raft message may count. The first one of a member that was never heard binds to its directory.
-func (h *Host) hears(e Envelope) (bool, error) {
-	b := &h.births
+// hears says whether a message of the group may count. A member that was added is bound to its directory by the change
+// that added it; the first message of another that was never heard binds it. A member that is not of the group may be
+// newer than what this one knows, unless it was removed.
+func (g *Group) hears(e Envelope) (bool, error) {
+	h, b := g.host, &g.host.births
 	if mutant.On(mutant.ForgetBirths) {
 		return b.vouched, nil
 	}
-	if !b.vouched || e.ToBirth != 0 && e.ToBirth != b.own {
+	if !b.vouched || e.ToBirth != b.own && (e.ToBirth != 0 || b.joined) {
 		return false, nil
 	}
-	known, ok := b.known[e.From]
+	members := &g.storage.members
+	if members.refuses(e.From, e.FromBirth) {
+		if e.Kind != KindRemoved {
+			g.tellRemoved(e)
+		}
+		return false, nil
+	}
+	known, ok := members.births[e.From]
+	switch {
+	case ok:
+	case !members.has(e.From) && len(members.conf.GetVoters()) > 0:
+		if g.guests == nil || len(g.guests) > maxGone {
+			g.guests = map[uint64]uint64{}
+		}
+		g.guests[e.From] = e.FromBirth
+		return true, nil
+	default:
+		known, ok = b.known[e.From]
+	}
 	if !ok {
 		if err := h.recordBirth(e.From, e.FromBirth); err != nil {
 			return false, h.fail(err)

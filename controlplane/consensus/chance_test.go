@@ -140,7 +140,7 @@ func chance(t *testing.T, seed uint64, steps int) {
 		require.Equal(t, longest, c.members[id].machine.Log)
 	}
 	require.Equal(t, proposals, answers, "every proposal is answered once")
-	require.Greater(t, len(acked)+reads, 20, "it got somewhere")
+	require.Greater(t, len(acked)+reads, 10, "it got somewhere")
 	t.Logf("%d of %d proposals acknowledged, %d reads, %d terms", len(acked), proposals, reads, len(leaders))
 }
 

@@ -3,6 +3,7 @@ package consensus
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,7 +27,10 @@ type cluster struct {
 	drop    func(Envelope) bool // loses what it says true to
 	seed    *mathrand.ChaCha8
 	limits  Limits
+	first   []uint64 // the first configuration; ids, unless set
 	trace   io.Writer
+	forward bool
+	groups  int  // beside the one that is looked at
 	frozen  bool // whether packets stay where they are
 }
 
@@ -43,6 +47,7 @@ type member struct {
 	fs      *vfs.MemFS
 	disk    vfs.FS // fs, or a wrapper of it
 	up      bool
+	joins   bool // is not of the first configuration
 	host    *Host
 	group   *Group
 	machine *toy
@@ -108,7 +113,7 @@ func (m *member) tryStart() error {
 		return err
 	}
 	h, err := Open(Options{
-		ID: m.id, Members: m.c.ids, Dir: "/consensus", FS: m.disk, Transport: m, Rand: m.c.seed, QuietLog: true,
+		ID: m.id, Members: m.members(), Join: m.joins, Dir: "/consensus", FS: m.disk, Transport: m, Rand: m.c.seed, QuietLog: true,
 		Log:      slog.New(slog.NewTextHandler(&m.logged, nil)),
 		OnLeader: func(l Leadership) { m.leads = append(m.leads, l) },
 		Limits:   m.c.limits,
@@ -116,13 +121,29 @@ func (m *member) tryStart() error {
 	if err != nil {
 		return err
 	}
-	g, err := h.AddGroup(GroupOptions{ID: testGroup, Name: "test", Machine: machine})
+	g, err := h.AddGroup(GroupOptions{ID: testGroup, Name: "test", Machine: machine, Forward: m.c.forward})
 	if err != nil {
 		_ = h.Close()
 		return err
 	}
+	for i := range m.c.groups {
+		if _, err := h.AddGroup(GroupOptions{ID: testGroup + 1 + uint64(i), Name: "more", Machine: &null{}}); err != nil {
+			return errors.Join(err, h.Close())
+		}
+	}
 	m.host, m.group, m.machine, m.up = h, g, machine, true
 	return nil
+}
+
+// members is what the member is told of the first configuration.
+func (m *member) members() []uint64 {
+	switch {
+	case m.joins:
+		return nil
+	case m.c.first != nil:
+		return m.c.first
+	}
+	return m.c.ids
 }
 
 // stop is an orderly end.
@@ -180,7 +201,7 @@ func (c *cluster) deliverOne(p packet) {
 	e, err := ParseEnvelope(p.b)
 	require.NoError(c.t, err)
 	to := c.members[e.To]
-	lost := !to.up || c.drop != nil && c.drop(e)
+	lost := to == nil || !to.up || c.drop != nil && c.drop(e)
 	fmt.Fprintf(c.trace, "%d->%d %x %v\n", e.From, e.To, p.b, lost)
 	if p.dir == "" {
 		if !lost {

@@ -21,9 +21,10 @@ import (
 //	g <group> h            HardState
 //	g <group> l <index>    an entry: type, term, data
 //	g <group> s            a snapshot on its way into the state machine; absent but for the moment of the installation
-//	g <group> t            where the log begins: index, term and configuration of the last entry that is not in it
+//	g <group> t            where the log begins: the last entry that is not in it, where the state machine was at least,
+//	                       and the members
 const (
-	layoutVersion = 1
+	layoutVersion = 2
 
 	keyFormat  = "f"
 	keyBirth   = "b"
@@ -50,7 +51,7 @@ func openEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*engine, e
 		FS:                          fs,
 		FormatMajorVersion:          pebble.FormatTableFormatV6,
 		CacheSize:                   8 << 20,
-		MemTableSize:                32 << 20, // most entries are cut before they would be flushed
+		MemTableSize:                64 << 20, // most entries are cut before they would be flushed
 		MemTableStopWritesThreshold: 2,
 		DisableAutomaticCompactions: quiet,
 		DisableTableStats:           quiet,
@@ -83,10 +84,45 @@ func (e *engine) checkLayout() error {
 		}
 		return e.commit(b)
 	}
-	if n, size := binary.Uvarint(v); size <= 0 || n != layoutVersion {
+	n, size := binary.Uvarint(v)
+	if size > 0 && n == 1 {
+		return e.fromLayout1()
+	}
+	if size <= 0 || n != layoutVersion {
 		return fmt.Errorf("the log has layout %d, this program knows %d only: start the version that wrote it", n, layoutVersion)
 	}
 	return nil
+}
+
+// fromLayout1 rewrites what layout 2 says more about: where logs begin.
+func (e *engine) fromLayout1() error {
+	b := e.db.NewBatch()
+	defer b.Close()
+	it, err := e.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keyGroup}, UpperBound: []byte{keyGroup + 1}})
+	if err != nil {
+		return fmt.Errorf("read the log engine: %w", err)
+	}
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		key := it.Key()
+		if len(key) != 10 || key[9] != kindTrunc && key[9] != kindMarker {
+			continue
+		}
+		p, err := decodeBegin1(it.Value())
+		if err == nil {
+			err = putBegin(b, slices.Clone(key), p)
+		}
+		if err != nil {
+			return fmt.Errorf("rewrite the log's layout: %w", err)
+		}
+	}
+	if err := it.Error(); err != nil {
+		return fmt.Errorf("read the log engine: %w", err)
+	}
+	if err := b.Set([]byte(keyFormat), binary.AppendUvarint(nil, layoutVersion), nil); err != nil {
+		return err
+	}
+	return e.commit(b)
 }
 
 // get returns a copy of the value, nil if there is none.

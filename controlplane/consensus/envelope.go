@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
@@ -17,6 +18,10 @@ const (
 	KindRaft      Kind = 1 // a raft message of one group
 	KindBirthAsk  Kind = 2 // "which directory of mine do you know?"
 	KindBirthTell Kind = 3 // the answer
+	KindForward   Kind = 4 // proposals of one group, for its leader to append, all or none
+	KindRefuse    Kind = 5 // the leader has not appended those
+	KindRemoved   Kind = 6 // the group has removed the member, in the directory that it is
+	KindBeats     Kind = 7 // heartbeats of many groups, and answers
 )
 
 // Envelope is all that travels between two hosts. Whoever receives one must have proven that it comes from member From.
@@ -27,9 +32,20 @@ type Envelope struct {
 	FromBirth, ToBirth uint64
 	Kind               Kind
 
-	// Of KindRaft. The message and its entries are shared with raft and must not be changed.
+	// Of all kinds but those of births and beats.
 	Group uint64
-	Raft  *raftpb.Message
+
+	// Of KindRaft. The message and its entries are shared with raft and must not be changed.
+	Raft *raftpb.Message
+
+	// Of KindForward and KindRefuse: the term that the receiver is asked to append in, the life of the member that asks,
+	// and the envelope's number in that life. Payloads are entries, shared like Raft; Refusal is the answer.
+	Term, Life, Number uint64
+	Payloads           [][]byte
+	Refusal            Refusal
+
+	// Of KindBeats.
+	Beats []Beat
 
 	// Of KindBirthAsk and KindBirthTell. A claim asks to be recorded, not only looked up; Known is the directory that
 	// the sender of the answer listens to, 0 if none.
@@ -60,6 +76,25 @@ func (e *Envelope) AppendTo(buf []byte) ([]byte, error) {
 		var err error
 		if buf, err = (proto.MarshalOptions{}).MarshalAppend(buf, e.Raft); err != nil {
 			return nil, fmt.Errorf("encode an envelope: %w", err)
+		}
+	case KindRemoved:
+		buf = binary.AppendUvarint(buf, e.Group)
+	case KindBeats:
+		for _, b := range e.Beats {
+			buf = b.appendTo(buf)
+		}
+	case KindForward, KindRefuse:
+		buf = binary.AppendUvarint(buf, e.Group)
+		buf = binary.AppendUvarint(buf, e.Term)
+		buf = binary.LittleEndian.AppendUint64(buf, e.Life)
+		buf = binary.AppendUvarint(buf, e.Number)
+		if e.Kind == KindRefuse {
+			buf = append(buf, byte(e.Refusal))
+			break
+		}
+		for _, p := range e.Payloads {
+			buf = binary.AppendUvarint(buf, uint64(len(p)))
+			buf = append(buf, p...)
 		}
 	case KindBirthAsk:
 		buf = appendBool(buf, e.Claim)
@@ -97,6 +132,24 @@ func ParseEnvelope(b []byte) (Envelope, error) {
 			return Envelope{}, fmt.Errorf("decode an envelope: %w", err)
 		}
 		r.b = nil
+	case KindRemoved:
+		e.Group = r.uvarint()
+	case KindBeats:
+		for len(r.b) > 0 && !r.short && !r.bad {
+			e.Beats = append(e.Beats, r.beat())
+		}
+	case KindForward, KindRefuse:
+		e.Group, e.Term, e.Life, e.Number = r.uvarint(), r.uvarint(), r.fixed64(), r.uvarint()
+		if e.Kind == KindRefuse {
+			e.Refusal = Refusal(r.byte())
+			r.bad = r.bad || e.Refusal != RefusedNotLeader && e.Refusal != RefusedOverloaded
+			break
+		}
+		r.b = slices.Clone(r.b) // once for all payloads
+		for len(r.b) > 0 && !r.short && !r.bad {
+			n := r.uvarint()
+			e.Payloads = append(e.Payloads, r.take(int(min(n, MaxEnvelopeBytes+1))))
+		}
 	case KindBirthAsk:
 		e.Claim = r.bool()
 	case KindBirthTell:
@@ -174,16 +227,26 @@ func (r *reader) uvarint() uint64 {
 	return v
 }
 
-// peerTypes are the raft messages that a peer may send. The others are local to a host, or forwarded proposals, which
-// no member of ours sends.
+// peerTypes are the raft messages that a peer may send. The others are local to a host, forwarded
+// proposals, which no member of ours sends, or heartbeats, which go by KindBeats.
 var peerTypes = map[raftpb.MessageType]bool{
 	raftpb.MsgApp: true, raftpb.MsgAppResp: true, raftpb.MsgVote: true, raftpb.MsgVoteResp: true, raftpb.MsgSnap: true,
-	raftpb.MsgHeartbeat: true, raftpb.MsgHeartbeatResp: true, raftpb.MsgTimeoutNow: true, raftpb.MsgReadIndex: true,
-	raftpb.MsgReadIndexResp: true, raftpb.MsgPreVote: true, raftpb.MsgPreVoteResp: true,
+	raftpb.MsgTimeoutNow: true, raftpb.MsgReadIndex: true, raftpb.MsgReadIndexResp: true, raftpb.MsgPreVote: true, raftpb.MsgPreVoteResp: true,
 }
 
-// check refuses a raft message that raft would trust and fall over.
-func (e *Envelope) check() error {
+// check refuses what raft would trust and fall over.
+func (e *Envelope) check(limits *Limits) error {
+	switch e.Kind {
+	case KindForward:
+		return e.checkForward(limits.ProposalBytes)
+	case KindRefuse:
+		return nil
+	case KindBeats:
+		if e.Raft.GetTerm() == 0 {
+			return errors.New("a heartbeat without a term")
+		}
+		return nil
+	}
 	m := e.Raft
 	switch {
 	case m == nil:
@@ -206,13 +269,12 @@ func (e *Envelope) check() error {
 		if len(m.Entries) != 1 {
 			return fmt.Errorf("%s with %d entries", m.GetType(), len(m.Entries))
 		}
-	case raftpb.MsgHeartbeat, raftpb.MsgHeartbeatResp:
-		if n := len(m.Context); n != 0 && n != 8 {
-			return fmt.Errorf("%s with a context of %d bytes", m.GetType(), n)
-		}
 	case raftpb.MsgSnap:
 		if m.GetSnapshot().GetMetadata().GetIndex() == 0 || m.GetSnapshot().GetMetadata().GetConfState() == nil {
 			return errors.New("snapshot without a place")
+		}
+		if _, err := parseSnapshot(m.GetSnapshot()); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -14,7 +14,8 @@ var (
 	ErrOverloaded = errors.New("too much work is queued on this member")
 	// ErrTooLarge says that a proposal is larger than Limits.ProposalBytes; nothing was done.
 	ErrTooLarge = errors.New("the proposal is too large")
-	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks.
+	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks; or a proposal none that
+	// took it within Limits.ProposalTicks: it was not applied and will not be.
 	ErrNoLeader = errors.New("no leader answered in time")
 	// ErrTransferFailed says that another member did not take the leadership within two election time-outs.
 	ErrTransferFailed = errors.New("the leadership was not taken over in time")

@@ -7,35 +7,40 @@
 // Host and Group are a core without goroutine, clock or chance of their own: Tick, Step, Propose and ReadIndex put work
 // in, Process does it, callbacks and the Transport carry results out. A simulation drives several hosts from one
 // goroutine and replays them; raft itself takes its election time-outs from crypto/rand.Reader, which a simulation
-// replaces. A Runner puts one goroutine around a Host for real use.
+// replaces. A Runner puts goroutines around a Host for real use: one for the core, one for the log, and one for each
+// group's state machine. The core hands out what the others do (write, job) and takes note of it when it is done; driven
+// by steps it does that itself, so that both ways are the same core.
 //
 // # Decisions
 //
 //   - One durable write. Entries, votes and the cut of the log of all groups that are ready go into one batch and one
 //     fsync. State machines do not sync; the log is cut only below what they have flushed.
+//   - raft never waits for a disk (AsyncStorageWrites): while a write is under way the next one grows, heartbeats and
+//     appends leave, and a leader commits what the others hold. What says that something is durable is sent when it is.
+//   - A leader whose log does not finish a write within Options.StallTicks hands over.
 //   - The commit index alone is never worth a write. It is stored with the next entries and is found again after a
 //     restart from the state machine, which applies nothing that is not committed.
 //   - Reads go through ReadIndex of raft's safe kind, one question under way and all others on the next one. There are
 //     no lease reads.
-//   - Proposals are never forwarded: a member that does not lead says who does.
+//   - A member that does not lead forwards proposals if the group says so, many in one envelope, and answers when it
+//     applies them itself; it applies none twice by its own doing (forward.go). Otherwise it says who leads.
+//   - Heartbeats of all groups between two hosts share an envelope.
 //   - A failed write of the log or the state ends the host: what the disk holds then is not known.
 //   - PreVote and CheckQuorum are on. The first configuration is Options.Members on all members, without entries that
-//     say so; an entry that changes the members is refused for now, as is one of a version that is not known.
+//     say so; who joins later begins with a snapshot that says it (members.go). An entry of a version that is not known
+//     ends the host.
 //   - A wiped directory must not vote twice: see births.go.
 package consensus
 
 import (
 	"cmp"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"go.etcd.io/raft/v3"
 )
 
 // Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It is
@@ -52,97 +57,6 @@ type Leadership struct {
 	Group, Leader, Term uint64
 }
 
-// Options open a Host.
-type Options struct {
-	ID        uint64    // this member; required, above 0
-	Members   []uint64  // the first configuration, the same on all members; required, contains ID
-	Dir       string    // required; the host makes log/ and snap/ in it
-	Transport Transport // required
-
-	FS   vfs.FS       // default: the operating system's
-	Rand io.Reader    // for births and names of questions; default: crypto/rand.Reader
-	Log  *slog.Logger // default: slog.Default()
-
-	// ElectionTicks without a word from the leader start an election, after at most twice as many; default 10. A leader
-	// speaks every HeartbeatTicks; default 1.
-	ElectionTicks, HeartbeatTicks int
-
-	OnLeader func(Leadership) // called during Process when what this member knows changes; optional
-	Limits   Limits
-
-	// QuietLog turns off the log engine's background compactions, so that a simulation replays.
-	QuietLog bool
-}
-
-// Limits bound what a host holds. Zero fields mean their default.
-type Limits struct {
-	ProposalBytes    int    // one proposal; default 8 MiB, at most 16 MiB
-	UncommittedBytes uint64 // proposals of one group that wait; default 64 MiB
-	Reads            int    // reads of one group that wait; default 100,000
-	MessageBytes     uint64 // entries in one message, unless a single one is larger; default 1 MiB
-	InflightMessages int    // appends under way to one member; default 256
-	InflightBytes    uint64 // default 64 MiB
-	ApplyBytes       uint64 // entries applied in one go; default 4 MiB
-	CacheBytes       int    // newest entries of one group kept in memory; default 8 MiB
-	TailEntries      uint64 // newest entries of one group kept for slow members; default 10,000,
-	TailBytes        uint64 // or less if they are larger than this; default 64 MiB
-	ProposalTicks    uint64 // after which a proposal is ErrUncertain; default 5 × ElectionTicks
-	ReadTicks        uint64 // after which a read is ErrNoLeader; default 5 × ElectionTicks
-}
-
-func (o *Options) ensureDefaults() error {
-	switch {
-	case o.ID == 0 || raft.IsLocalMsgTarget(o.ID):
-		return fmt.Errorf("member id %d cannot be used", o.ID)
-	case !slices.Contains(o.Members, o.ID):
-		return fmt.Errorf("member %d is not in the list of members %d", o.ID, o.Members)
-	case o.Dir == "" || o.Transport == nil:
-		return errors.New("a host needs a directory and a transport")
-	case o.Limits.ProposalBytes > MaxEnvelopeBytes/2:
-		return fmt.Errorf("proposals of %d bytes do not fit into messages", o.Limits.ProposalBytes)
-	}
-	o.Members = slices.Sorted(slices.Values(o.Members))
-	if o.Members[0] == 0 || len(slices.Compact(slices.Clone(o.Members))) != len(o.Members) {
-		return fmt.Errorf("the list of members %d is not one of different ids above 0", o.Members)
-	}
-	if o.FS == nil {
-		o.FS = vfs.Default
-	}
-	if o.Rand == nil {
-		o.Rand = rand.Reader
-	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
-	if o.OnLeader == nil {
-		o.OnLeader = func(Leadership) {}
-	}
-	o.ElectionTicks = cmp.Or(o.ElectionTicks, 10)
-	o.HeartbeatTicks = cmp.Or(o.HeartbeatTicks, 1)
-	if o.HeartbeatTicks < 1 || o.ElectionTicks <= o.HeartbeatTicks {
-		return fmt.Errorf("an election after %d ticks needs fewer than that between heartbeats, not %d", o.ElectionTicks, o.HeartbeatTicks)
-	}
-	l := &o.Limits
-	l.ProposalBytes = cmp.Or(l.ProposalBytes, 8<<20)
-	l.UncommittedBytes = cmp.Or(l.UncommittedBytes, 64<<20)
-	l.Reads = cmp.Or(l.Reads, 100_000)
-	l.MessageBytes = cmp.Or(l.MessageBytes, 1<<20)
-	l.InflightMessages = cmp.Or(l.InflightMessages, 256)
-	l.InflightBytes = max(cmp.Or(l.InflightBytes, 64<<20), l.MessageBytes)
-	l.ApplyBytes = cmp.Or(l.ApplyBytes, 4<<20)
-	l.CacheBytes = cmp.Or(l.CacheBytes, 8<<20)
-	l.TailEntries = cmp.Or(l.TailEntries, 10_000)
-	l.TailBytes = cmp.Or(l.TailBytes, 64<<20)
-	l.ProposalTicks = cmp.Or(l.ProposalTicks, 5*uint64(o.ElectionTicks))
-	l.ReadTicks = cmp.Or(l.ReadTicks, 5*uint64(o.ElectionTicks))
-	return nil
-}
-
-// readRetryTicks is how long a question waits for an answer before it is put again.
-func (o *Options) readRetryTicks() uint64 {
-	return max(2*uint64(o.HeartbeatTicks), uint64(o.ElectionTicks)/2)
-}
-
 // Host is one member's share of all its groups. It is not safe for concurrent use: see Runner.
 type Host struct {
 	opts   Options
@@ -150,6 +64,8 @@ type Host struct {
 	births births
 	groups []*Group // by id
 	err    error    // why the host has stopped
+
+	removed bool // from all groups
 
 	now       uint64 // in ticks
 	heard     map[uint64]uint64
@@ -159,7 +75,10 @@ type Host struct {
 	onLeader  func(Leadership)
 
 	work        []*Group
-	readies     []ready
+	next        *write
+	beats       []beats
+	threads     *threads // of a Runner; nil: the caller's
+	fled        bool     // whether a stall of the disk was logged
 	completions []completion
 	spare       []completion
 }
@@ -170,7 +89,7 @@ func Open(opts Options) (*Host, error) {
 		return nil, fmt.Errorf("open consensus: %w", err)
 	}
 	opts.Log = opts.Log.With("member", opts.ID)
-	h := &Host{opts: opts, heard: map[uint64]uint64{}, onLeader: func(Leadership) {}}
+	h := &Host{opts: opts, heard: map[uint64]uint64{}, onLeader: func(Leadership) {}, next: &write{}}
 	if err := h.open(); err != nil {
 		return nil, fmt.Errorf("open consensus in %s: %w", opts.Dir, err)
 	}
@@ -179,7 +98,11 @@ func Open(opts Options) (*Host, error) {
 
 func (h *Host) open() (err error) {
 	fs := h.opts.FS
-	if h.engine, err = openEngine(fs, fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
+	logs := fs
+	if fs == vfs.Default {
+		logs = roomy{fs, logFileBytes}
+	}
+	if h.engine, err = openEngine(logs, fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
 		return err
 	}
 	defer func() {
@@ -232,7 +155,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	}()
 	defer h.guard(&err)
 	g = &Group{
-		host: h, id: o.ID, machine: o.Machine, log: h.opts.Log.With("group", o.Name),
+		host: h, id: o.ID, machine: o.Machine, forward: o.Forward, log: h.opts.Log.With("group", o.Name),
 		outgoing: map[uint64]outgoingSnapshot{},
 	}
 	if err := g.open(); err != nil {
@@ -262,6 +185,12 @@ func (h *Host) Tick() (err error) {
 	}
 	defer h.guard(&err)
 	h.now++
+	if h.now == 1 {
+		h.removedFrom()
+	}
+	if h.removed {
+		return h.fail(&RemovedError{h.opts.ID})
+	}
 	if !h.births.vouched {
 		h.askBirths()
 	}
@@ -274,6 +203,7 @@ func (h *Host) Tick() (err error) {
 		}
 		g.expire(h.now)
 	}
+	h.fleeStall()
 	h.callBack()
 	return nil
 }
@@ -285,15 +215,19 @@ func (h *Host) Step(e Envelope) (err error) {
 		return h.err
 	}
 	defer h.guard(&err)
-	if e.To != h.opts.ID || e.From == h.opts.ID || !slices.Contains(h.opts.Members, e.From) {
+	if e.To != h.opts.ID || e.From == h.opts.ID || e.From == 0 {
 		h.opts.Log.Debug("dropped an envelope that is not for this member", "from", e.From, "to", e.To)
 		return nil
 	}
 	switch e.Kind {
-	case KindBirthAsk:
-		return h.answerBirth(e)
-	case KindBirthTell:
-		return h.hearBirth(e)
+	case KindBirthAsk, KindBirthTell:
+		switch {
+		case !slices.Contains(h.opts.Members, e.From):
+		case e.Kind == KindBirthAsk:
+			return h.answerBirth(e)
+		default:
+			return h.hearBirth(e)
+		}
 	case KindRaft:
 		if g, err := h.admit(e); g == nil || err != nil {
 			return err
@@ -302,21 +236,35 @@ func (h *Host) Step(e Envelope) (err error) {
 		} else {
 			g.step(e)
 		}
+	case KindBeats:
+		return h.stepBeats(e)
+	case KindRemoved:
+		if g := h.Group(e.Group); g != nil {
+			g.hearRemoved(e)
+		}
+	case KindForward, KindRefuse:
+		if g, err := h.admit(e); g == nil || err != nil {
+			return err
+		} else if e.Kind == KindForward {
+			g.takeForward(e)
+		} else {
+			g.hearRefusal(e)
+		}
 	}
 	return nil
 }
 
-// admit checks a raft message and where it comes from; a nil group drops it.
+// admit checks a group's envelope and where it comes from; a nil group drops it.
 func (h *Host) admit(e Envelope) (*Group, error) {
-	if ok, err := h.hears(e); !ok || err != nil {
-		return nil, err
-	}
 	g := h.Group(e.Group)
 	if g == nil {
 		h.opts.Log.Debug("dropped a message for a group that is not here", "from", e.From, "id", e.Group)
 		return nil, nil
 	}
-	if err := e.check(); err != nil {
+	if ok, err := g.hears(e); !ok || err != nil {
+		return nil, err
+	}
+	if err := e.check(&h.opts.Limits); err != nil {
 		h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", err)
 		return nil, nil
 	}

@@ -122,7 +122,9 @@ func TestRestart(t *testing.T) {
 
 // Entries that this program does not know end the host instead of being applied otherwise than elsewhere.
 func TestUnknownEntries(t *testing.T) {
-	change, err := proto.Marshal(&raftpb.ConfChangeV2{Changes: []*raftpb.ConfChangeSingle{{Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: new(uint64(9))}}})
+	change, err := proto.Marshal(&raftpb.ConfChangeV2{Context: []byte{9}, Changes: []*raftpb.ConfChangeSingle{
+		{Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: new(uint64(9))},
+	}})
 	require.NoError(t, err)
 	for want, ent := range map[string]*raftpb.Entry{
 		"has version 9":       {Data: append([]byte{9}, make([]byte, 16)...)},
@@ -144,8 +146,8 @@ func TestRaftPanicEndsHost(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
-	err := f.host.Step(Envelope{From: l.id, To: f.id, FromBirth: l.host.births.own, Kind: KindRaft, Group: testGroup, Raft: &raftpb.Message{
-		Type: raftpb.MsgHeartbeat.Enum(), From: &l.id, To: &f.id, Term: &l.group.term, Commit: new(uint64(999)),
+	err := f.host.Step(Envelope{From: l.id, To: f.id, FromBirth: l.host.births.own, Kind: KindBeats, Beats: []Beat{
+		{Group: testGroup, Term: l.group.term, Commit: 999},
 	}})
 	require.ErrorContains(t, err, "tocommit(999) is out of range")
 	require.ErrorContains(t, f.host.Process(), "tocommit(999) is out of range")

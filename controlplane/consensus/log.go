@@ -10,6 +10,8 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // entryOverhead is what an entry is taken to cost beyond its data, on disk, on the wire and in memory.
@@ -28,8 +30,11 @@ type groupLog struct {
 	group uint64
 
 	begin   position          // the entry before the first one
+	floor   position          // where the state machine at least is; before begin if nothing after it was for the machine
 	last    position          // the last entry, or begin
-	conf    *raftpb.ConfState // the configuration as of applied
+	members membership        // as of applied
+	past    history           // up to applied
+	changes []*raftpb.Entry   // the changes of members that openLog found
 	hard    *raftpb.HardState // as raft knows it; nil before the first term
 	stored  *raftpb.HardState // as the engine has it
 	applied uint64            // for Snapshot
@@ -39,8 +44,11 @@ type groupLog struct {
 	cut   position // where the next batch shall cut the log; index 0 is nowhere
 }
 
+// firstEntry is the last entry that no log holds: whoever has less needs a snapshot, and with it the list of members.
+var firstEntry = position{1, 1}
+
 // openLog reads the group's log, whole, and so proves that it has no gap. A group that was never here begins with the
-// given voters.
+// given voters after firstEntry, or empty if there are none. The membership is that of the begin until changesTo.
 func openLog(e *engine, group uint64, voters []uint64, cacheBytes int) (l *groupLog, fresh bool, err error) {
 	l = &groupLog{e: e, group: group, cache: entryCache{limit: cacheBytes}}
 	v, err := e.get(groupKey(group, kindTrunc))
@@ -48,18 +56,28 @@ func openLog(e *engine, group uint64, voters []uint64, cacheBytes int) (l *group
 		return nil, false, err
 	}
 	if v == nil {
-		l.conf = &raftpb.ConfState{Voters: slices.Clone(voters)}
 		b := e.db.NewBatch()
 		defer b.Close()
-		if err := putBegin(b, groupKey(group, kindTrunc), position{}, l.conf); err != nil {
+		l.members = membership{conf: &raftpb.ConfState{Voters: slices.Clone(voters)}}
+		if len(voters) > 0 {
+			l.begin, l.last = firstEntry, firstEntry
+			l.hard = &raftpb.HardState{Term: new(firstEntry.term), Vote: new(uint64(0)), Commit: new(firstEntry.index)}
+			if err := l.putHard(b); err != nil {
+				return nil, false, err
+			}
+		}
+		l.past = history{{l.begin.index, l.members}}
+		if err := l.putBegin(b); err != nil {
 			return nil, false, err
 		}
 		return l, true, e.commit(b)
 	}
-	if l.begin, l.conf, err = decodeBegin(v); err != nil {
+	begin, err := decodeBegin(v)
+	if err != nil {
 		return nil, false, fmt.Errorf("read where the log of group %d begins: %w", group, err)
 	}
-	l.last = l.begin
+	l.begin, l.floor, l.last, l.members = begin.at, begin.floor, begin.at, begin.members
+	l.past = history{{l.begin.index, l.members}}
 	if v, err = e.get(groupKey(group, kindHard)); err != nil {
 		return nil, false, err
 	}
@@ -74,37 +92,40 @@ func openLog(e *engine, group uint64, voters []uint64, cacheBytes int) (l *group
 		l.last = position{ent.GetIndex(), ent.GetTerm()}
 		l.cache.append(ent)
 		l.sizes.add(ent.GetIndex(), cost(ent))
+		if ent.GetType() != raftpb.EntryNormal {
+			l.changes = append(l.changes, ent)
+		}
 		return true, nil
 	})
 	return l, false, err
 }
 
-// putBegin writes a place where a log begins: index, term, configuration.
-func putBegin(b *pebble.Batch, key []byte, p position, conf *raftpb.ConfState) error {
-	v := binary.AppendUvarint(nil, p.index)
-	v = binary.AppendUvarint(v, p.term)
-	v, err := proto.MarshalOptions{}.MarshalAppend(v, conf)
-	if err != nil {
-		return fmt.Errorf("encode the configuration: %w", err)
+// changesTo brings the membership to an entry that the state machine has reached. heard are the directories by whom was
+// heard first.
+func (l *groupLog) changesTo(index uint64, heard map[uint64]uint64) error {
+	for _, ent := range l.changes {
+		if ent.GetIndex() > index {
+			break
+		}
+		cc, _, births, err := parseChange(ent)
+		if err != nil {
+			return fmt.Errorf("entry %d of group %d changes the members: %w", ent.GetIndex(), l.group, err)
+		}
+		next, err := l.members.after(cc)
+		if err != nil {
+			return fmt.Errorf("entry %d of group %d changes the members: %w", ent.GetIndex(), l.group, err)
+		}
+		next.bind(births, heard, l.members)
+		l.changeMembers(ent.GetIndex(), next)
 	}
-	return b.Set(key, v, nil)
+	l.changes = nil
+	return nil
 }
 
-func decodeBegin(v []byte) (position, *raftpb.ConfState, error) {
-	index, n := binary.Uvarint(v)
-	if n <= 0 {
-		return position{}, nil, errors.New("broken index")
-	}
-	v = v[n:]
-	term, n := binary.Uvarint(v)
-	if n <= 0 {
-		return position{}, nil, errors.New("broken term")
-	}
-	conf := &raftpb.ConfState{}
-	if err := proto.Unmarshal(v[n:], conf); err != nil {
-		return position{}, nil, fmt.Errorf("broken configuration: %w", err)
-	}
-	return position{index, term}, conf, nil
+// changeMembers notes the membership after an entry that was applied.
+func (l *groupLog) changeMembers(index uint64, m membership) {
+	l.members = m
+	l.past = append(l.past, membersAt{index, m})
 }
 
 // write puts entries and, where it must be durable or costs nothing extra, the HardState into the batch.
@@ -116,6 +137,9 @@ func (l *groupLog) write(b *pebble.Batch, hard *raftpb.HardState, entries []*raf
 		return err
 	}
 	vote := l.hard.GetTerm() != l.stored.GetTerm() || l.hard.GetVote() != l.stored.GetVote()
+	if mutant.On(mutant.DropVoteSync) {
+		vote = false
+	}
 	if vote || len(entries) > 0 && l.hard.GetCommit() != l.stored.GetCommit() {
 		if err := l.putHard(b); err != nil {
 			return err
@@ -172,26 +196,28 @@ func (l *groupLog) append(b *pebble.Batch, entries []*raftpb.Entry) error {
 	return nil
 }
 
-// truncate forgets the entries up to p, which must be flushed by the state machine.
+// truncate forgets the entries up to p. The state machine must have flushed those among them that were for it.
 func (l *groupLog) truncate(b *pebble.Batch, p position) error {
 	if err := b.DeleteRange(entryKey(l.group, l.begin.index+1), entryKey(l.group, p.index+1), nil); err != nil {
 		return err
 	}
-	l.begin, l.cut = p, position{}
+	l.begin, l.floor, l.cut = p, p, position{}
+	l.past = l.past.cut(p.index)
 	l.cache.truncateTo(p.index)
 	l.sizes.truncateTo(p.index)
-	return putBegin(b, groupKey(l.group, kindTrunc), p, l.conf)
+	return l.putBegin(b)
 }
 
-// reset makes the log empty and begin after a snapshot at p that the state machine holds durably.
-func (l *groupLog) reset(b *pebble.Batch, p position, conf *raftpb.ConfState) error {
+// reset makes the log empty and begin after a snapshot at p that the state machine holds durably, being at floor.
+func (l *groupLog) reset(b *pebble.Batch, p, floor position, members membership) error {
 	if err := b.DeleteRange(entryKey(l.group, 0), entryKey(l.group, ^uint64(0)), nil); err != nil {
 		return err
 	}
 	if err := b.Delete(groupKey(l.group, kindMarker), nil); err != nil {
 		return err
 	}
-	l.begin, l.last, l.cut, l.conf, l.applied = p, p, position{}, conf, p.index
+	l.begin, l.floor, l.last, l.cut, l.applied = p, floor, p, position{}, p.index
+	l.members, l.past, l.changes = members, history{{p.index, members}}, nil
 	l.cache.clear()
 	l.sizes = sizeMarks{}
 	term, vote := l.hard.GetTerm(), l.hard.GetVote()
@@ -202,7 +228,7 @@ func (l *groupLog) reset(b *pebble.Batch, p position, conf *raftpb.ConfState) er
 	if err := l.putHard(b); err != nil {
 		return err
 	}
-	return putBegin(b, groupKey(l.group, kindTrunc), p, l.conf)
+	return l.putBegin(b)
 }
 
 // scan calls f with the entries [lo, hi) in order until it says false. A gap is an error; entries missing at the end
@@ -254,7 +280,7 @@ func decodeEntry(index uint64, v []byte) (*raftpb.Entry, error) {
 
 // InitialState implements raft.Storage.
 func (l *groupLog) InitialState() (*raftpb.HardState, *raftpb.ConfState, error) {
-	return l.hard, l.conf, nil
+	return l.hard, l.members.conf, nil
 }
 
 // FirstIndex implements raft.Storage.
@@ -343,6 +369,6 @@ func (l *groupLog) Snapshot() (*raftpb.Snapshot, error) {
 		return nil, &storageError{fmt.Errorf("place a snapshot of group %d at %d: %w", l.group, l.applied, err)}
 	}
 	return &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{
-		Index: new(l.applied), Term: new(term), ConfState: l.conf,
+		Index: new(l.applied), Term: new(term), ConfState: l.members.conf,
 	}}, nil
 }

@@ -19,7 +19,7 @@ import (
 func openTestLog(t testing.TB, fs vfs.FS, cache int) (*engine, *groupLog, bool) {
 	e, err := openEngine(fs, "/log", true, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
-	l, fresh, err := openLog(e, 1, []uint64{1, 2, 3}, cache)
+	l, fresh, err := openLog(e, 1, nil, cache)
 	require.NoError(t, err)
 	return e, l, fresh
 }
@@ -80,7 +80,7 @@ func TestLog(t *testing.T) {
 			l.cut = position{num("to"), term}
 			return "with the next batch"
 		case "reset":
-			err = l.reset(batch, position{num("index"), num("term")}, l.conf)
+			err = l.reset(batch, position{num("index"), num("term")}, position{num("index"), num("term")}, l.members)
 		case "commit":
 			if batch.Empty() {
 				return "nothing to write"
@@ -140,8 +140,8 @@ func TestLogAgainstModel(t *testing.T) {
 				require.NoError(t, model.Compact(to))
 			case op < 9:
 				p := position{last + 1 + rng.Uint64N(5), term}
-				require.NoError(t, l.reset(b, p, l.conf))
-				require.NoError(t, model.ApplySnapshot(&raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: &p.index, Term: &p.term, ConfState: l.conf}}))
+				require.NoError(t, l.reset(b, p, p, l.members))
+				require.NoError(t, model.ApplySnapshot(&raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: &p.index, Term: &p.term, ConfState: l.members.conf}}))
 			}
 			if !b.Empty() {
 				require.NoError(t, e.commit(b))
@@ -247,7 +247,7 @@ func TestLayoutOfAnotherVersion(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.NoError(t, e.close())
 	_, err := openEngine(fs, "/log", true, slog.New(slog.DiscardHandler))
-	require.ErrorContains(t, err, "the log has layout 9, this program knows 1 only")
+	require.ErrorContains(t, err, "the log has layout 9, this program knows 2 only")
 }
 
 // openTestLogAt opens a copy of a member's log.

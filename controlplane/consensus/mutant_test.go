@@ -5,7 +5,9 @@ package consensus
 import (
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
@@ -33,6 +35,44 @@ func TestMutants(t *testing.T) {
 			c.tick(30)
 			require.True(t, c.members[2].host.Status().Vouched, "a wiped member takes part")
 		},
+		mutant.AckBeforeSync: func(t *testing.T) {
+			c := startCluster(t, 3, 1)
+			l := c.leader()
+			disks := map[*member]*vfs.MemFS{}
+			for _, f := range c.others(l) {
+				f.onSend = func(m *member, e Envelope) {
+					if e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgAppResp && disks[m] == nil {
+						disks[m] = m.fs.CrashClone(vfs.CrashCloneCfg{})
+					}
+				}
+			}
+			c.put(l, "a=1")
+			c.isolate(l)
+			for _, f := range c.others(l) {
+				f.crashTo(disks[f])
+				f.onSend = nil
+				f.start()
+			}
+			c.put(c.elect(c.others(l)...), "a=2")
+			require.Equal(t, []string{"a=2"}, c.others(l)[0].machine.Log, "an acknowledged write is lost")
+		},
+		mutant.DropVoteSync: func(t *testing.T) {
+			c := newCluster(t, 3, 1)
+			forgotten := 0
+			for _, id := range c.ids {
+				c.members[id].onSend = func(m *member, e Envelope) {
+					if e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgVoteResp && !e.Raft.GetReject() {
+						_, disk, _ := openTestLogAt(t, m.fs.CrashClone(vfs.CrashCloneCfg{}), "/consensus/log", testGroup)
+						if disk.stored.GetVote() != e.To {
+							forgotten++
+						}
+					}
+				}
+				c.members[id].start()
+			}
+			c.elect()
+			require.Positive(t, forgotten, "a vote that a crash forgets")
+		},
 		mutant.AckBeforeCommit: func(t *testing.T) {
 			c := startCluster(t, 3, 1)
 			l := c.leader()
@@ -43,6 +83,15 @@ func TestMutants(t *testing.T) {
 			require.NoError(t, a.err, "nobody else has it")
 			c.tick(60)
 			require.Equal(t, 1, a.n)
+		},
+		mutant.LearnerVotes: func(t *testing.T) {
+			c := startCluster(t, 1, 1)
+			l := c.leader()
+			l.change(false, Change{Kind: AddLearner, Member: 9, Birth: 99})
+			c.settle()
+			a := l.propose("a=1")[0]
+			c.tick(8)
+			require.Zero(t, a.n, "a member that never came is waited for")
 		},
 		mutant.StaleRead: func(t *testing.T) {
 			c := startCluster(t, 3, 1)

@@ -5,16 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cockroachdb/pebble/v2"
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 )
-
-// ready is one group's share of a round.
-type ready struct {
-	g  *Group
-	rd raft.Ready
-}
 
 // completion is one callback that is due.
 type completion struct {
@@ -63,14 +56,17 @@ func (h *Host) callBack() {
 // Idle says that Process would do nothing.
 func (h *Host) Idle() bool { return h.err != nil || len(h.work) == 0 }
 
-// Process does all the work that waited when it was called, of all groups, in rounds: what raft wants to keep goes to
-// the log in one batch with one fsync; then raft's messages leave, committed entries are applied and callbacks are
-// called. What callbacks queue is for the next call; Idle says whether one is needed. An error is final: the host has
-// stopped, everything that waited was answered.
+// Process does all the work that waited when it was called, of all groups, in rounds: raft's messages leave, what it
+// wants to keep goes to the log in one batch with one fsync, acknowledgements leave, committed entries are applied and
+// callbacks are called. What callbacks queue is for the next call; Idle says whether one is needed. An error is final:
+// the host has stopped, everything that waited was answered.
 //
-// Of the messages only a leader's appends and heartbeats leave before the fsync, so that the followers' disks work at
-// the same time as ours: they promise nothing about the sender's disk, for its term was synced with its vote. Votes,
-// acknowledgements and requests for votes do.
+// Driven by a Runner it waits for neither the log nor the state machines: it begins what they have to do, and is called
+// again when they have done it.
+//
+// Of what raft says acknowledgements, votes and requests for votes wait for the fsync. A leader's appends and heartbeats
+// promise nothing about the sender's disk, for its term was synced with its vote, and so the followers' disks work at the
+// same time as ours.
 func (h *Host) Process() (err error) {
 	if h.err != nil {
 		return h.err
@@ -82,91 +78,42 @@ func (h *Host) Process() (err error) {
 		g.reads.ask(g)
 	}
 	for {
-		h.readies = h.readies[:0]
+		again := false
 		for _, g := range h.work {
 			if g.node.HasReady() {
+				again = true
 				rd := g.node.Ready()
-				g.number(rd.Entries)
-				h.readies = append(h.readies, ready{g, rd})
+				if err := h.take(g, &rd); err != nil {
+					return h.fail(err)
+				}
 			}
 		}
-		if len(h.readies) == 0 {
-			break
-		}
-		if err := h.round(); err != nil {
+		h.sendBeats()
+		moved, err := h.advance()
+		if err != nil {
 			return h.fail(err)
 		}
+		h.callBack()
+		if !again && !moved {
+			break
+		}
 	}
-	clear(h.readies[:cap(h.readies)])
-	h.callBack()
 	return h.rest()
 }
 
-func (h *Host) round() error {
-	for _, r := range h.readies {
-		for _, m := range r.rd.Messages {
-			if early(m) {
-				h.send(r.g, m)
-			}
-		}
-	}
-	if err := h.persist(); err != nil {
-		return err
-	}
-	for _, r := range h.readies {
-		for _, m := range r.rd.Messages {
-			if !early(m) {
-				h.send(r.g, m)
-			}
-		}
-	}
-	for _, r := range h.readies {
-		if err := r.g.apply(r.rd.CommittedEntries); err != nil {
-			return fmt.Errorf("group %d: %w", r.g.id, err)
-		}
-		r.g.node.Advance(r.rd)
-		r.g.observe(&r.rd)
-	}
-	h.callBack()
-	return h.engine.failure()
-}
-
-func early(m *raftpb.Message) bool {
-	return m.GetType() == raftpb.MsgApp || m.GetType() == raftpb.MsgHeartbeat
-}
-
-// persist installs snapshots and writes the batch of the round.
-func (h *Host) persist() error {
-	var b *pebble.Batch
-	for _, r := range h.readies {
-		if raft.IsEmptySnap(r.rd.Snapshot) && len(r.rd.Entries) == 0 && raft.IsEmptyHardState(r.rd.HardState) {
-			continue
-		}
-		if b == nil {
-			b = h.engine.db.NewBatch()
-			defer b.Close()
-		}
-		if !raft.IsEmptySnap(r.rd.Snapshot) {
-			if err := r.g.install(b, r.rd.Snapshot.GetMetadata()); err != nil {
-				return fmt.Errorf("group %d: %w", r.g.id, err)
-			}
-		}
-		if err := r.g.storage.write(b, r.rd.HardState, r.rd.Entries); err != nil {
-			return err
-		}
-	}
-	if b == nil || b.Empty() {
-		return nil
-	}
-	return h.engine.commit(b)
+// envelope begins one of the group to another member.
+func (g *Group) envelope(to uint64, kind Kind) Envelope {
+	return Envelope{From: g.host.opts.ID, To: to, FromBirth: g.host.births.own, ToBirth: g.birthOf(to), Kind: kind, Group: g.id}
 }
 
 // send hands a raft message to the transport.
 func (h *Host) send(g *Group, m *raftpb.Message) {
-	e := Envelope{
-		From: h.opts.ID, To: m.GetTo(), FromBirth: h.births.own, ToBirth: h.births.known[m.GetTo()],
-		Kind: KindRaft, Group: g.id, Raft: m,
+	if isBeat(m) {
+		g.beat(m)
+		return
 	}
+	e := g.envelope(m.GetTo(), KindRaft)
+	e.Raft = m
 	if m.GetType() == raftpb.MsgSnap {
 		g.sendSnapshot(e)
 		return
@@ -174,7 +121,7 @@ func (h *Host) send(g *Group, m *raftpb.Message) {
 	h.opts.Transport.Send(e)
 }
 
-// observe takes note of what a round changed.
+// observe takes note of what raft has changed.
 func (g *Group) observe(rd *raft.Ready) {
 	if rd.SoftState != nil {
 		g.role = rd.SoftState.RaftState
@@ -183,29 +130,37 @@ func (g *Group) observe(rd *raft.Ready) {
 	if rd.SoftState != nil {
 		leader = rd.SoftState.Lead
 	}
-	if t := g.storage.hard.GetTerm(); t != term {
-		term = t
+	if !raft.IsEmptyHardState(rd.HardState) {
+		term, g.commit = rd.HardState.GetTerm(), rd.HardState.GetCommit()
 	}
 	if leader != g.leader || term != g.term {
 		g.leader, g.term = leader, term
 		g.reads.resend = 0 // the question may have gone to the last one
+		g.hold = 0
+		if g.role == raft.StateLeader {
+			g.arrived = arrivals{term: term}
+		}
 		g.lose()
 		g.host.leads(Leadership{Group: g.id, Leader: leader, Term: term})
 	}
 	g.reads.hear(g, rd.ReadStates)
 	g.reads.release(g)
 	g.checkTransfer(g.host.now)
+	g.checkChange(g.host.now)
 }
 
 // rest ends Process: cuts logs that have grown, drops what nobody took, keeps the groups that have more to do.
 func (h *Host) rest() error {
+	for _, g := range h.work {
+		g.trim()
+		g.dropIncoming()
+	}
+	if _, err := h.advance(); err != nil {
+		return h.fail(err)
+	}
 	more := h.work[:0]
 	for _, g := range h.work {
-		if err := g.trim(); err != nil {
-			return h.fail(fmt.Errorf("group %d: %w", g.id, err))
-		}
-		g.dropIncoming()
-		if g.queued = len(g.queue) > 0 || g.reads.due(g) || g.node.HasReady(); g.queued {
+		if g.queued = g.proposing() || g.reads.due(g) || g.node.HasReady(); g.queued {
 			more = append(more, g)
 		}
 	}
@@ -214,30 +169,46 @@ func (h *Host) rest() error {
 	return nil
 }
 
-// trim lets the log be cut with the next batch when it is a quarter longer than the tail that is kept for followers.
-func (g *Group) trim() error {
+// trim lets the log be cut when it is a quarter longer than the tail that is kept for followers.
+func (g *Group) trim() {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.last.index-l.begin.index, l.sizes.bytes()
-	if count <= limits.TailEntries+limits.TailEntries/4 && bytes <= limits.TailBytes+limits.TailBytes/4 || l.cut.index > 0 || l.last.index < g.flushAfter {
-		return nil
+	if count <= limits.TailEntries+limits.TailEntries/4 && bytes <= limits.TailBytes+limits.TailBytes/4 ||
+		l.cut.index > 0 || l.last.index < g.flushAfter || g.flushing || g.installing != nil {
+		return
 	}
-	flushed, err := g.machine.Flush()
-	if err != nil {
-		return fmt.Errorf("flush the state: %w", err)
-	}
+	g.flushing = true
+	var flushed uint64
+	g.enqueue(&job{
+		run: func() (err error) {
+			if flushed, err = g.machine.Flush(); err != nil {
+				err = fmt.Errorf("flush the state: %w", err)
+			}
+			return err
+		},
+		then: func() error {
+			g.flushing = false
+			return g.cut(flushed)
+		},
+	})
+}
+
+// cut lets the next write cut the log below what the state machine has flushed.
+func (g *Group) cut(flushed uint64) error {
+	limits, l := &g.host.opts.Limits, g.storage
 	to := l.sizes.tail(limits.TailBytes)
-	if count > limits.TailEntries {
+	if count := l.last.index - l.begin.index; count > limits.TailEntries {
 		to = max(to, l.last.index-limits.TailEntries)
 	}
 	to = min(to, flushed, g.applied.index)
-	if bytes < 4*limits.TailBytes {
+	if l.sizes.bytes() < 4*limits.TailBytes {
 		// A follower that is being sent the state should be able to go on from there.
 		for _, out := range g.outgoing {
 			to = min(to, out.at.index)
 		}
 	}
 	g.flushAfter = l.last.index + limits.TailEntries/8 + 1
-	if to <= l.begin.index {
+	if to <= l.begin.index || g.installing != nil {
 		return nil
 	}
 	term, err := l.Term(to)

@@ -17,7 +17,7 @@ func TestReadEverywhere(t *testing.T) {
 		c.settle()
 		require.Equal(t, 1, a.n)
 		require.NoError(t, a.err)
-		require.Equal(t, uint64(2), a.result.Index)
+		require.Equal(t, uint64(3), a.result.Index)
 		require.Equal(t, "1", m.machine.Values["a"], "the state is there when the callback is")
 		require.Zero(t, m.group.reads.count)
 	}

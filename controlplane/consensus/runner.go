@@ -16,8 +16,9 @@ type RunnerOptions struct {
 	Calls        int           // of callers that wait, beyond which they get ErrOverloaded; default 100,000
 }
 
-// Runner drives a host with one goroutine and makes it safe to use by many. What arrives while the host works, and so
-// while the disk does, is taken up together: batches form by themselves, and nothing ever waits for one.
+// Runner drives a host with goroutines of its own (threads.go) and makes it safe to use by many. What arrives while the
+// host works is taken up together, and so is what has to be written while the disk works: batches form by themselves, and
+// nothing ever waits for one.
 type Runner struct {
 	host *Host
 	opts RunnerOptions
@@ -75,6 +76,7 @@ func Start(h *Host, opts RunnerOptions) *Runner {
 		r.leaders[g.id] = Leadership{Group: g.id, Leader: g.leader, Term: g.term}
 	}
 	h.onLeader = r.observe
+	h.threads = startThreads(r)
 	go r.run()
 	return r
 }
@@ -121,6 +123,7 @@ func (r *Runner) end() {
 	r.mu.Lock()
 	r.stopped = cmp.Or(r.host.Err(), ErrStopped)
 	r.mu.Unlock()
+	r.host.threads.stop()
 	err := r.host.Close()
 	if err != nil {
 		r.host.opts.Log.Error("close consensus", "err", err)
@@ -219,7 +222,7 @@ func (r *Runner) ReportUnreachable(member uint64) {
 
 // Propose returns the state machine's answer to data. The errors are those of Group.Propose and ErrNoGroup; when the
 // context ends first, ErrUncertain with the context's error.
-func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []byte) ([]byte, error) {
+func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []byte) (any, error) {
 	w := r.waiters.Get().(*waiter)
 	err := r.call(func() {
 		if g := r.host.Group(group); g != nil {
@@ -234,10 +237,10 @@ func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []
 	}
 	select {
 	case <-w.ch:
-		result, err := w.result.Data, w.err
+		answer, err := w.result.Answer, w.err
 		w.result, w.err = Result{}, nil
 		r.waiters.Put(w)
-		return result, err
+		return answer, err
 	case <-ctx.Done():
 		return nil, fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
 	}

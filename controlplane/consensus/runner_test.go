@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -20,6 +22,11 @@ type wire struct {
 	ids []uint64
 	to  map[uint64]*runnerMember
 	cut map[uint64]bool
+
+	forward bool
+	slow    map[uint64]*slowDisk // absent: fast ones
+	disks   map[uint64]vfs.FS    // in place of the member's own
+	tail    uint64               // default 100
 }
 
 type runnerMember struct {
@@ -78,14 +85,21 @@ func startRunners(t testing.TB, n int, opts RunnerOptions) *wire {
 // start needs the lock.
 func (w *wire) start(t testing.TB, id uint64, fs *vfs.MemFS, opts RunnerOptions) *runnerMember {
 	m := &runnerMember{w: w, id: id, fs: fs}
+	var disk vfs.FS = fs
+	if slow := w.slow[id]; slow != nil {
+		disk = errorfs.Wrap(fs, slow)
+	}
+	if other := w.disks[id]; other != nil {
+		disk = other
+	}
 	h, err := Open(Options{
-		ID: id, Members: w.ids, Dir: "/consensus", FS: fs, Transport: m, Log: slog.New(slog.DiscardHandler),
-		Limits: Limits{TailEntries: 100},
+		ID: id, Members: w.ids, Dir: "/consensus", FS: disk, Transport: m, Log: slog.New(slog.DiscardHandler),
+		Limits: Limits{TailEntries: cmp.Or(w.tail, 100)},
 	})
 	require.NoError(t, err)
-	m.machine, err = openToy(fs, "/state")
+	m.machine, err = openToy(disk, "/state")
 	require.NoError(t, err)
-	_, err = h.AddGroup(GroupOptions{ID: testGroup, Name: "test", Machine: m.machine})
+	_, err = h.AddGroup(GroupOptions{ID: testGroup, Name: "test", Machine: m.machine, Forward: w.forward})
 	require.NoError(t, err)
 	m.Runner = Start(h, opts)
 	w.to[id] = m
@@ -103,16 +117,38 @@ func (w *wire) lead(t testing.TB, among ...uint64) *runnerMember {
 	if len(among) == 0 {
 		among = w.ids
 	}
-	leader := uint64(0)
+	type news struct{ member, leader uint64 }
+	heard, over := make(chan news), make(chan struct{})
+	var wg sync.WaitGroup
 	for _, id := range among {
 		changes, stop := w.to[id].Leads(testGroup)
-		for l := range changes {
-			if l.Leader != 0 && !w.cut[l.Leader] && (leader == 0 || l.Leader == leader) {
-				leader = l.Leader
-				break
+		defer stop()
+		wg.Go(func() {
+			for {
+				select {
+				case l := <-changes:
+					select {
+					case heard <- news{id, l.Leader}:
+					case <-over:
+						return
+					}
+				case <-over:
+					return
+				}
 			}
+		})
+	}
+	defer wg.Wait()
+	defer close(over)
+	said := map[uint64]uint64{}
+	leader := uint64(0)
+	for agree := false; !agree; {
+		n := <-heard
+		said[n.member], leader = n.leader, n.leader
+		agree = leader != 0 && !w.cut[leader]
+		for _, id := range among {
+			agree = agree && said[id] == leader
 		}
-		stop()
 	}
 	require.NotZero(t, leader)
 	return w.to[leader]
@@ -125,7 +161,7 @@ func TestRunners(t *testing.T) {
 		l := w.lead(t)
 		got, err := l.Propose(ctx, testGroup, [16]byte{1}, []byte("a=1"))
 		require.NoError(t, err)
-		require.Equal(t, `a was ""`, string(got))
+		require.Equal(t, `a was ""`, got)
 		for _, id := range w.ids {
 			m := w.to[id]
 			require.NoError(t, m.ReadIndex(ctx, testGroup))

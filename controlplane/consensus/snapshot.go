@@ -1,9 +1,11 @@
 package consensus
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"slices"
 
-	"github.com/cockroachdb/pebble/v2"
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 )
@@ -21,6 +23,39 @@ type outgoingSnapshot struct {
 	dir string
 }
 
+// A snapshot is at the last entry that was applied. The state machine is before that, if the entries since were not for
+// it: raft's own, and changes of the members. What raft's message says beside the configuration:
+//
+//	version, index and term of the state machine, births, removed members
+const snapshotVersion = 1
+
+func appendSnapshot(state position, m membership) []byte {
+	b := []byte{snapshotVersion}
+	b = binary.AppendUvarint(b, state.index)
+	b = binary.AppendUvarint(b, state.term)
+	return appendBirths(appendBirths(b, m.births), m.gone)
+}
+
+// parseSnapshot is the place where the log begins after a snapshot.
+func parseSnapshot(s *raftpb.Snapshot) (p begin, err error) {
+	meta := s.GetMetadata()
+	p.at = position{meta.GetIndex(), meta.GetTerm()}
+	p.floor, p.members.conf = p.at, meta.GetConfState()
+	if len(s.GetData()) == 0 {
+		return p, nil // of a member that cannot change the members
+	}
+	if v := s.Data[0]; v != snapshotVersion {
+		return p, fmt.Errorf("the snapshot has version %d, this program knows %d only", v, snapshotVersion)
+	}
+	r := reader{b: s.Data[1:]}
+	p.floor = position{r.uvarint(), r.uvarint()}
+	p.members.births, p.members.gone = r.births(), r.births()
+	if r.short || r.bad || len(r.b) > 0 || p.floor.index > p.at.index || p.floor.term > p.at.term {
+		return p, errors.New("the snapshot's place is malformed")
+	}
+	return p, nil
+}
+
 // incomingSnapshot has arrived and was offered to raft.
 type incomingSnapshot struct {
 	at  position
@@ -36,8 +71,14 @@ func (h *Host) removeDir(dir string) {
 	}
 }
 
-// sendSnapshot makes the checkpoint that raft's message asks for and gives both to the transport. What goes wrong is
-// told to raft, which tries again.
+// discard removes files, on the state machine's thread: it may take long.
+func (g *Group) discard(dir string) {
+	g.enqueue(&job{run: func() error { g.host.removeDir(dir); return nil }, then: func() error { return nil }})
+	g.host.schedule(g)
+}
+
+// sendSnapshot lets the state machine make the checkpoint that raft's message asks for, and gives both to the transport.
+// What goes wrong is told to raft, which tries again.
 func (g *Group) sendSnapshot(e Envelope) {
 	h := g.host
 	if _, under := g.outgoing[e.To]; under {
@@ -46,29 +87,41 @@ func (g *Group) sendSnapshot(e Envelope) {
 	}
 	h.snapshots++
 	dir := h.opts.FS.PathJoin(h.SnapshotDir(), fmt.Sprintf("out-%d-%d-%d", g.id, e.To, h.snapshots))
-	at, err := g.checkpoint(dir)
-	if err != nil {
-		g.log.Warn("make a snapshot", "to", e.To, "err", err)
-		h.removeDir(dir)
-		g.node.ReportSnapshot(e.To, raft.SnapshotFailure)
-		return
-	}
-	e.Raft.Snapshot = &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{
-		Index: &at.index, Term: &at.term, ConfState: g.storage.conf,
-	}}
-	g.outgoing[e.To] = outgoingSnapshot{at, dir}
-	h.opts.Transport.SendSnapshot(e, dir)
-}
-
-func (g *Group) checkpoint(dir string) (position, error) {
-	if err := g.host.opts.FS.MkdirAll(dir, 0o700); err != nil {
-		return position{}, err
-	}
-	index, term, err := g.machine.Checkpoint(dir)
-	if err == nil && index < g.storage.begin.index {
-		err = fmt.Errorf("the checkpoint is at entry %d, the log begins after %d", index, g.storage.begin.index)
-	}
-	return position{index, term}, err
+	g.outgoing[e.To] = outgoingSnapshot{dir: dir} // at entry 0: nothing is cut before it is done
+	var state position
+	var failure error
+	g.enqueue(&job{
+		run: func() error {
+			if failure = h.opts.FS.MkdirAll(dir, 0o700); failure == nil {
+				state.index, state.term, failure = g.machine.Checkpoint(dir)
+			}
+			return nil
+		},
+		then: func() error {
+			at := state
+			if at.index < g.applied.index {
+				at = g.applied // what was applied since was not for the state machine
+			}
+			if failure == nil && at.index < g.storage.begin.index {
+				failure = fmt.Errorf("the checkpoint is at entry %d, the log begins after %d", at.index, g.storage.begin.index)
+			}
+			if failure != nil {
+				g.log.Warn("make a snapshot", "to", e.To, "err", failure)
+				delete(g.outgoing, e.To)
+				g.discard(dir)
+				g.node.ReportSnapshot(e.To, raft.SnapshotFailure)
+				h.schedule(g)
+				return nil
+			}
+			members := g.storage.past.at(at.index)
+			e.Raft.Snapshot = &raftpb.Snapshot{Data: appendSnapshot(state, members), Metadata: &raftpb.SnapshotMetadata{
+				Index: &at.index, Term: &at.term, ConfState: members.conf,
+			}}
+			g.outgoing[e.To] = outgoingSnapshot{at, dir}
+			h.opts.Transport.SendSnapshot(e, dir)
+			return nil
+		},
+	})
 }
 
 // ReportSnapshot says how a Transport.SendSnapshot to a member ended; its directory is removed.
@@ -86,7 +139,7 @@ func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 		return nil
 	}
 	delete(g.outgoing, to)
-	h.removeDir(out.dir)
+	g.discard(out.dir)
 	status := raft.SnapshotFinish
 	if !delivered {
 		status = raft.SnapshotFailure
@@ -118,49 +171,94 @@ func (h *Host) StepSnapshot(e Envelope, dir string) (err error) {
 	return nil
 }
 
-// install makes the state machine take the snapshot that raft accepted and puts the log behind it into the batch.
-func (g *Group) install(b *pebble.Batch, m *raftpb.SnapshotMetadata) error {
-	at := position{m.GetIndex(), m.GetTerm()}
-	dir := ""
-	for _, in := range g.incoming {
-		if in.at == at {
-			dir = in.dir
-		}
-	}
-	if dir == "" {
-		return fmt.Errorf("install a snapshot at entry %d: its files are missing", at.index)
-	}
-	if err := g.mark(at, m.GetConfState()); err != nil {
-		return err
-	}
-	if err := g.machine.Restore(dir); err != nil {
-		return fmt.Errorf("install a snapshot at entry %d: %w", at.index, err)
-	}
-	if index, term := g.machine.Applied(); (position{index, term}) != at {
-		return fmt.Errorf("install a snapshot at entry %d of term %d: the state is at %d of %d", at.index, at.term, index, term)
-	}
-	g.log.Info("installed a snapshot", "index", at.index)
-	g.applied = at
-	for len(g.inflight) > 0 && g.inflight[0].at.index <= at.index {
-		g.host.complete(g.takeInflight(), Result{}, ErrUncertain)
-	}
-	return g.storage.reset(b, at, m.GetConfState())
+// installation is a snapshot on its way into the state machine. What raft wants to keep meanwhile comes after it.
+type installation struct {
+	begin begin
+	held  []stored
 }
 
-// mark notes, synced, that the state machine is about to hold a snapshot.
-func (g *Group) mark(at position, conf *raftpb.ConfState) error {
-	b := g.host.engine.db.NewBatch()
-	defer b.Close()
-	if err := putBegin(b, groupKey(g.id, kindMarker), at, conf); err != nil {
+// install makes the state machine take the snapshot that raft accepted, between two writes: the first one marks in the
+// log that it is about to, the second one makes the log begin behind it.
+func (g *Group) install(s stored) error {
+	p, err := parseSnapshot(s.m.Snapshot)
+	if err != nil {
+		return fmt.Errorf("install a snapshot: %w", err)
+	}
+	g.installing = &installation{begin: p}
+	h := g.host
+	if err := putBegin(h.batch(), groupKey(g.id, kindMarker), p); err != nil {
 		return err
 	}
-	return g.host.engine.commit(b)
+	var state position
+	restore := &job{
+		run: func() error {
+			if err := g.machine.Restore(s.dir); err != nil {
+				return fmt.Errorf("install a snapshot at entry %d: %w", p.at.index, err)
+			}
+			state.index, state.term = g.machine.Applied()
+			return nil
+		},
+		then: func() error {
+			if state != p.floor {
+				return fmt.Errorf("install a snapshot with the state at entry %d of term %d: it is at %d of %d", p.floor.index, p.floor.term, state.index, state.term)
+			}
+			return g.finishInstallation(s)
+		},
+	}
+	h.next.after = append(h.next.after, after{g: g, then: func() error {
+		g.enqueue(restore)
+		return nil
+	}})
+	return nil
+}
+
+// finishInstallation lets the log begin behind the snapshot that the state machine holds now.
+func (g *Group) finishInstallation(s stored) error {
+	h, in := g.host, g.installing
+	p := in.begin
+	g.installing = nil
+	g.log.Info("installed a snapshot", "index", p.at.index)
+	g.applied, g.handed = p.at, p.at
+	for len(g.inflight) > 0 && g.inflight[0].at.index <= p.at.index {
+		h.complete(g.takeInflight(), Result{}, ErrUncertain)
+	}
+	g.answer(g.sent.drain(func(*proposal) bool { return true }), ErrUncertain)
+	g.discard(s.dir)
+	if err := g.storage.reset(h.batch(), p.at, p.floor, p.members); err != nil {
+		return err
+	}
+	if err := g.storage.write(h.batch(), hardState(s.m), s.m.Entries); err != nil {
+		return err
+	}
+	h.next.after = append(h.next.after, after{g: g, responses: s.m.Responses})
+	g.reads.release(g)
+	for i, later := range in.held {
+		if g.installing != nil { // again
+			g.installing.held = append(g.installing.held, in.held[i:]...)
+			break
+		}
+		if err := g.store(later); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeIncoming returns the files of a snapshot that has arrived, which are the caller's from here on.
+func (g *Group) takeIncoming(at position) string {
+	for i, in := range g.incoming {
+		if in.at == at {
+			g.incoming = slices.Delete(g.incoming, i, i+1)
+			return in.dir
+		}
+	}
+	return ""
 }
 
 // dropIncoming removes the files that raft had no use for.
 func (g *Group) dropIncoming() {
 	for _, in := range g.incoming {
-		g.host.removeDir(in.dir)
+		g.discard(in.dir)
 	}
 	g.incoming = g.incoming[:0]
 }
@@ -176,25 +274,58 @@ func (g *Group) reconcile(fresh bool) error {
 	if err := g.finishInstall(position{index, term}); err != nil {
 		return err
 	}
+	applied := position{index, term}
+	if index < l.begin.index && applied == l.floor {
+		applied = l.begin // what is between was not for the state machine
+	}
 	switch {
-	case index < l.begin.index:
+	case applied.index < l.begin.index:
 		return fmt.Errorf("the state is at entry %d, but the log begins after %d: the state has lost what it had flushed", index, l.begin.index)
 	case index > l.last.index || l.hard.GetCommit() > l.last.index:
 		return fmt.Errorf("the state is at entry %d, but the log ends at %d: the log has lost what it had acknowledged", index, l.last.index)
 	}
-	logTerm, err := l.Term(index)
+	logTerm, err := l.Term(applied.index)
 	if err != nil {
 		return err
 	}
-	if logTerm != term {
+	if logTerm != applied.term {
 		return fmt.Errorf("entry %d is of term %d in the state, but of term %d in the log", index, term, logTerm)
 	}
-	if index > l.hard.GetCommit() {
-		l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: new(index)}
+	if applied.index > l.hard.GetCommit() {
+		l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: new(applied.index)}
 	}
-	g.applied = position{index, term}
-	l.applied = index
-	return nil
+	if applied, err = g.hideFirst(applied); err != nil {
+		return err
+	}
+	g.applied = applied
+	l.applied = applied.index
+	return l.changesTo(applied.index, g.host.births.known)
+}
+
+// hideFirst cuts entry 1 from a log that was made when logs began with it: a member that joins must not begin there.
+// It is raft's own, at the begin of the first term.
+func (g *Group) hideFirst(applied position) (position, error) {
+	l := g.storage
+	if l.begin.index != 0 || l.hard.GetCommit() == 0 || len(l.members.conf.GetVoters()) == 0 {
+		return applied, nil
+	}
+	term, err := l.Term(1)
+	if err != nil {
+		return applied, err
+	}
+	b := l.e.db.NewBatch()
+	defer b.Close()
+	first := position{1, term}
+	if err := l.truncate(b, first); err != nil {
+		return applied, err
+	}
+	if applied.index == 0 {
+		l.floor, applied = position{}, first
+		if err := l.putBegin(b); err != nil {
+			return applied, err
+		}
+	}
+	return applied, l.e.commit(b)
 }
 
 func (g *Group) finishInstall(applied position) error {
@@ -203,20 +334,20 @@ func (g *Group) finishInstall(applied position) error {
 	if v == nil || err != nil {
 		return err
 	}
-	at, conf, err := decodeBegin(v)
+	p, err := decodeBegin(v)
 	if err != nil {
 		return fmt.Errorf("read the marker of a snapshot: %w", err)
 	}
 	b := l.e.db.NewBatch()
 	defer b.Close()
 	switch {
-	case applied == at:
-		g.log.Info("finished the installation of a snapshot", "index", at.index)
-		err = l.reset(b, at, conf)
-	case applied.index < at.index:
+	case applied == p.floor:
+		g.log.Info("finished the installation of a snapshot", "index", p.at.index)
+		err = l.reset(b, p.at, p.floor, p.members)
+	case applied.index < p.floor.index:
 		err = b.Delete(key, nil) // the state machine did not get to it
 	default:
-		err = fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.index, at.index)
+		err = fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.index, p.at.index)
 	}
 	if err != nil {
 		return err

@@ -167,7 +167,7 @@ func TestCrashBeforeInstallation(t *testing.T) {
 	require.ErrorContains(t, slow.host.Err(), "no space left")
 	slow.crash()
 	slow.start()
-	require.Equal(t, uint64(2), slow.group.Status().Last, "it goes on with what it had")
+	require.Equal(t, uint64(3), slow.group.Status().Last, "it goes on with what it had")
 	v, err := slow.host.engine.get(groupKey(testGroup, kindMarker))
 	require.NoError(t, err)
 	require.Nil(t, v)
@@ -244,7 +244,7 @@ func TestLogAndStateMustAgree(t *testing.T) {
 	})
 	t.Run("other term", func(t *testing.T) {
 		_, m := prepare(t)
-		require.ErrorContains(t, change(m, func(s *toyState) { s.Term++ }), "is of term 2 in the state, but of term 1 in the log")
+		require.ErrorContains(t, change(m, func(s *toyState) { s.Term++ }), "is of term 3 in the state, but of term 2 in the log")
 	})
 	t.Run("no log", func(t *testing.T) {
 		_, m := prepare(t)

@@ -32,9 +32,12 @@ type GroupStatus struct {
 	First, Last    uint64 // entries in the log
 	LogBytes       uint64 // to within 64 KiB
 	Voters         []uint64
+	Learners       []uint64
+	Outgoing       []uint64          // voters of before, while the members change together
 	Proposals      int               // waiting, in this member
 	Reads          int               // waiting, in this member
 	Match          map[uint64]uint64 // on the leader: the last entry known to be on each member
+	Active         map[uint64]bool   // on the leader: who was heard from in the last election time-out
 	SnapshotsUnder int               // on their way to other members
 }
 
@@ -63,12 +66,15 @@ func (g *Group) Status() GroupStatus {
 		ID: g.id, Role: roles[b.RaftState], Leader: b.Lead, Transferee: b.LeadTransferee,
 		Term: b.GetTerm(), Vote: b.GetVote(), Commit: b.GetCommit(), Applied: g.applied.index,
 		First: g.storage.begin.index + 1, Last: g.storage.last.index, LogBytes: g.storage.sizes.bytes(),
-		Voters: g.storage.conf.GetVoters(), Proposals: len(g.queue) + len(g.inflight), Reads: g.reads.count,
+		Voters: g.storage.members.conf.GetVoters(), Learners: g.storage.members.conf.GetLearners(),
+		Outgoing: g.storage.members.conf.GetVotersOutgoing(), Proposals: len(g.queue) + len(g.inflight) + g.sent.count, Reads: g.reads.count,
 		SnapshotsUnder: len(g.outgoing),
 	}
 	if b.RaftState == raft.StateLeader {
-		s.Match = map[uint64]uint64{}
-		g.node.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) { s.Match[id] = pr.Match })
+		s.Match, s.Active = map[uint64]uint64{}, map[uint64]bool{}
+		g.node.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
+			s.Match[id], s.Active[id] = pr.Match, g.host.hearing(id)
+		})
 	}
 	return s
 }
@@ -115,7 +121,7 @@ func (g *Group) TransferLeader(to uint64, done func(error)) {
 func (g *Group) transferTo(to uint64) (err error) {
 	defer g.host.guard(&err)
 	known := false
-	for _, id := range g.storage.conf.GetVoters() {
+	for _, id := range g.storage.members.conf.GetVoters() {
 		known = known || id == to
 	}
 	if !known {

@@ -18,10 +18,12 @@ type toy struct {
 	toyState
 
 	batches       []int // sizes of the calls of Apply
+	wanted        int   // entries whose answer somebody waits for
 	applyErr      error
 	restoreErr    error
 	checkpointErr error
 	restored      func() // called at the end of Restore
+	checkpointing func() // called at the begin of Checkpoint
 }
 
 type toyState struct {
@@ -95,19 +97,22 @@ func (m *toy) write(dir string) error {
 	return syncDir(m.fs, dir)
 }
 
-func (m *toy) Apply(entries []Entry) ([][]byte, error) {
+func (m *toy) Apply(entries []Entry) ([]any, error) {
 	if m.applyErr != nil {
 		return nil, m.applyErr
 	}
 	m.batches = append(m.batches, len(entries))
-	var results [][]byte
+	var results []any
 	for _, e := range entries {
 		if e.Index <= m.Index || e.Term < m.Term {
 			return nil, fmt.Errorf("entry %d of term %d after %d of %d", e.Index, e.Term, m.Index, m.Term)
 		}
 		m.Index, m.Term = e.Index, e.Term
+		if e.Wanted {
+			m.wanted++
+		}
 		key, value, _ := strings.Cut(string(e.Data), "=")
-		results = append(results, []byte(fmt.Sprintf("%s was %q", key, m.Values[key])))
+		results = append(results, fmt.Sprintf("%s was %q", key, m.Values[key]))
 		m.Log = append(m.Log, string(e.Data))
 		m.Values[key] = value
 	}
@@ -124,6 +129,9 @@ func (m *toy) Flush() (uint64, error) {
 }
 
 func (m *toy) Checkpoint(dir string) (uint64, uint64, error) {
+	if m.checkpointing != nil {
+		m.checkpointing()
+	}
 	if m.checkpointErr != nil {
 		return 0, 0, m.checkpointErr
 	}

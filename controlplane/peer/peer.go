@@ -2,7 +2,9 @@
 // and snapshots, the leader's commands, the bytes of images.
 //
 // A Mesh is the transport of consensus and the Caller of lead. It keeps one connection to each other member and one
-// stream of envelopes each way; what cannot be sent is dropped, as raft expects. It knows no records.
+// stream of envelopes each way; what cannot be sent is dropped, as raft expects. Who the members are it is told
+// (SetMembers), at any time: whoever else holds the cluster key may ask to be let in, and nothing more. It knows no
+// records.
 package peer
 
 import (
@@ -15,12 +17,11 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -46,15 +47,19 @@ const (
 	reachTime = time.Second
 )
 
-// Options of a Mesh; all are required.
+// Options of a Mesh; all are required but those that say otherwise.
 type Options struct {
 	Self uint64
-	// Members are the addresses (host:port) of all members, this one included.
+	// Members are the addresses (host:port) of the members known at first; this one counts for nothing. Optional.
 	Members map[uint64]string
 	// Certificate is this member's own.
 	Certificate mtls.Source
 	Authority   *mtls.Authority
 	Log         *slog.Logger
+	// Stranger hears of members that call and are not known here: this one may be behind. It must not block. Optional.
+	Stranger func(member uint64)
+	// Removed hears that another member has refused this one as removed. Optional.
+	Removed func()
 }
 
 // Images are a member's image files.
@@ -65,17 +70,21 @@ type Images interface {
 
 // Mesh is one member's connections.
 type Mesh struct {
-	opts  Options
-	links map[uint64]*link
+	opts Options
 
 	// Set by Attach, before Run and Register.
 	runner   *consensus.Runner
 	commands *lead.Commands
 	images   Images
+	direct   map[string]direct
 
-	// ctx is Run's, nil while it does not run; sending are the snapshots under way.
-	mu      sync.Mutex
+	// ctx is Run's, nil while it does not run, and over says that it will not again; sending are the snapshots under way.
+	mu      sync.RWMutex
+	links   map[uint64]*link
+	removed map[uint64]bool
 	ctx     context.Context
+	over    bool
+	pumps   sync.WaitGroup
 	sending sync.WaitGroup
 }
 
@@ -84,40 +93,10 @@ var (
 	_ lead.Caller         = (*Mesh)(nil)
 )
 
-// link is the way to one other member.
-type link struct {
-	member uint64
-	conn   *grpc.ClientConn
-	queue  chan consensus.Envelope
-	// snapshots holds one on its way out at a time.
-	snapshots chan struct{}
-	// arriving holds those on their way in: one, and one before it whose connection is not known to be dead yet.
-	arriving chan struct{}
-}
-
 // New makes a mesh. It dials nothing before Run.
 func New(opts Options) (*Mesh, error) {
-	m := &Mesh{opts: opts, links: map[uint64]*link{}}
-	for id, address := range opts.Members {
-		if id == opts.Self {
-			continue
-		}
-		config := mtls.Client(opts.Certificate, opts.Authority.Certificate(), func(other mtls.ID) error { return isMember(other, id) })
-		conn, err := grpc.NewClient("passthrough:///"+address,
-			grpc.WithTransportCredentials(credentials.NewTLS(config)),
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrames), grpc.MaxCallSendMsgSize(maxFrames)),
-			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-				MinConnectTimeout: 2 * time.Second,
-			}),
-			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second, PermitWithoutStream: true}),
-		)
-		if err != nil {
-			return nil, fmt.Errorf("prepare connection to member %d: %w", id, err)
-		}
-		m.links[id] = &link{member: id, conn: conn, queue: make(chan consensus.Envelope, queue), snapshots: make(chan struct{}, 1), arriving: make(chan struct{}, 2)}
-	}
-	return m, nil
+	m := &Mesh{opts: opts, links: map[uint64]*link{}, direct: map[string]direct{}}
+	return m, m.SetMembers(opts.Members, nil)
 }
 
 // isMember accepts the certificate of one member.
@@ -140,16 +119,18 @@ func (m *Mesh) Register(g *grpc.Server) { peerv1.RegisterPeerServiceServer(g, &s
 func (m *Mesh) Run(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx = ctx
-	m.mu.Unlock()
-	var wg sync.WaitGroup
 	for _, l := range m.links {
-		wg.Go(func() { m.pump(ctx, l) })
+		m.start(l)
 	}
-	wg.Wait()
-	m.mu.Lock()
-	m.ctx = nil
 	m.mu.Unlock()
+	<-ctx.Done()
+	m.mu.Lock()
+	m.ctx, m.over = nil, true
+	m.mu.Unlock()
+	m.pumps.Wait()
 	m.sending.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, l := range m.links {
 		l.conn.Close()
 	}
@@ -157,7 +138,7 @@ func (m *Mesh) Run(ctx context.Context) {
 
 // Send implements consensus.Transport.
 func (m *Mesh) Send(e consensus.Envelope) {
-	l := m.links[e.To]
+	l := m.link(e.To)
 	if l == nil {
 		return
 	}
@@ -179,6 +160,9 @@ func (m *Mesh) pump(ctx context.Context, l *link) {
 		// Once is enough for whoever reads the log, until it has worked for a while; a refusal also when it is another.
 		if time.Since(began) > 10*time.Second {
 			said = ""
+		}
+		if saysRemoved(err) && m.opts.Removed != nil {
+			m.opts.Removed()
 		}
 		switch refused := status.Code(err) != codes.Unavailable; {
 		case refused && err.Error() != said:
@@ -310,8 +294,41 @@ func (m *Mesh) accept(frame []byte, from uint64) (consensus.Envelope, error) {
 	return e, nil
 }
 
-// sender is the member that a call comes from, by its certificate; it must be of the configuration.
+// sender is the member that a call comes from, by its certificate; it must be known here.
 func (m *Mesh) sender(ctx context.Context) (uint64, error) {
+	member, err := certified(ctx)
+	if err != nil {
+		return 0, err
+	}
+	m.mu.RLock()
+	known, removed := m.links[member] != nil, m.removed[member]
+	m.mu.RUnlock()
+	switch {
+	case known:
+		return member, nil
+	case removed:
+		return 0, fault.New(fault.PermissionDenied, "member %d was removed from the cluster", member).WithReason(reasonRemoved)
+	case member != m.opts.Self && member != 0 && m.opts.Stranger != nil:
+		m.opts.Stranger(member)
+	}
+	return 0, fault.New(fault.PermissionDenied, "member %d is not known here", member)
+}
+
+// reasonRemoved tells a member that it is one no more.
+const reasonRemoved = "MEMBER_REMOVED"
+
+// saysRemoved reads it.
+func saysRemoved(err error) bool {
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == reasonRemoved {
+			return true
+		}
+	}
+	return false
+}
+
+// certified is the member that a call comes from, by its certificate; 0 is one that knows no id yet.
+func certified(ctx context.Context) (uint64, error) {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
 		return 0, fault.New(fault.Unauthenticated, "no connection")
@@ -325,15 +342,15 @@ func (m *Mesh) sender(ctx context.Context) (uint64, error) {
 		return 0, fault.New(fault.Unauthenticated, "not the certificate of a member")
 	}
 	member, err := strconv.ParseUint(id.Name, 10, 64)
-	if err != nil || m.links[member] == nil {
-		return 0, fault.New(fault.PermissionDenied, "%s is not of this configuration", id)
+	if err != nil {
+		return 0, fault.New(fault.PermissionDenied, "%s names no member", id)
 	}
 	return member, nil
 }
 
 // reach waits a little for a connection to a member. Its error is the caller's own when that gave up meanwhile.
 func (m *Mesh) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
-	l := m.links[member]
+	l := m.link(member)
 	if l == nil {
 		return nil, fmt.Errorf("member %d: %w", member, lead.ErrNotSent)
 	}

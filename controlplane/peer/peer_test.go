@@ -49,13 +49,13 @@ type tapeState struct {
 // large is a file of a checkpoint that takes several chunks.
 var large = bytes.Repeat([]byte("0123456789abcdef"), 3*chunk/16+1)
 
-func (m *tape) Apply(entries []consensus.Entry) ([][]byte, error) {
+func (m *tape) Apply(entries []consensus.Entry) ([]any, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := make([][]byte, len(entries))
+	out := make([]any, len(entries))
 	for i, e := range entries {
 		m.Lines = append(m.Lines, string(e.Data))
-		out[i] = []byte(fmt.Sprint(len(m.Lines)))
+		out[i] = fmt.Sprint(len(m.Lines))
 	}
 	last := entries[len(entries)-1]
 	m.Index, m.Term = last.Index, last.Term

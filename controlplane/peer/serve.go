@@ -22,6 +22,9 @@ func (s *service) SendSnapshot(stream peerv1.PeerService_SendSnapshotServer) err
 }
 
 func (s *service) Call(ctx context.Context, r *peerv1.CallRequest) (*peerv1.CallResponse, error) {
+	if answer, ours, err := s.m.serveDirect(ctx, r); ours {
+		return answer, err
+	}
 	if _, err := s.m.sender(ctx); err != nil {
 		return nil, err
 	}

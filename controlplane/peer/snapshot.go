@@ -41,7 +41,7 @@ func (m *Mesh) SendSnapshot(e consensus.Envelope, dir string) {
 }
 
 func (m *Mesh) sendSnapshot(ctx context.Context, e consensus.Envelope, dir string) error {
-	l := m.links[e.To]
+	l := m.link(e.To)
 	if l == nil {
 		return errors.New("no such member")
 	}
@@ -129,9 +129,13 @@ func (m *Mesh) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err err
 	if err != nil {
 		return err
 	}
+	l := m.link(from)
+	if l == nil {
+		return fault.New(fault.PermissionDenied, "member %d is not known here", from)
+	}
 	select {
-	case m.links[from].arriving <- struct{}{}:
-		defer func() { <-m.links[from].arriving }()
+	case l.arriving <- struct{}{}:
+		defer func() { <-l.arriving }()
 	default:
 		return fault.New(fault.Unavailable, "other snapshots of member %d are arriving", from)
 	}

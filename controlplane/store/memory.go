@@ -19,18 +19,18 @@ var _ Proposer = (*Direct)(nil)
 func NewDirect(engine *mvcc.Engine) *Direct { return &Direct{engine: engine} }
 
 // Propose implements Proposer.
-func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) ([]byte, error) {
+func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return mvcc.Result{}, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at := d.engine.Applied()
-	results, err := d.engine.Apply([]mvcc.Command{{Index: at.Index + 1, Term: 1, ID: id, Data: data}})
+	results, err := d.engine.Apply([]mvcc.Command{{Index: at.Index + 1, Term: 1, ID: id, Data: data, Wanted: true}})
 	if err != nil {
-		return nil, err
+		return mvcc.Result{}, err
 	}
-	return mvcc.EncodeResult(nil, results[0]), nil
+	return results[0], nil
 }
 
 // ReadIndex implements Proposer.

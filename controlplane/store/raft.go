@@ -1,11 +1,13 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
@@ -16,8 +18,10 @@ import (
 // Machine makes an engine the state machine of a raft group. Close it after the group's host.
 type Machine struct {
 	engine *mvcc.Engine
-	// inline flushes when asked instead of in the background, for a simulation.
-	inline bool
+	opts   MachineOptions
+
+	// unflushed is about how many bytes were applied since the last flush began.
+	unflushed atomic.Int64
 
 	cancel  context.CancelFunc
 	ask     chan struct{}
@@ -29,11 +33,24 @@ type Machine struct {
 
 var _ consensus.StateMachine = (*Machine)(nil)
 
-// NewMachine wraps an engine. Inline is for simulations.
-func NewMachine(engine *mvcc.Engine, inline bool) *Machine {
+// MachineOptions of a Machine; the zero value is that of the platform's own records.
+type MachineOptions struct {
+	// Inline flushes when asked instead of in the background, for a simulation.
+	Inline bool
+	// NoIDs keeps the ids of proposals from the engine, which then remembers none and applies each entry: for proposers
+	// that never propose again what may have been applied.
+	NoIDs bool
+	// FlushBytes of commands are applied at least between two flushes, so that each writes one large file instead of many
+	// small ones, which would be merged again and again; default 32 MiB. It is also what a restart replays at most, about.
+	FlushBytes int64
+}
+
+// NewMachine wraps an engine.
+func NewMachine(engine *mvcc.Engine, opts MachineOptions) *Machine {
+	opts.FlushBytes = cmp.Or(opts.FlushBytes, 32<<20)
 	ctx, cancel := context.WithCancel(context.Background())
-	m := &Machine{engine: engine, inline: inline, cancel: cancel, ask: make(chan struct{}, 1), done: make(chan struct{})}
-	if inline {
+	m := &Machine{engine: engine, opts: opts, cancel: cancel, ask: make(chan struct{}, 1), done: make(chan struct{})}
+	if opts.Inline {
 		close(m.done)
 		return m
 	}
@@ -41,7 +58,7 @@ func NewMachine(engine *mvcc.Engine, inline bool) *Machine {
 	return m
 }
 
-// flush makes the state durable whenever it was asked to, so that the log can be cut.
+// flush makes the state durable whenever it was asked to and there is enough of it, so that the log can be cut.
 func (m *Machine) flush(ctx context.Context) {
 	defer close(m.done)
 	for {
@@ -50,6 +67,10 @@ func (m *Machine) flush(ctx context.Context) {
 			return
 		case <-m.ask:
 		}
+		if m.unflushed.Load() < m.opts.FlushBytes {
+			continue
+		}
+		m.unflushed.Store(0)
 		p, err := m.engine.Flush(ctx)
 		m.mu.Lock()
 		m.flushed, m.failure = max(m.flushed, p.Index), err
@@ -63,22 +84,33 @@ func (m *Machine) Close() {
 	<-m.done
 }
 
-// Apply implements consensus.StateMachine.
-func (m *Machine) Apply(entries []consensus.Entry) ([][]byte, error) {
+// Apply implements consensus.StateMachine. The answers are of type mvcc.Result.
+func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
 	commands := make([]mvcc.Command, len(entries))
+	var size int64
 	for i, e := range entries {
-		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, ID: e.ID, Data: e.Data}
+		size += commandBytes + int64(len(e.Data))
+		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, ID: e.ID, Data: e.Data, Wanted: e.Wanted}
+		if m.opts.NoIDs {
+			commands[i].ID = [16]byte{}
+		}
 	}
 	results, err := m.engine.Apply(commands)
 	if err != nil {
 		return nil, err
 	}
-	out := make([][]byte, len(results))
+	m.unflushed.Add(size)
+	answers := make([]any, len(results))
 	for i, r := range results {
-		out[i] = mvcc.EncodeResult(nil, r)
+		if entries[i].Wanted {
+			answers[i] = r
+		}
 	}
-	return out, nil
+	return answers, nil
 }
+
+// commandBytes is what a command costs beside its data, about.
+const commandBytes = 100
 
 // Applied implements consensus.StateMachine.
 func (m *Machine) Applied() (index, term uint64) {
@@ -88,7 +120,7 @@ func (m *Machine) Applied() (index, term uint64) {
 
 // Flush implements consensus.StateMachine: it asks for a flush and says what is durable already.
 func (m *Machine) Flush() (uint64, error) {
-	if m.inline {
+	if m.opts.Inline {
 		p, err := m.engine.Flush(context.Background())
 		return p.Index, err
 	}
@@ -173,9 +205,16 @@ func (g *Group) Changed() <-chan struct{} {
 }
 
 // Propose implements Proposer.
-func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) ([]byte, error) {
+func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
 	answer, err := g.runner.Propose(ctx, g.id, id, data)
-	return answer, explain(ctx, err)
+	if err != nil {
+		return mvcc.Result{}, explain(ctx, err)
+	}
+	r, ok := answer.(mvcc.Result)
+	if !ok {
+		return mvcc.Result{}, fmt.Errorf("the state machine answered a %T", answer)
+	}
+	return r, nil
 }
 
 // ReadIndex implements Proposer.

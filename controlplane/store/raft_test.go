@@ -59,7 +59,7 @@ func trio(t *testing.T, now func() time.Time) []*store.Store {
 			ID: id, Members: []uint64{1, 2, 3}, Dir: "raft", FS: fs, Transport: &wire{id, runners, ready}, Log: slog.New(slog.DiscardHandler),
 		})
 		require.NoError(t, err)
-		machine := store.NewMachine(engine, false)
+		machine := store.NewMachine(engine, store.MachineOptions{})
 		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "system", Machine: machine})
 		require.NoError(t, err)
 		runners[id] = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})

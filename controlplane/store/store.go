@@ -28,9 +28,8 @@ import (
 
 // Proposer agrees on commands with the other members.
 type Proposer interface {
-	// Propose returns the encoded mvcc.Result of a command once it is committed and applied here. The same id applies
-	// once.
-	Propose(ctx context.Context, id [16]byte, data []byte) ([]byte, error)
+	// Propose returns what came of a command once it is committed and applied here. The same id applies once.
+	Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error)
 	// ReadIndex returns when everything acknowledged before the call is applied here.
 	ReadIndex(ctx context.Context) error
 }
@@ -182,15 +181,8 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Res
 	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
 		return result, fmt.Errorf("draw proposal id: %w", err)
 	}
-	answer, err := s.opts.Proposer.Propose(ctx, id, data)
-	if err != nil {
+	if result, err = s.opts.Proposer.Propose(ctx, id, data); err != nil || result.Conflict {
 		return result, err
-	}
-	if result, err = mvcc.DecodeResult(answer); err != nil {
-		return result, fmt.Errorf("decode result: %w", err)
-	}
-	if result.Conflict {
-		return result, nil
 	}
 	return result, result.Err()
 }

@@ -18,14 +18,15 @@ import (
 type check struct {
 	w *world
 
-	entries map[uint64]entry         // by index
-	answers map[[16]byte]mvcc.Result // by proposal
-	digests map[uint64]uint32        // of states, by the index at which they were taken
-	leaders map[[2]uint64]uint64     // by group and term
-	votes   map[[3]uint64]uint64     // by group, term and voter
-	times   map[uint64]mvcc.Result   // what the entry at an index answered
-	newest  uint64                   // index
-	notes   map[uint64]note          // of the second group, by index
+	entries map[uint64]entry       // by index
+	answers map[[16]byte]string    // of mvcc.EncodeResult, by proposal
+	digests map[uint64]uint32      // of states, by the index at which they were taken
+	leaders map[[2]uint64]uint64   // by group and term
+	votes   map[[3]uint64]uint64   // by group, term and voter
+	times   map[uint64]mvcc.Result // what the entry at an index answered
+	noteAt  map[string]uint64      // where each note is; nobody dedupes them, and each must be there once
+	newest  uint64                 // index
+	notes   map[uint64]note        // of the second group, by index
 
 	history history
 	// frontier is the newest revision that anybody was told of: whoever asks from now on must see at least that.
@@ -44,8 +45,8 @@ type entry struct {
 
 func newCheck(w *world) *check {
 	return &check{
-		w: w, entries: map[uint64]entry{}, answers: map[[16]byte]mvcc.Result{}, digests: map[uint64]uint32{},
-		leaders: map[[2]uint64]uint64{}, votes: map[[3]uint64]uint64{}, times: map[uint64]mvcc.Result{}, notes: map[uint64]note{},
+		w: w, entries: map[uint64]entry{}, answers: map[[16]byte]string{}, digests: map[uint64]uint32{},
+		leaders: map[[2]uint64]uint64{}, votes: map[[3]uint64]uint64{}, times: map[uint64]mvcc.Result{}, notes: map[uint64]note{}, noteAt: map[string]uint64{},
 		history: newHistory(w), frontier: 1, never: map[string]string{},
 	}
 }
@@ -53,15 +54,18 @@ func newCheck(w *world) *check {
 // sent looks at what a member says: nobody votes twice in a term, also not in another life, and who was refused says
 // nothing at all.
 func (c *check) sent(m *member, e *consensus.Envelope) {
-	if e.Kind != consensus.KindRaft {
+	switch e.Kind {
+	case consensus.KindBirthAsk, consensus.KindBirthTell:
 		return
 	}
 	if m.aside != nil {
-		c.w.fail("member %d takes part with an empty disk: it sends %s", m.id, e.Raft.GetType())
+		c.w.fail("member %d takes part with an empty disk: it sends an envelope of kind %d, %s", m.id, e.Kind, e.Raft.GetType())
 		return
 	}
 	var candidate uint64
 	switch {
+	case e.Kind != consensus.KindRaft:
+		return
 	case e.Raft.GetType() == raftpb.MsgVoteResp && !e.Raft.GetReject():
 		candidate = e.To
 	case e.Raft.GetType() == raftpb.MsgVote:
@@ -95,20 +99,25 @@ func (c *check) leads(m *member, l consensus.Leadership) {
 }
 
 // applied compares what a member applied with what was applied before.
-func (c *check) applied(m *member, entries []consensus.Entry, answers [][]byte) {
+func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 	if m.dying() {
 		return
 	}
 	for i, e := range entries {
-		now := entry{e.Term, e.ID, crc32.ChecksumIEEE(e.Data), string(answers[i])}
-		c.w.trace.Add("%d applies %d/%d %x %08x: %x", m.id, e.Index, e.Term, e.ID[:4], now.sum, answers[i])
+		r, ok := answers[i].(mvcc.Result)
+		if !ok {
+			c.w.fail("entry %d has the answer %v, which is no result", e.Index, answers[i])
+			continue
+		}
+		now := entry{e.Term, e.ID, crc32.ChecksumIEEE(e.Data), string(mvcc.EncodeResult(nil, r))}
+		c.w.trace.Add("%d applies %d/%d %x %08x: %x", m.id, e.Index, e.Term, e.ID[:4], now.sum, now.answer)
 		if m.aside != nil {
 			c.w.fail("member %d applies with an empty disk", m.id)
 		}
 		before, known := c.entries[e.Index]
 		if !known {
 			c.entries[e.Index] = now
-			c.learn(e, answers[i])
+			c.learn(e, r)
 		} else if before != now {
 			c.w.fail("entry %d is %+v on member %d, but %+v was committed", e.Index, now, m.id, before)
 		}
@@ -119,20 +128,16 @@ func (c *check) applied(m *member, entries []consensus.Entry, answers [][]byte) 
 }
 
 // learn takes a new entry of the log.
-func (c *check) learn(e consensus.Entry, answer []byte) {
-	r, err := mvcc.DecodeResult(answer)
-	if err != nil {
-		c.w.fail("entry %d has an answer that cannot be read: %v", e.Index, err)
-		return
-	}
+func (c *check) learn(e consensus.Entry, r mvcc.Result) {
+	answer := string(mvcc.EncodeResult(nil, r))
 	if first, again := c.answers[e.ID]; again {
 		c.w.count("proposals repeated")
-		if first != r {
-			c.w.fail("proposal %x was answered %+v first and %+v when repeated", e.ID[:4], first, r)
+		if first != answer {
+			c.w.fail("proposal %x was answered %x first and %x when repeated", e.ID[:4], first, answer)
 		}
 		return
 	}
-	c.answers[e.ID] = r
+	c.answers[e.ID] = answer
 	if e.Index < c.newest {
 		c.w.fail("entry %d was applied after %d and by nobody before", e.Index, c.newest)
 	}
@@ -146,12 +151,12 @@ func (c *check) learn(e consensus.Entry, answer []byte) {
 }
 
 // answered hears that a member has acknowledged a proposal: it must be in the log, and applied.
-func (c *check) answered(m *member, id [16]byte, answer []byte) {
-	r, err := mvcc.DecodeResult(answer)
+func (c *check) answered(m *member, id [16]byte, answer any) {
+	r, has := answer.(mvcc.Result)
 	if known, ok := c.answers[id]; !ok {
 		c.w.fail("member %d acknowledges proposal %x, which nobody has applied", m.id, id[:4])
-	} else if err != nil || r != known {
-		c.w.fail("member %d answers %x to proposal %x, which came to %+v", m.id, answer, id[:4], known)
+	} else if !has || string(mvcc.EncodeResult(nil, r)) != known {
+		c.w.fail("member %d answers %v to proposal %x, which came to %x", m.id, answer, id[:4], known)
 	}
 }
 

@@ -47,11 +47,11 @@ type client struct {
 // call is a question to a member's group.
 type call struct {
 	over   bool
-	answer []byte
+	answer any
 	err    error
 }
 
-func (c *call) finish(answer []byte, err error) {
+func (c *call) finish(answer any, err error) {
 	if !c.over {
 		c.over, c.answer, c.err = true, answer, err
 	}
@@ -85,7 +85,7 @@ func (c *client) wait(steps int, on *call) error {
 }
 
 // await waits for a call, but not for ever.
-func (c *client) await(ask *call) ([]byte, error) {
+func (c *client) await(ask *call) (any, error) {
 	if !ask.over {
 		if err := c.wait(40, ask); err != nil {
 			return nil, err
@@ -99,7 +99,7 @@ func (c *client) await(ask *call) ([]byte, error) {
 }
 
 // propose asks a member to agree on data.
-func (c *client) propose(m *member, id [16]byte, data []byte) ([]byte, error) {
+func (c *client) propose(m *member, id [16]byte, data []byte) (any, error) {
 	if !m.up || c.w.network.cut[m.id][m.id] {
 		return nil, errDown
 	}
@@ -111,10 +111,13 @@ func (c *client) propose(m *member, id [16]byte, data []byte) ([]byte, error) {
 			return
 		}
 		if err == nil {
-			c.w.check.answered(m, id, r.Data)
+			c.w.check.answered(m, id, r.Answer)
 		}
-		c.w.trace.Add("%d answers client %d's %x: %x %v", m.id, c.id, id[:4], r.Data, err)
-		ask.finish(r.Data, err)
+		c.w.trace.Add("%d answers client %d's %x: %v %v", m.id, c.id, id[:4], r.Answer, err)
+		ask.finish(r.Answer, err)
+		if err == nil && m.group.Status().Role != "Leader" {
+			c.w.count("proposals forwarded")
+		}
 	})
 	return c.await(ask)
 }
@@ -150,9 +153,9 @@ type desk struct {
 }
 
 // Propose implements store.Proposer.
-func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) ([]byte, error) {
+func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
 	if d.attempts++; d.attempts > 6 {
-		return nil, errTired
+		return mvcc.Result{}, errTired
 	}
 	m := d.m
 	for range 8 {
@@ -164,10 +167,11 @@ func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) ([]byte, err
 				d.c.w.count("retries answered")
 			}
 			d.unknown = false
-			return answer, nil
+			r, _ := answer.(mvcc.Result) // check.answered has seen to it
+			return r, nil
 		case errors.Is(err, errOver):
 			d.unknown = true
-			return nil, err
+			return mvcc.Result{}, err
 		case errors.As(err, &elsewhere):
 			if elsewhere.Leader != 0 {
 				m = d.c.w.member(elsewhere.Leader)
@@ -178,17 +182,17 @@ func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) ([]byte, err
 			d.c.w.count("outcomes unknown")
 			d.unknown = true
 			m = d.c.some()
-		case errors.Is(err, consensus.ErrStopped), errors.Is(err, consensus.ErrOverloaded), errors.Is(err, errDown), wiped(err):
+		case errors.Is(err, consensus.ErrStopped), errors.Is(err, consensus.ErrOverloaded), errors.Is(err, consensus.ErrNoLeader), errors.Is(err, errDown), wiped(err):
 			m = d.c.some()
 		default:
 			d.c.w.fail("a proposal came to an error that nobody expects: %v", err)
-			return nil, err
+			return mvcc.Result{}, err
 		}
 		if err := d.c.wait(1+d.c.rng.IntN(6), nil); err != nil {
-			return nil, err
+			return mvcc.Result{}, err
 		}
 	}
-	return nil, errTired
+	return mvcc.Result{}, errTired
 }
 
 // ReadIndex implements store.Proposer.

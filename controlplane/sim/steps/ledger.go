@@ -18,11 +18,11 @@ type ledger struct {
 }
 
 // Apply implements consensus.StateMachine: an entry answers with itself.
-func (l *ledger) Apply(entries []consensus.Entry) ([][]byte, error) {
-	answers := make([][]byte, len(entries))
+func (l *ledger) Apply(entries []consensus.Entry) ([]any, error) {
+	answers := make([]any, len(entries))
 	for i, e := range entries {
 		l.index, l.term = e.Index, e.Term
-		answers[i] = append([]byte(nil), e.Data...)
+		answers[i] = string(e.Data)
 		if !l.m.dying() {
 			l.m.w.check.noted(l.m, e)
 		}
@@ -59,6 +59,10 @@ func (c *check) noted(m *member, e consensus.Entry) {
 	}
 	if !known {
 		c.w.trace.Add("%d notes %d/%d %s", m.id, e.Index, e.Term, e.Data)
+		if at, again := c.noteAt[now.text]; again {
+			c.w.fail("note %s is entry %d and entry %d: nobody has proposed it twice", e.Data, at, e.Index)
+		}
+		c.noteAt[now.text] = e.Index
 	}
 	c.notes[e.Index] = now
 }
@@ -77,17 +81,19 @@ func (c *client) jot() error {
 	ask := &call{}
 	m.calls = append(m.calls, ask)
 	life := m.life
-	m.host.Group(second).Propose([16]byte{}, []byte(text), func(r consensus.Result, err error) {
+	var id [16]byte
+	copy(id[:], text)
+	m.host.Group(second).Propose(id, []byte(text), func(r consensus.Result, err error) {
 		if m.life != life || m.dying() {
 			return
 		}
 		if err == nil {
 			c.w.count("notes acknowledged")
-			if n := c.w.check.notes[r.Index]; n.text != text || n.term != r.Term || string(r.Data) != text {
-				c.w.fail("note %s was acknowledged at %d/%d as %q, where %+v is", text, r.Index, r.Term, r.Data, n)
+			if n := c.w.check.notes[r.Index]; n.text != text || n.term != r.Term || r.Answer != text {
+				c.w.fail("note %s was acknowledged at %d/%d as %v, where %+v is", text, r.Index, r.Term, r.Answer, n)
 			}
 		}
-		ask.finish(r.Data, err)
+		ask.finish(r.Answer, err)
 	})
 	_, err = c.await(ask)
 	return err

@@ -138,16 +138,16 @@ func (m *member) open() (err error) {
 	if err != nil {
 		return err
 	}
-	m.machine = store.NewMachine(m.engine, true)
+	m.machine = store.NewMachine(m.engine, store.MachineOptions{Inline: true})
 	m.host, err = consensus.Open(consensus.Options{
 		ID: m.id, Members: ids, Dir: "raft", FS: m.fs, Transport: m, Rand: m.w.chance, QuietLog: true,
 		Log: slog.New(slog.DiscardHandler), OnLeader: func(l consensus.Leadership) { m.w.check.leads(m, l) },
 		ElectionTicks: 6, Limits: m.w.weather.limits,
 	})
 	if err == nil {
-		m.group, err = m.host.AddGroup(consensus.GroupOptions{ID: group, Name: "system", Machine: &witness{m}})
+		m.group, err = m.host.AddGroup(consensus.GroupOptions{ID: group, Name: "system", Machine: &witness{m}, Forward: m.w.weather.forward})
 		if err == nil && m.w.weather.second {
-			_, err = m.host.AddGroup(consensus.GroupOptions{ID: second, Name: "second", Machine: &ledger{m: m}})
+			_, err = m.host.AddGroup(consensus.GroupOptions{ID: second, Name: "second", Machine: &ledger{m: m}, Forward: m.w.weather.forward})
 		}
 		if err != nil {
 			err = errors.Join(err, m.host.Close())
@@ -254,7 +254,10 @@ func (m *member) watchOver() {
 type witness struct{ m *member }
 
 // Apply implements consensus.StateMachine.
-func (t *witness) Apply(entries []consensus.Entry) ([][]byte, error) {
+func (t *witness) Apply(entries []consensus.Entry) ([]any, error) {
+	for i := range entries {
+		entries[i].Wanted = true // every answer is compared
+	}
 	answers, err := t.m.machine.Apply(entries)
 	if err == nil {
 		t.m.w.check.applied(t.m, entries, answers)

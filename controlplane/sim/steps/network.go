@@ -131,6 +131,16 @@ func describe(e *consensus.Envelope, b []byte) string {
 		return fmt.Sprintf("birth! claim=%v known=%v %08x", e.Claim, e.Known != 0, sum)
 	}
 	m := e.Raft
+	switch {
+	case e.Kind == consensus.KindBeats:
+		return fmt.Sprintf("beats %+v %08x", e.Beats, sum)
+	case e.Kind == consensus.KindRemoved:
+		return fmt.Sprintf("%d removed %08x", e.Group, sum)
+	case e.Kind == consensus.KindForward:
+		return fmt.Sprintf("%d forwards %d in t%d, number %d %08x", e.Group, len(e.Payloads), e.Term, e.Number, sum)
+	case e.Kind == consensus.KindRefuse:
+		return fmt.Sprintf("%d refuses number %d in t%d: %d %08x", e.Group, e.Number, e.Term, e.Refusal, sum)
+	}
 	switch m.GetType() {
 	case raftpb.MsgApp:
 		return fmt.Sprintf("%d %s t%d after %d/%d: %d entries, commit %d %08x", e.Group, m.GetType(), m.GetTerm(), m.GetIndex(), m.GetLogTerm(), len(m.Entries), m.GetCommit(), sum)

@@ -17,6 +17,7 @@ type weather struct {
 	stray       int  // one packet in so many takes much longer
 	calm        bool // until there are accounts
 	second      bool // whether there is a second group
+	forward     bool // whether members that do not lead take proposals
 
 	crash, quake, torn, stop, wipe   int
 	cut, oneWay, slow, freeze, jump  int
@@ -35,7 +36,7 @@ func forecast(rng *rand.Rand) weather {
 		return often/2 + rng.IntN(often)
 	}
 	w := weather{
-		steps: 300 + rng.IntN(150), late: rng.IntN(4), stray: maybe(100), calm: rng.IntN(4) > 0, second: rng.IntN(2) == 0,
+		steps: 300 + rng.IntN(150), late: rng.IntN(4), stray: maybe(100), calm: rng.IntN(4) > 0, second: rng.IntN(2) == 0, forward: rng.IntN(2) == 0,
 		crash: maybe(100), quake: maybe(200), torn: maybe(100), stop: maybe(200), wipe: maybe(250),
 		cut: maybe(120), oneWay: maybe(120), slow: maybe(80), freeze: maybe(150), jump: maybe(60),
 		transfer: maybe(60), compact: maybe(40), scrub: maybe(15), faster: maybe(20),

@@ -1,0 +1,353 @@
+package consensus
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+// startForwarding makes a cluster with a leader whose followers take proposals, too.
+func startForwarding(t testing.TB, n int, seed byte) *cluster {
+	c := newCluster(t, n, seed)
+	c.forward = true
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	c.elect()
+	return c
+}
+
+// envelopes returns those on the network of a kind.
+func (c *cluster) envelopes(kind Kind) []Envelope {
+	var out []Envelope
+	for _, p := range c.net {
+		if e, err := ParseEnvelope(p.b); err == nil && e.Kind == kind {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+func TestForward(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	f := c.follower()
+	as := f.propose("a=1", "a=2")
+	require.Zero(t, as[0].n)
+	c.frozen = true
+	c.settle()
+	sent := c.envelopes(KindForward)
+	require.Len(t, sent, 1, "what waited goes in one envelope")
+	require.Len(t, sent[0].Payloads, 2)
+	require.Equal(t, 2, f.host.Status().Groups[0].Proposals)
+	c.frozen = false
+	c.settle()
+	require.Equal(t, answer{1, Result{as[0].result.Index, f.group.term, `a was ""`}, nil}, *as[0])
+	require.Equal(t, answer{1, Result{as[0].result.Index + 1, f.group.term, `a was "1"`}, nil}, *as[1])
+	require.Equal(t, []string{"a=1", "a=2"}, f.machine.Log, "answered when it was applied here")
+	require.Zero(t, f.host.Status().Groups[0].Proposals)
+	c.put(c.leader(), "b=1")
+	c.converge("a=1", "a=2", "b=1")
+	for _, m := range c.members {
+		want := 0
+		if m == f {
+			want = 2
+		} else if m == c.leader() {
+			want = 1
+		}
+		require.Equal(t, want, m.machine.wanted, "member %d computes the answers that somebody waits for", m.id)
+	}
+}
+
+// Proposals under one id are answered in the order in which they were made.
+func TestForwardTwins(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	f := c.follower()
+	var got []any
+	for i := range 3 {
+		f.group.Propose([16]byte{}, fmt.Appendf(nil, "a=%d", i), func(r Result, err error) {
+			require.NoError(t, err)
+			got = append(got, r.Answer)
+		})
+	}
+	c.settle()
+	require.Equal(t, []any{`a was ""`, `a was "0"`, `a was "1"`}, got)
+}
+
+func TestForwardSharesEnvelopes(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.forward, c.limits.MessageBytes = true, 3000
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	c.elect()
+	var data []string
+	for i := range 10 {
+		data = append(data, fmt.Sprintf("%d=%s", i, strings.Repeat("x", 700)))
+	}
+	c.frozen = true
+	c.follower().propose(data...)
+	c.settle()
+	require.Len(t, c.envelopes(KindForward), 3, "four proposals fit into one")
+	c.frozen = false
+	c.converge(data...)
+}
+
+// What several members forward is appended together.
+func TestForwardedTogether(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	l := c.leader()
+	c.frozen = true
+	for _, f := range c.others(l) {
+		f.propose("a=1", "a=2")
+	}
+	c.settle()
+	require.Len(t, c.envelopes(KindForward), 2)
+	c.deliver()
+	c.settle()
+	require.Equal(t, 2, c.count(raftpb.MsgApp), "one to each member")
+	c.frozen = false
+	c.settle()
+	require.Len(t, l.machine.Log, 4)
+}
+
+// What the network brings twice, late or after a change of leader is not applied twice.
+func TestForwardedOnce(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	l, f := c.leader(), c.follower()
+	c.frozen = true
+	a := f.propose("a=1")[0]
+	c.settle()
+	again := c.envelopes(KindForward)[0]
+	c.frozen = false
+	c.settle()
+	require.NoError(t, a.err)
+	require.NoError(t, l.host.Step(again))
+	c.settle()
+	require.Empty(t, c.envelopes(KindRefuse), "nobody is told that it was not appended")
+	other := c.others(l)[0]
+	if other == f {
+		other = c.others(l)[1]
+	}
+	l.group.TransferLeader(other.id, func(err error) { require.NoError(t, err) })
+	c.settle()
+	require.NoError(t, l.host.Step(again))
+	require.NoError(t, other.host.Step(Envelope{
+		From: f.id, To: other.id, FromBirth: again.FromBirth, Kind: KindForward, Group: again.Group, Term: again.Term,
+		Life: again.Life, Number: again.Number, Payloads: again.Payloads,
+	}))
+	c.settle()
+	c.put(f, "a=2")
+	c.converge("a=1", "a=2")
+}
+
+// A leader that hands over refuses, and the next one gets it.
+func TestForwardToTheNextLeader(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	l, f := c.leader(), c.follower()
+	c.drop = func(e Envelope) bool { return e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgTimeoutNow }
+	l.group.TransferLeader(f.id, func(error) {})
+	c.settle()
+	own, far := l.propose("a=1")[0], f.propose("a=2")[0]
+	c.settle()
+	require.Zero(t, own.n, "the leader's own wait for the end of the transfer")
+	require.Zero(t, far.n)
+	c.heal()
+	c.tick(30)
+	require.NoError(t, own.err)
+	require.NoError(t, far.err)
+	require.Equal(t, 1, own.n)
+	require.Equal(t, 1, far.n)
+	require.Len(t, c.leader().machine.Log, 2, "each once")
+}
+
+// A leader that is cut off leaves no doubt: what it did not commit is not in the log of the next one, and is proposed
+// again there.
+func TestForwardSettlesWithTheNextTerm(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	l := c.leader()
+	f := c.others(l)[0]
+	c.isolate(l)
+	own, far := l.propose("a=1")[0], f.propose("a=2")[0]
+	c.settle()
+	next := c.elect(c.others(l)...)
+	c.put(next, "a=3")
+	require.Equal(t, 1, far.n, "known to be lost, and proposed again")
+	require.NoError(t, far.err)
+	require.Zero(t, own.n, "not known here yet")
+	c.heal()
+	c.tick(5)
+	require.Equal(t, 1, own.n)
+	require.NoError(t, own.err)
+	for _, m := range c.members {
+		require.ElementsMatch(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log, "each once")
+	}
+}
+
+func TestForwardGivesUp(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.forward = true
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	m := c.members[1]
+	early := m.propose("a=1")[0]
+	c.elect()
+	c.settle()
+	require.NoError(t, early.err, "it waits for a leader")
+	f := c.follower()
+	c.isolate(f)
+	lost := f.propose("a=2")[0]
+	c.settle()
+	c.tick(25) // it knows no leader any more
+	alone := f.propose("a=3")[0]
+	c.settle()
+	require.Zero(t, alone.n)
+	c.tick(30)
+	require.ErrorIs(t, lost.err, ErrUncertain, "it was sent")
+	c.tick(30)
+	require.ErrorIs(t, alone.err, ErrNoLeader, "it was not")
+	require.Equal(t, []int{1, 1}, []int{lost.n, alone.n})
+	require.Zero(t, f.host.Status().Groups[0].Proposals)
+	stopped := f.propose("a=4")[0]
+	f.stop()
+	require.ErrorIs(t, stopped.err, ErrStopped)
+	require.NotErrorIs(t, stopped.err, ErrUncertain, "it was never sent")
+	c.heal()
+	c.tick(5)
+	require.Equal(t, []string{"a=1"}, c.leader().machine.Log)
+}
+
+// A leader with too much under way says so.
+func TestForwardOverloaded(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.forward, c.limits.UncommittedBytes = true, 1000
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	l := c.elect()
+	c.drop = func(e Envelope) bool { return e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgAppResp }
+	var as []*answer
+	for i := range 4 {
+		for _, f := range c.others(l) {
+			as = append(as, f.propose(fmt.Sprintf("%d=%s", i, strings.Repeat("x", 400)))...)
+		}
+		c.settle()
+	}
+	refused := 0
+	for _, a := range as {
+		if a.n > 0 {
+			require.ErrorIs(t, a.err, ErrOverloaded)
+			refused++
+		}
+	}
+	require.Positive(t, refused)
+	c.heal()
+	c.tick(3)
+	require.Len(t, l.machine.Log, len(as)-refused)
+}
+
+// What came to stand in a snapshot cannot be told apart from what was lost.
+func TestForwardAcrossSnapshot(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.forward, c.limits.TailEntries = true, 8
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	l := c.elect()
+	f := c.others(l)[0]
+	a := f.propose("a=1")[0]
+	c.drop = func(e Envelope) bool { return e.To == f.id }
+	c.settle()
+	for i := range 40 {
+		c.put(l, fmt.Sprintf("b=%d", i))
+	}
+	c.heal()
+	c.tick(10)
+	require.Positive(t, f.arrived, "it came by a snapshot")
+	require.ErrorIs(t, a.err, ErrUncertain)
+	require.Equal(t, 1, a.n)
+	require.Contains(t, f.machine.Log, "a=1")
+}
+
+func TestArrivals(t *testing.T) {
+	var a arrivals
+	first := func(member, life, number uint64) bool {
+		return a.first(&Envelope{From: member, Life: life, Number: number})
+	}
+	require.True(t, first(2, 1, 10))
+	require.False(t, first(2, 1, 10))
+	require.True(t, first(2, 1, 12))
+	require.True(t, first(2, 1, 11), "out of order")
+	require.False(t, first(2, 1, 11))
+	require.True(t, first(2, 9, 11), "another life")
+	require.False(t, first(2, 1, 12), "the first life is still known")
+	require.True(t, first(2, 1, 12+63))
+	require.False(t, first(2, 1, 12), "64 before the newest at most")
+	require.False(t, first(2, 1, 3), "too late to be told from a repetition")
+	require.True(t, first(2, 1, 1<<40))
+	for life := range uint64(maxLives) {
+		require.True(t, first(3, 100+life, 1))
+	}
+	require.Len(t, a.lives, maxLives)
+}
+
+// A leader that does not know any more whether it has appended something does not say that it has not.
+func TestRefusalsAreSure(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	l, f := c.leader(), c.follower()
+	c.frozen = true
+	f.propose("a=1")
+	c.settle()
+	again := c.envelopes(KindForward)[0]
+	c.deliver()
+	c.settle() // it is in the leader's log
+	c.net = nil
+	for range 30 {
+		require.NoError(t, l.host.Tick())
+		c.settle()
+		c.net = nil
+	}
+	require.NotEqual(t, "Leader", l.group.Status().Role)
+	require.NoError(t, l.host.Step(again))
+	c.settle()
+	require.Empty(t, c.envelopes(KindRefuse))
+	later := again
+	later.Number++
+	require.NoError(t, l.host.Step(later))
+	c.settle()
+	require.Len(t, c.envelopes(KindRefuse), 1, "this one it has not appended, and never will")
+	l.crash()
+	l.start()
+	later.Number++
+	require.NoError(t, l.host.Step(later))
+	c.settle()
+	require.Empty(t, c.envelopes(KindRefuse)[1:], "another life knows nothing")
+	c.net, c.frozen = nil, false
+	c.tick(60)
+	c.put(f, "b=1")
+	n := 0
+	for _, line := range c.leader().machine.Log {
+		if line == "a=1" {
+			n++
+		}
+	}
+	require.Equal(t, 1, n)
+}
+
+func FuzzForward(f *testing.F) {
+	f.Add([]byte{1, 1, 2, 3, 0, 7, 9})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		// Every number is new once, and one that was decided is never new again.
+		var a arrivals
+		seen := map[byte]bool{}
+		for _, n := range b {
+			if a.first(&Envelope{Term: 1, From: 2, Life: 3, Number: uint64(n) + 1}) {
+				require.False(t, seen[n])
+			}
+			seen[n] = true
+		}
+	})
+}

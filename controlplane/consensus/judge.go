@@ -1,0 +1,140 @@
+package consensus
+
+import (
+	"slices"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+	"go.etcd.io/raft/v3/tracker"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// judge is the change as raft takes it, nil when all of it is true already, or the reason against it.
+func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error) {
+	if len(changes) == 0 {
+		return nil, refuse(ReasonMalformed, "no change of members was given")
+	}
+	cc := &raftpb.ConfChangeV2{}
+	now := g.storage.members
+	seen := map[uint64]bool{}
+	for _, c := range changes {
+		if c.Member == 0 || raft.IsLocalMsgTarget(c.Member) || seen[c.Member] {
+			return nil, refuse(ReasonMalformed, "member %d cannot be changed so", c.Member)
+		}
+		seen[c.Member] = true
+		kind, err := g.judgeOne(now, c)
+		if err != nil {
+			return nil, err
+		}
+		if kind != nil {
+			cc.Changes = append(cc.Changes, &raftpb.ConfChangeSingle{Type: kind, NodeId: new(c.Member)})
+		}
+	}
+	if len(cc.Changes) == 0 {
+		return nil, nil
+	}
+	if joint(now.conf) {
+		return nil, refuse(ReasonPending, "the group is changing its members: try again")
+	}
+	if leaves := len(now.conf.Voters) - removals(cc, now.conf.Voters); leaves == 0 && len(now.conf.Voters) > 0 {
+		return nil, refuse(ReasonLastVoter, "no voter would be left")
+	}
+	next, err := now.after(cc)
+	if err != nil {
+		return nil, refuse(ReasonMalformed, "change the members: %v", err)
+	}
+	return cc, g.judgeQuorum(now, next, force)
+}
+
+// removals counts the voters that a change removes.
+func removals(cc *raftpb.ConfChangeV2, voters []uint64) (n int) {
+	for _, c := range cc.Changes {
+		if c.GetType() == raftpb.ConfChangeRemoveNode && slices.Contains(voters, c.GetNodeId()) {
+			n++
+		}
+	}
+	return n
+}
+
+// judgeOne is raft's name of a change, nil when it is true already.
+func (g *Group) judgeOne(now membership, c Change) (*raftpb.ConfChangeType, error) {
+	voter, learner := slices.Contains(now.conf.Voters, c.Member), slices.Contains(now.conf.Learners, c.Member)
+	switch c.Kind {
+	case AddLearner:
+		switch {
+		case c.Birth == 0:
+			return nil, refuse(ReasonMalformed, "member %d cannot be added without its birth", c.Member)
+		case now.gone[c.Member] == c.Birth:
+			return nil, refuse(ReasonOtherBirth, "this directory of member %d was removed, and does not come back", c.Member)
+		case (voter || learner) && now.births[c.Member] != c.Birth:
+			return nil, refuse(ReasonOtherBirth, "member %d is of the group, with another directory", c.Member)
+		case voter || learner:
+			return nil, nil
+		case mutant.On(mutant.LearnerVotes):
+			return raftpb.ConfChangeAddNode.Enum(), nil
+		}
+		return raftpb.ConfChangeAddLearnerNode.Enum(), nil
+	case Promote:
+		switch {
+		case voter:
+			return nil, nil
+		case !learner:
+			return nil, refuse(ReasonUnknown, "member %d is not of the group", c.Member)
+		}
+		if err := g.judgeProgress(c.Member); err != nil {
+			return nil, err
+		}
+		return raftpb.ConfChangeAddNode.Enum(), nil
+	case Remove:
+		if !voter && !learner {
+			return nil, nil
+		}
+		return raftpb.ConfChangeRemoveNode.Enum(), nil
+	}
+	return nil, refuse(ReasonMalformed, "change %d of member %d is unknown", c.Kind, c.Member)
+}
+
+// judgeProgress says whether a learner is far enough to vote.
+func (g *Group) judgeProgress(member uint64) error {
+	var match uint64
+	g.node.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
+		if id == member {
+			match = pr.Match
+		}
+	})
+	switch last := g.storage.last.index; {
+	case !g.host.hearing(member):
+		return refuse(ReasonNotCaughtUp, "member %d was not heard from lately", member)
+	case match < last*caughtUp/100 || match == 0:
+		return refuse(ReasonNotCaughtUp, "member %d holds the log up to entry %d of %d: it has to catch up first", member, match, last)
+	}
+	return nil
+}
+
+// judgeQuorum says whether those who would vote could agree.
+func (g *Group) judgeQuorum(now, next membership, force bool) error {
+	before, after := len(now.conf.Voters), len(next.conf.Voters)
+	if mutant.On(mutant.LearnerVotes) || slices.Equal(slices.Sorted(slices.Values(now.conf.Voters)), slices.Sorted(slices.Values(next.conf.Voters))) {
+		return nil
+	}
+	if after < before && after == 1 && !force {
+		return refuse(ReasonLastVoter, "one voter would be left, which could not fail: an operator may remove it by force")
+	}
+	heard := 0
+	for _, id := range next.conf.Voters {
+		if g.host.hearing(id) {
+			heard++
+		}
+	}
+	if quorum := after/2 + 1; heard < quorum {
+		return refuse(ReasonNoQuorum, "of the %d members that would vote %d were heard from lately, which are too few", after, heard)
+	}
+	return nil
+}
+
+// hearing says whether a member was heard from in the last election time-out.
+func (h *Host) hearing(member uint64) bool {
+	at, ok := h.heard[member]
+	return member == h.opts.ID || ok && h.now-at <= uint64(h.opts.ElectionTicks)
+}

@@ -1,0 +1,286 @@
+package consensus
+
+import (
+	"context"
+	"fmt"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+)
+
+// The members of a group change by entries of its log, one change under way at a time, and several at once through a
+// joint configuration that leaves itself.
+//
+// Who belongs to the group is a function of the log: what it begins with and the changes after that, up to the entry in
+// question. So only that it is committed is stored when a change is applied: the log holds the change, its begin holds
+// what was before, and a member that starts computes what is true as of the entries that its state machine has, and
+// applies the rest before it does anything else. A change takes effect when it is applied, in order with everything else.
+//
+// A new member joins empty (Options.Join) and must not guess at the first configuration. So the log of a group begins
+// after entry 1, which no log holds: whoever has less needs a snapshot, and that says who the members are.
+//
+// A member that is added is bound to one directory, its birth, by the change that adds it. In the group no other
+// directory of that id is heard or spoken to (births.go). A member that is replaced therefore comes back as a learner
+// with a birth of its own, and what the lost directory had said never counts together with what the new one says.
+
+// ChangeKind says what a Change does.
+type ChangeKind uint8
+
+// The kinds of change.
+const (
+	// AddLearner adds a member that receives the log and does not count.
+	AddLearner ChangeKind = 1
+	// Promote makes a learner a voter.
+	Promote ChangeKind = 2
+	// Remove takes a voter or a learner out.
+	Remove ChangeKind = 3
+)
+
+// Change is one change of a group's members.
+type Change struct {
+	Kind   ChangeKind
+	Member uint64
+	// Birth, of AddLearner, is the one directory that the member is: no other is listened to. Required there.
+	Birth uint64
+}
+
+// MembersReason says why a change of members is refused.
+type MembersReason uint8
+
+// The reasons.
+const (
+	ReasonUnknown     MembersReason = 1 // the member is not of the group
+	ReasonOtherBirth  MembersReason = 2 // the member is of the group, with another directory
+	ReasonNotCaughtUp MembersReason = 3 // the learner was not heard from, or does not hold enough of the log
+	ReasonNoQuorum    MembersReason = 4 // too few of those who would vote were heard from
+	ReasonLastVoter   MembersReason = 5 // one voter would be left, or none
+	ReasonPending     MembersReason = 6 // another change is under way
+	ReasonMalformed   MembersReason = 7 // the changes make no sense
+)
+
+// MembersError refuses a change of members. Nothing was done.
+type MembersError struct {
+	Reason MembersReason
+	Text   string
+}
+
+func (e *MembersError) Error() string { return e.Text }
+
+func refuse(reason MembersReason, format string, args ...any) error {
+	return &MembersError{reason, fmt.Sprintf(format, args...)}
+}
+
+// RemovedError ends a member that is in no group any more.
+type RemovedError struct{ Member uint64 }
+
+func (e *RemovedError) Error() string {
+	return fmt.Sprintf("member %d was removed from the cluster", e.Member)
+}
+
+// caughtUp is how much of the leader's log a learner must hold to be promoted, in percent (etcd's figure).
+const caughtUp = 90
+
+// JudgeMembers says whether ChangeMembers would refuse the changes now.
+func (g *Group) JudgeMembers(changes []Change, force bool) error {
+	switch {
+	case g.host.err != nil:
+		return g.host.err
+	case g.role != raft.StateLeader:
+		return &NotLeaderError{g.leader}
+	}
+	_, err := g.judge(changes, force)
+	return err
+}
+
+// ChangeMembers asks for the group's members to be changed, all at once. done is called once: without error when the
+// change is applied here, or was true already; with a *NotLeaderError, a *MembersError or ErrStopped when nothing was
+// done; with ErrUncertain when it may be done yet. The last voter but one is removed by force only, the last one never.
+func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
+	if err := g.JudgeMembers(changes, force); err != nil {
+		done(err)
+		return
+	}
+	cc, _ := g.judge(changes, force)
+	if cc == nil {
+		done(nil)
+		return
+	}
+	status := g.node.BasicStatus()
+	switch {
+	case status.RaftState != raft.StateLeader:
+		done(&NotLeaderError{status.Lead})
+		return
+	case status.LeadTransferee != 0:
+		done(&NotLeaderError{status.LeadTransferee})
+		return
+	case g.change != nil || joint(g.storage.members.conf) || g.applied.term != g.term:
+		done(refuse(ReasonPending, "the group is changing its members: try again"))
+		return
+	}
+	token, err := random(g.host.opts.Rand)
+	if err != nil {
+		done(err)
+		return
+	}
+	cc.Context = appendChange(nil, token, changes)
+	data, err := proto.Marshal(cc)
+	if err != nil {
+		done(fmt.Errorf("encode a change of members: %w", err))
+		return
+	}
+	if err := g.stepChange(data); err != nil {
+		done(err)
+		return
+	}
+	g.change = &memberChange{token: token, deadline: g.host.now + g.host.opts.Limits.ProposalTicks, term: g.term, done: done}
+	g.host.schedule(g)
+}
+
+// stepChange gives raft a change to append.
+func (g *Group) stepChange(data []byte) (err error) {
+	defer g.host.guard(&err)
+	err = g.node.Step(&raftpb.Message{Type: raftpb.MsgProp.Enum(), From: &g.host.opts.ID, Entries: []*raftpb.Entry{
+		{Type: raftpb.EntryConfChangeV2.Enum(), Data: data},
+	}})
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrOverloaded, err)
+	}
+	return nil
+}
+
+// memberChange is a change that was proposed here.
+type memberChange struct {
+	token    uint64
+	deadline uint64 // in ticks
+	term     uint64
+	applied  bool // and not yet durably so
+	done     func(error)
+}
+
+// endChange answers the change that is under way.
+func (g *Group) endChange(err error) {
+	if c := g.change; c != nil {
+		g.change = nil
+		if c.applied && err != nil {
+			err = fmt.Errorf("%w: %w", ErrUncertain, err)
+		}
+		g.host.later(func() { c.done(err) })
+	}
+}
+
+// checkChange gives up a change whose outcome cannot be awaited any more.
+func (g *Group) checkChange(now uint64) {
+	if c := g.change; c != nil && !c.applied && (c.deadline <= now || g.role != raft.StateLeader || g.term != c.term) {
+		g.endChange(ErrUncertain)
+	}
+}
+
+// applyMembers applies a committed change.
+func (g *Group) applyMembers(ent *raftpb.Entry) error {
+	cc, token, births, err := parseChange(ent)
+	if err != nil {
+		return fmt.Errorf("entry %d changes the members: %w", ent.GetIndex(), err)
+	}
+	next, err := g.storage.members.after(cc)
+	if err != nil {
+		return fmt.Errorf("entry %d changes the members: %w", ent.GetIndex(), err)
+	}
+	next.bind(births, g.host.births.known, g.storage.members)
+	conf := g.node.ApplyConfChange(cc)
+	if err := conf.Equivalent(next.conf); err != nil {
+		return fmt.Errorf("entry %d changes the members: raft takes it differently: %w", ent.GetIndex(), err)
+	}
+	g.storage.changeMembers(ent.GetIndex(), next)
+	g.log.Info("members changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
+	asked := g.change != nil && token == g.change.token
+	if asked {
+		g.change.applied = true
+	}
+	return g.keepCommit(ent.GetIndex(), func() error {
+		if asked {
+			g.endChange(nil)
+		}
+		g.host.removedFrom()
+		return nil
+	})
+}
+
+// keepCommit makes it durable that an entry is committed, and calls then. Of other entries that is found out again by a
+// quorum of the members; but who they are is what this one says, and those that it has removed may be gone for good.
+func (g *Group) keepCommit(index uint64, then func() error) error {
+	h, l := g.host, g.storage
+	if l.stored.GetCommit() < index && g.installing == nil {
+		if l.hard.GetCommit() < index {
+			l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: &index}
+		}
+		if err := l.putHard(h.batch()); err != nil {
+			return err
+		}
+	}
+	h.next.after = append(h.next.after, after{g: g, then: then})
+	h.schedule(g)
+	return nil
+}
+
+// removedFrom ends the host when it was a member of a group and is one of none now, or was told so.
+func (h *Host) removedFrom() {
+	if len(h.groups) == 0 {
+		return
+	}
+	for _, g := range h.groups {
+		if !g.removed && (g.storage.members.has(h.opts.ID) || len(g.storage.members.conf.GetVoters()) == 0) {
+			return
+		}
+	}
+	h.removed = true
+}
+
+// tellRemoved says to a member that the group has removed it: it may never have heard of it.
+func (g *Group) tellRemoved(e Envelope) {
+	answer := g.envelope(e.From, KindRemoved)
+	answer.ToBirth = e.FromBirth
+	g.host.opts.Transport.Send(answer)
+}
+
+// hearRemoved takes another member's word: what it knows is committed.
+func (g *Group) hearRemoved(e Envelope) {
+	if e.ToBirth == g.host.births.own {
+		g.removed = true
+		g.host.removedFrom()
+	}
+}
+
+// JudgeMembers says whether ChangeMembers would refuse; see Group.JudgeMembers.
+func (r *Runner) JudgeMembers(ctx context.Context, group uint64, changes []Change, force bool) error {
+	return r.ask(ctx, group, func(g *Group, done func(error)) { done(g.JudgeMembers(changes, force)) })
+}
+
+// ChangeMembers returns when the change is applied on this member, which must lead the group; see Group.ChangeMembers.
+func (r *Runner) ChangeMembers(ctx context.Context, group uint64, changes []Change, force bool) error {
+	return r.ask(ctx, group, func(g *Group, done func(error)) { g.ChangeMembers(changes, force, done) })
+}
+
+// Removed ends the host: another member has said that this one was removed.
+func (r *Runner) Removed() { _ = r.call(func() { r.host.removed = true }, true) }
+
+// ask calls f with a group, for the answer that done gets.
+func (r *Runner) ask(ctx context.Context, group uint64, f func(g *Group, done func(error))) error {
+	ended := make(chan error, 1)
+	err := r.call(func() {
+		if g := r.host.Group(group); g != nil {
+			f(g, func(err error) { ended <- err })
+		} else {
+			ended <- ErrNoGroup
+		}
+	}, false)
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
+	}
+}

@@ -1,0 +1,518 @@
+package consensus
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+// newcomer makes a member with an empty disk that joins, started.
+func (c *cluster) newcomer(id uint64) *member {
+	if c.first == nil {
+		c.first = slices.Clone(c.ids)
+	}
+	if !slices.Contains(c.ids, id) {
+		c.ids = append(c.ids, id)
+	}
+	m := &member{c: c, id: id, fs: vfs.NewCrashableMem(), joins: true}
+	c.members[id] = m
+	m.start()
+	return m
+}
+
+// change asks the member for changes, without letting it work.
+func (m *member) change(force bool, changes ...Change) *answer {
+	a := &answer{}
+	m.group.ChangeMembers(changes, force, func(err error) {
+		a.n++
+		a.err = err
+	})
+	return a
+}
+
+// mustChange asks for changes and expects them to be done.
+func (c *cluster) mustChange(m *member, changes ...Change) {
+	c.t.Helper()
+	a := m.change(true, changes...)
+	c.settle()
+	require.Equal(c.t, 1, a.n)
+	require.NoError(c.t, a.err)
+}
+
+// grow adds a member and makes it a voter.
+func (c *cluster) grow(l, m *member) {
+	c.t.Helper()
+	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own})
+	c.tick(3)
+	c.mustChange(l, Change{Kind: Promote, Member: m.id})
+}
+
+func reason(err error) MembersReason {
+	var refused *MembersError
+	if errors.As(err, &refused) {
+		return refused.Reason
+	}
+	return 0
+}
+
+// voters is who votes, as every one of the members has it.
+func (c *cluster) voters(among ...*member) []uint64 {
+	c.t.Helper()
+	want := slices.Sorted(slices.Values(among[0].group.Status().Voters))
+	for _, m := range among[1:] {
+		require.Equal(c.t, want, slices.Sorted(slices.Values(m.group.Status().Voters)), "as member %d has it", m.id)
+	}
+	return want
+}
+
+// One member grows to three and shrinks back while proposals are under way. Nothing is lost, and whoever leaves knows it.
+func TestGrowAndShrink(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	c.limits.TailEntries = 8
+	l := c.leader()
+	var all []string
+	put := func(m *member) {
+		p := fmt.Sprintf("a=%d", len(all))
+		all = append(all, p)
+		c.put(m, p)
+	}
+	put(l)
+	for _, id := range []uint64{2, 3} {
+		m := c.newcomer(id)
+		put(l)
+		c.grow(l, m)
+		put(l)
+	}
+	members := []*member{c.members[1], c.members[2], c.members[3]}
+	c.tick(3)
+	require.Equal(t, []uint64{1, 2, 3}, c.voters(members...))
+	c.converge(all...)
+
+	// Any two of them are a quorum now.
+	c.members[1].crash()
+	l = c.elect(c.members[2], c.members[3])
+	put(l)
+	c.members[1].start()
+	c.elect()
+	c.converge(all...)
+
+	for _, id := range []uint64{1, 2} {
+		l = c.elect()
+		a := l.change(true, Change{Kind: Remove, Member: id})
+		asked := l.propose(fmt.Sprintf("b=%d", id))
+		c.settle()
+		require.NoError(t, a.err)
+		if asked[0].err == nil {
+			all = append(all, fmt.Sprintf("b=%d", id))
+		}
+		c.tick(30)
+		if c.members[id].host.Err() == nil {
+			c.members[id].stop() // it had not heard of it
+		}
+	}
+	l = c.elect(c.members[3])
+	put(l)
+	require.Equal(t, []uint64{3}, c.voters(l))
+	require.Equal(t, all, c.members[3].machine.Log)
+	c.members[3].crash()
+	c.members[3].start()
+	l = c.elect(c.members[3])
+	put(l)
+	require.Equal(t, all, c.members[3].machine.Log)
+}
+
+// Whoever was only added does not count: a member that never came does not stop the one that is there.
+func TestLearnerDoesNotCount(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	c.first = []uint64{1}
+	l := c.leader()
+	c.mustChange(l, Change{Kind: AddLearner, Member: 9, Birth: 99})
+	c.tick(50)
+	c.put(l, "a=1")
+	require.Equal(t, []uint64{9}, l.group.Status().Learners)
+	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, Change{Kind: Promote, Member: 9}).err))
+}
+
+// A learner is not promoted before it holds nearly all of the log and was heard from.
+func TestPromoteTooEarly(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	l := c.leader()
+	c.putMany(l, 0, 40)
+	m := c.newcomer(2)
+	promote := Change{Kind: Promote, Member: 2}
+	require.Equal(t, ReasonUnknown, reason(l.change(false, promote).err))
+	c.isolate(m)
+	c.mustChange(l, Change{Kind: AddLearner, Member: 2, Birth: m.host.births.own})
+	c.tick(5)
+	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err))
+	c.heal()
+	c.tick(5)
+	require.Equal(t, l.group.Status().Last, l.group.Status().Match[2])
+	c.isolate(m)
+	c.tick(20)
+	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err), "it is silent")
+	c.heal()
+	c.tick(5)
+	c.mustChange(l, promote)
+	require.Equal(t, []uint64{1, 2}, c.voters(l, m))
+	c.mustChange(l, promote) // again: it is true already
+}
+
+// What would leave too few who can be heard is refused, and so is what would leave one or none.
+func TestQuorumIsKept(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	a, b := c.others(l)[0], c.others(l)[1]
+	c.tick(2)
+	require.NoError(t, l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, false))
+	b.crash()
+	c.tick(15)
+	require.Equal(t, l, c.leader(l, a))
+	require.Equal(t, ReasonNoQuorum, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, true)), "b would be half of the quorum")
+	c.mustChange(l, Change{Kind: Remove, Member: b.id})
+	require.Equal(t, ReasonLastVoter, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, false)))
+	c.mustChange(l, Change{Kind: Remove, Member: a.id})
+	require.Equal(t, ReasonLastVoter, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: l.id}}, true)))
+	require.NoError(t, l.group.JudgeMembers([]Change{{Kind: Remove, Member: 77}}, false), "true already")
+	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers(nil, false)))
+	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers([]Change{{Kind: AddLearner, Member: 5}}, false)))
+	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers([]Change{{Kind: 9, Member: 5}}, false)))
+	c.put(l, "a=1")
+}
+
+// The leader removes itself: it stops leading, ends, and the others go on without it.
+func TestLeaderIsRemoved(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	rest := c.others(l)
+	c.put(l, "a=1")
+	late := l.propose("a=2")[0]
+	c.mustChange(l, Change{Kind: Remove, Member: l.id})
+	require.NoError(t, late.err)
+	c.tick(1)
+	var removed *RemovedError
+	require.ErrorAs(t, l.host.Err(), &removed)
+	next := c.elect(rest...)
+	c.put(next, "a=3")
+	require.Equal(t, []string{"a=1", "a=2", "a=3"}, next.machine.Log)
+	require.Len(t, c.voters(rest...), 2)
+
+	// Started again, it is told, for it may have forgotten what it had applied.
+	l.crash()
+	l.start()
+	c.tick(30)
+	require.ErrorAs(t, l.host.Err(), &removed)
+}
+
+// Of two members one is removed and thrown away; then the other loses power. It knows that it is alone.
+func TestAloneAfterCrash(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	l := c.leader()
+	c.put(l, "a=1")
+	other := c.newcomer(2)
+	c.grow(l, other)
+	c.mustChange(l, Change{Kind: Remove, Member: 2})
+	other.stop()
+	l.crash()
+	l.start()
+	c.put(c.elect(l), "a=2")
+	require.Equal(t, []string{"a=1", "a=2"}, l.machine.Log)
+}
+
+// Several at once: the group passes through a joint configuration and leaves it by itself.
+func TestJointChange(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	gone := c.others(l)[0]
+	stays := c.others(l)[1]
+	four, five := c.newcomer(4), c.newcomer(5)
+	c.mustChange(l, Change{Kind: AddLearner, Member: 4, Birth: four.host.births.own}, Change{Kind: AddLearner, Member: 5, Birth: five.host.births.own})
+	c.tick(5)
+	second := l.change(false, Change{Kind: Promote, Member: 4}, Change{Kind: Remove, Member: gone.id})
+	require.Equal(t, ReasonPending, reason(l.change(false, Change{Kind: Promote, Member: 5}).err), "one at a time")
+	c.settle()
+	require.NoError(t, second.err)
+	c.tick(2)
+	require.Empty(t, l.group.Status().Outgoing, "left by itself")
+	c.mustChange(l, Change{Kind: Promote, Member: 5}, Change{Kind: Remove, Member: stays.id})
+	c.tick(2)
+	gone.stop()
+	stays.stop()
+	c.put(l, "a=1")
+	want := slices.Sorted(slices.Values([]uint64{l.id, 4, 5}))
+	c.tick(3)
+	require.Equal(t, want, c.voters(l, four, five))
+	for _, m := range []*member{l, four, five} {
+		require.Equal(t, []string{"a=1"}, m.machine.Log)
+	}
+	// Both survive a restart: they are computed from the log.
+	for _, m := range []*member{l, four, five} {
+		m.crash()
+		m.start()
+		require.Subset(t, []uint64{1, 2, 3, 4, 5}, m.group.Status().Voters)
+	}
+	c.put(c.elect(l, four, five), "a=2")
+	c.tick(3)
+	require.Equal(t, want, c.voters(l, four, five))
+}
+
+// Any member crashes after any packet of a change: all come to the same members in the end, and nothing acknowledged is
+// lost. What the change became is told by the members, not by its answer.
+func TestCrashWhileChanging(t *testing.T) {
+	for victim := range uint64(4) {
+		for after := range 14 {
+			c := startCluster(t, 3, byte(after))
+			c.limits.TailEntries = 3
+			l := c.leader()
+			c.put(l, "a=1")
+			m := c.newcomer(4)
+			c.mustChange(l, Change{Kind: AddLearner, Member: 4, Birth: m.host.births.own})
+			c.tick(3)
+			l = c.leader(c.members[1], c.members[2], c.members[3], m)
+			require.NotNil(t, l)
+			gone := c.others(l)[0]
+			l.change(false, Change{Kind: Promote, Member: 4}, Change{Kind: Remove, Member: gone.id})
+			asked := l.propose("a=2")[0]
+			c.frozen = true
+			crash := c.members[victim+1]
+			n := 0
+			for i := 0; n < after && i < 100; i++ {
+				c.settle()
+				if len(c.net) == 0 {
+					break
+				}
+				p := c.net[0]
+				c.net = c.net[1:]
+				c.deliverOne(p)
+				n++
+			}
+			crash.crash()
+			c.frozen = false
+			c.net = slices.DeleteFunc(c.net, func(p packet) bool { return p.dir != "" })
+			crash.start()
+			c.tick(60)
+			var up []*member
+			for _, id := range c.ids {
+				m := c.members[id]
+				if m.host.Err() == nil {
+					up = append(up, m)
+					continue
+				}
+				var removed *RemovedError
+				require.ErrorAs(t, m.host.Err(), &removed)
+			}
+			for len(up) > 3 { // the removed one may not know
+				up = slices.DeleteFunc(up, func(m *member) bool {
+					return m == gone && !slices.Contains(c.members[4].group.Status().Voters, gone.id)
+				})
+				if len(up) > 3 {
+					break
+				}
+			}
+			l = c.elect(up...)
+			c.put(l, "a=3")
+			c.tick(10)
+			require.Empty(t, l.group.Status().Outgoing)
+			want := c.voters(up...)
+			if slices.Contains(want, 4) {
+				require.NotContains(t, want, gone.id, "both or none")
+			}
+			log := l.machine.Log
+			if asked.err == nil && asked.n > 0 {
+				require.Contains(t, log, "a=2")
+			}
+			for _, m := range up {
+				require.Equal(t, log, m.machine.Log, "victim %d after %d: member %d", victim+1, after, m.id)
+			}
+		}
+	}
+}
+
+// A member loses its disk. Its id comes back only by removal and addition, as a learner, and with another directory.
+func TestReplacedMember(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	c.put(c.leader(), "a=1")
+	c.tick(2)
+	victim := c.follower()
+	old := victim.host.births.own
+	l := c.leader()
+	other := c.others(l)[0]
+	if other == victim {
+		other = c.others(l)[1]
+	}
+	victim.crash()
+
+	// With an empty directory it is nobody: not heard, not spoken to.
+	m := c.newcomer(victim.id)
+	c.tick(30)
+	require.Zero(t, m.group.Status().Term)
+	require.Empty(t, m.group.Status().Voters)
+	require.Equal(t, ReasonOtherBirth, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own}).err))
+
+	// An old message of the lost directory is still under way.
+	var kept []Envelope
+	for _, typ := range []raftpb.MessageType{raftpb.MsgPreVote, raftpb.MsgVote} {
+		kept = append(kept, Envelope{From: m.id, To: other.id, FromBirth: old, ToBirth: other.host.births.own, Kind: KindRaft, Group: testGroup,
+			Raft: &raftpb.Message{Type: typ.Enum(), From: &m.id, To: &other.id, Term: new(l.group.term + 9), Index: new(uint64(99)), LogTerm: new(l.group.term)}})
+	}
+	c.mustChange(l, Change{Kind: Remove, Member: m.id})
+	c.tick(2)
+	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own})
+	c.tick(5)
+	require.Equal(t, []string{"a=1"}, m.machine.Log)
+	term := other.group.term
+	for _, e := range kept {
+		require.NoError(t, other.host.Step(e))
+	}
+	c.settle()
+	require.Equal(t, term, other.group.term, "the lost directory has no say")
+	c.mustChange(l, Change{Kind: Promote, Member: m.id})
+	c.put(l, "a=2")
+	c.tick(3)
+
+	// It counts: with the old leader away it is half of the quorum.
+	l.crash()
+	next := c.elect(other, m)
+	c.put(next, "a=3")
+	l.start()
+	c.tick(30)
+	for _, m := range []*member{l, other, m} {
+		require.Equal(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log)
+		require.Equal(t, m.host.births.own, c.members[m.id].host.births.own)
+	}
+
+	// Wiped once more: nobody hears the third directory.
+	m = c.newcomer(m.id)
+	c.tick(30)
+	require.Zero(t, m.group.Status().Term)
+}
+
+// A member that was away while another was replaced learns of it by a snapshot, births and all.
+func TestReplacedWhileAway(t *testing.T) {
+	c := newCluster(t, 3, 1)
+	c.limits.TailEntries = 4
+	for _, id := range c.ids {
+		c.members[id].start()
+	}
+	l := c.elect()
+	away, lost := c.others(l)[0], c.others(l)[1]
+	c.put(l, "a=1")
+	c.tick(2)
+	four := c.newcomer(4)
+	c.grow(l, four)
+	away.crash()
+	c.tick(2)
+	c.mustChange(l, Change{Kind: Remove, Member: lost.id})
+	lost.crash()
+	lost = c.newcomer(lost.id)
+	c.mustChange(l, Change{Kind: AddLearner, Member: lost.id, Birth: lost.host.births.own})
+	c.putMany(l, 0, 30)
+	c.tick(3)
+	c.mustChange(l, Change{Kind: Promote, Member: lost.id})
+	c.putMany(l, 30, 30)
+	away.start()
+	c.tick(20)
+	require.Positive(t, away.arrived, "it came by snapshot")
+	require.Equal(t, l.machine.Log, away.machine.Log)
+	require.Equal(t, l.group.storage.members.births, away.group.storage.members.births)
+	// Away and the replaced one are a quorum of four with the fourth.
+	l.crash()
+	next := c.elect(away, lost, four)
+	c.put(next, "b=1")
+	c.tick(3)
+	require.Equal(t, next.machine.Log, lost.machine.Log)
+}
+
+// A group that nobody ever wrote to can grow, too: its snapshot is of nothing.
+func TestEmptyGroupGrows(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	l := c.leader()
+	require.Zero(t, l.machine.Index)
+	m := c.newcomer(2)
+	c.grow(l, m)
+	require.Equal(t, 1, m.arrived)
+	m.crash()
+	m.start()
+	c.elect()
+	require.Equal(t, []uint64{1, 2}, c.voters(l, m))
+	c.put(c.elect(), "a=1")
+	c.converge("a=1")
+}
+
+// The place of a snapshot is after changes that the state machine knows nothing of. A crash in the installation is
+// finished at the next start.
+func TestSnapshotAfterChange(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	l := c.leader()
+	c.put(l, "a=1")
+	m := c.newcomer(2)
+	var disk *vfs.MemFS
+	m.machine.restored = func() { disk = m.fs.CrashClone(vfs.CrashCloneCfg{}) }
+	c.mustChange(l, Change{Kind: AddLearner, Member: 2, Birth: m.host.births.own})
+	c.tick(3)
+	require.NotNil(t, disk)
+	require.Greater(t, m.group.storage.begin.index, m.machine.Index)
+	m.crashTo(disk)
+	m.start()
+	require.Contains(t, m.logged.String(), "finished the installation")
+	require.Equal(t, []uint64{2}, m.group.Status().Learners)
+	c.put(l, "a=2")
+	c.tick(3)
+	require.Equal(t, []string{"a=1", "a=2"}, m.machine.Log)
+	m.crash()
+	m.start()
+	c.put(l, "a=3")
+	c.tick(3)
+	require.Equal(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log)
+}
+
+// Cutting the log keeps what the changes in it say, wherever the cut is.
+func TestCutBetweenChanges(t *testing.T) {
+	c := newCluster(t, 1, 1)
+	c.limits.TailEntries = 3
+	c.first = []uint64{1}
+	l := c.members[1]
+	l.start()
+	c.settle()
+	for i := range 12 {
+		kind := AddLearner
+		if i%2 == 1 {
+			kind = Remove
+		}
+		c.mustChange(l, Change{Kind: kind, Member: 9, Birth: uint64(90 + i)})
+		c.putMany(l, i*2, 1+i%3)
+		want := l.group.storage.members
+		l.crash()
+		l.start()
+		c.elect(l)
+		got := l.group.storage.members
+		require.NoError(t, got.conf.Equivalent(want.conf))
+		require.Equal(t, want.births, got.births)
+		require.Equal(t, want.gone, got.gone)
+	}
+}
+
+// A directory of before the members could change: its logs begin with entry 1, which is hidden from those who join.
+func TestLayout1IsRewritten(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	m := c.members[1]
+	c.put(m, "a=1")
+	b := m.host.engine.db.NewBatch()
+	require.NoError(t, b.Set([]byte(keyFormat), []byte{1}, nil))
+	conf, err := membership{conf: &raftpb.ConfState{Voters: []uint64{1}}}.appendTo(nil)
+	require.NoError(t, err)
+	require.NoError(t, b.Set(groupKey(testGroup, kindTrunc), append([]byte{0, 0}, conf[2:]...), nil))
+	require.NoError(t, b.Set(entryKey(testGroup, 1), []byte{byte(raftpb.EntryNormal), 1}, nil))
+	require.NoError(t, m.host.engine.commit(b))
+	m.crash()
+	m.start()
+	c.put(c.elect(), "a=2")
+	require.Equal(t, []string{"a=1", "a=2"}, m.machine.Log)
+	c.grow(m, c.newcomer(2))
+	c.converge("a=1", "a=2")
+}

@@ -1,0 +1,119 @@
+package consensus
+
+import (
+	"errors"
+	"fmt"
+
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+// SeedGroup is a group whose state machine holds a state already.
+type SeedGroup struct {
+	ID          uint64
+	Index, Term uint64 // where the state machine is; zeroes if it is empty
+	// Known is a term that has been; new ones are above it. 0 is Term.
+	Known uint64
+}
+
+// Seed makes an empty directory one in which groups begin with the states that their state machines hold, as if a
+// snapshot had been installed: for a cluster that is made of a backup, or of what is left of another. Every member of
+// Options.Members does the same with the same states; Open then asks them to vouch for each other as at any first start.
+// Options are those of Open, without Join.
+func Seed(o Options, groups []SeedGroup) (err error) {
+	o.Transport = nowhere{}
+	if err := o.ensureDefaults(); err != nil {
+		return fmt.Errorf("seed consensus: %w", err)
+	}
+	if len(o.Members) == 0 {
+		return errors.New("seed consensus: a cluster needs members")
+	}
+	dir := o.FS.PathJoin(o.Dir, "log")
+	if _, err := o.FS.Stat(dir); err == nil {
+		return fmt.Errorf("seed consensus: %s is there already", dir)
+	}
+	e, err := openEngine(o.FS, dir, o.QuietLog, o.Log)
+	if err != nil {
+		return fmt.Errorf("seed consensus: %w", err)
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	b := e.db.NewBatch()
+	defer b.Close()
+	for _, g := range groups {
+		l := &groupLog{e: e, group: g.ID, members: membership{conf: &raftpb.ConfState{Voters: o.Members}}}
+		l.floor = position{g.Index, g.Term}
+		if l.begin = l.floor; l.begin.index < firstEntry.index {
+			l.begin = firstEntry
+		}
+		l.past = history{{l.begin.index, l.members}}
+		l.hard = &raftpb.HardState{Term: new(max(l.begin.term, g.Known)), Vote: new(uint64(0)), Commit: new(l.begin.index)}
+		if err := errors.Join(l.putHard(b), l.putBegin(b)); err != nil {
+			return fmt.Errorf("seed group %d: %w", g.ID, err)
+		}
+	}
+	return e.commit(b)
+}
+
+// Salvage applies to a state machine all that the group's log in the directory holds beyond it, whether a majority is
+// known to have it or not: what this member acknowledged is there, and so may be what nobody did. The directory must not
+// be in use. It returns the last term that was known there: whoever goes on from that must not fall behind it.
+func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
+	o.Transport = nowhere{}
+	if err := o.ensureDefaults(); err != nil {
+		return 0, fmt.Errorf("salvage group %d: %w", group, err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("salvage group %d: %w", group, err)
+		}
+	}()
+	dir := o.FS.PathJoin(o.Dir, "log")
+	if _, err := o.FS.Stat(dir); err != nil {
+		return 0, err
+	}
+	e, err := openEngine(o.FS, dir, o.QuietLog, o.Log)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	l, fresh, err := openSalvage(e, group)
+	if err != nil || fresh {
+		return 0, errors.Join(err, errors.New("there is no log of it"))
+	}
+	index, _ := m.Applied()
+	if index < l.begin.index && index < l.floor.index {
+		return 0, fmt.Errorf("the state is at entry %d, but the log begins after %d", index, l.begin.index)
+	}
+	err = l.scan(max(index, l.begin.index)+1, ^uint64(0), func(ent *raftpb.Entry) (bool, error) {
+		if ent.GetType() != raftpb.EntryNormal || len(ent.Data) == 0 {
+			return true, nil
+		}
+		if len(ent.Data) < payloadHeader || ent.Data[0] != payloadVersion {
+			return false, fmt.Errorf("entry %d is broken, or of another version", ent.GetIndex())
+		}
+		one := Entry{Index: ent.GetIndex(), Term: ent.GetTerm(), Data: ent.Data[payloadHeader:]}
+		copy(one.ID[:], ent.Data[1:])
+		if _, err := m.Apply([]Entry{one}); err != nil {
+			return false, fmt.Errorf("apply entry %d: %w", ent.GetIndex(), err)
+		}
+		return true, nil
+	})
+	return max(l.last.term, l.hard.GetTerm()), err
+}
+
+// nowhere is the transport of a directory that is not driven.
+type nowhere struct{}
+
+func (nowhere) Send(Envelope)                 {}
+func (nowhere) SendSnapshot(Envelope, string) {}
+
+// openSalvage is openLog for a log that must be there.
+func openSalvage(e *engine, group uint64) (l *groupLog, fresh bool, err error) {
+	v, err := e.get(groupKey(group, kindTrunc))
+	if err != nil || v == nil {
+		return nil, true, err
+	}
+	if v, err = e.get(groupKey(group, kindMarker)); err != nil || v != nil {
+		return nil, false, errors.Join(err, errors.New("a snapshot was being installed: start the member once as it was, so that it finishes"))
+	}
+	return openLog(e, group, nil, 0)
+}

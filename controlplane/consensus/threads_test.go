@@ -1,0 +1,244 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+)
+
+// slowDisk lets syncs take their time. It is set once the member runs.
+type slowDisk struct{ takes atomic.Int64 }
+
+func (d *slowDisk) String() string { return "slow disk" }
+
+func (d *slowDisk) MaybeError(op errorfs.Op) error {
+	switch op.Kind {
+	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo:
+		if t := time.Duration(d.takes.Load()); t > 0 {
+			time.Sleep(t) // on the fake clock
+		}
+	}
+	return nil
+}
+
+func (d *slowDisk) stall(t time.Duration) { d.takes.Store(int64(t)) }
+
+// startSlow starts members that forward, with disks that can be slow.
+func startSlow(t testing.TB, n int) *wire {
+	w := &wire{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}, forward: true, slow: map[uint64]*slowDisk{}}
+	for id := range uint64(n) {
+		w.ids = append(w.ids, id+1)
+		w.slow[id+1] = &slowDisk{}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range w.ids {
+		w.start(t, id, vfs.NewCrashableMem(), RunnerOptions{})
+	}
+	return w
+}
+
+// A leader whose disk stands still hands over, and the others go on.
+func TestStalledLeaderHandsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := startSlow(t, 3)
+		l := w.lead(t)
+		require.NoError(t, l.ReadIndex(t.Context(), testGroup))
+		f, third := w.to[w.ids[l.id%3]], w.to[w.ids[(l.id+1)%3]]
+		_, err := f.Propose(ctx, testGroup, [16]byte{1}, []byte("a=1"))
+		require.NoError(t, err)
+		w.slow[l.id].stall(2 * time.Second)
+		began := time.Now()
+		var wg sync.WaitGroup
+		var longest atomic.Int64
+		for i := range 4 {
+			m := []*runnerMember{f, third}[i%2]
+			wg.Go(func() {
+				for j := 0; time.Since(began) < 2*time.Second; j++ {
+					asked := time.Now()
+					_, err := m.Propose(ctx, testGroup, [16]byte{2, byte(i), byte(j), byte(j >> 8)}, fmt.Appendf(nil, "%d=%d", i, j))
+					require.NoError(t, err)
+					longest.Store(max(longest.Load(), int64(time.Since(asked))))
+					time.Sleep(100 * time.Millisecond)
+				}
+			})
+		}
+		own := make(chan error, 1)
+		go func() {
+			_, err := l.Propose(ctx, testGroup, [16]byte{3}, []byte("b=1"))
+			own <- err
+		}()
+		wg.Wait()
+		require.Less(t, time.Duration(longest.Load()), 1500*time.Millisecond, "on the fake clock")
+		require.NotEqual(t, l.id, f.Leader(testGroup).Leader)
+		w.slow[l.id].stall(0)
+		require.NoError(t, <-own, "its own are answered when its disk is back")
+		require.NoError(t, l.ReadIndex(ctx, testGroup))
+		w.stop(t)
+		require.Equal(t, f.machine.Log, l.machine.Log)
+		seen := map[string]bool{}
+		for _, line := range l.machine.Log {
+			require.False(t, seen[line], "%s is there twice", line)
+			seen[line] = true
+		}
+	})
+}
+
+// A slow disk is no reason to lose the leadership: heartbeats and appends leave meanwhile, and what a majority of the
+// others holds is committed.
+func TestSlowLeaderLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := startSlow(t, 3)
+		l := w.lead(t)
+		require.NoError(t, l.ReadIndex(t.Context(), testGroup))
+		f := w.to[w.ids[l.id%3]]
+		term := l.Leader(testGroup).Term
+		w.slow[l.id].stall(300 * time.Millisecond)
+		for i := range 10 {
+			began := time.Now()
+			_, err := f.Propose(ctx, testGroup, [16]byte{1, byte(i)}, fmt.Appendf(nil, "a=%d", i))
+			require.NoError(t, err)
+			require.Less(t, time.Since(began), 150*time.Millisecond, "the followers do not wait for its disk, on the fake clock")
+		}
+		time.Sleep(5 * time.Second) // as above
+		_, err := l.Propose(ctx, testGroup, [16]byte{2}, []byte("b=1"))
+		require.NoError(t, err)
+		require.Equal(t, term, l.Leader(testGroup).Term, "still")
+		w.slow[l.id].stall(0)
+		w.stop(t)
+	})
+}
+
+// Whoever cannot hand over goes on when the disk is back.
+func TestStalledAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := startSlow(t, 1)
+		l := w.lead(t)
+		require.NoError(t, l.ReadIndex(t.Context(), testGroup))
+		w.slow[1].stall(20 * time.Second)
+		limited, cancel := context.WithTimeout(ctx, 3*time.Second)
+		defer cancel()
+		_, err := l.Propose(limited, testGroup, [16]byte{1}, []byte("a=1"))
+		require.ErrorIs(t, err, ErrUncertain)
+		require.NoError(t, l.ReadIndex(ctx, testGroup), "what is committed can be read")
+		status, err := l.Status(ctx)
+		require.NoError(t, err)
+		require.Equal(t, "Leader", status.Groups[0].Role)
+		w.slow[1].stall(0)
+		_, err = l.Propose(ctx, testGroup, [16]byte{2}, []byte("a=2"))
+		require.ErrorIs(t, err, ErrUncertain, "it waited longer than a proposal may")
+		_, err = l.Propose(ctx, testGroup, [16]byte{3}, []byte("a=3"))
+		if err != nil {
+			require.ErrorIs(t, err, ErrUncertain)
+		}
+		time.Sleep(20 * time.Second) // on the fake clock
+		_, err = l.Propose(ctx, testGroup, [16]byte{4}, []byte("a=4"))
+		require.NoError(t, err)
+		w.stop(t)
+	})
+}
+
+// A follower with a disk that stands still delays nobody, and comes back.
+func TestStalledFollower(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := startSlow(t, 3)
+		l := w.lead(t)
+		require.NoError(t, l.ReadIndex(t.Context(), testGroup))
+		f := w.to[w.ids[l.id%3]]
+		w.slow[f.id].stall(3 * time.Second)
+		for i := range 50 {
+			began := time.Now()
+			_, err := l.Propose(ctx, testGroup, [16]byte{1, byte(i)}, fmt.Appendf(nil, "a=%d", i))
+			require.NoError(t, err)
+			require.Less(t, time.Since(began), 100*time.Millisecond, "on the fake clock")
+		}
+		w.slow[f.id].stall(0)
+		require.NoError(t, f.ReadIndex(ctx, testGroup))
+		require.Equal(t, l.id, f.Leader(testGroup).Leader)
+		w.stop(t)
+		require.Equal(t, l.machine.Log, f.machine.Log)
+	})
+}
+
+// A state machine that takes long does not keep its member from leading, nor other proposals from being committed.
+func TestSlowMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := startSlow(t, 3)
+		l := w.lead(t)
+		require.NoError(t, l.ReadIndex(t.Context(), testGroup))
+		f := w.to[w.ids[l.id%3]]
+		require.NoError(t, f.Stop(ctx))
+		for i := range 300 {
+			_, err := l.Propose(ctx, testGroup, [16]byte{1, byte(i), byte(i >> 8)}, fmt.Appendf(nil, "a=%d", i))
+			require.NoError(t, err)
+		}
+		// The one that comes back needs a checkpoint, which takes long.
+		term := l.Leader(testGroup).Term
+		release := make(chan struct{})
+		var held atomic.Bool
+		require.NoError(t, l.call(func() {
+			l.machine.checkpointing = func() {
+				if held.CompareAndSwap(false, true) {
+					<-release
+				}
+			}
+		}, true))
+		w.mu.Lock()
+		back := w.start(t, f.id, f.fs, RunnerOptions{})
+		w.mu.Unlock()
+		synctest.Wait()
+		time.Sleep(4 * time.Second) // on the fake clock: several election time-outs
+		require.True(t, held.Load())
+		require.Equal(t, term, l.Leader(testGroup).Term)
+		status, err := l.Status(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 1, status.Groups[0].SnapshotsUnder)
+		third := w.to[w.ids[(l.id+1)%3]]
+		_, err = third.Propose(ctx, testGroup, [16]byte{2}, []byte("b=1"))
+		require.NoError(t, err)
+		close(release)
+		require.NoError(t, back.ReadIndex(ctx, testGroup))
+		require.GreaterOrEqual(t, back.n, 1, "it came by a snapshot")
+		w.stop(t)
+		require.Equal(t, l.machine.Log, back.machine.Log)
+	})
+}
+
+// Stop answers everybody once, also those whose entry was being applied or written.
+func TestStopAnswersOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := startSlow(t, 3)
+		l := w.lead(t)
+		require.NoError(t, l.ReadIndex(t.Context(), testGroup))
+		w.slow[l.id].stall(200 * time.Millisecond)
+		var wg sync.WaitGroup
+		for i := range 100 {
+			m := w.to[w.ids[i%3]]
+			wg.Go(func() {
+				_, err := m.Propose(t.Context(), testGroup, [16]byte{1, byte(i)}, fmt.Appendf(nil, "a=%d", i))
+				if err != nil {
+					require.True(t, errors.Is(err, ErrUncertain) || errors.Is(err, ErrStopped) || errors.Is(err, ErrNoLeader), "%v", err)
+				}
+			})
+		}
+		time.Sleep(50 * time.Millisecond) // on the fake clock
+		for _, id := range w.ids {
+			wg.Go(func() { require.NoError(t, w.to[id].Stop(t.Context())) })
+		}
+		wg.Wait()
+	})
+}
