@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/controlplane/node"
 	"github.com/trivet-cloud/trivet/controlplane/operator"
 	"github.com/trivet-cloud/trivet/controlplane/rpc"
@@ -36,8 +37,8 @@ type alone struct{}
 func (alone) Leader() (uint64, uint64) { return 1, 1 }
 func (alone) Changed() <-chan struct{} { return nil }
 
-// member is every public service over a store in memory.
-func member(t *testing.T) (*grpc.ClientConn, *grpc.Server, *clusterkey.Key, *time.Time) {
+// publicServices is every public service over a store in memory.
+func publicServices(t *testing.T) (*grpc.ClientConn, *grpc.Server, *clusterkey.Key, *time.Time) {
 	now := time.Now()
 	records := storetest.Memory(t, func() time.Time { return now })
 	commands := lead.NewCommands(1, alone{}, nil)
@@ -59,7 +60,7 @@ func member(t *testing.T) (*grpc.ClientConn, *grpc.Server, *clusterkey.Key, *tim
 	nodes.Register(g)
 	vms.Register(g)
 	volume.Register(g)
-	operator.Register(g, operator.Options{Commands: commands, Nodes: nodes, VMs: vms})
+	operator.Register(g, operator.Options{Commands: commands, Members: member.New(member.Options{Store: records, Commands: commands, Self: 1, Log: log}), Nodes: nodes, VMs: vms})
 	listener := bufconn.Listen(1 << 20)
 	go g.Serve(listener)
 	t.Cleanup(g.Stop)
@@ -102,7 +103,7 @@ func call(ctx context.Context, conn *grpc.ClientConn, method string, streaming b
 
 // Every method that is served × every sort of bad token: nothing but the right refusal.
 func TestEveryMethodRefuses(t *testing.T) {
-	conn, g, key, _ := member(t)
+	conn, g, key, _ := publicServices(t)
 	now := time.Now()
 	token := func(key *clusterkey.Key, at time.Time, ttl time.Duration) string {
 		text, err := identity.HostToken(key, cloud.Tenant{}, at, ttl)

@@ -17,12 +17,14 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
 // Config is everything that can be set, by flag, by TRIVET_… in the environment and in one YAML file; the first that
 // says something wins in this order.
 type Config struct {
-	// NodeID is this member's id in Cluster.
+	// NodeID is this member's id; 0 is 1, or with Join that of the entry that has this address.
 	NodeID uint64 `yaml:"node_id"`
 	// Listen is the address that every port is served on.
 	Listen string `yaml:"listen"`
@@ -30,7 +32,10 @@ type Config struct {
 	DataDir string `yaml:"data_dir"`
 	// Cluster are the addresses of all members, this one included; empty for a cloud of one member.
 	Cluster Members `yaml:"cluster"`
-	// ClusterKey is the file that all members share. Required with Cluster.
+	// Join are addresses, host or host:port, of members of a cluster that this one was added to, or will be; instead of
+	// Cluster. They count while the data directory is new.
+	Join []string `yaml:"join"`
+	// ClusterKey is the file that all members share. Required with Cluster and Join.
 	ClusterKey string `yaml:"cluster_key"`
 	// Dev lets everybody act in the project default. For one member on loopback only.
 	Dev bool `yaml:"dev"`
@@ -38,6 +43,9 @@ type Config struct {
 	MetricsListen string `yaml:"metrics_listen"`
 	Ports         Ports  `yaml:"ports"`
 	Images        Images `yaml:"images"`
+	KV            KV     `yaml:"kv"`
+	// REST says which services answer without a credential beyond loopback.
+	REST REST `yaml:"rest"`
 	// Tick is the unit of raft's time; an election takes 10 to 20 of it.
 	Tick time.Duration `yaml:"tick"`
 	// LogFormat is text, json or auto (json under systemd).
@@ -46,6 +54,7 @@ type Config struct {
 
 // Ports of a member. They are the same on all members.
 type Ports struct {
+	KV       uint16 `yaml:"kv"`
 	Identity uint16 `yaml:"identity"`
 	VM       uint16 `yaml:"vm"`
 	GRPC     uint16 `yaml:"grpc"`
@@ -59,11 +68,95 @@ type Images struct {
 	ImportDirs []image.ImportDir `yaml:"import_dirs"`
 }
 
+// KV configures the users' keys.
+type KV struct {
+	// Open lets everybody who can reach the gRPC port read and write keys. The cluster and who may what stay closed.
+	Open bool `yaml:"open"`
+	// EtcdListen are host:port where clients of etcd find what an etcd serves: gRPC, /health, /version and /metrics.
+	EtcdListen []string `yaml:"etcd_listen"`
+	// EtcdCert and EtcdKey are the files of those ports' certificate; without them they are plaintext.
+	EtcdCert string `yaml:"etcd_cert"`
+	EtcdKey  string `yaml:"etcd_key"`
+	// EtcdClientCA is the file of the authority whose certificates clients of those ports must show. Once Auth is enabled
+	// the common name is the user of whoever shows no token.
+	EtcdClientCA string `yaml:"etcd_client_ca"`
+	// Quota is how large the keyspace with its history may become, in bytes; negative: as large as it likes.
+	Quota int64 `yaml:"quota"`
+	// CompactAge is how long history is kept; 0: until somebody compacts it, as etcd does.
+	CompactAge time.Duration `yaml:"compact_age"`
+	// MaxRequestBytes is the limit of a request that writes, MaxTxnOps that of a transaction's operations.
+	MaxRequestBytes int `yaml:"max_request_bytes"`
+	MaxTxnOps       int `yaml:"max_txn_ops"`
+	// WatchProgress is the time between notices to watches that asked for them.
+	WatchProgress time.Duration `yaml:"watch_progress"`
+	// TokenTTL is how long a token of Auth lives.
+	TokenTTL time.Duration `yaml:"token_ttl"`
+	// BcryptCost of passwords of Auth.
+	BcryptCost int `yaml:"bcrypt_cost"`
+}
+
+// Limits of KV.
+const (
+	// maxRequestBytes is what an entry of the log has room for. A value has 1.5 MiB at most whatever the limit is.
+	maxRequestBytes = 7 << 20
+	maxTxnOps       = 10_000
+)
+
+// validate says what cannot work.
+func (k *KV) validate() error {
+	for _, address := range k.EtcdListen {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return fmt.Errorf("kv.etcd_listen: %w", err)
+		}
+	}
+	switch {
+	case (k.EtcdCert == "") != (k.EtcdKey == ""):
+		return errors.New("kv: etcd_cert and etcd_key go together")
+	case k.EtcdClientCA != "" && k.EtcdCert == "":
+		return errors.New("kv: etcd_client_ca needs etcd_cert and etcd_key")
+	case k.MaxRequestBytes < 1024 || k.MaxRequestBytes > maxRequestBytes:
+		return fmt.Errorf("kv.max_request_bytes must be 1024 to %d, got %d", maxRequestBytes, k.MaxRequestBytes)
+	case k.MaxTxnOps < 1 || k.MaxTxnOps > maxTxnOps:
+		return fmt.Errorf("kv.max_txn_ops must be 1 to %d, got %d", maxTxnOps, k.MaxTxnOps)
+	case k.WatchProgress < 100*time.Millisecond:
+		return fmt.Errorf("kv.watch_progress must be 100ms or more, got %s", k.WatchProgress)
+	case k.CompactAge < 0 || k.CompactAge > 0 && k.CompactAge < time.Second:
+		return fmt.Errorf("kv.compact_age must be 0 or 1s and more, got %s", k.CompactAge)
+	case k.TokenTTL < time.Second:
+		return fmt.Errorf("kv.token_ttl must be 1s or more, got %s", k.TokenTTL)
+	case k.BcryptCost < users.MinCost || k.BcryptCost > users.MaxCost:
+		return fmt.Errorf("kv.bcrypt_cost must be %d to %d, got %d", users.MinCost, users.MaxCost, k.BcryptCost)
+	}
+	return nil
+}
+
+// REST configures what asks for no credential.
+type REST struct {
+	// Open lists services that answer to everybody who can reach the member's address: kv.
+	Open []string `yaml:"open"`
+}
+
+// openable are the services that can be opened.
+var openable = []string{"kv"}
+
+func (r *REST) validate() error {
+	for _, name := range r.Open {
+		if !slices.Contains(openable, name) {
+			return fmt.Errorf("rest.open: %q is not one of %v", name, openable)
+		}
+	}
+	return nil
+}
+
 // Default is the configuration of a whole cloud on one host.
 func Default() Config {
 	return Config{
 		NodeID: 1, Listen: "127.0.0.1", DataDir: "trivet-data", Tick: 100 * time.Millisecond, LogFormat: "auto",
-		Ports: Ports{Identity: 8083, VM: 8084, GRPC: 50051, Agents: 7443, Peers: 2380},
+		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Agents: 7443, Peers: 2380},
+		KV: KV{
+			Quota: kv.DefaultQuota, MaxRequestBytes: kv.DefaultRequestBytes, MaxTxnOps: kv.DefaultTxnOps, WatchProgress: kv.DefaultProgress,
+			TokenTTL: users.DefaultTokenLife, BcryptCost: users.DefaultCost,
+		},
 	}
 }
 
@@ -72,7 +165,7 @@ func (c *Config) Validate() error {
 	if net.ParseIP(c.Listen) == nil {
 		return fmt.Errorf("listen: %q is not an IP address", c.Listen)
 	}
-	if c.NodeID == 0 {
+	if c.NodeID == 0 && len(c.Join) == 0 || c.NodeID >= 1<<63 {
 		return errors.New("node_id must be 1 or more")
 	}
 	if c.DataDir == "" {
@@ -89,22 +182,35 @@ func (c *Config) Validate() error {
 			return errors.New("images.import_dirs: a directory has no path")
 		}
 	}
-	if err := c.Ports.validate(); err != nil {
-		return err
+	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.REST} {
+		if err := part.validate(); err != nil {
+			return err
+		}
 	}
-	if c.Dev && (len(c.Cluster) > 1 || !net.ParseIP(c.Listen).IsLoopback()) {
+	if c.Dev && (len(c.Cluster) > 1 || len(c.Join) > 0 || !net.ParseIP(c.Listen).IsLoopback()) {
 		return errors.New("dev is for one member on a loopback address: it lets everybody in")
 	}
 	return c.validateCluster()
 }
 
 func (c *Config) validateCluster() error {
-	if len(c.Cluster) == 0 {
+	if len(c.Cluster) > 0 && len(c.Join) > 0 {
+		return errors.New("cluster is for the first start of a cluster, join for a member that is added to one: give one of them")
+	}
+	for _, host := range c.Join {
+		if host == "" || strings.ContainsAny(host, " /") {
+			return fmt.Errorf("join: %q is not host or host:port", host)
+		}
+	}
+	if len(c.Cluster) == 0 && len(c.Join) == 0 {
 		return nil
 	}
 	if c.ClusterKey == "" {
 		return errors.New("a cluster needs cluster_key: make one with `trivet-controlplane keygen > cluster.key; chmod 600 cluster.key` " +
 			"and give the same file to every member")
+	}
+	if len(c.Join) > 0 {
+		return nil
 	}
 	if c.Cluster[c.NodeID] == "" {
 		return fmt.Errorf("cluster does not list this member, %d", c.NodeID)
@@ -127,7 +233,7 @@ func (c *Config) validateCluster() error {
 
 func (p Ports) validate() error {
 	seen := map[uint16]bool{}
-	for _, port := range []uint16{p.Identity, p.VM, p.GRPC, p.Agents, p.Peers} {
+	for _, port := range []uint16{p.KV, p.Identity, p.VM, p.GRPC, p.Agents, p.Peers} {
 		if port == 0 || seen[port] {
 			return errors.New("ports must be set and all different")
 		}
@@ -142,6 +248,24 @@ func (c *Config) members() Members {
 		return c.Cluster
 	}
 	return Members{c.NodeID: c.Listen}
+}
+
+// seeds are the peer ports of members that may know the others.
+func (c *Config) seeds() []string {
+	var out []string
+	port := strconv.Itoa(int(c.Ports.Peers))
+	for _, host := range c.Join {
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			host = net.JoinHostPort(strings.Trim(host, "[]"), port)
+		}
+		out = append(out, host)
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.Cluster)) {
+		if id != c.NodeID {
+			out = append(out, net.JoinHostPort(c.Cluster[id], port))
+		}
+	}
+	return out
 }
 
 // addresses are the members' hosts with a port.
@@ -194,17 +318,31 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Listen, "listen", c.Listen, "IP address that every port is served on")
 	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory for everything that must survive")
 	f.Var(&c.Cluster, "cluster", "all members, this one included")
+	f.StringSliceVar(&c.Join, "join", c.Join, "members of the cluster that this one is added to, as HOST or HOST:PORT")
 	f.StringVar(&c.ClusterKey, "cluster-key", c.ClusterKey, "file with the key that all members share")
 	f.BoolVar(&c.Dev, "dev", c.Dev, "let everybody act in project default (one member, loopback only)")
 	f.StringVar(&c.MetricsListen, "metrics-listen", c.MetricsListen, "host:port for /metrics")
 	f.DurationVar(&c.Tick, "tick", c.Tick, "unit of raft's time; an election takes 10 to 20")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text, json or auto")
 	for name, port := range map[string]*uint16{
-		"identity-port": &c.Ports.Identity, "vm-port": &c.Ports.VM, "grpc-port": &c.Ports.GRPC,
+		"kv-port": &c.Ports.KV, "identity-port": &c.Ports.Identity, "vm-port": &c.Ports.VM, "grpc-port": &c.Ports.GRPC,
 		"agents-port": &c.Ports.Agents, "peers-port": &c.Ports.Peers,
 	} {
 		f.Uint16Var(port, name, *port, "port")
 	}
+	f.BoolVar(&c.KV.Open, "kv-open", c.KV.Open, "let everybody who reaches the gRPC port read and write keys")
+	f.StringSliceVar(&c.KV.EtcdListen, "kv-etcd-listen", c.KV.EtcdListen, "host:port that serves what an etcd serves, for its clients; repeatable")
+	f.StringVar(&c.KV.EtcdCert, "kv-etcd-cert", c.KV.EtcdCert, "file with the certificate of those ports")
+	f.StringVar(&c.KV.EtcdKey, "kv-etcd-key", c.KV.EtcdKey, "file with its key")
+	f.StringVar(&c.KV.EtcdClientCA, "kv-etcd-client-ca", c.KV.EtcdClientCA, "file with the authority of certificates that clients of those ports must show")
+	f.Int64Var(&c.KV.Quota, "kv-quota", c.KV.Quota, "bytes that keys and their history may take; negative: no limit")
+	f.DurationVar(&c.KV.CompactAge, "kv-compact-age", c.KV.CompactAge, "how long history is kept; 0: until somebody compacts it")
+	f.IntVar(&c.KV.MaxRequestBytes, "kv-max-request-bytes", c.KV.MaxRequestBytes, "limit of a request that writes keys")
+	f.IntVar(&c.KV.MaxTxnOps, "kv-max-txn-ops", c.KV.MaxTxnOps, "limit of a transaction's operations")
+	f.DurationVar(&c.KV.WatchProgress, "kv-watch-progress", c.KV.WatchProgress, "time between notices to watches that asked for them")
+	f.DurationVar(&c.KV.TokenTTL, "kv-token-ttl", c.KV.TokenTTL, "how long a token of etcd's Auth lives")
+	f.IntVar(&c.KV.BcryptCost, "kv-bcrypt-cost", c.KV.BcryptCost, "cost of hashing passwords of etcd's Auth")
+	f.StringSliceVar(&c.REST.Open, "rest-open", c.REST.Open, "services that answer without a credential beyond loopback: kv")
 	f.Var(&importDirs{c}, "import-dir", "directory that images are imported from, as PATH or PATH=ORG,ORG; repeatable")
 }
 
@@ -229,6 +367,7 @@ func (d *importDirs) Set(text string) error {
 // load reads file, environment and flags into a configuration, in the order in which later ones win.
 func load(file string, environ []string, flags *pflag.FlagSet) (Config, error) {
 	c := Default()
+	c.NodeID = 0
 	if file != "" {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -262,7 +401,20 @@ func load(file string, environ []string, flags *pflag.FlagSet) (Config, error) {
 		if f.Name == "import-dir" {
 			return
 		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			errs = append(errs, own.Lookup(f.Name).Value.(pflag.SliceValue).Replace(list.GetSlice()))
+			return
+		}
+		if f.Name == "join" {
+			hosts, err := flags.GetStringSlice(f.Name)
+			c.Join = hosts
+			errs = append(errs, err)
+			return
+		}
 		errs = append(errs, own.Set(f.Name, f.Value.String()))
 	})
+	if c.NodeID == 0 && len(c.Join) == 0 {
+		c.NodeID = 1
+	}
 	return c, errors.Join(errs...)
 }

@@ -46,6 +46,32 @@ images:
 	require.Equal(t, want, c)
 }
 
+// Lists come from any of the three, the later one wins whole.
+func TestListsOfConfiguration(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("kv: {etcd_listen: ['127.0.0.1:1'], open: true}\nrest: {open: [kv]}\n"), 0o600))
+	parsed := func(args ...string) *pflag.FlagSet {
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		bound := Default()
+		bound.flags(flags)
+		require.NoError(t, flags.Parse(args))
+		return flags
+	}
+	c, err := load(file, nil, parsed())
+	require.NoError(t, err)
+	require.Equal(t, []string{"127.0.0.1:1"}, c.KV.EtcdListen)
+	require.Equal(t, []string{"kv"}, c.REST.Open)
+	require.True(t, c.KV.Open)
+	c, err = load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2,127.0.0.1:3"}, parsed())
+	require.NoError(t, err)
+	require.Equal(t, []string{"127.0.0.1:2", "127.0.0.1:3"}, c.KV.EtcdListen)
+	c, err = load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2"}, parsed("--kv-etcd-listen", "127.0.0.1:4", "--kv-etcd-listen", "127.0.0.1:5", "--rest-open="))
+	require.NoError(t, err)
+	require.Equal(t, []string{"127.0.0.1:4", "127.0.0.1:5"}, c.KV.EtcdListen)
+	require.Empty(t, c.REST.Open)
+	require.NoError(t, c.Validate())
+}
+
 func TestUnknownSettingIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("node_idd: 2\n"), 0o600))
@@ -60,6 +86,8 @@ func TestBadConfigurations(t *testing.T) {
 	for says, change := range map[string]func(*Config){
 		"not an IP address":               func(c *Config) { c.Listen = "localhost" },
 		"node_id must be":                 func(c *Config) { c.NodeID = 0 },
+		"give one of them":                func(c *Config) { c.Cluster, c.Join, c.ClusterKey = trio, []string{"10.0.0.1"}, "k" },
+		"is not host or host:port":        func(c *Config) { c.Join, c.ClusterKey = []string{"http://10.0.0.1"}, "k" },
 		"trivet-controlplane keygen":      func(c *Config) { c.Cluster = trio },
 		"does not list this member, 9":    func(c *Config) { c.Cluster, c.ClusterKey, c.NodeID = trio, "k", 9 },
 		"have the same address":           func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "127.0.0.1", 2: "127.0.0.1"}, "k" },
@@ -68,6 +96,16 @@ func TestBadConfigurations(t *testing.T) {
 		"one member on a loopback":        func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
 		"tick must be":                    func(c *Config) { c.Tick = time.Millisecond },
 		"log_format must be":              func(c *Config) { c.LogFormat = "xml" },
+		"kv.etcd_listen":                  func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1"} },
+		"etcd_cert and etcd_key":          func(c *Config) { c.KV.EtcdCert = "c" },
+		"etcd_client_ca needs":            func(c *Config) { c.KV.EtcdClientCA = "c" },
+		"kv.max_request_bytes":            func(c *Config) { c.KV.MaxRequestBytes = 1 << 30 },
+		"kv.max_txn_ops":                  func(c *Config) { c.KV.MaxTxnOps = 0 },
+		"kv.watch_progress":               func(c *Config) { c.KV.WatchProgress = time.Millisecond },
+		"kv.compact_age":                  func(c *Config) { c.KV.CompactAge = -1 },
+		"kv.token_ttl":                    func(c *Config) { c.KV.TokenTTL = 0 },
+		"kv.bcrypt_cost":                  func(c *Config) { c.KV.BcryptCost = 99 },
+		`rest.open: "identity" is not`:    func(c *Config) { c.REST.Open = []string{"identity"} },
 		`"10.0.0" is not an IP address`:   func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "10.0.0"}, "k" },
 		"data_dir is required":            func(c *Config) { c.DataDir = "" },
 		"images.import_dirs: a directory": func(c *Config) { c.Images.ImportDirs = []image.ImportDir{{}} },
@@ -165,4 +203,27 @@ func TestMetricsAreForLoopback(t *testing.T) {
 		h.ServeHTTP(w, r)
 		require.Equal(t, status, w.Code, from)
 	}
+}
+
+// A member that joins may have no id yet; every other one has, 1 unless it is said.
+func TestJoinConfig(t *testing.T) {
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	said := Default()
+	said.flags(flags)
+	require.NoError(t, flags.Parse([]string{"--join", "10.0.0.1,10.0.0.2:9999", "--cluster-key", "k", "--listen", "10.0.0.4"}))
+	c, err := load("", nil, flags)
+	require.NoError(t, err)
+	require.NoError(t, c.Validate())
+	require.Zero(t, c.NodeID)
+	require.Equal(t, []string{"10.0.0.1:2380", "10.0.0.2:9999"}, c.seeds())
+	c.ClusterKey = ""
+	require.ErrorContains(t, c.Validate(), "cluster_key")
+
+	c, err = load("", []string{"TRIVET_JOIN=10.0.0.1", "TRIVET_CLUSTER_KEY=k", "TRIVET_NODE_ID=4"}, pflag.NewFlagSet("", pflag.ContinueOnError))
+	require.NoError(t, err)
+	require.Equal(t, uint64(4), c.NodeID)
+	require.Equal(t, []string{"10.0.0.1"}, c.Join)
+	c, err = load("", nil, pflag.NewFlagSet("", pflag.ContinueOnError))
+	require.NoError(t, err)
+	require.Equal(t, uint64(1), c.NodeID)
 }

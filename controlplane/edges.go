@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -23,6 +24,7 @@ type edges struct {
 	failed chan error
 	grpc   []*grpc.Server
 	http   []*http.Server
+	splits []*etcdrpc.Splitter
 	work   sync.WaitGroup
 }
 
@@ -62,6 +64,9 @@ func (e *edges) close(drainTime time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	var drain sync.WaitGroup
+	for _, s := range e.splits {
+		s.Close() // it says nothing that Serve does not
+	}
 	for _, s := range e.http {
 		drain.Go(func() {
 			if s.Shutdown(ctx) != nil {

@@ -38,6 +38,7 @@ func command() *cobra.Command {
 	}
 	root.Flags().StringVar(&file, "config", "", "YAML file with the same settings")
 	flagged.flags(root.Flags())
+	forced := root.Flags().Bool("force-new-cluster", false, "make a cluster of this member alone of its data, when the others are lost for good; once, with a renewed key")
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, err := load(file, os.Environ(), cmd.Flags())
 		if err != nil {
@@ -49,17 +50,36 @@ func command() *cobra.Command {
 		if err := c.Validate(); err != nil {
 			return err
 		}
+		if *forced {
+			if err := forceNew(cmd.Context(), c); err != nil {
+				return fmt.Errorf("force a new cluster: %w", err)
+			}
+		}
 		return run(cmd.Context(), c)
 	}
-	root.AddCommand(keygen(), adminToken())
+	root.AddCommand(keygen(), adminToken(), restore())
 	return root
 }
 
 func keygen() *cobra.Command {
-	return &cobra.Command{
+	var renew string
+	c := &cobra.Command{
 		Use: "keygen", Short: "Print a new cluster key, for a file that all members get", Args: cobra.NoArgs,
-		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprint(cmd.OutOrStdout(), clusterkey.Generate().Encode()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			key := clusterkey.Generate()
+			if renew != "" {
+				old, err := clusterkey.Load(renew)
+				if err != nil {
+					return err
+				}
+				key = old.Renewed()
+			}
+			_, err := fmt.Fprint(cmd.OutOrStdout(), key.Encode())
+			return err
+		},
 	}
+	c.Flags().StringVar(&renew, "renew", "", "print the key of a new cluster that can read what this key's has sealed: for restore and --force-new-cluster")
+	return c
 }
 
 func adminToken() *cobra.Command {

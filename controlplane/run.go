@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -30,7 +29,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/node"
 	"github.com/trivet-cloud/trivet/controlplane/operator"
@@ -44,7 +48,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// The raft groups: the platform's records, and users' keys, which nobody serves yet.
+// The raft groups: the platform's records, and users' keys.
 const (
 	systemGroup = 1
 	kvGroup     = 2
@@ -68,11 +72,21 @@ func run(ctx context.Context, c Config) (err error) {
 		return err
 	}
 	defer unlock()
+	if err := ofCluster(c.DataDir, key); err != nil {
+		return err
+	}
 	authority, err := key.Authority()
 	if err != nil {
 		return err
 	}
+	var joins bool
+	if c.NodeID, joins, err = whoAmI(ctx, c, authority, log); err != nil {
+		return err
+	}
 	members := c.members()
+	if joins {
+		members = Members{}
+	}
 	certificate := leaf(authority, c.NodeID)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -81,13 +95,19 @@ func run(ctx context.Context, c Config) (err error) {
 	engines := map[uint64]*mvcc.Engine{}
 	machines := map[uint64]*store.Machine{}
 	names := map[uint64]string{systemGroup: "system", kvGroup: "kv"}
+	leaseFeed := &kv.LeaseFeed{}
 	for id, name := range names {
-		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{Logger: log.With("engine", name)})
+		o := mvcc.Options{Logger: log.With("engine", name)}
+		if id == kvGroup {
+			o.OnLeases, o.CountIndex = leaseFeed.Changed, true
+		}
+		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), o)
 		if err != nil {
 			return err
 		}
 		defer engine.Close()
-		machine := store.NewMachine(engine, false)
+		// Users' keys are never proposed twice under one id: their clients are told when an outcome is not known.
+		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: id == kvGroup})
 		defer machine.Close()
 		engines[id], machines[id] = engine, machine
 	}
@@ -95,41 +115,64 @@ func run(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return err
 	}
+	var runner *consensus.Runner
+	var memberships *member.Service
 	mesh, err := peer.New(peer.Options{
 		Self: c.NodeID, Members: members.addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log,
+		Stranger: func(id uint64) { memberships.Stranger(id) }, Removed: func() { runner.Removed() },
 	})
 	if err != nil {
 		return err
 	}
 	host, err := consensus.Open(consensus.Options{
-		ID: c.NodeID, Members: slices.Sorted(maps.Keys(members)), Dir: filepath.Join(c.DataDir, "raft"), Transport: mesh, Log: log,
+		ID: c.NodeID, Members: consensusMembers(c, joins), Join: joins, Dir: filepath.Join(c.DataDir, "raft"), Transport: mesh, Log: log,
 		ElectionTicks: electionTicks,
 	})
 	if err != nil {
 		return err
 	}
 	for _, id := range []uint64{systemGroup, kvGroup} {
-		if _, err := host.AddGroup(consensus.GroupOptions{ID: id, Name: names[id], Machine: machines[id]}); err != nil {
+		o := consensus.GroupOptions{ID: id, Name: names[id], Machine: machines[id], Forward: id == kvGroup}
+		if _, err := host.AddGroup(o); err != nil {
 			return errors.Join(err, host.Close())
 		}
 	}
-	runner := consensus.Start(host, consensus.RunnerOptions{TickInterval: c.Tick})
+	runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: c.Tick})
 	system := store.NewGroup(runner, systemGroup)
 	defer system.Close()
+	kvLeads := store.NewGroup(runner, kvGroup)
+	defer kvLeads.Close()
 	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens")})
 	commands := lead.NewCommands(c.NodeID, system, mesh)
+	first := firstMembers(c)
+	if host.Joined() {
+		first = nil
+	}
+	memberships = member.New(member.Options{
+		Store: records, Commands: commands, Consensus: runner, Peers: mesh, Self: c.NodeID, First: first, Cluster: key.ClusterID(), Log: log,
+		Groups: []member.Group{{ID: kvGroup, Name: names[kvGroup]}, {ID: systemGroup, Name: names[systemGroup]}},
+	})
 
 	// Services.
 	identities := identity.New(identity.Options{Store: records, Commands: commands, Key: key, Log: log, Dev: c.Dev})
 	images := image.New(image.Options{
-		Store: records, Commands: commands, Files: files, Self: c.NodeID, Members: len(members), Peers: mesh,
+		Store: records, Commands: commands, Files: files, Self: c.NodeID, Count: memberships.Count, Peers: mesh,
 		ImportDirs: importDirsOf(c), Log: log,
 	})
 	nodes := node.New(node.Options{
-		Store: records, Commands: commands, Leadership: system, Self: c.NodeID, AgentAddresses: members.addresses(c.Ports.Agents),
+		Store: records, Commands: commands, Leadership: system, Self: c.NodeID, Listeners: memberships.Listeners(c.Ports.Agents),
 		Authority: authority, Log: log, Now: time.Now,
 	})
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log})
+	kvRaft := kv.NewRaft(runner, kvGroup, c.NodeID, kvLeads)
+	keys := kv.New(kv.Options{
+		Engine: engines[kvGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
+		Tokens: users.NewTokens(key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: key.ClusterID(),
+		Transfer: func(ctx context.Context, to uint64) error { return memberships.Transfer(ctx, to, kvGroup) },
+		Members:  func(ctx context.Context) ([]snapfile.Member, error) { return snapshotMembers(ctx, memberships) },
+		Election: electionTicks * c.Tick, Quota: c.KV.Quota, CompactAge: c.KV.CompactAge, BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"),
+		Limits: kv.Limits{RequestBytes: c.KV.MaxRequestBytes, TxnOps: c.KV.MaxTxnOps, Progress: c.KV.WatchProgress},
+	})
 	nodes.Attach(vms, files)
 	mesh.Attach(runner, commands, files)
 	grpcMetrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
@@ -158,6 +201,7 @@ func run(ctx context.Context, c Config) (err error) {
 	tasks := &lead.Tasks{
 		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
 		List: []lead.Task{
+			{Name: "settle members", Every: member.SettleEvery, Run: memberships.Run},
 			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
 			{Name: "follow nodes", Every: time.Second, Run: nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
@@ -170,7 +214,7 @@ func run(ctx context.Context, c Config) (err error) {
 	}
 
 	// Edges.
-	registry.MustRegister(grpcMetrics, &collector{runner: runner, engines: engines, names: names})
+	registry.MustRegister(grpcMetrics, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
 	httpMetrics := rest.NewMetrics(registry)
 	agents, _ := rpc.New(rpc.Options{
 		Credentials: credentials.NewTLS(mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
@@ -178,15 +222,23 @@ func run(ctx context.Context, c Config) (err error) {
 		Log: log, Metrics: grpcMetrics,
 	})
 	nodes.RegisterAgents(agents)
-	public, health := rpc.New(rpc.Options{Verifier: identities, Log: log, Metrics: grpcMetrics, Public: true})
+	etcd := etcdrpc.New(etcdrpc.Options{
+		Service: keys, Members: memberships, Verifier: identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir, Log: log.With("service", "kv"),
+	})
+	public, health := rpc.New(rpc.Options{
+		Verifier: identities, Log: log, Metrics: grpcMetrics, Public: true,
+		Guest: &rpc.Guest{Prefix: etcdrpc.Prefix, Unary: etcd.Unary, Stream: etcd.Stream},
+	})
+	etcd.Register(public)
 	identities.Register(public)
 	images.Register(public)
 	nodes.Register(public)
 	vms.Register(public)
 	volume.Register(public)
+	archives := newArchives(c, key, engines, names, runner)
 	operator.Register(public, operator.Options{
-		Version: version(), Cluster: authority.Cluster(), Members: members, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
-		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms,
+		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
+		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms, Backup: archives.write,
 	})
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	ready := func(context.Context) error {
@@ -199,6 +251,12 @@ func run(ctx context.Context, c Config) (err error) {
 	identities.Routes(identityREST)
 	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Ready: ready, Log: log, Metrics: httpMetrics})
 	vms.Routes(vmREST)
+
+	kvREST := kv.NewREST(kv.RESTOptions{
+		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
+		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), Log: log, Metrics: httpMetrics,
+	})
+	defer kvREST.Close()
 
 	e := &edges{log: log, failed: make(chan error, 16)}
 	defer e.close(drainTime)
@@ -222,6 +280,16 @@ func run(ctx context.Context, c Config) (err error) {
 			return err
 		}
 	}
+	for _, host := range kv.RESTAddresses(c.Listen) {
+		if err := e.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST); err != nil {
+			return err
+		}
+	}
+	for _, address := range c.KV.EtcdListen {
+		if err := e.serveEtcd(address, c.KV, etcd, keys, grpcMetrics, metricsHandler(registry)); err != nil {
+			return err
+		}
+	}
 	if c.MetricsListen != "" {
 		if err := e.serve("metrics", c.MetricsListen, nil, metricsHandler(registry)); err != nil {
 			return err
@@ -234,9 +302,24 @@ func run(ctx context.Context, c Config) (err error) {
 	defer work.Wait()
 	defer cancel()
 	work.Go(func() { tasks.Run(background) })
+	work.Go(func() { memberships.Meet(background) })
+	work.Go(func() {
+		if err := memberships.Follow(background); err != nil && background.Err() == nil {
+			e.failed <- fmt.Errorf("follow the members: %w", err)
+		}
+	})
+	if host.Joined() {
+		work.Go(func() {
+			if err := enter(background, c, host, mesh, log); err != nil && background.Err() == nil {
+				e.failed <- err
+			}
+		})
+	}
 	work.Go(func() { images.Run(background) })
 	work.Go(func() { keepAdminToken(background, key, c.DataDir, validWith(identities), log) })
 	work.Go(func() { scrub(background, engines, log) })
+	work.Go(func() { keys.Run(background) })
+	work.Go(func() { etcd.Run(background) })
 	if c.Dev {
 		log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
 	}
@@ -320,6 +403,23 @@ func groupsOf(engines map[uint64]*mvcc.Engine, names map[uint64]string) map[uint
 		out[id] = operator.Group{Name: names[id], Revision: engine.Revision}
 	}
 	return out
+}
+
+// snapshotMembers are the members as a snapshot file of users' keys shows them.
+func snapshotMembers(ctx context.Context, memberships *member.Service) ([]snapfile.Member, error) {
+	all, err := memberships.List(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]snapfile.Member, 0, len(all))
+	for _, m := range all {
+		if m.Proven() {
+			out = append(out, snapfile.Member{
+				ID: m.ID, Name: m.Name, PeerURLs: []string{m.RaftAddr}, ClientURLs: m.ClientURLs, Learner: !m.Votes(),
+			})
+		}
+	}
+	return out, nil
 }
 
 func metricsHandler(registry *prometheus.Registry) http.Handler {

@@ -90,6 +90,12 @@ var rules = map[Method]Rule{
 
 	operators + "ClusterStatus":   {Nowhere, nil},
 	operators + "CreateNodeToken": {Nowhere, nil},
+	operators + "AddMember":       {Nowhere, nil},
+	operators + "PromoteMember":   {Nowhere, nil},
+	operators + "RemoveMember":    {Nowhere, nil},
+	operators + "ReplaceMember":   {Nowhere, nil},
+	operators + "TransferLeader":  {Nowhere, nil},
+	operators + "BackupCluster":   {Nowhere, nil},
 	operators + "ReadConsoleLog":  {OfProject, read},
 
 	identity + "CreateUser": {Nowhere, nil},

@@ -2,6 +2,10 @@
 // authority that signs certificates, the cluster's id, the key that seals secrets at rest, the key of page tokens.
 //
 // Agents and clients never hold it. Whoever does is a member.
+//
+// A cluster that was made of a backup, or of what is left of another, must not be taken for the old one: not by old
+// members, not by hosts. So the file can hold a generation beside the secret. What the secret seals opens under each
+// generation; the cluster's id and the authority, and with them every certificate and token, are of one only.
 package clusterkey
 
 import (
@@ -26,25 +30,46 @@ import (
 const Size = 32
 
 // Key is the shared secret.
-type Key struct{ secret []byte }
+type Key struct {
+	secret     []byte
+	generation uint64 // 0 is the first
+}
 
 // Generate draws a new key.
 func Generate() *Key {
 	secret := make([]byte, Size)
 	rand.Read(secret)
-	return &Key{secret}
+	return &Key{secret: secret}
 }
 
-// Encode is the file form: base64 and a newline.
-func (k *Key) Encode() string { return base64.StdEncoding.EncodeToString(k.secret) + "\n" }
+// Renewed is the key of another cluster, which can read what this one has sealed.
+func (k *Key) Renewed() *Key {
+	var b [8]byte
+	rand.Read(b[:])
+	return &Key{secret: k.secret, generation: max(binary.BigEndian.Uint64(b[:]), 1)}
+}
+
+// Encode is the file form: base64, after the first generation a space and its number in hex, and a newline.
+func (k *Key) Encode() string {
+	text := base64.StdEncoding.EncodeToString(k.secret)
+	if k.generation != 0 {
+		text += " " + strconv.FormatUint(k.generation, 16)
+	}
+	return text + "\n"
+}
 
 // Parse reads the file form.
 func Parse(text string) (*Key, error) {
-	secret, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
+	text, number, renewed := strings.Cut(strings.TrimSpace(text), " ")
+	secret, err := base64.StdEncoding.DecodeString(text)
+	var generation uint64
+	if err == nil && renewed {
+		generation, err = strconv.ParseUint(number, 16, 64)
+	}
 	if err != nil || len(secret) != Size {
 		return nil, fmt.Errorf("not a cluster key: want %d bytes in base64, as `trivet-controlplane keygen` prints", Size)
 	}
-	return &Key{secret}, nil
+	return &Key{secret: secret, generation: generation}, nil
 }
 
 // Load reads a key from a file that only its owner may read.
@@ -89,9 +114,17 @@ func (k *Key) Derive(purpose string) []byte {
 	return out
 }
 
+// ofGeneration is a purpose of which each generation has its own.
+func (k *Key) ofGeneration(purpose string) string {
+	if k.generation == 0 {
+		return purpose
+	}
+	return purpose + "/" + strconv.FormatUint(k.generation, 16)
+}
+
 // ClusterID is 1 to 2^53−1, so that every JSON reader keeps it exactly.
 func (k *Key) ClusterID() uint64 {
-	id := binary.BigEndian.Uint64(k.Derive("cluster-id")) & (1<<53 - 1)
+	id := binary.BigEndian.Uint64(k.Derive(k.ofGeneration("cluster-id"))) & (1<<53 - 1)
 	return max(id, 1)
 }
 
@@ -100,7 +133,7 @@ func (k *Key) Cluster() string { return strconv.FormatUint(k.ClusterID(), 10) }
 
 // Authority is the cluster's.
 func (k *Key) Authority() (*mtls.Authority, error) {
-	return mtls.NewAuthority(k.Cluster(), k.Derive("authority"))
+	return mtls.NewAuthority(k.Cluster(), k.Derive(k.ofGeneration("authority")))
 }
 
 // Seal encrypts a secret for rest, bound to the name it is kept under (AES-256-GCM).

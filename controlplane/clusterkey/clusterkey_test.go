@@ -3,6 +3,7 @@ package clusterkey
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -49,4 +50,28 @@ func TestSealedSecretStaysWithItsName(t *testing.T) {
 	require.Error(t, err)
 	_, err = Generate().Open("key/1", k.Seal("key/1", nil))
 	require.Error(t, err)
+}
+
+// A renewed key is another cluster's that can read what the old one sealed.
+func TestRenewed(t *testing.T) {
+	old := Generate()
+	sealed := old.Seal("token", []byte("secret"))
+	renewed, err := Parse(old.Renewed().Encode())
+	require.NoError(t, err)
+	require.NotEqual(t, old.ClusterID(), renewed.ClusterID())
+	plain, err := renewed.Open("token", sealed)
+	require.NoError(t, err)
+	require.Equal(t, "secret", string(plain))
+	a, err := old.Authority()
+	require.NoError(t, err)
+	b, err := renewed.Authority()
+	require.NoError(t, err)
+	require.NotEqual(t, a.Certificate().RawSubjectPublicKeyInfo, b.Certificate().RawSubjectPublicKeyInfo)
+	again, err := Parse(renewed.Encode())
+	require.NoError(t, err)
+	require.Equal(t, renewed.ClusterID(), again.ClusterID())
+	for _, bad := range []string{old.Encode()[:20], strings.TrimSpace(old.Encode()) + " xyz", strings.TrimSpace(old.Encode()) + " 1 2"} {
+		_, err := Parse(bad)
+		require.ErrorContains(t, err, "not a cluster key")
+	}
 }

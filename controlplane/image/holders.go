@@ -90,7 +90,11 @@ func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cl
 
 func (s *Service) hold(i *cloud.Image, member uint64) {
 	i.Holders = append(slices.Clone(i.Holders), member)
-	if i.Status == cloud.ImageUploading && len(i.Holders) > s.opts.Members/2 {
+	members := s.opts.Members
+	if s.opts.Count != nil {
+		members = s.opts.Count()
+	}
+	if i.Status == cloud.ImageUploading && len(i.Holders) > members/2 {
 		i.Status = cloud.ImageAvailable
 	}
 }

@@ -50,6 +50,8 @@ type Options struct {
 	// Self is this member, Members how many there are.
 	Self    uint64
 	Members int
+	// Count, when set, is how many members there are now.
+	Count func() int
 	// Peers gives the bytes of other members.
 	Peers Peers
 	// ImportDirs are where file:// sources may lie.

@@ -51,8 +51,10 @@ type Options struct {
 	Self       uint64
 	// AgentAddresses are the members' listeners for agents, host:port.
 	AgentAddresses map[uint64]string
-	Authority      *mtls.Authority
-	Log            *slog.Logger
+	// Listeners, when set, is what AgentAddresses is now: members come and go.
+	Listeners func() map[uint64]string
+	Authority *mtls.Authority
+	Log       *slog.Logger
 	// Now is the clock.
 	Now func() time.Time
 }
@@ -101,6 +103,14 @@ func New(opts Options) *Service {
 	s.admitHost = lead.Handle(opts.Commands, "node.admit", lead.Repeatable, s.doAdmit)
 	s.readTail = lead.HandleStream(opts.Commands, "node.console", s.doReadConsole)
 	return s
+}
+
+// listeners are the members' listeners for agents, host:port.
+func (s *Service) listeners() map[uint64]string {
+	if s.opts.Listeners != nil {
+		return s.opts.Listeners()
+	}
+	return s.opts.AgentAddresses
 }
 
 // Attach gives the service what it hands on to agents. Call it before serving.

@@ -135,8 +135,9 @@ func (s *Service) credential(id cloud.NodeID, public any) (*agentv1.Credential, 
 		return nil, err
 	}
 	c := &agentv1.Credential{Certificate: cert.Raw, Authority: s.opts.Authority.Certificate().Raw, NodeId: string(id)}
-	for _, member := range slices.Sorted(maps.Keys(s.opts.AgentAddresses)) {
-		c.Members = append(c.Members, s.opts.AgentAddresses[member])
+	listeners := s.listeners()
+	for _, member := range slices.Sorted(maps.Keys(listeners)) {
+		c.Members = append(c.Members, listeners[member])
 	}
 	return c, nil
 }

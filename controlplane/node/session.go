@@ -271,7 +271,7 @@ func (s *Service) redirect(leader uint64) error {
 	if leader == 0 {
 		return fault.New(fault.Unavailable, "no leader is known yet").MayRetry()
 	}
-	return fault.New(fault.FailedPrecondition, "member %d leads", leader).WithReason("NOT_LEADER").With("leader", s.opts.AgentAddresses[leader])
+	return fault.New(fault.FailedPrecondition, "member %d leads", leader).WithReason("NOT_LEADER").With("leader", s.listeners()[leader])
 }
 
 // leads is nil on the leader, and says where it is elsewhere.

@@ -4,8 +4,6 @@ package operator
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/controlplane/node"
 	"github.com/trivet-cloud/trivet/controlplane/vm"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -24,8 +23,8 @@ import (
 type Options struct {
 	Version string
 	Cluster string
-	// Members are the addresses of all members.
-	Members  map[uint64]string
+	// Members keeps who they are.
+	Members  *member.Service
 	Runner   *consensus.Runner
 	Commands *lead.Commands
 	// Groups names the raft groups and gives the revision of each.
@@ -34,6 +33,8 @@ type Options struct {
 	ElectionTicks uint64
 	Nodes         *node.Service
 	VMs           *vm.Service
+	// Backup writes an archive of all groups. The error of write is returned as it is.
+	Backup func(ctx context.Context, write func([]byte) error) error
 }
 
 // Group is a raft group as an operator knows it.
@@ -97,14 +98,21 @@ func (s *server) ClusterStatus(ctx context.Context, _ *operatorv1.ClusterStatusR
 		return nil, err
 	}
 	out := &operatorv1.ClusterStatusResponse{Version: s.opts.Version, Cluster: s.opts.Cluster, MemberId: status.ID}
-	for _, id := range slices.Sorted(maps.Keys(s.opts.Members)) {
-		out.Members = append(out.Members, &operatorv1.Member{Id: id, Address: s.opts.Members[id], Reachable: id == status.ID || reachable[id]})
+	members, err := s.opts.Members.List(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range members {
+		say := memberOf(m)
+		say.Reachable = m.ID == status.ID || reachable[m.ID]
+		out.Members = append(out.Members, say)
 	}
 	for _, g := range status.Groups {
 		say := &operatorv1.Group{Id: g.ID, LeaderId: g.Leader, Term: g.Term, CommittedIndex: g.Commit, AppliedIndex: g.Applied}
 		if info, ok := s.opts.Groups[g.ID]; ok {
 			say.Name, say.Revision = info.Name, info.Revision()
 		}
+		s.look(ctx, say, g)
 		out.Groups = append(out.Groups, say)
 	}
 	return out, nil

@@ -7,6 +7,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -92,9 +93,9 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// notABrowser refuses what a web page can make a browser send: a foreign Origin, a name that was rebound to loopback,
-// a body in one of the types that need no preflight.
-func notABrowser(r *http.Request) error {
+// NotABrowser refuses what a web page can make a browser send: a foreign Origin, a name that was rebound to loopback, a
+// body in one of the types that need no preflight.
+func (s *Server) NotABrowser(r *http.Request) error {
 	if r.Header.Get("Origin") != "" {
 		return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
 	}
@@ -102,10 +103,10 @@ func notABrowser(r *http.Request) error {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
 	}
-	if host != "localhost" && net.ParseIP(strings.Trim(host, "[]")) == nil {
+	if !strings.EqualFold(host, "localhost") && net.ParseIP(strings.Trim(host, "[]")) == nil && !slices.Contains(s.opts.Hosts, host) {
 		return fault.New(fault.PermissionDenied, "call this endpoint by an IP address or as localhost, not as %q", host)
 	}
-	if r.Method != http.MethodGet && r.Header.Get("Content-Type") == "" {
+	if r.ContentLength != 0 && r.Header.Get("Content-Type") == "" {
 		return fault.Invalid("Content-Type", "want application/json")
 	}
 	return jsonType(r)

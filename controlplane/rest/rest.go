@@ -1,8 +1,9 @@
 // Package rest is the half of every HTTP service that does not depend on the service: the envelope (the spec's part
 // 2.1), errors (part 7), strict JSON bodies, authentication, limits, /health and /ready, metrics and the access log.
 //
-// A service gives a Server its routes; a Handler returns data or an error and never writes itself. It knows no records
-// and no service.
+// A service gives a Server its routes; a Handler returns data or an error and never writes itself. What is too long to be
+// held is a Stream, which is written as it is made; what another member answered is Verbatim. It knows no records and no
+// service.
 package rest
 
 import (
@@ -24,7 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// MaxBody is the limit of a request body in bytes.
+// MaxBody is the limit of a request body in bytes, unless a service has another.
 const MaxBody = 1 << 20
 
 // Handler answers a request with the payload of `data` and a status.
@@ -55,6 +56,10 @@ type Options struct {
 	Log   *slog.Logger
 	// Metrics takes the request counters; required.
 	Metrics *Metrics
+	// MaxBody is the limit of a request body in bytes; 0 is the constant of that name.
+	MaxBody int64
+	// Hosts are names, beside IP addresses and localhost, by which routes without a token may be called.
+	Hosts []string
 }
 
 // Server routes one HTTP service.
@@ -65,6 +70,9 @@ type Server struct {
 
 // New makes a server with /health and /ready.
 func New(opts Options) *Server {
+	if opts.MaxBody == 0 {
+		opts.MaxBody = MaxBody
+	}
 	s := &Server{opts: opts, router: mux.NewRouter().SkipClean(true).UseEncodedPath()}
 	s.router.NotFoundHandler = s.handler("unknown", func(_ *Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.NotFound, "no such path: %s", r.URL.Path)
@@ -113,12 +121,15 @@ func (s *Server) Handle(method, path string, h Handler) {
 // refuses what only a browser sends, or would be tricked into sending.
 func (s *Server) HandleOpen(method, path string, h Handler) {
 	s.open(method, path, func(w *Response, r *http.Request) (any, error) {
-		if err := notABrowser(r); err != nil {
+		if err := s.NotABrowser(r); err != nil {
 			return nil, err
 		}
 		return h(w, r)
 	})
 }
+
+// HandleBare adds a route that admits everybody: its handler sees to that itself.
+func (s *Server) HandleBare(method, path string, h Handler) { s.open(method, path, h) }
 
 func (s *Server) open(method, path string, h Handler) {
 	methods := []string{method}
@@ -158,12 +169,16 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 		start := time.Now()
 		id := uuid.NewString()
 		r = r.WithContext(context.WithValue(r.Context(), requestID{}, id))
-		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+		r.Body = http.MaxBytesReader(w, r.Body, s.opts.MaxBody)
 		resp := &Response{Status: http.StatusOK, header: w.Header()}
 		data, err := s.call(h, resp, r)
-		status, body := resp.Status, envelope{Data: data}
-		if err != nil {
+		status, began := resp.Status, false
+		if err == nil {
+			began, err = s.answer(w, r, status, data, id)
+		}
+		if err != nil && !began {
 			f := s.faultOf(r, id, err)
+			var body envelope
 			status, body = s.failure(f, resp.Failure)
 			if f.Retry {
 				w.Header().Set("Retry-After", "1")
@@ -171,10 +186,28 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 			if status == http.StatusUnauthorized {
 				w.Header().Set("WWW-Authenticate", "Bearer")
 			}
+			s.write(w, status, body, id)
 		}
-		s.write(w, status, body, id)
 		s.opts.Metrics.observe(s.opts.Name, route, r.Method, status, time.Since(start))
+		if err != nil && began {
+			if r.Context().Err() == nil {
+				s.opts.Log.Error("answer broke off", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
+			}
+			panic(http.ErrAbortHandler) // net/http cuts the connection and says nothing of it
+		}
 	})
+}
+
+// answer writes what a handler returned. An error leaves the answer unfinished; began says whether something was sent.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data any, id string) (began bool, err error) {
+	switch data := data.(type) {
+	case Stream:
+		return stream(w, r, status, data, id)
+	case Verbatim:
+		return verbatim(w, r, status, data)
+	}
+	s.write(w, status, envelope{Data: data}, id)
+	return true, nil
 }
 
 // call runs a handler; a panic is an internal error of this request alone.
@@ -247,16 +280,24 @@ type meta struct {
 }
 
 func (s *Server) write(w http.ResponseWriter, status int, body envelope, id string) {
-	body.Meta = meta{RequestID: id, Timestamp: time.Now().UTC().Format(time.RFC3339Nano)}
+	body.Meta = metaOf(id)
 	text, err := json.Marshal(body)
 	if err != nil {
 		s.opts.Log.Error("encode answer", "service", s.opts.Name, "req", id, "err", err)
 		status, text = http.StatusInternalServerError, []byte(`{"error":{"code":"INTERNAL","message":"internal error, request `+id+`"}}`)
 	}
+	begin(w, status)
+	w.Write(append(text, '\n'))
+}
+
+func begin(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	w.Write(append(text, '\n'))
+}
+
+func metaOf(id string) meta {
+	return meta{RequestID: id, Timestamp: time.Now().UTC().Format(time.RFC3339Nano)}
 }
 
 // Metrics counts requests of all services.

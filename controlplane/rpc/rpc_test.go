@@ -293,3 +293,42 @@ func TestBodyHash(t *testing.T) {
 	require.Equal(t, BodyHash(labels("a")), BodyHash(labels("a")), "whatever the order of a map")
 	require.NotEqual(t, BodyHash(labels("a")), BodyHash(labels("b")))
 }
+
+// Another protocol's methods have their own errors, and nothing of ours.
+func TestGuestsKeepToThemselves(t *testing.T) {
+	guest := &Guest{
+		Prefix: "/vmcontroller.v1.VmService/",
+		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			require.Empty(t, RequestID(ctx))
+			require.Nil(t, auth.CallerOf(ctx), "the token is the guest's to read")
+			return handler(ctx, req)
+		},
+		Stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			require.Empty(t, RequestID(ss.Context()))
+			return handler(srv, ss)
+		},
+	}
+	s, _ := New(Options{Verifier: verifier{}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Guest: guest})
+	h := &handlers{get: func(context.Context) error { return status.Error(codes.OutOfRange, "its own words") }}
+	vmv1.RegisterVmServiceServer(s, h)
+	l := bufconn.Listen(1 << 20)
+	done := make(chan struct{})
+	go func() { defer close(done); s.Serve(l) }()
+	t.Cleanup(func() { s.Stop(); <-done })
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer bad")
+	var header metadata.MD
+	_, err = vmv1.NewVmServiceClient(conn).GetVm(ctx, &vmv1.GetVmRequest{VmId: "x"}, grpc.Header(&header))
+	require.Equal(t, codes.OutOfRange, status.Code(err))
+	require.Empty(t, status.Convert(err).Details())
+	require.Empty(t, header.Get("x-request-id"))
+	stream, err := vmv1.NewVmServiceClient(conn).WatchVm(ctx, &vmv1.WatchVmRequest{VmId: "x"})
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.Equal(t, codes.OutOfRange, status.Code(err))
+}

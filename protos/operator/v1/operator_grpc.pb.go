@@ -22,6 +22,12 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	OperatorService_ClusterStatus_FullMethodName   = "/operator.v1.OperatorService/ClusterStatus"
+	OperatorService_AddMember_FullMethodName       = "/operator.v1.OperatorService/AddMember"
+	OperatorService_PromoteMember_FullMethodName   = "/operator.v1.OperatorService/PromoteMember"
+	OperatorService_RemoveMember_FullMethodName    = "/operator.v1.OperatorService/RemoveMember"
+	OperatorService_ReplaceMember_FullMethodName   = "/operator.v1.OperatorService/ReplaceMember"
+	OperatorService_TransferLeader_FullMethodName  = "/operator.v1.OperatorService/TransferLeader"
+	OperatorService_BackupCluster_FullMethodName   = "/operator.v1.OperatorService/BackupCluster"
 	OperatorService_CreateNodeToken_FullMethodName = "/operator.v1.OperatorService/CreateNodeToken"
 	OperatorService_ReadConsoleLog_FullMethodName  = "/operator.v1.OperatorService/ReadConsoleLog"
 )
@@ -31,6 +37,19 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type OperatorServiceClient interface {
 	ClusterStatus(ctx context.Context, in *ClusterStatusRequest, opts ...grpc.CallOption) (*ClusterStatusResponse, error)
+	// AddMember makes an entry for a member. It becomes one when a process with its certificate joins.
+	AddMember(ctx context.Context, in *AddMemberRequest, opts ...grpc.CallOption) (*AddMemberResponse, error)
+	// PromoteMember makes a learner that is caught up a voter. FAILED_PRECONDITION while it is not.
+	PromoteMember(ctx context.Context, in *PromoteMemberRequest, opts ...grpc.CallOption) (*PromoteMemberResponse, error)
+	// RemoveMember takes a member out of all groups. Its id does not come back. FAILED_PRECONDITION when those who would
+	// stay could not agree.
+	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
+	// ReplaceMember is for a member whose disk is lost: the old one is removed, and its entry waits for an empty one.
+	ReplaceMember(ctx context.Context, in *ReplaceMemberRequest, opts ...grpc.CallOption) (*ReplaceMemberResponse, error)
+	// TransferLeader makes a voter lead all groups.
+	TransferLeader(ctx context.Context, in *TransferLeaderRequest, opts ...grpc.CallOption) (*TransferLeaderResponse, error)
+	// BackupCluster sends an archive of all groups, encrypted with the cluster key. Whoever holds that can restore it.
+	BackupCluster(ctx context.Context, in *BackupClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupClusterResponse], error)
 	// CreateNodeToken makes a one-use token with which an agent joins. system:admin.
 	CreateNodeToken(ctx context.Context, in *CreateNodeTokenRequest, opts ...grpc.CallOption) (*CreateNodeTokenResponse, error)
 	// ReadConsoleLog sends the tail of a VM's serial console, and with follow what comes after it, to whoever may GetVm.
@@ -55,6 +74,75 @@ func (c *operatorServiceClient) ClusterStatus(ctx context.Context, in *ClusterSt
 	return out, nil
 }
 
+func (c *operatorServiceClient) AddMember(ctx context.Context, in *AddMemberRequest, opts ...grpc.CallOption) (*AddMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddMemberResponse)
+	err := c.cc.Invoke(ctx, OperatorService_AddMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) PromoteMember(ctx context.Context, in *PromoteMemberRequest, opts ...grpc.CallOption) (*PromoteMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PromoteMemberResponse)
+	err := c.cc.Invoke(ctx, OperatorService_PromoteMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveMemberResponse)
+	err := c.cc.Invoke(ctx, OperatorService_RemoveMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ReplaceMember(ctx context.Context, in *ReplaceMemberRequest, opts ...grpc.CallOption) (*ReplaceMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplaceMemberResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ReplaceMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) TransferLeader(ctx context.Context, in *TransferLeaderRequest, opts ...grpc.CallOption) (*TransferLeaderResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TransferLeaderResponse)
+	err := c.cc.Invoke(ctx, OperatorService_TransferLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) BackupCluster(ctx context.Context, in *BackupClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupClusterResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[0], OperatorService_BackupCluster_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BackupClusterRequest, BackupClusterResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type OperatorService_BackupClusterClient = grpc.ServerStreamingClient[BackupClusterResponse]
+
 func (c *operatorServiceClient) CreateNodeToken(ctx context.Context, in *CreateNodeTokenRequest, opts ...grpc.CallOption) (*CreateNodeTokenResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateNodeTokenResponse)
@@ -67,7 +155,7 @@ func (c *operatorServiceClient) CreateNodeToken(ctx context.Context, in *CreateN
 
 func (c *operatorServiceClient) ReadConsoleLog(ctx context.Context, in *ReadConsoleLogRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadConsoleLogResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[0], OperatorService_ReadConsoleLog_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[1], OperatorService_ReadConsoleLog_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +177,19 @@ type OperatorService_ReadConsoleLogClient = grpc.ServerStreamingClient[ReadConso
 // for forward compatibility.
 type OperatorServiceServer interface {
 	ClusterStatus(context.Context, *ClusterStatusRequest) (*ClusterStatusResponse, error)
+	// AddMember makes an entry for a member. It becomes one when a process with its certificate joins.
+	AddMember(context.Context, *AddMemberRequest) (*AddMemberResponse, error)
+	// PromoteMember makes a learner that is caught up a voter. FAILED_PRECONDITION while it is not.
+	PromoteMember(context.Context, *PromoteMemberRequest) (*PromoteMemberResponse, error)
+	// RemoveMember takes a member out of all groups. Its id does not come back. FAILED_PRECONDITION when those who would
+	// stay could not agree.
+	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
+	// ReplaceMember is for a member whose disk is lost: the old one is removed, and its entry waits for an empty one.
+	ReplaceMember(context.Context, *ReplaceMemberRequest) (*ReplaceMemberResponse, error)
+	// TransferLeader makes a voter lead all groups.
+	TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderResponse, error)
+	// BackupCluster sends an archive of all groups, encrypted with the cluster key. Whoever holds that can restore it.
+	BackupCluster(*BackupClusterRequest, grpc.ServerStreamingServer[BackupClusterResponse]) error
 	// CreateNodeToken makes a one-use token with which an agent joins. system:admin.
 	CreateNodeToken(context.Context, *CreateNodeTokenRequest) (*CreateNodeTokenResponse, error)
 	// ReadConsoleLog sends the tail of a VM's serial console, and with follow what comes after it, to whoever may GetVm.
@@ -105,6 +206,24 @@ type UnimplementedOperatorServiceServer struct{}
 
 func (UnimplementedOperatorServiceServer) ClusterStatus(context.Context, *ClusterStatusRequest) (*ClusterStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ClusterStatus not implemented")
+}
+func (UnimplementedOperatorServiceServer) AddMember(context.Context, *AddMemberRequest) (*AddMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddMember not implemented")
+}
+func (UnimplementedOperatorServiceServer) PromoteMember(context.Context, *PromoteMemberRequest) (*PromoteMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PromoteMember not implemented")
+}
+func (UnimplementedOperatorServiceServer) RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveMember not implemented")
+}
+func (UnimplementedOperatorServiceServer) ReplaceMember(context.Context, *ReplaceMemberRequest) (*ReplaceMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplaceMember not implemented")
+}
+func (UnimplementedOperatorServiceServer) TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TransferLeader not implemented")
+}
+func (UnimplementedOperatorServiceServer) BackupCluster(*BackupClusterRequest, grpc.ServerStreamingServer[BackupClusterResponse]) error {
+	return status.Error(codes.Unimplemented, "method BackupCluster not implemented")
 }
 func (UnimplementedOperatorServiceServer) CreateNodeToken(context.Context, *CreateNodeTokenRequest) (*CreateNodeTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateNodeToken not implemented")
@@ -151,6 +270,107 @@ func _OperatorService_ClusterStatus_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_AddMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).AddMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_AddMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).AddMember(ctx, req.(*AddMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_PromoteMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PromoteMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).PromoteMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_PromoteMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).PromoteMember(ctx, req.(*PromoteMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_RemoveMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).RemoveMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_RemoveMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).RemoveMember(ctx, req.(*RemoveMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ReplaceMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplaceMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ReplaceMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ReplaceMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ReplaceMember(ctx, req.(*ReplaceMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_TransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TransferLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).TransferLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_TransferLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).TransferLeader(ctx, req.(*TransferLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_BackupCluster_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BackupClusterRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(OperatorServiceServer).BackupCluster(m, &grpc.GenericServerStream[BackupClusterRequest, BackupClusterResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type OperatorService_BackupClusterServer = grpc.ServerStreamingServer[BackupClusterResponse]
+
 func _OperatorService_CreateNodeToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateNodeTokenRequest)
 	if err := dec(in); err != nil {
@@ -192,11 +412,36 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _OperatorService_ClusterStatus_Handler,
 		},
 		{
+			MethodName: "AddMember",
+			Handler:    _OperatorService_AddMember_Handler,
+		},
+		{
+			MethodName: "PromoteMember",
+			Handler:    _OperatorService_PromoteMember_Handler,
+		},
+		{
+			MethodName: "RemoveMember",
+			Handler:    _OperatorService_RemoveMember_Handler,
+		},
+		{
+			MethodName: "ReplaceMember",
+			Handler:    _OperatorService_ReplaceMember_Handler,
+		},
+		{
+			MethodName: "TransferLeader",
+			Handler:    _OperatorService_TransferLeader_Handler,
+		},
+		{
 			MethodName: "CreateNodeToken",
 			Handler:    _OperatorService_CreateNodeToken_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "BackupCluster",
+			Handler:       _OperatorService_BackupCluster_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "ReadConsoleLog",
 			Handler:       _OperatorService_ReadConsoleLog_Handler,

@@ -1,0 +1,400 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/controlplane/backup"
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// backupPurpose derives the key of archives from the cluster's. It is the same for all generations of that.
+const backupPurpose = "backup"
+
+// groupNames are the directories of the groups' states, by id.
+var groupNames = map[uint64]string{systemGroup: "system", kvGroup: "kv"}
+
+// archives makes archives of this member's states.
+type archives struct {
+	c       Config
+	key     *clusterkey.Key
+	engines map[uint64]*mvcc.Engine
+	names   map[uint64]string
+	runner  *consensus.Runner
+	// turn is held by the one that is under way.
+	turn chan struct{}
+}
+
+func newArchives(c Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, names map[uint64]string, runner *consensus.Runner) *archives {
+	a := &archives{c: c, key: key, engines: engines, names: names, runner: runner, turn: make(chan struct{}, 1)}
+	os.RemoveAll(a.dir()) // of an earlier life
+	return a
+}
+
+func (a *archives) dir() string { return filepath.Join(a.c.DataDir, "backup.tmp") }
+
+// write writes an archive with everything that was acknowledged before the call, each group as of one moment.
+func (a *archives) write(ctx context.Context, write func([]byte) error) error {
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	default:
+		return fault.New(fault.Unavailable, "another backup of this member is under way").MayRetry()
+	}
+	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
+		return fmt.Errorf("make room for a backup: %w", err)
+	}
+	defer os.RemoveAll(a.dir())
+	m := backup.Manifest{Cluster: a.key.ClusterID(), Made: time.Now().UTC(), By: version()}
+	dirs := map[string]string{}
+	for _, id := range slices.Sorted(maps.Keys(a.engines)) {
+		name := a.names[id]
+		if err := a.runner.ReadIndex(ctx, id); err != nil {
+			return fault.New(fault.Unavailable, "no leader of %s: this member may be behind", name).Because(err).MayRetry()
+		}
+		dirs[name] = filepath.Join(a.dir(), name)
+		p, err := a.engines[id].Checkpoint(ctx, dirs[name])
+		if err != nil {
+			return fmt.Errorf("back up %s: %w", name, err)
+		}
+		m.Groups = append(m.Groups, backup.Group{ID: id, Name: name, Index: p.Index, Term: p.Term, Revision: a.engines[id].Revision()})
+	}
+	out := bufio.NewWriterSize(writer(func(p []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return write(p)
+	}), 256<<10)
+	if err := backup.Write(out, a.key.Derive(backupPurpose), m, dirs); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+// writer is a function that takes all that is written.
+type writer func([]byte) error
+
+func (w writer) Write(p []byte) (int, error) {
+	if err := w(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// clusterFile says which cluster a data directory is of.
+const clusterFile = "cluster"
+
+// ofCluster refuses a data directory of another cluster than the key's, and marks one that has no mark.
+func ofCluster(dir string, key *clusterkey.Key) error {
+	have, err := clusterIn(dir)
+	switch {
+	case err != nil:
+		return err
+	case have == 0:
+		return markCluster(dir, key)
+	case have != key.ClusterID():
+		return fmt.Errorf("the data in %s is of cluster %d, the key of cluster %d: take the key that belongs to it", dir, have, key.ClusterID())
+	}
+	return nil
+}
+
+// clusterIn is the cluster that a data directory is of, 0 when it has no mark.
+func clusterIn(dir string) (uint64, error) {
+	path := filepath.Join(dir, clusterFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read which cluster the data is of: %w", err)
+	}
+	id, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || id == 0 {
+		return 0, fmt.Errorf("%s does not hold a cluster's id", path)
+	}
+	return id, nil
+}
+
+func markCluster(dir string, key *clusterkey.Key) error {
+	return writeDurably(dir, clusterFile, key.Cluster()+"\n")
+}
+
+// writeDurably replaces a file so that a crash leaves the old or the new one.
+func writeDurably(dir, name, text string) error {
+	fresh := filepath.Join(dir, name+".new")
+	f, err := os.OpenFile(fresh, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = f.WriteString(text)
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	if err == nil {
+		err = os.Rename(fresh, filepath.Join(dir, name))
+	}
+	if err == nil {
+		err = syncDir(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// raftDir is where consensus keeps its log, and freshRaft where a new one is made before it takes that place.
+const (
+	raftDir   = "raft"
+	freshRaft = "raft.new"
+	oldRaft   = "raft.old"
+)
+
+// seedRaft makes a log in which the groups begin where the states are, for the members of c.
+func seedRaft(c Config, groups []consensus.SeedGroup) error {
+	fresh := filepath.Join(c.DataDir, freshRaft)
+	if err := os.RemoveAll(fresh); err != nil {
+		return fmt.Errorf("remove an unfinished log: %w", err)
+	}
+	return consensus.Seed(consensus.Options{ID: c.NodeID, Members: consensusMembers(c, false), Dir: fresh}, groups)
+}
+
+// takeRaft puts the new log into its place. Called again after a crash it goes on.
+func takeRaft(dir string) error {
+	raft, fresh, old := filepath.Join(dir, raftDir), filepath.Join(dir, freshRaft), filepath.Join(dir, oldRaft)
+	if err := os.RemoveAll(old); err != nil {
+		return fmt.Errorf("remove the old log: %w", err)
+	}
+	if err := os.Rename(raft, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("set the old log aside: %w", err)
+	}
+	if err := os.Rename(fresh, raft); err != nil {
+		return fmt.Errorf("put the new log in place: %w", err)
+	}
+	if err := syncDir(dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(old)
+}
+
+// restore is `trivet-controlplane restore`.
+func restore() *cobra.Command {
+	var from string
+	c := Default()
+	cmd := &cobra.Command{
+		Use: "restore --from FILE", Short: "Make a member's data directory of a backup", Args: cobra.NoArgs,
+		Long: `Make a new data directory of an archive that ` + "`trivet cluster backup`" + ` wrote. What starts from it is a new cluster with the
+old one's records and keys: make its key first, with keygen --renew, so that members and hosts of the old one are refused.
+With --cluster, do this on each of the listed hosts, with the same archive and key.`,
+		Example: "  trivet-controlplane keygen --renew old.key > new.key; chmod 600 new.key\n" +
+			"  trivet-controlplane restore --from cloud.backup --cluster-key new.key --data-dir /var/lib/trivet/1",
+	}
+	cmd.Flags().StringVar(&from, "from", "", "the archive")
+	cmd.Flags().Uint64Var(&c.NodeID, "node-id", c.NodeID, "this member's id")
+	cmd.Flags().StringVar(&c.Listen, "listen", c.Listen, "address of a cluster of one member")
+	cmd.Flags().StringVar(&c.DataDir, "data-dir", c.DataDir, "directory that is made")
+	cmd.Flags().Var(&c.Cluster, "cluster", "all members of the new cluster, this one included")
+	cmd.Flags().StringVar(&c.ClusterKey, "cluster-key", "", "file with the new cluster's key")
+	cmd.MarkFlagRequired("from")
+	cmd.MarkFlagRequired("cluster-key")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := c.Validate(); err != nil {
+			return err
+		}
+		m, err := restoreFrom(cmd.Context(), c, from)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "restored %s as of %s: cluster %d, which was %d\n", from, m.Made.Format(time.RFC3339), mustID(c), m.Cluster)
+		return nil
+	}
+	return cmd
+}
+
+// mustID is the id of the cluster that a directory was just marked with.
+func mustID(c Config) uint64 {
+	id, _ := clusterIn(c.DataDir)
+	return id
+}
+
+// restoreFrom makes the data directory. When it fails, what it made is removed.
+func restoreFrom(ctx context.Context, c Config, from string) (m backup.Manifest, err error) {
+	key, err := clusterkey.Load(c.ClusterKey)
+	if err != nil {
+		return m, err
+	}
+	if entries, err := os.ReadDir(c.DataDir); err == nil && len(entries) > 0 {
+		return m, fmt.Errorf("%s is not empty: restore into a new directory", c.DataDir)
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return m, err
+	}
+	f, err := os.Open(from)
+	if err != nil {
+		return m, fmt.Errorf("open the archive: %w", err)
+	}
+	defer f.Close()
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return m, fmt.Errorf("make data directory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			entries, _ := os.ReadDir(c.DataDir)
+			for _, e := range entries {
+				os.RemoveAll(filepath.Join(c.DataDir, e.Name()))
+			}
+		}
+	}()
+	unlock, err := lock(c.DataDir)
+	if err != nil {
+		return m, err
+	}
+	defer unlock()
+	files := filepath.Join(c.DataDir, "restore.tmp")
+	if err := os.MkdirAll(files, 0o700); err != nil {
+		return m, err
+	}
+	if m, err = backup.Extract(bufio.NewReaderSize(f, 1<<20), key.Derive(backupPurpose), files); err != nil {
+		return m, err
+	}
+	if m.Cluster == key.ClusterID() {
+		return m, errors.New("the key is that of the cluster that was backed up, for whose members and hosts this would be taken: " +
+			"make one with `trivet-controlplane keygen --renew old.key > new.key; chmod 600 new.key` and give that")
+	}
+	groups, err := restoreStates(ctx, c, m, files)
+	if err != nil {
+		return m, err
+	}
+	if err := os.RemoveAll(files); err != nil {
+		return m, err
+	}
+	if err := seedRaft(c, groups); err != nil {
+		return m, err
+	}
+	if len(c.Cluster) == 0 {
+		// One member alone finds its key here.
+		if err := writeDurably(c.DataDir, "cluster.key", key.Encode()); err != nil {
+			return m, err
+		}
+	}
+	if err := markCluster(c.DataDir, key); err != nil {
+		return m, err
+	}
+	return m, takeRaft(c.DataDir)
+}
+
+// restoreStates puts each group's checkpoint into its engine.
+func restoreStates(ctx context.Context, c Config, m backup.Manifest, files string) (groups []consensus.SeedGroup, err error) {
+	for id, name := range groupNames {
+		i := slices.IndexFunc(m.Groups, func(g backup.Group) bool { return g.ID == id && g.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("the archive has no group %s", name)
+		}
+		g := m.Groups[i]
+		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})
+		if err != nil {
+			return nil, err
+		}
+		err = engine.Restore(filepath.Join(files, name))
+		at := engine.Applied()
+		if err == nil && (at.Index != g.Index || at.Term != g.Term) {
+			err = fmt.Errorf("the state of %s is at entry %d, the archive says %d", name, at.Index, g.Index)
+		}
+		if err := errors.Join(err, engine.Close()); err != nil {
+			return nil, err
+		}
+		groups = append(groups, consensus.SeedGroup{ID: id, Index: g.Index, Term: g.Term})
+	}
+	return groups, ctx.Err()
+}
+
+// forceNew makes a cluster of one member of what one member has, with a new key: for when the majority is lost for good.
+func forceNew(ctx context.Context, c Config) error {
+	if len(c.Cluster) > 1 || len(c.Join) > 0 {
+		return errors.New("force-new-cluster makes a cluster of this member alone: start it without cluster and join, and let the others join it")
+	}
+	key, err := openData(c)
+	if err != nil {
+		return err
+	}
+	unlock, err := lock(c.DataDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if have, err := clusterIn(c.DataDir); err != nil {
+		return err
+	} else if have == key.ClusterID() {
+		return errors.New("the data is of this key's cluster. If it was made a new cluster before, start it without --force-new-cluster; otherwise " +
+			"make a key with `trivet-controlplane keygen --renew old.key > new.key; chmod 600 new.key`, so that nobody takes the new cluster for the old one")
+	}
+	raft := filepath.Join(c.DataDir, raftDir)
+	if _, err := os.Stat(raft); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(c.DataDir, freshRaft)); err != nil {
+			return fmt.Errorf("%s holds no member's data", c.DataDir)
+		}
+		raft = filepath.Join(c.DataDir, freshRaft) // it was interrupted between two renames
+		if err := os.Rename(raft, filepath.Join(c.DataDir, raftDir)); err != nil {
+			return err
+		}
+	}
+	groups, err := salvage(ctx, c)
+	if err != nil {
+		return err
+	}
+	if err := seedRaft(c, groups); err != nil {
+		return err
+	}
+	if err := takeRaft(c.DataDir); err != nil {
+		return err
+	}
+	// A token of the old cluster is good for nothing; a new one is made at the start.
+	if err := os.Remove(filepath.Join(c.DataDir, "admin.token")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return markCluster(c.DataDir, key)
+}
+
+// salvage brings the states up to the end of the log, durably, and says where they are.
+func salvage(ctx context.Context, c Config) (groups []consensus.SeedGroup, err error) {
+	for id, name := range groupNames {
+		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})
+		if err != nil {
+			return nil, err
+		}
+		machine := store.NewMachine(engine, store.MachineOptions{Inline: true, NoIDs: id == kvGroup})
+		term, err := consensus.Salvage(consensus.Options{
+			ID: c.NodeID, Members: consensusMembers(c, false), Dir: filepath.Join(c.DataDir, raftDir),
+		}, id, machine)
+		if err == nil {
+			_, err = engine.Flush(ctx)
+		}
+		at := engine.Applied()
+		machine.Close()
+		if err := errors.Join(err, engine.Close()); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		groups = append(groups, consensus.SeedGroup{ID: id, Index: at.Index, Term: at.Term, Known: term})
+	}
+	return groups, nil
+}

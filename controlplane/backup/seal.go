@@ -1,0 +1,176 @@
+package backup
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+const (
+	magic    = "TRIVETBK1\n"
+	idLen    = 8
+	saltLen  = 16
+	pieceLen = 64 << 10
+)
+
+// Sealed with each piece: whether it is the last.
+var (
+	notLast = []byte{0}
+	isLast  = []byte{1}
+)
+
+// keys are what follows from the cluster's key for one archive.
+func keys(key, salt []byte) (id []byte, aead cipher.AEAD, err error) {
+	if len(key) != sha256.Size {
+		return nil, nil, fmt.Errorf("the key of archives has %d bytes, want %d", len(key), sha256.Size)
+	}
+	if id, err = hkdf.Key(sha256.New, key, nil, "trivet/backup/id", idLen); err != nil {
+		return nil, nil, err
+	}
+	own, err := hkdf.Key(sha256.New, key, salt, "trivet/backup/archive", 32)
+	if err != nil {
+		return nil, nil, err
+	}
+	block, err := aes.NewCipher(own)
+	if err != nil {
+		return nil, nil, err
+	}
+	aead, err = cipher.NewGCM(block)
+	return id, aead, err
+}
+
+func nonce(number uint64) []byte {
+	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), number)
+}
+
+// sealer encrypts what is written, in pieces. Close it: without the last piece the archive is not whole.
+type sealer struct {
+	w      io.Writer
+	aead   cipher.AEAD
+	number uint64
+	plain  []byte
+	sealed []byte
+}
+
+func newSealer(w io.Writer, key []byte) (*sealer, error) {
+	salt := make([]byte, saltLen)
+	rand.Read(salt)
+	id, aead, err := keys(key, salt)
+	if err != nil {
+		return nil, err
+	}
+	head := append(append([]byte(magic), id...), salt...)
+	if _, err := w.Write(head); err != nil {
+		return nil, err
+	}
+	return &sealer{w: w, aead: aead, plain: make([]byte, 0, pieceLen)}, nil
+}
+
+func (s *sealer) Write(p []byte) (n int, err error) {
+	for len(p) > 0 {
+		if len(s.plain) == pieceLen {
+			if err := s.piece(notLast); err != nil {
+				return n, err
+			}
+		}
+		take := min(len(p), pieceLen-len(s.plain))
+		s.plain = append(s.plain, p[:take]...)
+		p = p[take:]
+		n += take
+	}
+	return n, nil
+}
+
+func (s *sealer) piece(last []byte) error {
+	s.sealed = s.aead.Seal(append(s.sealed[:0], 0, 0, 0, 0), nonce(s.number), s.plain, last)
+	binary.BigEndian.PutUint32(s.sealed, uint32(len(s.sealed)-4))
+	s.number++
+	s.plain = s.plain[:0]
+	_, err := s.w.Write(s.sealed)
+	return err
+}
+
+// Close writes the last piece.
+func (s *sealer) Close() error { return s.piece(isLast) }
+
+// opener decrypts what a sealer wrote.
+type opener struct {
+	r      io.Reader
+	aead   cipher.AEAD
+	number uint64
+	at     int64 // bytes read
+	plain  []byte
+	last   bool
+	err    error
+}
+
+func newOpener(r io.Reader, key []byte) (*opener, error) {
+	head := make([]byte, len(magic)+idLen+saltLen)
+	if _, err := io.ReadFull(r, head); err != nil || string(head[:len(magic)]) != magic {
+		return nil, errors.New("this is not an archive that `trivet cluster backup` wrote")
+	}
+	id, aead, err := keys(key, head[len(magic)+idLen:])
+	if err != nil {
+		return nil, err
+	}
+	if string(id) != string(head[len(magic):len(magic)+idLen]) {
+		return nil, errors.New("the archive was made with another cluster key")
+	}
+	return &opener{r: r, aead: aead, at: int64(len(head))}, nil
+}
+
+func (o *opener) Read(p []byte) (int, error) {
+	for len(o.plain) == 0 {
+		if o.err == nil {
+			o.err = o.piece()
+		}
+		if o.err != nil {
+			return 0, o.err
+		}
+	}
+	n := copy(p, o.plain)
+	o.plain = o.plain[n:]
+	return n, nil
+}
+
+// piece opens the next one.
+func (o *opener) piece() error {
+	var length [4]byte
+	switch n, err := io.ReadFull(o.r, length[:]); {
+	case o.last && n > 0:
+		return fmt.Errorf("the archive is damaged: something follows its end at byte %d", o.at)
+	case o.last && errors.Is(err, io.EOF):
+		return io.EOF
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("the archive is cut short at byte %d", o.at+int64(n))
+	case err != nil:
+		return fmt.Errorf("read the archive: %w", err)
+	}
+	size := int(binary.BigEndian.Uint32(length[:]))
+	if size < o.aead.Overhead() || size > pieceLen+o.aead.Overhead() {
+		return fmt.Errorf("the archive is damaged at byte %d", o.at)
+	}
+	sealed := make([]byte, size)
+	if n, err := io.ReadFull(o.r, sealed); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("the archive is cut short at byte %d", o.at+4+int64(n))
+	} else if err != nil {
+		return fmt.Errorf("read the archive: %w", err)
+	}
+	plain, err := o.aead.Open(nil, nonce(o.number), sealed, notLast)
+	if err != nil {
+		if plain, err = o.aead.Open(nil, nonce(o.number), sealed, isLast); err != nil {
+			return fmt.Errorf("the archive is damaged, or was changed, at byte %d", o.at)
+		}
+		o.last = true
+	}
+	o.number++
+	o.at += 4 + int64(size)
+	o.plain = plain
+	return nil
+}

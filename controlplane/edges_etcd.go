@@ -1,0 +1,95 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
+)
+
+// etcdOverhead is what a message may have beyond a request that writes, as in etcd.
+const etcdOverhead = 512 << 10
+
+// serveEtcd serves on one port what an etcd serves: gRPC and HTTP/1.
+func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
+	config, err := etcdTLS(c)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen for etcd: %w", err)
+	}
+	g := grpc.NewServer(
+		grpc.Creds(etcdrpc.Credentials()), grpc.ChainUnaryInterceptor(counted.UnaryServerInterceptor(), etcd.Unary),
+		grpc.ChainStreamInterceptor(counted.StreamServerInterceptor(), etcd.Stream),
+		grpc.MaxRecvMsgSize(c.MaxRequestBytes+etcdOverhead), grpc.MaxSendMsgSize(math.MaxInt32), grpc.MaxConcurrentStreams(math.MaxUint32),
+		grpc.NumStreamWorkers(rpc.Workers),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Hour, Timeout: 20 * time.Second}),
+	)
+	etcd.Register(g)
+	h := health.NewServer()
+	healthv1.RegisterHealthServer(g, h)
+	s := &http.Server{
+		Handler: etcdrpc.HTTP(keys, metrics), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
+	}
+	split := etcdrpc.Split(listener, config)
+	e.grpc, e.http, e.splits = append(e.grpc, g), append(e.http, s), append(e.splits, split)
+	e.work.Go(func() { e.ended("etcd", split.Serve()) })
+	e.work.Go(func() { e.ended("etcd", closed(g.Serve(split.GRPC()))) })
+	e.work.Go(func() { e.ended("etcd", closed(s.Serve(split.HTTP()))) })
+	return nil
+}
+
+// closed is no error when it is only that the listener was closed.
+func closed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// etcdTLS is how the ports for etcd's clients speak TLS; nil when they do not.
+func etcdTLS(c KV) (*tls.Config, error) {
+	if c.EtcdCert == "" {
+		return nil, nil
+	}
+	// Read for each connection, so that a renewed certificate counts at once.
+	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(c.EtcdCert, c.EtcdKey)
+		return &pair, err
+	}
+	if _, err := load(nil); err != nil {
+		return nil, fmt.Errorf("kv.etcd_cert: %w", err)
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: load}
+	if c.EtcdClientCA != "" {
+		text, err := os.ReadFile(c.EtcdClientCA)
+		if err != nil {
+			return nil, fmt.Errorf("kv.etcd_client_ca: %w", err)
+		}
+		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
+		if !config.ClientCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("kv.etcd_client_ca: %s holds no certificate", c.EtcdClientCA)
+		}
+	}
+	return config, nil
+}

@@ -1,0 +1,297 @@
+package kv
+
+import (
+	"context"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// administer carries out a request of Auth that changes the records, as the user root may.
+func administer[Q, A any](
+	ctx context.Context, s *Service, r Q, decide func(*users.State, Q) ([]mvcc.Step, A, error),
+) (answer A, header int64, err error) {
+	p, err := s.fresh(ctx)
+	for err == nil {
+		if err = s.allowed(ctx, p, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
+			p, err = s.retry(ctx, p, err)
+			continue
+		}
+		var steps []mvcc.Step
+		if steps, answer, err = decide(p.users, r); err != nil || len(steps) == 0 {
+			return answer, s.opts.Engine.Revision(), err
+		}
+		var found mvcc.Result
+		if found, err = s.propose(ctx, p.epoch, steps); err != nil {
+			break
+		}
+		if found.Refused != mvcc.RefusedEpoch {
+			return answer, found.Revision, refusal(&found)
+		}
+		p, err = s.newest()
+	}
+	return answer, 0, failure(ctx, err)
+}
+
+// fresh is the policy as of everything acknowledged before the call.
+func (s *Service) fresh(ctx context.Context) (*policy, error) {
+	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
+		return nil, failure(ctx, err)
+	}
+	return s.newest()
+}
+
+// inspect answers a request of Auth that reads, as of everything acknowledged before the call.
+func inspect[A any](ctx context.Context, s *Service, c check, read func(*users.State) (A, error)) (answer A, err error) {
+	p, err := s.fresh(ctx)
+	if err != nil {
+		return answer, err
+	}
+	if err := s.allowed(ctx, p, c); err != nil {
+		return answer, err
+	}
+	return read(p.users)
+}
+
+// Bounds of what whoever asks can make a member do: it hashes so many passwords at once, which takes long on purpose, and
+// so many more wait, that long.
+const (
+	maxHashing = 4
+	maxQueue   = 256
+	hashWait   = 10 * time.Second
+)
+
+// hash runs what hashes a password, when it is its turn. When that would take too long it fails with
+// ErrGRPCRequestTooManyRequests.
+func (s *Service) hash(ctx context.Context, f func() error) error {
+	select {
+	case s.queue <- struct{}{}:
+		defer func() { <-s.queue }()
+	default:
+		return rpctypes.ErrGRPCRequestTooManyRequests
+	}
+	patience := time.NewTimer(hashWait)
+	defer patience.Stop()
+	select {
+	case s.hashing <- struct{}{}:
+		defer func() { <-s.hashing }()
+		return f()
+	case <-patience.C:
+		return rpctypes.ErrGRPCRequestTooManyRequests
+	case <-ctx.Done():
+		return failure(ctx, ctx.Err())
+	}
+}
+
+func mustBeAdmin(p *policy, user string) error { return p.users.CanAdmin(user) }
+
+// Authenticate answers a token to whoever knows a user's password.
+func (s *Service) Authenticate(ctx context.Context, r *pb.AuthenticateRequest) (*pb.AuthenticateResponse, error) {
+	p, err := s.fresh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out *pb.AuthenticateResponse
+	if err := s.hash(ctx, func() (err error) {
+		out, err = p.users.Authenticate(r, s.opts.Tokens, s.opts.Now())
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	out.Header = s.Header()
+	return out, nil
+}
+
+// AuthEnable asks everybody who they are from now on.
+func (s *Service) AuthEnable(ctx context.Context, r *pb.AuthEnableRequest) (*pb.AuthEnableResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).Enable)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// AuthDisable asks nobody any more.
+func (s *Service) AuthDisable(ctx context.Context, r *pb.AuthDisableRequest) (*pb.AuthDisableResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).Disable)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// AuthStatus says whether Auth is enabled.
+func (s *Service) AuthStatus(ctx context.Context, r *pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
+	out, err := inspect(ctx, s, nil, func(u *users.State) (*pb.AuthStatusResponse, error) { return u.Status(r) })
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.Header()
+	return out, nil
+}
+
+// AuthEnabled says whether Auth is enabled as far as this member knows.
+func (s *Service) AuthEnabled() bool {
+	p, err := s.current()
+	return err != nil || p.users.Enabled() // when nobody knows, ask everybody
+}
+
+// UserAdd adds a user.
+func (s *Service) UserAdd(ctx context.Context, r *pb.AuthUserAddRequest) (*pb.AuthUserAddResponse, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the hash is made
+		return nil, failure(ctx, err)
+	}
+	if err := s.hash(ctx, func() error { return users.HashAdd(r, s.opts.BcryptCost) }); err != nil {
+		return nil, err
+	}
+	out, revision, err := administer(ctx, s, r, (*users.State).UserAdd)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// UserDelete removes a user.
+func (s *Service) UserDelete(ctx context.Context, r *pb.AuthUserDeleteRequest) (*pb.AuthUserDeleteResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).UserDelete)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// UserChangePassword gives a user another password.
+func (s *Service) UserChangePassword(ctx context.Context, r *pb.AuthUserChangePasswordRequest) (*pb.AuthUserChangePasswordResponse, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the hash is made
+		return nil, failure(ctx, err)
+	}
+	if err := s.hash(ctx, func() error { return users.HashChange(r, s.opts.BcryptCost) }); err != nil {
+		return nil, err
+	}
+	out, revision, err := administer(ctx, s, r, (*users.State).UserChangePassword)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// UserGrantRole gives a user a role.
+func (s *Service) UserGrantRole(ctx context.Context, r *pb.AuthUserGrantRoleRequest) (*pb.AuthUserGrantRoleResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).UserGrantRole)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// UserRevokeRole takes a role from a user.
+func (s *Service) UserRevokeRole(ctx context.Context, r *pb.AuthUserRevokeRoleRequest) (*pb.AuthUserRevokeRoleResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).UserRevokeRole)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// UserGet answers a user's roles.
+func (s *Service) UserGet(ctx context.Context, r *pb.AuthUserGetRequest) (*pb.AuthUserGetResponse, error) {
+	out, err := inspect(ctx, s, func(p *policy, user string) error { return p.users.CanGetUser(user, r) },
+		func(u *users.State) (*pb.AuthUserGetResponse, error) { return u.UserGet(r) })
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.Header()
+	return out, nil
+}
+
+// UserList answers all users' names.
+func (s *Service) UserList(ctx context.Context, r *pb.AuthUserListRequest) (*pb.AuthUserListResponse, error) {
+	out, err := inspect(ctx, s, mustBeAdmin, func(u *users.State) (*pb.AuthUserListResponse, error) { return u.UserList(r) })
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.Header()
+	return out, nil
+}
+
+// RoleAdd adds a role.
+func (s *Service) RoleAdd(ctx context.Context, r *pb.AuthRoleAddRequest) (*pb.AuthRoleAddResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).RoleAdd)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// RoleDelete removes a role, from all users too.
+func (s *Service) RoleDelete(ctx context.Context, r *pb.AuthRoleDeleteRequest) (*pb.AuthRoleDeleteResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).RoleDelete)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// RoleGet answers a role's permissions.
+func (s *Service) RoleGet(ctx context.Context, r *pb.AuthRoleGetRequest) (*pb.AuthRoleGetResponse, error) {
+	out, err := inspect(ctx, s, func(p *policy, user string) error { return p.users.CanGetRole(user, r) },
+		func(u *users.State) (*pb.AuthRoleGetResponse, error) { return u.RoleGet(r) })
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.Header()
+	return out, nil
+}
+
+// RoleList answers all roles' names.
+func (s *Service) RoleList(ctx context.Context, r *pb.AuthRoleListRequest) (*pb.AuthRoleListResponse, error) {
+	out, err := inspect(ctx, s, mustBeAdmin, func(u *users.State) (*pb.AuthRoleListResponse, error) { return u.RoleList(r) })
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.Header()
+	return out, nil
+}
+
+// RoleGrantPermission gives a role a permission.
+func (s *Service) RoleGrantPermission(ctx context.Context, r *pb.AuthRoleGrantPermissionRequest) (*pb.AuthRoleGrantPermissionResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).RoleGrantPermission)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// RoleRevokePermission takes a permission from a role.
+func (s *Service) RoleRevokePermission(ctx context.Context, r *pb.AuthRoleRevokePermissionRequest) (*pb.AuthRoleRevokePermissionResponse, error) {
+	out, revision, err := administer(ctx, s, r, (*users.State).RoleRevokePermission)
+	if err != nil {
+		return nil, err
+	}
+	out.Header = s.header(revision)
+	return out, nil
+}
+
+// MustBeKnown says whether the caller is somebody: everybody, until Auth is enabled.
+func (s *Service) MustBeKnown(ctx context.Context) error {
+	return failure(ctx, s.checked(ctx, mustBeKnown))
+}
+
+// MustBeAdmin says whether the caller may administrate: everybody, until Auth is enabled.
+func (s *Service) MustBeAdmin(ctx context.Context) error {
+	return failure(ctx, s.checked(ctx, mustBeAdmin))
+}

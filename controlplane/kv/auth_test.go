@@ -1,0 +1,197 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+)
+
+// A service of its own for what Auth decides; what its rules are is tested in package users.
+func TestAuthAdministration(t *testing.T) {
+	ctx := t.Context()
+	w := newWorld(t)
+	_, err := w.AuthEnable(ctx, &pb.AuthEnableRequest{})
+	require.Equal(t, rpctypes.ErrGRPCRootUserNotExist, err)
+	_, err = w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+	require.NoError(t, err)
+	_, err = w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+	require.Equal(t, rpctypes.ErrGRPCUserAlreadyExist, err)
+	_, err = w.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: "root"})
+	require.NoError(t, err)
+	_, err = w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+	require.NoError(t, err)
+	_, err = w.Authenticate(ctx, &pb.AuthenticateRequest{Name: "root", Password: "p"})
+	require.Equal(t, rpctypes.ErrGRPCAuthNotEnabled, err)
+	_, err = w.AuthEnable(ctx, &pb.AuthEnableRequest{})
+	require.NoError(t, err)
+	require.True(t, w.AuthEnabled())
+
+	_, err = w.Put(ctx, &pb.PutRequest{Key: []byte("a")})
+	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
+	_, err = w.Put(As(ctx, RESTUser), &pb.PutRequest{Key: []byte("a")})
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+	_, err = w.Put(As(ctx, users.Root), &pb.PutRequest{Key: []byte("a")})
+	require.NoError(t, err)
+	_, err = w.Status(ctx, &pb.StatusRequest{})
+	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
+	_, err = w.Compact(As(ctx, RESTUser), &pb.CompactionRequest{Revision: 1})
+	require.Equal(t, rpctypes.ErrGRPCUserNotFound, err)
+	state, err := w.AuthStatus(ctx, &pb.AuthStatusRequest{})
+	require.NoError(t, err)
+	require.True(t, state.Enabled)
+	_, err = w.AuthDisable(As(ctx, users.Root), &pb.AuthDisableRequest{})
+	require.NoError(t, err)
+	require.False(t, w.AuthEnabled())
+}
+
+// Whoever may not write what is tied to a lease may not end it, nor tie more to it.
+func TestLeasesOfOthers(t *testing.T) {
+	ctx := t.Context()
+	root := As(ctx, users.Root)
+	w := newWorld(t)
+	w.run(t)
+	w.reigned(t, 2)
+	for _, f := range []func() error{
+		func() error {
+			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			return err
+		},
+		func() error { _, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "u", Password: "p"}); return err },
+		func() error { _, err := w.AuthEnable(ctx, &pb.AuthEnableRequest{}); return err },
+		func() error { _, err := w.LeaseGrant(root, &pb.LeaseGrantRequest{ID: 7, TTL: 60}); return err },
+		func() error { _, err := w.Put(root, &pb.PutRequest{Key: []byte("a"), Lease: 7}); return err },
+	} {
+		require.NoError(t, f())
+	}
+	u := As(ctx, "u")
+	_, err := w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+	_, err = w.LeaseKeepAlive(u, &pb.LeaseKeepAliveRequest{ID: 7})
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+	_, err = w.LeaseTimeToLive(u, &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+	ttl, err := w.LeaseTimeToLive(u, &pb.LeaseTimeToLiveRequest{ID: 7})
+	require.NoError(t, err, "how long it lives anybody may know")
+	require.EqualValues(t, 60, ttl.GrantedTTL)
+	_, err = w.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 7})
+	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
+	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
+	require.NoError(t, err)
+	// A key that was attached elsewhere, and is not known here yet, counts.
+	w.raft.set(func() {
+		w.raft.behind = func() {
+			w.raft.set(func() { w.raft.behind = nil })
+			_, err := w.Put(root, &pb.PutRequest{Key: []byte("b"), Lease: 8})
+			require.NoError(t, err)
+		}
+	})
+	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 8})
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+	_, err = w.LeaseRevoke(root, &pb.LeaseRevokeRequest{ID: 8})
+	require.NoError(t, err)
+	_, err = w.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: 9, TTL: 60})
+	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
+}
+
+// A stream that nobody was asked about when it began is asked as soon as Auth is enabled, though no other call has shown
+// this member the new records.
+func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
+	w := newWorld(t)
+	for _, f := range []func() error{
+		func() error {
+			_, err := w.UserAdd(t.Context(), &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(t.Context(), &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			return err
+		},
+	} {
+		require.NoError(t, f())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	requests, answers := make(chan *pb.WatchRequest), make(chan *pb.WatchResponse)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := w.Watch(ctx, func() (*pb.WatchRequest, error) {
+			select {
+			case r := <-requests:
+				return r, nil
+			case <-ctx.Done():
+				return nil, io.ErrUnexpectedEOF
+			}
+		}, func(r *pb.WatchResponse) error {
+			select {
+			case answers <- r:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		if ctx.Err() == nil {
+			t.Error(err)
+		}
+	}()
+	defer func() { cancel(); <-done }()
+	create := func() *pb.WatchResponse {
+		requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: []byte("a")}}}
+		return <-answers
+	}
+	require.False(t, create().Canceled)
+	_, err := w.AuthEnable(t.Context(), &pb.AuthEnableRequest{})
+	require.NoError(t, err)
+	refused := create()
+	require.True(t, refused.Canceled)
+	require.Contains(t, refused.CancelReason, "user name is empty")
+}
+
+// Everybody may try passwords, so what waits to be hashed is bounded, in number and in time.
+func TestTooManyPasswords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Options{Leases: &LeaseFeed{}})
+		release := make(chan struct{})
+		results := make(chan error)
+		ask := func(ctx context.Context) {
+			go func() { results <- s.hash(ctx, func() error { <-release; return nil }) }()
+			synctest.Wait()
+		}
+		for range maxHashing {
+			ask(t.Context())
+		}
+		impatient, cancel := context.WithCancel(t.Context())
+		ask(impatient)
+		cancel()
+		require.Error(t, <-results)
+		began := time.Now()
+		for range maxQueue {
+			ask(t.Context())
+		}
+		ask(t.Context())
+		require.Equal(t, rpctypes.ErrGRPCRequestTooManyRequests, <-results)
+		require.Zero(t, time.Since(began), "at once")
+		for range maxQueue {
+			require.Equal(t, rpctypes.ErrGRPCRequestTooManyRequests, <-results)
+		}
+		require.Equal(t, hashWait, time.Since(began))
+		close(release)
+		for range maxHashing {
+			require.NoError(t, <-results)
+		}
+		failed := errors.New("wrong")
+		require.Equal(t, failed, s.hash(t.Context(), func() error { return failed }), "there is room again")
+	})
+}

@@ -1,0 +1,83 @@
+package kv
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// benchWorld is a service with keys in it.
+func benchWorld(b *testing.B, keys int) *Service {
+	feed := &LeaseFeed{}
+	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed, CountIndex: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { engine.Close() })
+	s := New(Options{
+		Engine: engine, Agreement: newAlone(engine), Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Self: 1, Cluster: 77, Election: time.Second, Log: slog.New(slog.DiscardHandler),
+	})
+	for i := range keys {
+		if _, err := s.Put(b.Context(), &pb.PutRequest{Key: fmt.Appendf(nil, "k%08d", i), Value: make([]byte, 256)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return s
+}
+
+// What the service itself costs: agreement and transport are not in these.
+
+func BenchmarkRangeOfOne(b *testing.B) {
+	s := benchWorld(b, 10_000)
+	r := &pb.RangeRequest{Key: []byte("k00004242")}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Range(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkRangeOfTen(b *testing.B) {
+	s := benchWorld(b, 10_000)
+	r := &pb.RangeRequest{Key: []byte("k0"), RangeEnd: []byte("l"), Limit: 10}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Range(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkPut(b *testing.B) {
+	s := benchWorld(b, 0)
+	r := &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 256)}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Put(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkTxn(b *testing.B) {
+	s := benchWorld(b, 1000)
+	r := &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: []byte("k00000001"), Target: pb.Compare_MOD, Result: pb.Compare_GREATER, TargetUnion: &pb.Compare_ModRevision{}}},
+		Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("k00000001"), Value: make([]byte, 256)})},
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Txn(b.Context(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

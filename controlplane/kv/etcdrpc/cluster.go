@@ -1,0 +1,170 @@
+package etcdrpc
+
+import (
+	"context"
+	"net/url"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/member"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Members is who belongs to the cluster; *member.Service.
+type Members interface {
+	List(ctx context.Context, serializable bool) ([]member.Member, error)
+	Add(ctx context.Context, q member.AddRequest) (added member.Member, all []member.Member, err error)
+	Promote(ctx context.Context, id uint64) ([]member.Member, error)
+	Remove(ctx context.Context, id uint64, force bool) ([]member.Member, error)
+	Update(ctx context.Context, q member.UpdateRequest) ([]member.Member, error)
+}
+
+// cluster serves Cluster.
+type cluster struct {
+	pb.UnsafeClusterServer
+	members Members
+	service *kv.Service
+}
+
+// MemberAdd implements Cluster. Whatever is asked for, a member begins as a learner; one that was not to stay one is
+// promoted when it is caught up.
+func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.MemberAddResponse, error) {
+	if err := c.service.MustBeAdmin(ctx); err != nil {
+		return nil, err
+	}
+	if err := checkURLs(r.PeerURLs); err != nil {
+		return nil, err
+	}
+	added, all, err := c.members.Add(ctx, member.AddRequest{RaftAddr: r.PeerURLs[0], Learner: r.IsLearner})
+	if err != nil {
+		return nil, refused(ctx, err)
+	}
+	return &pb.MemberAddResponse{Header: c.service.Header(), Member: memberOf(&added), Members: membersOf(all)}, nil
+}
+
+// MemberRemove implements Cluster.
+func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
+	if err := c.service.MustBeAdmin(ctx); err != nil {
+		return nil, err
+	}
+	// Whoever gets here is an operator, or as good as one.
+	all, err := c.members.Remove(ctx, r.ID, true)
+	if err != nil {
+		return nil, refused(ctx, err)
+	}
+	return &pb.MemberRemoveResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
+}
+
+// MemberUpdate implements Cluster.
+func (c *cluster) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (*pb.MemberUpdateResponse, error) {
+	if err := c.service.MustBeAdmin(ctx); err != nil {
+		return nil, err
+	}
+	if err := checkURLs(r.PeerURLs); err != nil {
+		return nil, err
+	}
+	all, err := c.members.Update(ctx, member.UpdateRequest{ID: r.ID, RaftAddr: r.PeerURLs[0]})
+	if err != nil {
+		return nil, refused(ctx, err)
+	}
+	return &pb.MemberUpdateResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
+}
+
+// MemberList implements Cluster.
+func (c *cluster) MemberList(ctx context.Context, r *pb.MemberListRequest) (*pb.MemberListResponse, error) {
+	if err := c.service.MustBeKnown(ctx); err != nil {
+		return nil, err
+	}
+	all, err := c.members.List(ctx, !r.Linearizable)
+	if err != nil {
+		return nil, refused(ctx, err)
+	}
+	return &pb.MemberListResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
+}
+
+// MemberPromote implements Cluster.
+func (c *cluster) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest) (*pb.MemberPromoteResponse, error) {
+	if err := c.service.MustBeAdmin(ctx); err != nil {
+		return nil, err
+	}
+	all, err := c.members.Promote(ctx, r.ID)
+	if err != nil {
+		return nil, refused(ctx, err)
+	}
+	return &pb.MemberPromoteResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
+}
+
+// checkURLs checks the addresses of a member: one that can be parsed, for there is one address to a member.
+func checkURLs(all []string) error {
+	if len(all) == 0 {
+		return rpctypes.ErrGRPCMemberBadURLs
+	}
+	for _, u := range all {
+		parsed, err := url.Parse(u)
+		if err != nil || parsed.Scheme != "http" && parsed.Scheme != "https" || parsed.Host == "" || parsed.Path != "" {
+			return rpctypes.ErrGRPCMemberBadURLs
+		}
+	}
+	if len(all) > 1 {
+		return status.Error(codes.InvalidArgument, "etcdserver: a member has one peer URL here")
+	}
+	return nil
+}
+
+func membersOf(all []member.Member) []*pb.Member {
+	out := make([]*pb.Member, len(all))
+	for i := range all {
+		out[i] = memberOf(&all[i])
+	}
+	return out
+}
+
+// memberOf shows a member. One that nobody has proved to be has no name, as with etcd one that has not started.
+func memberOf(m *member.Member) *pb.Member {
+	out := &pb.Member{ID: m.ID, PeerURLs: []string{m.RaftAddr}, IsLearner: !m.Votes()}
+	if m.Proven() {
+		out.Name, out.ClientURLs = m.Name, m.ClientURLs
+	}
+	return out
+}
+
+// reasons is what clients are told of refusals.
+var reasons = map[string]error{
+	member.ReasonExists:       rpctypes.ErrGRPCMemberExist,
+	member.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,
+	member.ReasonRemoved:      rpctypes.ErrGRPCMemberNotFound,
+	member.ReasonNotFound:     rpctypes.ErrGRPCMemberNotFound,
+	member.ReasonNotLearner:   rpctypes.ErrGRPCMemberNotLearner,
+	member.ReasonNotReady:     rpctypes.ErrGRPCLearnerNotReady,
+	member.ReasonQuorum:       rpctypes.ErrGRPCUnhealthy,
+	member.ReasonLastVoter:    rpctypes.ErrGRPCMemberNotEnoughStarted,
+	member.ReasonTooMany:      rpctypes.ErrGRPCTooManyLearners,
+	member.ReasonBusy:         rpctypes.ErrGRPCUnhealthy,
+}
+
+// refused is what the client is told of an error of the members' service.
+func refused(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	f, ok := fault.From(err)
+	if !ok {
+		return err
+	}
+	if known := reasons[f.Reason]; known != nil {
+		return known
+	}
+	switch f.Kind {
+	case fault.Unavailable:
+		return rpctypes.ErrGRPCNoLeader
+	case fault.DeadlineExceeded:
+		return rpctypes.ErrGRPCTimeout
+	case fault.InvalidArgument:
+		return rpctypes.ErrGRPCMemberBadURLs
+	}
+	return status.Error(f.Kind.RPC(), "etcdserver: "+f.Message)
+}

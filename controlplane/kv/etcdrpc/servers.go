@@ -1,0 +1,126 @@
+package etcdrpc
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+)
+
+// keys serves KV.
+type keys struct {
+	pb.UnsafeKVServer
+	*kv.Service
+}
+
+// RangeStream implements KV.
+func (k *keys) RangeStream(r *pb.RangeRequest, stream pb.KV_RangeStreamServer) error {
+	return k.Service.RangeStream(stream.Context(), r, func(piece *pb.RangeResponse) error {
+		return stream.Send(&pb.RangeStreamResponse{RangeResponse: piece})
+	})
+}
+
+// watches serves Watch.
+type watches struct {
+	pb.UnsafeWatchServer
+	service *kv.Service
+}
+
+// Watch implements Watch.
+func (w *watches) Watch(stream pb.Watch_WatchServer) error {
+	err := w.service.Watch(stream.Context(), stream.Recv, stream.Send)
+	if errors.Is(err, context.Canceled) {
+		return rpctypes.ErrGRPCWatchCanceled
+	}
+	return err
+}
+
+// leases serves Lease.
+type leases struct {
+	pb.UnsafeLeaseServer
+	*kv.Service
+}
+
+// LeaseKeepAlive implements Lease.
+func (l *leases) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
+	ended := make(chan error, 1)
+	// It ends when the stream does, which it does when this returns: Recv waits for nothing else.
+	go func() { ended <- l.keepAlive(stream) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-stream.Context().Done():
+		return context.Cause(stream.Context())
+	}
+}
+
+func (l *leases) keepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		out, err := l.Service.LeaseKeepAlive(stream.Context(), r)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+// users serves Auth.
+type users struct {
+	pb.UnsafeAuthServer
+	*kv.Service
+}
+
+// maintenance serves Maintenance.
+type maintenance struct {
+	pb.UnsafeMaintenanceServer
+	*kv.Service
+	dir string
+}
+
+// Snapshot implements Maintenance: a file for etcdutl, in pieces, and its SHA-256 as the last.
+func (m *maintenance) Snapshot(_ *pb.SnapshotRequest, stream pb.Maintenance_SnapshotServer) error {
+	file, err := m.Service.Snapshot(stream.Context(), m.dir)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return file.Stream(stream.Context(), &pieces{stream: stream, left: file.Size()})
+}
+
+// pieces sends what is written to it.
+type pieces struct {
+	stream pb.Maintenance_SnapshotServer
+	left   int64
+}
+
+// pieceBytes is the size of a piece, as in etcd.
+const pieceBytes = 32 << 10
+
+// Write implements io.Writer.
+func (p *pieces) Write(b []byte) (n int, err error) {
+	for len(b) > 0 {
+		size := min(len(b), pieceBytes)
+		p.left = max(p.left-int64(size), 0)
+		// gRPC may encode it after Send has returned.
+		blob := append([]byte(nil), b[:size]...)
+		if err := p.stream.Send(&pb.SnapshotResponse{RemainingBytes: uint64(p.left), Blob: blob, Version: snapfile.StorageVersion}); err != nil {
+			return n, err
+		}
+		n, b = n+size, b[size:]
+	}
+	return n, nil
+}

@@ -1,0 +1,103 @@
+package etcdrpc
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/peer"
+)
+
+// slow is how long a request may take before it is worth a line in the log: etcd's --warning-unary-request-duration.
+const slow = 300 * time.Millisecond
+
+// slowPerSecond is how many lines are written in a second. Under a load at which all requests are slow the log must not
+// make them slower.
+const slowPerSecond = 5
+
+// slowLog tells of slow requests, and of how many it did not tell.
+type slowLog struct {
+	log *slog.Logger
+
+	mu     sync.Mutex
+	second time.Time // when the present one began
+	told   int       // in it
+	untold int       // since the last line
+}
+
+// turn says whether a line may be written now, and how many were not before it.
+func (l *slowLog) turn(now time.Time) (ok bool, untold int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.Sub(l.second) >= time.Second {
+		l.second, l.told = now, 0
+	}
+	if l.told >= slowPerSecond {
+		l.untold++
+		return false, 0
+	}
+	l.told++
+	untold, l.untold = l.untold, 0
+	return true, untold
+}
+
+// add says of a request that was slow what it was about, never what it carried.
+func (l *slowLog) add(ctx context.Context, method string, req, resp any, took time.Duration, err error) {
+	if took <= slow {
+		return
+	}
+	if !strings.HasPrefix(method, Prefix+"KV/") && !strings.HasPrefix(method, Prefix+"Lease/") {
+		return
+	}
+	if r, ok := req.(*pb.CompactionRequest); ok && r.Physical {
+		return // it waits on purpose
+	}
+	ok, untold := l.turn(time.Now())
+	if !ok {
+		return
+	}
+	attrs := []any{"method", method[strings.LastIndexByte(method, '/')+1:], "took", took, "expected", slow}
+	if p, ok := peer.FromContext(ctx); ok {
+		attrs = append(attrs, "remote", p.Addr.String())
+	}
+	attrs = append(attrs, about(req, resp)...)
+	if err != nil {
+		attrs = append(attrs, "err", err)
+	}
+	if untold > 0 {
+		attrs = append(attrs, "others", untold)
+	}
+	l.log.Warn("request took too long", attrs...)
+}
+
+func about(req, resp any) []any {
+	switch r := req.(type) {
+	case *pb.RangeRequest:
+		attrs := []any{"key", clip(r.Key), "range_end", clip(r.RangeEnd), "limit", r.Limit, "revision", r.Revision, "serializable", r.Serializable}
+		if a, ok := resp.(*pb.RangeResponse); ok && a != nil {
+			attrs = append(attrs, "count", len(a.Kvs))
+		}
+		return attrs
+	case *pb.PutRequest:
+		return []any{"key", clip(r.Key), "value_bytes", len(r.Value), "lease", r.Lease}
+	case *pb.DeleteRangeRequest:
+		return []any{"key", clip(r.Key), "range_end", clip(r.RangeEnd)}
+	case *pb.TxnRequest:
+		return []any{"compares", len(r.Compare), "success", len(r.Success), "failure", len(r.Failure)}
+	case *pb.CompactionRequest:
+		return []any{"revision", r.Revision}
+	}
+	return nil
+}
+
+// clip bounds what of a key goes to the log.
+func clip(key []byte) string {
+	const most = 64
+	if len(key) > most {
+		return string(key[:most]) + "…"
+	}
+	return string(key)
+}

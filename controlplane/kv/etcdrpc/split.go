@@ -1,0 +1,239 @@
+package etcdrpc
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// Splitter shares one listener between gRPC and HTTP/1, by how a connection begins: HTTP/2 is gRPC's. With TLS the
+// protocol that was agreed on in the handshake decides.
+type Splitter struct {
+	listener net.Listener
+	tls      *tls.Config // nil: plaintext
+	grpc     *half
+	http     *half
+
+	mu    sync.Mutex
+	fresh map[net.Conn]struct{} // that have not said anything yet
+	done  bool
+	work  sync.WaitGroup
+}
+
+// Of connections that have not said what they speak.
+const (
+	freshTime = 10 * time.Second
+	mostFresh = 1024
+)
+
+// preface is how HTTP/2 begins without TLS (RFC 9113, 3.4).
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// Split shares a listener, which is the Splitter's from here on. config may be nil.
+func Split(listener net.Listener, config *tls.Config) *Splitter {
+	s := &Splitter{listener: listener, fresh: map[net.Conn]struct{}{}}
+	if config != nil {
+		s.tls = config.Clone()
+		s.tls.NextProtos = []string{"h2", "http/1.1"}
+	}
+	s.grpc, s.http = newHalf(listener.Addr()), newHalf(listener.Addr())
+	return s
+}
+
+// GRPC is the listener of a gRPC server, which needs Credentials.
+func (s *Splitter) GRPC() net.Listener { return s.grpc }
+
+// HTTP is the listener of an HTTP server.
+func (s *Splitter) HTTP() net.Listener { return s.http }
+
+// Serve accepts connections until the Splitter is closed, or the listener fails.
+func (s *Splitter) Serve() error {
+	defer s.work.Wait()
+	defer s.end()
+	for {
+		conn, err := s.listener.Accept()
+		if err != nil {
+			var passing interface{ Temporary() bool }
+			if errors.As(err, &passing) && passing.Temporary() {
+				time.Sleep(10 * time.Millisecond) // no file descriptors, say
+				continue
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.done {
+				return nil
+			}
+			return err
+		}
+		s.mu.Lock()
+		if s.done || len(s.fresh) >= mostFresh {
+			s.mu.Unlock()
+			conn.Close()
+			continue
+		}
+		s.fresh[conn] = struct{}{}
+		s.work.Add(1)
+		s.mu.Unlock()
+		go s.sort(conn)
+	}
+}
+
+// Close stops accepting.
+func (s *Splitter) Close() error {
+	s.mu.Lock()
+	s.done = true
+	s.mu.Unlock()
+	return s.listener.Close()
+}
+
+func (s *Splitter) end() {
+	s.mu.Lock()
+	s.done = true
+	for conn := range s.fresh {
+		conn.Close()
+	}
+	s.mu.Unlock()
+	s.grpc.Close()
+	s.http.Close()
+}
+
+// sort finds out what a connection speaks.
+func (s *Splitter) sort(conn net.Conn) {
+	defer s.work.Done()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.fresh, conn)
+	}()
+	if conn.SetDeadline(time.Now().Add(freshTime)) != nil {
+		conn.Close()
+		return
+	}
+	var sorted net.Conn
+	to := s.http
+	if s.tls != nil {
+		t := tls.Server(conn, s.tls)
+		if t.Handshake() != nil {
+			conn.Close()
+			return
+		}
+		if t.ConnectionState().NegotiatedProtocol == "h2" {
+			to = s.grpc
+		}
+		sorted = t
+	} else {
+		first := make([]byte, 4) // no method of HTTP/1 begins like the preface
+		n, err := io.ReadFull(conn, first)
+		if err != nil {
+			conn.Close()
+			return
+		}
+		if bytes.HasPrefix([]byte(preface), first[:n]) {
+			to = s.grpc
+		}
+		sorted = &begun{Conn: conn, first: first}
+	}
+	if conn.SetDeadline(time.Time{}) != nil || !to.give(sorted) {
+		conn.Close()
+	}
+}
+
+// begun is a connection of which some was read.
+type begun struct {
+	net.Conn
+	first []byte
+}
+
+func (c *begun) Read(b []byte) (int, error) {
+	if len(c.first) > 0 {
+		n := copy(b, c.first)
+		c.first = c.first[n:]
+		return n, nil
+	}
+	return c.Conn.Read(b)
+}
+
+// half is a listener of connections that are given to it.
+type half struct {
+	addr  net.Addr
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newHalf(addr net.Addr) *half {
+	return &half{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (h *half) give(conn net.Conn) bool {
+	select {
+	case h.conns <- conn:
+		return true
+	case <-h.done:
+		return false
+	}
+}
+
+// Accept implements net.Listener.
+func (h *half) Accept() (net.Conn, error) {
+	select {
+	case conn := <-h.conns:
+		return conn, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *half) Close() error {
+	h.once.Do(func() { close(h.done) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (h *half) Addr() net.Addr { return h.addr }
+
+// Credentials tell a gRPC server behind a Splitter of the certificate that a client showed.
+func Credentials() credentials.TransportCredentials { return shown{} }
+
+type shown struct{}
+
+// ServerHandshake implements credentials.TransportCredentials: the handshake was made.
+func (shown) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	t, ok := conn.(*tls.Conn)
+	if !ok {
+		return conn, plain{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
+	}
+	return conn, credentials.TLSInfo{
+		State: t.ConnectionState(), CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+	}, nil
+}
+
+// plain is what is known of a connection without TLS.
+type plain struct{ credentials.CommonAuthInfo }
+
+// AuthType implements credentials.AuthInfo.
+func (plain) AuthType() string { return "insecure" }
+
+// ClientHandshake implements credentials.TransportCredentials: these are a server's.
+func (shown) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are for servers")
+}
+
+// Info implements credentials.TransportCredentials.
+func (shown) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// Clone implements credentials.TransportCredentials.
+func (shown) Clone() credentials.TransportCredentials { return shown{} }
+
+// OverrideServerName implements credentials.TransportCredentials: a server's has none.
+func (shown) OverrideServerName(string) error { return nil }

@@ -1,0 +1,74 @@
+package etcdrpc
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+)
+
+// patience is after how many election time-outs without a leader streams end that will not do without, as in etcd: to
+// begin them anew costs more than to wait.
+const patience = 3
+
+// streams are those that end when there is no leader.
+type streams struct {
+	mu  sync.Mutex
+	all map[*context.CancelCauseFunc]struct{}
+}
+
+// add adds one; call what it returns when the stream has ended.
+func (s *streams) add(cancel context.CancelCauseFunc) (remove func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = map[*context.CancelCauseFunc]struct{}{}
+	}
+	s.all[&cancel] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.all, &cancel)
+	}
+}
+
+// end ends all of them.
+func (s *streams) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for cancel := range s.all {
+		(*cancel)(rpctypes.ErrGRPCNoLeader)
+	}
+	clear(s.all)
+}
+
+// run ends streams whenever the leader has been gone for too long.
+func (s *streams) run(ctx context.Context, service *kv.Service) {
+	gone := time.NewTimer(time.Hour)
+	defer gone.Stop()
+	led := true
+	for {
+		changed := service.LeaderChanged()
+		switch now := service.Leader() != 0; {
+		case now == led:
+		case now:
+			gone.Stop()
+		default:
+			gone.Reset(patience * service.Election())
+		}
+		led = service.Leader() != 0
+		select {
+		case <-changed:
+		case <-gone.C:
+			if !led {
+				s.end()
+				gone.Reset(patience * service.Election()) // for those that begin meanwhile
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package etcdrpc_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/member"
+)
+
+// later makes a world's clock one that goes ahead.
+func later(ahead *atomic.Int64) func(*settings) {
+	return func(s *settings) {
+		s.kv.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	}
+}
+
+func (w *world) token(t *testing.T, user, password string) string {
+	t.Helper()
+	r, err := w.service.Authenticate(t.Context(), &pb.AuthenticateRequest{Name: user, Password: password})
+	require.NoError(t, err)
+	return r.Token
+}
+
+// A token is for the begin of a stream: etcd's client gets another one for each, but not for what it asks of one that it
+// has. A stream ends with what voids its token.
+func TestAStreamOutlivesItsToken(t *testing.T) {
+	var ahead atomic.Int64
+	w := newWorld(t, later(&ahead))
+	c := w.client(t)
+	lease, err := c.Grant(t.Context(), 1000)
+	require.NoError(t, err)
+	enableAuth(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	ctx = metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, w.token(t, "u", "word"))
+	watching, err := pb.NewWatchClient(c.ActiveConnection()).Watch(ctx)
+	require.NoError(t, err)
+	watch := func(key string) string {
+		require.NoError(t, watching.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
+			CreateRequest: &pb.WatchCreateRequest{Key: []byte(key)},
+		}}))
+		r, err := watching.Recv()
+		require.NoError(t, err)
+		require.True(t, r.Created)
+		require.Equal(t, r.Canceled, r.CancelReason != "")
+		return r.CancelReason
+	}
+	renewing, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseKeepAlive(ctx)
+	require.NoError(t, err)
+	renew := func() error {
+		require.NoError(t, renewing.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease.ID)}))
+		_, err := renewing.Recv()
+		return rpctypes.Error(err)
+	}
+	require.Empty(t, watch("/u/a"))
+	require.NoError(t, renew())
+	ahead.Add(int64(1000 * time.Hour))
+	_, err = pb.NewKVClient(c.ActiveConnection()).Range(ctx, &pb.RangeRequest{Key: []byte("/u/a")})
+	require.Equal(t, rpctypes.ErrInvalidAuthToken, rpctypes.Error(err), "the token is too old for anything new")
+	require.Empty(t, watch("/u/b"))
+	require.Contains(t, watch("/other"), "permission denied")
+	require.NoError(t, renew())
+
+	root := w.client(t, func(c *clientv3.Config) { c.Username, c.Password = "root", "secret" })
+	_, err = root.UserChangePassword(t.Context(), "u", "another")
+	require.NoError(t, err)
+	require.Contains(t, watch("/u/c"), "invalid auth token")
+	require.Equal(t, rpctypes.ErrInvalidAuthToken, renew())
+}
+
+// A client renews a token that it is told is not valid. One that is told that it may not does not.
+func TestAnOldTokenOfRootIsSaidToBeOld(t *testing.T) {
+	const far = "192.0.2.1"
+	var ahead atomic.Int64
+	w := newWorld(t, later(&ahead))
+	enableAuth(t, w.client(t))
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service})
+	root, user := w.token(t, "root", "secret"), w.token(t, "u", "word")
+	for _, method := range []string{pb.Auth_UserList_FullMethodName, pb.Maintenance_Status_FullMethodName} {
+		require.NoError(t, enter(s, method, far, "token", root))
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far, "token", user))
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far))
+	}
+	ahead.Add(int64(1000 * time.Hour))
+	for _, method := range []string{pb.Auth_UserList_FullMethodName, pb.Maintenance_Status_FullMethodName} {
+		require.Equal(t, rpctypes.ErrGRPCInvalidAuthToken, enter(s, method, far, "token", root))
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far))
+	}
+}
+
+// listed is a cluster that can be listed.
+type listed struct{ etcdrpc.Members }
+
+func (listed) List(context.Context, bool) ([]member.Member, error) {
+	return []member.Member{{ID: 1, Name: "node-1", State: member.Voting}}, nil
+}
+
+func TestMembersAreForUsers(t *testing.T) {
+	ctx := t.Context()
+	w := newWorld(t, func(s *settings) { s.rpc.Members = listed{} })
+	nobody := w.client(t)
+	all, err := nobody.MemberList(ctx)
+	require.NoError(t, err)
+	require.Len(t, all.Members, 1)
+	enableAuth(t, nobody)
+	_, err = nobody.MemberList(ctx)
+	require.Equal(t, rpctypes.ErrUserEmpty, err)
+	_, err = w.client(t, func(c *clientv3.Config) { c.Username, c.Password = "u", "word" }).MemberList(ctx)
+	require.NoError(t, err)
+}
+
+func TestTheLargestValueByEtcdsClient(t *testing.T) {
+	ctx := t.Context()
+	c := newWorld(t).client(t)
+	_, err := c.Put(ctx, "a", strings.Repeat("x", kv.DefaultRequestBytes))
+	require.NoError(t, err)
+	_, err = c.Put(ctx, "a", strings.Repeat("x", kv.DefaultRequestBytes+1))
+	require.Equal(t, rpctypes.ErrRequestTooLarge, err)
+	got, err := c.Get(ctx, "a")
+	require.NoError(t, err)
+	require.Len(t, got.Kvs[0].Value, kv.DefaultRequestBytes)
+}

@@ -1,0 +1,161 @@
+package etcdrpc_test
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// alone is the agreement of a cluster of one.
+type alone struct {
+	engine *mvcc.Engine
+
+	applying sync.Mutex
+
+	mu      sync.Mutex
+	leader  uint64
+	changed chan struct{}
+	learns  bool
+}
+
+func (a *alone) Propose(_ context.Context, data []byte) (mvcc.Result, error) {
+	if leader, _ := a.Leader(); leader == 0 {
+		return mvcc.Result{}, &consensus.NotLeaderError{}
+	}
+	a.applying.Lock()
+	defer a.applying.Unlock()
+	results, err := a.engine.Apply([]mvcc.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, Wanted: true}})
+	if err != nil {
+		return mvcc.Result{}, err
+	}
+	return results[0], nil
+}
+
+func (a *alone) ReadIndex(context.Context) error {
+	if leader, _ := a.Leader(); leader == 0 {
+		return consensus.ErrNoLeader
+	}
+	return nil
+}
+
+func (a *alone) Status(context.Context) (consensus.GroupStatus, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := a.engine.Applied().Index
+	s := consensus.GroupStatus{Leader: a.leader, Term: 2, Commit: at, Applied: at, Voters: []uint64{1}}
+	if a.learns {
+		s.Learners = []uint64{1}
+	}
+	return s, nil
+}
+
+func (a *alone) Self() uint64 { return 1 }
+
+func (a *alone) Leader() (member, term uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.leader, 2
+}
+
+func (a *alone) Changed() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.changed
+}
+
+func (a *alone) lead(member uint64, learns bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.leader, a.learns = member, learns
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// world is a service on one port, as an etcd's.
+type world struct {
+	service *kv.Service
+	raft    *alone
+	engine  *mvcc.Engine
+	address string
+}
+
+type settings struct {
+	kv     kv.Options
+	rpc    etcdrpc.Options
+	listen string
+	tls    *tls.Config
+}
+
+func newWorld(t *testing.T, change ...func(*settings)) *world {
+	t.Helper()
+	feed := &kv.LeaseFeed{}
+	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed})
+	require.NoError(t, err)
+	w := &world{engine: engine, raft: &alone{engine: engine, leader: 1, changed: make(chan struct{})}}
+	log := slog.New(slog.DiscardHandler)
+	s := settings{listen: "127.0.0.1:0"}
+	s.kv = kv.Options{
+		Engine: engine, Agreement: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Self: 1, Cluster: 77, Election: 100 * time.Millisecond, BcryptCost: users.MinCost, Log: log,
+	}
+	s.rpc = etcdrpc.Options{Dir: t.TempDir(), Log: log}
+	for _, f := range change {
+		f(&s)
+	}
+	w.service = kv.New(s.kv)
+	s.rpc.Service = w.service
+	server := etcdrpc.New(s.rpc)
+	g := grpc.NewServer(grpc.Creds(etcdrpc.Credentials()), grpc.UnaryInterceptor(server.Unary), grpc.StreamInterceptor(server.Stream))
+	server.Register(g)
+	web := &http.Server{Handler: etcdrpc.HTTP(w.service, http.NotFoundHandler()), ReadHeaderTimeout: time.Second}
+	listener, err := net.Listen("tcp", s.listen)
+	require.NoError(t, err)
+	w.address = listener.Addr().String()
+	split := etcdrpc.Split(listener, s.tls)
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() { w.service.Run(ctx) })
+	work.Go(func() { server.Run(ctx) })
+	work.Go(func() { split.Serve() })
+	work.Go(func() { g.Serve(split.GRPC()) })
+	work.Go(func() { web.Serve(split.HTTP()) })
+	t.Cleanup(func() {
+		split.Close()
+		g.Stop()
+		web.Close()
+		cancel()
+		work.Wait()
+		require.NoError(t, engine.Close())
+	})
+	return w
+}
+
+// client is etcd's own.
+func (w *world) client(t *testing.T, change ...func(*clientv3.Config)) *clientv3.Client {
+	t.Helper()
+	c := clientv3.Config{Endpoints: []string{w.address}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()}
+	for _, f := range change {
+		f(&c)
+	}
+	client, err := clientv3.New(c)
+	require.NoError(t, err)
+	t.Cleanup(func() { client.Close() })
+	return client
+}

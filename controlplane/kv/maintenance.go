@@ -1,0 +1,306 @@
+package kv
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/api/v3/version"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Alarm lists, raises and clears alarms.
+func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmResponse, error) {
+	switch r.Action {
+	case pb.AlarmRequest_GET:
+		p, err := s.fresh(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.allowed(ctx, p, mustBeKnown); err != nil {
+			return nil, failure(ctx, err)
+		}
+		out := &pb.AlarmResponse{Header: s.Header()}
+		for _, a := range p.alarms {
+			if r.Alarm == pb.AlarmType_NONE || r.Alarm == a.Alarm {
+				out.Alarms = append(out.Alarms, a)
+			}
+		}
+		return out, nil
+	case pb.AlarmRequest_ACTIVATE, pb.AlarmRequest_DEACTIVATE:
+	default:
+		return nil, status.Error(codes.InvalidArgument, "etcdserver: unknown alarm action")
+	}
+	if err := s.checked(ctx, mustBeAdmin); err != nil {
+		return nil, failure(ctx, err)
+	}
+	changed, err := s.setAlarm(ctx, &pb.AlarmMember{MemberID: r.MemberID, Alarm: r.Alarm}, r.Action == pb.AlarmRequest_ACTIVATE)
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	out := &pb.AlarmResponse{Header: s.Header()}
+	if changed != nil {
+		out.Alarms = append(out.Alarms, changed)
+	}
+	return out, nil
+}
+
+// setAlarm raises or clears an alarm and returns it; nil when there is none.
+func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb.AlarmMember, error) {
+	if a.Alarm != pb.AlarmType_NOSPACE && a.Alarm != pb.AlarmType_CORRUPT {
+		return nil, nil
+	}
+	name, value, err := alarmRecord(a)
+	if err != nil {
+		return nil, err
+	}
+	step := mvcc.Step{Kind: mvcc.StepDeleteRecord, Key: name}
+	if on {
+		step = mvcc.Step{Kind: mvcc.StepSetRecord, Key: name, Value: value}
+	}
+	p, err := s.fresh(ctx)
+	for err == nil {
+		active := slices.ContainsFunc(p.alarms, func(b *pb.AlarmMember) bool { return b.Alarm == a.Alarm && b.MemberID == a.MemberID })
+		switch {
+		case active && on:
+			return a, nil
+		case !active && !on:
+			return nil, nil
+		}
+		var r mvcc.Result
+		if r, err = s.propose(ctx, p.epoch, []mvcc.Step{step}); err != nil {
+			break
+		}
+		if r.Refused != mvcc.RefusedEpoch {
+			if err = refusal(&r); err == nil {
+				s.opts.Log.Warn("alarm", "type", a.Alarm.String(), "member", a.MemberID, "active", on)
+			}
+			return a, err
+		}
+		p, err = s.newest()
+	}
+	return nil, err
+}
+
+// raise raises an alarm of this member, unless somebody does already, and returns told.
+func (s *Service) raise(ctx context.Context, kind pb.AlarmType, told error) error {
+	if !s.raising.TryLock() {
+		return told
+	}
+	defer s.raising.Unlock()
+	if _, err := s.setAlarm(ctx, &pb.AlarmMember{MemberID: s.opts.Self, Alarm: kind}, true); err != nil && ctx.Err() == nil {
+		s.opts.Log.Warn("raise alarm", "type", kind.String(), "err", err)
+	}
+	return told
+}
+
+// Alarms are those that are active as far as this member knows.
+func (s *Service) Alarms() []*pb.AlarmMember {
+	p, err := s.newest()
+	if err != nil {
+		return nil
+	}
+	return p.alarms
+}
+
+// emptyBytes is what an empty keyspace is said to take: etcdctl divides by the size.
+const emptyBytes = 16 << 10
+
+// Status describes this member.
+func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
+	if err := s.checked(ctx, mustBeKnown); err != nil {
+		return nil, failure(ctx, err)
+	}
+	g, err := s.opts.Agreement.Status(ctx)
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	out := &pb.StatusResponse{
+		Header: s.Header(), Version: version.Version, StorageVersion: snapfile.StorageVersion,
+		Leader: g.Leader, RaftIndex: g.Commit, RaftTerm: g.Term, RaftAppliedIndex: g.Applied,
+		DbSize: emptyBytes + s.opts.Engine.Size(), DbSizeInUse: emptyBytes + s.opts.Engine.SizeInUse(), DbSizeQuota: max(s.opts.Quota, 0),
+		IsLearner: s.IsLearner(), DowngradeInfo: &pb.DowngradeInfo{},
+	}
+	if out.Leader == 0 {
+		out.Errors = append(out.Errors, "etcdserver: no leader")
+	}
+	for _, a := range s.Alarms() {
+		out.Errors = append(out.Errors, a.String())
+	}
+	return out, nil
+}
+
+// Defragment waits until this member has removed what was compacted: there is nothing else to do, and nothing waits for it.
+func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil {
+		return nil, failure(ctx, err)
+	}
+	if err := s.opts.Engine.AwaitScrub(ctx, s.opts.Engine.Floor()); err != nil {
+		return nil, failure(ctx, err)
+	}
+	return &pb.DefragmentResponse{Header: s.Header()}, nil
+}
+
+// HashKV hashes the keyspace up to a revision: the same number on all members that have the same history.
+func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVResponse, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil {
+		return nil, failure(ctx, err)
+	}
+	h, err := s.opts.Engine.HashKV(ctx, max(r.Revision, 0))
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	const none = -1 // etcd's word for no compaction
+	return &pb.HashKVResponse{
+		Header: s.header(h.Current), Hash: h.Hash, HashRevision: h.Revision, CompactRevision: cmp.Or(h.Floor, none),
+	}, nil
+}
+
+// Hash hashes the keyspace as it is on this member.
+func (s *Service) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.HashResponse, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil {
+		return nil, failure(ctx, err)
+	}
+	h, err := s.opts.Engine.HashKV(ctx, 0)
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	return &pb.HashResponse{Header: s.header(h.Current), Hash: h.Hash}, nil
+}
+
+// MoveLeader makes another member lead. Only the leader does it.
+func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil {
+		return nil, failure(ctx, err)
+	}
+	if s.Leader() != s.opts.Self {
+		return nil, rpctypes.ErrGRPCNotLeader
+	}
+	if s.opts.Transfer == nil {
+		return nil, rpctypes.ErrGRPCBadLeaderTransferee
+	}
+	switch err := s.opts.Transfer(ctx, r.TargetID); {
+	case err == nil:
+	case fault.Is(err, fault.FailedPrecondition) && s.Leader() != 0 && !timedOut(err):
+		return nil, rpctypes.ErrGRPCBadLeaderTransferee
+	case fault.Is(err, fault.FailedPrecondition):
+		return nil, rpctypes.ErrGRPCTimeout
+	default:
+		return nil, failure(ctx, err)
+	}
+	return &pb.MoveLeaderResponse{Header: s.Header()}, nil
+}
+
+// timedOut says whether the member that was to lead did not take over, rather than that it may not.
+func timedOut(err error) bool {
+	f, ok := fault.From(err)
+	return ok && f.Reason == "TRANSFER_FAILED"
+}
+
+// Snapshot makes a file of the keyspace as of now, in a directory for what is temporary. Close it.
+func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.Made, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil {
+		return nil, failure(ctx, err)
+	}
+	g, err := s.opts.Agreement.Status(ctx)
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	snap := s.opts.Engine.Snapshot()
+	defer snap.Close()
+	c, err := contents(snap)
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	c.Index, c.Term = g.Applied, g.Term
+	if s.opts.Members != nil {
+		if c.Members, err = s.opts.Members(ctx); err != nil {
+			return nil, failure(ctx, err)
+		}
+	}
+	return snapfile.Make(ctx, dir, c)
+}
+
+// contents is what a snapshot of the engine holds, for a file. Its keys are read while the file is made. Leases are as they
+// are now: of one that has ended since, the file says by its keys that it is about to end.
+func contents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
+	p, err := loadPolicy(snap)
+	if err != nil {
+		return c, err
+	}
+	c.Revision = snap.Revision()
+	c.Auth = snapfile.Auth{Enabled: p.users.Enabled(), Revision: p.users.Revision(), Users: p.users.Users(), Roles: p.users.Roles()}
+	leases, err := snap.Leases()
+	if err != nil {
+		return c, err
+	}
+	for _, l := range leases {
+		c.Leases = append(c.Leases, snapfile.Lease{ID: l.ID, TTL: l.TTL})
+	}
+	c.Keys = func(yield func(*mvccpb.KeyValue, error) bool) {
+		o := mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}, MaxBytes: streamBytes}
+		for {
+			found, err := snap.Range(o)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for i := range found.KVs {
+				if !yield(wire.KeyValue(&found.KVs[i]), nil) {
+					return
+				}
+			}
+			if !found.More {
+				return
+			}
+			o.Key = append(bytes.Clone(found.KVs[len(found.KVs)-1].Key), 0)
+		}
+	}
+	return c, nil
+}
+
+// Downgrade is not possible: the answers are those of an etcd that cannot either.
+func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
+	if err := s.checked(ctx, mustBeAdmin); err != nil {
+		return nil, failure(ctx, err)
+	}
+	if r.Action == pb.DowngradeRequest_CANCEL {
+		return nil, rpctypes.ErrGRPCNoInflightDowngrade
+	}
+	return nil, rpctypes.ErrGRPCInvalidDowngradeTargetVersion
+}
+
+// Check says whether this member can serve, as etcd's /health has it: no alarm but those that are excepted, a leader and
+// a read that works, or, serializable, just a read here.
+func (s *Service) Check(ctx context.Context, serializable bool, except func(pb.AlarmType) bool) error {
+	for _, a := range s.Alarms() {
+		if !except(a.Alarm) {
+			return errors.New("ALARM " + a.Alarm.String())
+		}
+	}
+	if !serializable && s.Leader() == 0 {
+		return errors.New("RAFT NO LEADER")
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.requestTime())
+	defer cancel()
+	snap, err := s.snapshot(ctx, serializable)
+	if err != nil {
+		return errors.New("RANGE ERROR:" + status.Convert(err).Message())
+	}
+	defer snap.Close()
+	if _, err := snap.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}, Limit: 1, KeysOnly: true}); err != nil {
+		return errors.New("RANGE ERROR:" + err.Error())
+	}
+	return nil
+}

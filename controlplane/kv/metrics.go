@@ -1,0 +1,144 @@
+package kv
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// counters are what is counted while the service runs.
+type counters struct {
+	pending atomic.Int64 // proposals under way
+	failed  atomic.Int64 // proposals whose outcome was an error
+	expired atomic.Int64 // leases that this member has ended
+	leaders atomic.Int64 // changes of the leader seen
+	learner atomic.Bool
+	term    atomic.Uint64 // for headers; 0 until Run
+}
+
+// learnerEvery is how old the answer of IsLearner may be.
+const learnerEvery = time.Second
+
+// follow counts leaders, and looks from time to time whether this member votes.
+func (c *counters) follow(ctx context.Context, a Agreement) {
+	tick := time.NewTicker(learnerEvery)
+	defer tick.Stop()
+	var last uint64
+	for {
+		changed := a.Changed()
+		leader, term := a.Leader()
+		c.term.Store(term)
+		if leader != 0 && leader != last {
+			last = leader
+			c.leaders.Add(1)
+		}
+		if g, err := a.Status(ctx); err == nil {
+			c.learner.Store(slices.Contains(g.Learners, a.Self()))
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// IsLearner says whether this member does not vote; the answer may be a second old.
+func (s *Service) IsLearner() bool { return s.counters.learner.Load() }
+
+// Collector shows the service to Prometheus, in etcd's words where etcd has them.
+type Collector struct {
+	s     *Service
+	table []figure
+}
+
+// figures are what one look at the service finds.
+type figures struct {
+	group  consensus.GroupStatus
+	engine mvcc.Stats
+	s      *Service
+}
+
+type figure struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*figures) float64
+}
+
+// NewCollector makes one. It looks only when it is asked.
+func NewCollector(s *Service) *Collector {
+	c := &Collector{s: s}
+	add := func(name, help string, kind prometheus.ValueType, value func(*figures) float64) {
+		c.table = append(c.table, figure{prometheus.NewDesc(name, help, nil, nil), kind, value})
+	}
+	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
+	add("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not.", gauge,
+		func(f *figures) float64 { return truth(f.group.Leader != 0) })
+	add("etcd_server_is_leader", "Whether or not this member is a leader. 1 if is, 0 otherwise.", gauge,
+		func(f *figures) float64 { return truth(f.group.Leader == f.s.opts.Self) })
+	add("etcd_server_is_learner", "Whether or not this member is a learner. 1 if is, 0 otherwise.", gauge,
+		func(f *figures) float64 { return truth(f.s.IsLearner()) })
+	add("etcd_server_leader_changes_seen_total", "The number of leader changes seen.", counter,
+		func(f *figures) float64 { return float64(f.s.counters.leaders.Load()) })
+	add("etcd_server_proposals_committed_total", "The total number of consensus proposals committed.", gauge,
+		func(f *figures) float64 { return float64(f.group.Commit) })
+	add("etcd_server_proposals_applied_total", "The total number of consensus proposals applied.", gauge,
+		func(f *figures) float64 { return float64(f.group.Applied) })
+	add("etcd_server_proposals_pending", "The current number of pending proposals to commit.", gauge,
+		func(f *figures) float64 { return float64(f.s.counters.pending.Load()) })
+	add("etcd_server_proposals_failed_total", "The total number of failed proposals seen.", counter,
+		func(f *figures) float64 { return float64(f.s.counters.failed.Load()) })
+	add("etcd_server_quota_backend_bytes", "Current backend storage quota size in bytes.", gauge,
+		func(f *figures) float64 { return float64(max(f.s.opts.Quota, 0)) })
+	add("etcd_mvcc_db_total_size_in_bytes", "Total size of the keyspace with its history in bytes.", gauge,
+		func(f *figures) float64 { return float64(f.s.opts.Engine.Size()) })
+	add("etcd_mvcc_db_total_size_in_use_in_bytes", "Size of the keys as they are now in bytes.", gauge,
+		func(f *figures) float64 { return float64(f.s.opts.Engine.SizeInUse()) })
+	add("etcd_debugging_mvcc_keys_total", "Total number of keys.", gauge, func(f *figures) float64 { return float64(f.engine.Keys) })
+	add("etcd_debugging_mvcc_current_revision", "The current revision of store.", gauge,
+		func(f *figures) float64 { return float64(f.engine.Revision) })
+	add("etcd_debugging_mvcc_compact_revision", "The revision of the last compaction in store.", gauge,
+		func(f *figures) float64 { return float64(f.engine.Floor) })
+	add("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", gauge, func(f *figures) float64 { return float64(f.engine.Watchers) })
+	add("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", counter,
+		func(f *figures) float64 { return float64(f.s.counters.expired.Load()) })
+	add("trivet_kv_leases", "Leases that this member looks after; 0 unless it leads.", gauge,
+		func(f *figures) float64 { return float64(f.s.lessor.count()) })
+	add("trivet_kv_alarms", "Active alarms.", gauge, func(f *figures) float64 { return float64(len(f.s.Alarms())) })
+	add("trivet_kv_auth_enabled", "Whether etcd's Auth is enabled.", gauge, func(f *figures) float64 { return truth(f.s.AuthEnabled()) })
+	return c
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(out chan<- *prometheus.Desc) {
+	for i := range c.table {
+		out <- c.table[i].desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	f := figures{s: c.s, engine: c.s.opts.Engine.Stats()}
+	// Without an answer the figures of the group are those of one that has no leader.
+	f.group, _ = c.s.opts.Agreement.Status(ctx)
+	for i := range c.table {
+		g := &c.table[i]
+		out <- prometheus.MustNewConstMetric(g.desc, g.kind, g.value(&f))
+	}
+}

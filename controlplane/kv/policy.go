@@ -1,0 +1,270 @@
+package kv
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// The records beside those of package users.
+const (
+	prefixAlarm  = "alarm/" // an alarm of a member: alarm/<type>/<member>
+	recordLessor = "lessor" // who ends leases: the term and the member
+)
+
+// policy is what the records of one epoch say.
+type policy struct {
+	epoch   int64
+	users   *users.State
+	alarms  []*pb.AlarmMember // by type, then member
+	noSpace bool
+	corrupt bool
+	lessor  lessorRecord
+}
+
+// recordFormat is the first byte of a record's value.
+const recordFormat = 1
+
+var errRecord = errors.New("unknown or broken record")
+
+func alarmRecord(a *pb.AlarmMember) (name, value []byte, err error) {
+	name = fmt.Appendf(nil, "%s%s/%d", prefixAlarm, a.Alarm, a.MemberID)
+	value, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend([]byte{recordFormat}, a)
+	return name, value, err
+}
+
+// lessorRecord says which leader ends leases.
+type lessorRecord struct{ term, member uint64 }
+
+func (l lessorRecord) encode() []byte {
+	b := binary.AppendUvarint([]byte{recordFormat}, l.term)
+	return binary.AppendUvarint(b, l.member)
+}
+
+func (l *lessorRecord) decode(b []byte) error {
+	if len(b) == 0 || b[0] != recordFormat {
+		return errRecord
+	}
+	term, n := binary.Uvarint(b[1:])
+	if n <= 0 {
+		return errRecord
+	}
+	member, m := binary.Uvarint(b[1+n:])
+	if m <= 0 || 1+n+m != len(b) {
+		return errRecord
+	}
+	l.term, l.member = term, member
+	return nil
+}
+
+// loadPolicy reads the records of a snapshot.
+func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
+	p := &policy{epoch: snap.Epoch()}
+	var err error
+	if p.users, err = users.Load(func(yield func(name, value []byte) bool) {
+		for _, r := range snap.Records([]byte(users.Prefix)) {
+			if !yield(r.Name, r.Value) {
+				return
+			}
+		}
+	}); err != nil {
+		return nil, err
+	}
+	for _, r := range snap.Records([]byte(prefixAlarm)) {
+		a := &pb.AlarmMember{}
+		if len(r.Value) == 0 || r.Value[0] != recordFormat || proto.Unmarshal(r.Value[1:], a) != nil {
+			return nil, fmt.Errorf("read record %s: %w", r.Name, errRecord)
+		}
+		p.alarms = append(p.alarms, a)
+		p.noSpace = p.noSpace || a.Alarm == pb.AlarmType_NOSPACE
+		p.corrupt = p.corrupt || a.Alarm == pb.AlarmType_CORRUPT
+	}
+	if b, ok := snap.Record([]byte(recordLessor)); ok {
+		if err := p.lessor.decode(b); err != nil {
+			return nil, fmt.Errorf("read record %s: %w", recordLessor, err)
+		}
+	}
+	return p, nil
+}
+
+// current is the policy of the records as this member has them; what follows may see them change.
+func (s *Service) current() (*policy, error) {
+	if p := s.policy.Load(); p != nil && p.epoch == s.opts.Engine.Epoch() {
+		return p, nil
+	}
+	return s.newest()
+}
+
+// newest is the policy of the records as they are here.
+func (s *Service) newest() (*policy, error) {
+	snap := s.opts.Engine.Snapshot()
+	defer snap.Close()
+	return s.policyOf(snap)
+}
+
+// policyOf is the policy as of a snapshot.
+func (s *Service) policyOf(snap *mvcc.Snapshot) (*policy, error) {
+	if p := s.policy.Load(); p != nil && p.epoch == snap.Epoch() {
+		return p, nil
+	}
+	s.reloads.Lock()
+	defer s.reloads.Unlock()
+	known := s.policy.Load()
+	if known != nil && known.epoch == snap.Epoch() {
+		return known, nil
+	}
+	p, err := loadPolicy(snap)
+	if err != nil {
+		return nil, err
+	}
+	// After a restore the epoch may be lower; that of the engine decides.
+	if known == nil || p.epoch == s.opts.Engine.Epoch() {
+		s.policy.Store(p)
+	}
+	return p, nil
+}
+
+type callerKey struct{}
+
+// As makes a context whose calls are a user's, by name, whose identity somebody else has proved. While etcd's Auth is
+// disabled it makes no difference.
+func As(ctx context.Context, user string) context.Context {
+	return context.WithValue(ctx, callerKey{}, user)
+}
+
+type claimKey struct{}
+
+// Begin is the context for a stream: the token that came with it is opened now, and need not live as long as the stream.
+// One that is not valid is told to whoever asks for something that needs one.
+func (s *Service) Begin(ctx context.Context) context.Context {
+	if claim, ok, err := s.claim(ctx); ok && err == nil {
+		return context.WithValue(ctx, claimKey{}, claim)
+	}
+	return ctx
+}
+
+// bearer is before the token in an authorization header.
+const bearer = "Bearer "
+
+// claim is what the caller's token says; ok is false when there is none.
+func (s *Service) claim(ctx context.Context) (claim users.Claim, ok bool, err error) {
+	if claim, ok = ctx.Value(claimKey{}).(users.Claim); ok {
+		return claim, true, nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	given := md[rpctypes.TokenFieldNameGRPC]
+	if len(given) == 0 {
+		given = md[rpctypes.TokenFieldNameSwagger]
+	}
+	if len(given) == 0 {
+		return users.Claim{}, false, nil
+	}
+	claim, err = s.opts.Tokens.Open(strings.TrimPrefix(given[0], bearer), s.opts.Now())
+	return claim, true, err
+}
+
+// user is who calls; "" when nobody said, or while Auth is disabled.
+func (s *Service) user(ctx context.Context, p *policy) (string, error) {
+	if !p.users.Enabled() {
+		return "", nil
+	}
+	if user, ok := ctx.Value(callerKey{}).(string); ok {
+		return user, nil
+	}
+	claim, ok, err := s.claim(ctx)
+	if !ok || err != nil {
+		return "", err
+	}
+	if p.users.Behind(claim) {
+		return "", errBehind
+	}
+	return p.users.Accept(claim)
+}
+
+// errBehind says that a token is newer than the records here; what clients see of it is that the token is not valid.
+var errBehind = fmt.Errorf("the records here are old: %w", rpctypes.ErrGRPCInvalidAuthToken)
+
+// check is asked whether a user may do something.
+type check func(p *policy, user string) error
+
+// allowed asks a check of a policy.
+func (s *Service) allowed(ctx context.Context, p *policy, c check) error {
+	user, err := s.user(ctx, p)
+	if err != nil || c == nil {
+		return err
+	}
+	return c(p, user)
+}
+
+// checked asks a check of the newest policy that can matter: the one that is known, and if that refuses, the one that is
+// here now.
+func (s *Service) checked(ctx context.Context, c check) error {
+	p, err := s.current()
+	if err != nil {
+		return err
+	}
+	for {
+		err := s.allowed(ctx, p, c)
+		if err == nil {
+			return nil
+		}
+		newer, err := s.retry(ctx, p, err)
+		if err != nil {
+			return err
+		}
+		p = newer
+	}
+}
+
+// retry gives the policy by which a check that failed is to be made again, or the error to tell.
+func (s *Service) retry(ctx context.Context, p *policy, failed error) (*policy, error) {
+	if errors.Is(failed, errBehind) {
+		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
+			return nil, failure(ctx, err)
+		}
+		failed = rpctypes.ErrGRPCInvalidAuthToken
+	}
+	newer, err := s.newest()
+	if err != nil {
+		return nil, err
+	}
+	if newer.epoch == p.epoch {
+		return nil, failed
+	}
+	return newer, nil
+}
+
+// permitRead asks a check as of a snapshot that the answer comes from.
+func (s *Service) permitRead(ctx context.Context, snap *mvcc.Snapshot, c check) error {
+	p, err := s.policyOf(snap)
+	if err != nil {
+		return err
+	}
+	if !p.users.Enabled() {
+		return nil
+	}
+	if err := s.allowed(ctx, p, c); err != nil {
+		newer, err := s.retry(ctx, p, err)
+		if err != nil {
+			return err
+		}
+		// The snapshot is older than the records that permit it: a token that was just issued, say.
+		if err := s.allowed(ctx, newer, c); err != nil {
+			if errors.Is(err, errBehind) {
+				return rpctypes.ErrGRPCInvalidAuthToken
+			}
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,239 @@
+package kv
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// snapshot is the keyspace as new as everything acknowledged before the call, or, if that will do, as it is here.
+func (s *Service) snapshot(ctx context.Context, serializable bool) (*mvcc.Snapshot, error) {
+	if !serializable {
+		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
+			return nil, failure(ctx, err)
+		}
+	}
+	return s.opts.Engine.Snapshot(), nil
+}
+
+// Range reads keys.
+func (s *Service) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	if err := wire.CheckRange(r); err != nil {
+		return nil, err
+	}
+	snap, err := s.snapshot(ctx, r.Serializable)
+	if err != nil {
+		return nil, err
+	}
+	defer snap.Close()
+	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanRange(user, r.Key, r.RangeEnd) }); err != nil {
+		return nil, failure(ctx, err)
+	}
+	out, err := readRange(snap, r)
+	if err != nil {
+		return nil, failure(ctx, err)
+	}
+	out.Header = s.header(snap.Revision())
+	return out, nil
+}
+
+func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	if len(r.RangeEnd) == 0 && r.Revision <= 0 && !r.KeysOnly {
+		// One key as it is now, which the engine finds by a filter.
+		kv, ok, err := snap.Get(r.Key)
+		if err != nil {
+			return nil, err
+		}
+		found := mvcc.RangeResult{}
+		if ok {
+			found.Count = 1
+			if !r.CountOnly {
+				found.KVs = []mvcc.KV{kv}
+			}
+		}
+		return wire.RangeAnswer(r, &found), nil
+	}
+	o := wire.RangeOptions(r)
+	o.MaxBytes = answerBytes
+	found, err := snap.Range(o)
+	switch {
+	case err != nil:
+		return nil, err
+	case found.More && (o.Limit == 0 || len(found.KVs) < o.Limit):
+		return nil, errAnswerTooLarge
+	}
+	return wire.RangeAnswer(r, &found), nil
+}
+
+// answerBytes is the most that one answer holds: all of it is in memory, and a message of gRPC ends at 2 GiB.
+const answerBytes = 1 << 30
+
+var errAnswerTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: answer is too large: ask for less with a limit, or by RangeStream")
+
+// streamBytes is about how much of keys and values a piece of a streamed range holds.
+const streamBytes = 1 << 20
+
+// RangeStream reads keys, all as of one revision, and gives them piece by piece. The last piece, and only that, has a
+// header, the count and More.
+func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
+	if err := wire.CheckRangeStream(r); err != nil {
+		return err
+	}
+	snap, err := s.snapshot(ctx, r.Serializable)
+	if err != nil {
+		return err
+	}
+	defer snap.Close()
+	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanRange(user, r.Key, r.RangeEnd) }); err != nil {
+		return failure(ctx, err)
+	}
+	if !wire.Plain(r) && !r.CountOnly {
+		return s.streamSorted(ctx, snap, r, send)
+	}
+	o := wire.RangeOptions(r)
+	o.WantCount, o.MaxBytes = false, streamBytes
+	total, limit := int64(0), o.Limit
+	for {
+		if err := ctx.Err(); err != nil {
+			return failure(ctx, err)
+		}
+		found, err := snap.Range(o)
+		if err != nil {
+			return failure(ctx, err)
+		}
+		total += found.Count
+		out := &pb.RangeResponse{Kvs: wire.KeyValues(found.KVs)}
+		limited := limit > 0 && int(total) >= limit
+		if found.More && !limited {
+			if err := send(out); err != nil {
+				return err
+			}
+			o.Key = append(bytes.Clone(found.KVs[len(found.KVs)-1].Key), 0)
+			if limit > 0 {
+				o.Limit = limit - int(total)
+			}
+			continue
+		}
+		out.Header, out.Count, out.More = s.header(snap.Revision()), total, found.More
+		if found.More {
+			after := append(bytes.Clone(found.KVs[len(found.KVs)-1].Key), 0)
+			rest, err := snap.Range(mvcc.RangeOptions{Key: after, End: o.End, Revision: o.Revision, CountOnly: true})
+			if err != nil {
+				return failure(ctx, err)
+			}
+			out.Count += rest.Count
+		}
+		return send(out)
+	}
+}
+
+// streamSorted is RangeStream in an order that only all of the keys together have: they are held at once, as by Range.
+func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
+	all, err := readRange(snap, r)
+	if err != nil {
+		return failure(ctx, err)
+	}
+	for kvs := all.Kvs; ; {
+		n, size := 0, 0
+		for n < len(kvs) && size < streamBytes {
+			size += len(kvs[n].Key) + len(kvs[n].Value)
+			n++
+		}
+		if n == len(kvs) {
+			all.Header, all.Kvs = s.header(snap.Revision()), kvs
+			return send(all)
+		}
+		if err := ctx.Err(); err != nil {
+			return failure(ctx, err)
+		}
+		if err := send(&pb.RangeResponse{Kvs: kvs[:n]}); err != nil {
+			return err
+		}
+		kvs = kvs[n:]
+	}
+}
+
+// readTxn carries out a transaction that only reads.
+func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
+	snap, err := s.snapshot(ctx, wire.Serializable(r))
+	if err != nil {
+		return nil, err
+	}
+	defer snap.Close()
+	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanTxn(user, r, s.leaseKeys) }); err != nil {
+		return nil, failure(ctx, err)
+	}
+	out := &pb.TxnResponse{Header: s.header(snap.Revision()), Succeeded: true}
+	for _, c := range wire.Compares(r.Compare) {
+		holds, err := compare(snap, &c)
+		if err != nil {
+			return nil, failure(ctx, err)
+		}
+		if !holds {
+			out.Succeeded = false
+			break
+		}
+	}
+	ops := r.Failure
+	if out.Succeeded {
+		ops = r.Success
+	}
+	for _, op := range ops {
+		found, err := readRange(snap, op.GetRequestRange())
+		if err != nil {
+			return nil, failure(ctx, err)
+		}
+		found.Header = &pb.ResponseHeader{Revision: snap.Revision()}
+		out.Responses = append(out.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: found}})
+	}
+	return out, nil
+}
+
+// compare decides a condition by a snapshot as the engine does when it carries out a program.
+func compare(snap *mvcc.Snapshot, c *mvcc.Compare) (bool, error) {
+	found, err := snap.Range(mvcc.RangeOptions{Key: c.Key, End: c.End, KeysOnly: c.Target != mvcc.CompareValue})
+	if err != nil {
+		return false, err
+	}
+	if len(found.KVs) == 0 {
+		return c.Target != mvcc.CompareValue && holds(c, &mvcc.KV{}), nil
+	}
+	for i := range found.KVs {
+		if !holds(c, &found.KVs[i]) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+func holds(c *mvcc.Compare, kv *mvcc.KV) bool {
+	var order int
+	switch c.Target {
+	case mvcc.CompareVersion:
+		order = cmp.Compare(kv.Version, c.Number)
+	case mvcc.CompareCreate:
+		order = cmp.Compare(kv.CreateRevision, c.Number)
+	case mvcc.CompareMod:
+		order = cmp.Compare(kv.ModRevision, c.Number)
+	case mvcc.CompareLease:
+		order = cmp.Compare(kv.Lease, c.Number)
+	case mvcc.CompareValue:
+		order = bytes.Compare(kv.Value, c.Value)
+	}
+	switch c.Relation {
+	case mvcc.CompareEqual:
+		return order == 0
+	case mvcc.CompareGreater:
+		return order > 0
+	case mvcc.CompareLess:
+		return order < 0
+	}
+	return order != 0
+}

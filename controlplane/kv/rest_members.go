@@ -1,0 +1,220 @@
+package kv
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/gorilla/mux"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/member"
+	"github.com/trivet-cloud/trivet/controlplane/rest"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Membership is what REST asks of the members' service; *member.Service. Refusals are FailedPrecondition, time-outs
+// DeadlineExceeded.
+type Membership interface {
+	List(ctx context.Context, serializable bool) ([]member.Member, error)
+	Add(context.Context, member.AddRequest) (member.Member, []member.Member, error)
+	Remove(ctx context.Context, id uint64, force bool) ([]member.Member, error)
+	// Transfer makes a member lead groups.
+	Transfer(ctx context.Context, to uint64, groups ...uint64) error
+}
+
+func (s *REST) memberRoutes() {
+	s.route(http.MethodGet, "/api/v1/cluster/status", s.status)
+	s.route(http.MethodPost, "/api/v1/cluster/members", s.addMember)
+	s.route(http.MethodDelete, "/api/v1/cluster/members/{node_id}", s.removeMember)
+	s.route(http.MethodPost, "/api/v1/cluster/leader/transfer", s.transfer)
+	s.route(http.MethodPost, "/admin/member/add", s.legacyAdd)
+}
+
+// clusterStatus is what this member knows of the users' group. A learner's role is raft's too: Follower.
+type clusterStatus struct {
+	NodeID    uint64 `json:"node_id"`
+	ClusterID uint64 `json:"cluster_id"`
+	Term      uint64 `json:"term"`
+	Role      string `json:"role"`
+	IsLeader  bool   `json:"is_leader"`
+}
+
+func (s *REST) status(r request) (any, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	defer cancel()
+	g, err := s.opts.Group.Status(ctx)
+	if errors.Is(err, consensus.ErrNoGroup) { // it has not joined yet, and will follow
+		g, err = consensus.GroupStatus{Role: "Follower"}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return clusterStatus{
+		NodeID: s.opts.Self, ClusterID: s.opts.Cluster, Term: g.Term, Role: g.Role, IsLeader: g.Leader == s.opts.Self,
+	}, nil
+}
+
+// hostOf is the host by which a member's REST is reached: that of its raft address.
+func (s *REST) hostOf(ctx context.Context, id uint64) (string, error) {
+	all, err := s.opts.Members.List(ctx, true)
+	if err != nil {
+		return "", err
+	}
+	for _, m := range all {
+		if m.ID != id {
+			continue
+		}
+		if host, ok := leaderHost(m.RaftAddr); ok {
+			return host, nil
+		}
+		return "", notLeader("member %d, the leader, has an address that cannot be used: %q", id, m.RaftAddr)
+	}
+	return "", notLeader("member %d, the leader, is not in the list of members", id)
+}
+
+type memberBody struct {
+	NodeID    uint64 `json:"node_id"`
+	RaftAddr  string `json:"raft_addr"`
+	ClientURL string `json:"client_url"`
+	Name      string `json:"name"`
+	IsLearner bool   `json:"is_learner"`
+}
+
+func (s *REST) addMember(r request) (any, error) {
+	var in memberBody
+	body, free, err := s.body(r, &in)
+	defer free()
+	if err != nil {
+		return nil, err
+	}
+	if in.NodeID == 0 {
+		return nil, fault.Invalid("node_id", "is required: want 1 to %d", int64(math.MaxInt64))
+	}
+	return s.add(r, body, in)
+}
+
+// legacyAdd is the hook of first-boot join automation.
+func (s *REST) legacyAdd(r request) (any, error) {
+	var in struct {
+		ID       string `json:"id"`
+		RaftAddr string `json:"raft_addr"`
+	}
+	body, free, err := s.body(r, &in)
+	defer free()
+	if err != nil {
+		return nil, err
+	}
+	id, err := legacyID(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return s.add(r, body, memberBody{NodeID: id, RaftAddr: in.RaftAddr, Name: in.ID})
+}
+
+// legacyID is the numeric id for one of the legacy hook: the number of node<number>, or else one that follows from the
+// text by SHA-256, of 53 bits.
+func legacyID(text string) (uint64, error) {
+	if strings.TrimSpace(text) == "" {
+		return 0, fault.Invalid("id", "is required")
+	}
+	if digits, ok := strings.CutPrefix(text, "node"); ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
+		switch n, err := strconv.ParseUint(digits, 10, 63); {
+		case err == nil && n == 0:
+			return 0, fault.Invalid("id", "is node 0: members are numbered from 1")
+		case err == nil:
+			return n, nil
+		}
+	}
+	sum := sha256.Sum256([]byte(text))
+	return max(binary.BigEndian.Uint64(sum[len(sum)-8:])&member.MaxID, 1), nil
+}
+
+type memberAdded struct {
+	NodeID   uint64 `json:"node_id"`
+	RaftAddr string `json:"raft_addr"`
+	Members  int    `json:"members"`
+	Success  bool   `json:"success"`
+}
+
+func (s *REST) add(r request, body []byte, in memberBody) (any, error) {
+	if strings.TrimSpace(in.RaftAddr) == "" {
+		return nil, fault.Invalid("raft_addr", "is required")
+	}
+	q := member.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner}
+	if in.ClientURL != "" {
+		q.ClientURLs = []string{in.ClientURL}
+	}
+	return s.change(r, body, func(ctx context.Context, w *rest.Response) (any, error) {
+		added, all, err := s.opts.Members.Add(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		w.Status = http.StatusCreated
+		return memberAdded{NodeID: added.ID, RaftAddr: added.RaftAddr, Members: len(all), Success: true}, nil
+	})
+}
+
+func (s *REST) removeMember(r request) (any, error) {
+	id, err := strconv.ParseUint(mux.Vars(r.Request)["node_id"], 10, 64)
+	if err != nil || id == 0 {
+		return nil, fault.Invalid("node_id", "want a whole number from 1")
+	}
+	return s.change(r, nil, func(ctx context.Context, _ *rest.Response) (any, error) {
+		all, err := s.opts.Members.Remove(ctx, id, false)
+		if err != nil {
+			return nil, err
+		}
+		return struct {
+			NodeID  uint64 `json:"node_id"`
+			Members int    `json:"members"`
+			Success bool   `json:"success"`
+		}{id, len(all), true}, nil
+	})
+}
+
+func (s *REST) transfer(r request) (any, error) {
+	var in struct {
+		TargetID uint64 `json:"target_id"`
+	}
+	body, free, err := s.body(r, &in)
+	defer free()
+	if err != nil {
+		return nil, err
+	}
+	if in.TargetID == 0 {
+		return nil, fault.Invalid("target_id", "want the id of a member, from 1")
+	}
+	return s.change(r, body, func(ctx context.Context, _ *rest.Response) (any, error) {
+		if err := s.opts.Members.Transfer(ctx, in.TargetID, s.opts.GroupID); err != nil {
+			return nil, err
+		}
+		return struct {
+			Leader  uint64 `json:"leader"`
+			Success bool   `json:"success"`
+		}{in.TargetID, true}, nil
+	})
+}
+
+// change carries a change of the members or the leader out at the leader. One that is not done in time is TIMEOUT.
+func (s *REST) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
+	to, err := s.hop(r, false)
+	if err != nil {
+		return nil, err
+	}
+	if !to.here {
+		return s.hand(r, to, body, memberTime, false)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), memberTime)
+	defer cancel()
+	data, err := do(ctx, r.w)
+	if _, ours := fault.From(err); err != nil && !ours && ctx.Err() != nil {
+		err = fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may be yet").MayRetry().Because(err)
+	}
+	return data, err
+}

@@ -1,0 +1,201 @@
+package snapfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/bbolt"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+)
+
+// history is a database as a server leaves it: with what was overwritten and deleted.
+func history(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "db")
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, PageSize: 4096})
+	require.NoError(t, err)
+	require.NoError(t, db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucket(bucketKey)
+		require.NoError(t, err)
+		meta, err := tx.CreateBucket(bucketMeta)
+		require.NoError(t, err)
+		require.NoError(t, meta.Put(metaFinishedCompact, appendRevision(nil, 9, 0)))
+		add := func(main, sub int64, mark string, kv *mvccpb.KeyValue) {
+			value, err := proto.Marshal(kv)
+			require.NoError(t, err)
+			require.NoError(t, b.Put(append(appendRevision(nil, main, sub), mark...), value))
+		}
+		add(2, 0, "", kv("a", 2, 2, 1, 0))
+		add(2, 1, "", kv("b", 2, 2, 1, 0))
+		add(3, 0, "", kv("a", 2, 3, 2, 0))
+		add(4, 0, "t", &mvccpb.KeyValue{Key: []byte("b")})
+		add(5, 0, "", kv("c", 5, 5, 1, 0))
+		add(6, 0, "t", &mvccpb.KeyValue{Key: []byte("c")})
+		add(7, 0, "", kv("c", 7, 7, 1, 9))
+		add(8, 0, "", &mvccpb.KeyValue{}) // as restore --bump-revision writes it
+		return nil
+	}))
+	require.NoError(t, db.Close())
+	return path
+}
+
+func TestAHistory(t *testing.T) {
+	f := opened(t, history(t))
+	require.False(t, f.Verified)
+	require.Empty(t, f.Version)
+	require.EqualValues(t, 9, f.Revision, "of what was compacted")
+	require.Equal(t, Counts{Keys: 2, Bytes: 22, Revisions: 8}, f.Counts)
+	require.Equal(t, []string{`"a"=value of a 2/3 v2 lease 0`, `"c"=value of c 7/7 v1 lease 9`}, read(t, f))
+}
+
+func TestFilesThatAreNone(t *testing.T) {
+	good, err := os.ReadFile(write(t, sample()))
+	require.NoError(t, err)
+	raw, err := os.ReadFile(history(t))
+	require.NoError(t, err)
+	changed := func(b []byte, at int) []byte {
+		b = slices.Clone(b)
+		b[at] ^= 0x10
+		return b
+	}
+	for name, c := range map[string]struct {
+		bytes []byte
+		want  error
+	}{
+		"empty":                 {nil, ErrForeign},
+		"short":                 {[]byte("hello"), ErrForeign},
+		"text":                  {bytes.Repeat([]byte("hello world\n"), 4096), ErrForeign},
+		"without its sum's end": {good[:len(good)-1], ErrBroken},
+		"a page short":          {good[:len(good)-32-4096], ErrBroken},
+		"half":                  {good[:len(good)/2/4096*4096], ErrBroken},
+		"changed":               {changed(good, len(good)/2), ErrBroken},
+		"its sum changed":       {changed(good, len(good)-1), ErrBroken},
+		"raw, half":             {raw[:2*4096], ErrBroken},
+		"raw, without meta":     {changed(changed(raw, 40), 4096+40), ErrBroken},
+		"zeros":                 {make([]byte, 1<<16), ErrForeign},
+	} {
+		path := filepath.Join(t.TempDir(), "file")
+		require.NoError(t, os.WriteFile(path, c.bytes, 0o600))
+		_, err := Open(path)
+		require.ErrorIs(t, err, c.want, name)
+		require.ErrorContains(t, err, path, name)
+	}
+	_, err = Open(filepath.Join(t.TempDir(), "missing"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = Open(t.TempDir())
+	require.ErrorIs(t, err, ErrForeign)
+}
+
+func TestAnotherDatabase(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "db")
+	db, err := bbolt.Open(path, 0o600, nil)
+	require.NoError(t, err)
+	require.NoError(t, db.Update(func(tx *bbolt.Tx) error {
+		_, err := tx.CreateBucket([]byte("widgets"))
+		return err
+	}))
+	_, err = Open(path)
+	require.ErrorContains(t, err, "another process has it open")
+	require.NoError(t, db.Close())
+	_, err = Open(path)
+	require.ErrorIs(t, err, ErrForeign)
+	require.ErrorContains(t, err, "no bucket key")
+}
+
+func TestMalformedContents(t *testing.T) {
+	for name, change := range map[string]func(tx *bbolt.Tx) error{
+		"a revision":     func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put([]byte("short"), []byte{}) },
+		"a negative one": func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put(appendRevision(nil, -1, 0), []byte{}) },
+		"a key":          func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put(appendRevision(nil, 9, 0), []byte("x")) },
+		"a bucket in it": func(tx *bbolt.Tx) error {
+			_, err := tx.Bucket(bucketKey).CreateBucket(appendRevision(nil, 9, 0))
+			return err
+		},
+		"what is compacted": func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(metaScheduledCompact, []byte("x")) },
+		"a lease": func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucket(bucketLease)
+			return errors.Join(err, b.Put(fixed64(5), Lease{ID: 6}.encode()))
+		},
+		"a user": func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucket(bucketAuthUsers)
+			return errors.Join(err, b.Put([]byte("ann"), []byte("x")))
+		},
+	} {
+		path := history(t)
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true})
+		require.NoError(t, err)
+		require.NoError(t, db.Update(change), name)
+		require.NoError(t, db.Close())
+		_, err = Open(path)
+		require.ErrorIs(t, err, ErrBroken, name)
+	}
+}
+
+// A byte changed anywhere in a file without a sum: an error or another content, never a crash.
+func TestAnyByteChanged(t *testing.T) {
+	raw, err := os.ReadFile(history(t))
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "file")
+	refused := 0
+	for at := range raw {
+		if at%4096 > 200 {
+			continue // mostly unused
+		}
+		b := slices.Clone(raw)
+		b[at] ^= 1 << (at % 8)
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		f, err := Open(path)
+		if err != nil {
+			refused++
+			continue
+		}
+		for range f.Keys() {
+		}
+		require.NoError(t, f.Close())
+	}
+	require.Greater(t, refused, 100)
+}
+
+// smallDatabase has pages of 1 KiB.
+func smallDatabase(f testing.TB) []byte {
+	path := filepath.Join(f.TempDir(), "db")
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, PageSize: minPageSize})
+	require.NoError(f, err)
+	require.NoError(f, db.Update(func(tx *bbolt.Tx) error {
+		meta, err := tx.CreateBucket(bucketMeta)
+		require.NoError(f, err)
+		require.NoError(f, meta.Put(metaStorageVersion, []byte(StorageVersion)))
+		b, err := tx.CreateBucket(bucketKey)
+		require.NoError(f, err)
+		for i := range int64(30) {
+			value, err := proto.Marshal(kv(fmt.Sprint("key ", i%20), i+1, i+1, 1, 0))
+			require.NoError(f, err)
+			require.NoError(f, b.Put(appendRevision(nil, i+1, 0), value))
+		}
+		return nil
+	}))
+	require.NoError(f, db.Close())
+	b, err := os.ReadFile(path)
+	require.NoError(f, err)
+	return b
+}
+
+func FuzzOpen(f *testing.F) {
+	f.Add([]byte("hello"))
+	f.Add(smallDatabase(f))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		path := filepath.Join(t.TempDir(), "file")
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		if s, err := Open(path); err == nil {
+			for range s.Keys() {
+			}
+			require.NoError(t, s.Close())
+		}
+	})
+}

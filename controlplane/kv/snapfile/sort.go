@@ -1,0 +1,222 @@
+package snapfile
+
+import (
+	"bufio"
+	"bytes"
+	"container/heap"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"slices"
+)
+
+// sorter sorts records by their keys; equal ones keep their order. What does not fit into memory waits, in sorted runs
+// one after another, in a file without a name.
+type sorter struct {
+	dir  string // for the file
+	room int    // bytes in memory
+
+	arena   []byte
+	records []record
+	file    *os.File
+	out     *bufio.Writer
+	size    int64 // of the file
+	runs    []run
+}
+
+// record is a record in the arena.
+type record struct{ at, key, value int }
+
+// run is where a run is in the file.
+type run struct{ from, to int64 }
+
+const recordBytes = 24 // of a record besides key and value
+
+func newSorter(dir string, room int) *sorter { return &sorter{dir: dir, room: room} }
+
+func (r record) keyIn(arena []byte) []byte   { return arena[r.at : r.at+r.key] }
+func (r record) valueIn(arena []byte) []byte { return arena[r.at+r.key : r.at+r.key+r.value] }
+
+// add adds a record, of which it keeps a copy.
+func (s *sorter) add(key, value []byte) error {
+	if len(s.records) > 0 && len(s.arena)+len(key)+len(value)+recordBytes*len(s.records) > s.room {
+		if err := s.spill(); err != nil {
+			return fmt.Errorf("write sorted run: %w", err)
+		}
+	}
+	s.records = append(s.records, record{at: len(s.arena), key: len(key), value: len(value)})
+	s.arena = append(append(s.arena, key...), value...)
+	return nil
+}
+
+func (s *sorter) sortArena() {
+	slices.SortStableFunc(s.records, func(a, b record) int { return bytes.Compare(a.keyIn(s.arena), b.keyIn(s.arena)) })
+}
+
+// spill moves what is in memory into the file.
+func (s *sorter) spill() error {
+	if s.file == nil {
+		f, err := nameless(s.dir)
+		if err != nil {
+			return err
+		}
+		s.file, s.out = f, bufio.NewWriterSize(f, 256<<10)
+	}
+	s.sortArena()
+	from := s.size
+	var lengths []byte
+	for _, r := range s.records {
+		lengths = binary.AppendUvarint(binary.AppendUvarint(lengths[:0], uint64(r.key)), uint64(r.value))
+		if _, err := s.out.Write(lengths); err != nil {
+			return err
+		}
+		if _, err := s.out.Write(s.arena[r.at : r.at+r.key+r.value]); err != nil {
+			return err
+		}
+		s.size += int64(len(lengths) + r.key + r.value)
+	}
+	if err := s.out.Flush(); err != nil {
+		return err
+	}
+	s.runs = append(s.runs, run{from, s.size})
+	s.arena, s.records = s.arena[:0], s.records[:0]
+	return nil
+}
+
+// sorted yields all records, which are valid until the next. It can be walked again; nothing can be added any more.
+func (s *sorter) sorted() iter.Seq2[entry, error] {
+	return func(yield func(entry, error) bool) {
+		s.sortArena()
+		if len(s.runs) == 0 {
+			for _, r := range s.records {
+				if !yield(entry{r.keyIn(s.arena), r.valueIn(s.arena)}, nil) {
+					return
+				}
+			}
+			return
+		}
+		if err := s.merge(yield); err != nil {
+			yield(entry{}, fmt.Errorf("read sorted run: %w", err))
+		}
+	}
+}
+
+// merge yields the records of all runs and of the memory, which is the last one.
+func (s *sorter) merge(yield func(entry, error) bool) error {
+	buffer := max(4<<10, min(256<<10, s.room/len(s.runs)))
+	var all heads
+	for i, r := range s.runs {
+		h := &head{run: i, in: bufio.NewReaderSize(io.NewSectionReader(s.file, r.from, r.to-r.from), buffer)}
+		if err := h.next(); err != nil {
+			return err
+		}
+		all = append(all, h)
+	}
+	if len(s.records) > 0 {
+		h := &head{run: len(s.runs), memory: s, left: s.records}
+		if err := h.next(); err != nil {
+			return err
+		}
+		all = append(all, h)
+	}
+	heap.Init(&all)
+	for len(all) > 0 {
+		if !yield(all[0].entry, nil) {
+			return nil
+		}
+		err := all[0].next()
+		if errors.Is(err, io.EOF) {
+			heap.Pop(&all)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		heap.Fix(&all, 0)
+	}
+	return nil
+}
+
+func (s *sorter) close() error {
+	s.arena, s.records = nil, nil
+	if s.file == nil {
+		return nil
+	}
+	return s.file.Close()
+}
+
+// entry is a record.
+type entry struct{ key, value []byte }
+
+// head is the first record of a run that is left.
+type head struct {
+	entry
+	run int
+
+	in  *bufio.Reader
+	buf []byte
+
+	memory *sorter // instead of in
+	left   []record
+}
+
+// next moves to the next record; io.EOF says that there is none.
+func (h *head) next() error {
+	if h.memory != nil {
+		if len(h.left) == 0 {
+			return io.EOF
+		}
+		r := h.left[0]
+		h.left = h.left[1:]
+		h.entry = entry{r.keyIn(h.memory.arena), r.valueIn(h.memory.arena)}
+		return nil
+	}
+	key, err := binary.ReadUvarint(h.in)
+	if err != nil {
+		return err // io.EOF only where a record would begin
+	}
+	value, err := binary.ReadUvarint(h.in)
+	if err != nil {
+		return errors.Join(err, io.ErrUnexpectedEOF)
+	}
+	h.buf = slices.Grow(h.buf[:0], int(key+value))[:key+value]
+	if _, err := io.ReadFull(h.in, h.buf); err != nil {
+		return fmt.Errorf("record: %w", io.ErrUnexpectedEOF)
+	}
+	h.entry = entry{h.buf[:key], h.buf[key:]}
+	return nil
+}
+
+// heads is a heap: the least key first, of equal ones that of the first run.
+type heads []*head
+
+func (h heads) Len() int { return len(h) }
+func (h heads) Less(i, j int) bool {
+	if c := bytes.Compare(h[i].key, h[j].key); c != 0 {
+		return c < 0
+	}
+	return h[i].run < h[j].run
+}
+func (h heads) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *heads) Push(x any)   { *h = append(*h, x.(*head)) }
+func (h *heads) Pop() any {
+	old := *h
+	last := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return last
+}
+
+// nameless makes a file in dir that is gone once it is closed.
+func nameless(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "snapshot-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

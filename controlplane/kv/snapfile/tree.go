@@ -1,0 +1,244 @@
+package snapfile
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"io"
+)
+
+// bbolt maps the file and trusts what it finds: a page that points outside of it ends the process. So the structure of a
+// file from elsewhere is checked first, by reading it: https://github.com/etcd-io/bbolt, internal/common.
+
+// Of a page: its id (8), flags (2), count of elements (2), pages that follow and belong to it (4), the elements.
+const (
+	pageHeader    = 16
+	branchPage    = 0x01
+	leafPage      = 0x02
+	metaPage      = 0x04
+	pageElement   = 16
+	bucketElement = 0x01 // flag of a leaf's element
+	bucketHeader  = 16   // before a bucket's own page
+)
+
+// Of a meta page.
+const (
+	metaMagic   = 0xED0CDAED
+	metaFormat  = 2
+	metaSummed  = 56
+	metaBytes   = metaSummed + 8
+	minPageSize = 1 << 10
+	maxPageSize = 16 << 20
+	maxDepth    = 64 // of buckets and pages; etcd's files have about 5
+)
+
+// meta is what a meta page says.
+type meta struct {
+	pageSize, root, pages, txid uint64
+}
+
+// readMeta reads the newer of the two meta pages that hold.
+func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
+	look := func(at int64) error {
+		b := make([]byte, pageHeader+metaBytes)
+		if _, err := r.ReadAt(b, at); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if flags := binary.LittleEndian.Uint16(b[8:]); flags&metaPage == 0 {
+			return nil
+		}
+		b = b[pageHeader:]
+		if binary.LittleEndian.Uint32(b) != metaMagic || binary.LittleEndian.Uint32(b[4:]) != metaFormat {
+			return nil
+		}
+		magic = true
+		sum := fnv.New64a()
+		sum.Write(b[:metaSummed])
+		if sum.Sum64() != binary.LittleEndian.Uint64(b[metaSummed:]) {
+			return nil
+		}
+		m := meta{
+			pageSize: uint64(binary.LittleEndian.Uint32(b[8:])), root: binary.LittleEndian.Uint64(b[16:]),
+			pages: binary.LittleEndian.Uint64(b[40:]), txid: binary.LittleEndian.Uint64(b[48:]),
+		}
+		if !known || m.txid > best.txid {
+			best, known = m, true
+		}
+		return nil
+	}
+	if err := look(0); err != nil {
+		return meta{}, false, magic, err
+	}
+	for size := int64(minPageSize); size <= maxPageSize; size *= 2 {
+		if known && uint64(size) != best.pageSize {
+			continue
+		}
+		if err := look(size); err != nil {
+			return meta{}, false, magic, err
+		}
+	}
+	return best, known, magic, nil
+}
+
+// checkMeta answers how many bytes the database has.
+func checkMeta(r io.ReaderAt) (need int64, err error) {
+	m, known, magic, err := readMeta(r)
+	switch {
+	case err != nil:
+		return 0, err
+	case !known && magic:
+		return 0, fmt.Errorf("%w: its meta pages do not hold", ErrBroken)
+	case !known:
+		return 0, ErrForeign
+	case m.pageSize < minPageSize || m.pageSize > maxPageSize || m.pages < 3 || m.pages > 1<<40:
+		return 0, fmt.Errorf("%w: %d pages of %d bytes", ErrBroken, m.pages, m.pageSize)
+	}
+	return int64(m.pages * m.pageSize), nil
+}
+
+// checkTree walks all pages in use: each is inside the file, of the right kind, met once, and so are its elements.
+func checkTree(r io.ReaderAt) error {
+	m, _, _, err := readMeta(r)
+	if err != nil {
+		return err
+	}
+	t := &tree{r: r, meta: m, seen: make([]uint64, m.pages/64+1)}
+	return t.page(m.root, 0)
+}
+
+type tree struct {
+	r io.ReaderAt
+	meta
+	seen []uint64 // a bit for each page
+}
+
+func broken(id uint64, what string) error {
+	return fmt.Errorf("%w: page %d: %s", ErrBroken, id, what)
+}
+
+func (t *tree) page(id uint64, depth int) error {
+	if id < 2 || id >= t.pages {
+		return broken(id, "outside of the file")
+	}
+	if depth > maxDepth {
+		return broken(id, "too deep")
+	}
+	header := make([]byte, pageHeader)
+	if err := t.read(header, id, 0); err != nil {
+		return err
+	}
+	kind, count, follow := binary.LittleEndian.Uint16(header[8:]), binary.LittleEndian.Uint16(header[10:]), uint64(binary.LittleEndian.Uint32(header[12:]))
+	if binary.LittleEndian.Uint64(header) != id {
+		return broken(id, "it says it is another")
+	}
+	if follow >= t.pages-id {
+		return broken(id, "longer than the file")
+	}
+	for i := id; i <= id+follow; i++ {
+		if t.seen[i/64]&(1<<(i%64)) != 0 {
+			return broken(i, "used twice")
+		}
+		t.seen[i/64] |= 1 << (i % 64)
+	}
+	length := (follow + 1) * t.pageSize
+	if pageHeader+uint64(count)*pageElement > length {
+		return broken(id, "more elements than it has room for")
+	}
+	table := make([]byte, int(count)*pageElement)
+	if err := t.read(table, id, pageHeader); err != nil {
+		return err
+	}
+	switch kind {
+	case branchPage:
+		if count == 0 {
+			return broken(id, "a branch without leaves")
+		}
+		return t.branch(id, depth, table, length)
+	case leafPage:
+		return t.leaf(id, depth, table, length)
+	}
+	return broken(id, "of no known kind")
+}
+
+func (t *tree) read(b []byte, id, at uint64) error {
+	if _, err := t.r.ReadAt(b, int64(id*t.pageSize+at)); err != nil {
+		return fmt.Errorf("read page %d: %w", id, err)
+	}
+	return nil
+}
+
+// inside says whether the data of the element at i of the table lies behind the table and in the page.
+func inside(i int, position, data uint64, table []byte, length uint64) bool {
+	start := pageHeader + uint64(i) + position
+	return start >= pageHeader+uint64(len(table)) && start+data <= length
+}
+
+// branch checks elements of the position (4) and length (4) of the key, and the page (8).
+func (t *tree) branch(id uint64, depth int, table []byte, length uint64) error {
+	for i := 0; i < len(table); i += pageElement {
+		e := table[i:]
+		if !inside(i, uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:])), table, length) {
+			return broken(id, "a key outside of it")
+		}
+		if err := t.page(binary.LittleEndian.Uint64(e[8:]), depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaf checks elements of flags (4), the position (4) and length (4) of the key, and the length of the value (4).
+func (t *tree) leaf(id uint64, depth int, table []byte, length uint64) error {
+	for i := 0; i < len(table); i += pageElement {
+		bucket, at, key, value, ok := leafElement(i, table, length)
+		if !ok {
+			return broken(id, "an element outside of it")
+		}
+		if !bucket {
+			continue
+		}
+		if value < bucketHeader || value > t.pageSize {
+			return broken(id, "a bucket without a header")
+		}
+		b := make([]byte, value)
+		if err := t.read(b, id, at+key); err != nil {
+			return err
+		}
+		if root := binary.LittleEndian.Uint64(b); root != 0 {
+			if err := t.page(root, depth+1); err != nil {
+				return err
+			}
+		} else if !inlineLeaf(b[bucketHeader:]) {
+			return broken(id, "a small bucket that does not hold")
+		}
+	}
+	return nil
+}
+
+func leafElement(i int, table []byte, length uint64) (bucket bool, at, key, value uint64, ok bool) {
+	e := table[i:]
+	position := uint64(binary.LittleEndian.Uint32(e[4:]))
+	key, value = uint64(binary.LittleEndian.Uint32(e[8:])), uint64(binary.LittleEndian.Uint32(e[12:]))
+	bucket = binary.LittleEndian.Uint32(e)&bucketElement != 0
+	return bucket, pageHeader + uint64(i) + position, key, value, inside(i, position, key+value, table, length)
+}
+
+// inlineLeaf checks a small bucket's page, which stands in the value: a leaf without buckets.
+func inlineLeaf(b []byte) bool {
+	if len(b) < pageHeader || binary.LittleEndian.Uint16(b[8:]) != leafPage {
+		return false
+	}
+	count := int(binary.LittleEndian.Uint16(b[10:]))
+	if pageHeader+count*pageElement > len(b) {
+		return false
+	}
+	table := b[pageHeader : pageHeader+count*pageElement]
+	for i := 0; i < len(table); i += pageElement {
+		if bucket, _, _, _, ok := leafElement(i, table, uint64(len(b))); !ok || bucket {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,354 @@
+package snapfile
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"go.etcd.io/bbolt"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	sortRoom = 32 << 20 // bytes of keys and values that are sorted in memory
+
+	// A transaction of bbolt keeps what it writes in memory until it is committed.
+	batchBytes = 16 << 20
+	batchKeys  = 10_000
+
+	endedTTL = 1 // second
+)
+
+// Stream writes to w the file of what c holds, and its SHA-256, as etcd's Maintenance.Snapshot sends it. It first makes
+// the file in dir, which takes about twice the size of the keys and values. The SHA-256 is the last of the writes, of 32
+// bytes.
+func Stream(ctx context.Context, w io.Writer, dir string, c Contents) error {
+	f, err := Make(ctx, dir, c)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Stream(ctx, w), f.Close())
+}
+
+// Made is a file that was made and waits to be sent. Close it.
+type Made struct{ db *bbolt.DB }
+
+// Make makes the file in dir, without a name.
+func Make(ctx context.Context, dir string, c Contents) (*Made, error) {
+	m, err := create(dir)
+	if err != nil {
+		return nil, fmt.Errorf("make snapshot file: %w", err)
+	}
+	if err := m.fill(ctx, dir, c); err != nil {
+		return nil, errors.Join(fmt.Errorf("write snapshot file: %w", err), m.Close())
+	}
+	return m, nil
+}
+
+func create(dir string) (*Made, error) {
+	f, err := os.CreateTemp(dir, "snapshot-")
+	if err != nil {
+		return nil, err
+	}
+	name := f.Name()
+	// What is left by a crash is of no use: nothing needs to be durable.
+	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType})
+	if err = errors.Join(err, f.Close(), os.Remove(name)); err != nil {
+		if db != nil {
+			err = errors.Join(err, db.Close())
+		}
+		return nil, err
+	}
+	return &Made{db}, nil
+}
+
+// Close lets the file go.
+func (m *Made) Close() error { return m.db.Close() }
+
+// Size of the file in bytes, without the SHA-256.
+func (m *Made) Size() (size int64) {
+	// View fails only when it is closed.
+	_ = m.db.View(func(tx *bbolt.Tx) error {
+		size = tx.Size()
+		return nil
+	})
+	return size
+}
+
+// Stream writes the file and its SHA-256 to w.
+func (m *Made) Stream(ctx context.Context, w io.Writer) error {
+	sum := sha256.New()
+	to := &untilDone{ctx: ctx, w: io.MultiWriter(w, sum)}
+	err := m.db.View(func(tx *bbolt.Tx) error {
+		if _, err := tx.WriteTo(to); err != nil {
+			return cmp.Or(to.err, err)
+		}
+		return nil
+	})
+	if err == nil {
+		_, err = w.Write(sum.Sum(nil))
+	}
+	if err != nil {
+		return fmt.Errorf("send snapshot file: %w", err)
+	}
+	return nil
+}
+
+// untilDone writes until ctx is done, and keeps the error that ended it: bbolt passes on the text alone.
+type untilDone struct {
+	ctx context.Context
+	w   io.Writer
+	err error
+}
+
+func (u *untilDone) Write(b []byte) (n int, err error) {
+	if err = context.Cause(u.ctx); err == nil {
+		n, err = u.w.Write(b)
+	}
+	u.err = err
+	return n, err
+}
+
+func (m *Made) fill(ctx context.Context, dir string, c Contents) error {
+	err := m.db.Update(func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{bucketKey, bucketMeta, bucketLease, bucketAlarm, bucketCluster, bucketMembers,
+			bucketMembersRemoved, bucketAuth, bucketAuthUsers, bucketAuthRoles} {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return err
+			}
+		}
+		return errors.Join(c.fillMeta(tx.Bucket(bucketMeta)), c.fillMembers(tx), c.fillLeases(tx.Bucket(bucketLease)), c.Auth.fill(tx))
+	})
+	if err != nil {
+		return err
+	}
+	byRevision := newSorter(dir, sortRoom)
+	return errors.Join(m.fillKeys(ctx, c, byRevision), byRevision.close())
+}
+
+func (c *Contents) fillMeta(b *bbolt.Bucket) error {
+	var state struct {
+		Voters    []uint64 `json:"voters"`
+		Learners  []uint64 `json:"learners,omitempty"`
+		AutoLeave bool     `json:"auto_leave"`
+	}
+	for _, m := range c.Members {
+		if m.Learner {
+			state.Learners = append(state.Learners, m.ID)
+		} else {
+			state.Voters = append(state.Voters, m.ID)
+		}
+	}
+	voters, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	values := []entry{{metaConfState, voters}, {metaStorageVersion, []byte(StorageVersion)}}
+	if c.Index > 0 { // etcd takes 0 for unknown
+		values = append(values, entry{metaIndex, fixed64(c.Index)}, entry{metaTerm, fixed64(c.Term)})
+	}
+	if c.Revision > 1 {
+		compacted := appendRevision(nil, c.Revision, 0)
+		values = append(values, entry{metaScheduledCompact, compacted}, entry{metaFinishedCompact, compacted})
+	}
+	return put(b, values...)
+}
+
+// fillMembers writes the members as etcd's server keeps them, in JSON.
+func (c *Contents) fillMembers(tx *bbolt.Tx) error {
+	for _, m := range c.Members {
+		text, err := json.Marshal(struct {
+			ID         uint64   `json:"id"`
+			PeerURLs   []string `json:"peerURLs"`
+			IsLearner  bool     `json:"isLearner,omitempty"`
+			Name       string   `json:"name,omitempty"`
+			ClientURLs []string `json:"clientURLs,omitempty"`
+		}{m.ID, m.PeerURLs, m.Learner, m.Name, m.ClientURLs})
+		if err != nil {
+			return err
+		}
+		if err := put(tx.Bucket(bucketMembers), entry{[]byte(strconv.FormatUint(m.ID, 16)), text}); err != nil {
+			return err
+		}
+	}
+	return put(tx.Bucket(bucketCluster), entry{clusterVersion, []byte(StorageVersion)})
+}
+
+func (c *Contents) fillLeases(b *bbolt.Bucket) error {
+	for _, l := range c.Leases {
+		if err := put(b, entry{fixed64(uint64(l.ID)), l.encode()}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *Auth) fill(tx *bbolt.Tx) error {
+	enabled := []byte{0}
+	if a.Enabled {
+		enabled[0] = 1
+	}
+	if err := put(tx.Bucket(bucketAuth), entry{authEnabled, enabled}, entry{authRevision, fixed64(max(a.Revision, 1))}); err != nil {
+		return err
+	}
+	for _, u := range a.Users {
+		if err := putProto(tx.Bucket(bucketAuthUsers), u.Name, u); err != nil {
+			return err
+		}
+	}
+	for _, r := range a.Roles {
+		if err := putProto(tx.Bucket(bucketAuthRoles), r.Name, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func putProto(b *bbolt.Bucket, name []byte, m proto.Message) error {
+	text, err := proto.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return put(b, entry{name, text})
+}
+
+func put(b *bbolt.Bucket, values ...entry) error {
+	for _, v := range values {
+		if err := b.Put(v.key, v.value); err != nil {
+			return fmt.Errorf("put %q: %w", v.key, err)
+		}
+	}
+	return nil
+}
+
+// fillKeys sorts the keys by revision and writes them.
+func (m *Made) fillKeys(ctx context.Context, c Contents, byRevision *sorter) error {
+	newest, absent := int64(0), []byte{0}
+	ended := map[int64]bool{}
+	for _, l := range c.Leases {
+		ended[l.ID] = false
+	}
+	var revision, value []byte
+	for kv, err := range c.Keys {
+		if err == nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("read keys: %w", err)
+		}
+		if kv.ModRevision < 1 || kv.ModRevision > c.Revision || len(kv.Key) == 0 {
+			return fmt.Errorf("key %q of revision %d in a snapshot of revision %d: %w", kv.Key, kv.ModRevision, c.Revision, errMalformed)
+		}
+		if value, err = (proto.MarshalOptions{}).MarshalAppend(value[:0], kv); err != nil {
+			return fmt.Errorf("encode key %q: %w", kv.Key, err)
+		}
+		revision = binary.BigEndian.AppendUint64(revision[:0], uint64(kv.ModRevision))
+		if err := byRevision.add(revision, value); err != nil {
+			return err
+		}
+		newest = max(newest, kv.ModRevision)
+		if _, known := ended[kv.Lease]; kv.Lease != 0 && !known {
+			ended[kv.Lease] = true
+		}
+		// A key of zeros only, and of more than any that is live.
+		if len(kv.Key) >= len(absent) && len(bytes.Trim(kv.Key, "\x00")) == 0 {
+			absent = make([]byte, len(kv.Key)+1)
+		}
+	}
+	t := &batch{ctx: ctx, db: m.db}
+	main, sub := int64(0), int64(0)
+	for e, err := range byRevision.sorted() {
+		if err != nil {
+			return errors.Join(err, t.rollback())
+		}
+		if r := int64(binary.BigEndian.Uint64(e.key)); r != main {
+			main, sub = r, 0
+		}
+		revision = appendRevision(revision[:0], main, sub)
+		if err := t.put(revision, e.value); err != nil {
+			return errors.Join(err, t.rollback())
+		}
+		sub++
+	}
+	if newest < c.Revision && c.Revision > 1 {
+		value, err := proto.Marshal(&mvccpb.KeyValue{Key: absent})
+		if err == nil {
+			err = t.put(append(appendRevision(nil, c.Revision, 0), tombstoneMark), value)
+		}
+		if err != nil {
+			return errors.Join(err, t.rollback())
+		}
+	}
+	return errors.Join(t.commit(), m.fillEnded(ended))
+}
+
+// fillEnded writes the leases that keys have and that are not there any more: what was left of them.
+func (m *Made) fillEnded(ended map[int64]bool) error {
+	var leases Contents
+	for id, is := range ended {
+		if is {
+			leases.Leases = append(leases.Leases, Lease{ID: id, TTL: endedTTL})
+		}
+	}
+	return m.db.Update(func(tx *bbolt.Tx) error { return leases.fillLeases(tx.Bucket(bucketLease)) })
+}
+
+// batch writes to the bucket key in transactions of bounded size.
+type batch struct {
+	ctx   context.Context
+	db    *bbolt.DB
+	tx    *bbolt.Tx
+	to    *bbolt.Bucket
+	keys  int
+	bytes int
+}
+
+// put adds what comes after all before. It keeps neither key nor value; bbolt would keep the value.
+func (t *batch) put(key, value []byte) (err error) {
+	if t.keys >= batchKeys || t.bytes >= batchBytes {
+		if err := t.commit(); err != nil {
+			return err
+		}
+	}
+	if t.tx == nil {
+		if err := context.Cause(t.ctx); err != nil {
+			return err
+		}
+		if t.tx, err = t.db.Begin(true); err != nil {
+			return err
+		}
+		t.to = t.tx.Bucket(bucketKey)
+		t.to.FillPercent = 0.95 // what comes goes behind all that is there
+		t.keys, t.bytes = 0, 0
+	}
+	t.keys++
+	t.bytes += len(key) + len(value)
+	return t.to.Put(key, bytes.Clone(value))
+}
+
+func (t *batch) commit() error {
+	if t.tx == nil {
+		return nil
+	}
+	tx := t.tx
+	t.tx = nil
+	return tx.Commit()
+}
+
+func (t *batch) rollback() error {
+	if t.tx == nil {
+		return nil
+	}
+	tx := t.tx
+	t.tx = nil
+	return tx.Rollback()
+}

@@ -1,0 +1,207 @@
+package kv
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+)
+
+// trio is three members in one process, over real consensus.
+type trio struct {
+	members map[uint64]*seat
+	ready   chan struct{}
+}
+
+type seat struct {
+	*Service
+	trio   *trio
+	id     uint64
+	runner *consensus.Runner
+	calls  map[string]func(ctx context.Context, from uint64, body []byte) ([]byte, error)
+}
+
+// Send implements consensus.Transport.
+func (s *seat) Send(e consensus.Envelope) {
+	select {
+	case <-s.trio.ready:
+	default:
+		return // a member that is not there yet
+	}
+	b, err := e.AppendTo(nil)
+	if err != nil {
+		panic(err)
+	}
+	copied, err := consensus.ParseEnvelope(b)
+	if err != nil {
+		panic(err)
+	}
+	s.trio.members[e.To].runner.Deliver(copied)
+}
+
+// SendSnapshot implements consensus.Transport: nobody falls behind here.
+func (s *seat) SendSnapshot(e consensus.Envelope, _ string) {
+	go s.runner.ReportSnapshot(e.Group, e.To, false)
+}
+
+// Direct implements Peers.
+func (s *seat) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
+	other := s.trio.members[member]
+	if other == nil {
+		return nil, lead.ErrNotSent
+	}
+	return other.calls[command](ctx, s.id, body)
+}
+
+// HandleDirect implements Peers.
+func (s *seat) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
+	s.calls[name] = f
+}
+
+func newTrio(t *testing.T) *trio {
+	w := &trio{members: map[uint64]*seat{}, ready: make(chan struct{})}
+	const group = 2
+	for id := uint64(1); id <= 3; id++ {
+		fs := vfs.NewMem()
+		feed := &LeaseFeed{}
+		engine, err := mvcc.Open(fs, "kv", mvcc.Options{OnLeases: feed.Changed})
+		require.NoError(t, err)
+		s := &seat{trio: w, id: id, calls: map[string]func(context.Context, uint64, []byte) ([]byte, error){}}
+		host, err := consensus.Open(consensus.Options{
+			ID: id, Members: []uint64{1, 2, 3}, Dir: "raft", FS: fs, Transport: s, Log: slog.New(slog.DiscardHandler),
+		})
+		require.NoError(t, err)
+		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: true})
+		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "kv", Machine: machine, Forward: true})
+		require.NoError(t, err)
+		s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
+		changes := store.NewGroup(s.runner, group)
+		s.Service = New(Options{
+			Engine: engine, Agreement: NewRaft(s.runner, group, id, changes), Leases: feed, Peers: s,
+			Transfer: func(ctx context.Context, to uint64) error { return s.runner.TransferLeader(ctx, group, to) },
+			Tokens:   users.NewTokens(make([]byte, 32), time.Hour), Self: id, Cluster: 77, Election: 100 * time.Millisecond,
+			BcryptCost: users.MinCost, Log: slog.New(slog.DiscardHandler),
+		})
+		w.members[id] = s
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); s.Run(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			<-done
+			stopped, cancel := context.WithCancel(context.Background())
+			cancel()
+			require.NoError(t, s.runner.Stop(stopped))
+			changes.Close()
+			machine.Close()
+			require.NoError(t, engine.Close())
+		})
+	}
+	close(w.ready)
+	return w
+}
+
+// leader waits for one, and gives it and the others.
+func (w *trio) leader(t *testing.T) (leads *seat, others []*seat) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		id := w.members[1].Leader()
+		leads = w.members[id]
+		return leads != nil && leads.Leader() == id
+	}, 20*time.Second, time.Millisecond)
+	for _, s := range w.members {
+		if s != leads {
+			others = append(others, s)
+		}
+	}
+	return leads, others
+}
+
+// What any member acknowledged, every member reads; whatever one writes, all agree on.
+func TestEveryMemberServes(t *testing.T) {
+	ctx := t.Context()
+	w := newTrio(t)
+	w.leader(t)
+	for i := range 30 {
+		writer := w.members[uint64(i%3+1)]
+		value := fmt.Append(nil, i)
+		put, err := writer.Put(ctx, &pb.PutRequest{Key: []byte("a"), Value: value, PrevKv: true})
+		require.NoError(t, err)
+		require.EqualValues(t, i+2, put.Header.Revision, "records make no revision")
+		for _, reader := range w.members {
+			got, err := reader.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
+			require.NoError(t, err)
+			require.Equal(t, value, got.Kvs[0].Value)
+		}
+	}
+}
+
+// Leases are looked after by whoever leads, asked for anywhere, and outlive a change of leaders.
+func TestLeasesOutliveTheirLeader(t *testing.T) {
+	ctx := t.Context()
+	w := newTrio(t)
+	leads, others := w.leader(t)
+	_, err := others[0].LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: 7, TTL: 600})
+	require.NoError(t, err)
+	_, err = others[1].Put(ctx, &pb.PutRequest{Key: []byte("a"), Lease: 7})
+	require.NoError(t, err)
+	renewed := func() {
+		for _, s := range w.members {
+			r, err := s.LeaseKeepAlive(ctx, &pb.LeaseKeepAliveRequest{ID: 7})
+			require.NoError(t, err)
+			require.EqualValues(t, 600, r.TTL)
+		}
+	}
+	renewed()
+	_, err = leads.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: others[0].id})
+	require.NoError(t, err)
+	renewed()
+	left, err := others[1].LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
+	require.NoError(t, err)
+	require.Greater(t, left.TTL, int64(590))
+	require.Equal(t, [][]byte{[]byte("a")}, left.Keys)
+	_, err = leads.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: 7})
+	require.NoError(t, err)
+	got, err := others[1].Range(ctx, &pb.RangeRequest{Key: []byte("a")})
+	require.NoError(t, err)
+	require.Empty(t, got.Kvs)
+}
+
+// A user who was just made may act on every member at once.
+func TestRecordsAreKnownEverywhere(t *testing.T) {
+	ctx := t.Context()
+	w := newTrio(t)
+	leads, others := w.leader(t)
+	for _, f := range []func() error{
+		func() error {
+			_, err := leads.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			return err
+		},
+		func() error {
+			_, err := others[0].UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			return err
+		},
+		func() error { _, err := others[1].AuthEnable(ctx, &pb.AuthEnableRequest{}); return err },
+	} {
+		require.NoError(t, f())
+	}
+	for _, s := range w.members {
+		_, err := s.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
+		require.Error(t, err, "a linearizable read knows that Auth is enabled")
+		_, err = s.Put(ctx, &pb.PutRequest{Key: []byte("a")})
+		require.Error(t, err, "a write does, wherever it is checked first")
+		_, err = s.Put(As(ctx, users.Root), &pb.PutRequest{Key: []byte("a")})
+		require.NoError(t, err)
+	}
+}

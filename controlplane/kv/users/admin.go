@@ -1,0 +1,240 @@
+package users
+
+import (
+	"encoding/base64"
+	"fmt"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/authpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// Each request of etcd's Auth service is a method that answers the steps that carry it out, none when there is nothing to
+// change, and the response without a header; or the error for the client, and then nothing is to be changed. Who asks
+// has been checked before (CanAdmin, CanGetUser, CanGetRole; Status is for everybody).
+
+// Enable turns auth on; the user root must exist and have the role root.
+func (s *State) Enable(*pb.AuthEnableRequest) ([]mvcc.Step, *pb.AuthEnableResponse, error) {
+	if s.enabled {
+		return nil, &pb.AuthEnableResponse{}, nil
+	}
+	root := s.users[Root]
+	if root == nil {
+		return nil, nil, rpctypes.ErrGRPCRootUserNotExist
+	}
+	if !root.isRoot() {
+		return nil, nil, rpctypes.ErrGRPCRootRoleNotExist
+	}
+	next := s.settings
+	next.enabled = true
+	return []mvcc.Step{set(recordSettings, next.encode())}, &pb.AuthEnableResponse{}, nil
+}
+
+// Disable turns auth off. All tokens are void for good.
+func (s *State) Disable(*pb.AuthDisableRequest) ([]mvcc.Step, *pb.AuthDisableResponse, error) {
+	if !s.enabled {
+		return nil, &pb.AuthDisableResponse{}, nil
+	}
+	next := settings{enabled: false, revision: s.revision + 1, voided: s.revision + 1}
+	return []mvcc.Step{set(recordSettings, next.encode())}, &pb.AuthDisableResponse{}, nil
+}
+
+// Status answers whether auth is on, and its revision.
+func (s *State) Status(*pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
+	return &pb.AuthStatusResponse{Enabled: s.enabled, AuthRevision: s.revision}, nil
+}
+
+// UserAdd adds a user; HashAdd has replaced the password by its hash.
+func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]mvcc.Step, *pb.AuthUserAddResponse, error) {
+	if r.Name == "" {
+		return nil, nil, rpctypes.ErrGRPCUserEmpty
+	}
+	if s.users[r.Name] != nil {
+		return nil, nil, rpctypes.ErrGRPCUserAlreadyExist
+	}
+	if err := bounded("user", r.Name, len(s.users), MaxUsers); err != nil {
+		return nil, nil, err
+	}
+	u := &authpb.User{Name: []byte(r.Name), Options: r.Options}
+	if u.Options == nil {
+		u.Options = &authpb.UserAddOptions{}
+	}
+	if !u.Options.NoPassword {
+		var err error
+		if u.Password, err = givenHash(r.Password, r.HashedPassword); err != nil {
+			return nil, nil, err
+		}
+	}
+	steps, err := s.changed(putUser(u, s.revision+1))
+	return steps, &pb.AuthUserAddResponse{}, err
+}
+
+// UserDelete removes a user: not root while auth is on.
+func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]mvcc.Step, *pb.AuthUserDeleteResponse, error) {
+	if s.enabled && r.Name == Root {
+		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
+	}
+	if s.users[r.Name] == nil {
+		return nil, nil, rpctypes.ErrGRPCUserNotFound
+	}
+	steps, err := s.changed(remove(prefixUser + r.Name))
+	return steps, &pb.AuthUserDeleteResponse{}, err
+}
+
+// UserChangePassword gives a user another password, whose hash HashChange made; the user's tokens are void. A user
+// without password stays one. Without password and hash nobody can log in as the user, as in etcd.
+func (s *State) UserChangePassword(r *pb.AuthUserChangePasswordRequest) ([]mvcc.Step, *pb.AuthUserChangePasswordResponse, error) {
+	u := s.users[r.Name]
+	if u == nil {
+		return nil, nil, rpctypes.ErrGRPCUserNotFound
+	}
+	next := &authpb.User{Name: u.Name, Roles: u.Roles, Options: u.Options}
+	if !u.Options.GetNoPassword() {
+		var err error
+		if next.Password, err = givenHash(r.Password, r.HashedPassword); err != nil {
+			return nil, nil, err
+		}
+	}
+	steps, err := s.changed(putUser(next, s.revision+1))
+	return steps, &pb.AuthUserChangePasswordResponse{}, err
+}
+
+// UserGet answers a user's roles.
+func (s *State) UserGet(r *pb.AuthUserGetRequest) (*pb.AuthUserGetResponse, error) {
+	u := s.users[r.Name]
+	if u == nil {
+		return nil, rpctypes.ErrGRPCUserNotFound
+	}
+	return &pb.AuthUserGetResponse{Roles: slices.Clone(u.Roles)}, nil
+}
+
+// UserList answers all users' names, sorted.
+func (s *State) UserList(*pb.AuthUserListRequest) (*pb.AuthUserListResponse, error) {
+	r := &pb.AuthUserListResponse{Users: make([]string, 0, len(s.users))}
+	for _, u := range s.Users() {
+		r.Users = append(r.Users, string(u.Name))
+	}
+	return r, nil
+}
+
+// UserGrantRole gives a user a role, which must exist unless it is root. One that the user has changes nothing.
+func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]mvcc.Step, *pb.AuthUserGrantRoleResponse, error) {
+	u := s.users[r.User]
+	if u == nil {
+		return nil, nil, rpctypes.ErrGRPCUserNotFound
+	}
+	if r.Role != Root && s.roles[r.Role] == nil {
+		return nil, nil, rpctypes.ErrGRPCRoleNotFound
+	}
+	if slices.Contains(u.Roles, r.Role) {
+		return nil, &pb.AuthUserGrantRoleResponse{}, nil
+	}
+	roles := append(slices.Clone(u.Roles), r.Role)
+	slices.Sort(roles)
+	steps, err := s.changed(putUser(withRoles(u, roles), u.since))
+	return steps, &pb.AuthUserGrantRoleResponse{}, err
+}
+
+// UserRevokeRole takes a role from a user: root not from root while auth is on.
+func (s *State) UserRevokeRole(r *pb.AuthUserRevokeRoleRequest) ([]mvcc.Step, *pb.AuthUserRevokeRoleResponse, error) {
+	if s.enabled && r.Name == Root && r.Role == Root {
+		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
+	}
+	u := s.users[r.Name]
+	if u == nil {
+		return nil, nil, rpctypes.ErrGRPCUserNotFound
+	}
+	if !slices.Contains(u.Roles, r.Role) {
+		return nil, nil, rpctypes.ErrGRPCRoleNotGranted
+	}
+	steps, err := s.changed(putUser(without(u, r.Role), u.since))
+	return steps, &pb.AuthUserRevokeRoleResponse{}, err
+}
+
+func withRoles(u *user, roles []string) *authpb.User {
+	return &authpb.User{Name: u.Name, Password: u.Password, Options: u.Options, Roles: roles}
+}
+
+func without(u *user, role string) *authpb.User {
+	return withRoles(u, slices.DeleteFunc(slices.Clone(u.Roles), func(r string) bool { return r == role }))
+}
+
+// edit is a step, or why there can be none.
+type edit struct {
+	step mvcc.Step
+	err  error
+}
+
+// changed is the program of some edits and the next revision.
+func (s *State) changed(edits ...edit) ([]mvcc.Step, error) {
+	next := s.settings
+	next.revision++
+	steps := []mvcc.Step{set(recordSettings, next.encode())}
+	for _, e := range edits {
+		if e.err != nil {
+			return nil, e.err
+		}
+		steps = append(steps, e.step)
+	}
+	return steps, nil
+}
+
+func set(name string, value []byte) mvcc.Step {
+	return mvcc.Step{Kind: mvcc.StepSetRecord, Key: []byte(name), Value: value}
+}
+
+func remove(name string) edit {
+	return edit{step: mvcc.Step{Kind: mvcc.StepDeleteRecord, Key: []byte(name)}}
+}
+
+func putUser(u *authpb.User, since uint64) edit {
+	b, err := encodeUser(u, since)
+	return put(prefixUser+string(u.Name), "user", b, err)
+}
+
+func putRole(r *authpb.Role) edit {
+	b, err := encodeRole(r)
+	return put(prefixRole+string(r.Name), "role", b, err)
+}
+
+func put(name, noun string, value []byte, err error) edit {
+	if err != nil {
+		return edit{err: fmt.Errorf("encode %s: %w", noun, err)}
+	}
+	if len(value) > MaxRecordBytes {
+		return edit{err: status.Errorf(codes.ResourceExhausted,
+			"etcdserver: %s would take %d bytes, at most %d", noun, len(value), MaxRecordBytes)}
+	}
+	return edit{step: set(name, value)}
+}
+
+// bounded refuses one more of what there are already have.
+func bounded(noun, name string, have, most int) error {
+	if len(name) > MaxNameBytes {
+		return status.Errorf(codes.InvalidArgument, "etcdserver: %s name of %d bytes, at most %d", noun, len(name), MaxNameBytes)
+	}
+	if have >= most {
+		return status.Errorf(codes.ResourceExhausted, "etcdserver: there are %d %ss already, the most there can be", have, noun)
+	}
+	return nil
+}
+
+// givenHash is the hash that a request brings.
+func givenHash(password, hashed string) ([]byte, error) {
+	if password != "" {
+		return nil, fmt.Errorf("a password was not hashed: %w", errUnhashed)
+	}
+	hash, err := base64.StdEncoding.DecodeString(hashed)
+	if err != nil || len(hash) > 0 && !isHash(hash) {
+		return nil, errNoPasswordUser
+	}
+	return hash, nil
+}
+
+func clone[M proto.Message](m M) M { return proto.Clone(m).(M) }

@@ -1,0 +1,115 @@
+package users
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/authpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// RoleAdd adds a role without permissions.
+func (s *State) RoleAdd(r *pb.AuthRoleAddRequest) ([]mvcc.Step, *pb.AuthRoleAddResponse, error) {
+	if r.Name == "" {
+		return nil, nil, rpctypes.ErrGRPCRoleEmpty
+	}
+	if s.roles[r.Name] != nil {
+		return nil, nil, rpctypes.ErrGRPCRoleAlreadyExist
+	}
+	if err := bounded("role", r.Name, len(s.roles), MaxRoles); err != nil {
+		return nil, nil, err
+	}
+	steps, err := s.changed(putRole(&authpb.Role{Name: []byte(r.Name)}))
+	return steps, &pb.AuthRoleAddResponse{}, err
+}
+
+// RoleGet answers a role's permissions; root's is everything, whatever it was granted.
+func (s *State) RoleGet(r *pb.AuthRoleGetRequest) (*pb.AuthRoleGetResponse, error) {
+	role := s.roles[r.Role]
+	if role == nil {
+		return nil, rpctypes.ErrGRPCRoleNotFound
+	}
+	if r.Role == Root {
+		all := &authpb.Permission{PermType: authpb.Permission_READWRITE, Key: []byte{}, RangeEnd: []byte{0}}
+		return &pb.AuthRoleGetResponse{Perm: []*authpb.Permission{all}}, nil
+	}
+	return &pb.AuthRoleGetResponse{Perm: clone(role).KeyPermission}, nil
+}
+
+// RoleList answers all roles' names, sorted.
+func (s *State) RoleList(*pb.AuthRoleListRequest) (*pb.AuthRoleListResponse, error) {
+	r := &pb.AuthRoleListResponse{Roles: make([]string, 0, len(s.roles))}
+	for _, role := range s.Roles() {
+		r.Roles = append(r.Roles, string(role.Name))
+	}
+	return r, nil
+}
+
+// RoleDelete removes a role, also from all users that have it: not root while auth is on.
+func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]mvcc.Step, *pb.AuthRoleDeleteResponse, error) {
+	if s.enabled && r.Role == Root {
+		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
+	}
+	if s.roles[r.Role] == nil {
+		return nil, nil, rpctypes.ErrGRPCRoleNotFound
+	}
+	edits := []edit{remove(prefixRole + r.Role)}
+	for _, u := range s.Users() {
+		if slices.Contains(u.Roles, r.Role) {
+			of := s.users[string(u.Name)]
+			edits = append(edits, putUser(without(of, r.Role), of.since))
+		}
+	}
+	steps, err := s.changed(edits...)
+	return steps, &pb.AuthRoleDeleteResponse{}, err
+}
+
+// RoleGrantPermission gives a role a permission, in place of the one it has on the same key and end.
+func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]mvcc.Step, *pb.AuthRoleGrantPermissionResponse, error) {
+	if r.Perm == nil {
+		return nil, nil, rpctypes.ErrGRPCPermissionNotGiven
+	}
+	_, known := authpb.Permission_Type_name[int32(r.Perm.PermType)]
+	if !known || !validPermission(r.Perm.Key, r.Perm.RangeEnd) {
+		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
+	}
+	role := s.roles[r.Name]
+	if role == nil {
+		return nil, nil, rpctypes.ErrGRPCRoleNotFound
+	}
+	next := clone(role)
+	granted := &authpb.Permission{PermType: r.Perm.PermType, Key: r.Perm.Key, RangeEnd: r.Perm.RangeEnd}
+	at, found := slices.BinarySearchFunc(next.KeyPermission, granted, compareRanges)
+	if found {
+		next.KeyPermission[at] = granted
+	} else {
+		next.KeyPermission = slices.Insert(next.KeyPermission, at, granted)
+	}
+	steps, err := s.changed(putRole(next))
+	return steps, &pb.AuthRoleGrantPermissionResponse{}, err
+}
+
+// RoleRevokePermission takes from a role the permission on exactly this key and end.
+func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]mvcc.Step, *pb.AuthRoleRevokePermissionResponse, error) {
+	role := s.roles[r.Role]
+	if role == nil {
+		return nil, nil, rpctypes.ErrGRPCRoleNotFound
+	}
+	at, found := slices.BinarySearchFunc(role.KeyPermission, &authpb.Permission{Key: r.Key, RangeEnd: r.RangeEnd}, compareRanges)
+	if !found {
+		return nil, nil, rpctypes.ErrGRPCPermissionNotGranted
+	}
+	next := clone(role)
+	next.KeyPermission = slices.Delete(next.KeyPermission, at, at+1)
+	steps, err := s.changed(putRole(next))
+	return steps, &pb.AuthRoleRevokePermissionResponse{}, err
+}
+
+// compareRanges is the order of a role's permissions: by key, then by end.
+func compareRanges(a, b *authpb.Permission) int {
+	return cmp.Or(bytes.Compare(a.Key, b.Key), bytes.Compare(a.RangeEnd, b.RangeEnd))
+}

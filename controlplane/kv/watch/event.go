@@ -1,0 +1,76 @@
+package watch
+
+import (
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// events are those that the watch wants, as etcd shows them. The bytes are shared.
+func (w *watch) events(all []mvcc.Event) []*mvccpb.Event {
+	type block struct {
+		event mvccpb.Event
+		kv    mvccpb.KeyValue
+	}
+	blocks := make([]block, len(all))
+	out := make([]*mvccpb.Event, 0, len(all))
+	for i := range all {
+		e := &all[i]
+		if e.Type == mvcc.EventPut && w.noPut || e.Type == mvcc.EventDelete && w.noDelete {
+			continue
+		}
+		b := &blocks[i]
+		b.kv.Key, b.kv.Value, b.kv.Lease = e.KV.Key, e.KV.Value, e.KV.Lease
+		b.kv.CreateRevision, b.kv.ModRevision, b.kv.Version = e.KV.CreateRevision, e.KV.ModRevision, e.KV.Version
+		b.event.Kv = &b.kv
+		if e.Type == mvcc.EventDelete {
+			b.event.Type = mvccpb.Event_DELETE
+		}
+		if e.Prev != nil {
+			b.event.PrevKv = wire.KeyValue(e.Prev)
+		}
+		out = append(out, &b.event)
+	}
+	return out
+}
+
+// sendFragments sends an answer in pieces of at most Options.FragmentBytes, or one event. partial says that more of the
+// last revision follows in the next batch.
+func (s *Stream) sendFragments(r *pb.WatchResponse, partial bool) error {
+	base := proto.Size(r) - eventsSize(r.Events)
+	events := r.Events
+	for {
+		size, n := base, 0
+		for n < len(events) {
+			more := eventSize(events[n])
+			if n > 0 && size+more > s.opts.FragmentBytes {
+				break
+			}
+			size += more
+			n++
+		}
+		last := n == len(events)
+		// gRPC may encode an answer after Send has returned: each piece is a message of its own.
+		piece := &pb.WatchResponse{Header: r.Header, WatchId: r.WatchId, Events: events[:n], Fragment: !last || partial}
+		if err := s.send(piece); err != nil || last {
+			return err
+		}
+		events = events[n:]
+	}
+}
+
+func eventsSize(all []*mvccpb.Event) (sum int) {
+	for _, e := range all {
+		sum += eventSize(e)
+	}
+	return sum
+}
+
+// eventSize is what an event takes in an answer.
+func eventSize(e *mvccpb.Event) int {
+	const overhead = 1 + 5 // tag and length
+	return proto.Size(e) + overhead
+}

@@ -1,0 +1,496 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// store is an engine that is written to at once.
+type store struct {
+	*mvcc.Engine
+	t  *testing.T
+	mu sync.Mutex
+}
+
+func newStore(t *testing.T) *store {
+	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.Close()) })
+	return &store{Engine: e, t: t}
+}
+
+func (s *store) apply(data []byte, err error) int64 {
+	s.t.Helper()
+	require.NoError(s.t, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, err := s.Apply([]mvcc.Command{{Index: s.Applied().Index + 1, Term: 1, Data: data}})
+	require.NoError(s.t, err)
+	require.Equal(s.t, mvcc.RefusedNot, r[0].Refused)
+	return r[0].Revision
+}
+
+func (s *store) put(key, value string) int64 {
+	return s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: []mvcc.Step{{Kind: mvcc.StepPut, Key: []byte(key), Value: []byte(value)}}}))
+}
+
+// putAll makes one revision.
+func (s *store) putAll(value []byte, keys ...string) int64 {
+	var steps []mvcc.Step
+	for _, k := range keys {
+		steps = append(steps, mvcc.Step{Kind: mvcc.StepPut, Key: []byte(k), Value: value})
+	}
+	return s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: steps}))
+}
+
+func (s *store) remove(key string) int64 {
+	return s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: []mvcc.Step{{Kind: mvcc.StepDelete, Key: []byte(key)}}}))
+}
+
+// client is the other end of a stream.
+type client struct {
+	t     *testing.T
+	asks  chan *pb.WatchRequest
+	told  chan *pb.WatchResponse
+	ended chan error
+	stop  context.CancelFunc
+}
+
+func open(t *testing.T, s *store, change ...func(*Options)) *client {
+	o := &Options{
+		Engine: s.Engine, Header: func(revision int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: revision} },
+		Permit:   func(context.Context, []byte, []byte) error { return nil },
+		Progress: time.Hour, FragmentBytes: 3 << 19,
+	}
+	for _, f := range change {
+		f(o)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &client{t: t, asks: make(chan *pb.WatchRequest), told: make(chan *pb.WatchResponse), ended: make(chan error, 1), stop: cancel}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.ended <- Serve(ctx, o, func() (*pb.WatchRequest, error) {
+			select {
+			case r, ok := <-c.asks:
+				if !ok {
+					return nil, io.EOF
+				}
+				return r, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}, func(r *pb.WatchResponse) error {
+			select {
+			case c.told <- r:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return c
+}
+
+func (c *client) ask(r *pb.WatchCreateRequest) {
+	c.asks <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: r}}
+}
+
+func (c *client) progress() {
+	c.asks <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
+}
+
+func (c *client) cancel(id int64) {
+	c.asks <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: id}}}
+}
+
+func (c *client) next() *pb.WatchResponse {
+	c.t.Helper()
+	select {
+	case r := <-c.told:
+		return r
+	case err := <-c.ended:
+		c.t.Fatalf("the stream ended: %v", err)
+	case <-time.After(20 * time.Second):
+		c.t.Fatal("nothing came")
+	}
+	return nil
+}
+
+// create starts a watch and returns its id.
+func (c *client) create(r *pb.WatchCreateRequest) int64 {
+	c.t.Helper()
+	c.ask(r)
+	a := c.next()
+	require.True(c.t, a.Created)
+	require.False(c.t, a.Canceled, a.CancelReason)
+	return a.WatchId
+}
+
+func text(r *pb.WatchResponse) (s string) {
+	for _, e := range r.Events {
+		if e.Type == mvccpb.Event_DELETE {
+			s += fmt.Sprintf("-%s@%d ", e.Kv.Key, e.Kv.ModRevision)
+		} else {
+			s += fmt.Sprintf("%s=%s@%d ", e.Kv.Key, e.Kv.Value, e.Kv.ModRevision)
+		}
+	}
+	return s
+}
+
+func TestAWatchSeesWhatHappens(t *testing.T) {
+	s := newStore(t)
+	s.put("a", "0")
+	c := open(t, s)
+	c.ask(&pb.WatchCreateRequest{Key: []byte("a"), RangeEnd: []byte("c"), PrevKv: true})
+	created := c.next()
+	require.True(t, created.Created)
+	require.EqualValues(t, 2, created.Header.Revision)
+	s.put("a", "1")
+	one := c.next()
+	s.put("z", "1")
+	s.remove("a")
+	require.Equal(t, "a=1@3 ", text(one))
+	require.Equal(t, "0", string(one.Events[0].PrevKv.Value))
+	two := c.next()
+	require.Equal(t, "-a@5 ", text(two))
+	require.Equal(t, "1", string(two.Events[0].PrevKv.Value))
+	require.EqualValues(t, 5, two.Header.Revision)
+}
+
+func TestAWatchFromThePast(t *testing.T) {
+	s := newStore(t)
+	for i := range 5 {
+		s.put("a", fmt.Sprint(i))
+	}
+	c := open(t, s)
+	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 3})
+	require.Equal(t, "a=1@3 a=2@4 a=3@5 a=4@6 ", text(c.next()))
+	s.put("a", "5")
+	require.Equal(t, "a=5@7 ", text(c.next()))
+}
+
+func TestFilters(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s)
+	noPut := c.create(&pb.WatchCreateRequest{Key: []byte("a"), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
+	noDelete := c.create(&pb.WatchCreateRequest{Key: []byte("a"), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NODELETE}})
+	s.put("a", "1")
+	r := c.next()
+	require.Equal(t, noDelete, r.WatchId)
+	require.Equal(t, "a=1@2 ", text(r))
+	s.remove("a")
+	r = c.next()
+	require.Equal(t, noPut, r.WatchId)
+	require.Equal(t, "-a@3 ", text(r))
+}
+
+func TestWatchIDs(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s)
+	require.EqualValues(t, 0, c.create(&pb.WatchCreateRequest{Key: []byte("a")}))
+	require.EqualValues(t, 1, c.create(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
+	require.EqualValues(t, 2, c.create(&pb.WatchCreateRequest{Key: []byte("a")}), "one that is taken is passed over")
+	c.ask(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1})
+	r := c.next()
+	require.True(t, r.Created && r.Canceled)
+	require.EqualValues(t, -1, r.WatchId)
+	require.Equal(t, duplicateID, r.CancelReason)
+	c.cancel(1)
+	r = c.next()
+	require.True(t, r.Canceled)
+	require.EqualValues(t, 1, r.WatchId)
+	require.EqualValues(t, 1, c.create(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
+	c.cancel(99) // of nothing: no answer
+	c.ask(&pb.WatchCreateRequest{Key: []byte("b"), RangeEnd: []byte("a")})
+	require.Equal(t, emptyRange, c.next().CancelReason)
+	c.ask(&pb.WatchCreateRequest{Key: []byte("b"), StartRevision: -1})
+	require.Equal(t, rpctypes.ErrCompacted.Error(), c.next().CancelReason)
+}
+
+func TestWhoMayNotSeeDoesNot(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s, func(o *Options) {
+		o.Permit = func(_ context.Context, key, _ []byte) error {
+			if string(key) == "secret" {
+				return rpctypes.ErrGRPCPermissionDenied
+			}
+			return nil
+		}
+	})
+	c.ask(&pb.WatchCreateRequest{Key: []byte("secret")})
+	r := c.next()
+	require.True(t, r.Created && r.Canceled)
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied.Error(), r.CancelReason)
+	c.create(&pb.WatchCreateRequest{Key: []byte("other")})
+	s.put("secret", "1")
+	s.put("other", "1")
+	require.Equal(t, "other=1@3 ", text(c.next()))
+}
+
+func TestCompactedHistoryEndsAWatch(t *testing.T) {
+	s := newStore(t)
+	for range 5 {
+		s.put("a", "x")
+	}
+	s.apply(mvcc.EncodeCompact(4), nil)
+	c := open(t, s)
+	id := c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 3})
+	r := c.next()
+	require.True(t, r.Canceled)
+	require.Equal(t, id, r.WatchId)
+	require.EqualValues(t, 4, r.CompactRevision)
+	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 4})
+	require.Equal(t, "a=x@4 a=x@5 a=x@6 ", text(c.next()))
+}
+
+// etcd#15220: a notice of progress came before the events that it promised to be behind.
+func TestProgressIsNeverAheadOfEvents(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s)
+	const keys = 10
+	for i := range keys {
+		c.create(&pb.WatchCreateRequest{Key: []byte(fmt.Sprint("k", i)), StartRevision: 2})
+	}
+	const writes = 500
+	go func() {
+		for i := range writes {
+			s.put(fmt.Sprint("k", i%keys), "v")
+		}
+	}()
+	asking, stop := context.WithCancel(t.Context())
+	var asker sync.WaitGroup
+	asker.Go(func() {
+		ask := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
+		for {
+			select {
+			case c.asks <- ask:
+			case <-asking.Done():
+				return
+			}
+		}
+	})
+	// Read until all was seen and a notice says so.
+	seen := map[int64]bool{}
+	for promised := int64(0); promised < writes+1; {
+		r := c.next()
+		for _, e := range r.Events {
+			require.Greater(t, e.Kv.ModRevision, promised, "an event that was said to be over")
+			require.False(t, seen[e.Kv.ModRevision])
+			seen[e.Kv.ModRevision] = true
+		}
+		if len(r.Events) == 0 {
+			require.EqualValues(t, -1, r.WatchId)
+			require.GreaterOrEqual(t, r.Header.Revision, promised)
+			promised = r.Header.Revision
+			for at := int64(2); at <= promised; at++ {
+				require.True(t, seen[at], "revision %d was promised and not sent", at)
+			}
+		}
+	}
+	require.Len(t, seen, writes)
+	// Whatever is still being answered is let go with the stream.
+	stop()
+	go func() {
+		for range c.told {
+		}
+	}()
+	asker.Wait()
+	c.stop()
+	<-c.ended
+	close(c.told)
+}
+
+// etcd#17507: a watch that was just begun got a notice from before it began, or none.
+func TestProgressOfAFreshWatch(t *testing.T) {
+	s := newStore(t)
+	s.put("a", "1")
+	c := open(t, s)
+	c.ask(&pb.WatchCreateRequest{Key: []byte("zzz")})
+	created := c.next()
+	require.True(t, created.Created)
+	c.progress()
+	r := c.next()
+	require.EqualValues(t, -1, r.WatchId)
+	require.GreaterOrEqual(t, r.Header.Revision, created.Header.Revision)
+	s.put("other", "1")
+	c.progress()
+	require.EqualValues(t, 3, c.next().Header.Revision, "it moves on while nothing happens to the watched key")
+}
+
+func TestProgressIsAnsweredAfterTheBacklog(t *testing.T) {
+	s := newStore(t)
+	for range 3000 { // three batches
+		s.put("a", "x")
+	}
+	c := open(t, s)
+	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 2})
+	c.progress()
+	events := 0
+	for {
+		r := c.next()
+		if len(r.Events) == 0 {
+			require.EqualValues(t, -1, r.WatchId)
+			require.EqualValues(t, 3001, r.Header.Revision)
+			break
+		}
+		events += len(r.Events)
+	}
+	require.Equal(t, 3000, events)
+}
+
+// etcd#20221: a watch of the future was told what lies before it.
+func TestAWatchOfTheFutureSeesNothingOld(t *testing.T) {
+	s := newStore(t)
+	s.put("a", "1")
+	c := open(t, s, func(o *Options) { o.Progress = time.Millisecond })
+	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 5, ProgressNotify: true})
+	c.progress() // no answer: nothing is to be said of revisions before 5
+	s.put("a", "2")
+	s.put("a", "3")
+	s.put("a", "4")
+	r := c.next()
+	require.Equal(t, "a=4@5 ", text(r))
+}
+
+func TestNotices(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s, func(o *Options) { o.Progress = time.Millisecond })
+	c.create(&pb.WatchCreateRequest{Key: []byte("quiet")})
+	id := c.create(&pb.WatchCreateRequest{Key: []byte("a"), ProgressNotify: true})
+	s.put("other", "1")
+	for {
+		r := c.next()
+		require.Equal(t, id, r.WatchId)
+		require.Empty(t, r.Events)
+		if r.Header.Revision == 2 {
+			break
+		}
+	}
+}
+
+func TestFragments(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s, func(o *Options) { o.FragmentBytes = 64 << 10 })
+	c.create(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), Fragment: true})
+	whole := c.create(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+	s.putAll(make([]byte, 20<<10), "k1", "k2", "k3", "k4", "k5", "k6", "k7")
+	var inPieces, pieces int
+	var all *pb.WatchResponse
+	for done := false; !done || all == nil; {
+		r := c.next()
+		if r.WatchId == whole {
+			require.False(t, r.Fragment)
+			all = r
+			continue
+		}
+		pieces++
+		inPieces += len(r.Events)
+		require.LessOrEqual(t, proto.Size(r), 64<<10)
+		done = !r.Fragment
+	}
+	require.Equal(t, 7, inPieces)
+	require.Greater(t, pieces, 1)
+	require.Len(t, all.Events, 7, "one revision is one answer")
+}
+
+// A revision with more events than a batch holds is one answer all the same.
+func TestARevisionIsNotTornApart(t *testing.T) {
+	s := newStore(t)
+	var keys []string
+	for i := range 5000 {
+		keys = append(keys, fmt.Sprintf("k%04d", i))
+	}
+	c := open(t, s)
+	c.create(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+	revision := s.putAll([]byte("v"), keys...)
+	r := c.next()
+	require.Len(t, r.Events, 5000)
+	require.Equal(t, revision, r.Header.Revision)
+	s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: []mvcc.Step{{Kind: mvcc.StepDelete, Key: []byte("k"), End: []byte("l")}}}))
+	require.Len(t, c.next().Events, 5000)
+}
+
+// Ten thousand watches on a hundred streams have a hundred senders, not ten thousand.
+func TestTenThousandWatchesAreCheap(t *testing.T) {
+	s := newStore(t)
+	const streams, each = 100, 100
+	before := runtime.NumGoroutine()
+	clients := make([]*client, streams)
+	for i := range clients {
+		clients[i] = open(t, s)
+		for j := range each {
+			clients[i].create(&pb.WatchCreateRequest{Key: []byte(fmt.Sprintf("k%d", i*each+j))})
+		}
+	}
+	require.LessOrEqual(t, runtime.NumGoroutine()-before, 3*streams)
+	require.Equal(t, streams*each, s.Stats().Watchers)
+	s.put("k4242", "x")
+	require.Equal(t, "k4242=x@2 ", text(clients[42].next()))
+	for _, c := range clients {
+		c.stop()
+		<-c.ended
+		c.ended <- nil
+	}
+	require.Zero(t, s.Stats().Watchers)
+}
+
+// A client that does not read holds up nobody, and nothing is kept for it.
+func TestASlowClientHoldsUpNobody(t *testing.T) {
+	s := newStore(t)
+	slow, quick := open(t, s), open(t, s)
+	slow.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	quick.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	for i := range 2000 {
+		s.put("a", fmt.Sprint(i))
+	}
+	last := func(c *client) {
+		for next := int64(2); next < 2002; {
+			for _, e := range c.next().Events {
+				require.Equal(t, next, e.Kv.ModRevision)
+				next++
+			}
+		}
+	}
+	last(quick)
+	last(slow)
+}
+
+func TestAClientThatAsksNoMoreStillListens(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s)
+	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	close(c.asks)
+	s.put("a", "1")
+	require.Equal(t, "a=1@2 ", text(c.next()))
+	c.stop()
+	require.True(t, errors.Is(<-c.ended, context.Canceled))
+	c.ended <- nil
+}
+
+// A member that stops ends its streams with an error after which clients go on elsewhere.
+func TestAMemberThatStops(t *testing.T) {
+	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
+	require.NoError(t, err)
+	c := open(t, &store{Engine: e, t: t})
+	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	require.NoError(t, e.Close())
+	require.Equal(t, rpctypes.ErrGRPCStopped, <-c.ended)
+	c.ended <- nil
+}

@@ -1,0 +1,167 @@
+package kv
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// write agrees on a program that a check permits, as often as the records change under it. cost is what it may add to the
+// size of the keyspace.
+func (s *Service) write(ctx context.Context, steps []mvcc.Step, cost int64, c check) (mvcc.Result, error) {
+	p, err := s.current()
+	for err == nil {
+		if err = s.allowed(ctx, p, c); err == nil {
+			err = p.writable(cost)
+		}
+		if err != nil {
+			p, err = s.retry(ctx, p, err)
+			continue
+		}
+		if cost > 0 && !s.fits(cost) {
+			return mvcc.Result{}, s.raise(ctx, pb.AlarmType_NOSPACE, rpctypes.ErrGRPCNoSpace)
+		}
+		var r mvcc.Result
+		if r, err = s.propose(ctx, p.epoch, steps); err != nil {
+			return r, err
+		}
+		if r.Refused != mvcc.RefusedEpoch {
+			return r, refusal(&r)
+		}
+		p, err = s.newest()
+	}
+	return mvcc.Result{}, failure(ctx, err)
+}
+
+// propose agrees on a program, once.
+func (s *Service) propose(ctx context.Context, epoch int64, steps []mvcc.Step) (mvcc.Result, error) {
+	data, err := mvcc.EncodeProgram(mvcc.Program{Epoch: epoch, Steps: steps})
+	if err != nil {
+		return mvcc.Result{}, failure(ctx, err)
+	}
+	s.counters.pending.Add(1)
+	r, err := s.opts.Agreement.Propose(ctx, data)
+	s.counters.pending.Add(-1)
+	if err != nil {
+		s.counters.failed.Add(1)
+		return mvcc.Result{}, failure(ctx, err)
+	}
+	return r, nil
+}
+
+// writable says whether an alarm forbids what costs so much.
+func (p *policy) writable(cost int64) error {
+	switch {
+	case p.corrupt:
+		return rpctypes.ErrGRPCCorrupt
+	case p.noSpace && cost > 0:
+		return rpctypes.ErrGRPCNoSpace
+	}
+	return nil
+}
+
+// fits says whether the keyspace may grow by so much.
+func (s *Service) fits(cost int64) bool {
+	return s.opts.Quota < 0 || s.opts.Engine.Size()+cost < s.opts.Quota
+}
+
+// Put writes a key.
+func (s *Service) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
+	if err := wire.CheckPut(r); err != nil {
+		return nil, err
+	}
+	if len(r.Value) > s.opts.Limits.RequestBytes {
+		return nil, rpctypes.ErrGRPCRequestTooLarge
+	}
+	found, err := s.write(ctx, wire.PutProgram(r), wire.PutCost(r), func(p *policy, user string) error {
+		return p.users.CanPutRequest(user, r, s.leaseKeys)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := wire.PutAnswer(&found.Steps[0])
+	out.Header = s.header(found.Revision)
+	return out, nil
+}
+
+// DeleteRange removes keys.
+func (s *Service) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+	if err := wire.CheckDelete(r); err != nil {
+		return nil, err
+	}
+	found, err := s.write(ctx, wire.DeleteProgram(r), 0, func(p *policy, user string) error {
+		return p.users.CanDeleteRequest(user, r)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := wire.DeleteAnswer(&found.Steps[0])
+	out.Header = s.header(found.Revision)
+	return out, nil
+}
+
+// Txn carries out a transaction. One that can only read is not agreed on.
+func (s *Service) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
+	if err := wire.CheckTxn(r, s.opts.Limits.TxnOps); err != nil {
+		return nil, err
+	}
+	if wire.ReadOnly(r) {
+		return s.readTxn(ctx, r)
+	}
+	if proto.Size(r) > s.opts.Limits.RequestBytes {
+		return nil, rpctypes.ErrGRPCRequestTooLarge
+	}
+	found, err := s.write(ctx, wire.TxnProgram(r), wire.TxnCost(r), func(p *policy, user string) error {
+		return p.users.CanTxn(user, r, s.leaseKeys)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := wire.TxnAnswer(r, &found.Steps[0], found.Revision)
+	out.Header = s.header(found.Revision)
+	return out, nil
+}
+
+// Compact lets go of history before a revision, and with Physical waits until this member has removed it.
+func (s *Service) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error) {
+	if err := s.checked(ctx, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
+		return nil, failure(ctx, err)
+	}
+	if err := s.compact(ctx, r.Revision); err != nil {
+		return nil, err
+	}
+	if r.Physical {
+		if err := s.opts.Engine.AwaitScrub(ctx, r.Revision); err != nil {
+			return nil, failure(ctx, err)
+		}
+	}
+	return &pb.CompactionResponse{Header: s.Header()}, nil
+}
+
+func (s *Service) compact(ctx context.Context, revision int64) error {
+	p, err := s.current()
+	if err != nil {
+		return err
+	}
+	if p.corrupt {
+		return rpctypes.ErrGRPCCorrupt
+	}
+	found, err := s.opts.Agreement.Propose(ctx, mvcc.EncodeCompact(revision))
+	if err != nil {
+		s.counters.failed.Add(1)
+		return failure(ctx, err)
+	}
+	return refusal(&found)
+}
+
+// leaseKeys lists the keys of a lease for checks.
+func (s *Service) leaseKeys(id int64) ([][]byte, error) {
+	snap := s.opts.Engine.Snapshot()
+	defer snap.Close()
+	return snap.LeaseKeys(id)
+}

@@ -1,0 +1,135 @@
+package rest
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// streams is a server whose answers are as long as their path says, and then go well or break.
+func streams(t *testing.T, log io.Writer) *httptest.Server {
+	s := New(Options{
+		Service: fault.KV, Name: "kv", Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.NewTextHandler(log, nil)), MaxBody: 4 << 20,
+		Hosts: []string{"keys.example"},
+	})
+	broken := errors.New("the disk is gone")
+	lengths := map[string]int{"short": 10, "long": 1 << 20}
+	ends := map[string]error{"well": nil, "badly": broken, "told": fault.New(fault.BadGateway, "the leader is gone")}
+	for length, n := range lengths {
+		for how, err := range ends {
+			s.HandleOpen("GET", "/stream/"+length+"/"+how, func(w *Response, _ *http.Request) (any, error) {
+				w.Header().Set("X-Note", "n")
+				return Stream(func(out io.Writer) error {
+					io.WriteString(out, `"`+strings.Repeat("x", n)+`"`)
+					return err
+				}), nil
+			})
+			s.HandleOpen("GET", "/verbatim/"+length+"/"+how, func(w *Response, _ *http.Request) (any, error) {
+				w.Status = http.StatusTeapot
+				body := io.Reader(strings.NewReader(strings.Repeat("y", n)))
+				if err != nil {
+					body = io.MultiReader(body, failing{err})
+				}
+				return Verbatim{io.NopCloser(body)}, nil
+			})
+		}
+	}
+	s.HandleOpen("PUT", "/large", func(_ *Response, r *http.Request) (any, error) {
+		var in thing
+		_, err := Decode(r, &in)
+		return len(in.Name), err
+	})
+	s.HandleBare("GET", "/bare", func(*Response, *http.Request) (any, error) { return "in", nil })
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	return server
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+// An answer that is written piece by piece is whole, an error, or visibly cut.
+func TestStreams(t *testing.T) {
+	var log bytes.Buffer
+	server := streams(t, &log)
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	for _, c := range []struct {
+		path   string
+		status int
+		says   string
+		size   int
+		cut    bool
+	}{
+		{path: "/stream/short/well", status: 200, says: `{"data":"xxxxxxxxxx","meta":{"request_id":"`},
+		{path: "/stream/long/well", status: 200, says: `{"data":"xx`, size: 1 << 20},
+		{path: "/stream/short/badly", status: 500, says: "INTERNAL_ERROR"},
+		{path: "/stream/short/told", status: 502, says: "LEADER_PROXY_FAILED"},
+		{path: "/stream/long/badly", status: 200, cut: true},
+		{path: "/stream/long/told", status: 200, cut: true},
+		{path: "/verbatim/short/well", status: 418, says: "yyyyyyyyyy"},
+		{path: "/verbatim/long/well", status: 418, size: 1 << 20},
+		{path: "/verbatim/short/told", status: 502, says: "LEADER_PROXY_FAILED"},
+		{path: "/verbatim/long/badly", status: 418, cut: true},
+	} {
+		t.Run(c.path, func(t *testing.T) {
+			resp, err := http.Get(server.URL + c.path)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			require.Equal(t, c.status, resp.StatusCode)
+			require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
+			if c.cut {
+				require.Error(t, err, "who reads it must see that there was more")
+				return
+			}
+			require.NoError(t, err)
+			require.Contains(t, string(body), c.says)
+			require.GreaterOrEqual(t, len(body), c.size)
+			require.NotContains(t, string(body), "disk")
+		})
+	}
+	head, err := http.Head(server.URL + "/stream/long/badly")
+	require.NoError(t, err)
+	require.Equal(t, 200, head.StatusCode)
+	require.Equal(t, "n", head.Header.Get("X-Note"))
+	server.Close()
+	require.Contains(t, log.String(), "the disk is gone")
+}
+
+// A service's own limit and names.
+func TestOwnLimits(t *testing.T) {
+	server := streams(t, io.Discard)
+	ask := func(method, path, host, origin, body string) int {
+		r, err := http.NewRequest(method, server.URL+path, strings.NewReader(body))
+		require.NoError(t, err)
+		r.Host = host
+		if body != "" {
+			r.Header.Set("Content-Type", "application/json")
+		}
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		resp, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	large := func(n int) string { return `{"name":"` + strings.Repeat("x", n) + `"}` }
+	require.Equal(t, 200, ask("PUT", "/large", "127.0.0.1", "", large(3<<20)))
+	require.Equal(t, 413, ask("PUT", "/large", "127.0.0.1", "", large(4<<20)))
+	require.Equal(t, 200, ask("PUT", "/large", "keys.example:8081", "", large(1)))
+	require.Equal(t, 403, ask("PUT", "/large", "evil.example", "", large(1)))
+	require.Equal(t, 200, ask("GET", "/bare", "evil.example", "https://evil.example", ""), "its handler sees to that")
+	require.Equal(t, 400, ask("PUT", "/large", "127.0.0.1", "", ""), "no body needs no type; this one needs a body")
+}
