@@ -28,6 +28,7 @@ type stage struct {
 	env     map[string]string
 	home    string
 	answers []string
+	stdin   string
 }
 
 // The stories are in testdata. Commands:
@@ -41,6 +42,10 @@ type stage struct {
 //	watch                  what the next watch sends, a line each: prototext of an event, a status code, or WAIT
 //	console                what the console log sends, a Go string a line; one that is followed then waits or, when
 //	                       ReadConsoleLog is told to fail after, breaks
+//	stdin                  what the next run of the program finds on standard input; a line EMPTY is empty
+//	files                  the files in the home directory
+//	alarm name=            raise an alarm of the key-value store
+//	snapshot               the file that the key-value store gives as its snapshot: KEY=VALUE lines
 //	answer                 what the person at the terminal types, a line each
 //	file name=             a file in the home directory
 //	trivet [interrupt=]    run the program with these arguments, and interrupt it when it has printed that
@@ -124,6 +129,22 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 		}
 	case "file":
 		return s.file(t, d)
+	case "stdin":
+		s.stdin = strings.NewReplacer("KVPASSWORD", kvPassword, "EMPTY", "").Replace(d.Input) + "\n"
+	case "files":
+		entries, err := os.ReadDir(s.home)
+		require.NoError(t, err)
+		var names strings.Builder
+		for _, e := range entries {
+			names.WriteString(e.Name() + "\n")
+		}
+		return names.String()
+	case "alarm":
+		var name string
+		d.ScanArgs(t, "name", &name)
+		require.NoError(t, s.cloud.kv.setAlarm(name))
+	case "snapshot":
+		s.cloud.kv.file = snapshotOf(t, d.Input)
 	case "trivet":
 		var until string
 		d.MaybeScanArgs(t, "interrupt", &until)
@@ -192,7 +213,7 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 		}))
 	}
 	sh := session.Shell{
-		Args: words(strings.ReplaceAll(line, "$HOME", s.home)), Env: func(k string) string { return s.env[k] }, Stdin: strings.NewReader(""),
+		Args: words(strings.ReplaceAll(line, "$HOME", s.home)), Env: func(k string) string { return s.env[k] }, Stdin: strings.NewReader(s.stdin),
 		Stdout: stdout, Stderr: &errs, Now: func() time.Time { return now }, Dialer: s.cloud.dial,
 	}
 	if len(s.answers) > 0 {
@@ -205,7 +226,8 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 		}
 	}
 	code := run(ctx, sh)
-	for _, secret := range []string{tenantToken, adminToken, password} {
+	s.stdin = ""
+	for _, secret := range []string{tenantToken, adminToken, password, kvPassword, kvToken} {
 		require.NotContains(t, out.String()+errs.String(), secret)
 	}
 	text := strings.ReplaceAll(out.String(), s.home, "$HOME")

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	etcd "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -57,6 +58,7 @@ type fakeCloud struct {
 	// watches are what each stream in turn sends; an element without an event waits, or ends it with that code.
 	watches [][]watched
 	console [][]byte
+	kv      *fakeKeys
 }
 
 type watched struct {
@@ -76,6 +78,7 @@ type fault struct {
 
 func newCloud(t *testing.T, members ...string) *fakeCloud {
 	c := &fakeCloud{members: map[string]*bufconn.Listener{}, byKey: map[string]*vmv1.VirtualMachine{}}
+	c.kv = newKeys(c)
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -85,6 +88,11 @@ func newCloud(t *testing.T, members ...string) *fakeCloud {
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c)
+		etcd.RegisterKVServer(s, c.kv)
+		etcd.RegisterWatchServer(s, c.kv)
+		etcd.RegisterLeaseServer(s, c.kv)
+		etcd.RegisterMaintenanceServer(s, c.kv)
+		etcd.RegisterAuthServer(s, c.kv)
 		done := make(chan struct{})
 		go func() { defer close(done); _ = s.Serve(l) }()
 		t.Cleanup(func() { s.Stop(); <-done })
@@ -303,9 +311,13 @@ func (c *fakeCloud) CreateNodeToken(_ context.Context, in *operatorv1.CreateNode
 func (c *fakeCloud) ClusterStatus(context.Context, *operatorv1.ClusterStatusRequest) (*operatorv1.ClusterStatusResponse, error) {
 	return &operatorv1.ClusterStatusResponse{
 		Version: "v0.1.0", Cluster: "c0ffee", MemberId: 1,
-		Members: []*operatorv1.Member{{Id: 1, Address: "10.0.0.1", Reachable: true}, {Id: 2, Address: "10.0.0.2"}},
+		Members: []*operatorv1.Member{
+			{Id: 1, Name: "node-1", Address: "10.0.0.1", State: "VOTER", Wanted: "VOTER", Reachable: true},
+			{Id: 2, Name: "node-2", Address: "10.0.0.2", State: "LEARNER", Wanted: "VOTER"},
+		},
 		Groups: []*operatorv1.Group{
-			{Id: 1, Name: "system", LeaderId: 1, Term: 4, CommittedIndex: 120, AppliedIndex: 119, Revision: 77},
+			{Id: 1, Name: "system", LeaderId: 1, Term: 4, CommittedIndex: 120, AppliedIndex: 119, Revision: 77, Voters: []uint64{1}, Learners: []uint64{2},
+				Progress: []*operatorv1.Progress{{MemberId: 1, MatchIndex: 121, Active: true}, {MemberId: 2, MatchIndex: 80}}},
 			{Id: 2, Name: "kv", Term: 5},
 		},
 	}, nil

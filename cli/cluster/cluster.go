@@ -18,7 +18,7 @@ import (
 
 // Command is `trivet cluster`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "cluster", Short: "Look at the control plane", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "cluster", Short: "Look at the control plane, change its members, back it up", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	status := &cobra.Command{Use: "status", Short: "Show the members and the groups, as one member sees them", Args: session.Exactly()}
 	status.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
@@ -32,7 +32,7 @@ func Command(s *session.Session) *cobra.Command {
 		}
 		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
 	})
-	c.AddCommand(status)
+	c.AddCommand(status, add(s), promote(s), remove(s), replace(s), transfer(s), backup(s))
 	return c
 }
 
@@ -48,24 +48,39 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 		if m.GetReachable() {
 			reachable = "yes"
 		}
-		members = append(members, []string{id(m.GetId()), m.GetAddress(), reachable})
+		members = append(members, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m), reachable})
 	}
-	groups := [][]string{}
+	groups, progress := [][]string{}, [][]string{}
 	for _, g := range st.GetGroups() {
 		leader := "none known"
 		if g.GetLeaderId() != 0 {
 			leader = "member " + id(g.GetLeaderId())
 		}
 		groups = append(groups, []string{g.GetName(), leader, id(g.GetTerm()), id(g.GetCommittedIndex()), id(g.GetAppliedIndex()),
-			strconv.FormatInt(g.GetRevision(), 10)})
+			strconv.FormatInt(g.GetRevision(), 10), ids(g.GetVoters()), ids(g.GetLearners())})
+		last := uint64(0)
+		for _, p := range g.GetProgress() {
+			last = max(last, p.GetMatchIndex())
+		}
+		for _, p := range g.GetProgress() {
+			heard := "no"
+			if p.GetActive() {
+				heard = "yes"
+			}
+			progress = append(progress, []string{g.GetName(), id(p.GetMemberId()), id(p.GetMatchIndex()), id(last - p.GetMatchIndex()), heard})
+		}
 	}
 	for _, t := range []struct {
 		header []string
 		rows   [][]string
 	}{
-		{[]string{"MEMBER", "ADDRESS", "REACHABLE"}, members},
-		{[]string{"GROUP", "LEADER", "TERM", "COMMITTED", "APPLIED", "REVISION"}, groups},
+		{[]string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE"}, members},
+		{[]string{"GROUP", "LEADER", "TERM", "COMMITTED", "APPLIED", "REVISION", "VOTERS", "LEARNERS"}, groups},
+		{[]string{"GROUP", "MEMBER", "HOLDS", "BEHIND", "HEARD"}, progress},
 	} {
+		if len(t.rows) == 0 {
+			continue
+		}
 		if _, err := fmt.Fprintln(w); err != nil {
 			return err
 		}

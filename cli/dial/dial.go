@@ -99,6 +99,15 @@ func (c *Conn) Close() error {
 	return errors.Join(all...)
 }
 
+// Each is a connection of its own to each endpoint, for whoever wants to hear all of them. Close each of them.
+func (c *Conn) Each() []*Conn {
+	all := make([]*Conn, len(c.members))
+	for i, m := range c.members {
+		all[i] = &Conn{opts: c.opts, members: []*member{{endpoint: m.endpoint}}, key: c.key}
+	}
+	return all
+}
+
 // Endpoint is the one in use, or to be tried first.
 func (c *Conn) Endpoint() string { return c.members[c.current].endpoint }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	etcd "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -51,6 +53,13 @@ var policies = map[string]policy{
 	vmv1.NodeService_UncordonNode_FullMethodName:            again,
 	operatorv1.OperatorService_ClusterStatus_FullMethodName: again,
 	identityv1.IdentityService_IssueToken_FullMethodName:    again,
+
+	etcd.KV_Range_FullMethodName:              again,
+	etcd.Lease_LeaseTimeToLive_FullMethodName: again,
+	etcd.Lease_LeaseLeases_FullMethodName:     again,
+	etcd.Maintenance_Status_FullMethodName:    again,
+	etcd.Maintenance_Alarm_FullMethodName:     again,
+	etcd.Auth_Authenticate_FullMethodName:     again,
 }
 
 // worthAnother reports whether the same call may go better in a moment.

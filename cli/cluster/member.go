@@ -1,0 +1,219 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+)
+
+// change bounds a command that changes the members: two groups have to agree.
+const change = time.Minute
+
+// state is what a member is, and what it is on the way to.
+func state(m *operatorv1.Member) string {
+	s := strings.ToLower(m.GetState())
+	if wanted := strings.ToLower(m.GetWanted()); wanted != "" && wanted != s && m.GetState() != "LEAVING" {
+		s += ", to be " + wanted
+	}
+	return s
+}
+
+func ids(list []uint64) string {
+	var out []string
+	for _, n := range slices.Sorted(slices.Values(list)) {
+		out = append(out, id(n))
+	}
+	return strings.Join(out, ",")
+}
+
+// number reads a member's id.
+func number(text string) (uint64, error) {
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil || n == 0 {
+		return 0, session.Usagef("%q is not the id of a member: `trivet cluster status` lists them", text)
+	}
+	return n, nil
+}
+
+func members(w io.Writer, all []*operatorv1.Member) error {
+	var rows [][]string
+	for _, m := range all {
+		rows = append(rows, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m)})
+	}
+	return show.Rows(w, []string{"MEMBER", "NAME", "ADDRESS", "STATE"}, rows)
+}
+
+func add(s *session.Session) *cobra.Command {
+	r := &operatorv1.AddMemberRequest{}
+	c := &cobra.Command{
+		Use:   "add ADDRESS",
+		Short: "Add a member, which then has to be started",
+		Long: `Add a member. ADDRESS is where the others reach it: HOST or HOST:PORT. It becomes a learner when it is started with
+an empty data directory and the cluster key, and votes as soon as it has caught up, unless --learner says that it shall not.`,
+		Example: "  trivet cluster add 10.0.0.4 --id 4\n" +
+			"  trivet-controlplane --node-id 4 --listen 10.0.0.4 --join 10.0.0.1 --cluster-key cluster.key --data-dir ...  # on 10.0.0.4",
+		Args: session.Exactly("ADDRESS"),
+	}
+	c.Flags().Uint64Var(&r.Id, "id", 0, "the member's id (default: one is chosen)")
+	c.Flags().StringVar(&r.Name, "name", "", "its name (default: node-ID)")
+	c.Flags().StringSliceVar(&r.ClientUrls, "client-url", nil, "where it serves clients (default: http://HOST:50051)")
+	c.Flags().BoolVar(&r.Learner, "learner", false, "do not let it vote when it has caught up")
+	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		r.RaftAddr = args[0]
+		a, err := operatorv1.NewOperatorServiceClient(conn).AddMember(ctx, r)
+		if err != nil {
+			return err
+		}
+		return s.Print(a, []string{id(a.GetMember().GetId())}, func(w io.Writer) error { return members(w, []*operatorv1.Member{a.GetMember()}) })
+	})
+	return c
+}
+
+func promote(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "promote ID", Short: "Let a learner vote that has caught up", Args: session.Exactly("ID")}
+	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := number(args[0])
+		if err != nil {
+			return err
+		}
+		if _, err := operatorv1.NewOperatorServiceClient(conn).PromoteMember(ctx, &operatorv1.PromoteMemberRequest{Id: n}); err != nil {
+			return err
+		}
+		return s.Done("member "+args[0], "votes")
+	})
+	return c
+}
+
+func remove(s *session.Session) *cobra.Command {
+	var force bool
+	c := &cobra.Command{
+		Use:   "remove ID",
+		Short: "Remove a member; its id does not come back",
+		Args:  session.Exactly("ID"),
+	}
+	c.Flags().BoolVar(&force, "force", false, "also if one member is left, which then must not fail")
+	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := number(args[0])
+		if err != nil {
+			return err
+		}
+		if _, err := operatorv1.NewOperatorServiceClient(conn).RemoveMember(ctx, &operatorv1.RemoveMemberRequest{Id: n, Force: force}); err != nil {
+			return err
+		}
+		return s.Done("member "+args[0], "removed")
+	})
+	return c
+}
+
+func replace(s *session.Session) *cobra.Command {
+	var force bool
+	c := &cobra.Command{
+		Use:   "replace ID",
+		Short: "Let a member come back whose disk is lost",
+		Long: `Remove what is left of a member whose data directory is lost, so that it can be started again with an empty one: it
+joins as a learner and votes when it has caught up. The old directory, should it turn up, is refused.`,
+		Args: session.Exactly("ID"),
+	}
+	c.Flags().BoolVar(&force, "force", false, "also if one member is left meanwhile")
+	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := number(args[0])
+		if err != nil {
+			return err
+		}
+		if _, err := operatorv1.NewOperatorServiceClient(conn).ReplaceMember(ctx, &operatorv1.ReplaceMemberRequest{Id: n, Force: force}); err != nil {
+			return err
+		}
+		return s.Done("member "+args[0], "can be started with an empty data directory")
+	})
+	return c
+}
+
+func transfer(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "transfer ID", Short: "Let a member lead all groups", Args: session.Exactly("ID")}
+	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := number(args[0])
+		if err != nil {
+			return err
+		}
+		if _, err := operatorv1.NewOperatorServiceClient(conn).TransferLeader(ctx, &operatorv1.TransferLeaderRequest{Id: n}); err != nil {
+			return err
+		}
+		return s.Done("member "+args[0], "leads")
+	})
+	return c
+}
+
+func backup(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "backup FILE",
+		Short: "Write a backup of the whole cloud to a file",
+		Long: `Write an archive of all records and of the key-value store, each as of one moment, to FILE, which must not exist.
+It is encrypted with the cluster key: keep that, and not beside it. trivet-controlplane restore takes it.`,
+		Args: session.Exactly("FILE"),
+	}
+	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		var size int64
+		err := s.Wait("backing up", func(say func(string)) (err error) {
+			size, err = receive(ctx, operatorv1.NewOperatorServiceClient(conn), args[0])
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return s.Done(args[0], fmt.Sprintf("written, %d bytes", size))
+	})
+	return c
+}
+
+// receive writes a backup beside its name, and gives it the name when it is whole and on the disk.
+func receive(ctx context.Context, client operatorv1.OperatorServiceClient, name string) (size int64, err error) {
+	if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
+		return 0, fmt.Errorf("%s exists already", name)
+	}
+	part := name + ".part"
+	f, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(part)
+		}
+	}()
+	stream, err := client.BackupCluster(ctx, &operatorv1.BackupClusterRequest{})
+	if err != nil {
+		return 0, err
+	}
+	for {
+		piece, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+		n, err := f.Write(piece.GetData())
+		if err != nil {
+			return 0, err
+		}
+		size += int64(n)
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return 0, err
+	}
+	return size, os.Rename(part, name)
+}

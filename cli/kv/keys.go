@@ -1,0 +1,379 @@
+package kv
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+)
+
+// maxValue bounds a value that is read from a file, in bytes: no request holds more.
+const maxValue = 3 << 19
+
+// span is which keys a command is about: [key, end), or what the flags say of key.
+type span struct{ prefix, fromKey bool }
+
+func (p *span) add(f *pflag.FlagSet, what string) {
+	f.BoolVar(&p.prefix, "prefix", false, what+" the keys that begin with KEY")
+	f.BoolVar(&p.fromKey, "from-key", false, what+" KEY and all keys after it, by bytes")
+}
+
+// of gives the key to name and the options for its end.
+func (p *span) of(args []string) (key string, opts []clientv3.OpOption, err error) {
+	if p.prefix && p.fromKey {
+		return "", nil, session.Usagef("give --prefix or --from-key, not both")
+	}
+	key = args[0]
+	if len(args) == 2 {
+		if p.prefix || p.fromKey {
+			return "", nil, session.Usagef("give END, or --prefix or --from-key, not both")
+		}
+		return key, []clientv3.OpOption{clientv3.WithRange(args[1])}, nil
+	}
+	switch {
+	case key == "" && (p.prefix || p.fromKey):
+		return "\x00", []clientv3.OpOption{clientv3.WithFromKey()}, nil
+	case p.prefix:
+		opts = append(opts, clientv3.WithPrefix())
+	case p.fromKey:
+		opts = append(opts, clientv3.WithFromKey())
+	}
+	return key, opts, nil
+}
+
+// one says that a command is about one key that was named.
+func (p *span) one(args []string) bool { return len(args) == 1 && !p.prefix && !p.fromKey }
+
+// keyAndEnd takes KEY and perhaps END.
+func keyAndEnd(_ *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return errors.New("KEY is missing")
+	case len(args) > 2:
+		return fmt.Errorf("unexpected argument %q", args[2])
+	}
+	return nil
+}
+
+// getFlags are those of get, alone and in a transaction.
+type getFlags struct {
+	span                                 span
+	limit, rev                           int64
+	minCreate, maxCreate, minMod, maxMod int64
+	keysOnly, countOnly, valueOnly       bool
+	sortBy, order, consistency           string
+}
+
+func (g *getFlags) add(f *pflag.FlagSet) {
+	g.span.add(f, "get")
+	f.Int64Var(&g.limit, "limit", 0, "get so many at most; 0 is all")
+	f.Int64Var(&g.rev, "rev", 0, "get them as of this revision; 0 is now")
+	f.BoolVar(&g.keysOnly, "keys-only", false, "get no values")
+	f.BoolVar(&g.countOnly, "count-only", false, "get only how many there are")
+	f.StringVar(&g.sortBy, "sort-by", "", "create, key, modify, value or version")
+	f.StringVar(&g.order, "order", "", "ascend or descend")
+	f.StringVar(&g.consistency, "consistency", "l", "l: linearizable, s: serializable, what the member has")
+	f.Int64Var(&g.minCreate, "min-create-rev", 0, "only those created at this revision or later")
+	f.Int64Var(&g.maxCreate, "max-create-rev", 0, "only those created at this revision or before")
+	f.Int64Var(&g.minMod, "min-mod-rev", 0, "only those changed at this revision or later")
+	f.Int64Var(&g.maxMod, "max-mod-rev", 0, "only those changed at this revision or before")
+}
+
+var (
+	targets = map[string]clientv3.SortTarget{
+		"": clientv3.SortByKey, "key": clientv3.SortByKey, "create": clientv3.SortByCreateRevision, "modify": clientv3.SortByModRevision,
+		"value": clientv3.SortByValue, "version": clientv3.SortByVersion,
+	}
+	orders = map[string]clientv3.SortOrder{"": clientv3.SortNone, "ascend": clientv3.SortAscend, "descend": clientv3.SortDescend}
+)
+
+func (g *getFlags) op(args []string) (clientv3.Op, error) {
+	var none clientv3.Op
+	key, opts, err := g.span.of(args)
+	if err != nil {
+		return none, err
+	}
+	target, ok := targets[strings.ToLower(g.sortBy)]
+	if !ok {
+		return none, session.Usagef("--sort-by %q: want create, key, modify, value or version", g.sortBy)
+	}
+	order, ok := orders[strings.ToLower(g.order)]
+	if !ok {
+		return none, session.Usagef("--order %q: want ascend or descend", g.order)
+	}
+	if g.keysOnly && g.countOnly {
+		return none, session.Usagef("give --keys-only or --count-only, not both")
+	}
+	for _, v := range []struct {
+		flag string
+		n    int64
+		opt  func(int64) clientv3.OpOption
+	}{
+		{"limit", g.limit, clientv3.WithLimit}, {"rev", g.rev, clientv3.WithRev},
+		{"min-create-rev", g.minCreate, clientv3.WithMinCreateRev}, {"max-create-rev", g.maxCreate, clientv3.WithMaxCreateRev},
+		{"min-mod-rev", g.minMod, clientv3.WithMinModRev}, {"max-mod-rev", g.maxMod, clientv3.WithMaxModRev},
+	} {
+		if v.n < 0 {
+			return none, session.Usagef("--%s: want 0 or more, got %d", v.flag, v.n)
+		}
+		if v.n > 0 {
+			opts = append(opts, v.opt(v.n))
+		}
+	}
+	opts = append(opts, clientv3.WithSort(target, order))
+	if g.keysOnly {
+		opts = append(opts, clientv3.WithKeysOnly())
+	}
+	if g.countOnly {
+		opts = append(opts, clientv3.WithCountOnly())
+	}
+	switch g.consistency {
+	case "l":
+	case "s":
+		opts = append(opts, clientv3.WithSerializable())
+	default:
+		return none, session.Usagef("--consistency %q: want l or s", g.consistency)
+	}
+	return clientv3.OpGet(key, opts...), nil
+}
+
+func get(n *noun) *cobra.Command {
+	var f getFlags
+	c := &cobra.Command{
+		Use: "get KEY [END]", Short: "Show a key, or the keys from KEY to before END",
+		Example: "  trivet kv get /app/config --print-value-only > config\n  trivet kv get /app/ --prefix --keys-only",
+		Args:    keyAndEnd,
+	}
+	f.add(c.Flags())
+	c.Flags().BoolVar(&f.valueOnly, "print-value-only", false, "print values as they are, a newline after each, and nothing else")
+	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+		op, err := f.op(args)
+		if err != nil {
+			return err
+		}
+		if f.valueOnly && (f.countOnly || f.keysOnly || n.Form != show.Table) {
+			return session.Usagef("--print-value-only prints values: leave --keys-only, --count-only and --output out")
+		}
+		got, err := c.keys.Do(ctx, op)
+		if err != nil {
+			return err
+		}
+		r := (*pb.RangeResponse)(got.Get())
+		err = n.print(r, keysOf(r.GetKvs()), func(w io.Writer) error { return f.table(w, r) })
+		if err == nil && f.span.one(args) && r.GetCount() == 0 && !f.countOnly {
+			return fmt.Errorf("there is no key %s: `trivet kv get \"\" --prefix --keys-only` shows those there are", show.Text(strconv.Quote(args[0])))
+		}
+		if err == nil && r.GetMore() {
+			n.Note("there are more, %d in all: --limit is %d", r.GetCount(), f.limit)
+		}
+		return err
+	})
+	return c
+}
+
+func (g *getFlags) table(w io.Writer, r *pb.RangeResponse) error {
+	switch {
+	case g.valueOnly:
+		for _, kv := range r.GetKvs() {
+			if _, err := w.Write(append(bytes.Clone(kv.GetValue()), '\n')); err != nil {
+				return err
+			}
+		}
+		return nil
+	case g.countOnly:
+		_, err := fmt.Fprintln(w, r.GetCount())
+		return err
+	case g.keysOnly:
+		for _, kv := range r.GetKvs() {
+			if _, err := fmt.Fprintln(w, show.Text(string(kv.GetKey()))); err != nil {
+				return err
+			}
+		}
+		return nil
+	case len(r.GetKvs()) == 0:
+		return nil
+	}
+	return table(w, r.GetKvs())
+}
+
+var header = []string{"KEY", "VERSION", "CREATED", "MODIFIED", "LEASE", "VALUE"}
+
+// table shows keys with their values, the longest last.
+func table(w io.Writer, kvs []*mvccpb.KeyValue) error {
+	rows := make([][]string, len(kvs))
+	for i, kv := range kvs {
+		rows[i] = []string{string(kv.GetKey()), number(kv.GetVersion()), number(kv.GetCreateRevision()), number(kv.GetModRevision()),
+			leaseName(kv.GetLease()), string(kv.GetValue())}
+	}
+	return show.Rows(w, header, rows)
+}
+
+func number(n int64) string { return strconv.FormatInt(n, 10) }
+
+func keysOf(kvs []*mvccpb.KeyValue) (names []string) {
+	for _, kv := range kvs {
+		names = append(names, string(kv.GetKey()))
+	}
+	return names
+}
+
+// putFlags are those of put, alone and in a transaction.
+type putFlags struct {
+	lease                            string
+	prevKV, ignoreValue, ignoreLease bool
+}
+
+func (p *putFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&p.lease, "lease", "", "id of the lease, in hexadecimal, with whose end the key goes")
+	f.BoolVar(&p.prevKV, "prev-kv", false, "show what was there before")
+	f.BoolVar(&p.ignoreValue, "ignore-value", false, "keep the value that is there")
+	f.BoolVar(&p.ignoreLease, "ignore-lease", false, "keep the lease that is there")
+}
+
+func (p *putFlags) op(key, value string) (clientv3.Op, error) {
+	var opts []clientv3.OpOption
+	if p.lease != "" {
+		id, err := leaseID(p.lease)
+		if err != nil {
+			return clientv3.Op{}, err
+		}
+		opts = append(opts, clientv3.WithLease(id))
+	}
+	if p.lease != "" && p.ignoreLease {
+		return clientv3.Op{}, session.Usagef("give --lease or --ignore-lease, not both")
+	}
+	for _, o := range []struct {
+		set bool
+		opt clientv3.OpOption
+	}{{p.prevKV, clientv3.WithPrevKV()}, {p.ignoreValue, clientv3.WithIgnoreValue()}, {p.ignoreLease, clientv3.WithIgnoreLease()}} {
+		if o.set {
+			opts = append(opts, o.opt)
+		}
+	}
+	return clientv3.OpPut(key, value, opts...), nil
+}
+
+// args checks those of a put, whose VALUE is missing only with --ignore-value.
+func (p *putFlags) args(args []string) error {
+	switch {
+	case len(args) == 0:
+		return errors.New("KEY is missing")
+	case len(args) == 1 && !p.ignoreValue:
+		return errors.New("VALUE is missing: - reads it from standard input")
+	case len(args) > 1 && p.ignoreValue:
+		return errors.New("with --ignore-value there is no VALUE")
+	case len(args) > 2:
+		return fmt.Errorf("unexpected argument %q", args[2])
+	}
+	return nil
+}
+
+func put(n *noun) *cobra.Command {
+	var f putFlags
+	c := &cobra.Command{
+		Use: "put KEY VALUE", Short: "Set a key",
+		Long:    "Set a key. VALUE is - to read it from standard input, all of it. Before a KEY or VALUE that begins with a dash say --.",
+		Example: "  trivet kv put greeting hello\n  trivet kv put /app/config - < config",
+		Args:    func(_ *cobra.Command, args []string) error { return f.args(args) },
+	}
+	f.add(c.Flags())
+	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+		value := ""
+		if len(args) == 2 {
+			var err error
+			if value, err = n.value(args[1]); err != nil {
+				return err
+			}
+		}
+		op, err := f.op(args[0], value)
+		if err != nil {
+			return err
+		}
+		got, err := c.keys.Do(ctx, op)
+		if err != nil {
+			return err
+		}
+		r := (*pb.PutResponse)(got.Put())
+		return n.print(r, []string{args[0]}, func(w io.Writer) error { return putDone(w, r) })
+	})
+	return c
+}
+
+func putDone(w io.Writer, r *pb.PutResponse) error {
+	if _, err := fmt.Fprintf(w, "set at revision %d\n", r.GetHeader().GetRevision()); err != nil || r.GetPrevKv() == nil {
+		return err
+	}
+	return table(w, []*mvccpb.KeyValue{r.GetPrevKv()})
+}
+
+// value is an argument, or what standard input has.
+func (n *noun) value(arg string) (string, error) {
+	if arg != "-" {
+		return arg, nil
+	}
+	text, err := io.ReadAll(io.LimitReader(n.Stdin, maxValue+1))
+	if err != nil {
+		return "", fmt.Errorf("read standard input: %w", err)
+	}
+	if len(text) > maxValue {
+		return "", fmt.Errorf("standard input holds more than %d bytes, and so does no value", maxValue)
+	}
+	return string(text), nil
+}
+
+// delFlags are those of del, alone and in a transaction.
+type delFlags struct {
+	span   span
+	prevKV bool
+}
+
+func (d *delFlags) add(f *pflag.FlagSet) {
+	d.span.add(f, "delete")
+	f.BoolVar(&d.prevKV, "prev-kv", false, "show what was there before")
+}
+
+func (d *delFlags) op(args []string) (clientv3.Op, error) {
+	key, opts, err := d.span.of(args)
+	if d.prevKV {
+		opts = append(opts, clientv3.WithPrevKV())
+	}
+	return clientv3.OpDelete(key, opts...), err
+}
+
+func del(n *noun) *cobra.Command {
+	var f delFlags
+	c := &cobra.Command{Use: "del KEY [END]", Short: "Delete a key, or the keys from KEY to before END", Args: keyAndEnd}
+	f.add(c.Flags())
+	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+		op, err := f.op(args)
+		if err != nil {
+			return err
+		}
+		got, err := c.keys.Do(ctx, op)
+		if err != nil {
+			return err
+		}
+		r := (*pb.DeleteRangeResponse)(got.Del())
+		return n.print(r, keysOf(r.GetPrevKvs()), func(w io.Writer) error { return delDone(w, r) })
+	})
+	return c
+}
+
+func delDone(w io.Writer, r *pb.DeleteRangeResponse) error {
+	if _, err := fmt.Fprintf(w, "deleted %d\n", r.GetDeleted()); err != nil || len(r.GetPrevKvs()) == 0 {
+		return err
+	}
+	return table(w, r.GetPrevKvs())
+}

@@ -1,0 +1,182 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+)
+
+// leaseID reads an id as etcdctl writes it.
+func leaseID(text string) (clientv3.LeaseID, error) {
+	id, err := strconv.ParseInt(text, 16, 64)
+	if err != nil || id <= 0 {
+		return 0, session.Usagef("%q is no lease: want an id in hexadecimal, as `trivet kv lease list` shows it", text)
+	}
+	return clientv3.LeaseID(id), nil
+}
+
+// leaseName is an id as etcdctl writes it; empty for none.
+func leaseName(id int64) string {
+	if id == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%016x", id)
+}
+
+func lease(n *noun) *cobra.Command {
+	c := &cobra.Command{Use: "lease", Short: "Make, keep and end leases, with which keys go", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(leaseGrant(n), leaseRevoke(n), leaseShow(n), leaseList(n), leaseKeep(n))
+	return c
+}
+
+var leaseHeader = []string{"LEASE", "TTL"}
+
+func leaseGrant(n *noun) *cobra.Command {
+	c := &cobra.Command{Use: "grant SECONDS", Short: "Make a lease that ends after so many seconds unless it is kept", Args: session.Exactly("SECONDS")}
+	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+		ttl, err := strconv.ParseInt(args[0], 10, 64)
+		if err != nil || ttl <= 0 {
+			return session.Usagef("%q: want seconds, a whole number from 1", args[0])
+		}
+		r, err := c.lease.Grant(ctx, ttl)
+		if err != nil {
+			return err
+		}
+		name := leaseName(int64(r.ID))
+		return n.print(r, []string{name}, func(w io.Writer) error {
+			return show.Rows(w, leaseHeader, [][]string{{name, seconds(r.TTL)}})
+		})
+	})
+	return c
+}
+
+func seconds(n int64) string { return strconv.FormatInt(n, 10) + "s" }
+
+func leaseRevoke(n *noun) *cobra.Command {
+	c := &cobra.Command{Use: "revoke LEASE", Short: "End a lease and delete its keys", Args: session.Exactly("LEASE")}
+	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+		id, err := leaseID(args[0])
+		if err != nil {
+			return err
+		}
+		r, err := c.lease.Revoke(ctx, id)
+		if err != nil {
+			return err
+		}
+		name := leaseName(int64(id))
+		return n.print(r, []string{name}, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, name, "ended")
+			return err
+		})
+	})
+	return c
+}
+
+func leaseShow(n *noun) *cobra.Command {
+	var keys bool
+	c := &cobra.Command{Use: "timetolive LEASE", Aliases: []string{"show"}, Short: "Show how long a lease has left", Args: session.Exactly("LEASE")}
+	c.Flags().BoolVar(&keys, "keys", false, "show its keys too")
+	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+		id, err := leaseID(args[0])
+		if err != nil {
+			return err
+		}
+		var opts []clientv3.LeaseOption
+		if keys {
+			opts = append(opts, clientv3.WithAttachedKeys())
+		}
+		r, err := c.lease.TimeToLive(ctx, id, opts...)
+		if err != nil {
+			return err
+		}
+		var names []string
+		for _, k := range r.Keys {
+			names = append(names, string(k))
+		}
+		err = n.print(r, names, func(w io.Writer) error {
+			if r.TTL < 0 {
+				return nil
+			}
+			fields := [][2]string{{"Lease", leaseName(int64(r.ID))}, {"Granted", seconds(r.GrantedTTL)}, {"Left", seconds(r.TTL)}}
+			if keys {
+				fields = append(fields, [2]string{"Keys", strings.Join(names, " ")})
+			}
+			return show.Fields(w, fields)
+		})
+		if err == nil && r.TTL < 0 {
+			return fmt.Errorf("lease %s has ended, or never was: `trivet kv lease list` shows those there are", leaseName(int64(id)))
+		}
+		return err
+	})
+	return c
+}
+
+func leaseList(n *noun) *cobra.Command {
+	c := &cobra.Command{Use: "list", Short: "List the leases", Args: session.Exactly()}
+	c.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+		r, err := c.lease.Leases(ctx)
+		if err != nil {
+			return err
+		}
+		names, rows := []string{}, [][]string{}
+		for _, l := range r.Leases {
+			names = append(names, leaseName(int64(l.ID)))
+			rows = append(rows, []string{leaseName(int64(l.ID))})
+		}
+		return n.print(r, names, func(w io.Writer) error { return show.Rows(w, leaseHeader[:1], rows) })
+	})
+	return c
+}
+
+func leaseKeep(n *noun) *cobra.Command {
+	var once bool
+	c := &cobra.Command{Use: "keep-alive LEASE", Short: "Keep a lease until you interrupt", Args: session.Exactly("LEASE")}
+	c.Flags().BoolVar(&once, "once", false, "renew it once, and end")
+	c.RunE = n.run(0, func(ctx context.Context, c *client, args []string) error {
+		id, err := leaseID(args[0])
+		if err != nil {
+			return err
+		}
+		say := func(r *clientv3.LeaseKeepAliveResponse) error {
+			name := leaseName(int64(r.ID))
+			return n.print(r, []string{name}, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s has %s\n", name, seconds(r.TTL))
+				return err
+			})
+		}
+		first, cancel := n.Limit(ctx, call)
+		r, err := c.lease.KeepAliveOnce(first, id)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if err := say(r); err != nil || once {
+			return err
+		}
+		kept, err := c.lease.KeepAlive(ctx, id)
+		if err != nil {
+			return err
+		}
+		defer c.lease.Close()
+		for r := range kept {
+			if err := say(r); err != nil {
+				return err
+			}
+		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil
+		}
+		return fmt.Errorf("lease %s has ended", leaseName(int64(id)))
+	})
+	return c
+}

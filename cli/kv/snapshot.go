@@ -1,0 +1,224 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+)
+
+func snapshot(n *noun) *cobra.Command {
+	c := &cobra.Command{Use: "snapshot", Short: "Save the keys to a file", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(save(n))
+	return c
+}
+
+// snapshotFacts are what a file holds.
+type snapshotFacts struct {
+	File     string `json:"file"`
+	Bytes    int64  `json:"bytes"`
+	Revision int64  `json:"revision"`
+	Keys     int64  `json:"keys"`
+}
+
+func save(n *noun) *cobra.Command {
+	c := &cobra.Command{
+		Use: "save FILE", Short: "Save all keys to a file that etcdutl takes, and trivet kv import",
+		Long: `Save all keys, leases and users as of one revision to a file, whole or not at all. etcdutl restores it to an etcd, and
+trivet kv import loads its keys.`,
+		Args: session.Exactly("FILE"),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveDefault
+		},
+	}
+	c.RunE = n.run(0, func(ctx context.Context, c *client, args []string) error {
+		var facts snapshotFacts
+		err := n.Wait("saving the snapshot", func(say func(string)) (err error) {
+			facts, err = c.save(ctx, args[0], say)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return n.print(facts, []string{facts.File}, func(w io.Writer) error {
+			return show.Fields(w, [][2]string{
+				{"File", facts.File}, {"Size", show.Bytes(uint64(facts.Bytes))}, {"Revision", number(facts.Revision)}, {"Keys", number(facts.Keys)},
+			})
+		})
+	})
+	return c
+}
+
+// save writes the file beside its name, checks what it has got and only then gives it the name.
+func (c *client) save(ctx context.Context, path string, say func(string)) (facts snapshotFacts, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		var place *fs.PathError
+		if errors.As(err, &place) { // its name is of no use to anybody
+			err = fmt.Errorf("%s: %w", path, place.Err)
+		}
+		return facts, fmt.Errorf("save the snapshot: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	facts.File = path
+	facts.Bytes, err = c.receive(ctx, f, say)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return facts, err
+	}
+	say("checking the snapshot")
+	file, err := snapfile.Open(f.Name())
+	if err != nil {
+		return facts, err
+	}
+	facts.Revision, facts.Keys = file.Revision, int64(file.Counts.Keys)
+	if err := file.Close(); err != nil {
+		return facts, err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return facts, fmt.Errorf("save the snapshot: %w", err)
+	}
+	return facts, nil
+}
+
+func (c *client) receive(ctx context.Context, f *os.File, say func(string)) (size int64, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.maint.Snapshot(ctx, &pb.SnapshotRequest{})
+	for err == nil {
+		var part *pb.SnapshotResponse
+		if part, err = stream.Recv(); err != nil {
+			break
+		}
+		var n int
+		if n, err = f.Write(part.GetBlob()); err != nil {
+			return size, fmt.Errorf("save the snapshot: %w", err)
+		}
+		size += int64(n)
+		say(fmt.Sprintf("saving the snapshot, %s so far", show.Bytes(uint64(size))))
+	}
+	if !errors.Is(err, io.EOF) {
+		return size, clientv3.ContextError(ctx, err)
+	}
+	if err := f.Sync(); err != nil {
+		return size, fmt.Errorf("save the snapshot: %w", err)
+	}
+	return size, nil
+}
+
+const (
+	// importOps is how many keys a transaction of an import writes at most: etcd's limit.
+	importOps = 128
+	// importBytes is what their keys and values come to at most, with room for the rest of a request of 1.5 MiB.
+	importBytes = 1 << 20
+)
+
+// importFacts are what an import has done.
+type importFacts struct {
+	Keys     int64 `json:"keys"`
+	Bytes    int64 `json:"bytes"`
+	Revision int64 `json:"revision"`
+	Leased   int64 `json:"leased,omitempty"`
+}
+
+func importing(n *noun) *cobra.Command {
+	var prefix string
+	c := &cobra.Command{
+		Use: "import FILE", Short: "Load the keys of a snapshot file of etcd's",
+		Long: `Load the keys of a snapshot file, as etcdctl and trivet kv snapshot save write it, in the order of their creation.
+
+The file is checked whole before anything is written. Keys that are there are overwritten, others are left alone. Up to 128
+keys are one transaction; an import that was interrupted can be said again. Revisions are new, history stays behind, and
+so do leases: keys that had one are loaded without.`,
+		Args: session.Exactly("FILE"),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveDefault
+		},
+	}
+	c.Flags().StringVar(&prefix, "prefix", "", "load only keys that begin with this")
+	c.RunE = n.run(0, func(ctx context.Context, c *client, args []string) error {
+		var done importFacts
+		err := n.Wait("checking "+args[0], func(say func(string)) (err error) {
+			done, err = c.load(ctx, args[0], prefix, say)
+			return err
+		})
+		if err != nil {
+			if done.Keys > 0 {
+				n.Note("%d keys were loaded until then: say the import again to load all", done.Keys)
+			}
+			return err
+		}
+		if done.Leased > 0 {
+			n.Note("%d of the keys had a lease, and have none now", done.Leased)
+		}
+		return n.print(done, nil, func(w io.Writer) error {
+			return show.Fields(w, [][2]string{
+				{"Keys", number(done.Keys)}, {"Size", show.Bytes(uint64(done.Bytes))}, {"Revision", number(done.Revision)},
+			})
+		})
+	})
+	return c
+}
+
+func (c *client) load(ctx context.Context, path, prefix string, say func(string)) (done importFacts, err error) {
+	file, err := snapfile.Open(path)
+	if err != nil {
+		return done, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	var batch []*mvccpb.KeyValue
+	size := 0
+	flush := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		ops := make([]clientv3.Op, len(batch))
+		for i, kv := range batch {
+			ops[i] = clientv3.OpPut(string(kv.GetKey()), string(kv.GetValue()))
+		}
+		r, err := c.keys.Txn(ctx).Then(ops...).Commit()
+		if err != nil {
+			return fmt.Errorf("load %s: %w", show.Text(strconv.Quote(string(batch[0].GetKey()))), err)
+		}
+		done.Keys, done.Bytes, done.Revision = done.Keys+int64(len(batch)), done.Bytes+int64(size), r.Header.GetRevision()
+		batch, size = batch[:0], 0
+		say(fmt.Sprintf("loaded %d of %d keys", done.Keys, file.Counts.Keys))
+		return nil
+	}
+	for kv, err := range file.Keys() {
+		if err != nil {
+			return done, err
+		}
+		if len(kv.GetKey()) < len(prefix) || string(kv.GetKey()[:len(prefix)]) != prefix {
+			continue
+		}
+		one := len(kv.GetKey()) + len(kv.GetValue())
+		if len(batch) == importOps || size+one > importBytes {
+			if err := flush(); err != nil {
+				return done, err
+			}
+		}
+		if kv.GetLease() != 0 {
+			done.Leased++
+		}
+		batch, size = append(batch, kv), size+one
+	}
+	return done, flush()
+}

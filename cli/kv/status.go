@@ -1,0 +1,168 @@
+package kv
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+)
+
+// endpointStatus is etcdctl's form of `endpoint status`.
+type endpointStatus struct {
+	Endpoint string             `json:"Endpoint"`
+	Status   *pb.StatusResponse `json:"Status,omitempty"`
+	// Error is ours: why this endpoint has no status.
+	Error string `json:"Error,omitempty"`
+}
+
+var statusHeader = []string{"ENDPOINT", "MEMBER", "ROLE", "VERSION", "DB SIZE", "IN USE", "REVISION", "TERM", "INDEX", "APPLIED", "ERRORS"}
+
+func statusOf(n *noun) *cobra.Command {
+	c := &cobra.Command{
+		Use: "status", Short: "Show the store as each endpoint sees it",
+		Long: "Show the store as each endpoint sees it; `trivet cluster status` has all members. One that does not answer is told in its row.",
+		Args: session.Exactly(),
+	}
+	c.RunE = n.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		all, err := n.statuses(ctx, conn)
+		names, rows, silent := []string{}, [][]string{}, 0
+		for _, s := range all {
+			names = append(names, s.Endpoint)
+			rows = append(rows, s.row())
+			if s.Status == nil {
+				silent++
+			}
+		}
+		if silent == len(all) {
+			return hinted(err) // says more than a table of nothing
+		}
+		if err := n.print(all, names, func(w io.Writer) error { return show.Rows(w, statusHeader, rows) }); err != nil || silent == 0 {
+			return err
+		}
+		return fmt.Errorf("%d of %d endpoints gave no status", silent, len(all))
+	})
+	return c
+}
+
+// statuses asks one endpoint after the other. The error is the last one's that has no status.
+func (n *noun) statuses(ctx context.Context, conn *dial.Conn) (all []endpointStatus, last error) {
+	for _, single := range conn.Each() {
+		s := endpointStatus{Endpoint: single.Endpoint()}
+		c, err := n.open(ctx, single)
+		if err == nil {
+			s.Status, err = c.maint.Status(ctx, &pb.StatusRequest{})
+			err = clientv3.ContextError(ctx, err)
+		}
+		if err != nil {
+			s.Status, s.Error, last = nil, err.Error(), err
+		}
+		all = append(all, s)
+		_ = single.Close()
+	}
+	return all, last
+}
+
+func (s *endpointStatus) row() []string {
+	st := s.Status
+	if st == nil {
+		return []string{s.Endpoint, "", "", "", "", "", "", "", "", "", s.Error}
+	}
+	role := "Follower"
+	switch {
+	case st.GetIsLearner():
+		role = "Learner"
+	case st.GetLeader() == st.GetHeader().GetMemberId():
+		role = "Leader"
+	case st.GetLeader() == 0:
+		role = "no leader"
+	}
+	u := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	return []string{
+		s.Endpoint, u(st.GetHeader().GetMemberId()), role, st.GetVersion(), show.Bytes(uint64(max(st.GetDbSize(), 0))),
+		show.Bytes(uint64(max(st.GetDbSizeInUse(), 0))), number(st.GetHeader().GetRevision()), u(st.GetRaftTerm()), u(st.GetRaftIndex()),
+		u(st.GetRaftAppliedIndex()), strings.Join(st.GetErrors(), ", "),
+	}
+}
+
+func compact(n *noun) *cobra.Command {
+	var physical bool
+	c := &cobra.Command{
+		Use: "compact [REVISION]", Aliases: []string{"compaction"}, Short: "Forget the history before a revision, or all of it",
+		Args: cobra.MaximumNArgs(1),
+	}
+	c.Flags().BoolVar(&physical, "physical", false, "wait until it is off the disk")
+	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+		var rev int64
+		var err error
+		if len(args) == 1 {
+			if rev, err = strconv.ParseInt(args[0], 10, 64); err != nil || rev <= 0 {
+				return session.Usagef("%q: want a revision, a whole number from 1", args[0])
+			}
+		} else {
+			st, err := c.maint.Status(ctx, &pb.StatusRequest{})
+			if err != nil {
+				return clientv3.ContextError(ctx, err)
+			}
+			rev = st.GetHeader().GetRevision()
+		}
+		var opts []clientv3.CompactOption
+		if physical {
+			opts = append(opts, clientv3.WithCompactPhysical())
+		}
+		r, err := c.keys.Compact(ctx, rev, opts...)
+		if err != nil {
+			return err
+		}
+		return n.print(r, []string{number(rev)}, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "compacted to revision %d\n", rev)
+			return err
+		})
+	})
+	return c
+}
+
+func alarm(n *noun) *cobra.Command {
+	c := &cobra.Command{Use: "alarm", Short: "List and disarm alarms", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	list := &cobra.Command{Use: "list", Short: "List the alarms", Args: session.Exactly()}
+	list.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+		r, err := c.maint.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_GET})
+		if err != nil {
+			return clientv3.ContextError(ctx, err)
+		}
+		return n.alarms(r)
+	})
+	disarm := &cobra.Command{Use: "disarm", Short: "Disarm all alarms", Args: session.Exactly()}
+	disarm.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+		raised, err := c.maint.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_GET})
+		for _, a := range raised.GetAlarms() {
+			if err == nil {
+				_, err = c.maint.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: a.GetMemberID(), Alarm: a.GetAlarm()})
+			}
+		}
+		if err != nil {
+			return clientv3.ContextError(ctx, err)
+		}
+		return n.alarms(raised)
+	})
+	c.AddCommand(list, disarm)
+	return c
+}
+
+func (n *noun) alarms(r *pb.AlarmResponse) error {
+	names, rows := []string{}, [][]string{}
+	for _, a := range r.GetAlarms() {
+		names = append(names, a.GetAlarm().String())
+		rows = append(rows, []string{strconv.FormatUint(a.GetMemberID(), 10), a.GetAlarm().String()})
+	}
+	return n.print(r, names, func(w io.Writer) error { return show.Rows(w, []string{"MEMBER", "ALARM"}, rows) })
+}
