@@ -6,9 +6,9 @@ GUEST := .build/guest
 
 # Debian packages that are needed to run a cloud here, and more to test it.
 RUN_PACKAGES := qemu-system-x86 $(shell cat images/guest/packages)
-TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 systemd
+TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 iptables e2fsprogs util-linux systemd
 
-.PHONY: up down wipe build guest gen check test sim bench run-packages test-packages
+.PHONY: up down wipe build guest gen check test sim compat robustness bench bench-kv run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(DIR) bin $(GUEST)
@@ -60,6 +60,14 @@ SECONDS := 600
 sim:
 	TRIVET_SIM_SEEDS=$(SEEDS) go test ./controlplane/sim -run RingA -v -timeout 0
 	TRIVET_SIM_SECONDS=$(SECONDS) go test ./controlplane/sim -run RingB -v -timeout 0
+
+# compat runs the whole of etcd's own suite against the key-value store, of which test runs the quick part.
+compat: test-packages build
+	TRIVET_BIN=$(CURDIR)/bin COMPAT=all go -C controlplane/kv/compat test -v -count=1 -timeout 60m .
+
+# robustness breaks trios in every way for SECONDS and checks what clients saw against etcd's model.
+robustness: test-packages build
+	TRIVET_BIN=$(CURDIR)/bin ROBUSTNESS_SECONDS=$(SECONDS) go -C controlplane/kv/compat test -v -count=1 -tags long -timeout 0 ./robustness
 
 bench: run-packages build guest
 	.ci/bench

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// options are etcd's flags as far as they mean something to a member of ours.
+type options struct {
+	name         string
+	dataDir      string
+	listenClient []*url.URL
+	listenPeer   *url.URL
+	peer         *url.URL // that others dial: the first of --initial-advertise-peer-urls
+	cluster      []seat   // of --initial-cluster, in its order
+	existing     bool     // --initial-cluster-state
+	token        string
+	values       map[string]string // the flags of passed that were given, by name
+	ignored      []string          // flags that mean nothing here
+}
+
+// seat is a member of --initial-cluster.
+type seat struct {
+	name string
+	peer *url.URL
+}
+
+// passed are the flags whose values the configuration takes over as they are; a bool may stand without a value.
+var passed = map[string]bool{ // name: is a bool
+	"quota-backend-bytes": false, "auth-token": false, "bcrypt-cost": false, "auth-token-ttl": false,
+	"max-request-bytes": false, "max-txn-ops": false, "heartbeat-interval": false,
+	"auto-compaction-mode": false, "auto-compaction-retention": false, "watch-progress-notify-interval": false,
+	"cert-file": false, "key-file": false, "trusted-ca-file": false, "client-cert-auth": true, "auto-tls": true,
+}
+
+// bools are the flags of etcd that may stand without a value and are ignored.
+var bools = map[string]bool{
+	"strict-reconfig-check": true, "force-new-cluster": true, "peer-auto-tls": true, "peer-client-cert-auth": true, "pre-vote": true, "enable-pprof": true, "memory-mlock": true,
+	"initial-election-tick-advance": true, "socket-reuse-port": true, "socket-reuse-address": true,
+	"enable-distributed-tracing": true, "enable-log-rotation": true,
+	"peer-skip-client-san-verification": true, "unsafe-no-fsync": true,
+}
+
+// parse reads etcd's command line. Flags that are not known are noted, not refused.
+func parse(args []string) (options, error) {
+	o := options{name: "default", token: "etcd-cluster", values: map[string]string{}}
+	text := map[string]string{}
+	for len(args) > 0 {
+		arg := args[0]
+		args = args[1:]
+		name, value, given := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if !strings.HasPrefix(arg, "-") || name == "" {
+			return o, fmt.Errorf("%q is not a flag", arg)
+		}
+		if !given {
+			if passed[name] || bools[name] {
+				value = "true"
+			} else if len(args) > 0 {
+				value, args = args[0], args[1:]
+			}
+		}
+		if _, known := passed[name]; known {
+			o.values[name] = value
+		} else {
+			text[name] = value
+		}
+	}
+	return o, o.fill(text)
+}
+
+// fill understands the flags that are not just passed on.
+func (o *options) fill(text map[string]string) error {
+	var advertisePeer []*url.URL
+	var listenPeer []*url.URL
+	for name, value := range text {
+		var err error
+		switch name {
+		case "name":
+			o.name = value
+		case "data-dir":
+			o.dataDir = value
+		case "initial-cluster-token":
+			o.token = value
+		case "initial-cluster-state":
+			o.existing = value == "existing"
+		case "listen-client-urls":
+			o.listenClient, err = parseURLs(value)
+		case "listen-peer-urls":
+			listenPeer, err = parseURLs(value)
+		case "initial-advertise-peer-urls":
+			advertisePeer, err = parseURLs(value)
+		case "initial-cluster":
+			o.cluster, err = parseSeats(value)
+		default:
+			o.ignored = append(o.ignored, name)
+		}
+		if err != nil {
+			return fmt.Errorf("--%s: %w", name, err)
+		}
+	}
+	return o.settle(listenPeer, advertisePeer)
+}
+
+// settle puts in etcd's defaults and finds this member among the others.
+func (o *options) settle(listenPeer, advertisePeer []*url.URL) error {
+	if o.dataDir == "" {
+		o.dataDir = o.name + ".etcd"
+	}
+	if len(o.listenClient) == 0 {
+		o.listenClient = []*url.URL{{Scheme: "http", Host: "localhost:2379"}}
+	}
+	if len(listenPeer) == 0 {
+		listenPeer = []*url.URL{{Scheme: "http", Host: "localhost:2380"}}
+	}
+	if len(advertisePeer) == 0 {
+		advertisePeer = listenPeer
+	}
+	o.listenPeer, o.peer = listenPeer[0], advertisePeer[0]
+	if len(o.cluster) == 0 {
+		o.cluster = []seat{{o.name, o.peer}}
+	}
+	for _, s := range o.cluster {
+		if s.name == o.name {
+			return nil
+		}
+	}
+	return fmt.Errorf("--initial-cluster does not list %q", o.name)
+}
+
+func parseURLs(text string) ([]*url.URL, error) {
+	var out []*url.URL
+	for _, one := range strings.Split(text, ",") {
+		u, err := url.Parse(strings.TrimSpace(one))
+		if err != nil {
+			return nil, err
+		}
+		if u.Scheme == "" {
+			return nil, fmt.Errorf("%q is not a URL", one)
+		}
+		out = append(out, u)
+	}
+	return out, nil
+}
+
+func parseSeats(text string) ([]seat, error) {
+	var out []seat
+	for _, pair := range strings.Split(text, ",") {
+		name, address, ok := strings.Cut(pair, "=")
+		if !ok {
+			return nil, fmt.Errorf("want NAME=URL, got %q", pair)
+		}
+		urls, err := parseURLs(address)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, seat{name, urls[0]})
+	}
+	return out, nil
+}
+
+// home is the loopback address on which a member with this peer URL keeps all its ports. Members of ours differ by
+// address and share their ports, etcd's on one host differ by port: 127.93.0.0/16 is a host for each port. A URL that
+// names an address of its own keeps it.
+func home(peer *url.URL) (string, error) {
+	port, err := strconv.ParseUint(peer.Port(), 10, 16)
+	if err != nil {
+		return "", fmt.Errorf("peer URL %s has no port", peer)
+	}
+	host := peer.Hostname()
+	ip := net.ParseIP(host).To4()
+	if host == "localhost" || ip != nil && ip.Equal(net.IPv4(127, 0, 0, 1)) {
+		return fmt.Sprintf("127.93.%d.%d", port>>8, port&0xff), nil
+	}
+	if ip == nil {
+		return "", fmt.Errorf("peer URL %s names no IPv4 address", peer)
+	}
+	return ip.String(), nil
+}

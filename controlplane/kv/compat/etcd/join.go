@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// joinTime is how long the cluster may take to say which id was given to a member that was added.
+const joinTime = 20 * time.Second
+
+// joinID is the node id that the cluster gave to the member with this peer URL. It is kept in the data directory: a
+// member that starts again may find the cluster unable to answer.
+func (p plan) joinID() (uint64, error) {
+	file := filepath.Join(p.dataDir, "etcd-flags-id")
+	if text, err := os.ReadFile(file); err == nil {
+		return strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	}
+	seeds, err := p.seeds()
+	if err != nil {
+		return 0, err
+	}
+	id, err := askID(seeds, p.peer.String())
+	if err != nil {
+		return 0, fmt.Errorf("ask %s for the id of %s: %w", strings.Join(seeds, ", "), p.peer, err)
+	}
+	return id, os.WriteFile(file, fmt.Appendln(nil, id), 0o600)
+}
+
+func askID(seeds []string, peer string) (uint64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), joinTime)
+	defer cancel()
+	client, err := clientv3.New(clientv3.Config{Endpoints: seeds, Logger: zap.NewNop()})
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	for {
+		one, cancel := context.WithTimeout(ctx, 2*time.Second)
+		list, err := client.MemberList(one)
+		cancel()
+		if err == nil {
+			for _, m := range list.Members {
+				if slices.Contains(m.PeerURLs, peer) {
+					return m.ID, nil
+				}
+			}
+			err = fmt.Errorf("no member has it")
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return 0, err
+		}
+	}
+}

@@ -1,0 +1,113 @@
+// Command etcd answers to etcd's flags and runs trivet-controlplane with the configuration that fits, so that tools and
+// suites that start etcd can be pointed at us.
+//
+// It becomes the control plane (exec), so that its process is the one that signals, kills and exit codes mean. Beside
+// it stays one small process, the companion: it says "ready to serve client requests" on standard error once the member
+// is ready, and hands connections over from addresses of etcd's flags to the member's where they differ: UNIX sockets, and
+// the peer address of a member that joins later. It ends when the member does.
+//
+// The members of one host differ by port in etcd and by address in ours: see home. The cluster key is derived from
+// --initial-cluster-token, which makes it no secret: this is for tests.
+//
+// The control plane is $TRIVET_CONTROLPLANE, or trivet-controlplane beside this program.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// version is of the API that is answered to; suites ask before they choose flags.
+const version = "3.7.3"
+
+// companionFlag, as the first argument, makes this program the companion that the second describes.
+const companionFlag = "--companion"
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "etcd:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if slices.Contains(args, "--version") {
+		fmt.Printf("etcd Version: %s\nGit SHA: trivet\nGo Version: %s\nGo OS/Arch: %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		return nil
+	}
+	if len(args) == 2 && args[0] == companionFlag {
+		var c companion
+		if err := json.Unmarshal([]byte(args[1]), &c); err != nil {
+			return fmt.Errorf("%s: %w", companionFlag, err)
+		}
+		return c.run()
+	}
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if len(o.ignored) > 0 {
+		slices.Sort(o.ignored)
+		fmt.Fprintln(os.Stderr, "etcd: ignored:", strings.Join(o.ignored, " "))
+	}
+	binary, err := controlPlane()
+	if err != nil {
+		return err
+	}
+	p, err := newPlan(o)
+	if err != nil {
+		return err
+	}
+	rest, err := p.prepare()
+	if err != nil {
+		return err
+	}
+	if err := accompany(p); err != nil {
+		return fmt.Errorf("start companion: %w", err)
+	}
+	argv := append([]string{binary}, rest...)
+	return fmt.Errorf("run %s: %w", binary, syscall.Exec(binary, argv, os.Environ()))
+}
+
+// controlPlane finds the program.
+func controlPlane() (string, error) {
+	if path := os.Getenv("TRIVET_CONTROLPLANE"); path != "" {
+		return filepath.Abs(path)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(self), "trivet-controlplane")
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("no control plane: set TRIVET_CONTROLPLANE or put trivet-controlplane beside this program: %w", err)
+	}
+	return path, nil
+}
+
+// accompany starts the companion of this process. It is never waited for: it outlives this program's code.
+func accompany(p plan) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	companion := companion{Parent: os.Getpid(), Ports: p.ports(), Scheme: "http", Forwards: p.forwards}
+	if p.secure() {
+		companion.Scheme = "https"
+		companion.Cert, companion.Key = p.certificate()
+	}
+	text, err := json.Marshal(companion)
+	if err != nil {
+		return err
+	}
+	c := exec.Command(self, companionFlag, string(text))
+	c.Stderr = os.Stderr
+	return c.Start()
+}

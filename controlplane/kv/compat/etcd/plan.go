@@ -1,0 +1,99 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+)
+
+// The ports of every member, on its own address.
+const (
+	peersPort  = "2380"
+	grpcPort   = "50051"
+	clientPort = "2379" // where the UNIX sockets of the flags lead to
+)
+
+// plan is how a member of ours is run for etcd's flags.
+type plan struct {
+	options
+	address  string // of the member
+	forwards []forward
+}
+
+// forward is an address of the flags that leads to one of the member's.
+type forward struct{ Network, From, To string }
+
+func newPlan(o options) (plan, error) {
+	address, err := home(o.peer)
+	if err != nil {
+		return plan{}, err
+	}
+	p := plan{options: o, address: address}
+	// The others were told of a member that joins by the peer address of the flags.
+	if to := net.JoinHostPort(address, peersPort); o.existing && o.listenPeer.Host != to {
+		p.forwards = append(p.forwards, forward{"tcp", o.listenPeer.Host, to})
+	}
+	for _, u := range o.listenClient {
+		if path := socket(u); path != "" {
+			p.forwards = append(p.forwards, forward{"unix", path, p.listenFor(u)})
+		}
+	}
+	return p, nil
+}
+
+// ports are where the member listens for clients of etcd.
+func (p plan) ports() []string {
+	var out []string
+	for _, u := range p.listenClient {
+		out = append(out, p.listenFor(u))
+	}
+	return out
+}
+
+func (p plan) keyFile() string { return filepath.Join(p.dataDir, "cluster.key") }
+
+// key is the cluster key that all who have the same token share.
+func key(token string) string {
+	sum := sha256.Sum256([]byte("trivet for the etcd cluster " + token))
+	return base64.StdEncoding.EncodeToString(sum[:]) + "\n"
+}
+
+func (p plan) configFile() string { return filepath.Join(p.dataDir, "trivet.yaml") }
+
+// prepare makes the data directory, the cluster key and the configuration, and returns the arguments of the control plane.
+func (p plan) prepare() ([]string, error) {
+	if err := os.MkdirAll(p.dataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
+	if err := os.WriteFile(p.keyFile(), []byte(key(p.token)), 0o600); err != nil {
+		return nil, fmt.Errorf("write cluster key: %w", err)
+	}
+	if p.secure() && p.values["cert-file"] == "" {
+		if err := p.makeCertificate(); err != nil {
+			return nil, fmt.Errorf("make a certificate: %w", err)
+		}
+	}
+	id, args := p.id(), []string{"--config", p.configFile()}
+	if p.existing {
+		var err error
+		if id, err = p.joinID(); err != nil {
+			return nil, err
+		}
+		seeds, err := p.seeds()
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--join", hosts(seeds))
+	}
+	text, err := p.config(id)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(p.configFile(), text, 0o600); err != nil {
+		return nil, fmt.Errorf("write configuration: %w", err)
+	}
+	return args, nil
+}

@@ -1,0 +1,92 @@
+package export
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+)
+
+// write makes a lone member that agrees on commands, stops it, and returns its data directory.
+func write(t *testing.T, commands ...[]byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	engine, err := mvcc.Open(vfs.Default, filepath.Join(dir, "kv"), mvcc.Options{})
+	require.NoError(t, err)
+	defer engine.Close()
+	machine := store.NewMachine(engine, store.MachineOptions{NoIDs: true})
+	defer machine.Close()
+	host, err := consensus.Open(consensus.Options{
+		ID: 1, Members: []uint64{1}, Dir: filepath.Join(dir, raftDir), Transport: nowhere{}, Log: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	_, err = host.AddGroup(consensus.GroupOptions{ID: kvGroup, Name: "kv", Machine: machine})
+	require.NoError(t, err)
+	runner := consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	group := store.NewGroup(runner, kvGroup)
+	defer group.Close()
+	for leader := uint64(0); leader == 0; {
+		changed := group.Changed()
+		if leader, _ = group.Leader(); leader == 0 {
+			<-changed
+		}
+	}
+	for i, data := range commands {
+		_, err := runner.Propose(ctx, kvGroup, [16]byte{1, byte(i)}, data)
+		require.NoError(t, err)
+	}
+	require.NoError(t, runner.Stop(ctx))
+	return dir
+}
+
+func program(t *testing.T, steps ...mvcc.Step) []byte {
+	t.Helper()
+	data, err := mvcc.EncodeProgram(mvcc.Program{Steps: steps})
+	require.NoError(t, err)
+	return data
+}
+
+// What a member agreed on is read from its directory in order, but for what was refused, and but for the last, which only
+// brings the commit index of those before it to the disk.
+func TestRequests(t *testing.T) {
+	put := mvcc.Step{Kind: mvcc.StepPut, Key: []byte("k"), Value: []byte("v")}
+	lost := put
+	lost.Lease = 77
+	dir := write(t,
+		program(t, mvcc.Step{Kind: mvcc.StepGrant, Lease: 5, TTL: 60}),
+		program(t, put),
+		program(t, lost), // of a lease that does not exist
+		program(t, put),
+		mvcc.EncodeCompact(2),
+		program(t, mvcc.Step{Kind: mvcc.StepDelete, Key: []byte("k")}),
+		program(t, put),
+	)
+	got, err := Requests([]Member{{ID: 1, DataDir: dir}})
+	require.NoError(t, err)
+	var kinds []model.RequestType
+	for _, r := range got {
+		kinds = append(kinds, r.Type)
+	}
+	want := []model.RequestType{model.LeaseGrant, model.Txn, model.Txn, model.Compact, model.Txn, model.Txn}
+	require.GreaterOrEqual(t, len(kinds), len(want)-1)
+	require.Equal(t, want[:len(kinds)], kinds)
+	require.Equal(t, int64(2), got[3].Compact.Revision)
+	require.Equal(t, "k", got[4].Txn.OperationsOnSuccess[0].Delete.Key)
+}
+
+func TestNoLogIsAnError(t *testing.T) {
+	_, err := Requests([]Member{{ID: 1, DataDir: t.TempDir()}})
+	require.Error(t, err)
+}

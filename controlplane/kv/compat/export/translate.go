@@ -1,0 +1,79 @@
+package export
+
+import (
+	"fmt"
+
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// translate says in the model's words what a program asks for; nil when the model has no word for it, as for records,
+// which no read and no watch sees.
+func translate(steps []mvcc.Step) (*model.EtcdRequest, error) {
+	if len(steps) == 1 {
+		switch s := steps[0]; s.Kind {
+		case mvcc.StepGrant:
+			return &model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{LeaseID: s.Lease}}, nil
+		case mvcc.StepRevoke:
+			return &model.EtcdRequest{Type: model.LeaseRevoke, LeaseRevoke: &model.LeaseRevokeRequest{LeaseID: s.Lease}}, nil
+		case mvcc.StepSetRecord, mvcc.StepDeleteRecord:
+			return nil, nil
+		case mvcc.StepBranch:
+			return branch(s)
+		}
+	}
+	ops, err := operations(steps)
+	if err != nil {
+		return nil, err
+	}
+	return &model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{OperationsOnSuccess: ops}}, nil
+}
+
+func branch(s mvcc.Step) (*model.EtcdRequest, error) {
+	txn := model.TxnRequest{Conditions: []model.EtcdCondition{}}
+	for _, c := range s.If {
+		condition := model.EtcdCondition{Key: string(c.Key)}
+		switch {
+		case c.Relation == mvcc.CompareEqual && len(c.End) == 0 && c.Target == mvcc.CompareVersion:
+			condition.ExpectedVersion = c.Number
+		case c.Relation == mvcc.CompareEqual && len(c.End) == 0 && c.Target == mvcc.CompareMod:
+			condition.ExpectedRevision = c.Number
+		default:
+			return nil, fmt.Errorf("the model knows no comparison %+v", c)
+		}
+		txn.Conditions = append(txn.Conditions, condition)
+	}
+	var err error
+	if txn.OperationsOnSuccess, err = operations(s.Then); err != nil {
+		return nil, err
+	}
+	if txn.OperationsOnFailure, err = operations(s.Else); err != nil {
+		return nil, err
+	}
+	return &model.EtcdRequest{Type: model.Txn, Txn: &txn}, nil
+}
+
+func operations(steps []mvcc.Step) ([]model.EtcdOperation, error) {
+	ops := []model.EtcdOperation{}
+	for _, s := range steps {
+		switch s.Kind {
+		case mvcc.StepRange:
+			ops = append(ops, model.EtcdOperation{Type: model.RangeOperation, Range: model.RangeOptions{
+				Start: string(s.Key), End: string(s.End), Limit: int64(s.Range.Limit), KeysOnly: s.Range.KeysOnly,
+			}})
+		case mvcc.StepPut:
+			ops = append(ops, model.EtcdOperation{Type: model.PutOperation, Put: model.PutOptions{
+				Key: string(s.Key), Value: model.ToValueOrHash(string(s.Value)), LeaseID: s.Lease,
+			}})
+		case mvcc.StepDelete:
+			if len(s.End) > 0 {
+				return nil, fmt.Errorf("the model knows no delete of a range from %q", s.Key)
+			}
+			ops = append(ops, model.EtcdOperation{Type: model.DeleteOperation, Delete: model.DeleteOptions{Key: string(s.Key)}})
+		default:
+			return nil, fmt.Errorf("the model knows no step of kind %d within a transaction", s.Kind)
+		}
+	}
+	return ops, nil
+}

@@ -1,0 +1,209 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+)
+
+// cluster is a set of members that run, or should.
+type cluster struct {
+	server Server
+	dir    string
+	hosts  map[int]*host
+	first  []int // the members that were there from the beginning
+	joined map[int]bool
+	token  string
+	client *clientv3.Client // of the faults; what it sees is not recorded
+}
+
+// newCluster starts three members in hosts of their own beneath dir and waits until each serves.
+func newCluster(ctx context.Context, server Server, dir string) (*cluster, error) {
+	c := &cluster{server: server, dir: dir, hosts: map[int]*host{}, first: []int{1, 2, 3}, joined: map[int]bool{}}
+	if err := server.prepare(dir); err != nil {
+		return nil, err
+	}
+	var err error
+	if c.token, err = server.token(dir); err != nil {
+		return nil, err
+	}
+	if c.client, err = c.dial(c.endpoints()...); err != nil {
+		return nil, err
+	}
+	for _, id := range c.first {
+		if c.hosts[id], err = newHost(dir, id); err != nil {
+			return nil, errors.Join(err, c.close())
+		}
+		if err := c.start(id); err != nil {
+			return nil, errors.Join(err, c.close())
+		}
+	}
+	if err := c.ready(ctx); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// dial connects to members as an impatient administrator.
+func (c *cluster) dial(endpoints ...string) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{
+		Endpoints: endpoints, Logger: zap.NewNop(), DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 100 * time.Millisecond,
+		DialOptions: []grpc.DialOption{grpc.WithPerRPCCredentials(bearer(c.token))},
+	})
+}
+
+// bearer shows a token with every call, if there is one.
+type bearer string
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	if b == "" {
+		return nil, nil
+	}
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+
+func (bearer) RequireTransportSecurity() bool { return false }
+
+// close takes everything down, whatever state it is in.
+func (c *cluster) close() error {
+	var errs []error
+	if c.client != nil {
+		c.client.Close()
+	}
+	errs = append(errs, healAll())
+	for _, h := range c.hosts {
+		if h != nil {
+			errs = append(errs, h.remove())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *cluster) endpoints() []string {
+	var out []string
+	for _, id := range c.first {
+		out = append(out, c.server.endpoint(id))
+	}
+	return out
+}
+
+func (c *cluster) start(id int) error {
+	return c.hosts[id].start(c.server.command(c.hosts[id].dir, id, c.first, c.joined[id]))
+}
+
+// ready waits until every member answers a read that asks the others.
+func (c *cluster) ready(ctx context.Context) error {
+	for _, id := range c.first {
+		if err := c.readyOne(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cluster) readyOne(ctx context.Context, id int) error {
+	client, err := c.dial(c.server.endpoint(id))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return until(ctx, fmt.Sprintf("member %d serves", id), func(ctx context.Context) error {
+		if !c.hosts[id].running() {
+			return fmt.Errorf("it has ended: %s", tail(c.hosts[id].log))
+		}
+		_, err := client.Get(ctx, "ready")
+		return err
+	})
+}
+
+// leader is the member that leads, as far as one can tell; when nobody does, any.
+func (c *cluster) leader(ctx context.Context) int {
+	best, term := c.first[0], uint64(0)
+	for _, id := range c.first {
+		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		s, err := c.client.Status(ctx, c.server.endpoint(id))
+		cancel()
+		if err == nil && s.Leader == s.Header.MemberId && s.RaftTerm > term {
+			best, term = id, s.RaftTerm
+		}
+	}
+	return best
+}
+
+// others are the first members but one.
+func (c *cluster) others(id int) []int {
+	return slices.DeleteFunc(slices.Clone(c.first), func(m int) bool { return m == id })
+}
+
+// stop ends all members, of which each should end when asked.
+func (c *cluster) stop() error {
+	var errs []error
+	for _, id := range slices.Sorted(maps.Keys(c.hosts)) {
+		errs = append(errs, c.hosts[id].stop())
+	}
+	return errors.Join(errs...)
+}
+
+// sameHash compares what the members hold, at the revision that all of them have reached.
+func (c *cluster) sameHash(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	last, err := c.client.Get(ctx, "ready")
+	if err != nil {
+		return fmt.Errorf("read the last revision: %w", err)
+	}
+	var first *clientv3.HashKVResponse
+	for _, id := range c.first {
+		err := until(ctx, fmt.Sprintf("member %d has the hash of revision %d", id, last.Header.Revision), func(ctx context.Context) error {
+			h, err := c.client.HashKV(ctx, c.server.endpoint(id), last.Header.Revision)
+			if err != nil {
+				return err
+			}
+			if first == nil {
+				first = h
+			}
+			if h.CompactRevision == first.CompactRevision && h.Hash != first.Hash {
+				return fmt.Errorf("hash %x, another member has %x", h.Hash, first.Hash)
+			}
+			if h.CompactRevision != first.CompactRevision {
+				return fmt.Errorf("compacted at %d, another member at %d", h.CompactRevision, first.CompactRevision)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// persisted is what was committed, by the directories of the members, which must have stopped.
+func (c *cluster) persisted(log *zap.Logger) ([]model.EtcdRequest, error) {
+	var dirs []string
+	for _, id := range c.first {
+		dirs = append(dirs, c.hosts[id].dir)
+	}
+	return c.server.persisted(log, dirs)
+}
+
+// tail is the end of a file.
+func tail(path string) string {
+	text, err := os.ReadFile(filepath.Clean(path))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text[max(0, len(text)-3000):])
+}

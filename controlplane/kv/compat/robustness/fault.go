@@ -1,0 +1,245 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// fault breaks something, holds it for a while, and mends it. When act returns without an error the cluster has, or will
+// soon have, all of its first members running and connected.
+type fault struct {
+	name string
+	act  func(ctx context.Context, c *cluster, r *rand.Rand) error
+}
+
+// faults are all that there are.
+var faults = []fault{
+	{"kill any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, anyOf(c, r)) }},
+	{"kill leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, c.leader(ctx)) }},
+	{"kill two", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.killed(ctx, r, c.others(anyOf(c, r))...)
+	}},
+	{"kill all", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, c.first...) }},
+	{"power fails at any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.dark(ctx, r, anyOf(c, r)) }},
+	{"power fails at leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.dark(ctx, r, c.leader(ctx)) }},
+	{"power fails", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.dark(ctx, r, c.first...) }},
+	{"stop leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		id := c.leader(ctx)
+		return errors.Join(c.hosts[id].stop(), c.start(id))
+	}},
+	{"pause leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.paused(ctx, r, c.leader(ctx)) }},
+	{"pause any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.paused(ctx, r, anyOf(c, r)) }},
+	{"cut off leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		id := c.leader(ctx)
+		return c.parted(ctx, r, links(c, id, true, true))
+	}},
+	{"cut off any", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.parted(ctx, r, links(c, anyOf(c, r), true, true))
+	}},
+	{"leader is not heard", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.parted(ctx, r, links(c, c.leader(ctx), true, false))
+	}},
+	{"leader does not hear", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.parted(ctx, r, links(c, c.leader(ctx), false, true))
+	}},
+	{"one link of the leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		a := c.leader(ctx)
+		b := c.others(a)[r.IntN(2)]
+		return c.parted(ctx, r, [][2]int{{a, b}, {b, a}})
+	}},
+	{"freeze leader's disk", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.frozen(ctx, r, c.leader(ctx))
+	}},
+	{"freeze any disk", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.frozen(ctx, r, anyOf(c, r)) }},
+	{"move leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		from := c.leader(ctx)
+		return c.moved(ctx, from, c.others(from)[r.IntN(2)])
+	}},
+	{"a learner visits", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.visited(ctx, r) }},
+}
+
+func anyOf(c *cluster, r *rand.Rand) int { return c.first[r.IntN(len(c.first))] }
+
+// links are the directed connections of a member with all others.
+func links(c *cluster, id int, out, in bool) [][2]int {
+	var l [][2]int
+	for _, other := range c.others(id) {
+		if out {
+			l = append(l, [2]int{id, other})
+		}
+		if in {
+			l = append(l, [2]int{other, id})
+		}
+	}
+	return l
+}
+
+// hold waits for between least and most, or ctx.
+func hold(ctx context.Context, r *rand.Rand, least, most time.Duration) {
+	select {
+	case <-time.After(least + time.Duration(r.Int64N(int64(most-least)))):
+	case <-ctx.Done():
+	}
+}
+
+func (c *cluster) killed(ctx context.Context, r *rand.Rand, ids ...int) error {
+	for _, id := range ids {
+		c.hosts[id].kill()
+	}
+	hold(ctx, r, 0, 1500*time.Millisecond)
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, c.start(id))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *cluster) dark(ctx context.Context, r *rand.Rand, ids ...int) error {
+	for _, id := range ids {
+		if err := c.hosts[id].fail(); err != nil {
+			return err
+		}
+	}
+	hold(ctx, r, 0, time.Second)
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, c.start(id))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *cluster) paused(ctx context.Context, r *rand.Rand, id int) error {
+	c.hosts[id].signal(syscall.SIGSTOP)
+	hold(ctx, r, 500*time.Millisecond, 3*time.Second)
+	c.hosts[id].signal(syscall.SIGCONT)
+	return nil
+}
+
+func (c *cluster) parted(ctx context.Context, r *rand.Rand, links [][2]int) error {
+	var errs []error
+	for _, l := range links {
+		errs = append(errs, cut(l[0], l[1]))
+	}
+	hold(ctx, r, time.Second, 4*time.Second)
+	return errors.Join(append(errs, healAll())...)
+}
+
+func (c *cluster) frozen(ctx context.Context, r *rand.Rand, id int) error {
+	freeze := 300*time.Millisecond + time.Duration(r.Int64N(int64(2*time.Second)))
+	if err := c.hosts[id].freeze(freeze); err != nil {
+		return err
+	}
+	hold(ctx, r, freeze, freeze+1)
+	return nil
+}
+
+// moved asks for another leader. That it is refused is no error: the leadership may have moved by itself.
+func (c *cluster) moved(ctx context.Context, from, to int) error {
+	client, err := c.dial(c.server.endpoint(from))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if s, err := client.Status(ctx, c.server.endpoint(to)); err == nil {
+		client.MoveLeader(ctx, s.Header.MemberId)
+	}
+	return nil
+}
+
+// visited adds a learner, starts it, promotes it when it has caught up, and removes it. In the end it is gone.
+func (c *cluster) visited(ctx context.Context, r *rand.Rand) error {
+	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
+	defer cancel()
+	guest := len(c.first) + len(c.joined) + 1
+	peer, id := c.server.peer(guest), uint64(0)
+	err := until(ctx, "a learner is added", func(ctx context.Context) error {
+		_, err := c.client.MemberAddAsLearner(ctx, []string{peer})
+		if list, lerr := c.client.MemberList(ctx); lerr == nil {
+			id = withPeer(list, peer).GetID()
+		}
+		if id != 0 {
+			return nil
+		}
+		return errors.Join(err, errors.New("it is not listed"))
+	})
+	if err != nil {
+		return err
+	}
+	if c.hosts[guest], err = newHost(c.dir, guest); err != nil {
+		return err
+	}
+	c.joined[guest] = true
+	if err := c.start(guest); err != nil {
+		return err
+	}
+	err = until(ctx, "the learner is promoted", func(ctx context.Context) error {
+		if !c.hosts[guest].running() {
+			return fmt.Errorf("it has ended: %s", tail(c.hosts[guest].log))
+		}
+		_, err := c.client.MemberPromote(ctx, id)
+		if list, lerr := c.client.MemberList(ctx); err != nil && lerr == nil && withPeer(list, peer).promoted() {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	hold(ctx, r, 200*time.Millisecond, time.Second)
+	err = until(ctx, "the member is removed", func(ctx context.Context) error {
+		_, err := c.client.MemberRemove(ctx, id)
+		if list, lerr := c.client.MemberList(ctx); err != nil && lerr == nil && withPeer(list, peer).Member == nil {
+			return nil
+		}
+		return err
+	})
+	h := c.hosts[guest]
+	delete(c.hosts, guest)
+	return errors.Join(err, h.remove())
+}
+
+// listed is a member of a list; nil: it is not there.
+type listed struct{ *pb.Member }
+
+func (l listed) promoted() bool { return l.Member != nil && !l.IsLearner }
+
+func withPeer(l *clientv3.MemberListResponse, peer string) listed {
+	for _, m := range l.Members {
+		if slices.Contains(m.PeerURLs, peer) {
+			return listed{m}
+		}
+	}
+	return listed{}
+}
+
+// patience bounds a wait that has no bound of its own.
+const patience = time.Minute
+
+// until repeats a call to the cluster, a second each, until it succeeds.
+func until(ctx context.Context, what string, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		one, cancel := context.WithTimeout(ctx, time.Second)
+		err := try(one)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s: %w", what, err)
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package robustness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// host is what one member stands on: a network namespace, a file system, a process at a time.
+type host struct {
+	id      int
+	dir     string // the file system
+	log     string
+	process *exec.Cmd
+	ended   chan struct{} // closed when process has ended
+}
+
+// diskBytes is the size of a host's file system; its file is sparse.
+const diskBytes = 1 << 30
+
+func address(id int) string { return fmt.Sprintf("10.93.%d.2", id) }
+
+// newHost makes a host beneath dir.
+func newHost(dir string, id int) (*host, error) {
+	h := &host{id: id, dir: filepath.Join(dir, fmt.Sprintf("member-%d", id)), log: filepath.Join(dir, fmt.Sprintf("member-%d.log", id))}
+	image := h.dir + ".img"
+	if err := os.Mkdir(h.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Truncate(image, diskBytes); err != nil {
+		return nil, err
+	}
+	err := tools(
+		"mkfs.ext4 -q -F -E lazy_itable_init=1,lazy_journal_init=1,nodiscard "+image,
+		"mount -o loop "+image+" "+h.dir,
+		fmt.Sprintf("ip netns add m%d", id),
+		fmt.Sprintf("ip link add v%d type veth peer name eth0 netns m%d", id, id),
+		fmt.Sprintf("ip addr add 10.93.%d.1/30 dev v%d", id, id),
+		fmt.Sprintf("ip link set v%d up", id),
+		fmt.Sprintf("ip -n m%d addr add %s/30 dev eth0", id, address(id)),
+		fmt.Sprintf("ip -n m%d link set lo up", id),
+		fmt.Sprintf("ip -n m%d link set eth0 up", id),
+		fmt.Sprintf("ip -n m%d route add default via 10.93.%d.1", id, id),
+	)
+	if err != nil {
+		return nil, errors.Join(err, h.remove())
+	}
+	return h, nil
+}
+
+// remove takes everything down again; what newHost did not come to make is no error.
+func (h *host) remove() error {
+	h.thaw()
+	h.kill()
+	err := unix.Unmount(h.dir, 0)
+	if errors.Is(err, unix.EINVAL) {
+		err = nil // it was not mounted
+	}
+	// The kernel takes its time over a namespace, and would over what is in it.
+	tool("ip", "link", "del", fmt.Sprintf("v%d", h.id))
+	tool("ip", "netns", "del", fmt.Sprintf("m%d", h.id))
+	return err
+}
+
+// start runs a member. It must not run already.
+func (h *host) start(argv []string) error {
+	log, err := os.OpenFile(h.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	fmt.Fprintf(log, "=== %s %q\n", time.Now().Format(time.StampMilli), argv)
+	// Unlike ip netns exec, nsenter leaves the member in our mount namespace: a copy would keep a file system that failed.
+	c := exec.Command("nsenter", append([]string{fmt.Sprintf("--net=/run/netns/m%d", h.id), "--"}, argv...)...)
+	c.Stdout, c.Stderr, c.Dir = log, log, h.dir
+	c.Env = append(os.Environ(), "GOTRACEBACK=all")
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.Start(); err != nil {
+		return fmt.Errorf("start member %d: %w", h.id, err)
+	}
+	h.process, h.ended = c, make(chan struct{})
+	go func(ended chan struct{}) {
+		c.Wait()
+		close(ended)
+	}(h.ended)
+	return nil
+}
+
+// running reports whether the member's process has not ended.
+func (h *host) running() bool {
+	if h.process == nil {
+		return false
+	}
+	select {
+	case <-h.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+func (h *host) signal(s syscall.Signal) {
+	if h.running() {
+		h.process.Process.Signal(s)
+	}
+}
+
+// kill ends the member at once.
+func (h *host) kill() {
+	h.signal(syscall.SIGKILL)
+	if h.process != nil {
+		<-h.ended
+	}
+}
+
+// stopTime is how long a member may take to stop when it is asked to.
+const stopTime = 15 * time.Second
+
+// stop asks the member to end. One that does not is killed, which is an error.
+func (h *host) stop() error {
+	if h.process == nil {
+		return nil
+	}
+	h.signal(syscall.SIGTERM)
+	h.signal(syscall.SIGCONT)
+	select {
+	case <-h.ended:
+		return nil
+	case <-time.After(stopTime):
+		h.kill()
+		return fmt.Errorf("member %d did not stop in %s", h.id, stopTime)
+	}
+}
+
+// freeze holds all writes of the host for a while and returns at once. The thaw is left to a process that outlives this
+// one: nothing that waits for a frozen disk can be killed.
+func (h *host) freeze(hold time.Duration) error {
+	c := exec.Command("sh", "-c", fmt.Sprintf("fsfreeze -f %s && sleep %.3f; fsfreeze -u %s", h.dir, hold.Seconds(), h.dir))
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := c.Start(); err != nil {
+		return fmt.Errorf("freeze disk of member %d: %w", h.id, err)
+	}
+	go c.Wait()
+	return nil
+}
+
+// thaw ends a freeze, if there is one.
+func (h *host) thaw() { tool("fsfreeze", "-u", h.dir) }
+
+// ext4's way to stop at once, as if the power had failed: from linux/fs/ext4/ext4.h.
+const (
+	ext4Shutdown   = 0x8004587d // EXT4_IOC_SHUTDOWN
+	ext4NoLogFlush = 2          // EXT4_GOING_FLAGS_NOLOGFLUSH
+)
+
+// fail is a power failure: what the member has not synced is gone, and so is the member.
+func (h *host) fail() error {
+	d, err := os.Open(h.dir)
+	if err != nil {
+		return err
+	}
+	err = unix.IoctlSetPointerInt(int(d.Fd()), ext4Shutdown, ext4NoLogFlush)
+	d.Close()
+	if err != nil {
+		return fmt.Errorf("fail the disk of member %d: %w", h.id, err)
+	}
+	h.kill()
+	return tools("umount "+h.dir, "mount -o loop "+h.dir+".img "+h.dir)
+}
+
+// cut drops what member from says to member to.
+func cut(from, to int) error {
+	return tool("iptables", "-w", "-I", "FORWARD", "-s", address(from), "-d", address(to), "-j", "DROP")
+}
+
+// healAll ends all cuts.
+func healAll() error { return tool("iptables", "-w", "-F", "FORWARD") }

@@ -1,0 +1,165 @@
+package robustness
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"go.etcd.io/etcd/tests/v3/robustness/traffic"
+)
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		fmt.Println("robustness needs root")
+		if os.Getenv("CI") == "true" {
+			os.Exit(1)
+		}
+		return
+	}
+	inside, code, err := Enter()
+	if err != nil {
+		fmt.Println(err)
+	}
+	if !inside || err != nil {
+		os.Exit(code)
+	}
+	os.Exit(m.Run())
+}
+
+// shortest is the run of a plain `go test`: a round of each kind of traffic.
+const shortest = 30 * time.Second
+
+// duration is ROBUSTNESS_SECONDS.
+func duration(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("ROBUSTNESS_SECONDS")
+	if text == "" {
+		return shortest
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err, "ROBUSTNESS_SECONDS")
+	return time.Duration(n) * time.Second
+}
+
+// seed is ROBUSTNESS_SEED, or the time.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	text := os.Getenv("ROBUSTNESS_SEED")
+	if text == "" {
+		return uint64(time.Now().UnixNano())
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	require.NoError(t, err, "ROBUSTNESS_SEED")
+	return n
+}
+
+// trivet is our program, that of TRIVET_BIN or built here.
+func trivet(t *testing.T) Trivet {
+	t.Helper()
+	if dir := os.Getenv("TRIVET_BIN"); dir != "" {
+		path, err := filepath.Abs(filepath.Join(dir, "trivet-controlplane"))
+		require.NoError(t, err)
+		return Trivet{Binary: path}
+	}
+	return Trivet{Binary: build(t)}
+}
+
+// build builds our program and returns its path.
+func build(t *testing.T, flags ...string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "trivet-controlplane")
+	c := exec.Command("go", append(append([]string{"build", "-trimpath"}, flags...), "-o", path, "./controlplane")...)
+	c.Dir, c.Env = "../../../..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return path
+}
+
+// plan is the round that a seed describes. Even and odd seeds differ in traffic, so that neighbours have both kinds.
+func plan(t *testing.T, server Server, seed uint64) Round {
+	t.Helper()
+	random := rand.New(rand.NewPCG(seed, 0))
+	r := Round{Server: server, Dir: t.TempDir(), Seed: seed, Traffic: traffic.EtcdPutDeleteLease, Compact: random.IntN(3) == 0}
+	if seed%2 == 1 {
+		r.Traffic = traffic.Kubernetes
+	}
+	r.Faults = Draw(random, 3)
+	if text := os.Getenv("ROBUSTNESS_FAULTS"); text != "" {
+		r.Faults = strings.Split(text, ",")
+	}
+	return r
+}
+
+// live lives through a round and says how it was. ROBUSTNESS_KEEP is a directory where a failed one's logs are left.
+func live(t *testing.T, r Round) (Outcome, error) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(r.Dir, "round.log"))
+	require.NoError(t, err)
+	defer log.Close()
+	r.Log = zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()), zapcore.AddSync(log), zapcore.InfoLevel))
+	began := time.Now()
+	out, err := r.Run(t.Context())
+	t.Logf("seed %d: %T, compaction %v, %q: %+v in %.0f s", r.Seed, r.Traffic, r.Compact, r.Faults, out, time.Since(began).Seconds())
+	if err != nil {
+		t.Logf("%v\n%s", err, strings.Join(slices.DeleteFunc(strings.Split(tail(log.Name()), "\n"), func(line string) bool {
+			return strings.Contains(line, "Watch channel closed")
+		}), "\n"))
+		keep(t, r)
+	}
+	return out, err
+}
+
+func keep(t *testing.T, r Round) {
+	t.Helper()
+	dir := os.Getenv("ROBUSTNESS_KEEP")
+	if dir == "" {
+		return
+	}
+	files, err := filepath.Glob(filepath.Join(r.Dir, "*.log"))
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d-%s", r.Seed, filepath.Base(file))), text, 0o600))
+	}
+}
+
+// rounds lives through rounds until the time is up, at least one of each kind of traffic.
+func rounds(t *testing.T, server Server, run time.Duration) {
+	t.Helper()
+	first, end := seed(t), time.Now().Add(run)
+	decided := 0
+	for n := uint64(0); n < 2 || time.Now().Before(end); n++ {
+		t.Run(strconv.FormatUint(first+n, 10), func(t *testing.T) {
+			out, err := live(t, plan(t, server, first+n))
+			if errors.Is(err, ErrUndecided) {
+				return
+			}
+			decided++
+			require.NoError(t, err)
+			require.Greater(t, out.Succeeded, out.Failed, "too little succeeded to say much")
+			require.Greater(t, out.Succeeded, 100)
+			require.Greater(t, out.Events, 100)
+			require.Greater(t, out.Persisted, 50)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	require.Positive(t, decided)
+}
+
+// Whatever is done to the members, the clients see one history.
+func TestRobustness(t *testing.T) { rounds(t, trivet(t), duration(t)) }

@@ -1,0 +1,292 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/time/rate"
+
+	"go.etcd.io/etcd/tests/v3/robustness/client"
+	"go.etcd.io/etcd/tests/v3/robustness/identity"
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+	"go.etcd.io/etcd/tests/v3/robustness/report"
+	"go.etcd.io/etcd/tests/v3/robustness/traffic"
+	"go.etcd.io/etcd/tests/v3/robustness/validate"
+)
+
+// Round is one cluster's life.
+type Round struct {
+	Server Server
+	Dir    string // empty; what is in it afterwards tells how it went
+	Seed   uint64
+	// Traffic is the kind; Compact says that somebody compacts meanwhile.
+	Traffic traffic.Traffic
+	Compact bool
+	Faults  []string // by name, one after the other
+	Log     *zap.Logger
+}
+
+// Outcome is what a round amounted to.
+type Outcome struct {
+	Succeeded, Failed int           // requests
+	Events            int           // that watches saw
+	Persisted         int           // requests in the log
+	Checked           time.Duration // how long the check took
+}
+
+// load is how much traffic there is: as much as the check can judge of a round.
+var load = traffic.KeyValue{
+	MaximalQPS: 400, BurstableQPS: 400, MemberClientCount: 3, ClusterClientCount: 1, MaxNonUniqueRequestConcurrency: 2,
+}
+
+var watching = traffic.Watch{MemberClientCount: 3, ClusterClientCount: 1, RevisionOffsetRange: traffic.Range{Min: -100, Max: 100}}
+
+// compactEvery is the pause between compactions.
+const compactEvery = 200 * time.Millisecond
+
+// checkTime bounds the search for a linear order.
+const checkTime = time.Minute
+
+// Draw names n different faults.
+func Draw(r *rand.Rand, n int) []string {
+	var names []string
+	for _, f := range faults {
+		names = append(names, f.name)
+	}
+	r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	return names[:min(n, len(names))]
+}
+
+// Run lives through the round. An error that IsViolation names a broken promise of the server.
+func (r Round) Run(ctx context.Context) (out Outcome, err error) {
+	c, err := newCluster(ctx, r.Server, r.Dir)
+	if err != nil {
+		return out, fmt.Errorf("start a cluster: %w", err)
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	reports, err := r.live(ctx, c)
+	if err != nil {
+		return out, err
+	}
+	for _, one := range reports {
+		for _, op := range one.KeyValue {
+			if op.Output.(model.MaybeEtcdResponse).Error == "" {
+				out.Succeeded++
+			} else {
+				out.Failed++
+			}
+		}
+		for _, w := range one.Watch {
+			for _, response := range w.Responses {
+				out.Events += len(response.Events)
+			}
+		}
+	}
+	if err := c.sameHash(ctx); err != nil {
+		return out, violation{fmt.Errorf("hashes: %w", err)}
+	}
+	if err := c.stop(); err != nil {
+		return out, err
+	}
+	requests, err := c.persisted(r.Log)
+	if err != nil {
+		return out, fmt.Errorf("read the log: %w", err)
+	}
+	out.Persisted = len(requests)
+	began := time.Now()
+	err = r.judge(reports, requests)
+	out.Checked = time.Since(began)
+	return out, err
+}
+
+// judge asks etcd's model. It panics over an event of a revision that the log does not have, which is a verdict too.
+func (r Round) judge(reports []report.ClientReport, requests []model.EtcdRequest) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = violation{fmt.Errorf("a watch saw what is not in the log: %v", p)}
+		}
+	}()
+	result := validate.ValidateAndReturnVisualize(r.Log, validate.Config{ExpectRevisionUnique: r.Traffic.ExpectUniqueRevision()},
+		settle(reports, requests), requests, checkTime)
+	if s := result.Linearization.Status; s == validate.Timeout || s == validate.DeadlineExceeded {
+		return ErrUndecided
+	}
+	if err := result.Error(); err != nil {
+		return violation{err}
+	}
+	return nil
+}
+
+// ErrUndecided says that the search for a linear order took too long.
+var ErrUndecided = errors.New("no verdict within " + checkTime.String())
+
+// violation is a broken promise.
+type violation struct{ error }
+
+func (v violation) Unwrap() error { return v.error }
+
+// IsViolation tells a server that broke a promise from a round that could not be lived through.
+func IsViolation(err error) bool {
+	var v violation
+	return errors.As(err, &v)
+}
+
+// live lets traffic and faults loose and returns what the clients saw.
+func (r Round) live(ctx context.Context, c *cluster) ([]report.ClientReport, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	random := rand.New(rand.NewPCG(r.Seed, 1))
+	base, ids := time.Now(), identity.NewIDProvider()
+	clients, watchers := client.NewSet(ids, base), client.NewSet(ids, base)
+	defer clients.Close()
+	defer watchers.Close()
+	if err := traffic.CheckEmptyDatabaseAtStart(ctx, r.Log, c.endpoints(), clients); err != nil {
+		return nil, err
+	}
+	var work sync.WaitGroup
+	finish := make(chan struct{})
+	if err := r.begin(ctx, &work, c, clients, finish); err != nil {
+		return nil, err
+	}
+	// One watcher of everything at each member, from the beginning to the last write.
+	last := make(chan int64, 1)
+	collected := make(chan error, 1)
+	go func() {
+		collected <- client.CollectClusterWatchEvents(ctx, client.CollectClusterWatchEventsParam{
+			Lg: r.Log, Endpoints: c.endpoints(), MaxRevisionChan: last, ClientSet: watchers,
+		})
+	}()
+	err := r.hurt(ctx, c, random)
+	close(finish)
+	if err == nil {
+		err = c.ready(ctx)
+	}
+	if err == nil {
+		work.Wait()
+		err = r.conclude(ctx, c, clients)
+	}
+	if err != nil {
+		cancel() // some requests of the traffic would wait for ever
+		close(last)
+		work.Wait()
+		<-collected
+		return nil, fmt.Errorf("let traffic and faults loose: %w", err)
+	}
+	last <- report.OperationsMaxRevision(clients.Reports())
+	close(last)
+	if err := <-collected; err != nil {
+		return nil, fmt.Errorf("collect all events: %w", err)
+	}
+	if err := lastWords(ctx, c); err != nil {
+		return nil, err
+	}
+	return slices.Concat(clients.Reports(), watchers.Reports()), nil
+}
+
+// begin starts the traffic.
+func (r Round) begin(ctx context.Context, work *sync.WaitGroup, c *cluster, clients *client.ClientSet, finish chan struct{}) error {
+	limiter := rate.NewLimiter(rate.Limit(load.MaximalQPS), load.BurstableQPS)
+	keys, storage := traffic.NewKeyStore(10, "key"), traffic.NewKubernetesStorage()
+	err := traffic.SimulateKeyValueTraffic(ctx, work, &load, c.endpoints(), clients, r.Traffic, traffic.RunTrafficLoopParam{
+		QPSLimiter: limiter, IDs: clients.IdentityProvider(), LeaseIDStorage: identity.NewLeaseIDStorage(),
+		NonUniqueRequestConcurrencyLimiter: traffic.NewConcurrencyLimiter(load.MaxNonUniqueRequestConcurrency),
+		KeyStore:                           keys, Storage: storage, Finish: finish,
+	})
+	if err != nil {
+		return err
+	}
+	err = traffic.SimulateWatchTraffic(ctx, work, &watching, c.endpoints(), clients, r.Traffic, traffic.RunWatchLoopParam{
+		Config: watching, QPSLimiter: limiter, KeyStore: keys, Storage: storage, Finish: finish, Logger: r.Log,
+	})
+	if err != nil || !r.Compact {
+		return err
+	}
+	if r.Traffic.ExpectUniqueRevision() {
+		return traffic.SimulateCompactionTraffic(ctx, work, &traffic.Compaction{}, c.endpoints(), clients, r.Traffic,
+			traffic.RunCompactLoopParam{Period: compactEvery, Finish: finish})
+	}
+	recorded, err := clients.NewClient(c.endpoints())
+	if err != nil {
+		return err
+	}
+	random := rand.New(rand.NewPCG(r.Seed, 2))
+	work.Go(func() { compact(ctx, c, recorded, random, finish) })
+	return nil
+}
+
+// compact compacts at revisions between the last one and a little beyond the present. It is the loop of etcd's traffic,
+// which asks for the present revision by a call that only administrators may make here.
+func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, random *rand.Rand, finish chan struct{}) {
+	defer recorded.Close()
+	last := int64(2)
+	for {
+		select {
+		case <-time.After(compactEvery):
+		case <-ctx.Done():
+			return
+		case <-finish:
+			return
+		}
+		one, cancel := context.WithTimeout(ctx, traffic.RequestTimeout)
+		now, err := c.client.Get(one, "ready")
+		cancel()
+		if err != nil {
+			continue
+		}
+		revision := last + random.Int64N(max(now.Header.Revision+5-last, 1))
+		one, cancel = context.WithTimeout(ctx, 5*time.Second)
+		if _, err := recorded.Compact(one, revision); err == nil {
+			last = revision
+		}
+		cancel()
+	}
+}
+
+// hurt lets the faults happen, with traffic before, between and after them.
+func (r Round) hurt(ctx context.Context, c *cluster, random *rand.Rand) error {
+	hold(ctx, random, time.Second, 1500*time.Millisecond)
+	for _, name := range r.Faults {
+		i := slices.IndexFunc(faults, func(f fault) bool { return f.name == name })
+		if i < 0 {
+			return fmt.Errorf("there is no fault %q", name)
+		}
+		r.Log.Info("fault", zap.String("name", name))
+		if err := faults[i].act(ctx, c, random); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		hold(ctx, random, 500*time.Millisecond, 2*time.Second)
+	}
+	return ctx.Err()
+}
+
+// conclude makes a write that is known to have succeeded after all others, which the check needs.
+func (r Round) conclude(ctx context.Context, c *cluster, clients *client.ClientSet) error {
+	recorded, err := clients.NewClient(c.endpoints())
+	if err != nil {
+		return err
+	}
+	return until(ctx, "the last write succeeds", func(ctx context.Context) error {
+		_, err := recorded.Put(ctx, "tombstone", "true")
+		return err
+	})
+}
+
+// lastWords are writes that only bring to every disk how far the log was committed before them.
+func lastWords(ctx context.Context, c *cluster) error {
+	for i := range 4 {
+		err := until(ctx, "last words are written", func(ctx context.Context) error {
+			_, err := c.client.Put(ctx, "last-words", fmt.Sprint(i))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,431 @@
+package compat
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/authpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// A snapshot of our engine is taken by etcdutl, and an etcd started from the restore serves what we served.
+func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
+	tools := etcdPrograms(t)
+	k := newEngine(t)
+	k.run(step(mvcc.StepGrant, func(s *mvcc.Step) { s.Lease, s.TTL = 7, 600 }), putStep("leased", "x", 7))
+	k.run(putStep("a", "1", 0), putStep("b", "1", 0), putStep("c", "1", 0))
+	for i := range 300 {
+		k.run(putStep(fmt.Sprintf("many/%d", i%100), fmt.Sprint(i), 0))
+	}
+	k.run(putStep("big", string(make([]byte, 1<<20)), 0))
+	k.administrate()
+	k.run(step(mvcc.StepDelete, func(s *mvcc.Step) { s.Key = []byte("b") }))
+	ours := k.e.Snapshot()
+	defer ours.Close()
+	want, err := ours.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "snapshot")
+	k.save(ours, file)
+
+	var status struct {
+		Revision, TotalKey int64
+		Version            string
+	}
+	require.NoError(t, json.Unmarshal(tools.run("etcdutl", "snapshot", "status", file, "-w", "json"), &status))
+	require.Equal(t, ours.Revision(), status.Revision)
+	require.EqualValues(t, len(want.KVs), status.TotalKey)
+	require.Equal(t, snapfile.StorageVersion, status.Version)
+
+	e := tools.restore(file)
+	root := e.client("root", "toor")
+	ctx := t.Context()
+	got, err := root.Get(ctx, "\x00", clientv3.WithFromKey())
+	require.NoError(t, err)
+	require.Equal(t, ours.Revision(), got.Header.Revision)
+	require.Equal(t, want.KVs, fromEtcd(got.Kvs))
+
+	lease, err := root.TimeToLive(ctx, 7, clientv3.WithAttachedKeys())
+	require.NoError(t, err)
+	require.EqualValues(t, 600, lease.GrantedTTL)
+	require.Equal(t, [][]byte{[]byte("leased")}, lease.Keys)
+
+	_, err = root.Get(ctx, "a", clientv3.WithRev(ours.Revision()-1))
+	require.ErrorIs(t, err, rpctypes.ErrCompacted)
+	_, err = root.Get(ctx, "a", clientv3.WithRev(ours.Revision()))
+	require.NoError(t, err)
+
+	// Users and roles: what was granted, and no more.
+	ann := e.client("ann", "secret")
+	_, err = ann.Get(ctx, "many/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	_, err = ann.Get(ctx, "a")
+	require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+	auth, err := root.AuthStatus(ctx)
+	require.NoError(t, err)
+	require.Equal(t, k.users().Revision(), auth.AuthRevision)
+	list, err := root.UserList(ctx)
+	require.NoError(t, err)
+	require.Equal(t, []string{"ann", "bot", "root"}, list.Users)
+
+	// It goes on from there.
+	events := root.Watch(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithRev(ours.Revision()+1))
+	put, err := root.Put(ctx, "a", "2", clientv3.WithPrevKV())
+	require.NoError(t, err)
+	require.Equal(t, ours.Revision()+1, put.Header.Revision)
+	require.Equal(t, "1", string(put.PrevKv.Value))
+	seen := <-events
+	require.NoError(t, seen.Err())
+	require.Equal(t, "a", string(seen.Events[0].Kv.Key))
+	_, err = root.Put(ctx, "b", "again")
+	require.NoError(t, err)
+	_, err = root.Compact(ctx, put.Header.Revision+1, clientv3.WithCompactPhysical())
+	require.NoError(t, err)
+
+	// All of it once more, from the disk.
+	e.stop()
+	e.start()
+	root = e.client("root", "toor")
+	again, err := root.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithCountOnly())
+	require.NoError(t, err)
+	require.Equal(t, got.Count+1, again.Count)
+	require.Equal(t, ours.Revision()+2, again.Header.Revision)
+}
+
+func TestOurEmptySnapshotBecomesAnEtcd(t *testing.T) {
+	tools := etcdPrograms(t)
+	k := newEngine(t)
+	ours := k.e.Snapshot()
+	defer ours.Close()
+	file := filepath.Join(t.TempDir(), "snapshot")
+	k.save(ours, file)
+	tools.run("etcdutl", "snapshot", "status", file)
+	got, err := tools.restore(file).client("", "").Get(t.Context(), "\x00", clientv3.WithFromKey())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, got.Header.Revision)
+	require.Empty(t, got.Kvs)
+}
+
+// etcdutl raises the revision from the last one, though no live key has it.
+func TestOurSnapshotRestoredWithABump(t *testing.T) {
+	tools := etcdPrograms(t)
+	k := newEngine(t)
+	k.run(putStep("a", "1", 0))
+	k.run(putStep("b", "1", 0))
+	k.run(step(mvcc.StepDelete, func(s *mvcc.Step) { s.Key = []byte("b") }))
+	ours := k.e.Snapshot()
+	defer ours.Close()
+	file := filepath.Join(t.TempDir(), "snapshot")
+	k.save(ours, file)
+	got, err := tools.restore(file, "--bump-revision", "1000", "--mark-compacted").client("", "").Get(t.Context(), "a")
+	require.NoError(t, err)
+	require.EqualValues(t, 1004, got.Header.Revision)
+	require.EqualValues(t, 2, got.Kvs[0].ModRevision)
+}
+
+// What etcdctl saved of an etcd, and the database of one that was stopped, is read as etcd served it.
+func TestAnEtcdSnapshotIsRead(t *testing.T) {
+	tools := etcdPrograms(t)
+	e := tools.fresh()
+	ctx := t.Context()
+	c := e.client("", "")
+	lease, err := c.Grant(ctx, 600)
+	require.NoError(t, err)
+	for i := range 500 {
+		_, err := c.Put(ctx, fmt.Sprintf("many/%d", (i*37)%100), fmt.Sprint(i))
+		require.NoError(t, err)
+	}
+	_, err = c.Put(ctx, "leased", "x", clientv3.WithLease(lease.ID))
+	require.NoError(t, err)
+	_, err = c.Delete(ctx, "many/1", clientv3.WithPrefix())
+	require.NoError(t, err)
+	_, err = c.Put(ctx, "many/11", "again")
+	require.NoError(t, err)
+	_, err = c.RoleAdd(ctx, "r")
+	require.NoError(t, err)
+	_, err = c.RoleGrantPermission(ctx, "r", "a", "c", clientv3.PermissionType(authpb.Permission_READ))
+	require.NoError(t, err)
+	_, err = c.UserAdd(ctx, "ann", "secret")
+	require.NoError(t, err)
+	_, err = c.UserGrantRole(ctx, "ann", "r")
+	require.NoError(t, err)
+	_, err = c.Delete(ctx, "many/2")
+	require.NoError(t, err)
+	want, err := c.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
+	require.NoError(t, err)
+
+	saved := filepath.Join(t.TempDir(), "saved")
+	tools.run("etcdctl", "--endpoints", e.endpoint, "snapshot", "save", saved)
+	e.stop()
+	for _, path := range []string{saved, filepath.Join(e.dir, "member", "snap", "db")} {
+		f, err := snapfile.Open(path)
+		require.NoError(t, err)
+		require.Equal(t, path == saved, f.Verified)
+		require.Equal(t, want.Header.Revision, f.Revision)
+		require.Equal(t, "3.7.0", f.Version)
+		require.EqualValues(t, len(want.Kvs), f.Counts.Keys)
+		got, created := map[string]mvcc.KV{}, int64(0)
+		for kv, err := range f.Keys() {
+			require.NoError(t, err)
+			require.Greater(t, kv.CreateRevision, created)
+			created = kv.CreateRevision
+			got[string(kv.Key)] = fromEtcd([]*mvccpb.KeyValue{kv})[0]
+		}
+		for _, kv := range fromEtcd(want.Kvs) {
+			require.Equal(t, kv, got[string(kv.Key)])
+		}
+		require.Len(t, f.Leases, 1)
+		require.EqualValues(t, lease.ID, f.Leases[0].ID)
+		require.EqualValues(t, 600, f.Leases[0].TTL)
+		require.Equal(t, []string{"r"}, f.Auth.Users[0].Roles)
+		require.Equal(t, "c", string(f.Auth.Roles[0].KeyPermission[0].RangeEnd))
+		require.NoError(t, f.Close())
+	}
+}
+
+func fromEtcd(all []*mvccpb.KeyValue) (kvs []mvcc.KV) {
+	for _, kv := range all {
+		if kv.Value == nil {
+			kv.Value = []byte{}
+		}
+		kvs = append(kvs, mvcc.KV{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease})
+	}
+	return kvs
+}
+
+// engine is a keyspace of ours in memory.
+type engine struct {
+	t     *testing.T
+	e     *mvcc.Engine
+	index uint64
+}
+
+func newEngine(t *testing.T) *engine {
+	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.Close()) })
+	return &engine{t: t, e: e}
+}
+
+func (k *engine) run(steps ...mvcc.Step) {
+	k.t.Helper()
+	data, err := mvcc.EncodeProgram(mvcc.Program{Steps: steps})
+	require.NoError(k.t, err)
+	k.index++
+	results, err := k.e.Apply([]mvcc.Command{{Index: k.index, Term: 1, Data: data}})
+	require.NoError(k.t, err)
+	require.NoError(k.t, results[0].Err())
+}
+
+func step(kind mvcc.StepKind, set func(*mvcc.Step)) mvcc.Step {
+	s := mvcc.Step{Kind: kind}
+	set(&s)
+	return s
+}
+
+func putStep(key, value string, lease int64) mvcc.Step {
+	return mvcc.Step{Kind: mvcc.StepPut, Key: []byte(key), Value: []byte(value), Lease: lease}
+}
+
+func (k *engine) users() *users.State {
+	k.t.Helper()
+	s := k.e.Snapshot()
+	defer s.Close()
+	state, err := users.Load(func(yield func(name, value []byte) bool) {
+		for _, r := range s.Records([]byte(users.Prefix)) {
+			if !yield(r.Name, r.Value) {
+				return
+			}
+		}
+	})
+	require.NoError(k.t, err)
+	return state
+}
+
+// carry makes a request of etcd's Auth.
+func carry[Q, A any](k *engine, make func(*users.State, Q) ([]mvcc.Step, A, error), q Q) {
+	k.t.Helper()
+	steps, _, err := make(k.users(), q)
+	require.NoError(k.t, err)
+	k.run(steps...)
+}
+
+// administrate adds root, password "toor", and ann, password "secret", who may read many/, and turns Auth on.
+func (k *engine) administrate() {
+	for user, password := range map[string]string{"root": "toor", "ann": "secret"} {
+		r := &pb.AuthUserAddRequest{Name: user, Password: password}
+		require.NoError(k.t, users.HashAdd(r, users.MinCost))
+		carry(k, (*users.State).UserAdd, r)
+	}
+	carry(k, (*users.State).UserAdd, &pb.AuthUserAddRequest{Name: "bot", Options: &authpb.UserAddOptions{NoPassword: true}})
+	carry(k, (*users.State).RoleAdd, &pb.AuthRoleAddRequest{Name: "reader"})
+	carry(k, (*users.State).RoleGrantPermission, &pb.AuthRoleGrantPermissionRequest{Name: "reader", Perm: &authpb.Permission{Key: []byte("many/"), RangeEnd: []byte("many0")}})
+	carry(k, (*users.State).UserGrantRole, &pb.AuthUserGrantRoleRequest{User: "ann", Role: "reader"})
+	carry(k, (*users.State).UserGrantRole, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+	carry(k, (*users.State).Enable, &pb.AuthEnableRequest{})
+}
+
+func (k *engine) save(s *mvcc.Snapshot, path string) {
+	k.t.Helper()
+	leases, err := s.Leases()
+	require.NoError(k.t, err)
+	state := k.users()
+	c := snapfile.Contents{
+		Revision: s.Revision(), Index: k.index, Term: 1,
+		Members: []snapfile.Member{{ID: 1, Name: "trivet", PeerURLs: []string{"http://127.0.0.1:2380"}}},
+		Auth:    snapfile.Auth{Enabled: state.Enabled(), Revision: state.Revision(), Users: state.Users(), Roles: state.Roles()},
+		Keys: func(yield func(*mvccpb.KeyValue, error) bool) {
+			all, err := s.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
+			require.NoError(k.t, err)
+			for _, kv := range all.KVs {
+				if !yield(&mvccpb.KeyValue{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease}, nil) {
+					return
+				}
+			}
+		},
+	}
+	for _, l := range leases {
+		c.Leases = append(c.Leases, snapfile.Lease{ID: l.ID, TTL: l.TTL})
+	}
+	f, err := os.Create(path)
+	require.NoError(k.t, err)
+	require.NoError(k.t, snapfile.Stream(k.t.Context(), f, k.t.TempDir(), c))
+	require.NoError(k.t, f.Close())
+}
+
+// anchors are etcd's own programs.
+type anchors struct {
+	t   *testing.T
+	dir string
+}
+
+func etcdPrograms(t *testing.T) anchors {
+	t.Helper()
+	out, err := exec.Command("./build").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	dir, err := filepath.Abs("../../../.build/etcd")
+	require.NoError(t, err)
+	return anchors{t, dir}
+}
+
+// run runs one of them and returns what it said on standard output.
+func (a anchors) run(name string, args ...string) []byte {
+	a.t.Helper()
+	c := exec.Command(filepath.Join(a.dir, name), args...)
+	out, err := c.Output()
+	require.NoError(a.t, err, "%s %v: %s", name, args, complaint(err))
+	return out
+}
+
+func complaint(err error) []byte {
+	if exit, ok := err.(*exec.ExitError); ok {
+		return exit.Stderr
+	}
+	return nil
+}
+
+// member is an etcd of one member.
+type member struct {
+	a              anchors
+	dir            string
+	endpoint, peer string
+	process        *exec.Cmd
+	ended          chan error
+}
+
+func (a anchors) fresh() *member {
+	a.t.Helper()
+	e := a.member()
+	e.start()
+	return e
+}
+
+// restore is an etcd started from a snapshot.
+func (a anchors) restore(file string, more ...string) *member {
+	a.t.Helper()
+	e := a.member()
+	a.run("etcdutl", append([]string{"snapshot", "restore", file, "--data-dir", e.dir, "--name", "m1",
+		"--initial-cluster", "m1=" + e.peer, "--initial-advertise-peer-urls", e.peer}, more...)...)
+	e.start()
+	return e
+}
+
+func (a anchors) member() *member {
+	a.t.Helper()
+	e := &member{a: a, dir: filepath.Join(a.t.TempDir(), "etcd"), endpoint: freeURL(a.t), peer: freeURL(a.t)}
+	a.t.Cleanup(e.stop)
+	return e
+}
+
+func freeURL(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	return "http://" + l.Addr().String()
+}
+
+func (e *member) start() {
+	t := e.a.t
+	t.Helper()
+	log, err := os.Create(filepath.Join(filepath.Dir(e.dir), "log"))
+	require.NoError(t, err)
+	c := exec.Command(filepath.Join(e.a.dir, "etcd"), "--name", "m1", "--data-dir", e.dir, "--log-level", "warn", "--bcrypt-cost", "4",
+		"--listen-client-urls", e.endpoint, "--advertise-client-urls", e.endpoint, "--listen-peer-urls", e.peer,
+		"--initial-advertise-peer-urls", e.peer, "--initial-cluster", "m1="+e.peer)
+	c.Stderr = log
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(t, c.Start())
+	e.process, e.ended = c, make(chan error, 1)
+	go func() {
+		e.ended <- c.Wait()
+		log.Close()
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c3 := e.client("", "")
+	_, err = c3.Status(ctx, e.endpoint)
+	if rpctypes.Error(err) == rpctypes.ErrUserEmpty { // it serves, and asks who we are
+		err = nil
+	}
+	said, readErr := os.ReadFile(log.Name())
+	require.NoError(t, readErr)
+	require.NoError(t, err, "etcd said:\n%s", said)
+}
+
+// stop ends it, if it runs.
+func (e *member) stop() {
+	if e.process == nil {
+		return
+	}
+	require.NoError(e.a.t, e.process.Process.Signal(syscall.SIGTERM))
+	<-e.ended
+	e.process = nil
+}
+
+func (e *member) client(user, password string) *clientv3.Client {
+	t := e.a.t
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{e.endpoint}, Username: user, Password: password,
+		DialTimeout: 30 * time.Second, DialOptions: []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.WaitForReady(true))}})
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
