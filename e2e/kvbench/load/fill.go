@@ -1,0 +1,66 @@
+package load
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+)
+
+// ToolKey is the i-th key that `benchmark put` writes with keys of 8 bytes.
+//
+// The tool does not clear its buffer between keys, so that a short number may carry the end of a longer one before it:
+// a few percent of its keys are others than these.
+func ToolKey(i int) string {
+	var k [8]byte
+	binary.PutVarint(k[:], int64(i))
+	return string(k[:])
+}
+
+// Key is a key of 12 bytes; keys sort as their numbers do.
+func Key(i int) string { return fmt.Sprintf("k%011d", i) }
+
+// Fill puts many keys, in transactions.
+type Fill struct {
+	Clients []*clientv3.Client // taken in turn
+	Key     func(i int) string
+	// From is the first key's number, To the one after the last.
+	From, To int
+	// PerTxn is puts in one transaction, and Workers transactions at the same time.
+	PerTxn, Workers int
+	// ValueBytes of each value. They are random, all different: nothing is gained by compressing them.
+	ValueBytes int
+}
+
+// Run puts them all.
+func (f Fill) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(f.Workers)
+	for from := f.From; from < f.To && ctx.Err() == nil; from += f.PerTxn {
+		g.Go(func() error {
+			random := rand.New(rand.NewPCG(uint64(from), 1))
+			var puts []clientv3.Op
+			for i := from; i < min(from+f.PerTxn, f.To); i++ {
+				puts = append(puts, clientv3.OpPut(f.Key(i), Value(random, f.ValueBytes)))
+			}
+			c := f.Clients[from/f.PerTxn%len(f.Clients)]
+			if _, err := c.Txn(ctx).Then(puts...).Commit(); err != nil {
+				return fmt.Errorf("put keys %d to %d: %w", from, from+len(puts)-1, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// Value is random bytes.
+func Value(random *rand.Rand, n int) string {
+	b := make([]byte, (n+7)/8*8)
+	for i := 0; i < len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], random.Uint64())
+	}
+	return string(b[:n])
+}

@@ -1,0 +1,154 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Answer is one request: when it was due, when it was answered, and whether well.
+type Answer struct {
+	Due, Done time.Time
+	Err       error
+}
+
+// Took is from when the request was due.
+func (a Answer) Took() time.Duration { return a.Done.Sub(a.Due) }
+
+// Answers of a run.
+type Answers []Answer
+
+// Latencies of the successes.
+func (all Answers) Latencies() (took []time.Duration) {
+	for _, a := range all {
+		if a.Err == nil {
+			took = append(took, a.Took())
+		}
+	}
+	return took
+}
+
+// Failed counts what failed, and gives the first of it.
+func (all Answers) Failed() (n int, first error) {
+	for _, a := range all {
+		if a.Err != nil {
+			if n == 0 {
+				first = a.Err
+			}
+			n++
+		}
+	}
+	return n, first
+}
+
+// Within are those that were due from one moment until before another.
+func (all Answers) Within(from, until time.Time) (some Answers) {
+	for _, a := range all {
+		if !a.Due.Before(from) && a.Due.Before(until) {
+			some = append(some, a)
+		}
+	}
+	return some
+}
+
+// LongestGap is the longest time between two moments in which no request was answered well.
+func (all Answers) LongestGap(from, until time.Time) time.Duration {
+	moments := []time.Time{from, until}
+	for _, a := range all {
+		if a.Err == nil && a.Done.After(from) && a.Done.Before(until) {
+			moments = append(moments, a.Done)
+		}
+	}
+	slices.SortFunc(moments, time.Time.Compare)
+	var longest time.Duration
+	for i := 1; i < len(moments); i++ {
+		longest = max(longest, moments[i].Sub(moments[i-1]))
+	}
+	return longest
+}
+
+// Closed has callers ask n times in all, each again as soon as it has its answer. caller is 0 to callers-1. A failure is
+// an answer; the error is that of ctx.
+func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, caller, i int) error) (Answers, error) {
+	all := make(Answers, n)
+	var next atomic.Int64
+	var asking sync.WaitGroup
+	for caller := range callers {
+		asking.Go(func() {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				due := time.Now()
+				err := ask(ctx, caller, i)
+				all[i] = Answer{Due: due, Done: time.Now(), Err: err}
+			}
+		})
+	}
+	asking.Wait()
+	return all, ctx.Err()
+}
+
+// mostOpen bounds the requests of an open loop that wait for their answers.
+const mostOpen = 10_000
+
+// Open asks at a fixed rate, whatever becomes of the answers, until it is stopped.
+type Open struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	all    Answers
+	err    error
+}
+
+// StartOpen asks rate times a second. Each request must end by itself: ask gives its context a deadline.
+func StartOpen(ctx context.Context, rate float64, ask func(ctx context.Context, i int) error) *Open {
+	stopping, cancel := context.WithCancel(ctx)
+	o := &Open{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(o.done)
+		o.run(ctx, stopping, rate, ask)
+	}()
+	return o
+}
+
+func (o *Open) run(ctx, stopping context.Context, rate float64, ask func(ctx context.Context, i int) error) {
+	var asking sync.WaitGroup
+	var mu sync.Mutex
+	open := make(chan struct{}, mostOpen)
+	began := time.Now()
+	for i := 0; ; i++ {
+		due := began.Add(time.Duration(float64(i) / rate * float64(time.Second)))
+		select {
+		case <-time.After(time.Until(due)):
+		case <-stopping.Done():
+			asking.Wait()
+			return
+		}
+		select {
+		case open <- struct{}{}:
+		default:
+			o.err = errors.New("too many requests wait for their answers")
+			asking.Wait()
+			return
+		}
+		asking.Go(func() {
+			err := ask(ctx, i)
+			done := time.Now()
+			<-open
+			mu.Lock()
+			defer mu.Unlock()
+			o.all = append(o.all, Answer{Due: due, Done: done, Err: err})
+		})
+	}
+}
+
+// Stop asks no more, waits for the answers that are due, and gives all.
+func (o *Open) Stop() (Answers, error) {
+	o.cancel()
+	<-o.done
+	return o.all, o.err
+}

@@ -1,0 +1,217 @@
+// Command kvbench measures the key-value store of three members beside three of etcd, in one run and in turn, and prints
+// a table. BENCHMARKS.md holds what came of it and why.
+//
+// What is measured is the table in figures.go; groups of rows share one start of the servers, from empty directories,
+// in every round. In each round both kinds take their turn, the other one first each time, and never run at the same
+// time: what one leaves to do in the background costs the other nothing. Load comes from etcd's own program `benchmark`
+// where it has the case.
+//
+// Everything runs in a network and a mount namespace of its own, on 127.0.0.1 to .3, as root; nothing is left behind.
+// Nothing here asserts a time: a figure that misses its target is a row that says so.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/e2e/kvbench/usage"
+	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
+)
+
+// inside marks the process that lives in the namespaces.
+const inside = "TRIVET_KVBENCH_INSIDE"
+
+// runWithin bounds a whole run.
+const runWithin = 4 * time.Hour
+
+// The two kinds.
+const (
+	ours = "trivet"
+	etcd = "etcd"
+)
+
+// bench is one run.
+type bench struct {
+	bin, etcd string // directories of programs
+	extra     []string
+	// dir holds everything of this run and is removed at its end.
+	dir      string
+	wanted   []string // rows; see figures
+	kinds    []string
+	rounds   int
+	quick    bool
+	patience time.Duration // left; see usage.AwaitCalm
+	profile  string
+
+	results  results
+	failures []string
+}
+
+func say(format string, args ...any) {
+	fmt.Printf("%s  %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
+}
+
+func main() {
+	b := bench{results: results{}}
+	var work, out, run, only, extra string
+	flag.StringVar(&b.bin, "bin", "bin", "`directory` of our programs")
+	flag.StringVar(&b.etcd, "etcd", ".build/etcd", "`directory` of etcd and benchmark")
+	flag.StringVar(&extra, "flags", "", "more `flags` of our members, separated by spaces")
+	flag.StringVar(&work, "work", ".build", "`directory` on the disk to measure on")
+	flag.StringVar(&out, "out", ".build/bench-kv.md", "`file` for the table")
+	flag.StringVar(&run, "run", strings.Join(rowNames(), ","), "`rows` to measure")
+	flag.StringVar(&only, "only", ours+","+etcd, "`kinds` to measure")
+	flag.IntVar(&b.rounds, "rounds", 5, "rounds of the rows that take seconds; those that load gigabytes have their own number, at most this")
+	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
+	flag.DurationVar(&b.patience, "patience", 2*time.Minute, "how long to wait, in all, for others on this machine to leave it alone")
+	flag.StringVar(&b.profile, "perf", "", "write perf profiles of the servers in the first round to `file`.ROW.KIND")
+	flag.Parse()
+	if os.Getenv(inside) == "" {
+		os.Exit(again())
+	}
+	b.wanted, b.kinds, b.extra = strings.Split(run, ","), strings.Split(only, ","), strings.Fields(extra)
+	if b.quick {
+		b.rounds = 1
+	}
+	if err := b.main(work, out); err != nil {
+		fmt.Fprintln(os.Stderr, "kvbench:", err)
+		os.Exit(1)
+	}
+}
+
+// again runs this program in namespaces of its own.
+func again() int {
+	// The one inside cleans up. A terminal signals both of us, and it may hear of it twice.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kvbench: run in namespaces (it takes root):", err)
+		return 1
+	}
+	return 0
+}
+
+func (b *bench) check() error {
+	for _, row := range b.wanted {
+		if !slices.Contains(rowNames(), row) {
+			return fmt.Errorf("no row %q; there are %s", row, strings.Join(rowNames(), ", "))
+		}
+	}
+	for _, kind := range b.kinds {
+		if kind != ours && kind != etcd {
+			return fmt.Errorf("no kind %q; there are %s and %s", kind, ours, etcd)
+		}
+	}
+	if b.rounds < 1 {
+		return errors.New("one round at least")
+	}
+	return nil
+}
+
+func (b *bench) main(work, out string) (err error) {
+	if err := b.check(); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, runWithin)
+	defer cancel()
+	// Mounts made here are seen by nobody else.
+	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := loopback(); err != nil {
+		return fmt.Errorf("bring up lo: %w", err)
+	}
+	for _, path := range []*string{&work, &out, &b.bin, &b.etcd, &b.profile} {
+		if *path == "" {
+			continue
+		}
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
+		}
+	}
+	if b.dir, err = os.MkdirTemp(work, "kvbench-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	if err := os.Chmod(b.dir, 0o755); err != nil {
+		return err
+	}
+	facts := usage.Machine(b.dir, b.version(ctx))
+	fmt.Println(facts)
+	for _, g := range groups {
+		if !g.wanted(b) {
+			continue
+		}
+		if err := b.runGroup(ctx, g); err != nil {
+			return fmt.Errorf("%s: %w", g.name, err)
+		}
+	}
+	rows := b.results.rows(b.wanted)
+	text := facts + "\n\n" + verdict.Markdown(rows) + "\n" + verdict.Summary(rows) + "\n"
+	if b.quick {
+		text += "\n**A quick run: a tenth of what the lines say. The figures are not to be used.**\n"
+	}
+	if b.patience <= 0 {
+		text += "\n**Others used this machine all the while: the figures say more about them than about us.**\n"
+	}
+	for _, f := range b.failures {
+		text += "\n- failed: " + f
+	}
+	fmt.Print("\n", text)
+	if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
+		return err
+	}
+	if len(b.failures) > 0 {
+		return fmt.Errorf("%d turns failed", len(b.failures))
+	}
+	return nil
+}
+
+// version is etcd's.
+func (b *bench) version(ctx context.Context) string {
+	out, err := exec.CommandContext(ctx, filepath.Join(b.etcd, "etcd"), "--version").Output()
+	if err != nil {
+		return "etcd is missing: " + err.Error()
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return line
+}
+
+// loopback brings lo up; a new namespace has it down.
+func loopback() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	r, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
+	"github.com/trivet-cloud/trivet/e2e/kvbench/usage"
+)
+
+// memory adds what the three have resident; suffix follows the metric's names.
+func (t *turn) memory(row, prefix, suffix string) error {
+	pids, err := t.trio.PIDs()
+	if err != nil {
+		return err
+	}
+	m, err := usage.MemoryOf(pids...)
+	if err != nil {
+		return err
+	}
+	t.add(row, prefix+"rss"+suffix, float64(m.Resident)/1e6)
+	t.add(row, prefix+"anon"+suffix, float64(m.Anonymous)/1e6)
+	say("%s%s%s, %s: %d MB resident, %d MB of it anonymous", prefix, row, suffix, t.kind, m.Resident/1e6, m.Anonymous/1e6)
+	return nil
+}
+
+// restart stops all members and starts them, and gives the time from the start until all serve. What their files hold is
+// in the page cache then, as after a deployment, not as after a power cut.
+func (t *turn) restart(ctx context.Context) (time.Duration, error) {
+	if err := errors.Join(t.hangUp(), t.trio.Stop()); err != nil {
+		return 0, err
+	}
+	return t.start(ctx)
+}
+
+// size loads big values and starts the servers again.
+func size(ctx context.Context, t *turn, row string, total int) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
+	defer cancel()
+	const big = 64 << 10
+	count := t.scale(total / big)
+	began := time.Now()
+	// One put an entry: etcd keeps its last 10,000 entries in memory, and with megabytes in each no memory would do.
+	fill := load.Fill{Clients: t.clients, Key: load.Key, To: count, PerTxn: 1, Workers: loaders, ValueBytes: big}
+	if err := fill.Run(ctx); err != nil {
+		return err
+	}
+	t.add(row, "load", time.Since(began).Seconds())
+	if err := t.memory(row, "", " loaded"); err != nil {
+		return err
+	}
+	took, err := t.restart(ctx)
+	if err != nil {
+		return err
+	}
+	t.add(row, "restart", took.Seconds())
+	say("%s, %s: served after %s", row, t.kind, took.Round(time.Millisecond))
+	for _, i := range []int{0, count / 2, count - 1} {
+		if err := t.holds(ctx, load.Key(i), big); err != nil {
+			return err
+		}
+	}
+	if err := t.memory(row, "", ""); err != nil {
+		return err
+	}
+	disk, err := usage.DiskOf(t.trio.Dir())
+	if err != nil {
+		return err
+	}
+	t.add(row, "disk", float64(disk)/1e6)
+	return nil
+}
+
+func (t *turn) holds(ctx context.Context, key string, valueBytes int) error {
+	r, err := t.clients[0].Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if len(r.Kvs) != 1 || len(r.Kvs[0].Value) != valueBytes {
+		return fmt.Errorf("key %q is not what was put", key)
+	}
+	return nil
+}
+
+// puts1 is the median of a single client's puts at the leader, on keys that are there.
+func (t *turn) puts1(ctx context.Context, total, among int) (time.Duration, error) {
+	random := rand.New(rand.NewPCG(uint64(among), 3))
+	all, err := load.Closed(ctx, 1, total, func(ctx context.Context, _, _ int) error {
+		ctx, cancel := context.WithTimeout(ctx, answerWithin)
+		defer cancel()
+		_, err := t.clients[0].Put(ctx, load.Key(random.IntN(among)), load.Stamp(time.Now(), valueBytes))
+		return err
+	})
+	if _, first := all.Failed(); err != nil || first != nil {
+		return 0, errors.Join(err, first)
+	}
+	return figure.Median(all.Latencies()), nil
+}
+
+// growth loads more and more keys, and looks at the puts of one client and at memory.
+func growth(ctx context.Context, t *turn) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Hour)
+	defer cancel()
+	const small = 64 // bytes of a value
+	loaded := 0
+	for _, step := range []struct {
+		name string
+		keys int
+	}{{"10k", 10_000}, {"1M", 1_000_000}, {"10M", 10_000_000}} {
+		began := time.Now()
+		to := t.scale(step.keys)
+		fill := load.Fill{Clients: t.clients, Key: load.Key, From: loaded, To: to, PerTxn: 128, Workers: loaders, ValueBytes: small}
+		if err := fill.Run(ctx); err != nil {
+			return err
+		}
+		loaded = to
+		t.add("growth", step.name+" load", time.Since(began).Seconds())
+		// What the load left to do is done before.
+		if err := sleep(ctx, 5*time.Second); err != nil {
+			return err
+		}
+		median, err := t.puts1(ctx, t.scale(2000), loaded)
+		if err != nil {
+			return err
+		}
+		t.add("growth", step.name+" p50", ms(median))
+		say("%d keys, %s: loaded after %s, put p50 %s", loaded, t.kind, time.Since(began).Round(time.Second), median)
+		if err := t.memory("growth", step.name+" ", ""); err != nil {
+			return err
+		}
+	}
+	took, err := t.restart(ctx)
+	if err != nil {
+		return err
+	}
+	t.add("growth", "10M restart", took.Seconds())
+	say("growth, %s: served after %s", t.kind, took.Round(time.Millisecond))
+	return nil
+}
+
+// watchers measures puts with many watches open.
+func watchers(ctx context.Context, t *turn) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	const streams = 100
+	count := t.scale(10_000)
+	fill := load.Fill{Clients: t.clients, Key: load.Key, To: count, PerTxn: 128, Workers: loaders, ValueBytes: valueBytes}
+	if err := fill.Run(ctx); err != nil {
+		return err
+	}
+	puts := t.scale(2000)
+	before, err := t.puts1(ctx, puts, count)
+	if err != nil {
+		return err
+	}
+	pids, err := t.trio.PIDs()
+	if err != nil {
+		return err
+	}
+	memory, err := usage.MemoryOf(pids...)
+	if err != nil {
+		return err
+	}
+	w, err := load.StartWatchers(ctx, t.clients, streams, count/streams, load.Key)
+	if err != nil {
+		return err
+	}
+	after, err := t.puts1(ctx, puts, count)
+	if err != nil {
+		return errors.Join(err, w.Close())
+	}
+	delays, err := w.Await(ctx, puts)
+	if err != nil {
+		return errors.Join(err, w.Close())
+	}
+	full, err := usage.MemoryOf(pids...)
+	if err := errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	t.add("watchers", "before p50", ms(before))
+	t.add("watchers", p50, ms(after))
+	t.add("watchers", "anon", (float64(full.Anonymous)-float64(memory.Anonymous))/1e6)
+	t.add("watchers", "event p50", ms(figure.Median(delays)))
+	say("watchers, %s: put p50 %s, with %d watchers %s", t.kind, before, count, after)
+	return nil
+}

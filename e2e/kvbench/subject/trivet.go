@@ -1,0 +1,22 @@
+package subject
+
+import (
+	"os"
+	"strconv"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+// Trivet is a trio of ours beneath dir, with programs of bin. extra are further flags of each member.
+func Trivet(dir, bin string, extra ...string) (*Trio, error) {
+	trio := lab.NewTrio(lab.Dir(dir), lab.In(bin))
+	trio.Extra = append([]string{"--kv-quota", strconv.Itoa(quota)}, extra...)
+	if err := trio.Prepare(); err != nil {
+		return nil, err
+	}
+	// The members run as nobody in particular, and must reach their directory from here.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return nil, err
+	}
+	return &Trio{dir: trio.Dir, port: 50051, name: trio.Name, run: trio.Start}, nil
+}

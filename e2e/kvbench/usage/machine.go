@@ -1,0 +1,152 @@
+package usage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+)
+
+func blocksOf(e fs.DirEntry) (uint64, bool) {
+	info, err := e.Info()
+	if err != nil {
+		return 0, false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return uint64(st.Blocks), true
+}
+
+// Machine says in one line what figures depend on; versions are those of the programs that are measured. The disk is
+// that of dir.
+func Machine(dir string, versions ...string) string {
+	model := "unknown processor"
+	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if m := regexp.MustCompile(`model name\s*: (.*)`).FindSubmatch(text); m != nil {
+			model = string(m[1])
+		}
+	}
+	var info unix.Sysinfo_t
+	_ = unix.Sysinfo(&info)
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	what := append([]string{runtime.Version()}, versions...)
+	return fmt.Sprintf("%s. %d × %s, %d MiB, Linux %s; %s; %s; write and fsync of 4 KiB on this disk: median %s. Load before: %s.",
+		time.Now().UTC().Format("2006-01-02 15:04 UTC"), runtime.NumCPU(), model, uint64(info.Totalram)*uint64(info.Unit)>>20,
+		unix.ByteSliceToString(u.Release[:]), strings.Join(what, "; "), filesystem(dir), fsync(dir), Load())
+}
+
+// Load is the machine's, over 1, 5 and 15 minutes.
+func Load() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.Join(strings.Fields(string(text))[:3], " ")
+}
+
+func filesystem(dir string) string {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return "unknown file system"
+	}
+	if s.Type == unix.EXT4_SUPER_MAGIC {
+		return "ext4"
+	}
+	return fmt.Sprintf("file system 0x%x", s.Type)
+}
+
+// fsync is the median time to append 4 KiB and sync it, of 21.
+func fsync(dir string) string {
+	f, err := os.Create(filepath.Join(dir, "fsync"))
+	if err != nil {
+		return err.Error()
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	var took []time.Duration
+	for range 21 {
+		began := time.Now()
+		if _, err := f.Write(make([]byte, 4096)); err != nil {
+			return err.Error()
+		}
+		if err := f.Sync(); err != nil {
+			return err.Error()
+		}
+		took = append(took, time.Since(began))
+	}
+	return figure.Median(took).Round(10 * time.Microsecond).String()
+}
+
+// busy is what everything on this machine has used: all but idle and waiting for disks.
+func busy() (time.Duration, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	return parseBusy(string(text))
+}
+
+func parseBusy(text string) (time.Duration, error) {
+	line, _, _ := strings.Cut(text, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, errors.New("no line cpu in /proc/stat")
+	}
+	var ticks uint64
+	// user nice system idle iowait irq softirq steal; the guests' time after them is in user already.
+	for i, f := range fields[1:9] {
+		if i == 3 || i == 4 {
+			continue
+		}
+		n, err := strconv.ParseUint(f, 10, 63)
+		if err != nil {
+			return 0, fmt.Errorf("times in /proc/stat: %w", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * tick, nil
+}
+
+// calm is how much of one CPU may be in use for a machine to count as left alone, and calmFor how long that is looked at.
+const calm, calmFor = 0.25, 500 * time.Millisecond
+
+// AwaitCalm waits until the machine does next to nothing, and takes the time from patience; without any left it returns
+// at once.
+func AwaitCalm(ctx context.Context, patience *time.Duration) error {
+	for *patience > 0 {
+		began := time.Now()
+		before, err := busy()
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(calmFor):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		after, err := busy()
+		if err != nil {
+			return err
+		}
+		if (after - before).Seconds() < calm*time.Since(began).Seconds() {
+			return nil
+		}
+		*patience -= time.Since(began)
+	}
+	return nil
+}

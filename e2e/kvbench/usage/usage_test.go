@@ -1,0 +1,72 @@
+package usage
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestStat(t *testing.T) {
+	// The name holds what a careless parser would take for fields.
+	got, err := parseStat([]byte("4242 (a ) b 1 2) S 1 4242 4242 0 -1 4194560 1 2 3 4 150 50 9 9 20 0 12 0 100 1 1\n"))
+	require.NoError(t, err)
+	require.Equal(t, 2*time.Second, got)
+	_, err = parseStat([]byte("4242 (x) S 1 2"))
+	require.EqualError(t, err, "3 fields after the name in stat")
+	_, err = parseStat([]byte("4242 (x) S 1 2 3 4 5 6 7 8 9 10 minus 12"))
+	require.ErrorContains(t, err, "times in stat")
+}
+
+func TestField(t *testing.T) {
+	io := []byte("rchar: 1\nwchar: 2\nread_bytes: 3\nwrite_bytes: 4096\ncancelled_write_bytes: 7\n")
+	got, err := parseField(io, "write_bytes")
+	require.NoError(t, err)
+	require.EqualValues(t, 4096, got)
+	got, err = parseField([]byte("Name:\tVmRSS\nVmRSS:\t  12 kB\n"), "VmRSS")
+	require.NoError(t, err)
+	require.EqualValues(t, 12, got)
+	_, err = parseField(io, "VmRSS")
+	require.EqualError(t, err, "no VmRSS")
+	_, err = parseField([]byte("VmRSS:\n"), "VmRSS")
+	require.EqualError(t, err, "no VmRSS")
+}
+
+func TestBusyLeavesOutIdleAndGuests(t *testing.T) {
+	got, err := parseBusy("cpu  100 10 20 9999 9999 1 2 3 50 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+	require.NoError(t, err)
+	require.Equal(t, 136*tick, got)
+	_, err = parseBusy("intr 1 2 3")
+	require.ErrorContains(t, err, "no line cpu")
+}
+
+func TestOfThisProcess(t *testing.T) {
+	before, err := Of(os.Getpid())
+	require.NoError(t, err)
+	after, err := Of(os.Getpid(), os.Getpid())
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, after.CPU, 2*before.CPU)
+	m, err := MemoryOf(os.Getpid())
+	require.NoError(t, err)
+	require.Greater(t, m.Resident, m.Anonymous)
+	_, err = Of(os.Getpid(), 1<<22+1) // above the kernel's highest pid
+	require.ErrorContains(t, err, "read CPU time")
+}
+
+func TestDiskOf(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755))
+	empty, err := DiskOf(dir)
+	require.NoError(t, err)
+	f, err := os.Create(filepath.Join(dir, "a", "b", "c"))
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.Write(make([]byte, 1<<20))
+	require.NoError(t, err)
+	require.NoError(t, f.Sync())
+	full, err := DiskOf(dir)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, full-empty, uint64(1<<20))
+}

@@ -1,0 +1,185 @@
+// Package verdict puts what was measured of us and of etcd, round by round, beside each other: medians, spread, ratio,
+// and whether the target is met. It knows no clock and no subject.
+//
+// A target has two numbers: what must be reached, and what is aimed at. One that is missed is said, never an error.
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+)
+
+// Target is what a figure is held against. The zero value is no target.
+type Target struct {
+	Must, Aim float64
+	// Least says that more is better.
+	Least bool
+	// Absolute compares our median itself, in the row's unit, not its ratio to etcd's.
+	Absolute bool
+}
+
+// AtLeast is a ratio that must not be lower.
+func AtLeast(must, aim float64) Target { return Target{Must: must, Aim: aim, Least: true} }
+
+// AtMost is a ratio that must not be higher.
+func AtMost(must, aim float64) Target { return Target{Must: must, Aim: aim} }
+
+// Within is a bound on our own figure.
+func Within(must, aim float64) Target { return Target{Must: must, Aim: aim, Absolute: true} }
+
+func (t Target) reached(value, bound float64) bool {
+	if t.Least {
+		return value >= bound
+	}
+	return value <= bound
+}
+
+func (t Target) String() string {
+	if t == (Target{}) {
+		return ""
+	}
+	sign := "≤"
+	if t.Least {
+		sign = "≥"
+	}
+	if t.Must == t.Aim {
+		return fmt.Sprintf("%s %g", sign, t.Must)
+	}
+	return fmt.Sprintf("%s %g / %g", sign, t.Must, t.Aim)
+}
+
+// Row is one figure of both.
+type Row struct {
+	What string
+	// Unit of the figures: "/s", "µs", "ms", "s", "B", "MB", or empty for a count.
+	Unit string
+	// Ours and Etcd have one figure a round. Where the two alternate, equal places are of the same round.
+	Ours, Etcd []float64
+	Target     Target
+	// Note is what the reader must know beside the spread, which is written anyway.
+	Note string
+}
+
+// Ratio is our median over etcd's; false when one has none, or etcd's is 0.
+func (r Row) Ratio() (float64, bool) {
+	if len(r.Ours) == 0 || len(r.Etcd) == 0 || figure.Median(r.Etcd) == 0 {
+		return 0, false
+	}
+	return figure.Median(r.Ours) / figure.Median(r.Etcd), true
+}
+
+// Verdict is "aim met", "met", "**missed**", "not measured", or nothing for a row without target.
+func (r Row) Verdict() string {
+	if r.Target == (Target{}) {
+		return ""
+	}
+	value, ok := r.Ratio()
+	if r.Target.Absolute {
+		value, ok = figure.Median(r.Ours), len(r.Ours) > 0
+	}
+	switch {
+	case !ok:
+		return "not measured"
+	case r.Target.reached(value, r.Target.Aim):
+		return "aim met"
+	case r.Target.reached(value, r.Target.Must):
+		return "met"
+	}
+	return "**missed**"
+}
+
+func (r Row) cells() []string {
+	ratio := ""
+	if value, ok := r.Ratio(); ok {
+		ratio = fmt.Sprintf("%.2f ×", value)
+	}
+	target := r.Target.String()
+	switch {
+	case target == "":
+	case r.Target.Absolute:
+		target = strings.TrimSpace(target + " " + r.Unit)
+	default:
+		target += " ×"
+	}
+	var notes []string
+	if n := max(len(r.Ours), len(r.Etcd)); n > 1 {
+		notes = append(notes, fmt.Sprintf("%d rounds: %s", n, strings.Join(slices.DeleteFunc([]string{
+			spread("ours", r.Ours), spread("etcd", r.Etcd), r.pairs()}, func(s string) bool { return s == "" }), ", ")))
+	}
+	if r.Note != "" {
+		notes = append(notes, r.Note)
+	}
+	return []string{r.What, r.middle(r.Ours), r.middle(r.Etcd), ratio, target, r.Verdict(), strings.Join(notes, "; ")}
+}
+
+func (r Row) middle(series []float64) string {
+	if len(series) == 0 {
+		return ""
+	}
+	return strings.TrimSpace(Number(figure.Median(series)) + " " + r.Unit)
+}
+
+func spread(whose string, series []float64) string {
+	if len(series) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s %s to %s", whose, Number(slices.Min(series)), Number(slices.Max(series)))
+}
+
+// pairs is the spread of the ratios of single rounds: how far the machine's moods reach.
+func (r Row) pairs() string {
+	if len(r.Ours) != len(r.Etcd) || len(r.Ours) == 0 || slices.Min(r.Etcd) == 0 {
+		return ""
+	}
+	ratios := make([]float64, len(r.Ours))
+	for i := range ratios {
+		ratios[i] = r.Ours[i] / r.Etcd[i]
+	}
+	return fmt.Sprintf("ratio %.2f to %.2f", slices.Min(ratios), slices.Max(ratios))
+}
+
+// Number writes a figure with three digits that say something, and never fewer than it has before the point.
+func Number(v float64) string {
+	switch {
+	case v >= 100 || v <= -100 || v == 0:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10 || v <= -10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+var heads = []string{"what", "ours", "etcd", "ratio", "must / aim", "", "note"}
+
+// Markdown is a table of the rows.
+func Markdown(rows []Row) string {
+	var b strings.Builder
+	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	line(heads)
+	line(slices.Repeat([]string{"---"}, len(heads)))
+	for _, r := range rows {
+		line(r.cells())
+	}
+	return b.String()
+}
+
+// Summary counts verdicts: a line for whoever reads nothing else.
+func Summary(rows []Row) string {
+	count := map[string]int{}
+	var missed []string
+	for _, r := range rows {
+		v := r.Verdict()
+		count[v]++
+		if v == "**missed**" {
+			missed = append(missed, r.What)
+		}
+	}
+	text := fmt.Sprintf("Targets: %d aims met, %d met, %d missed, %d not measured.", count["aim met"], count["met"], len(missed), count["not measured"])
+	if len(missed) > 0 {
+		text += " Missed: " + strings.Join(missed, "; ") + "."
+	}
+	return text
+}
