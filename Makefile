@@ -71,3 +71,7 @@ robustness: test-packages build
 
 bench: run-packages build guest
 	.ci/bench
+
+# bench-kv measures the key-value store beside etcd.
+bench-kv: run-packages build
+	.ci/bench-kv

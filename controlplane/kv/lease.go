@@ -93,15 +93,10 @@ func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveReques
 	return out, nil
 }
 
-// LeaseTimeToLive says how long a lease lives; the answer's TTL is -1 when there is none.
+// LeaseTimeToLive says how long a lease lives; the answer's TTL is -1 when there is none. That is no secret among users, as
+// in etcd; its keys are shown to those who may read them.
 func (s *Service) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
-	readable := func(p *policy, user string) error {
-		if err := p.users.MustBeKnown(user); err != nil || !r.Keys {
-			return err // how long it lives is no secret, as in etcd
-		}
-		return p.users.CanReadLease(user, r.ID, s.leaseKeys)
-	}
-	if err := s.checked(ctx, readable); err != nil {
+	if err := s.checked(ctx, mustBeKnown); err != nil {
 		return nil, failure(ctx, err)
 	}
 	told, err := s.askLessor(ctx, leaseAsk{ID: r.ID})
@@ -117,14 +112,15 @@ func (s *Service) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequ
 	}
 	defer snap.Close()
 	out := &pb.LeaseTimeToLiveResponse{Header: s.header(snap.Revision()), ID: r.ID, TTL: told.TTL, GrantedTTL: told.Granted}
-	if r.Keys {
-		if out.Keys, err = snap.LeaseKeys(r.ID); err != nil {
-			return nil, failure(ctx, err)
-		}
-		// Keys may have come since the first check.
-		if err := s.checked(ctx, readable); err != nil {
-			return nil, failure(ctx, err)
-		}
+	if !r.Keys {
+		return out, nil
+	}
+	if out.Keys, err = snap.LeaseKeys(r.ID); err != nil {
+		return nil, failure(ctx, err)
+	}
+	shown := func(int64) ([][]byte, error) { return out.Keys, nil }
+	if err := s.checked(ctx, func(p *policy, user string) error { return p.users.CanReadLease(user, r.ID, shown) }); err != nil {
+		return nil, failure(ctx, err)
 	}
 	return out, nil
 }

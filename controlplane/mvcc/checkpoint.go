@@ -23,15 +23,15 @@ func (e *Engine) Checkpoint(ctx context.Context, dir string) (Position, error) {
 	if err := gen.db.Checkpoint(dir); err != nil {
 		return Position{}, fmt.Errorf("checkpoint into %s: %w", dir, err)
 	}
-	s, err := e.inspect(dir)
+	s, err := e.inspect(dir, false)
 	if err != nil {
 		return Position{}, errors.Join(fmt.Errorf("read back checkpoint %s: %w", dir, err), e.dir.fs.RemoveAll(dir))
 	}
 	return s.applied, nil
 }
 
-// inspect reads the state of a checkpoint without changing it.
-func (e *Engine) inspect(dir string) (state, error) {
+// inspect reads the state of a checkpoint without changing it; with verify, also what verifyTables does not.
+func (e *Engine) inspect(dir string, verify bool) (state, error) {
 	o := e.pebbleOptions()
 	o.ReadOnly, o.ErrorIfNotExists, o.CacheSize = true, true, 1<<20
 	db, err := pebble.Open(dir, o)
@@ -39,6 +39,9 @@ func (e *Engine) inspect(dir string) (state, error) {
 		return state{}, err
 	}
 	s, err := loadState(db)
+	if err == nil && verify {
+		err = verifyValues(e.dir.fs, dir, db)
+	}
 	err = errors.Join(err, db.Close())
 	return s, errors.Join(err, e.dir.fs.RemoveAll(e.dir.fs.PathJoin(dir, "LOCK")))
 }
@@ -62,7 +65,7 @@ func (e *Engine) Restore(dir string) error {
 	if err := verifyTables(e.dir.fs, dir, e.pebbleOptions()); err != nil {
 		return fmt.Errorf("restore from %s: %w", dir, err)
 	}
-	if _, err := e.inspect(dir); err != nil {
+	if _, err := e.inspect(dir, true); err != nil {
 		return fmt.Errorf("restore from %s: %w", dir, marked(err))
 	}
 	old := e.published.Load().gen

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -34,6 +35,31 @@ func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
 		if err := verifyTable(fs, fs.PathJoin(dir, name), o); err != nil {
 			return fmt.Errorf("verify %s: %w", name, marked(err))
 		}
+	}
+	return nil
+}
+
+// verifyValues reads what lies outside of the tables in dir, through the tables, if there is any.
+func verifyValues(fs vfs.FS, dir string, db *pebble.DB) (err error) {
+	names, err := fs.List(dir)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, ".blob") }) {
+		return nil
+	}
+	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableKeys}, UpperBound: []byte{tableKeys + 1}})
+	if err != nil {
+		return fmt.Errorf("verify values: %w", err)
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	for ok := it.First(); ok; ok = it.Next() {
+		if _, err := it.ValueAndErr(); err != nil {
+			return fmt.Errorf("verify values: %w", marked(err))
+		}
+	}
+	if err := it.Error(); err != nil {
+		return fmt.Errorf("verify values: %w", marked(err))
 	}
 	return nil
 }

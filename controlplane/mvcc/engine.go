@@ -56,6 +56,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -239,7 +240,7 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 		FS:                 e.dir.fs,
 		Comparer:           comparer(),
 		DisableWAL:         true,
-		FormatMajorVersion: pebble.FormatTableFormatV6,
+		FormatMajorVersion: pebble.FormatValueSeparation,
 		// Pebble takes the memory of memtables from its block cache.
 		CacheSize:    e.opts.CacheBytes + memTables*e.opts.MemTableBytes,
 		MemTableSize: uint64(e.opts.MemTableBytes),
@@ -269,6 +270,12 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 		o.Levels[i].BlockSize = 16 << 10
 	}
+	// Large values stay where they were first written while compactions move their keys.
+	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
+		return pebble.ValueSeparationPolicy{
+			Enabled: !e.opts.Quiet, MinimumSize: separatedBytes, MaxBlobReferenceDepth: 10, TargetGarbageRatio: 0.3, RewriteMinimumAge: time.Minute,
+		}
+	}
 	if e.opts.Quiet {
 		o.DisableAutomaticCompactions = true
 		o.DisableTableStats = true
@@ -279,6 +286,10 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 	}
 	return o
 }
+
+// separatedBytes is the size from which values lie in files of their own. At 64 KiB that takes a third of the time from a
+// load that overwrites; at 256 bytes it gains nothing.
+const separatedBytes = 4 << 10
 
 // keepFiles never removes what Pebble no longer needs: Pebble does that in the background.
 type keepFiles struct{ vfs.FS }

@@ -102,7 +102,7 @@ func (p *process) build() (err error) {
 	if p.engine, err = mvcc.Open(s.disk, "system", mvcc.Options{Logger: log, CacheBytes: 1 << 20, MemTableBytes: 1 << 20}); err != nil {
 		return err
 	}
-	p.machine = store.NewMachine(p.engine, store.MachineOptions{})
+	p.machine = store.NewMachine(p.engine, store.MachineOptions{FlushBytes: 1})
 	p.mesh = &mesh{p}
 	host, err := consensus.Open(consensus.Options{
 		ID: s.id, Members: memberIDs, Dir: "raft", FS: s.disk, Transport: p.mesh, Log: log, ElectionTicks: 10,
