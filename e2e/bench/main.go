@@ -102,8 +102,6 @@ func again() int {
 		return 1
 	}
 	defer undo()
-	// The terminal signals both of us; the one inside cleans up.
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
 	return lab.Again(unix.CLONE_NEWNS)
 }
 

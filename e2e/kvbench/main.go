@@ -28,10 +28,8 @@ import (
 
 	"github.com/trivet-cloud/trivet/e2e/kvbench/usage"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
+	"github.com/trivet-cloud/trivet/e2e/lab"
 )
-
-// inside marks the process that lives in the namespaces.
-const inside = "TRIVET_KVBENCH_INSIDE"
 
 // runWithin bounds a whole run.
 const runWithin = 4 * time.Hour
@@ -78,8 +76,8 @@ func main() {
 	flag.DurationVar(&b.patience, "patience", 2*time.Minute, "how long to wait, in all, for others on this machine to leave it alone")
 	flag.StringVar(&b.profile, "perf", "", "write perf profiles of the servers in the first round to `file`.ROW.KIND")
 	flag.Parse()
-	if os.Getenv(inside) == "" {
-		os.Exit(again())
+	if !lab.Inside() {
+		os.Exit(lab.Again(unix.CLONE_NEWNS))
 	}
 	b.wanted, b.kinds, b.extra = strings.Split(run, ","), strings.Split(only, ","), strings.Fields(extra)
 	if b.quick {
@@ -89,28 +87,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "kvbench:", err)
 		os.Exit(1)
 	}
-}
-
-// again runs this program in namespaces of its own.
-func again() int {
-	// The one inside cleans up. A terminal signals both of us, and it may hear of it twice.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.Env = append(os.Environ(), inside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return exit.ExitCode()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "kvbench: run in namespaces (it takes root):", err)
-		return 1
-	}
-	return 0
 }
 
 func (b *bench) check() error {
@@ -142,8 +118,8 @@ func (b *bench) main(work, out string) (err error) {
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	if err := loopback(); err != nil {
-		return fmt.Errorf("bring up lo: %w", err)
+	if err := lab.Loopback(); err != nil {
+		return err
 	}
 	for _, path := range []*string{&work, &out, &b.bin, &b.etcd, &b.profile} {
 		if *path == "" {
@@ -199,19 +175,4 @@ func (b *bench) version(ctx context.Context) string {
 	}
 	line, _, _ := strings.Cut(string(out), "\n")
 	return line
-}
-
-// loopback brings lo up; a new namespace has it down.
-func loopback() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(s)
-	r, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
 }

@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +19,13 @@ const inside = "TRIVET_LAB_INSIDE"
 func Inside() bool { return os.Getenv(inside) != "" }
 
 // Again runs this program once more, in a network namespace of its own and the others that flags (CLONE_NEW…) name, and
-// returns its exit code. The one inside gets SIGTERM when this one dies; it begins with Loopback.
+// returns its exit code. The one inside begins with Loopback and cleans up: it hears SIGTERM when this one is told to
+// end, perhaps twice, or dies.
 func Again(flags uintptr) int {
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | flags, Pdeathsig: syscall.SIGTERM}
@@ -29,7 +35,7 @@ func Again(flags uintptr) int {
 		return exit.ExitCode()
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "run in namespaces:", err)
+		fmt.Fprintln(os.Stderr, "run in namespaces (it takes root):", err)
 		return 1
 	}
 	return 0
