@@ -181,7 +181,7 @@ func run(ctx context.Context, c Config) (err error) {
 	var meshWork sync.WaitGroup
 	meshWork.Go(func() { mesh.Run(meshing) })
 	peers, _ := rpc.New(rpc.Options{
-		Credentials: credentials.NewTLS(mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member))),
+		Credentials: mesh.Credentials(mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member))),
 		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
 	})
 	mesh.Register(peers)

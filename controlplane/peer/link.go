@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -20,8 +19,10 @@ type link struct {
 	address string
 	conn    *grpc.ClientConn
 	// stop ends the pump, nil while there is none.
-	stop  context.CancelFunc
-	queue chan consensus.Envelope
+	stop context.CancelFunc
+	lane *lane
+	// called says that the member has called here. Capacity 1.
+	called chan struct{}
 	// snapshots holds one on its way out at a time.
 	snapshots chan struct{}
 	// arriving holds those on their way in: one, and one before it whose connection is not known to be dead yet.
@@ -58,7 +59,7 @@ func (m *Mesh) SetMembers(addresses map[uint64]string, removed []uint64) error {
 			return fmt.Errorf("prepare connection to member %d: %w", id, err)
 		}
 		l := &link{
-			member: id, address: address, conn: conn, queue: make(chan consensus.Envelope, queue),
+			member: id, address: address, conn: conn, lane: newLane(), called: make(chan struct{}, 1),
 			snapshots: make(chan struct{}, 1), arriving: make(chan struct{}, 2),
 		}
 		m.links[id] = l
@@ -101,7 +102,7 @@ func (m *Mesh) dial(address string, accept mtls.Accept) (*grpc.ClientConn, error
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), accept)
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrames), grpc.MaxCallSendMsgSize(maxFrames)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: 2 * time.Second,

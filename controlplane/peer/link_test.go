@@ -99,7 +99,7 @@ func TestRemovedIsTold(t *testing.T) {
 		}
 	}
 	require.NoError(t, w.seats[1].mesh.SetMembers(nil, []uint64{2}))
-	w.seats[1].server.Stop() // its open streams end
+	w.seats[1].deafen() // its open streams end
 	l, err := net.Listen("tcp", w.addresses[1])
 	require.NoError(t, err)
 	w.seats[1].serve(l)

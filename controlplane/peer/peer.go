@@ -1,25 +1,26 @@
 // Package peer connects the members of a control plane, on port 2380, each proven by its certificate: raft's envelopes
 // and snapshots, the leader's commands, the bytes of images.
 //
-// A Mesh is the transport of consensus and the Caller of lead. It keeps one connection to each other member and one
-// stream of envelopes each way; what cannot be sent is dropped, as raft expects. Who the members are it is told
+// A Mesh is the transport of consensus and the Caller of lead. To each other member it keeps a connection of gRPC, and
+// one for envelopes alone (lane.go, wire.go, receive.go): frames on TLS, written by whoever sends them as long as none
+// wait, because every change of goroutines on the way shows in the time that a write takes. The two share the port; the
+// handshake tells them apart. What cannot be sent is dropped, as raft expects. Who the members are it is told
 // (SetMembers), at any time: whoever else holds the cluster key may ask to be let in, and nothing more. It knows no
 // records.
 package peer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"strconv"
 	"sync"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	grpcpeer "google.golang.org/grpc/peer"
@@ -34,15 +35,8 @@ import (
 )
 
 const (
-	// envelopeVersion is the major version of what RaftFrames carry.
-	envelopeVersion = 1
-	// queue is how many envelopes wait for one member.
-	queue = 8192
-	// frameBytes is about how much of them goes into one message: the last one may exceed it by its own size, and all of
-	// them still fit maxFrames.
-	frameBytes = 512 << 10
-	// maxFrames is the limit of a message on this port.
-	maxFrames = consensus.MaxEnvelopeBytes + 1<<20
+	// maxMessage is the limit of a message of gRPC on this port.
+	maxMessage = consensus.MaxEnvelopeBytes + 1<<20
 	// reachTime is how long a call waits for a connection.
 	reachTime = time.Second
 )
@@ -77,15 +71,19 @@ type Mesh struct {
 	commands *lead.Commands
 	images   Images
 	direct   map[string]direct
+	deliver  func(consensus.Envelope) bool
+
+	patience patience
 
 	// ctx is Run's, nil while it does not run, and over says that it will not again; sending are the snapshots under way.
 	mu      sync.RWMutex
 	links   map[uint64]*link
 	removed map[uint64]bool
+	inbound map[net.Conn]uint64 // that envelopes come in on, by whom once that is clear
 	ctx     context.Context
 	over    bool
-	pumps   sync.WaitGroup
-	sending sync.WaitGroup
+
+	pumps, sending, receiving sync.WaitGroup
 }
 
 var (
@@ -95,7 +93,10 @@ var (
 
 // New makes a mesh. It dials nothing before Run.
 func New(opts Options) (*Mesh, error) {
-	m := &Mesh{opts: opts, links: map[uint64]*link{}, direct: map[string]direct{}}
+	m := &Mesh{
+		opts: opts, links: map[uint64]*link{}, direct: map[string]direct{}, inbound: map[net.Conn]uint64{},
+		patience: patience{ask: 3 * time.Second, answer: 5 * time.Second, quiet: 12 * time.Second},
+	}
 	return m, m.SetMembers(opts.Members, nil)
 }
 
@@ -109,10 +110,10 @@ func isMember(id mtls.ID, member uint64) error {
 
 // Attach gives the mesh what it serves.
 func (m *Mesh) Attach(runner *consensus.Runner, commands *lead.Commands, images Images) {
-	m.runner, m.commands, m.images = runner, commands, images
+	m.runner, m.commands, m.images, m.deliver = runner, commands, images, runner.Deliver
 }
 
-// Register adds the service to the server of port 2380.
+// Register adds the service to the server of port 2380, whose credentials must be the mesh's Credentials.
 func (m *Mesh) Register(g *grpc.Server) { peerv1.RegisterPeerServiceServer(g, &service{m: m}) }
 
 // Run sends envelopes and snapshots until ctx ends, then closes the connections.
@@ -127,8 +128,10 @@ func (m *Mesh) Run(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx, m.over = nil, true
 	m.mu.Unlock()
+	m.hangUp()
 	m.pumps.Wait()
 	m.sending.Wait()
+	m.receiving.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range m.links {
@@ -142,156 +145,9 @@ func (m *Mesh) Send(e consensus.Envelope) {
 	if l == nil {
 		return
 	}
-	select {
-	case l.queue <- e:
-	default: // raft sends again
+	if err := l.lane.send(&e); err != nil {
+		m.lost(l, err)
 	}
-}
-
-// pump keeps a stream of envelopes to one member.
-func (m *Mesh) pump(ctx context.Context, l *link) {
-	said := ""
-	for ctx.Err() == nil {
-		began := time.Now()
-		err := m.stream(ctx, l)
-		if ctx.Err() != nil {
-			return
-		}
-		// Once is enough for whoever reads the log, until it has worked for a while; a refusal also when it is another.
-		if time.Since(began) > 10*time.Second {
-			said = ""
-		}
-		if saysRemoved(err) && m.opts.Removed != nil {
-			m.opts.Removed()
-		}
-		switch refused := status.Code(err) != codes.Unavailable; {
-		case refused && err.Error() != said:
-			m.opts.Log.Warn("member does not take envelopes", "member", l.member, "err", err)
-		case said == "":
-			m.opts.Log.Info("member cannot be reached", "member", l.member, "err", err)
-		}
-		said = err.Error()
-		m.runner.ReportUnreachable(l.member)
-		m.drain(l)
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-		}
-	}
-}
-
-// drain forgets what waits: it is old by the time a connection is there again.
-func (m *Mesh) drain(l *link) {
-	for {
-		select {
-		case <-l.queue:
-		default:
-			return
-		}
-	}
-}
-
-// errClosed ends a stream that the other side ended without a word.
-var errClosed = errors.New("the member closed the stream")
-
-// stream sends envelopes until something fails; the error is never nil. It does not wait for a member that cannot be
-// reached, so that what is sent to it meanwhile is dropped and not kept until it is back.
-func (m *Mesh) stream(ctx context.Context, l *link) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	s, err := peerv1.NewPeerServiceClient(l.conn).Raft(ctx)
-	if err != nil {
-		return err
-	}
-	// The answer only comes when the stream is over; waiting for it tells at once that the other side is gone, and why.
-	over := make(chan error, 1)
-	go func() {
-		err := s.RecvMsg(&peerv1.RaftClosed{})
-		if err == nil {
-			err = errClosed
-		}
-		over <- err
-		cancel()
-	}()
-	for {
-		select {
-		case e := <-l.queue:
-			batch := m.gather(l, e)
-			if len(batch.GetFrames()) == 0 {
-				continue
-			}
-			if err := s.Send(batch); errors.Is(err, io.EOF) {
-				return <-over
-			} else if err != nil {
-				cancel()
-				<-over
-				return err
-			}
-		case <-ctx.Done():
-			return <-over
-		}
-	}
-}
-
-// gather takes what waits behind the first envelope, up to a message's worth. What cannot be encoded is lost like
-// anything else that cannot be sent.
-func (m *Mesh) gather(l *link, e consensus.Envelope) *peerv1.RaftFrames {
-	batch := &peerv1.RaftFrames{Version: envelopeVersion}
-	for size := 0; ; {
-		if frame, err := e.AppendTo(nil); err != nil {
-			m.opts.Log.Error("envelope lost", "member", l.member, "err", err)
-		} else {
-			batch.Frames = append(batch.Frames, frame)
-			size += len(frame)
-		}
-		if size >= frameBytes {
-			return batch
-		}
-		select {
-		case e = <-l.queue:
-		default:
-			return batch
-		}
-	}
-}
-
-// receive takes envelopes from one member, which speaks for itself only.
-func (m *Mesh) receive(s peerv1.PeerService_RaftServer) error {
-	from, err := m.sender(s.Context())
-	if err != nil {
-		return err
-	}
-	for {
-		batch, err := s.Recv()
-		if errors.Is(err, io.EOF) {
-			return s.SendAndClose(&peerv1.RaftClosed{})
-		}
-		if err != nil {
-			return err
-		}
-		if batch.GetVersion() != envelopeVersion {
-			return fault.New(fault.FailedPrecondition, "member %d speaks version %d of the raft protocol, this one %d: upgrade the older",
-				from, batch.GetVersion(), envelopeVersion)
-		}
-		for _, frame := range batch.GetFrames() {
-			e, err := m.accept(frame, from)
-			if err != nil {
-				return err
-			}
-			m.runner.Deliver(e)
-		}
-	}
-}
-
-func (m *Mesh) accept(frame []byte, from uint64) (consensus.Envelope, error) {
-	e, err := consensus.ParseEnvelope(frame)
-	if err != nil {
-		return e, fault.New(fault.InvalidArgument, "envelope: %v", err)
-	}
-	if e.From != from || e.To != m.opts.Self {
-		return e, fault.New(fault.PermissionDenied, "member %d may not send from %d to %d here", from, e.From, e.To)
-	}
-	return e, nil
 }
 
 // sender is the member that a call comes from, by its certificate; it must be known here.
@@ -300,6 +156,11 @@ func (m *Mesh) sender(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	return m.known(member)
+}
+
+// known refuses a member that is none of this cluster's, as far as this one knows.
+func (m *Mesh) known(member uint64) (uint64, error) {
 	m.mu.RLock()
 	known, removed := m.links[member] != nil, m.removed[member]
 	m.mu.RUnlock()
@@ -319,6 +180,9 @@ const reasonRemoved = "MEMBER_REMOVED"
 
 // saysRemoved reads it.
 func saysRemoved(err error) bool {
+	if f, ok := fault.From(err); ok {
+		return f.Reason == reasonRemoved
+	}
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == reasonRemoved {
 			return true
@@ -337,15 +201,7 @@ func certified(ctx context.Context) (uint64, error) {
 	if !ok {
 		return 0, fault.New(fault.Unauthenticated, "no certificate")
 	}
-	id, ok := mtls.PeerID(info.State)
-	if !ok || id.Kind != mtls.Member {
-		return 0, fault.New(fault.Unauthenticated, "not the certificate of a member")
-	}
-	member, err := strconv.ParseUint(id.Name, 10, 64)
-	if err != nil {
-		return 0, fault.New(fault.PermissionDenied, "%s names no member", id)
-	}
-	return member, nil
+	return memberOf(info.State)
 }
 
 // reach waits a little for a connection to a member. Its error is the caller's own when that gave up meanwhile.

@@ -24,7 +24,6 @@ import (
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
@@ -126,7 +125,7 @@ func (m *tape) until(ctx context.Context, line string) error {
 
 // seat is one member on loopback.
 type seat struct {
-	t        *testing.T
+	t        testing.TB
 	id       uint64
 	mesh     *Mesh
 	runner   *consensus.Runner
@@ -139,7 +138,8 @@ type seat struct {
 
 // table is members that know of each other; cluster is the authority that signs them.
 type table struct {
-	t         *testing.T
+	t         testing.TB
+	hear      map[uint64]func(consensus.Envelope) bool // takes what members get in the place of consensus; may be nil
 	authority *mtls.Authority
 	addresses map[uint64]string
 	seats     map[uint64]*seat
@@ -156,7 +156,7 @@ func (l *throne) Leader() (uint64, uint64) { l.mu.Lock(); defer l.mu.Unlock(); r
 func (l *throne) Changed() <-chan struct{} { return nil }
 func (l *throne) pass(to uint64)           { l.mu.Lock(); defer l.mu.Unlock(); l.member = to }
 
-func authority(t *testing.T, cluster string) *mtls.Authority {
+func authority(t testing.TB, cluster string) *mtls.Authority {
 	seed := make([]byte, ed25519.SeedSize)
 	rand.Read(seed)
 	a, err := mtls.NewAuthority(cluster, seed)
@@ -164,15 +164,18 @@ func authority(t *testing.T, cluster string) *mtls.Authority {
 	return a
 }
 
-func issued(t *testing.T, a *mtls.Authority, kind mtls.Kind, name string, at time.Time) mtls.Source {
+func issued(t testing.TB, a *mtls.Authority, kind mtls.Kind, name string, at time.Time) mtls.Source {
 	c, err := a.IssueFor(kind, name, at, time.Hour)
 	require.NoError(t, err)
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
 // newTable seats the members of a configuration of n. Those in absent have an address where nobody listens.
-func newTable(t *testing.T, n uint64, absent ...uint64) *table {
-	w := &table{t: t, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, throne: &throne{member: 1}}
+func newTable(t testing.TB, n uint64, absent ...uint64) *table { return newEars(t, nil, n, absent...) }
+
+// newEars is newTable with members that hear envelopes themselves.
+func newEars(t testing.TB, hear map[uint64]func(consensus.Envelope) bool, n uint64, absent ...uint64) *table {
+	w := &table{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, throne: &throne{member: 1}}
 	listeners := map[uint64]net.Listener{}
 	for id := uint64(1); id <= n; id++ {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -209,6 +212,9 @@ func (w *table) sit(id uint64, l net.Listener) *seat {
 	s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
 	s.commands = lead.NewCommands(id, w.throne, s.mesh)
 	s.mesh.Attach(s.runner, s.commands, files(filepath.Join(s.dir, "images")))
+	if hear := w.hear[id]; hear != nil {
+		s.mesh.deliver = hear
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); s.mesh.Run(ctx) }()
@@ -226,11 +232,17 @@ func (w *table) sit(id uint64, l net.Listener) *seat {
 
 func (s *seat) serve(l net.Listener) {
 	s.server, _ = rpc.New(rpc.Options{
-		Credentials: credentials.NewTLS(s.config), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(),
-		MaxMessage: maxFrames,
+		Credentials: s.mesh.Credentials(s.config), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(),
+		MaxMessage: maxMessage,
 	})
 	s.mesh.Register(s.server)
 	go s.server.Serve(l)
+}
+
+// deafen ends what comes in, and listens no more.
+func (s *seat) deafen() {
+	s.server.Stop()
+	s.mesh.hangUp()
 }
 
 // files are images in a directory.
@@ -254,7 +266,7 @@ func (s *seat) snapshots() []string {
 	return names
 }
 
-func limited(t *testing.T) context.Context {
+func limited(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
@@ -287,7 +299,7 @@ func TestTrioAgrees(t *testing.T) {
 		require.NoError(t, s.tape.until(ctx, "first"))
 	}
 	third := w.seats[3]
-	third.server.Stop()
+	third.deafen()
 	const missed = 40
 	for i := range missed {
 		w.propose(ctx, fmt.Sprint("missed ", i))
@@ -317,40 +329,4 @@ func TestTrioAgrees(t *testing.T) {
 	for id, s := range w.seats {
 		require.Equal(t, want, s.tape.said(), id)
 	}
-}
-
-// What waits for a member that is away is dropped: it gets nothing old when it is back.
-func TestNothingWaitsForTheAbsent(t *testing.T) {
-	w := newTable(t, 2, 2)
-	l := w.seats[1].mesh.links[2]
-	for range 2 * queue {
-		w.seats[1].mesh.Send(consensus.Envelope{From: 1, To: 2, Kind: consensus.KindBirthAsk})
-	}
-	require.Eventually(t, func() bool { return len(l.queue) < queue/2 }, 10*time.Second, time.Millisecond)
-	w.seats[1].mesh.Send(consensus.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
-}
-
-// As many envelopes go into a message as fit its limit, and one that cannot be encoded harms no other.
-func TestGather(t *testing.T) {
-	w := newTable(t, 2, 2)
-	m := w.seats[1].mesh
-	l := &link{member: 2, queue: make(chan consensus.Envelope, queue)}
-	ask := consensus.Envelope{From: 1, To: 2, Kind: consensus.KindBirthAsk}
-	bad := consensus.Envelope{From: 1, To: 2, Kind: 99}
-	for range 3 {
-		l.queue <- ask
-		l.queue <- bad
-	}
-	require.Len(t, m.gather(l, bad).GetFrames(), 3)
-	require.Empty(t, m.gather(l, bad).GetFrames())
-	frame, err := ask.AppendTo(nil)
-	require.NoError(t, err)
-	for range queue {
-		l.queue <- ask
-	}
-	batch := m.gather(l, ask)
-	require.Less(t, len(batch.GetFrames())*len(frame), frameBytes+consensus.MaxEnvelopeBytes)
-	// The worst: a message's worth of the smallest, and one of the largest on top.
-	worst := frameBytes/len(frame)*(len(frame)+4) + consensus.MaxEnvelopeBytes + 64
-	require.Less(t, worst, maxFrames)
 }

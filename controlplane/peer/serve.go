@@ -15,8 +15,6 @@ type service struct {
 	m *Mesh
 }
 
-func (s *service) Raft(stream peerv1.PeerService_RaftServer) error { return s.m.receive(stream) }
-
 func (s *service) SendSnapshot(stream peerv1.PeerService_SendSnapshotServer) error {
 	return s.m.receiveSnapshot(stream)
 }

@@ -42,11 +42,6 @@ func (w *table) as(id string) mtls.Source {
 func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	out := map[string]error{}
 	_, out["Call"] = c.Call(ctx, &peerv1.CallRequest{Command: "test"})
-	raft, err := c.Raft(ctx)
-	if err == nil {
-		_, err = raft.CloseAndRecv()
-	}
-	out["Raft"] = err
 	snapshot, err := c.SendSnapshot(ctx)
 	if err == nil {
 		_, err = snapshot.CloseAndRecv()
@@ -87,9 +82,11 @@ func TestImpostors(t *testing.T) {
 		for method, err := range calls(ctx, w.dial(1, c.own)) {
 			require.Equal(t, c.code, status.Code(err), "%s: %s: %v", name, method, err)
 		}
+		err := w.speak(1, c.own, raftProtocol, nil)
+		require.Error(t, err, name)
+		require.Equal(t, c.code == codes.PermissionDenied, fault.Is(err, fault.PermissionDenied), "%s: %v", name, err)
 	}
 	got := calls(ctx, w.dial(1, w.as("2")))
-	require.NoError(t, got["Raft"])
 	require.NoError(t, got["Call"])
 	require.Equal(t, codes.NotFound, status.Code(got["ReadImage"]))
 }
@@ -104,41 +101,8 @@ func TestAnotherAnswers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.Call(limited(t), 3, "test", nil, nil)
 	require.ErrorContains(t, err, "cannot be reached")
-}
-
-// A member speaks for itself, to whom it reaches, in a version that is known.
-func TestSpeaksForItself(t *testing.T) {
-	w := newTable(t, 3, 2, 3)
-	ctx := limited(t)
-	frame := func(e consensus.Envelope) []byte {
-		b, err := e.AppendTo(nil)
-		require.NoError(t, err)
-		return b
-	}
-	good := frame(consensus.Envelope{From: 2, To: 1, Kind: consensus.KindBirthAsk})
-	for name, c := range map[string]struct {
-		version uint32
-		frame   []byte
-		code    codes.Code
-		says    string
-	}{
-		"for itself":     {1, good, codes.OK, ""},
-		"for another":    {1, frame(consensus.Envelope{From: 3, To: 1, Kind: consensus.KindBirthAsk}), codes.PermissionDenied, "may not send from 3"},
-		"for us":         {1, frame(consensus.Envelope{From: 1, To: 1, Kind: consensus.KindBirthAsk}), codes.PermissionDenied, "may not send from 1"},
-		"to another":     {1, frame(consensus.Envelope{From: 2, To: 3, Kind: consensus.KindBirthAsk}), codes.PermissionDenied, "to 3 here"},
-		"garbage":        {1, []byte("garbage"), codes.InvalidArgument, "envelope"},
-		"cut short":      {1, good[:5], codes.InvalidArgument, "envelope"},
-		"another future": {2, good, codes.FailedPrecondition, "upgrade the older"},
-	} {
-		s, err := w.dial(1, w.as("2")).Raft(ctx)
-		require.NoError(t, err)
-		require.NoError(t, s.Send(&peerv1.RaftFrames{Version: c.version, Frames: [][]byte{good, c.frame}}))
-		_, err = s.CloseAndRecv()
-		require.Equal(t, c.code, status.Code(err), "%s: %v", name, err)
-		if c.says != "" {
-			require.ErrorContains(t, err, c.says, name)
-		}
-	}
+	_, err = m.connect(limited(t), m.link(3))
+	require.ErrorContains(t, err, "member/1 answers at the address of member 3")
 }
 
 func chunkOf(name, data string, last bool) *peerv1.SnapshotChunk {
