@@ -316,11 +316,14 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 		w.quorum.away.Store(true)
 		return out, err
 	}
+	reported := make(chan struct{})
 	go func() {
+		defer close(reported)
 		time.Sleep(3 * again)
 		w.quorum.away.Store(false)
 		w.seen(vm.ID, cloud.ObservedRunning)
 	}()
+	defer func() { <-reported }()
 	out, err := w.vms.ask(w.as(tenant, ""), record, powerAsk{Tenant: tenant, VM: vm.ID, Action: start}, time.Minute,
 		func(_, vm *cloud.VM) (bool, error) { return vm.State == cloud.Running, nil })
 	require.NoError(t, err)
