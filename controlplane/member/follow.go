@@ -69,25 +69,15 @@ func (s *Service) known() (k known, revision int64, err error) {
 }
 
 // Count is how many members have joined, as far as this one knows.
-func (s *Service) Count() int {
-	all, err := s.List(context.Background(), true)
-	if err != nil || len(all) == 0 {
-		all = slices.Clone(s.opts.First)
-	}
-	return len(slices.DeleteFunc(all, func(m Member) bool { return !m.Proven() }))
-}
+func (s *Service) Count() int { return len(s.joined()) }
 
 // Listeners gives, when asked, where each member that joined is reached on another port than its peers', which is the
 // same on all of them.
 func (s *Service) Listeners(port uint16) func() map[uint64]string {
 	return func() map[uint64]string {
 		out := map[uint64]string{}
-		all, err := s.List(context.Background(), true)
-		if err != nil || len(all) == 0 {
-			all = s.opts.First
-		}
-		for _, m := range all {
-			if host, _, err := net.SplitHostPort(HostPort(m.RaftAddr)); err == nil && m.Proven() {
+		for _, m := range s.joined() {
+			if host, _, err := net.SplitHostPort(HostPort(m.RaftAddr)); err == nil {
 				out[m.ID] = net.JoinHostPort(host, strconv.Itoa(int(port)))
 			}
 		}

@@ -228,12 +228,25 @@ func (s *Service) List(ctx context.Context, serializable bool) (members []Member
 	if err != nil || len(members) > 0 {
 		return members, err
 	}
-	// Nobody has written the records yet: a cluster that begins has its first members.
-	members = slices.Clone(s.opts.First)
+	return s.first(), nil // nobody has written the records yet
+}
+
+// first are the members of a cluster that begins.
+func (s *Service) first() []Member {
+	members := slices.Clone(s.opts.First)
 	for i := range members {
 		members[i].Wanted, members[i].State = Voter, Voting
 	}
-	return members, nil
+	return members
+}
+
+// joined are the members that have joined, as far as this one knows.
+func (s *Service) joined() []Member {
+	all, err := s.List(context.Background(), true)
+	if err != nil {
+		all = s.first()
+	}
+	return slices.DeleteFunc(all, func(m Member) bool { return !m.Proven() })
 }
 
 func list(r store.Reader) ([]Member, error) {
