@@ -79,7 +79,7 @@ var arrows = map[string][]string{
 	"e2e/bench/openloop":  {},
 	"e2e/kvbench/load":    {"e2e/…"},
 	"e2e/kvbench/subject": {"e2e/…", "controlplane/clusterkey"},
-	"e2e/kvbench/usage":   {"e2e/bench/figure"},
+	"e2e/usage":           {"e2e/bench/figure"},
 	"e2e/kvbench/verdict": {"e2e/…"},
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},
 	"e2e/up":              {"e2e/lab", "protos/…"},

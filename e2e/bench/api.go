@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/openloop"
 	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 const (
@@ -227,11 +228,11 @@ func (r *recorded) call(kind string, member int) (openloop.Call, error) {
 	return openloop.Call{Kind: kind, Target: member, Request: []byte(b.String()), Want: want}, nil
 }
 
-// usage is CPU during runs, in seconds.
-type usage struct{ members, generator, hosts, all, wall float64 }
+// cpuUsed is CPU during runs, in seconds.
+type cpuUsed struct{ members, generator, hosts, all, wall float64 }
 
 // run sends the load once and adds to what was measured before.
-func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop.Result, used *usage) error {
+func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop.Result, used *cpuUsed) error {
 	if err := r.walk(ctx); err != nil {
 		return err
 	}
@@ -249,7 +250,7 @@ func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop
 	for _, kind := range slices.Sorted(maps.Keys(got.Latencies)) {
 		say("load: %s p50 %s p99 %s of %d, %d failed; sent late p99 %s; load %s", kind,
 			ms(figure.Quantile(got.Latencies[kind], 0.5)), ms(figure.Quantile(got.Latencies[kind], 0.99)), len(got.Latencies[kind]), got.Failed[kind],
-			ms(figure.Quantile(got.Late, 0.99)), loadavg())
+			ms(figure.Quantile(got.Late, 0.99)), usage.Load())
 	}
 	if got.First != nil {
 		say("first failure: %v", got.First)
@@ -261,7 +262,7 @@ func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop
 // measure runs the load with all hosts well and with one that hangs, in turn.
 func (r *recorded) measure(ctx context.Context, b *bench) error {
 	var warm, well, hanging openloop.Result
-	var unused, used, usedHanging usage
+	var unused, used, usedHanging cpuUsed
 	if err := r.run(ctx, 5*time.Second, &warm, &unused); err != nil {
 		return err
 	}
@@ -270,13 +271,13 @@ func (r *recorded) measure(ctx context.Context, b *bench) error {
 		defer stop()
 	}
 	for range pairs {
-		if err := b.awaitCalm(ctx); err != nil {
+		if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
 			return err
 		}
 		if err := r.run(ctx, b.load, &well, &used); err != nil {
 			return err
 		}
-		if err := b.awaitCalm(ctx); err != nil {
+		if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
 			return err
 		}
 		if err := r.hang(ctx, func() error { return r.run(ctx, b.load, &hanging, &usedHanging) }); err != nil {
@@ -310,7 +311,7 @@ func (r *recorded) hang(ctx context.Context, f func() error) error {
 	return err
 }
 
-func (r *recorded) rows(b *bench, when string, got *openloop.Result, used usage) {
+func (r *recorded) rows(b *bench, when string, got *openloop.Result, used cpuUsed) {
 	for _, k := range []struct {
 		kind   string
 		atMost float64

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
 	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 const (
@@ -84,7 +85,7 @@ func burst(ctx context.Context, b *bench) (err error) {
 			slices.Reverse(order)
 		}
 		for _, f := range order {
-			if err := b.awaitCalm(ctx); err != nil {
+			if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
 				return err
 			}
 			if err := f(i); err != nil {

@@ -32,6 +32,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
 	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 // runWithin bounds a whole run, which takes about 12 minutes on two cores that do nothing else.
@@ -53,7 +54,7 @@ type bench struct {
 
 	rounds, vms, hosts int
 	load               time.Duration
-	patience           time.Duration // left; see awaitCalm
+	patience           time.Duration // left; see usage.AwaitCalm
 	profiles           string
 }
 
@@ -135,7 +136,7 @@ func (b *bench) main(work, out string, wanted []string) (err error) {
 			continue
 		}
 		began := time.Now()
-		say("%s begins; load %s", p.name, loadavg())
+		say("%s begins; load %s", p.name, usage.Load())
 		if err := p.run(ctx, b); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}

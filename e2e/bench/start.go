@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
 	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 // cmdline is the kernel's command line of the small guest, as its manifest has it.
@@ -297,7 +298,7 @@ func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int
 	for round := -1; round < rounds; round++ {
 		for i := range ways {
 			way := (i + round + len(ways)) % len(ways)
-			if err := b.awaitCalm(ctx); err != nil {
+			if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
 				return err
 			}
 			t, err := ways[way](ctx)

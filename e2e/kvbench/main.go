@@ -26,9 +26,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/trivet-cloud/trivet/e2e/kvbench/usage"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 // runWithin bounds a whole run.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
-	"github.com/trivet-cloud/trivet/e2e/kvbench/usage"
+	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 // memory adds what the three have resident; suffix follows the metric's names.

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 	"github.com/trivet-cloud/trivet/e2e/kvbench/subject"
-	"github.com/trivet-cloud/trivet/e2e/kvbench/usage"
+	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 // serveWithin bounds a start of three servers, whatever they have on their disks.

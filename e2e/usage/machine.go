@@ -92,8 +92,9 @@ func fsync(dir string) string {
 	return figure.Median(took).Round(10 * time.Microsecond).String()
 }
 
-// busy is what everything on this machine has used: all but idle and waiting for disks.
-func busy() (time.Duration, error) {
+// Busy is what everything on this machine has used: all but idle and waiting for disks. The kernel counts it by ticks, so
+// that it may be some percent less than the exact sum over processes.
+func Busy() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, err
@@ -130,7 +131,7 @@ const calm, calmFor = 0.25, 500 * time.Millisecond
 func AwaitCalm(ctx context.Context, patience *time.Duration) error {
 	for *patience > 0 {
 		began := time.Now()
-		before, err := busy()
+		before, err := Busy()
 		if err != nil {
 			return err
 		}
@@ -139,7 +140,7 @@ func AwaitCalm(ctx context.Context, patience *time.Duration) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		after, err := busy()
+		after, err := Busy()
 		if err != nil {
 			return err
 		}
