@@ -150,7 +150,10 @@ func run(ctx context.Context, c Config) (err error) {
 	}
 	memberships = member.New(member.Options{
 		Store: records, Commands: commands, Consensus: runner, Peers: mesh, Self: c.NodeID, First: first, Cluster: key.ClusterID(), Log: log,
-		Groups: []member.Group{{ID: kvGroup, Name: names[kvGroup]}, {ID: systemGroup, Name: names[systemGroup]}},
+		Groups: []member.Group{
+			{ID: kvGroup, Name: names[kvGroup], Leadership: kvLeads},
+			{ID: systemGroup, Name: names[systemGroup], Leadership: system},
+		},
 	})
 
 	// Services.

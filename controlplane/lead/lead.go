@@ -104,8 +104,8 @@ func Handle[Q, A any](c *Commands, name string, mode Mode, f func(context.Contex
 		return cbor.Marshal(a)
 	}
 	return func(ctx context.Context, q Q) (a A, err error) {
-		err = c.route(ctx, mode, func(ctx context.Context, local bool, leader uint64) error {
-			if local {
+		err = c.route(ctx, mode, func(ctx context.Context, leader uint64) error {
+			if leader == c.self {
 				a, err = f(ctx, q)
 				return err
 			}
@@ -137,8 +137,8 @@ func HandleStream[Q any](c *Commands, name string, f func(context.Context, Q, fu
 		return f(ctx, q, send)
 	}
 	return func(ctx context.Context, q Q, send func([]byte) error) error {
-		return c.route(ctx, Once, func(ctx context.Context, local bool, leader uint64) error {
-			if local {
+		return c.route(ctx, Once, func(ctx context.Context, leader uint64) error {
+			if leader == c.self {
 				return f(ctx, q, send)
 			}
 			body, err := cbor.Marshal(q)
@@ -150,15 +150,22 @@ func HandleStream[Q any](c *Commands, name string, f func(context.Context, Q, fu
 	}
 }
 
-// route finds the leader and runs an attempt there, again while nothing can have happened.
-func (c *Commands) route(ctx context.Context, mode Mode, attempt func(ctx context.Context, local bool, leader uint64) error) error {
+func (c *Commands) route(ctx context.Context, mode Mode, attempt func(ctx context.Context, leader uint64) error) error {
+	return Route(ctx, c.leadership, c.self, mode.repeatable(auth.CallerOf(ctx)), attempt)
+}
+
+// Route runs an attempt on the leader, which may be this member itself, and again while nothing can have happened: there
+// is no leader yet, the one that was known is gone or says that it does not lead. If the attempt is repeatable, it is
+// made again too when another leader's answer was lost. Unavailable when there was no leader for NoLeaderTime, or
+// when what a lost leader did is not known; else the error is the attempt's own, or the context's.
+func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, attempt func(ctx context.Context, leader uint64) error) error {
 	patience := time.NewTimer(NoLeaderTime)
 	defer patience.Stop()
 	pause := 5 * time.Millisecond
 	for {
-		changed := c.leadership.Changed()
-		if leader, _ := c.leadership.Leader(); leader != 0 {
-			err := c.attempt(ctx, leader, attempt)
+		changed := l.Changed()
+		if leader, _ := l.Leader(); leader != 0 {
+			err := attemptOn(ctx, l, self, leader, attempt)
 			var f *fault.Fault
 			var remote *RemoteError
 			switch {
@@ -167,8 +174,8 @@ func (c *Commands) route(ctx context.Context, mode Mode, attempt func(ctx contex
 			case ctx.Err() != nil:
 				// What the transport made of it is of no use to the caller: who hung up, or whose time is over, is told so.
 				return fmt.Errorf("%w: %v", ctx.Err(), err)
-			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), mode.repeatable(auth.CallerOf(ctx)) && leader != c.self:
-			case leader == c.self:
+			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), repeatable && leader != self:
+			case leader == self:
 				return err
 			default:
 				return fault.New(fault.Unavailable, "the leader was lost before it answered; whether the call took effect is not known").
@@ -188,19 +195,19 @@ func (c *Commands) route(ctx context.Context, mode Mode, attempt func(ctx contex
 	}
 }
 
-// attempt runs an attempt on the leader. One that waits for another member is given up when that no longer leads: a
+// attemptOn makes an attempt on a leader. One that waits for another member is given up when that no longer leads: a
 // member that is cut off would never answer.
-func (c *Commands) attempt(ctx context.Context, leader uint64, attempt func(ctx context.Context, local bool, leader uint64) error) error {
-	if leader == c.self {
-		return attempt(ctx, true, leader)
+func attemptOn(ctx context.Context, l Leadership, self, leader uint64, attempt func(ctx context.Context, leader uint64) error) error {
+	if leader == self {
+		return attempt(ctx, leader)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
-			changed := c.leadership.Changed()
-			if now, _ := c.leadership.Leader(); now != leader && now != 0 {
+			changed := l.Changed()
+			if now, _ := l.Leader(); now != leader && now != 0 {
 				cancel()
 				return
 			}
@@ -211,7 +218,7 @@ func (c *Commands) attempt(ctx context.Context, leader uint64, attempt func(ctx 
 			}
 		}
 	}()
-	err := attempt(ctx, false, leader)
+	err := attempt(ctx, leader)
 	cancel()
 	<-done
 	return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fxamacker/cbor/v2"
 
@@ -31,40 +32,56 @@ type act struct {
 	Look bool
 }
 
-// onGroup does something on the leader of a group.
+// onGroup does something on the leader of a group. All of it may be done twice, so a leader that is lost is followed
+// by an attempt on the next.
 func (s *Service) onGroup(ctx context.Context, a act) error {
-	leader := s.opts.Consensus.Leader(a.Group).Leader
-	switch {
-	case leader == 0:
-		return fault.New(fault.Unavailable, "no leader: fewer than a majority of the members can be reached").MayRetry()
-	case leader == s.opts.Self:
-		return s.onOwn(ctx, a)
-	case s.opts.Peers == nil:
-		return fmt.Errorf("member %d: %w", leader, lead.ErrNotSent)
-	}
-	body, err := cbor.Marshal(a)
+	g, err := s.group(a.Group)
 	if err != nil {
-		return fmt.Errorf("encode %s: %w", groupCommand, err)
+		return err
 	}
-	_, err = s.opts.Peers.Direct(ctx, leader, groupCommand, body)
-	return err
+	return lead.Route(ctx, g.Leadership, s.opts.Self, true, func(ctx context.Context, leader uint64) error {
+		if leader == s.opts.Self {
+			return s.onOwn(ctx, a)
+		}
+		_, err := s.ask(ctx, leader, a)
+		return err
+	})
 }
 
-// Look is how a group is doing, as its leader sees it.
+// Look is how a group is doing, as its leader sees it; while there is none, as this member does.
 func (s *Service) Look(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
-	leader := s.opts.Consensus.Leader(group).Leader
-	if leader == 0 || leader == s.opts.Self || s.opts.Peers == nil {
+	g, err := s.group(group)
+	if err != nil {
+		return out, err
+	}
+	leader, _ := g.Leadership.Leader()
+	if leader == 0 || leader == s.opts.Self {
 		return s.ownStatus(ctx, group)
 	}
-	body, err := cbor.Marshal(act{Group: group, Look: true})
-	if err != nil {
-		return out, fmt.Errorf("encode %s: %w", groupCommand, err)
-	}
-	answer, err := s.opts.Peers.Direct(ctx, leader, groupCommand, body)
+	answer, err := s.ask(ctx, leader, act{Group: group, Look: true})
 	if err != nil {
 		return out, err
 	}
 	return out, cbor.Unmarshal(answer, &out)
+}
+
+func (s *Service) group(id uint64) (Group, error) {
+	if i := slices.IndexFunc(s.opts.Groups, func(g Group) bool { return g.ID == id }); i >= 0 {
+		return s.opts.Groups[i], nil
+	}
+	return Group{}, consensus.ErrNoGroup
+}
+
+// ask has another member do something on a group that it leads.
+func (s *Service) ask(ctx context.Context, leader uint64, a act) ([]byte, error) {
+	if s.opts.Peers == nil {
+		return nil, fmt.Errorf("member %d: %w", leader, lead.ErrNotSent)
+	}
+	body, err := cbor.Marshal(a)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", groupCommand, err)
+	}
+	return s.opts.Peers.Direct(ctx, leader, groupCommand, body)
 }
 
 func (s *Service) ownStatus(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
@@ -183,9 +200,6 @@ func (s *Service) Transfer(ctx context.Context, to uint64, groups ...uint64) err
 		}
 	}
 	for _, g := range groups {
-		if s.opts.Consensus.Leader(g).Leader == to {
-			continue
-		}
 		if err := s.onGroup(ctx, act{Group: g, Transfer: to}); err != nil {
 			return s.inTime(ctx, err)
 		}

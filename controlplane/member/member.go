@@ -134,8 +134,9 @@ type tombstone struct {
 
 // Group is a raft group that members belong to.
 type Group struct {
-	ID   uint64
-	Name string
+	ID         uint64
+	Name       string
+	Leadership lead.Leadership
 }
 
 // Consensus is what this member's groups can do; *consensus.Runner.
@@ -144,7 +145,6 @@ type Consensus interface {
 	JudgeMembers(ctx context.Context, group uint64, changes []consensus.Change, force bool) error
 	TransferLeader(ctx context.Context, group, to uint64) error
 	Status(ctx context.Context) (consensus.Status, error)
-	Leader(group uint64) consensus.Leadership
 }
 
 // Peers reaches a certain member, whoever leads; *peer.Mesh.

@@ -61,7 +61,7 @@ func newWorld(t *testing.T, first ...uint64) *world {
 func (w *world) open(first []Member) {
 	w.s = New(Options{
 		Cluster: w.cluster, Store: w.store, Commands: lead.NewCommands(1, alone{}, nil), Consensus: w, Self: 1, First: first, Log: slog.New(slog.DiscardHandler),
-		Groups: []Group{{kvGroup, "kv"}, {systemGroup, "system"}},
+		Groups: []Group{{kvGroup, "kv", reign{w, kvGroup}}, {systemGroup, "system", reign{w, systemGroup}}},
 	})
 }
 
@@ -148,9 +148,19 @@ func (w *world) Status(context.Context) (consensus.Status, error) {
 	return out, nil
 }
 
-func (w *world) Leader(group uint64) consensus.Leadership {
-	return consensus.Leadership{Group: group, Leader: w.groups[group].Leader}
+// reign is the leadership of a group of the world.
+type reign struct {
+	w     *world
+	group uint64
 }
+
+func (r reign) Leader() (uint64, uint64) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	return r.w.groups[r.group].Leader, 1
+}
+
+func (reign) Changed() <-chan struct{} { return nil }
 
 func (w *world) settle() { require.NoError(w.t, w.s.Settle(w.t.Context())) }
 
@@ -380,6 +390,31 @@ func TestReplace(t *testing.T) {
 	w.refused(w.join(3, 34), ReasonWiped)
 	require.NoError(t, w.join(3, 35))
 }
+
+// A dead member led the users' group: its replacement waits for the next leader there.
+func TestReplaceLeaderOfAnotherGroup(t *testing.T) {
+	w := newWorld(t, 1, 2, 3)
+	w.groups[kvGroup].Leader = 3
+	w.s.opts.Peers = dead{w}
+	require.NoError(t, w.in(func() error { _, err := w.s.Replace(t.Context(), 3, false); return err }))
+	require.Equal(t, Waiting, w.state(3))
+	require.Equal(t, []string{"group 2: 3 of 3", "group 1: 3 of 3"}, w.log)
+}
+
+// dead is a member that cannot be reached; once that is found out, member 1 leads.
+type dead struct{ w *world }
+
+func (d dead) Direct(_ context.Context, member uint64, _ string, _ []byte) ([]byte, error) {
+	d.w.mu.Lock()
+	defer d.w.mu.Unlock()
+	d.w.groups[kvGroup].Leader = 1
+	return nil, fmt.Errorf("member %d cannot be reached: %w", member, lead.ErrNotSent)
+}
+
+func (dead) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error))   {}
+func (dead) HandleStranger(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
+func (dead) Members() map[uint64]string                                                   { return nil }
+func (dead) SetMembers(map[uint64]string, []uint64) error                                 { return nil }
 
 // The leader hands over before it removes itself.
 func TestLeaderLeaves(t *testing.T) {

@@ -165,7 +165,7 @@ func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, th
 // leave takes a member out of all groups. One that leads hands over first: whoever leads then goes on.
 func (s *Service) leave(ctx context.Context, m *Member) error {
 	for _, g := range s.opts.Groups {
-		if s.opts.Consensus.Leader(g.ID).Leader != m.ID {
+		if leader, _ := g.Leadership.Leader(); leader != m.ID {
 			continue
 		}
 		to, err := s.heir(ctx, m.ID)
