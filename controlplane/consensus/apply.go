@@ -19,13 +19,13 @@ type job struct {
 	// Of a job that applies entries.
 	entries *entries
 	last    position
-	answer  func(*proposal, Result, error) // set before run
+	reply   func(asker, Result, error) // set before run
 }
 
 // entries are what a job applies, and who waits for it.
 type entries struct {
 	list      []Entry
-	claimed   []*proposal       // for each of the list, nil where nobody waits
+	claimed   []asker           // for each of the list, nil where nobody waits
 	changes   []*raftpb.Entry   // of the members
 	responses []*raftpb.Message // for raft
 }
@@ -59,17 +59,28 @@ func (g *Group) apply(m *raftpb.Message) error {
 			g.claim(at, nil)
 			continue // raft's own, at the begin of a term
 		}
-		if len(ent.Data) < payloadHeader {
-			return fmt.Errorf("entry %d is broken: %d bytes", at.index, len(ent.Data))
+		first := len(e.list)
+		var err error
+		if e.list, err = entriesOf(e.list, ent); err != nil {
+			return err
 		}
-		if v := ent.Data[0]; v != payloadVersion {
-			return fmt.Errorf("entry %d has version %d, this program knows %d only: start the version that wrote it", at.index, v, payloadVersion)
+		p := g.claim(at, (*[16]byte)(ent.Data[1:payloadHeader]))
+		fresh := e.list[first:]
+		switch {
+		case p == nil:
+			e.claimed = append(e.claimed, make([]asker, len(fresh))...)
+			continue
+		case p.parts == nil:
+			e.claimed = append(e.claimed, p.done)
+		default:
+			e.claimed = append(e.claimed, p.parts...)
 		}
-		next := Entry{Index: at.index, Term: at.term, Data: ent.Data[payloadHeader:]}
-		copy(next.ID[:], ent.Data[1:])
-		p := g.claim(at, &next.ID)
-		next.Wanted = p != nil
-		e.list, e.claimed = append(e.list, next), append(e.claimed, p)
+		if len(e.claimed) != len(e.list) {
+			return fmt.Errorf("entry %d is not what was proposed: %d proposals, %d wait", at.index, len(fresh), len(p.parts))
+		}
+		for i := range fresh {
+			fresh[i].Wanted = true
+		}
 	}
 	e.responses = append(e.responses, m.Responses...)
 	return nil
@@ -88,9 +99,9 @@ func (j *job) apply(machine StateMachine) error {
 	if err != nil {
 		return fmt.Errorf("apply entries %d to %d: %w", e.list[0].Index, e.list[len(e.list)-1].Index, err)
 	}
-	for i, p := range e.claimed {
-		if p != nil {
-			j.answer(p, Result{e.list[i].Index, e.list[i].Term, answers[i]}, nil)
+	for i, ask := range e.claimed {
+		if ask != nil {
+			j.reply(ask, Result{e.list[i].Index, e.list[i].Term, answers[i]}, nil)
 		}
 	}
 	clear(e.claimed)
@@ -98,14 +109,14 @@ func (j *job) apply(machine StateMachine) error {
 }
 
 // abandon answers who waits for a job that will not be done, or was not done to its end.
-func (j *job) abandon(answer func(*proposal, Result, error), err error) {
+func (j *job) abandon(reply func(asker, Result, error), err error) {
 	if j.entries == nil {
 		return
 	}
-	for i, p := range j.entries.claimed {
-		if p != nil {
+	for i, ask := range j.entries.claimed {
+		if ask != nil {
 			j.entries.claimed[i] = nil
-			answer(p, Result{}, err)
+			reply(ask, Result{}, err)
 		}
 	}
 }
@@ -138,7 +149,7 @@ const maxSpare = 16 << 10
 func (g *Group) work() error {
 	for len(g.jobs) > 0 {
 		j := g.jobs[0]
-		j.answer = g.host.complete
+		j.reply = g.host.reply
 		if err := j.run(); err != nil {
 			return err // fail answers who waits
 		}

@@ -25,6 +25,9 @@ func TestChance(t *testing.T) {
 
 func chance(t *testing.T, seed uint64, steps int) {
 	c := newCluster(t, 3, byte(seed))
+	// Every third seed forwards, and every third packs what it forwards.
+	packs := seed%3 == 2
+	c.forward = seed%3 > 0
 	c.limits.TailEntries = 5
 	c.limits.MessageBytes = 100
 	c.limits.CacheBytes = 300
@@ -59,6 +62,8 @@ func chance(t *testing.T, seed uint64, steps int) {
 		for p := range acked {
 			require.Contains(t, longest, p)
 		}
+		twice := slices.Sorted(slices.Values(longest))
+		require.Len(t, slices.Compact(twice), len(longest), "nothing is applied twice")
 	}
 	step := func(i int) {
 		m := c.members[c.ids[rng.IntN(3)]]
@@ -80,7 +85,11 @@ func chance(t *testing.T, seed uint64, steps int) {
 			for j := range 1 + rng.IntN(4) {
 				p := fmt.Sprintf("%d.%d=%d", i, j, m.id)
 				proposals++
-				m.group.Propose([16]byte{byte(i)}, []byte(p), func(_ Result, err error) {
+				id := [16]byte{byte(i), byte(i >> 8), byte(j), byte(m.id)}
+				if packs {
+					id = [16]byte{}
+				}
+				m.group.Propose(id, []byte(p), func(_ Result, err error) {
 					answers++
 					if err == nil {
 						acked[p] = true

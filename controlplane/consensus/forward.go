@@ -241,8 +241,8 @@ func (e *Envelope) checkForward(limit int) error {
 		return fmt.Errorf("%d forwarded proposals of term %d, life %d, number %d", len(e.Payloads), e.Term, e.Life, e.Number)
 	}
 	for _, p := range e.Payloads {
-		if len(p) < payloadHeader || len(p) > payloadHeader+limit || p[0] != payloadVersion {
-			return fmt.Errorf("a forwarded proposal of %d bytes", len(p))
+		if err := checkPayload(p, limit); err != nil {
+			return fmt.Errorf("a forwarded entry of %d bytes: %w", len(p), err)
 		}
 	}
 	return nil

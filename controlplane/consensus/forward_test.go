@@ -67,7 +67,7 @@ func TestForwardTwins(t *testing.T) {
 	f := c.follower()
 	var got []any
 	for i := range 3 {
-		f.group.Propose([16]byte{}, fmt.Appendf(nil, "a=%d", i), func(r Result, err error) {
+		f.group.Propose([16]byte{1}, fmt.Appendf(nil, "a=%d", i), func(r Result, err error) {
 			require.NoError(t, err)
 			got = append(got, r.Answer)
 		})

@@ -9,7 +9,8 @@ import (
 
 // Entry is one committed proposal.
 type Entry struct {
-	// Index grows by at least one from entry to entry: raft's own entries take indexes, too, and are not shown.
+	// Index grows from one to the next: raft's own entries take indexes, too, and are not shown. Proposals without an id
+	// may share one; they are applied together.
 	Index uint64
 	Term  uint64
 	ID    [16]byte
@@ -25,8 +26,8 @@ type Entry struct {
 // crash it may come back at any earlier index that Flush returned, or later.
 type StateMachine interface {
 	// Apply changes the state by the entries, in order, and returns one answer each, which counts where Entry.Wanted only.
-	// The index and term of the last entry are part of the state and change with it atomically. It depends on nothing but
-	// the state and the entries. A refusal is an answer; an error says that the state cannot be written and ends the host.
+	// The index and term of the last entry are part of the state and change with it atomically, and so do all entries of one
+	// index. It depends on nothing but the state and the entries. A refusal is an answer; an error says that the state cannot be written and ends the host.
 	Apply([]Entry) ([]any, error)
 	// Applied returns the place of the last entry in the state, zeroes if there is none.
 	Applied() (index, term uint64)
@@ -55,7 +56,7 @@ type GroupOptions struct {
 	Machine StateMachine
 	// Forward lets members that do not lead take proposals, too: they send them to the leader, and answer when they apply
 	// them themselves. The same on all members. Proposals that are under way at the same time then need different ids,
-	// unless the state machine answers each id once.
+	// unless the state machine answers each id once; those without an id are told apart by place.
 	Forward bool
 }
 
@@ -86,6 +87,7 @@ type Group struct {
 	proposalBytes uint64      // of all three
 	hold          uint64      // the tick before which nothing is sent to the leader
 	forwarded     uint64      // envelopes, for their numbers
+	packs         uint64      // made, for their ids
 	arrived       arrivals    // of other members, for the leader
 	mail          []Envelope  // the same, not yet given to raft
 	waiting       uint64      // about how many bytes are in queue and mail
@@ -107,12 +109,6 @@ type Group struct {
 	working bool     // a Runner has some of them
 	spare   *entries // for the next job
 }
-
-// Data of an entry: version, id, payload.
-const (
-	payloadVersion = 1
-	payloadHeader  = 1 + 16
-)
 
 // open reads the log, compares it with the state machine and starts raft.
 func (g *Group) open() error {

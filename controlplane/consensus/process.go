@@ -11,7 +11,7 @@ import (
 
 // completion is one callback that is due.
 type completion struct {
-	proposal func(Result, error)
+	proposal asker
 	read     *Read
 	other    func()
 	result   Result
@@ -26,9 +26,19 @@ func (h *Host) schedule(g *Group) {
 	}
 }
 
+// complete tells all who wait for a proposal the same.
 func (h *Host) complete(p *proposal, result Result, err error) {
-	h.completions = append(h.completions, completion{proposal: p.done, result: result, err: err})
-	p.done = nil
+	for _, ask := range p.parts {
+		h.reply(ask, result, err)
+	}
+	if p.done != nil {
+		h.reply(p.done, result, err)
+	}
+	p.done, p.parts = nil, nil
+}
+
+func (h *Host) reply(ask asker, result Result, err error) {
+	h.completions = append(h.completions, completion{proposal: ask, result: result, err: err})
 }
 
 // callBack runs what is due. A callback may cause more.

@@ -9,6 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
+// asker is told once what became of a proposal.
+type asker func(Result, error)
+
 // proposal waits for its entry to be applied.
 type proposal struct {
 	id       [16]byte
@@ -16,7 +19,11 @@ type proposal struct {
 	size     uint64
 	at       position // index 0: not known. The term is the only one in which its entry can be
 	deadline uint64   // in ticks
-	done     func(Result, error)
+	done     asker
+
+	// Of a pack: who waits for each of its proposals, and that no more of them come.
+	parts  []asker
+	sealed bool
 
 	// While in Group.sent.
 	envelope uint64 // that it went to the leader in; 0 if it was this member's own log
@@ -29,6 +36,8 @@ type proposal struct {
 // GroupOptions.Forward in place of the former), ErrOverloaded, ErrTooLarge or ErrStopped (nothing was done), or
 // ErrUncertain. It may be called before Propose returns, and otherwise is during Process or Tick; it may propose and
 // read, but not step or process the host. data is copied.
+//
+// In a group that forwards, a proposal without an id (zeroes) may share an entry, and so an index, with others.
 func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 	limits := &g.host.opts.Limits
 	switch {
@@ -50,6 +59,10 @@ func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 	if mutant.On(mutant.AckBeforeCommit) {
 		done(Result{}, nil)
 		done = func(Result, error) {}
+	}
+	if g.forward && id == [16]byte{} {
+		g.pack(data, done)
+		return
 	}
 	buf := make([]byte, payloadHeader, size)
 	buf[0] = payloadVersion
@@ -120,7 +133,7 @@ func (g *Group) propose() {
 		n, size := 0, uint64(0)
 		for n < len(queue) && (n == 0 || size+queue[n].size <= g.host.opts.Limits.MessageBytes) {
 			size += queue[n].size
-			queue[n].at, queue[n].envelope = position{term: status.GetTerm()}, 0
+			queue[n].at, queue[n].envelope, queue[n].sealed = position{term: status.GetTerm()}, 0, true
 			n++
 		}
 		if leads {
@@ -282,7 +295,7 @@ func (g *Group) fail(err error) {
 	g.queue = nil
 	uncertain := fmt.Errorf("%w: %w", ErrUncertain, err)
 	for _, j := range g.jobs {
-		j.abandon(g.host.complete, uncertain)
+		j.abandon(g.host.reply, uncertain)
 	}
 	g.jobs = nil
 	for len(g.inflight) > 0 {

@@ -87,12 +87,11 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 		if ent.GetType() != raftpb.EntryNormal || len(ent.Data) == 0 {
 			return true, nil
 		}
-		if len(ent.Data) < payloadHeader || ent.Data[0] != payloadVersion {
-			return false, fmt.Errorf("entry %d is broken, or of another version", ent.GetIndex())
+		list, err := entriesOf(nil, ent)
+		if err != nil {
+			return false, err
 		}
-		one := Entry{Index: ent.GetIndex(), Term: ent.GetTerm(), Data: ent.Data[payloadHeader:]}
-		copy(one.ID[:], ent.Data[1:])
-		if _, err := m.Apply([]Entry{one}); err != nil {
+		if _, err := m.Apply(list); err != nil {
 			return false, fmt.Errorf("apply entry %d: %w", ent.GetIndex(), err)
 		}
 		return true, nil

@@ -34,7 +34,7 @@ type GroupStatus struct {
 	Voters         []uint64
 	Learners       []uint64
 	Outgoing       []uint64          // voters of before, while the members change together
-	Proposals      int               // waiting, in this member
+	Proposals      int               // waiting, in this member; those of one pack count once
 	Reads          int               // waiting, in this member
 	Match          map[uint64]uint64 // on the leader: the last entry known to be on each member
 	Active         map[uint64]bool   // on the leader: who was heard from in the last election time-out

@@ -48,12 +48,12 @@ func (t *threads) stop() {
 
 // runJobs does jobs, and answers those who wait from here.
 func runJobs(js []*job) error {
-	answer := func(p *proposal, r Result, err error) { p.done(r, err) }
+	reply := func(ask asker, r Result, err error) { ask(r, err) }
 	for i, j := range js {
-		j.answer = answer
+		j.reply = reply
 		if err := j.run(); err != nil {
 			for _, j := range js[i:] {
-				j.abandon(answer, fmt.Errorf("%w: %w", ErrUncertain, err))
+				j.abandon(reply, fmt.Errorf("%w: %w", ErrUncertain, err))
 			}
 			return err
 		}

@@ -50,8 +50,9 @@ import (
 
 // Agreement is how the members agree on commands: one group of consensus, whose errors it has.
 type Agreement interface {
-	// Propose returns what came of a command, and of its steps, once it is carried out here.
-	Propose(ctx context.Context, data []byte) (mvcc.Result, error)
+	// Propose returns what came of a command, and of its steps, once it is carried out here. One that is alone shares no
+	// index with others; see mvcc.Command.
+	Propose(ctx context.Context, data []byte, alone bool) (mvcc.Result, error)
 	// ReadIndex returns when everything acknowledged before the call is carried out here.
 	ReadIndex(ctx context.Context) error
 	// Status describes the group as this member knows it.

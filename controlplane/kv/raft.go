@@ -20,7 +20,7 @@ type Raft struct {
 	self    uint64
 	changes lead.Leadership
 
-	// Of proposals' ids: random for each start, and counted.
+	// Of ids, which only proposals that are alone have: random for each start, and counted.
 	begin   [8]byte
 	counted atomic.Uint64
 }
@@ -35,10 +35,12 @@ func NewRaft(runner *consensus.Runner, group, self uint64, changes lead.Leadersh
 }
 
 // Propose implements Agreement. It is proposed once: what the engine refuses is proposed anew, under another id.
-func (r *Raft) Propose(ctx context.Context, data []byte) (mvcc.Result, error) {
+func (r *Raft) Propose(ctx context.Context, data []byte, alone bool) (mvcc.Result, error) {
 	var id [16]byte
-	copy(id[:], r.begin[:])
-	binary.LittleEndian.PutUint64(id[8:], r.counted.Add(1))
+	if alone {
+		copy(id[:], r.begin[:])
+		binary.LittleEndian.PutUint64(id[8:], r.counted.Add(1))
+	}
 	answer, err := r.runner.Propose(ctx, r.group, id, data)
 	if err != nil {
 		return mvcc.Result{}, err

@@ -67,7 +67,7 @@ type side struct {
 	self uint64
 }
 
-func (s side) Propose(ctx context.Context, data []byte) (mvcc.Result, error) {
+func (s side) Propose(ctx context.Context, data []byte, _ bool) (mvcc.Result, error) {
 	return s.propose(ctx, s.self, data)
 }
 

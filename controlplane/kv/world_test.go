@@ -37,7 +37,7 @@ func newAlone(e *mvcc.Engine) *alone {
 	return &alone{engine: e, leader: 1, term: 2, changed: make(chan struct{})}
 }
 
-func (a *alone) Propose(ctx context.Context, data []byte) (mvcc.Result, error) {
+func (a *alone) Propose(ctx context.Context, data []byte, _ bool) (mvcc.Result, error) {
 	a.mu.Lock()
 	fail, before := a.fail, a.before
 	a.mu.Unlock()

@@ -45,7 +45,7 @@ func (s *Service) propose(ctx context.Context, epoch int64, steps []mvcc.Step) (
 		return mvcc.Result{}, failure(ctx, err)
 	}
 	s.counters.pending.Add(1)
-	r, err := s.opts.Agreement.Propose(ctx, data)
+	r, err := s.opts.Agreement.Propose(ctx, data, mvcc.ReadsRevision(steps))
 	s.counters.pending.Add(-1)
 	if err != nil {
 		s.counters.failed.Add(1)
@@ -151,7 +151,7 @@ func (s *Service) compact(ctx context.Context, revision int64) error {
 	if p.corrupt {
 		return rpctypes.ErrGRPCCorrupt
 	}
-	found, err := s.opts.Agreement.Propose(ctx, mvcc.EncodeCompact(revision))
+	found, err := s.opts.Agreement.Propose(ctx, mvcc.EncodeCompact(revision), false)
 	if err != nil {
 		s.counters.failed.Add(1)
 		return failure(ctx, err)

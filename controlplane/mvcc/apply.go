@@ -12,7 +12,8 @@ import (
 )
 
 // Apply carries out commands, in order, as one batch, and returns one result for each. When it returns, readers and
-// watchers see them; they are durable after a Flush. Indexes must grow from call to call and within one, gaps are allowed.
+// watchers see them; they are durable after a Flush. Indexes must grow from call to call, and within one not shrink; gaps
+// are allowed.
 //
 // An error leaves nothing of the call behind and is final: a CommandError for a command this program cannot carry out,
 // else what the disk said. Every later Apply returns it again, until Restore.
@@ -128,11 +129,12 @@ func (s *stage) run(cmds []Command) ([]Result, error) {
 	results := make([]Result, len(cmds))
 	for i := range cmds {
 		c := &cmds[i]
-		if c.Index <= s.applied.Index {
+		shares := i > 0 && c.Index == cmds[i-1].Index
+		if c.Index <= s.applied.Index && !shares {
 			return nil, fmt.Errorf("command at index %d after %d was applied: %w", c.Index, s.applied.Index, ErrInvalid)
 		}
 		s.more = i < len(cmds)-1
-		r, err := s.command(c)
+		r, err := s.command(c, shares)
 		if err != nil {
 			return nil, err
 		}
@@ -142,7 +144,7 @@ func (s *stage) run(cmds []Command) ([]Result, error) {
 	return results, nil
 }
 
-func (s *stage) command(c *Command) (Result, error) {
+func (s *stage) command(c *Command, shares bool) (Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil
 	}
@@ -172,6 +174,9 @@ func (s *stage) command(c *Command) (Result, error) {
 			return Result{}, &CommandError{c.Index, err}
 		}
 		if c.Wanted && s.readsWithin(p.Steps) {
+			if shares {
+				return Result{}, &CommandError{c.Index, fmt.Errorf("it reads at a revision and shares its index: %w", ErrInvalid)}
+			}
 			if err := s.cut(); err != nil {
 				return Result{}, err
 			}

@@ -9,7 +9,9 @@ import (
 // Position is a place in the log.
 type Position struct{ Index, Term uint64 }
 
-// Command is one committed entry of the log.
+// Command is one committed entry of the log, or one of several in it, which then have one Index and come in one Apply, so
+// that all of them are applied or none. A program for which ReadsRevision holds shares its index with no other: what it
+// reads may have to be there for itself.
 type Command struct {
 	Index, Term uint64
 	ID          [16]byte // of the proposal; an id among the last MaxProposals applies once. Zero: always applies

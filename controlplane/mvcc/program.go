@@ -1,5 +1,7 @@
 package mvcc
 
+import "slices"
+
 // Program is etcd's transaction: steps that are decided when they are applied, not before. All its writes make one
 // revision, and each step sees the writes of those before it; only the compares of branches, at all depths, see the keys as
 // the program found them (etcd's compareToPath).
@@ -52,6 +54,14 @@ type Step struct {
 
 	If         []Compare
 	Then, Else []Step
+}
+
+// ReadsRevision says whether a step, of any branch, reads as of a revision. A program of such steps must not share its
+// index with others: see Command.
+func ReadsRevision(steps []Step) bool {
+	return slices.ContainsFunc(steps, func(s Step) bool {
+		return s.Range.Revision > 0 || ReadsRevision(s.Then) || ReadsRevision(s.Else)
+	})
 }
 
 // CompareTarget is what of a key a Compare looks at.

@@ -145,6 +145,35 @@ func TestRefusals(t *testing.T) {
 	require.Equal(t, int64(4), e.Stats().Keys)
 }
 
+// Commands of one index come together, and none comes later.
+func TestSharedIndex(t *testing.T) {
+	fs := vfs.NewMem()
+	e := mustOpen(t, fs)
+	putA := func(index uint64, value string) Command {
+		return program(t, index, Step{Kind: StepPut, Key: []byte("a"), Value: []byte(value)})
+	}
+	read := program(t, 3, Step{Kind: StepRange, Key: []byte("a"), Range: RangeOptions{Revision: 3}})
+	results, err := e.Apply([]Command{putA(2, "1"), putA(2, "2"), putA(2, "3"), read, putA(4, "4"), putA(4, "5")})
+	require.NoError(t, err)
+	require.Equal(t, []int64{2, 3, 4, 4, 5, 6}, func() (out []int64) {
+		for _, r := range results {
+			out = append(out, r.Revision)
+		}
+		return out
+	}())
+	require.Equal(t, "2", string(results[3].Steps[0].Range.KVs[0].Value), "alone, it reads what was made within the call")
+	require.Equal(t, Position{4, 1}, e.Applied())
+	_, err = e.Apply([]Command{putA(4, "6")})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.NoError(t, e.Close())
+
+	e = mustOpen(t, fs)
+	read.Index = 7
+	_, err = e.Apply([]Command{putA(6, "7"), putA(7, "8"), read})
+	require.ErrorIs(t, err, ErrInvalid, "it shares an index, and could need one for itself")
+	require.NoError(t, e.Close())
+}
+
 // The service hears of leases once they can be read, and that it must look again after a restore.
 func TestOnLeases(t *testing.T) {
 	fs := vfs.NewMem()

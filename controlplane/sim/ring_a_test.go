@@ -24,7 +24,7 @@ func ringASeeds() uint64 {
 
 // needed must have happened in a full run: without it the checks would have had nothing to find.
 var needed = []string{
-	"writes acknowledged", "notes acknowledged", "linearizable reads", "orders answered again", "conflicts", "proposals repeated", "retries answered",
+	"writes acknowledged", "notes acknowledged", "notes that share an entry", "linearizable reads", "orders answered again", "conflicts", "proposals repeated", "retries answered",
 	"outcomes unknown", "proposals forwarded", "batches watched", "watches begun again", "tables leafed through", "compactions", "scrubs",
 	"crashes", "crashes of all", "crashes in the middle of work", "orderly restarts", "disks wiped", "wiped members refused",
 	"snapshots sent", "snapshots installed", "leaders transferred", "terms with a leader", "packets lost", "packets gone astray", "crashes while a snapshot is installed", "packets repeated",

@@ -35,7 +35,7 @@ type alone struct {
 	learns  bool
 }
 
-func (a *alone) Propose(_ context.Context, data []byte) (mvcc.Result, error) {
+func (a *alone) Propose(_ context.Context, data []byte, _ bool) (mvcc.Result, error) {
 	if leader, _ := a.Leader(); leader == 0 {
 		return mvcc.Result{}, &consensus.NotLeaderError{}
 	}

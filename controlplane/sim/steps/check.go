@@ -24,9 +24,9 @@ type check struct {
 	leaders map[[2]uint64]uint64   // by group and term
 	votes   map[[3]uint64]uint64   // by group, term and voter
 	times   map[uint64]mvcc.Result // what the entry at an index answered
-	noteAt  map[string]uint64      // where each note is; nobody dedupes them, and each must be there once
+	noteAt  map[string]place       // where each note is; nobody dedupes them, and each must be there once
 	newest  uint64                 // index
-	notes   map[uint64]note        // of the second group, by index
+	notes   map[place]note         // of the second group
 
 	history history
 	// frontier is the newest revision that anybody was told of: whoever asks from now on must see at least that.
@@ -46,7 +46,7 @@ type entry struct {
 func newCheck(w *world) *check {
 	return &check{
 		w: w, entries: map[uint64]entry{}, answers: map[[16]byte]string{}, digests: map[uint64]uint32{},
-		leaders: map[[2]uint64]uint64{}, votes: map[[3]uint64]uint64{}, times: map[uint64]mvcc.Result{}, notes: map[uint64]note{}, noteAt: map[string]uint64{},
+		leaders: map[[2]uint64]uint64{}, votes: map[[3]uint64]uint64{}, times: map[uint64]mvcc.Result{}, notes: map[place]note{}, noteAt: map[string]place{},
 		history: newHistory(w), frontier: 1, never: map[string]string{},
 	}
 }

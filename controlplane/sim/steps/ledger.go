@@ -13,25 +13,37 @@ const second = 2
 // ledger is the state machine of the second group: it keeps nothing over a crash, so every life replays all of its log,
 // and the check keeps what was in it.
 type ledger struct {
-	m           *member
-	index, term uint64
+	m    *member
+	at   place
+	term uint64
+}
+
+// place is one of the notes of an entry.
+type place struct {
+	index uint64
+	n     int
 }
 
 // Apply implements consensus.StateMachine: an entry answers with itself.
 func (l *ledger) Apply(entries []consensus.Entry) ([]any, error) {
 	answers := make([]any, len(entries))
 	for i, e := range entries {
-		l.index, l.term = e.Index, e.Term
+		if i > 0 && e.Index == l.at.index {
+			l.at.n++
+		} else {
+			l.at = place{index: e.Index}
+		}
+		l.term = e.Term
 		answers[i] = string(e.Data)
 		if !l.m.dying() {
-			l.m.w.check.noted(l.m, e)
+			l.m.w.check.noted(l.m, l.at, e)
 		}
 	}
 	return answers, nil
 }
 
 // Applied implements consensus.StateMachine.
-func (l *ledger) Applied() (index, term uint64) { return l.index, l.term }
+func (l *ledger) Applied() (index, term uint64) { return l.at.index, l.term }
 
 // Flush implements consensus.StateMachine.
 func (l *ledger) Flush() (uint64, error) { return 0, nil }
@@ -51,23 +63,26 @@ type note struct {
 }
 
 // noted compares an entry of the second group with what was at its place before.
-func (c *check) noted(m *member, e consensus.Entry) {
+func (c *check) noted(m *member, at place, e consensus.Entry) {
 	now := note{e.Term, string(e.Data)}
-	before, known := c.notes[e.Index]
+	before, known := c.notes[at]
 	if known && before != now {
-		c.w.fail("entry %d of the second group is %+v on member %d, but %+v was committed", e.Index, now, m.id, before)
+		c.w.fail("entry %+v of the second group is %+v on member %d, but %+v was committed", at, now, m.id, before)
 	}
 	if !known {
-		c.w.trace.Add("%d notes %d/%d %s", m.id, e.Index, e.Term, e.Data)
-		if at, again := c.noteAt[now.text]; again {
-			c.w.fail("note %s is entry %d and entry %d: nobody has proposed it twice", e.Data, at, e.Index)
+		c.w.trace.Add("%d notes %d.%d/%d %s", m.id, at.index, at.n, e.Term, e.Data)
+		if first, again := c.noteAt[now.text]; again {
+			c.w.fail("note %s is entry %+v and entry %+v: nobody has proposed it twice", e.Data, first, at)
 		}
-		c.noteAt[now.text] = e.Index
+		c.noteAt[now.text] = at
+		if at.n > 0 {
+			c.w.count("notes that share an entry")
+		}
 	}
-	c.notes[e.Index] = now
+	c.notes[at] = now
 }
 
-// jot adds a note and expects it where the answer says.
+// jot adds up to three notes at a time and expects each where the answer says.
 func (c *client) jot() error {
 	if !c.w.weather.second {
 		return nil
@@ -76,25 +91,36 @@ func (c *client) jot() error {
 	if err != nil {
 		return err
 	}
+	var last *call
+	for range 1 + c.rng.IntN(3) {
+		last = c.note(m)
+	}
+	_, err = c.await(last)
+	return err
+}
+
+func (c *client) note(m *member) *call {
 	c.made++
 	text := fmt.Sprintf("%d.%d", c.id, c.made)
 	ask := &call{}
 	m.calls = append(m.calls, ask)
 	life := m.life
-	var id [16]byte
-	copy(id[:], text)
+	var id [16]byte // none: it may share an entry with others
+	if c.made%4 == 0 {
+		copy(id[:], text)
+	}
 	m.host.Group(second).Propose(id, []byte(text), func(r consensus.Result, err error) {
 		if m.life != life || m.dying() {
 			return
 		}
 		if err == nil {
 			c.w.count("notes acknowledged")
-			if n := c.w.check.notes[r.Index]; n.text != text || n.term != r.Term || r.Answer != text {
-				c.w.fail("note %s was acknowledged at %d/%d as %v, where %+v is", text, r.Index, r.Term, r.Answer, n)
+			at, noted := c.w.check.noteAt[text]
+			if !noted || at.index != r.Index || c.w.check.notes[at].term != r.Term || r.Answer != text {
+				c.w.fail("note %s was acknowledged at %d/%d as %v, but is at %+v", text, r.Index, r.Term, r.Answer, at)
 			}
 		}
 		ask.finish(r.Answer, err)
 	})
-	_, err = c.await(ask)
-	return err
+	return ask
 }
