@@ -145,13 +145,12 @@ func (e *Engine) fillSome(g *generation, position []byte) (next []byte, whole bo
 		x.index.put(i)
 	}
 	x.backlog, x.whole = nil, true
-	// Nobody else publishes: the goroutine that applies does so under this lock.
-	v = e.published.Load()
-	if v.gen != g {
+	given := x.index
+	// The goroutine that applies publishes under this lock; one that restores, without it, and must not be undone.
+	if v = e.published.Load(); v.gen != g ||
+		!e.published.CompareAndSwap(v, &view{gen: g, state: v.state, records: v.records, index: &given}) {
 		return nil, false, ErrRestored
 	}
-	given := x.index
-	e.published.Store(&view{gen: g, state: v.state, records: v.records, index: &given})
 	return nil, true, nil
 }
 
