@@ -88,12 +88,12 @@ func openLog(e *engine, group uint64, voters []uint64, cacheBytes int) (l *group
 		}
 		l.stored = l.hard
 	}
-	err = l.scan(l.begin.index+1, ^uint64(0), func(ent *raftpb.Entry) (bool, error) {
-		l.last = position{ent.GetIndex(), ent.GetTerm()}
-		l.cache.append(ent)
-		l.sizes.add(ent.GetIndex(), cost(ent))
-		if ent.GetType() != raftpb.EntryNormal {
-			l.changes = append(l.changes, ent)
+	// Nothing is kept but changes of the members: a log may be much longer than what is needed of it now.
+	err = l.walk(l.begin.index+1, ^uint64(0), func(h entryHead, data []byte) (bool, error) {
+		l.last = position{h.index, h.term}
+		l.sizes.add(h.index, len(data)+entryOverhead)
+		if h.kind != raftpb.EntryNormal {
+			l.changes = append(l.changes, h.entry(data))
 		}
 		return true, nil
 	})
@@ -234,6 +234,11 @@ func (l *groupLog) reset(b *pebble.Batch, p, floor position, members membership)
 // scan calls f with the entries [lo, hi) in order until it says false. A gap is an error; entries missing at the end
 // are not.
 func (l *groupLog) scan(lo, hi uint64, f func(*raftpb.Entry) (bool, error)) error {
+	return l.walk(lo, hi, func(h entryHead, data []byte) (bool, error) { return f(h.entry(data)) })
+}
+
+// walk is scan with data that is only lent.
+func (l *groupLog) walk(lo, hi uint64, f func(h entryHead, data []byte) (bool, error)) error {
 	it, err := l.e.db.NewIter(&pebble.IterOptions{LowerBound: entryKey(l.group, lo), UpperBound: entryKey(l.group, hi)})
 	if err != nil {
 		return fmt.Errorf("read the log of group %d: %w", l.group, err)
@@ -249,11 +254,11 @@ func (l *groupLog) scan(lo, hi uint64, f func(*raftpb.Entry) (bool, error)) erro
 		if err != nil {
 			return fmt.Errorf("read entry %d of group %d: %w", index, l.group, err)
 		}
-		ent, err := decodeEntry(index, v)
+		h, data, err := decodeEntry(index, v)
 		if err != nil {
 			return fmt.Errorf("read entry %d of group %d: %w", index, l.group, err)
 		}
-		if more, err := f(ent); err != nil || !more {
+		if more, err := f(h, data); err != nil || !more {
 			return err
 		}
 	}
@@ -263,19 +268,31 @@ func (l *groupLog) scan(lo, hi uint64, f func(*raftpb.Entry) (bool, error)) erro
 	return nil
 }
 
-func decodeEntry(index uint64, v []byte) (*raftpb.Entry, error) {
+// entryHead is an entry without its data.
+type entryHead struct {
+	index, term uint64
+	kind        raftpb.EntryType
+}
+
+// decodeEntry takes a stored entry apart. The data aliases v.
+func decodeEntry(index uint64, v []byte) (h entryHead, data []byte, err error) {
 	if len(v) < 2 {
-		return nil, errors.New("too short")
+		return entryHead{}, nil, errors.New("too short")
 	}
 	term, n := binary.Uvarint(v[1:])
 	if n <= 0 {
-		return nil, errors.New("broken term")
+		return entryHead{}, nil, errors.New("broken term")
 	}
-	ent := &raftpb.Entry{Type: raftpb.EntryType(v[0]).Enum(), Index: new(index), Term: new(term)}
-	if data := v[1+n:]; len(data) > 0 {
+	return entryHead{index, term, raftpb.EntryType(v[0])}, v[1+n:], nil
+}
+
+// entry is the one with a copy of data.
+func (h entryHead) entry(data []byte) *raftpb.Entry {
+	ent := &raftpb.Entry{Type: h.kind.Enum(), Index: &h.index, Term: &h.term}
+	if len(data) > 0 {
 		ent.Data = slices.Clone(data)
 	}
-	return ent, nil
+	return ent
 }
 
 // InitialState implements raft.Storage.
@@ -304,18 +321,24 @@ func (l *groupLog) Term(i uint64) (uint64, error) {
 	if ent := l.cache.entry(i); ent != nil {
 		return ent.GetTerm(), nil
 	}
-	v, err := l.e.get(entryKey(l.group, i))
-	if err == nil && v == nil {
-		err = errors.New("it is missing")
-	}
+	term, err := l.termOf(i)
 	if err != nil {
 		return 0, &storageError{fmt.Errorf("read entry %d of group %d: %w", i, l.group, err)}
 	}
-	ent, err := decodeEntry(i, v)
-	if err != nil {
-		return 0, &storageError{fmt.Errorf("read entry %d of group %d: %w", i, l.group, err)}
+	return term, nil
+}
+
+// termOf reads an entry's term only.
+func (l *groupLog) termOf(i uint64) (uint64, error) {
+	v, closer, err := l.e.db.Get(entryKey(l.group, i))
+	if errors.Is(err, pebble.ErrNotFound) {
+		return 0, errors.New("it is missing")
 	}
-	return ent.GetTerm(), nil
+	if err != nil {
+		return 0, err
+	}
+	h, _, err := decodeEntry(i, v)
+	return h.term, errors.Join(err, closer.Close())
 }
 
 // Entries implements raft.Storage.

@@ -21,6 +21,10 @@ func marked(err error) error {
 	return err
 }
 
+// Damage counts how often data was found that does not have its checksum, by whoever reads and by Pebble's background work,
+// since Open.
+func (e *Engine) Damage() int64 { return e.damage.Load() }
+
 // verifyTables reads all tables in dir and compares their checksums.
 func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
 	o.EnsureDefaults()

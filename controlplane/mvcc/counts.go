@@ -30,6 +30,7 @@ const buildKeys = 4096
 
 // publish shows v, which changes led to, to readers.
 func (e *Engine) publish(v *view, changes []change) {
+	e.remember(v)
 	x := v.gen.indexing
 	if x == nil {
 		e.published.Store(v)
@@ -69,7 +70,7 @@ func (e *Engine) publish(v *view, changes []change) {
 }
 
 func (t *index) put(i indexed) {
-	if i.mod == 0 {
+	if !i.live() {
 		t.remove(i.key)
 	} else {
 		t.set(i.key, i.mark)
@@ -167,12 +168,12 @@ func (t *index) fill(r *reader) (next []byte, err error) {
 		if n >= buildKeys {
 			return bytes.Clone(r.key), nil
 		}
-		h, err := r.held(mod)
+		m, err := r.mark(mod)
 		if err != nil {
 			return nil, err
 		}
-		if h.live() {
-			t.set(r.key, h.mark())
+		if m.live() {
+			t.set(r.key, m)
 		}
 	}
 }

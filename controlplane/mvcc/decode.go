@@ -82,7 +82,11 @@ func (p *programDecoder) step(st *Step) {
 	case StepGrant:
 		st.Lease, st.TTL = int64(d.uint64()), d.int64()
 	case StepRevoke:
+		known = revokeKeys
 		st.Lease = int64(d.uint64())
+		if head&revokeKeys != 0 {
+			st.Value = d.take(DigestBytes)
+		}
 	case StepSetRecord:
 		st.Key, st.Value = d.bytes(MaxKeyBytes), d.bytes(MaxValueBytes)
 	case StepDeleteRecord:

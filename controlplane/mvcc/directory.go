@@ -189,15 +189,17 @@ func (d *directory) adopt(from string, number uint64) error {
 
 // generation is one Pebble directory in use.
 type generation struct {
-	number    uint64
-	db        *pebble.DB
-	loaded    state // when it was opened
-	proposals *proposals
-	leases    leases
-	records   records
-	freed     atomic.Int64 // bytes that Scrub has removed since the keyspace began, as Size counts them
-	scrubbed  scrubbed
-	indexing  *indexing // nil without CountIndex
+	number     uint64
+	db         *pebble.DB
+	loaded     state // when it was opened
+	proposals  *proposals
+	leases     leases
+	records    records
+	freed      atomic.Int64 // bytes that Scrub has removed since the keyspace began, as Size counts them
+	scrubbed   scrubbed
+	indexing   *indexing // nil without CountIndex
+	remembered remembered
+	rewriting  atomic.Int32 // of those that defragment: values in files of their own are written anew
 
 	// using is held shared while db is in use, and exclusively to close it.
 	using sync.RWMutex
@@ -221,11 +223,20 @@ func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	} else {
 		o.ErrorIfNotExists = true
 	}
+	g := &generation{number: number, pins: map[int64]int{}, done: make(chan struct{})}
+	usual := o.Experimental.ValueSeparationPolicy
+	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
+		p := usual()
+		if g.rewriting.Load() > 0 {
+			p.MaxBlobReferenceDepth = 0
+		}
+		return p
+	}
 	db, err := pebble.Open(path, o)
 	if err != nil {
 		return nil, fmt.Errorf("open pebble: %w", marked(err))
 	}
-	g := &generation{number: number, db: db, pins: map[int64]int{}, done: make(chan struct{})}
+	g.db = db
 	if e.opts.CountIndex {
 		g.indexing = &indexing{ended: make(chan struct{})}
 	}

@@ -24,6 +24,8 @@ const (
 	spanEnd      = 0x10 // of ranges and deletes
 	deletePrevKV = 0x20
 
+	revokeKeys = 0x10
+
 	rangeReverse   = 1 << 0 // of a range's second byte
 	rangeKeysOnly  = 1 << 1
 	rangeWantCount = 1 << 2
@@ -139,6 +141,9 @@ func (st *Step) validate() error {
 		if st.Lease == 0 || st.TTL < 0 {
 			return fmt.Errorf("lease %d of %d s: %w", st.Lease, st.TTL, ErrInvalid)
 		}
+		if st.Kind == StepRevoke && len(st.Value) != 0 && len(st.Value) != DigestBytes {
+			return fmt.Errorf("digest of %d bytes: %w", len(st.Value), ErrInvalid)
+		}
 		return nil
 	case StepBranch:
 		return nil
@@ -202,7 +207,9 @@ func (st *Step) append(b []byte) []byte {
 		b = binary.AppendUvarint(append(b, head), uint64(st.Lease))
 		b = binary.AppendUvarint(b, uint64(st.TTL))
 	case StepRevoke:
+		head |= flag(len(st.Value) > 0, revokeKeys)
 		b = binary.AppendUvarint(append(b, head), uint64(st.Lease))
+		b = append(b, st.Value...)
 	case StepSetRecord:
 		b = appendBytes(appendBytes(append(b, head), st.Key), st.Value)
 	case StepDeleteRecord:

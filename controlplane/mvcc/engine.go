@@ -70,10 +70,14 @@ type Options struct {
 	MemTableBytes int64        // of a memtable, of which there can be three; default 64 MiB. They grow from 256 KiB
 	RecentBytes   int64        // of recent events kept in memory while there are watchers; default 16 MiB
 
-	// CountIndex keeps all live keys in memory, with what commands and counts need to know of them: up to 64 bytes and its
+	// CountIndex keeps all live keys in memory, with what commands and counts need to know of them: up to 48 bytes and its
 	// length for each. Puts then read nothing from disk, and counts of ranges at the current revision take no time. It is
 	// built in the background after Open and Restore; see AwaitCounts.
 	CountIndex bool
+
+	// RememberHashes hashes the keyspace in the background when it is compacted, as it was before, and lets HashKV remember
+	// that; see there. Scrub waits for it. It reads all keys, but at most some 20 times what is written.
+	RememberHashes bool
 
 	// OnLeases is told what a batch did to the leases once readers can see it, and that all may have changed once the
 	// state was restored. It is called by the goroutine that applies and must not keep it. Optional.
@@ -112,7 +116,7 @@ type Engine struct {
 	published atomic.Pointer[view]
 	hub       *hub
 
-	builders sync.WaitGroup // of indexes
+	builders sync.WaitGroup // of indexes and hashes
 
 	closing   sync.Mutex
 	closed    bool
@@ -120,6 +124,7 @@ type Engine struct {
 
 	diskErrors  atomic.Int64
 	writeStalls atomic.Int64
+	damage      atomic.Int64
 }
 
 // view is what readers see: it is replaced after every batch.
@@ -241,8 +246,9 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 		Comparer:           comparer(),
 		DisableWAL:         true,
 		FormatMajorVersion: pebble.FormatValueSeparation,
-		// Pebble takes the memory of memtables from its block cache.
-		CacheSize:    e.opts.CacheBytes + memTables*e.opts.MemTableBytes,
+		// Pebble takes the memory of memtables from its block cache: of the one that fills and the one that is written out or
+		// kept for the next. What they do not take yet, blocks do.
+		CacheSize:    e.opts.CacheBytes + 2*e.opts.MemTableBytes,
 		MemTableSize: uint64(e.opts.MemTableBytes),
 
 		MemTableStopWritesThreshold: memTables,
@@ -255,6 +261,7 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 			// Without this Pebble would end the process. Whoever reads the data gets the error.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {
 				e.diskErrors.Add(1)
+				e.damage.Add(1)
 				e.opts.Logger.Error("mvcc corrupt data", "dir", e.dir.path, "file", i.Path, "err", i.Details)
 			},
 			WriteStallBegin: func(pebble.WriteStallBeginInfo) { e.writeStalls.Add(1) },

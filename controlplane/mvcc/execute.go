@@ -280,18 +280,26 @@ func (x *execution) revoke(st *Step, r *StepResult) error {
 		return nil
 	}
 	x.leases = append(x.leases, leaseStep{Lease: Lease{ID: st.Lease}, revoked: true})
-	keys, err := x.attached(st.Lease)
+	candidates, err := x.attached(st.Lease)
 	if err != nil {
 		return err
 	}
-	for _, key := range keys {
+	keys, before := make([][]byte, 0, len(candidates)), make([]held, 0, len(candidates))
+	for _, key := range candidates {
 		h, err := x.lookup(key, x.several, false)
 		if err != nil {
 			return err
 		}
 		if h.lease == st.Lease {
-			x.remove(key, h, false, r)
+			keys, before = append(keys, key), append(before, h)
 		}
+	}
+	if len(st.Value) > 0 && !bytes.Equal(st.Value, DigestKeys(keys)) {
+		x.refused = RefusedEpoch
+		return nil
+	}
+	for i, key := range keys {
+		x.remove(key, before[i], false, r)
 	}
 	return nil
 }

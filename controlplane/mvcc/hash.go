@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -22,58 +23,97 @@ type Hash struct {
 // HashKV hashes keys, values and revisions as etcd's HashKV does, not to the same number: of each key the versions up to
 // revision, 0 being the current one, that are newer than the floor, and the one that can be read at the floor. It reads
 // everything, and fails with ErrFutureRevision, a CompactedError or what ctx says.
+//
+// Of a revision at which the keyspace was compacted it gives the hash that was remembered, if one was, with the floor from
+// before: what members found there stays comparable, and stays what it was when it was asked for before the compaction.
 func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	s := e.Snapshot()
 	defer s.Close()
-	if err := s.acquire(); err != nil {
-		return Hash{}, fmt.Errorf("hash: %w", err)
+	if s.err != nil {
+		return Hash{}, fmt.Errorf("hash: %w", s.err)
 	}
-	defer s.gen.release()
+	if h, ok := s.gen.remembered.at(revision); ok {
+		h.Current = s.revision
+		return h, nil
+	}
 	revision, err := s.readable(revision)
 	if err != nil {
 		return Hash{}, fmt.Errorf("hash: %w", err)
 	}
 	h := Hash{Revision: revision, Current: s.revision, Floor: s.floor}
-	if h.Hash, err = hashVersions(ctx, s.gen.db, s.floor, revision); err != nil {
+	if h.Hash, err = s.gen.hash(ctx, s.floor, revision); err != nil {
 		return Hash{}, fmt.Errorf("hash up to revision %d: %w", revision, marked(err))
 	}
 	return h, nil
 }
 
-func hashVersions(ctx context.Context, db *pebble.DB, floor, revision int64) (sum uint32, err error) {
-	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableKeys}, UpperBound: []byte{tableKeys + 1}})
+// hash hashes the versions up to a revision that the floor, which the caller has pinned, leaves. It lets go of g from time
+// to time, so that what closes it need not wait.
+func (g *generation) hash(ctx context.Context, floor, revision int64) (uint32, error) {
+	h := hasher{floor: floor, revision: revision, next: []byte{tableKeys}}
+	for h.next != nil {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		if err := g.acquire(); err != nil {
+			return 0, err
+		}
+		err := h.some(g.db)
+		g.release()
+		if err != nil {
+			return 0, err
+		}
+	}
+	return h.sum, nil
+}
+
+// hasher is a hash that is being computed.
+type hasher struct {
+	floor, revision int64
+	sum             uint32
+	next            []byte // where it goes on; nil: it is done
+}
+
+// hashVersions is how many versions are hashed between two looks at whether to go on.
+const hashVersions = 4096
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// some hashes the next versions.
+func (h *hasher) some(db *pebble.DB) (err error) {
+	it, err := db.NewIter(&pebble.IterOptions{LowerBound: h.next, UpperBound: []byte{tableKeys + 1}})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
-	const between = 1024 // versions between two looks at ctx
-	table := crc32.MakeTable(crc32.Castagnoli)
 	var length [8]byte
+	h.next = nil
 	for ok, n := it.First(), 0; ok; n++ {
-		if n%between == 0 && ctx.Err() != nil {
-			return 0, ctx.Err()
+		if n == hashVersions {
+			h.next = bytes.Clone(it.Key())
+			return nil
 		}
 		_, mod, err := splitVersion(it.Key())
 		if err != nil {
-			return 0, err
+			return err
 		}
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return 0, err
+			return err
 		}
 		tombstone := len(value) == 1 && value[0] == recordTombstone
-		if mod <= revision && (mod > floor || !tombstone) {
-			sum = crc32.Update(sum, table, it.Key())
+		if mod <= h.revision && (mod > h.floor || !tombstone) {
+			h.sum = crc32.Update(h.sum, castagnoli, it.Key())
 			binary.BigEndian.PutUint64(length[:], uint64(len(value)))
-			sum = crc32.Update(sum, table, length[:])
-			sum = crc32.Update(sum, table, value)
+			h.sum = crc32.Update(h.sum, castagnoli, length[:])
+			h.sum = crc32.Update(h.sum, castagnoli, value)
 		}
-		if mod <= floor {
+		if mod <= h.floor {
 			// What is older Scrub may have removed or not.
 			ok = it.NextPrefix()
 		} else {
 			ok = it.Next()
 		}
 	}
-	return sum, it.Error()
+	return it.Error()
 }

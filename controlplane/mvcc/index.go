@@ -9,7 +9,7 @@ import (
 // keys are below it and their highest mod revision. A copy of the struct is a copy of the index that never changes, if the
 // writer then goes on to the next epoch: in a new epoch it copies each node before it changes it.
 //
-// A leaf holds no pointers: its keys are one string of bytes. A key takes its length, 36 bytes and the share of its node.
+// A leaf holds no pointers: its keys are one string of bytes. A key takes its length, 24 bytes and the share of its node.
 type index struct {
 	root  child
 	epoch uint64
@@ -17,13 +17,6 @@ type index struct {
 
 // nodeKeys is the most that a node holds.
 const nodeKeys = 32
-
-// mark is a version without its lease.
-type mark struct {
-	create, mod, number int64
-	size                uint32
-	leased              bool
-}
 
 // child is a node below another one, or the root. Its keys are from low on.
 type child struct {
@@ -45,15 +38,6 @@ type leaf struct {
 type inner struct {
 	epoch uint64
 	kids  []child
-}
-
-func (v version) mark() mark {
-	return mark{create: v.create, mod: v.mod, number: v.number, size: uint32(v.size), leased: v.lease != 0}
-}
-
-// version is what m says of a key without a lease.
-func (m mark) version() version {
-	return version{create: m.create, mod: m.mod, number: m.number, size: int64(m.size)}
 }
 
 // unless is t, or none.
@@ -85,7 +69,7 @@ func (t *index) span(key, end []byte) (count, newest int64) {
 	switch {
 	case len(end) == 0:
 		if m, ok := t.find(key); ok {
-			return 1, m.mod
+			return 1, m.mod()
 		}
 		return 0, 0
 	case isFromKey(end):
@@ -136,7 +120,7 @@ func (l *leaf) span(key, end []byte) (count, newest int64) {
 		to, _ = l.place(end)
 	}
 	for i := from; i < to; i++ {
-		newest = max(newest, l.marks[i].mod)
+		newest = max(newest, l.marks[i].mod())
 	}
 	return int64(max(to-from, 0)), newest
 }
@@ -204,7 +188,7 @@ func (t *index) setIn(c *child, key []byte, m mark) (right child, split bool) {
 			l.insert(t.epoch, at, key, m)
 			c.count++
 		}
-		c.newest = max(c.newest, m.mod)
+		c.newest = max(c.newest, m.mod())
 		if len(l.marks) <= nodeKeys {
 			return child{}, false
 		}
@@ -215,7 +199,7 @@ func (t *index) setIn(c *child, key []byte, m mark) (right child, split bool) {
 	before := n.kids[i].count
 	right, split = t.setIn(&n.kids[i], key, m)
 	c.count += n.kids[i].count - before
-	c.newest = max(c.newest, m.mod)
+	c.newest = max(c.newest, m.mod())
 	if !split {
 		return child{}, false
 	}
@@ -386,7 +370,7 @@ func (c *child) sum() {
 	if c.leaf != nil {
 		c.count = int64(len(c.leaf.marks))
 		for i := range c.leaf.marks {
-			c.newest = max(c.newest, c.leaf.marks[i].mod)
+			c.newest = max(c.newest, c.leaf.marks[i].mod())
 		}
 		return
 	}

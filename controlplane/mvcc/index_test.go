@@ -31,7 +31,7 @@ func TestIndex(t *testing.T) {
 			var count, newest int64
 			for _, p := range model {
 				if inRange([]byte(p.key), []byte(key), span) {
-					count, newest = count+1, max(newest, p.m.mod)
+					count, newest = count+1, max(newest, p.m.mod())
 				}
 			}
 			gotCount, gotNewest := x.span([]byte(key), span)
@@ -66,7 +66,7 @@ func TestIndex(t *testing.T) {
 					model = slices.Delete(model, at, at+1)
 				}
 			} else {
-				m := mark{create: 1, mod: int64(i) + 1, number: int64(rng.IntN(9)) + 1, size: rng.Uint32(), leased: i%2 == 0}
+				m := version{create: 1, mod: int64(i) + 1, number: int64(rng.IntN(9)) + 1, size: int64(rng.Uint32()), lease: int64(i % 2)}.mark()
 				x.set([]byte(key), m)
 				if there {
 					model[at].m = m
@@ -106,7 +106,7 @@ func randomKey(rng *rand.Rand) string {
 	return fmt.Sprintf("k%0*d", rng.IntN(3), rng.IntN(2000))
 }
 
-// The index takes at most 64 bytes and its length for each key, built in order or at random, also once all were put again.
+// The index takes at most 48 bytes and its length for each key, built in order or at random, also once all were put again.
 func TestIndexMemory(t *testing.T) {
 	const keys = 100_000
 	for name, order := range map[string]func(i int) int{
@@ -119,14 +119,14 @@ func TestIndexMemory(t *testing.T) {
 			for i := range keys {
 				key := fmt.Appendf(nil, "some/prefix/%08d", order(i))
 				length += len(key) * (1 - round)
-				x.set(key, mark{create: 1, mod: int64(i) + 1, number: 1})
+				x.set(key, version{create: 1, mod: int64(i) + 1, number: 1}.mark())
 				if i%50 == 0 {
 					x.epoch++
 				}
 			}
 		}
 		taken := int(heap() - before)
-		require.Less(t, taken, 64*keys+length, name)
+		require.Less(t, taken, 48*keys+length, name)
 		t.Logf("%s: %.1f bytes and its length a key", name, float64(taken-length)/keys)
 		runtime.KeepAlive(&x)
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
@@ -85,4 +86,51 @@ func TestLargeValues(t *testing.T) {
 	require.NoError(t, other.Close())
 	same(e)
 	require.NoError(t, e.Close())
+}
+
+// Defragment gives back what large and small values took, and commands go on being applied meanwhile, none of them by
+// waiting for Pebble.
+func TestDefragmentWhileWriting(t *testing.T) {
+	for _, size := range []int{separatedBytes / 4, 16 * separatedBytes} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			ctx := t.Context()
+			e := newEngine(t)
+			value := make([]byte, size)
+			write := func() {
+				for j := range value {
+					value[j] = byte(rand.Uint32())
+				}
+				index := e.Applied().Index + 1
+				mustApply(t, e, put(t, index, fmt.Sprintf("key/%02d", index%50), string(value)))
+			}
+			for range 2 << 20 / size {
+				write()
+			}
+			_, err := e.Flush(ctx)
+			require.NoError(t, err)
+			before := e.Stats().DiskBytes
+			mustApply(t, e, Command{Index: e.Applied().Index + 1, Data: EncodeCompact(e.Revision())})
+			scrubAll(t, e)
+			// Nothing is left to merge: what is free is in the middle of files that Pebble is content with.
+			require.NoError(t, e.published.Load().gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false))
+			done := make(chan error, 1)
+			go func() { done <- e.Defragment(ctx) }()
+			// No more than a part of what comes free is written meanwhile.
+			meanwhile, most := 0, 1<<19/size
+			for len(done) == 0 && meanwhile < most {
+				write()
+				meanwhile++
+			}
+			require.NoError(t, <-done)
+			require.Greater(t, meanwhile, 1, "commands were applied while it ran")
+			require.Zero(t, e.Stats().WriteStalls)
+			// Pebble removes the files that it has replaced just after it is done.
+			require.Eventually(t, func() bool { return e.Stats().DiskBytes < before/2 }, 20*time.Second, time.Millisecond)
+			s := e.Snapshot()
+			defer s.Close()
+			res, err := s.Range(RangeOptions{Key: []byte{0}, End: []byte{0}, CountOnly: true})
+			require.NoError(t, err)
+			require.EqualValues(t, 50, res.Count)
+		})
+	}
 }

@@ -39,7 +39,7 @@ type Step struct {
 	Kind  StepKind
 	Key   []byte
 	End   []byte
-	Value []byte
+	Value []byte // StepRevoke: unless empty, the DigestKeys of all the lease's keys as they were checked (RefusedEpoch)
 
 	Lease int64 // StepPut: attach the key, 0: to none (RefusedLeaseNotFound); StepGrant, StepRevoke: not 0
 	TTL   int64 // StepGrant: seconds

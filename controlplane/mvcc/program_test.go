@@ -54,6 +54,7 @@ func TestProgramLimits(t *testing.T) {
 		"empty name":        {[]Step{{Kind: StepSetRecord}}, ErrEmptyKey},
 		"no kind":           {[]Step{{Key: a}}, ErrInvalid},
 		"lease 0":           {[]Step{{Kind: StepGrant, TTL: 1}}, ErrInvalid},
+		"keys, no digest":   {[]Step{{Kind: StepRevoke, Lease: 1, Value: a}}, ErrInvalid},
 		"negative TTL":      {[]Step{{Kind: StepGrant, Lease: 1, TTL: -1}}, ErrInvalid},
 		"negative revision": {[]Step{{Kind: StepRange, Key: a, Range: RangeOptions{Revision: -1}}}, ErrInvalid},
 		"unknown target":    {[]Step{{Kind: StepBranch, If: []Compare{{Key: a, Target: 5}}}}, ErrInvalid},
@@ -97,6 +98,7 @@ func FuzzProgram(f *testing.F) {
 		{Kind: StepPut, Key: a, Value: z, Lease: -5, PrevKV: true}, {Kind: StepPut, Key: a, IgnoreValue: true, IgnoreLease: true},
 		{Kind: StepRange, Key: a, End: z, Range: RangeOptions{Revision: 3, Limit: 4, MaxBytes: 5, Reverse: true, KeysOnly: true}},
 		{Kind: StepDelete, Key: a, End: []byte{0}, PrevKV: true}, {Kind: StepGrant, Lease: 1, TTL: 2}, {Kind: StepRevoke, Lease: 1},
+		{Kind: StepRevoke, Lease: 1, Value: DigestKeys([][]byte{a})},
 		{Kind: StepSetRecord, Key: a, Value: z}, {Kind: StepDeleteRecord, Key: a},
 		{Kind: StepBranch, If: []Compare{{Key: a, End: z, Target: CompareMod, Relation: CompareNotEqual, Number: -1},
 			{Key: a, Target: CompareValue, Value: z}}, Then: []Step{{Kind: StepBranch}}, Else: []Step{{Kind: StepRange, Key: a}}},
@@ -204,6 +206,36 @@ func TestOnLeases(t *testing.T) {
 	}, heard)
 	// What commands know of leases was replaced too.
 	require.Equal(t, RefusedLeaseExists, mustApply(t, e, program(t, 7, grant(1)))[0].Refused)
+}
+
+// A lease is ended only with the keys that whoever wants it ended has seen, if they say which.
+func TestRevokeOfCertainKeys(t *testing.T) {
+	e := newEngine(t)
+	a, b := []byte("a"), []byte("b")
+	revoke := func(lease int64, keys ...[]byte) Step {
+		return Step{Kind: StepRevoke, Lease: lease, Value: DigestKeys(keys)}
+	}
+	index := uint64(0)
+	apply := func(steps ...Step) Refusal {
+		t.Helper()
+		index++
+		return mustApply(t, e, program(t, index, steps...))[0].Refused
+	}
+	require.Equal(t, RefusedNot, apply(Step{Kind: StepGrant, Lease: 7, TTL: 9}, Step{Kind: StepPut, Key: a, Lease: 7}, Step{Kind: StepPut, Key: b, Lease: 7}))
+	require.Equal(t, RefusedEpoch, apply(revoke(7)))
+	require.Equal(t, RefusedEpoch, apply(revoke(7, a)))
+	require.Equal(t, RefusedEpoch, apply(revoke(7, a, []byte("bb"))))
+	require.Equal(t, "a= b= ", content(t, e))
+	require.Equal(t, RefusedNot, apply(Step{Kind: StepPut, Key: b}), "b has no lease any more")
+	require.Equal(t, RefusedEpoch, apply(revoke(7, a, b)))
+	// What steps before it, and commands of the same batch, do to the lease's keys counts.
+	require.Equal(t, RefusedEpoch, apply(Step{Kind: StepPut, Key: b, Lease: 7}, revoke(7, a)))
+	both := []Command{program(t, index+1, Step{Kind: StepPut, Key: b, Lease: 7}), program(t, index+2, revoke(7, a))}
+	index += 2
+	require.Equal(t, RefusedEpoch, mustApply(t, e, both...)[1].Refused)
+	require.Equal(t, RefusedNot, apply(Step{Kind: StepPut, Key: b}, revoke(7, a)))
+	require.Equal(t, "b= ", content(t, e))
+	require.Equal(t, RefusedLeaseNotFound, apply(revoke(7)))
 }
 
 // AwaitScrub waits for physical removal, which waits for snapshots; Defragment gives the space back.

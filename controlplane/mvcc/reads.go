@@ -17,7 +17,7 @@ func (s *stage) lookup(key []byte, own, value bool) (held, error) {
 		if !ok {
 			return held{}, nil
 		}
-		if !value && !m.leased {
+		if !value && !m.partial() {
 			return held{version: m.version()}, nil
 		}
 	}

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -40,13 +41,18 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	return done, nil
 }
 
-// scrub leaves the floor's own revision alone, so that a watch from the floor misses nothing.
+// scrub leaves the floor's own revision alone, so that a watch from the floor misses nothing. It goes on where the last call
+// left off: lists that were removed from one and the same beginning on would lie in Pebble one over the other, each of them
+// to be looked at by everything that reads.
 func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err error) {
-	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: changesKey(0, 0), UpperBound: changesKey(floor, 0)})
+	if g.scrubbed.from == nil {
+		g.scrubbed.from = changesKey(0, 0)
+	}
+	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: g.scrubbed.from, UpperBound: changesKey(floor, 0)})
 	if err != nil {
 		return 0, false, err
 	}
-	s := scrubber{b: g.db.NewBatch(), floor: floor, limit: limit, freed: g.freed.Load()}
+	s := scrubber{b: g.db.NewBatch(), floor: floor, limit: limit, freed: g.freed.Load(), from: g.scrubbed.from}
 	defer func() { err = errors.Join(err, it.Close(), s.b.Close()) }()
 	for ok := it.First(); ok && s.stop == nil; ok = it.Next() {
 		if s.removed >= limit {
@@ -75,6 +81,7 @@ func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err 
 		return 0, false, err
 	}
 	g.freed.Store(s.freed)
+	g.scrubbed.from = s.stop
 	return s.removed, !s.more, nil
 }
 
@@ -85,6 +92,7 @@ type scrubber struct {
 	limit   int
 	removed int
 	freed   int64
+	from    []byte // key before which no list is left
 	stop    []byte // key before which the lists are done with; nil: none that stays has been found
 	more    bool   // there is more to remove
 	key     []byte
@@ -130,7 +138,7 @@ func (s *scrubber) chunk(l *changes) error {
 
 // commit removes the lists before s.stop with what they told to remove.
 func (s *scrubber) commit() error {
-	if err := s.b.DeleteRange(changesKey(0, 0), s.stop, nil); err != nil {
+	if err := s.b.DeleteRange(s.from, s.stop, nil); err != nil {
 		return err
 	}
 	if err := s.b.Set([]byte{tableFreed}, binary.AppendUvarint(nil, uint64(s.freed)), nil); err != nil {
@@ -139,25 +147,46 @@ func (s *scrubber) commit() error {
 	return s.b.Commit(pebble.NoSync)
 }
 
-// Defragment gives back what Scrub has removed, and waits until that is done: without it Pebble does so in its own time.
-// Reads and Apply go on meanwhile. It rewrites all files.
+// Defragment gives back what Scrub has removed, and waits until that is done: without it Pebble does so in its own time, of
+// large values only when much of a file is free. Reads and Apply go on meanwhile; Close and Restore wait for it, or for the
+// compaction that is under way when ctx ends. It rewrites nearly all files, and needs as much room again until it is done.
 func (e *Engine) Defragment(ctx context.Context) error {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {
 		return err
 	}
 	defer gen.release()
+	if err := gen.stretch(); err != nil {
+		return fmt.Errorf("defragment: %w", err)
+	}
 	if err := gen.flush(ctx); err != nil {
 		return err
 	}
+	gen.rewriting.Add(1)
+	defer gen.rewriting.Add(-1)
 	if err := gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false); err != nil {
 		return fmt.Errorf("defragment: %w", marked(err))
 	}
 	return nil
 }
 
+// stretch removes two versions that are never there, about the first and the last there could be: a table that has both is
+// only compacted with all that lies between, and Pebble leaves the lowest level alone otherwise.
+func (g *generation) stretch() (err error) {
+	b := g.db.NewBatch()
+	defer func() { err = errors.Join(err, b.Close()) }()
+	for _, key := range [][]byte{{0}, bytes.Repeat([]byte{0xff}, 64)} {
+		if err := b.Delete(appendVersionKey(nil, key, 0), nil); err != nil {
+			return err
+		}
+	}
+	return b.Commit(pebble.NoSync)
+}
+
 // scrubbed tells those who wait how far physical removal has come.
 type scrubbed struct {
+	from []byte // key of the first list that may be left; whoever scrubs has it
+
 	mu    sync.Mutex
 	floor int64         // all that became unreadable below it is removed
 	moved chan struct{} // closed when floor moves on; nil while nobody waits

@@ -1,0 +1,107 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+)
+
+// remembered are the hashes up to those revisions at which the keyspace was compacted, as it was before. Members compact
+// at the same revisions, so these are what can be compared however fast keys change.
+type remembered struct {
+	turn sync.Mutex // held while a hash is computed
+
+	mu      sync.Mutex
+	hashes  []Hash // the oldest first
+	under   int    // that are computed or wait for their turn
+	written int64  // bytes that had ever been written when the last one was begun
+}
+
+const (
+	// mostRemembered is as in etcd.
+	mostRemembered = 10
+	// mostHashing bounds what is kept from Scrub for hashes.
+	mostHashing = 2
+	// hashShare and hashAnyway bound what hashes read: of a keyspace of more than hashAnyway bytes a compaction is hashed
+	// once a 1/hashShare of it was written since the last one that was. It depends on nothing in which members differ but
+	// when they started.
+	hashShare  = 16
+	hashAnyway = 16 << 20
+)
+
+func (r *remembered) at(revision int64) (Hash, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.IndexFunc(r.hashes, func(h Hash) bool { return h.Revision == revision }); i >= 0 {
+		return r.hashes[i], true
+	}
+	return Hash{}, false
+}
+
+func (r *remembered) add(h Hash) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hashes = append(r.hashes, h)
+	r.hashes = slices.Delete(r.hashes, 0, max(len(r.hashes)-mostRemembered, 0))
+}
+
+// begin says whether a compaction is to be hashed. Call end if so.
+func (r *remembered) begin(s *state) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.under >= mostHashing || s.live > hashAnyway && s.written-r.written < s.live/hashShare {
+		return false
+	}
+	r.under++
+	r.written = s.written
+	return true
+}
+
+func (r *remembered) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.under--
+}
+
+// remember hashes in the background what v, which is about to be published, makes unreadable by a compaction. Scrub leaves
+// it alone until then.
+func (e *Engine) remember(v *view) {
+	before, g := e.published.Load(), v.gen
+	if !e.opts.RememberHashes || e.opts.Quiet || before.gen != g || v.floor == before.floor || !g.remembered.begin(&v.state) {
+		return
+	}
+	g.mu.Lock()
+	g.pins[before.floor]++
+	g.mu.Unlock()
+	h := Hash{Revision: v.floor, Current: v.revision, Floor: before.floor}
+	e.builders.Go(func() {
+		r := &g.remembered
+		defer r.end()
+		defer g.unpin(h.Floor)
+		r.turn.Lock()
+		defer r.turn.Unlock()
+		var err error
+		if h.Hash, err = g.hash(context.Background(), h.Floor, h.Revision); err == nil {
+			r.add(h)
+		} else if !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
+			e.opts.Logger.Error("mvcc hash before compaction", "dir", e.dir.path, "revision", h.Revision, "err", marked(err))
+		}
+	})
+}
+
+// Remembered gives the hash that HashKV remembers of a revision at which the keyspace was compacted; ok is false when it
+// remembers none. It reads nothing.
+func (e *Engine) Remembered(revision int64) (h Hash, ok bool) {
+	return e.published.Load().gen.remembered.at(revision)
+}
+
+// Hashes are the hashes that HashKV remembers of compactions, at most ten, the newest first.
+func (e *Engine) Hashes() []Hash {
+	r := &e.published.Load().gen.remembered
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := slices.Clone(r.hashes)
+	slices.Reverse(all)
+	return all
+}
