@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
@@ -104,6 +105,67 @@ func TestLeasesOfOthers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = w.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: 9, TTL: 60})
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
+}
+
+// Between the check of a lease's keys and the lease's end others may attach keys to it: these do not go unless whoever ends
+// it may write them too.
+func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
+	ctx := t.Context()
+	root, u := As(ctx, users.Root), As(ctx, "u")
+	w := newWorld(t)
+	for _, f := range []func() error{
+		func() error {
+			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			return err
+		},
+		func() error { _, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "u", Password: "p"}); return err },
+		func() error { _, err := w.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: "own"}); return err },
+		func() error {
+			_, err := w.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{
+				Name: "own", Perm: &authpb.Permission{PermType: authpb.Permission_READWRITE, Key: []byte("own")},
+			})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "u", Role: "own"})
+			return err
+		},
+		func() error { _, err := w.AuthEnable(ctx, &pb.AuthEnableRequest{}); return err },
+		func() error { _, err := w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 7, TTL: 60}); return err },
+	} {
+		require.NoError(t, f())
+	}
+	meanwhile := func(key string, lease int64) {
+		w.raft.set(func() {
+			w.raft.before = func([]byte) {
+				w.raft.set(func() { w.raft.before = nil })
+				_, err := w.Put(root, &pb.PutRequest{Key: []byte(key), Lease: lease})
+				require.NoError(t, err)
+			}
+		})
+	}
+	meanwhile("theirs", 7)
+	_, err := w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+	theirs, err := w.Range(root, &pb.RangeRequest{Key: []byte("theirs")})
+	require.NoError(t, err)
+	require.Len(t, theirs.Kvs, 1)
+
+	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
+	require.NoError(t, err)
+	meanwhile("own", 8)
+	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 8})
+	require.NoError(t, err)
+	own, err := w.Range(u, &pb.RangeRequest{Key: []byte("own")})
+	require.NoError(t, err)
+	require.Empty(t, own.Kvs)
+	meanwhile("theirs", 0)
+	_, err = w.LeaseRevoke(root, &pb.LeaseRevokeRequest{ID: 7})
+	require.NoError(t, err)
 }
 
 // A stream that nobody was asked about when it began is asked as soon as Auth is enabled, though no other call has shown

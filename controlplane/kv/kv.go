@@ -21,9 +21,8 @@
 //     engine decides: a new leader writes its term as a record, which moves the epoch on, and ends leases under that
 //     epoch only. What an old leader still has under way is refused.
 //   - A renewal is acknowledged by a leader that has asked a quorum whether it leads, every time.
-//   - Under Auth a lease is ended by whoever may write all keys that it has when the request is checked. The engine has no
-//     condition on the keys of a lease, so one that somebody attaches between that check and the end goes with it; etcd,
-//     which checks when it carries out, refuses then. Whoever attaches a key to another user's lease gives it away anyhow.
+//   - Under Auth a lease is ended by whoever may write all its keys. What is proposed says which keys those are: if the lease
+//     has others by the time it would be ended, it is not, and they are checked anew.
 //   - A put may carry a value of Limits.RequestBytes, whatever its key is; of a transaction the whole request counts. etcd
 //     counts the whole of both.
 //   - Keys are limited to 4 KiB (mvcc.MaxKeyBytes), which etcd does not do.
@@ -108,6 +107,9 @@ type Options struct {
 	Quota int64
 	// CompactAge is how long history is kept, 0: until somebody compacts it.
 	CompactAge time.Duration
+	// CorruptCheck is the pause between two comparisons of all members' keys, at least: 0 is DefaultCorruptCheck, below 0
+	// members are never compared.
+	CorruptCheck time.Duration
 	// BcryptCost of passwords; 0 is bcrypt's default.
 	BcryptCost int
 	Log        *slog.Logger
@@ -126,9 +128,11 @@ type Service struct {
 	policy   atomic.Pointer[policy]
 	reloads  sync.Mutex    // held while a policy is read
 	raising  sync.Mutex    // held while an alarm is raised
+	telling  sync.Mutex    // held while the keyspace is hashed for the leader
 	queue    chan struct{} // passwords that are hashed or wait for it
 	hashing  chan struct{} // those that are hashed
 	lessor   tenure
+	contacts contacts
 	counters counters
 }
 
@@ -162,12 +166,15 @@ func New(opts Options) *Service {
 		opts: opts, grant: leastTTL(opts.Election),
 		queue: make(chan struct{}, maxHashing+maxQueue), hashing: make(chan struct{}, maxHashing),
 	}
+	s.counters.histograms()
 	s.watch = watch.Options{
 		Engine: opts.Engine, Header: s.header, Permit: s.permitWatch, Progress: l.Progress, FragmentBytes: l.RequestBytes,
 	}
 	opts.Leases.attach(&s.lessor, opts.Clock)
 	if opts.Peers != nil {
 		s.handlePeers()
+		s.handleHash()
+		s.handleContacts()
 	}
 	return s
 }
@@ -178,12 +185,18 @@ func leastTTL(election time.Duration) int64 {
 	return int64((least + time.Second - 1) / time.Second)
 }
 
-// Run does the work of the background until ctx ends: the leader's with leases, compaction by age, figures.
+// Run does the work of the background until ctx ends: the leader's with leases and hashes, compaction by
+// age, alarms of damage, figures.
 func (s *Service) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { s.reigns(ctx) })
 	work.Go(func() { s.counters.follow(ctx, s.opts.Agreement) })
+	work.Go(func() { s.reportDamage(ctx) })
+	work.Go(func() { s.keepContacts(ctx) })
+	if s.opts.CorruptCheck >= 0 {
+		work.Go(func() { s.compareHashes(ctx) })
+	}
 	if s.opts.CompactAge > 0 {
 		work.Go(func() { s.compactByAge(ctx) })
 	}

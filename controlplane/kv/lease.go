@@ -47,8 +47,8 @@ func newLeaseID() int64 {
 	return int64(binary.LittleEndian.Uint64(b[:])>>11) | 1
 }
 
-// LeaseRevoke ends a lease and removes its keys. Under Auth the caller must be allowed to write all that were attached
-// before the call; one that another user attaches during it goes too.
+// LeaseRevoke ends a lease and removes its keys, all of which the caller must be allowed to write under Auth. Were keys
+// attached or detached since they were checked, they are checked again.
 func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
 	if r.ID == 0 {
 		return nil, rpctypes.ErrGRPCLeaseNotFound
@@ -59,11 +59,17 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 			return nil, failure(ctx, err)
 		}
 	}
-	found, err := s.write(ctx, []mvcc.Step{{Kind: mvcc.StepRevoke, Lease: r.ID}}, 0, func(p *policy, user string) error {
+	steps := []mvcc.Step{{Kind: mvcc.StepRevoke, Lease: r.ID}}
+	found, err := s.write(ctx, steps, 0, func(p *policy, user string) error {
+		steps[0].Value = nil // whoever may write everything is asked for no keys
 		if err := p.users.MustBeKnown(user); err != nil {
 			return err
 		}
-		return p.users.CanWriteLease(user, r.ID, s.leaseKeys)
+		return p.users.CanWriteLease(user, r.ID, func(id int64) ([][]byte, error) {
+			keys, err := s.leaseKeys(id)
+			steps[0].Value = mvcc.DigestKeys(keys)
+			return keys, err
+		})
 	})
 	if err != nil {
 		return nil, err

@@ -269,6 +269,8 @@ func (e *end) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
 	return nil, lead.ErrNotSent
 }
 
-func (e *end) HandleDirect(_ string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
-	e.f = f
+func (e *end) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
+	if name == leaseCommand {
+		e.f = f
+	}
 }

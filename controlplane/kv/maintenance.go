@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -141,14 +142,22 @@ func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusRe
 	return out, nil
 }
 
-// Defragment waits until this member has removed what was compacted: there is nothing else to do, and nothing waits for it.
+// Defragment gives back what compactions have freed on this member, and answers when that is done. Nothing waits for it.
 func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
 	}
-	if err := s.opts.Engine.AwaitScrub(ctx, s.opts.Engine.Floor()); err != nil {
+	began := time.Now()
+	s.counters.defragmenting.Add(1)
+	err := s.opts.Engine.AwaitScrub(ctx, s.opts.Engine.Floor())
+	if err == nil {
+		err = s.opts.Engine.Defragment(ctx)
+	}
+	s.counters.defragmenting.Add(-1)
+	if err != nil {
 		return nil, failure(ctx, err)
 	}
+	s.counters.defragments.Observe(time.Since(began).Seconds())
 	return &pb.DefragmentResponse{Header: s.Header()}, nil
 }
 
@@ -157,7 +166,7 @@ func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVRe
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
 	}
-	h, err := s.opts.Engine.HashKV(ctx, max(r.Revision, 0))
+	h, err := s.hashKeys(ctx, max(r.Revision, 0))
 	if err != nil {
 		return nil, failure(ctx, err)
 	}
@@ -172,7 +181,7 @@ func (s *Service) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.HashResponse
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
 	}
-	h, err := s.opts.Engine.HashKV(ctx, 0)
+	h, err := s.hashKeys(ctx, 0)
 	if err != nil {
 		return nil, failure(ctx, err)
 	}
@@ -279,6 +288,16 @@ func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.Do
 		return nil, rpctypes.ErrGRPCNoInflightDowngrade
 	}
 	return nil, rpctypes.ErrGRPCInvalidDowngradeTargetVersion
+}
+
+// Warm fails while counting keys means to read them, as on a member that started lately.
+func (s *Service) Warm() error {
+	now, end := context.WithCancel(context.Background())
+	end()
+	if err := s.opts.Engine.AwaitCounts(now); err != nil {
+		return errors.New("KEYS NOT COUNTED YET")
+	}
+	return nil
 }
 
 // Check says whether this member can serve, as etcd's /health has it: no alarm but those that are excepted, a leader and

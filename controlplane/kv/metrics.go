@@ -20,6 +20,23 @@ type counters struct {
 	leaders atomic.Int64 // changes of the leader seen
 	learner atomic.Bool
 	term    atomic.Uint64 // for headers; 0 until Run
+
+	compared      atomic.Int64 // comparisons of members' hashes
+	defragmenting atomic.Int64
+	hashes        prometheus.Histogram
+	defragments   prometheus.Histogram
+}
+
+// histograms makes those of etcd, with its buckets.
+func (c *counters) histograms() {
+	c.hashes = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "etcd_mvcc_hash_rev_duration_seconds", Help: "The latency distribution of storage hash by revision operation.",
+		Buckets: prometheus.ExponentialBuckets(.01, 2, 15),
+	})
+	c.defragments = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "etcd_disk_backend_defrag_duration_seconds", Help: "The latency distribution of backend defragmentation.",
+		Buckets: prometheus.ExponentialBuckets(.1, 2, 13),
+	})
 }
 
 // learnerEvery is how old the answer of IsLearner may be.
@@ -111,6 +128,10 @@ func NewCollector(s *Service) *Collector {
 		func(f *figures) float64 { return float64(f.s.counters.expired.Load()) })
 	add("trivet_kv_leases", "Leases that this member looks after; 0 unless it leads.", gauge,
 		func(f *figures) float64 { return float64(f.s.lessor.count()) })
+	add("etcd_disk_defrag_inflight", "Whether or not defrag is active on the member. 1 means active, 0 means not.", gauge,
+		func(f *figures) float64 { return truth(f.s.counters.defragmenting.Load() > 0) })
+	add("trivet_kv_hash_checks_total", "Comparisons of members' hashes that this member has made as the leader.", counter,
+		func(f *figures) float64 { return float64(f.s.counters.compared.Load()) })
 	add("trivet_kv_alarms", "Active alarms.", gauge, func(f *figures) float64 { return float64(len(f.s.Alarms())) })
 	add("trivet_kv_auth_enabled", "Whether etcd's Auth is enabled.", gauge, func(f *figures) float64 { return truth(f.s.AuthEnabled()) })
 	return c
@@ -128,6 +149,8 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for i := range c.table {
 		out <- c.table[i].desc
 	}
+	c.s.counters.hashes.Describe(out)
+	c.s.counters.defragments.Describe(out)
 }
 
 // Collect implements prometheus.Collector.
@@ -141,4 +164,6 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		g := &c.table[i]
 		out <- prometheus.MustNewConstMetric(g.desc, g.kind, g.value(&f))
 	}
+	c.s.counters.hashes.Collect(out)
+	c.s.counters.defragments.Collect(out)
 }

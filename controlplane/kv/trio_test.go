@@ -1,9 +1,12 @@
 package kv
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +23,7 @@ import (
 
 // trio is three members in one process, over real consensus.
 type trio struct {
+	garbles atomic.Uint64 // the member that carries out "wrong" where "sound" was agreed on
 	members map[uint64]*seat
 	ready   chan struct{}
 }
@@ -69,13 +73,31 @@ func (s *seat) HandleDirect(name string, f func(ctx context.Context, from uint64
 	s.calls[name] = f
 }
 
-func newTrio(t *testing.T) *trio {
+// garbling is a machine that may do other than was agreed on.
+type garbling struct {
+	consensus.StateMachine
+	trio *trio
+	id   uint64
+}
+
+// Apply implements consensus.StateMachine.
+func (g garbling) Apply(entries []consensus.Entry) ([]any, error) {
+	if g.trio.garbles.Load() == g.id {
+		entries = slices.Clone(entries)
+		for i := range entries {
+			entries[i].Data = bytes.ReplaceAll(entries[i].Data, []byte("sound"), []byte("wrong"))
+		}
+	}
+	return g.StateMachine.Apply(entries)
+}
+
+func newTrio(t *testing.T, change ...func(*Options)) *trio {
 	w := &trio{members: map[uint64]*seat{}, ready: make(chan struct{})}
 	const group = 2
 	for id := uint64(1); id <= 3; id++ {
 		fs := vfs.NewMem()
 		feed := &LeaseFeed{}
-		engine, err := mvcc.Open(fs, "kv", mvcc.Options{OnLeases: feed.Changed})
+		engine, err := mvcc.Open(fs, "kv", mvcc.Options{OnLeases: feed.Changed, RememberHashes: true})
 		require.NoError(t, err)
 		s := &seat{trio: w, id: id, calls: map[string]func(context.Context, uint64, []byte) ([]byte, error){}}
 		host, err := consensus.Open(consensus.Options{
@@ -83,16 +105,20 @@ func newTrio(t *testing.T) *trio {
 		})
 		require.NoError(t, err)
 		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: true})
-		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "kv", Machine: machine, Forward: true})
+		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "kv", Machine: garbling{machine, w, id}, Forward: true})
 		require.NoError(t, err)
 		s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
 		changes := store.NewGroup(s.runner, group)
-		s.Service = New(Options{
+		o := Options{
 			Engine: engine, Agreement: NewRaft(s.runner, group, id, changes), Leases: feed, Peers: s,
 			Transfer: func(ctx context.Context, to uint64) error { return s.runner.TransferLeader(ctx, group, to) },
 			Tokens:   users.NewTokens(make([]byte, 32), time.Hour), Self: id, Cluster: 77, Election: 100 * time.Millisecond,
 			BcryptCost: users.MinCost, Log: slog.New(slog.DiscardHandler),
-		})
+		}
+		for _, f := range change {
+			f(&o)
+		}
+		s.Service = New(o)
 		w.members[id] = s
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})

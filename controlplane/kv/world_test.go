@@ -113,6 +113,7 @@ func (a *alone) set(f func()) {
 // world is a service over an engine in memory.
 type world struct {
 	*Service
+	fs     *vfs.MemFS
 	engine *mvcc.Engine
 	raft   *alone
 	ahead  atomic.Int64 // of the clock
@@ -121,10 +122,11 @@ type world struct {
 func newWorld(t *testing.T, change ...func(*Options)) *world {
 	t.Helper()
 	feed := &LeaseFeed{}
-	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed})
+	fs := vfs.NewMem()
+	engine, err := mvcc.Open(fs, "kv", mvcc.Options{OnLeases: feed.Changed})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	w := &world{engine: engine, raft: newAlone(engine)}
+	w := &world{fs: fs, engine: engine, raft: newAlone(engine)}
 	began := time.Now()
 	o := Options{
 		Engine: engine, Agreement: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),

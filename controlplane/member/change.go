@@ -17,10 +17,30 @@ const patience = 30 * time.Second
 // Promote makes a learner that is caught up a voter, and returns when it is one. FailedPrecondition: ReasonNotFound,
 // ReasonNotLearner, ReasonNotReady, ReasonQuorum.
 func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
+	m, err := s.before(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if m.State == Voting {
+		return nil, fault.New(fault.FailedPrecondition, "member %d votes already", id).WithReason(ReasonNotLearner)
+	}
 	if _, err := s.promote(ctx, id); err != nil {
 		return nil, s.inTime(ctx, err)
 	}
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
+}
+
+// before is a member as it is before a change of it. What a change that has been made already would refuse, the caller
+// checks by it: the leader cannot, for it may be asked again, when the one that made the change was lost with its answer.
+func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
+	all, err := s.List(ctx, false)
+	if err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	if m := find(all, id); m != nil {
+		return m, nil
+	}
+	return nil, notFound(id)
 }
 
 func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
@@ -32,7 +52,7 @@ func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
 	case m == nil:
 		return struct{}{}, notFound(id)
 	case m.State == Voting:
-		return struct{}{}, fault.New(fault.FailedPrecondition, "member %d votes already", id).WithReason(ReasonNotLearner)
+		return struct{}{}, nil
 	case m.State != Learning:
 		return struct{}{}, fault.New(fault.FailedPrecondition, "member %d has not joined yet", id).WithReason(ReasonNotReady)
 	}
@@ -54,6 +74,9 @@ type removeAsk struct {
 // proved to be it. With force an operator takes the last voter but one away. FailedPrecondition: ReasonNotFound,
 // ReasonQuorum, ReasonLastVoter.
 func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, error) {
+	if _, err := s.before(ctx, id); err != nil {
+		return nil, err
+	}
 	if _, err := s.remove(ctx, removeAsk{ID: id, Force: force}); err != nil {
 		return nil, s.inTime(ctx, err)
 	}
@@ -76,8 +99,10 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 	}
 	m := find(all, q.ID)
 	switch {
-	case m == nil:
+	case m == nil && q.Replace:
 		return struct{}{}, notFound(q.ID)
+	case m == nil:
+		return struct{}{}, nil
 	case m.State == Waiting && q.Replace:
 		return struct{}{}, nil
 	case m.State != Waiting && m.State != Leaving:

@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/lead"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/controlplane/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -31,6 +32,7 @@ type world struct {
 	now    time.Time
 	s      *Service
 	store  *store.Store
+	leads  *lead.Commands
 	mu     sync.Mutex // groups, births and log, while Run runs beside the test
 	groups map[uint64]*consensus.GroupStatus
 	births map[uint64]uint64
@@ -59,8 +61,9 @@ func newWorld(t *testing.T, first ...uint64) *world {
 
 // open makes the service: again, it is a new leader's.
 func (w *world) open(first []Member) {
+	w.leads = lead.NewCommands(1, alone{}, nil)
 	w.s = New(Options{
-		Cluster: w.cluster, Store: w.store, Commands: lead.NewCommands(1, alone{}, nil), Consensus: w, Self: 1, First: first, Log: slog.New(slog.DiscardHandler),
+		Cluster: w.cluster, Store: w.store, Commands: w.leads, Consensus: w, Self: 1, First: first, Log: slog.New(slog.DiscardHandler),
 		Groups: []Group{{kvGroup, "kv", reign{w, kvGroup}}, {systemGroup, "system", reign{w, systemGroup}}},
 	})
 }
@@ -316,6 +319,59 @@ func TestPromote(t *testing.T) {
 	require.Equal(t, Learning, w.state(2))
 	require.NoError(t, w.in(func() error { _, err := w.s.Promote(t.Context(), 2); return err }))
 	require.Equal(t, Voting, w.state(2))
+}
+
+// losing is another member's way to the leader, which does what it is told and is lost with its answer, once.
+type losing struct {
+	w    *world
+	lost int
+}
+
+func (l *losing) Call(ctx context.Context, _ uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	answer, err := l.w.leads.Serve(ctx, command, body, caller)
+	if l.lost == 0 {
+		l.lost++
+		if err := l.w.s.Settle(ctx); err != nil {
+			return nil, err
+		}
+		return nil, errors.New("connection lost")
+	}
+	return answer, err
+}
+
+func (*losing) Open(context.Context, uint64, string, []byte, *cloud.Caller, func([]byte) error) error {
+	return errors.New("no streams")
+}
+
+// What was done already when it is asked for again, because the answer was lost, has been done; when somebody else asks
+// for it, it is refused.
+func TestLostAnswers(t *testing.T) {
+	w := newWorld(t, 1, 2, 3)
+	follower := func(to *losing) *Service {
+		return New(Options{Store: w.store, Commands: lead.NewCommands(2, alone{}, to), Self: 2, Consensus: w, Log: slog.New(slog.DiscardHandler)})
+	}
+	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 4, RaftAddr: "10.0.0.4", Learner: true})
+	require.NoError(t, err)
+	require.NoError(t, w.join(4, 44))
+	w.settle()
+	w.ready[4] = true
+	way := &losing{w: w}
+	_, err = follower(way).Promote(t.Context(), 4)
+	require.NoError(t, err)
+	require.Equal(t, 1, way.lost)
+	require.Equal(t, Voting, w.state(4))
+	_, err = follower(way).Promote(t.Context(), 4)
+	w.refused(err, ReasonNotLearner)
+
+	way = &losing{w: w}
+	_, err = follower(way).Remove(t.Context(), 4, false)
+	require.NoError(t, err)
+	require.Equal(t, 1, way.lost)
+	require.Empty(t, w.state(4))
+	_, err = follower(way).Remove(t.Context(), 4, false)
+	w.refused(err, ReasonNotFound)
+	_, err = follower(way).Promote(t.Context(), 4)
+	w.refused(err, ReasonNotFound)
 }
 
 // What one group would refuse begins in none.

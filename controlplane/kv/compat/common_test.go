@@ -28,7 +28,7 @@ const (
 	// listFile says what comes of each test.
 	listFile = "expected.txt"
 	// fewest is how many tests of the list pass at least. It never falls.
-	fewest = 370
+	fewest = 378
 	// suiteTime bounds a run of the whole suite.
 	suiteTime = 30 * time.Minute
 )

@@ -28,6 +28,7 @@ type cluster struct {
 	pb.UnsafeClusterServer
 	members Members
 	service *kv.Service
+	strict  bool
 }
 
 // MemberAdd implements Cluster. Whatever is asked for, a member begins as a learner; one that was not to stay one is
@@ -37,6 +38,9 @@ func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.Me
 		return nil, err
 	}
 	if err := checkURLs(r.PeerURLs); err != nil {
+		return nil, err
+	}
+	if err := c.strictly(ctx, mayAdd); err != nil {
 		return nil, err
 	}
 	added, all, err := c.members.Add(ctx, member.AddRequest{RaftAddr: r.PeerURLs[0], Learner: r.IsLearner})
@@ -49,6 +53,9 @@ func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.Me
 // MemberRemove implements Cluster.
 func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
 	if err := c.service.MustBeAdmin(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.strictly(ctx, func(now *kv.Contacts) error { return mayRemove(now, r.ID) }); err != nil {
 		return nil, err
 	}
 	// Whoever gets here is an operator, or as good as one.

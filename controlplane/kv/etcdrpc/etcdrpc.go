@@ -48,6 +48,9 @@ type Options struct {
 	Service *kv.Service
 	// Members answers Cluster; without it that is not served.
 	Members Members
+	// StrictReconfig refuses to add and remove members while others were not heard for five seconds, as etcd does unless it is
+	// told otherwise. Without it a change is judged by who is heard now.
+	StrictReconfig bool
 	// Verifier checks the cloud's bearer tokens; nil where there are none.
 	Verifier auth.Verifier
 	// Open lets everybody read and write keys.
@@ -80,7 +83,7 @@ func (s *Server) Register(g *grpc.Server) {
 	pb.RegisterAuthServer(g, &users{Service: s.opts.Service})
 	pb.RegisterMaintenanceServer(g, &maintenance{Service: s.opts.Service, dir: s.opts.Dir})
 	if s.opts.Members != nil {
-		pb.RegisterClusterServer(g, &cluster{members: s.opts.Members, service: s.opts.Service})
+		pb.RegisterClusterServer(g, &cluster{members: s.opts.Members, service: s.opts.Service, strict: s.opts.StrictReconfig})
 	}
 }
 

@@ -13,7 +13,8 @@ import (
 )
 
 // HTTP answers what an etcd answers by HTTP beside its gRPC: /health, /livez, /readyz, /version, and /metrics by the
-// handler that is given. As with etcd everybody may ask who reaches the port.
+// handler that is given. A member is not ready before it counts keys without reading them: who restarts members one by one
+// waits for that. As with etcd everybody may ask who reaches the port.
 func HTTP(service *kv.Service, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics)
@@ -41,6 +42,10 @@ func HTTP(service *kv.Service, metrics http.Handler) http.Handler {
 			}
 			if !serializable && service.IsLearner() {
 				http.Error(w, "not a voter", http.StatusServiceUnavailable)
+				return
+			}
+			if err := service.Warm(); err != nil && !serializable {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}
 			fmt.Fprintln(w, "ok")

@@ -33,6 +33,7 @@ type kvConfig struct {
 	WatchProgress   string   `yaml:"watch_progress,omitempty"`
 	TokenTTL        string   `yaml:"token_ttl,omitempty"`
 	BcryptCost      int64    `yaml:"bcrypt_cost,omitempty"`
+	StrictReconfig  *bool    `yaml:"strict_reconfig,omitempty"`
 }
 
 // tick is the time between heartbeats unless --heartbeat-interval says another. It makes an election take half a second to
@@ -64,6 +65,9 @@ func (p plan) config(id uint64) ([]byte, error) {
 			}
 			c.Cluster[uint64(i+1)] = host
 		}
+	}
+	if p.values["strict-reconfig-check"] == "false" {
+		c.KV.StrictReconfig = new(false)
 	}
 	c.KV.EtcdListen = p.ports()
 	if p.secure() {

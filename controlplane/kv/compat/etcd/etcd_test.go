@@ -14,10 +14,10 @@ func TestPlanOfThree(t *testing.T) {
 	o, err := parse(strings.Fields(`--name=b --listen-client-urls=https://localhost:20005 --advertise-client-urls=https://localhost:20005
 		--listen-peer-urls=https://localhost:20006 --initial-advertise-peer-urls=https://localhost:20006 --initial-cluster-token=new
 		--data-dir=/d --snapshot-count=10000 --quota-backend-bytes=53248 --cert-file c.crt --key-file c.key --trusted-ca-file ca.crt
-		--client-cert-auth --peer-cert-file p.crt --heartbeat-interval 80 --strict-reconfig-check --logger=zap --auth-token=jwt,sign-method=RS256,ttl=3s
+		--client-cert-auth --peer-cert-file p.crt --heartbeat-interval 80 --strict-reconfig-check=false --logger=zap --auth-token=jwt,sign-method=RS256,ttl=3s
 		--initial-cluster=a=https://localhost:20001,b=https://localhost:20006,c=https://localhost:20011 --initial-cluster-state=new`))
 	require.NoError(t, err)
-	require.ElementsMatch(t, []string{"snapshot-count", "peer-cert-file", "advertise-client-urls", "strict-reconfig-check", "logger"}, o.ignored)
+	require.ElementsMatch(t, []string{"snapshot-count", "peer-cert-file", "advertise-client-urls", "logger"}, o.ignored)
 	p, err := newPlan(o)
 	require.NoError(t, err)
 	text, err := p.config(p.id())
@@ -39,6 +39,7 @@ kv:
     etcd_client_ca: ca.crt
     quota: 53248
     token_ttl: 3s
+    strict_reconfig: false
 `, string(text))
 	require.Empty(t, p.forwards)
 }

@@ -34,11 +34,12 @@ var passed = map[string]bool{ // name: is a bool
 	"max-request-bytes": false, "max-txn-ops": false, "heartbeat-interval": false,
 	"auto-compaction-mode": false, "auto-compaction-retention": false, "watch-progress-notify-interval": false,
 	"cert-file": false, "key-file": false, "trusted-ca-file": false, "client-cert-auth": true, "auto-tls": true,
+	"strict-reconfig-check": true,
 }
 
 // bools are the flags of etcd that may stand without a value and are ignored.
 var bools = map[string]bool{
-	"strict-reconfig-check": true, "force-new-cluster": true, "peer-auto-tls": true, "peer-client-cert-auth": true, "pre-vote": true, "enable-pprof": true, "memory-mlock": true,
+	"force-new-cluster": true, "peer-auto-tls": true, "peer-client-cert-auth": true, "pre-vote": true, "enable-pprof": true, "memory-mlock": true,
 	"initial-election-tick-advance": true, "socket-reuse-port": true, "socket-reuse-address": true,
 	"enable-distributed-tracing": true, "enable-log-rotation": true,
 	"peer-skip-client-san-verification": true, "unsafe-no-fsync": true,

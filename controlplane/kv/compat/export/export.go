@@ -95,12 +95,16 @@ type machine struct {
 var _ consensus.StateMachine = (*machine)(nil)
 
 func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
-	for _, e := range entries {
-		results, err := m.engine.Apply([]mvcc.Command{{Index: e.Index, Term: e.Term, Data: bytes.Clone(e.Data)}})
-		if err != nil {
-			return nil, err
-		}
-		if err := m.note(e, results[0]); err != nil {
+	commands := make([]mvcc.Command, len(entries))
+	for i, e := range entries {
+		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, Data: bytes.Clone(e.Data)}
+	}
+	results, err := m.engine.Apply(commands)
+	if err != nil {
+		return nil, err
+	}
+	for i, e := range entries {
+		if err := m.note(e, results[i]); err != nil {
 			return nil, fmt.Errorf("entry %d: %w", e.Index, err)
 		}
 	}

@@ -157,13 +157,21 @@ func (c *cluster) stop() error {
 	return errors.Join(errs...)
 }
 
-// sameHash compares what the members hold, at the revision that all of them have reached.
+// sameHash compares what the members hold, at the revision that all of them have reached. They have compared it all the
+// while, and raised an alarm if it was not the same.
 func (c *cluster) sameHash(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	last, err := c.client.Get(ctx, "ready")
 	if err != nil {
 		return fmt.Errorf("read the last revision: %w", err)
+	}
+	alarms, err := c.client.AlarmList(ctx)
+	if err != nil {
+		return fmt.Errorf("list alarms: %w", err)
+	}
+	if len(alarms.Alarms) > 0 {
+		return fmt.Errorf("alarms were raised: %v", alarms.Alarms)
 	}
 	var first *clientv3.HashKVResponse
 	for _, id := range c.first {

@@ -162,8 +162,10 @@ const (
 	ext4NoLogFlush = 2          // EXT4_GOING_FLAGS_NOLOGFLUSH
 )
 
-// fail is a power failure: what the member has not synced is gone, and so is the member.
+// fail is a power failure: what the member has not synced is gone, and so is the member. It goes first: a sync that is
+// under way when the file system ends may be told to have succeeded, which no disk does.
 func (h *host) fail() error {
+	h.kill()
 	d, err := os.Open(h.dir)
 	if err != nil {
 		return err
@@ -173,7 +175,6 @@ func (h *host) fail() error {
 	if err != nil {
 		return fmt.Errorf("fail the disk of member %d: %w", h.id, err)
 	}
-	h.kill()
 	return tools("umount "+h.dir, "mount -o loop "+h.dir+".img "+h.dir)
 }
 

@@ -81,7 +81,7 @@ func (Trivet) prepare(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, keyName), []byte(base64.StdEncoding.EncodeToString(secret)+"\n"), 0o600); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, configName), []byte("tick: 50ms\nkv: {open: true}\n"), 0o600)
+	return os.WriteFile(filepath.Join(dir, configName), []byte("tick: 50ms\nkv: {open: true, corrupt_check: 2s}\n"), 0o600)
 }
 
 func (s Trivet) token(dir string) (string, error) {

@@ -1,0 +1,124 @@
+package kv
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/trivet-cloud/trivet/controlplane/consensus"
+)
+
+// Contacts is whom the leader hears.
+type Contacts struct {
+	Leader uint64
+	Voters []uint64
+	// Heard is how long each other member has been heard without a break, to within ContactLook and since the leader has
+	// led; absent if it is not heard.
+	Heard map[uint64]time.Duration
+}
+
+// ContactLook is the pause between two looks at whom the leader hears.
+const ContactLook = 250 * time.Millisecond
+
+// contactCommand asks the leader for its Contacts.
+const contactCommand = "kv.contacts"
+
+// contacts remembers since when the leader hears each member.
+type contacts struct {
+	mu    sync.Mutex
+	term  uint64
+	since map[uint64]time.Duration
+}
+
+// look takes note of what the group's status says at a time.
+func (c *contacts) look(now time.Duration, self uint64, g *consensus.GroupStatus) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g.Leader != self || g.Term != c.term || c.since == nil {
+		c.term, c.since = g.Term, map[uint64]time.Duration{}
+	}
+	if g.Leader != self {
+		return
+	}
+	maps.DeleteFunc(c.since, func(id uint64, _ time.Duration) bool { return !g.Active[id] })
+	for id, heard := range g.Active {
+		if _, known := c.since[id]; heard && !known && id != self {
+			c.since[id] = now
+		}
+	}
+}
+
+// keepContacts looks whom this member hears while it leads.
+func (s *Service) keepContacts(ctx context.Context) {
+	tick := time.NewTicker(ContactLook)
+	defer tick.Stop()
+	for {
+		changed := s.opts.Agreement.Changed()
+		if s.Leader() == s.opts.Self {
+			if g, err := s.opts.Agreement.Status(ctx); err == nil {
+				s.contacts.look(s.opts.Clock(), s.opts.Self, &g)
+			}
+		}
+		select {
+		case <-changed:
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Contacts asks the leader whom it hears. It fails with ErrGRPCNoLeader, or when the leader cannot be asked.
+func (s *Service) Contacts(ctx context.Context) (out Contacts, err error) {
+	leader := s.Leader()
+	switch {
+	case leader == 0:
+		return out, rpctypes.ErrGRPCNoLeader
+	case leader == s.opts.Self:
+		return s.ownContacts(ctx)
+	case s.opts.Peers == nil:
+		return out, rpctypes.ErrGRPCLeaderChanged
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
+	defer cancel()
+	answer, err := s.opts.Peers.Direct(ctx, leader, contactCommand, nil)
+	if err != nil {
+		return out, fmt.Errorf("ask member %d for its contacts: %w", leader, err)
+	}
+	return out, cbor.Unmarshal(answer, &out)
+}
+
+func (s *Service) ownContacts(ctx context.Context) (Contacts, error) {
+	g, err := s.opts.Agreement.Status(ctx)
+	if err != nil {
+		return Contacts{}, failure(ctx, err)
+	}
+	if g.Leader != s.opts.Self {
+		return Contacts{}, rpctypes.ErrGRPCLeaderChanged
+	}
+	now := s.opts.Clock()
+	s.contacts.look(now, s.opts.Self, &g)
+	out := Contacts{Leader: g.Leader, Voters: slices.Clone(g.Voters), Heard: map[uint64]time.Duration{}}
+	s.contacts.mu.Lock()
+	defer s.contacts.mu.Unlock()
+	for id, since := range s.contacts.since {
+		out.Heard[id] = now - since
+	}
+	return out, nil
+}
+
+func (s *Service) handleContacts() {
+	s.opts.Peers.HandleDirect(contactCommand, func(ctx context.Context, _ uint64, _ []byte) ([]byte, error) {
+		out, err := s.ownContacts(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return cbor.Marshal(out)
+	})
+}

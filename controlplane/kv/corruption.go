@@ -1,0 +1,276 @@
+package kv
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+)
+
+// Members that hold different data are found by their leader, as by etcd's with --corrupt-check-time and
+// --compact-hash-check-enabled: it compares the hashes of all, and raises the alarm CORRUPT for whoever does not have the
+// hash of the majority, or for member 0, meaning everybody, when there is no majority. Nothing is repaired.
+//
+// Two kinds of hashes are compared. Those that members remember of compactions cost nothing to ask for, and are compared
+// every minute. Hashing the keyspace as it is reads all of it on every member; that is done every Options.CorruptCheck, and
+// so seldom that it takes no more than a fiftieth of the time, however large the keyspace is.
+
+// DefaultCorruptCheck is the pause between two comparisons of the whole keyspace.
+const DefaultCorruptCheck = 10 * time.Minute
+
+const (
+	rememberedCheck = time.Minute
+	// hashPause is how many times longer than a hash the pause after it is.
+	hashPause = 50
+	// damageLook is how often the engine is asked whether it met damaged data.
+	damageLook = time.Second
+)
+
+// hashCommand asks a member for its hash.
+const hashCommand = "kv.hash"
+
+// hashAsk is what the leader asks.
+type hashAsk struct {
+	Revision int64
+	// Remembered: only for what is remembered of a compaction at Revision.
+	Remembered bool
+}
+
+// hashTold is the answer.
+type hashTold struct {
+	Hash  uint32
+	Floor int64
+	// Unknown: it is not remembered, or was compacted.
+	Unknown bool
+	// Behind: the member has carried out all that the leader had acknowledged, and did not come to the revision.
+	Behind bool
+}
+
+// differing is who has other data than most of members, some of which may not have told anything: member 0, for all, when
+// no majority has the same. all says whether every member could be compared.
+func differing(self uint64, told map[uint64]hashTold, members int) (who []uint64, all bool) {
+	same := map[hashTold][]uint64{}
+	compared := 0
+	for member, h := range told {
+		if h.Behind {
+			h = hashTold{Behind: true}
+		} else if h.Unknown || h.Floor != told[self].Floor {
+			continue // hashes of what different floors leave cannot be compared
+		}
+		compared++
+		same[h] = append(same[h], member)
+	}
+	all = compared == members
+	if len(same) <= 1 {
+		return nil, all
+	}
+	for _, group := range same {
+		if len(group) > members/2 {
+			for _, other := range same {
+				if !slices.Equal(other, group) {
+					who = append(who, other...)
+				}
+			}
+			slices.Sort(who)
+			return who, all
+		}
+	}
+	return []uint64{0}, all
+}
+
+// hashKeys hashes the keyspace. Damage that it finds is this member's alarm.
+func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, error) {
+	began := time.Now()
+	h, err := s.opts.Engine.HashKV(ctx, revision)
+	s.counters.hashes.Observe(time.Since(began).Seconds())
+	if errors.Is(err, mvcc.ErrCorrupt) {
+		return h, s.raise(ctx, pb.AlarmType_CORRUPT, err)
+	}
+	return h, err
+}
+
+// tellHash answers the leader. One hash is computed at a time.
+func (s *Service) tellHash(ctx context.Context, ask hashAsk) (hashTold, error) {
+	if ask.Remembered {
+		h, ok := s.opts.Engine.Remembered(ask.Revision)
+		return hashTold{Hash: h.Hash, Floor: h.Floor, Unknown: !ok}, nil
+	}
+	if !s.telling.TryLock() {
+		return hashTold{}, errors.New("a hash is being computed")
+	}
+	defer s.telling.Unlock()
+	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
+		return hashTold{}, err
+	}
+	h, err := s.hashKeys(ctx, ask.Revision)
+	switch {
+	case errors.Is(err, mvcc.ErrCompacted):
+		return hashTold{Unknown: true}, nil
+	case errors.Is(err, mvcc.ErrFutureRevision):
+		return hashTold{Behind: true}, nil
+	}
+	return hashTold{Hash: h.Hash, Floor: h.Floor}, err
+}
+
+func (s *Service) handleHash() {
+	s.opts.Peers.HandleDirect(hashCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
+		var ask hashAsk
+		if err := cbor.Unmarshal(body, &ask); err != nil {
+			return nil, fmt.Errorf("decode %s: %w", hashCommand, err)
+		}
+		told, err := s.tellHash(ctx, ask)
+		if err != nil {
+			return nil, err
+		}
+		return cbor.Marshal(told)
+	})
+}
+
+// compare asks all members for a hash that is known here, and raises the alarm for those who have another one. all says
+// whether every member could be compared.
+func (s *Service) compare(ctx context.Context, ask hashAsk, mine mvcc.Hash, patience time.Duration) (all bool, err error) {
+	g, err := s.opts.Agreement.Status(ctx)
+	if err != nil {
+		return false, err
+	}
+	members := slices.Compact(slices.Sorted(slices.Values(slices.Concat(g.Voters, g.Learners, g.Outgoing))))
+	body, err := cbor.Marshal(ask)
+	if err != nil {
+		return false, fmt.Errorf("encode %s: %w", hashCommand, err)
+	}
+	told := map[uint64]hashTold{s.opts.Self: {Hash: mine.Hash, Floor: mine.Floor}}
+	var mu sync.Mutex // guards told
+	var work sync.WaitGroup
+	for _, member := range members {
+		if member == s.opts.Self || s.opts.Peers == nil {
+			continue
+		}
+		work.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			var h hashTold
+			answer, err := s.opts.Peers.Direct(ctx, member, hashCommand, body)
+			if err == nil {
+				err = cbor.Unmarshal(answer, &h)
+			}
+			if err != nil {
+				s.opts.Log.Debug("no hash", "of", member, "revision", ask.Revision, "err", err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			told[member] = h
+		})
+	}
+	work.Wait()
+	who, all := differing(s.opts.Self, told, len(members))
+	for _, member := range who {
+		s.opts.Log.Error("members have different data", "differs", member, "revision", ask.Revision, "told", told)
+		if _, failed := s.setAlarm(ctx, &pb.AlarmMember{MemberID: member, Alarm: pb.AlarmType_CORRUPT}, true); failed != nil {
+			err = errors.Join(err, fmt.Errorf("raise alarm of member %d: %w", member, failed))
+		}
+	}
+	if err == nil {
+		s.counters.compared.Add(1)
+	}
+	return all, err
+}
+
+// compareNow compares the keyspace as it is, and says how long it took to hash it.
+func (s *Service) compareNow(ctx context.Context) (took time.Duration, err error) {
+	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
+		return 0, err
+	}
+	began := s.opts.Clock()
+	mine, err := s.hashKeys(ctx, 0)
+	took = s.opts.Clock() - began
+	if err != nil {
+		return took, err
+	}
+	const slower = 10 // than this member another may be
+	_, err = s.compare(ctx, hashAsk{Revision: mine.Revision}, mine, s.requestTime()+slower*took)
+	return took, err
+}
+
+// compareRemembered compares hashes of compactions, from the newest on until all members could be compared, and returns
+// the revision below which there is nothing more to compare; checked is what it returned last.
+func (s *Service) compareRemembered(ctx context.Context, checked int64) (int64, error) {
+	for _, mine := range s.opts.Engine.Hashes() {
+		if mine.Revision <= checked {
+			break
+		}
+		all, err := s.compare(ctx, hashAsk{Revision: mine.Revision, Remembered: true}, mine, s.requestTime())
+		if err != nil {
+			return checked, err
+		}
+		if all {
+			return mine.Revision, nil
+		}
+	}
+	return checked, nil
+}
+
+// compareHashes compares members' data while this one leads.
+func (s *Service) compareHashes(ctx context.Context) {
+	interval := cmp.Or(s.opts.CorruptCheck, DefaultCorruptCheck)
+	tick := time.NewTicker(min(rememberedCheck, interval))
+	defer tick.Stop()
+	// Clusters that share hosts and were started together shall not all do so at the same time.
+	pause := func(took time.Duration) time.Duration {
+		return time.Duration(float64(max(interval, hashPause*took)) * (3 + 2*rand.Float64()) / 4)
+	}
+	next := s.opts.Clock() + pause(0)
+	var checked int64
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if s.Leader() != s.opts.Self {
+			checked, next = 0, s.opts.Clock()+pause(0)
+			continue
+		}
+		var err error
+		if checked, err = s.compareRemembered(ctx, checked); err == nil && s.opts.Clock() >= next {
+			var took time.Duration
+			took, err = s.compareNow(ctx)
+			next = s.opts.Clock() + pause(took)
+		}
+		if err != nil && ctx.Err() == nil {
+			s.opts.Log.Warn("compare members' data", "err", err)
+		}
+	}
+}
+
+// reportDamage raises this member's alarm when its engine has met data that does not have its checksum. Once it is
+// disarmed, it is raised again when more is met.
+func (s *Service) reportDamage(ctx context.Context) {
+	tick := time.NewTicker(damageLook)
+	defer tick.Stop()
+	var reported int64
+	for {
+		if found := s.opts.Engine.Damage(); found > reported {
+			_, err := s.setAlarm(ctx, &pb.AlarmMember{MemberID: s.opts.Self, Alarm: pb.AlarmType_CORRUPT}, true)
+			if err == nil {
+				reported = found
+			} else if ctx.Err() == nil {
+				s.opts.Log.Warn("raise alarm", "type", pb.AlarmType_CORRUPT.String(), "err", err)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
