@@ -96,7 +96,8 @@ type Group struct {
 	change        *memberChange
 	removed       bool              // as another member says
 	guests        map[uint64]uint64 // directories of members that spoke and are not of the group, as far as it is known here
-	flushAfter    uint64            // the last index from which another Flush is worth asking
+	flushAfter    uint64            // the last index from which another Flush is worth asking,
+	flushBytes    uint64            // or how large the log is then
 
 	flushing bool
 	asked    position // the highest number of reads that a heartbeat of the term asked to confirm

@@ -184,7 +184,7 @@ func (g *Group) trim() {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.last.index-l.begin.index, l.sizes.bytes()
 	if count <= limits.TailEntries+limits.TailEntries/4 && bytes <= limits.TailBytes+limits.TailBytes/4 ||
-		l.cut.index > 0 || l.last.index < g.flushAfter || g.flushing || g.installing != nil {
+		l.cut.index > 0 || l.last.index < g.flushAfter && bytes < g.flushBytes || g.flushing || g.installing != nil {
 		return
 	}
 	g.flushing = true
@@ -217,7 +217,7 @@ func (g *Group) cut(flushed uint64) error {
 			to = min(to, out.at.index)
 		}
 	}
-	g.flushAfter = l.last.index + limits.TailEntries/8 + 1
+	g.flushAfter, g.flushBytes = l.last.index+limits.TailEntries/8+1, l.sizes.bytes()+limits.TailBytes/8+1
 	if to <= l.begin.index || g.installing != nil {
 		return nil
 	}
@@ -226,6 +226,6 @@ func (g *Group) cut(flushed uint64) error {
 		return err
 	}
 	l.cut = position{to, term}
-	g.flushAfter = 0
+	g.flushAfter, g.flushBytes = 0, 0
 	return nil
 }

@@ -283,8 +283,11 @@ func TestRunnerInboxIsBounded(t *testing.T) {
 	for i := range 5 {
 		require.Equal(t, i < 3, m.Deliver(Envelope{}))
 	}
-	require.NoError(t, m.call(func() {}, false))
-	require.NoError(t, m.call(func() {}, false))
+	calls := 0 // the runner's own threads may have some there, too
+	for m.call(func() {}, false) == nil {
+		calls++
+	}
+	require.LessOrEqual(t, calls, 2)
 	_, err := m.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))
 	require.ErrorIs(t, err, ErrOverloaded)
 	require.ErrorIs(t, m.ReadIndex(t.Context(), testGroup), ErrOverloaded)
