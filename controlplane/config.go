@@ -84,6 +84,10 @@ type KV struct {
 	Quota int64 `yaml:"quota"`
 	// CompactAge is how long history is kept; 0: until somebody compacts it, as etcd does.
 	CompactAge time.Duration `yaml:"compact_age"`
+	// CorruptCheck is the pause between two comparisons of all members' keys, which read all of them; 0: never.
+	CorruptCheck time.Duration `yaml:"corrupt_check"`
+	// StrictReconfig refuses etcd's clients to add and remove members until the others were heard for five seconds.
+	StrictReconfig bool `yaml:"strict_reconfig"`
 	// MaxRequestBytes is the limit of a request that writes, MaxTxnOps that of a transaction's operations.
 	MaxRequestBytes int `yaml:"max_request_bytes"`
 	MaxTxnOps       int `yaml:"max_txn_ops"`
@@ -122,6 +126,8 @@ func (k *KV) validate() error {
 		return fmt.Errorf("kv.watch_progress must be 100ms or more, got %s", k.WatchProgress)
 	case k.CompactAge < 0 || k.CompactAge > 0 && k.CompactAge < time.Second:
 		return fmt.Errorf("kv.compact_age must be 0 or 1s and more, got %s", k.CompactAge)
+	case k.CorruptCheck < 0 || k.CorruptCheck > 0 && k.CorruptCheck < time.Second:
+		return fmt.Errorf("kv.corrupt_check must be 0 or 1s and more, got %s", k.CorruptCheck)
 	case k.TokenTTL < time.Second:
 		return fmt.Errorf("kv.token_ttl must be 1s or more, got %s", k.TokenTTL)
 	case k.BcryptCost < users.MinCost || k.BcryptCost > users.MaxCost:
@@ -155,7 +161,7 @@ func Default() Config {
 		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Agents: 7443, Peers: 2380},
 		KV: KV{
 			Quota: kv.DefaultQuota, MaxRequestBytes: kv.DefaultRequestBytes, MaxTxnOps: kv.DefaultTxnOps, WatchProgress: kv.DefaultProgress,
-			TokenTTL: users.DefaultTokenLife, BcryptCost: users.DefaultCost,
+			TokenTTL: users.DefaultTokenLife, BcryptCost: users.DefaultCost, CorruptCheck: kv.DefaultCorruptCheck, StrictReconfig: true,
 		},
 	}
 }
@@ -337,6 +343,8 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.KV.EtcdClientCA, "kv-etcd-client-ca", c.KV.EtcdClientCA, "file with the authority of certificates that clients of those ports must show")
 	f.Int64Var(&c.KV.Quota, "kv-quota", c.KV.Quota, "bytes that keys and their history may take; negative: no limit")
 	f.DurationVar(&c.KV.CompactAge, "kv-compact-age", c.KV.CompactAge, "how long history is kept; 0: until somebody compacts it")
+	f.DurationVar(&c.KV.CorruptCheck, "kv-corrupt-check", c.KV.CorruptCheck, "time between comparisons of all members' keys; 0: never")
+	f.BoolVar(&c.KV.StrictReconfig, "kv-strict-reconfig", c.KV.StrictReconfig, "refuse etcd's clients to add or remove members while others were not heard for 5s")
 	f.IntVar(&c.KV.MaxRequestBytes, "kv-max-request-bytes", c.KV.MaxRequestBytes, "limit of a request that writes keys")
 	f.IntVar(&c.KV.MaxTxnOps, "kv-max-txn-ops", c.KV.MaxTxnOps, "limit of a transaction's operations")
 	f.DurationVar(&c.KV.WatchProgress, "kv-watch-progress", c.KV.WatchProgress, "time between notices to watches that asked for them")

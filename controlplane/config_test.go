@@ -103,6 +103,7 @@ func TestBadConfigurations(t *testing.T) {
 		"kv.max_txn_ops":                  func(c *Config) { c.KV.MaxTxnOps = 0 },
 		"kv.watch_progress":               func(c *Config) { c.KV.WatchProgress = time.Millisecond },
 		"kv.compact_age":                  func(c *Config) { c.KV.CompactAge = -1 },
+		"kv.corrupt_check":                func(c *Config) { c.KV.CorruptCheck = time.Millisecond },
 		"kv.token_ttl":                    func(c *Config) { c.KV.TokenTTL = 0 },
 		"kv.bcrypt_cost":                  func(c *Config) { c.KV.BcryptCost = 99 },
 		`rest.open: "identity" is not`:    func(c *Config) { c.REST.Open = []string{"identity"} },

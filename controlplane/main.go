@@ -55,7 +55,7 @@ func command() *cobra.Command {
 				return fmt.Errorf("force a new cluster: %w", err)
 			}
 		}
-		return run(cmd.Context(), c)
+		return newFloor(c).carry(func(f *floor) error { return run(cmd.Context(), c, f) })
 	}
 	root.AddCommand(keygen(), adminToken(), restore())
 	return root

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -60,8 +60,8 @@ const stopTime = 3 * time.Second
 // electionTicks without a word from the leader start an election.
 const electionTicks = 10
 
-// run is the member, from bottom to top, until ctx ends or it cannot go on.
-func run(ctx context.Context, c Config) (err error) {
+// run is the member, from bottom to top, until ctx ends or it cannot go on. It may not return when the floor has failed.
+func run(ctx context.Context, c Config, floor *floor) (err error) {
 	log := newLog(c)
 	key, err := openData(c)
 	if err != nil {
@@ -83,6 +83,7 @@ func run(ctx context.Context, c Config) (err error) {
 	if c.NodeID, joins, err = whoAmI(ctx, c, authority, log); err != nil {
 		return err
 	}
+	floor.holds(c.NodeID, nil)
 	members := c.members()
 	if joins {
 		members = Members{}
@@ -99,9 +100,9 @@ func run(ctx context.Context, c Config) (err error) {
 	for id, name := range names {
 		o := mvcc.Options{Logger: log.With("engine", name)}
 		if id == kvGroup {
-			o.OnLeases, o.CountIndex = leaseFeed.Changed, true
+			o.OnLeases, o.CountIndex, o.RememberHashes = leaseFeed.Changed, true, true
 		}
-		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), o)
+		engine, err := mvcc.Open(floor, filepath.Join(c.DataDir, name), o)
 		if err != nil {
 			return err
 		}
@@ -126,7 +127,7 @@ func run(ctx context.Context, c Config) (err error) {
 	}
 	host, err := consensus.Open(consensus.Options{
 		ID: c.NodeID, Members: consensusMembers(c, joins), Join: joins, Dir: filepath.Join(c.DataDir, "raft"), Transport: mesh, Log: log,
-		ElectionTicks: electionTicks,
+		ElectionTicks: electionTicks, FS: floor,
 	})
 	if err != nil {
 		return err
@@ -134,10 +135,11 @@ func run(ctx context.Context, c Config) (err error) {
 	for _, id := range []uint64{systemGroup, kvGroup} {
 		o := consensus.GroupOptions{ID: id, Name: names[id], Machine: machines[id], Forward: id == kvGroup}
 		if _, err := host.AddGroup(o); err != nil {
-			return errors.Join(err, host.Close())
+			return errors.Join(fmt.Errorf("%w: %w", consensus.ErrDamaged, err), host.Close())
 		}
 	}
 	runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: c.Tick})
+	floor.holds(c.NodeID, runner)
 	system := store.NewGroup(runner, systemGroup)
 	defer system.Close()
 	kvLeads := store.NewGroup(runner, kvGroup)
@@ -173,7 +175,7 @@ func run(ctx context.Context, c Config) (err error) {
 		Tokens: users.NewTokens(key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: key.ClusterID(),
 		Transfer: func(ctx context.Context, to uint64) error { return memberships.Transfer(ctx, to, kvGroup) },
 		Members:  func(ctx context.Context) ([]snapfile.Member, error) { return snapshotMembers(ctx, memberships) },
-		Election: electionTicks * c.Tick, Quota: c.KV.Quota, CompactAge: c.KV.CompactAge, BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"),
+		Election: electionTicks * c.Tick, Quota: c.KV.Quota, CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"),
 		Limits: kv.Limits{RequestBytes: c.KV.MaxRequestBytes, TxnOps: c.KV.MaxTxnOps, Progress: c.KV.WatchProgress},
 	})
 	nodes.Attach(vms, files)
@@ -227,6 +229,7 @@ func run(ctx context.Context, c Config) (err error) {
 	nodes.RegisterAgents(agents)
 	etcd := etcdrpc.New(etcdrpc.Options{
 		Service: keys, Members: memberships, Verifier: identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir, Log: log.With("service", "kv"),
+		StrictReconfig: c.KV.StrictReconfig,
 	})
 	public, health := rpc.New(rpc.Options{
 		Verifier: identities, Log: log, Metrics: grpcMetrics, Public: true,

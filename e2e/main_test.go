@@ -1,5 +1,5 @@
 // Package e2e tells stories about the real programs: a trio, a node agent, real QEMU, real clients. They run in a network
-// namespace of their own, so that they work beside a running cloud, as root, and clean up after themselves.
+// and a mount namespace of their own, so that they work beside a running cloud, as root, and clean up after themselves.
 package e2e
 
 import (
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
@@ -35,9 +36,9 @@ func TestMain(m *testing.M) {
 		return
 	}
 	if !lab.Inside() {
-		os.Exit(lab.Again(0))
+		os.Exit(lab.Again(unix.CLONE_NEWNS))
 	}
-	if err := lab.Loopback(); err != nil {
+	if err := errors.Join(lab.Loopback(), lab.PrivateMounts()); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -86,13 +87,16 @@ type world struct {
 	tenantToken string
 }
 
-// newWorld starts a trio.
-func newWorld(t *testing.T) *world {
+// newWorld starts a trio; before is done when its directories are there.
+func newWorld(t *testing.T, before ...func(*world)) *world {
 	t.Helper()
 	dir := lab.Dir(t.TempDir())
 	require.NoError(t, os.Chmod(string(dir), 0o755))
 	w := &world{t: t, dir: dir, trio: lab.NewTrio(dir, binaries(t))}
 	require.NoError(t, w.trio.Prepare())
+	for _, f := range before {
+		f(w)
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			w.showLogs()

@@ -27,6 +27,7 @@ var arrows = map[string][]string{
 
 	"controlplane/clusterkey":      {"shared/mtls"},
 	"controlplane/consensus":       {"shared/mutant"},
+	"controlplane/disk":            {},
 	"controlplane/mvcc":            {"shared/mutant"},
 	"controlplane/auth":            {"shared/cloud", "shared/fault"},
 	"controlplane/rest":            {"controlplane/auth", "shared/cloud", "shared/fault"},

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/record"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
@@ -62,13 +63,27 @@ func openEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*engine, e
 	}
 	db, err := pebble.Open(dir, opts)
 	if err != nil {
-		return nil, fmt.Errorf("open the log in %s: %w", dir, err)
+		return nil, fmt.Errorf("open the log in %s: %w", dir, damaged(err))
 	}
 	e.db = db
 	if err := e.checkLayout(); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
 	return e, nil
+}
+
+// damaged marks what Pebble finds corrupt when it opens. Records that were not synced and end in the middle are none of
+// that: it takes them for the end.
+func damaged(err error) error {
+	for _, is := range []error{record.ErrInvalidChunk, record.ErrZeroedChunk, record.ErrUnexpectedEOF} {
+		if errors.Is(err, is) {
+			return fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+	}
+	if pebble.IsCorruptionError(err) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return err
 }
 
 func (e *engine) checkLayout() error {
@@ -82,7 +97,15 @@ func (e *engine) checkLayout() error {
 		if err := b.Set([]byte(keyFormat), binary.AppendUvarint(nil, layoutVersion), nil); err != nil {
 			return err
 		}
-		return e.commit(b)
+		if err := e.commit(b); err != nil {
+			return err
+		}
+		// Pebble makes the first log file of a directory before it has raised the format, hence without what tells damage in
+		// the middle from the end (a flipped bit would quietly cut off all that follows). The next one has it.
+		if err := e.db.Flush(); err != nil {
+			return fmt.Errorf("begin the log: %w", err)
+		}
+		return nil
 	}
 	n, size := binary.Uvarint(v)
 	if size > 0 && n == 1 {

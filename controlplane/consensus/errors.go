@@ -21,6 +21,9 @@ var (
 	ErrTransferFailed = errors.New("the leadership was not taken over in time")
 	// ErrStopped says that the member was closed; what had not been proposed by then was not done.
 	ErrStopped = errors.New("the member is stopped")
+	// ErrDamaged says that what this member's disk holds is not what was written there, or less than others were told: it
+	// must not take part with it.
+	ErrDamaged = errors.New("the member's log is damaged")
 	// ErrNoGroup says that this host does not hold the group.
 	ErrNoGroup = errors.New("this member does not hold the group")
 )
@@ -51,6 +54,9 @@ func (e *WipedError) Error() string {
 type raftPanic struct{ text string }
 
 func (p *raftPanic) Error() string { return "raft: " + p.text }
+
+// Is says that what raft cannot survive is taken for ErrDamaged: its state contradicts what it hears.
+func (p *raftPanic) Is(target error) bool { return target == ErrDamaged }
 
 // storageError marks a failed read of the log, which raft turns into a panic, for Host.guard.
 type storageError struct{ err error }

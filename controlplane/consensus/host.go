@@ -99,7 +99,7 @@ func Open(opts Options) (*Host, error) {
 func (h *Host) open() (err error) {
 	fs := h.opts.FS
 	logs := fs
-	if fs == vfs.Default {
+	if vfs.Root(fs) == vfs.Default {
 		logs = roomy{fs, logFileBytes}
 	}
 	if h.engine, err = openEngine(logs, fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {

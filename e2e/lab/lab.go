@@ -46,6 +46,8 @@ type Program struct {
 	UID int
 	// Env is added to a small environment.
 	Env []string
+	// Ended is told its exit code, -1 when a signal ended it, if its starter still lives then. Optional.
+	Ended func(code int)
 }
 
 func (d Dir) pidFile(name string) string { return d.Path("pid", name) }
@@ -109,7 +111,12 @@ func (d Dir) Start(p Program) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
-	go cmd.Wait() // it is ours until we end; then init's
+	go func() {
+		cmd.Wait() // it is ours until we end; then init's
+		if p.Ended != nil {
+			p.Ended(cmd.ProcessState.ExitCode())
+		}
+	}()
 	start, _ := startTime(cmd.Process.Pid)
 	return os.WriteFile(d.pidFile(p.Name), fmt.Appendf(nil, "%d %s\n", cmd.Process.Pid, start), 0o644)
 }

@@ -30,6 +30,8 @@ type Trio struct {
 	Members map[int]string
 	// Extra are further flags of each member.
 	Extra []string
+	// Ended is told how a member has ended: see Program. Optional.
+	Ended func(id, code int)
 }
 
 // NewTrio describes a trio beneath dir.
@@ -95,9 +97,11 @@ func (t *Trio) Start(id int) error {
 		"--node-id", fmt.Sprint(id), "--listen", t.Members[id], "--data-dir", t.Name(id), "--cluster-key", "cluster.key",
 		"--cluster", strings.Join(cluster, ","), "--import-dir", "import",
 	}
-	return t.Dir.Start(Program{
-		Name: t.Name(id), Binary: "./bin/" + filepath.Base(binary), Args: append(args, t.Extra...), Work: string(t.Dir), UID: UID,
-	})
+	p := Program{Name: t.Name(id), Binary: "./bin/" + filepath.Base(binary), Args: append(args, t.Extra...), Work: string(t.Dir), UID: UID}
+	if t.Ended != nil {
+		p.Ended = func(code int) { t.Ended(id, code) }
+	}
+	return t.Dir.Start(p)
 }
 
 // place copies a file unless the copy is the same already. The copy gets a new inode: what runs keeps the old one.

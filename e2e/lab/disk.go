@@ -1,0 +1,172 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Disk is a small file system of its own beneath a directory, which can be filled up and can fail. The caller lives in a
+// mount namespace of its own (PrivateMounts): whatever is left goes with it.
+type Disk struct {
+	// At is where it is mounted, Image the file that it is in.
+	At, Image string
+}
+
+// PrivateMounts keeps what is mounted from here on to this mount namespace.
+func PrivateMounts() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	return nil
+}
+
+// NewDisk makes a file system of so many MiB and mounts it over a directory, whose owner and mode it keeps.
+func NewDisk(at, image string, mib int) (d *Disk, err error) {
+	info, err := os.Stat(at)
+	if err != nil {
+		return nil, err
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil, fmt.Errorf("%s has no owner", at)
+	}
+	d = &Disk{At: at, Image: image}
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Truncate(image, int64(mib)<<20); err != nil {
+		return nil, err
+	}
+	if err := tool("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", image); err != nil {
+		return nil, err
+	}
+	if err := d.mount(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.Chown(at, int(owner.Uid), int(owner.Gid)), os.Chmod(at, info.Mode().Perm())); err != nil {
+		return nil, errors.Join(err, d.Remove())
+	}
+	return d, nil
+}
+
+func (d *Disk) mount() error { return tool("mount", "-o", "loop", d.Image, d.At) }
+
+// Free is the room on it, in bytes.
+func (d *Disk) Free() (int64, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(d.At, &s); err != nil {
+		return 0, fmt.Errorf("look for room on %s: %w", d.At, err)
+	}
+	return int64(s.Bavail) * s.Bsize, nil
+}
+
+// Fill writes into a file on it until there is no room.
+func (d *Disk) Fill(file string) error {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for size := 1 << 20; size >= 512; size /= 2 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			return err
+		}
+	}
+	return nil
+}
+
+// ext4's way to stop at once, from linux/fs/ext4/ext4.h, and its mode that brings to an end what is under way before: in
+// the other modes a fdatasync that is under way may succeed (Linux 6.18) although what it wrote is lost.
+const (
+	ext4Shutdown     = 0x8004587d // EXT4_IOC_SHUTDOWN
+	ext4GoingDefault = 0          // EXT4_GOING_FLAGS_DEFAULT
+)
+
+// Fail makes everything that is asked of it fail with EIO, from now on until Repair.
+func (d *Disk) Fail() error {
+	f, err := os.Open(d.At)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), ext4Shutdown, ext4GoingDefault); err != nil {
+		return fmt.Errorf("fail the disk at %s: %w", d.At, err)
+	}
+	return nil
+}
+
+// Repair makes it sound again. Nothing may have it open.
+func (d *Disk) Repair() error { return errors.Join(d.unmount(), d.mount()) }
+
+// Grow makes it larger, to so many MiB. Nothing may have it open.
+func (d *Disk) Grow(mib int) error {
+	if err := d.unmount(); err != nil {
+		return err
+	}
+	if err := os.Truncate(d.Image, int64(mib)<<20); err != nil {
+		return err
+	}
+	// It answers 1 when it had something to mend, which is no error.
+	err := tool("e2fsck", "-f", "-p", d.Image)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
+		err = nil
+	}
+	if err := errors.Join(err, tool("resize2fs", d.Image)); err != nil {
+		return err
+	}
+	return d.mount()
+}
+
+// Remove unmounts it; the kernel then lets go of the image.
+func (d *Disk) Remove() error { return errors.Join(d.unmount(), os.Remove(d.Image)) }
+
+func (d *Disk) unmount() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	// The last threads of a killed program may still be leaving the kernel.
+	return Until(ctx, d.At+" is unmounted", func(context.Context) error {
+		if err := unix.Unmount(d.At, 0); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not mounted
+			return err
+		}
+		return nil
+	})
+}
+
+// tool runs a program of the host, for at most a while.
+func tool(name string, args ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// Flip changes one bit of a file.
+func Flip(path string, offset int64) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], offset); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	b[0] ^= 1
+	_, err = f.WriteAt(b[:], offset)
+	return err
+}
