@@ -24,10 +24,14 @@ type job struct {
 
 // entries are what a job applies, and who waits for it.
 type entries struct {
-	list      []Entry
-	claimed   []asker           // for each of the list, nil where nobody waits
+	raw       []*raftpb.Entry
+	claimed   []*proposal       // for each of raw, nil where nobody waits
 	changes   []*raftpb.Entry   // of the members
 	responses []*raftpb.Message // for raft
+
+	// What is given to the state machine in one call, and who waits for each.
+	list []Entry
+	asks []asker
 }
 
 // enqueue adds a job.
@@ -43,7 +47,8 @@ func (g *Group) apply(m *raftpb.Message) error {
 		if g.spare = nil; j.entries == nil {
 			j.entries = &entries{}
 		}
-		j.run, j.then = func() error { return j.apply(g.machine) }, func() error { return g.finishApply(j) }
+		limit := g.host.opts.Limits.ApplyBytes
+		j.run, j.then = func() error { return j.apply(g.machine, limit) }, func() error { return g.finishApply(j) }
 		g.enqueue(j)
 	}
 	e := j.entries
@@ -59,53 +64,72 @@ func (g *Group) apply(m *raftpb.Message) error {
 			g.claim(at, nil)
 			continue // raft's own, at the begin of a term
 		}
-		first := len(e.list)
-		var err error
-		if e.list, err = entriesOf(e.list, ent); err != nil {
+		id, err := idOf(ent)
+		if err != nil {
 			return err
 		}
-		p := g.claim(at, (*[16]byte)(ent.Data[1:payloadHeader]))
-		fresh := e.list[first:]
-		switch {
-		case p == nil:
-			e.claimed = append(e.claimed, make([]asker, len(fresh))...)
-			continue
-		case p.parts == nil:
-			e.claimed = append(e.claimed, p.done)
-		default:
-			e.claimed = append(e.claimed, p.parts...)
-		}
-		if len(e.claimed) != len(e.list) {
-			return fmt.Errorf("entry %d is not what was proposed: %d proposals, %d wait", at.index, len(fresh), len(p.parts))
-		}
-		for i := range fresh {
-			fresh[i].Wanted = true
-		}
+		e.raw, e.claimed = append(e.raw, ent), append(e.claimed, g.claim(at, id))
 	}
 	e.responses = append(e.responses, m.Responses...)
 	return nil
 }
 
-// apply gives the entries to the state machine and answers who waits for them.
-func (j *job) apply(machine StateMachine) error {
+// apply gives the entries to the state machine and answers who waits for them, at most limit bytes at a time, as they are
+// before they are compressed, or one entry.
+func (j *job) apply(machine StateMachine, limit uint64) error {
 	e := j.entries
-	if len(e.list) == 0 {
-		return nil
+	for first := 0; first < len(e.raw); {
+		last, err := e.open(first, limit)
+		if err != nil {
+			return err
+		}
+		answers, err := machine.Apply(e.list)
+		if err == nil && len(answers) != len(e.list) {
+			err = fmt.Errorf("the state machine returned %d answers", len(answers))
+		}
+		if err != nil {
+			return fmt.Errorf("apply entries %d to %d: %w", e.list[0].Index, e.list[len(e.list)-1].Index, err)
+		}
+		for i, ask := range e.asks {
+			if ask != nil {
+				j.reply(ask, Result{e.list[i].Index, e.list[i].Term, answers[i]}, nil)
+			}
+		}
+		clear(e.claimed[first:last])
+		clear(e.list) // do not keep the data
+		clear(e.asks)
+		e.list, e.asks = e.list[:0], e.asks[:0]
+		first = last
 	}
-	answers, err := machine.Apply(e.list)
-	if err == nil && len(answers) != len(e.list) {
-		err = fmt.Errorf("the state machine returned %d answers", len(answers))
-	}
-	if err != nil {
-		return fmt.Errorf("apply entries %d to %d: %w", e.list[0].Index, e.list[len(e.list)-1].Index, err)
-	}
-	for i, ask := range e.claimed {
-		if ask != nil {
-			j.reply(ask, Result{e.list[i].Index, e.list[i].Term, answers[i]}, nil)
+	return nil
+}
+
+// open takes proposals out of their entries, from first on, and returns the first entry that was not.
+func (e *entries) open(first int, limit uint64) (last int, err error) {
+	size := uint64(0)
+	for last = first; last < len(e.raw) && (last == first || size < limit); last++ {
+		began, p := len(e.list), e.claimed[last]
+		if e.list, err = entriesOf(e.list, e.raw[last]); err != nil {
+			return last, err
+		}
+		fresh := e.list[began:]
+		switch {
+		case p == nil:
+			e.asks = append(e.asks, make([]asker, len(fresh))...)
+		case p.parts == nil:
+			e.asks = append(e.asks, p.done)
+		default:
+			e.asks = append(e.asks, p.parts...)
+		}
+		if len(e.asks) != len(e.list) {
+			return last, fmt.Errorf("entry %d is not what was proposed: %d proposals, %d wait", e.raw[last].GetIndex(), len(fresh), len(p.parts))
+		}
+		for i := range fresh {
+			fresh[i].Wanted = p != nil
+			size += uint64(len(fresh[i].Data))
 		}
 	}
-	clear(e.claimed)
-	return nil
+	return last, nil
 }
 
 // abandon answers who waits for a job that will not be done, or was not done to its end.
@@ -113,10 +137,16 @@ func (j *job) abandon(reply func(asker, Result, error), err error) {
 	if j.entries == nil {
 		return
 	}
-	for i, ask := range j.entries.claimed {
-		if ask != nil {
-			j.entries.claimed[i] = nil
+	for i, p := range j.entries.claimed {
+		if p == nil {
+			continue
+		}
+		j.entries.claimed[i] = nil
+		for _, ask := range p.parts {
 			reply(ask, Result{}, err)
+		}
+		if p.done != nil {
+			reply(p.done, Result{}, err)
 		}
 	}
 }
@@ -132,11 +162,12 @@ func (g *Group) finishApply(j *job) error {
 	g.storage.applied = j.last.index
 	g.deliver(e.responses)
 	g.reads.release(g)
-	clear(e.list) // do not keep the data
+	clear(e.raw)
+	clear(e.claimed)
 	clear(e.changes)
 	clear(e.responses)
-	e.list, e.claimed, e.changes, e.responses = e.list[:0], e.claimed[:0], e.changes[:0], e.responses[:0]
-	if cap(e.list) <= maxSpare {
+	e.raw, e.claimed, e.changes, e.responses = e.raw[:0], e.claimed[:0], e.changes[:0], e.responses[:0]
+	if max(cap(e.raw), cap(e.list)) <= maxSpare {
 		g.spare = e
 	}
 	return nil

@@ -114,7 +114,7 @@ func TestCrashInSnapshot(t *testing.T) {
 				}
 			}
 			require.NoError(t, f.Stop(ctx))
-			put(150)
+			put(250)
 			crashed := false // guarded by w.mu
 			cut := func(off bool) {
 				w.mu.Lock()
@@ -137,7 +137,7 @@ func TestCrashInSnapshot(t *testing.T) {
 				}
 				require.NoError(t, err)
 				cut(true)
-				put(150)
+				put(250)
 				cut(false)
 			}
 			time.Sleep(3 * time.Second) // on the fake clock

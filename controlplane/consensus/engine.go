@@ -40,19 +40,28 @@ const (
 // engine is the one durable store of a host: every group's log and the births, in one Pebble directory. Each commit is
 // one batch and one fsync.
 type engine struct {
-	db  *pebble.DB
-	log *pebbleLogger
+	db    *pebble.DB
+	log   *pebbleLogger
+	quiet bool // nothing is written but what is asked for
+	fresh int  // about how many bytes the memtable has; of the log's thread
 }
+
+const (
+	memTableBytes = 64 << 20
+	// flushBytes is how much has to be in the memtable for a flush to be worth it when the log was cut. What was cut then is
+	// not written again; when Pebble flushes, because the memtable is full, it finds more that is still needed.
+	flushBytes = memTableBytes / 2
+)
 
 // openEngine opens or makes the store at dir. With quiet set the engine does no background work of its own choice
 // (compactions, table statistics), which a simulation needs to replay.
 func openEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*engine, error) {
-	e := &engine{log: &pebbleLogger{log: log}}
+	e := &engine{log: &pebbleLogger{log: log}, quiet: quiet}
 	opts := &pebble.Options{
 		FS:                          fs,
 		FormatMajorVersion:          pebble.FormatTableFormatV6,
 		CacheSize:                   8 << 20,
-		MemTableSize:                64 << 20, // most entries are cut before they would be flushed
+		MemTableSize:                memTableBytes,
 		MemTableStopWritesThreshold: 2,
 		DisableAutomaticCompactions: quiet,
 		DisableTableStats:           quiet,
@@ -181,6 +190,24 @@ func (e *engine) commit(b *pebble.Batch) (err error) {
 		return fmt.Errorf("write the log: %w", err)
 	}
 	return e.failure()
+}
+
+// tidy writes the memtable out when that is worth it, just after a log was cut. It does not wait for the end. It belongs
+// to the log's thread.
+func (e *engine) tidy() (err error) {
+	if e.quiet || e.fresh < flushBytes {
+		return nil
+	}
+	e.fresh = 0
+	defer func() {
+		if r := recover(); r != nil { // as in commit
+			err = fmt.Errorf("write out the log: %v", r)
+		}
+	}()
+	if _, err := e.db.AsyncFlush(); err != nil {
+		return fmt.Errorf("write out the log: %w", err)
+	}
+	return nil
 }
 
 // failure returns the first error that Pebble called fatal, also of its background work.

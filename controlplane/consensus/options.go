@@ -53,7 +53,7 @@ type Limits struct {
 	ApplyBytes       uint64 // entries applied in one go; default 4 MiB
 	CacheBytes       int    // newest entries of one group kept in memory; default 8 MiB
 	TailEntries      uint64 // newest entries of one group kept for slow members; default 10,000,
-	TailBytes        uint64 // or less if they are larger than this; default 64 MiB
+	TailBytes        uint64 // or less if they are larger than this; default 16 MiB. A leader keeps more for one that is behind
 	ProposalTicks    uint64 // after which a proposal is ErrUncertain; default 5 × ElectionTicks
 	ReadTicks        uint64 // after which a read is ErrNoLeader; default 5 × ElectionTicks
 }
@@ -104,7 +104,7 @@ func (o *Options) ensureDefaults() error {
 	l.ApplyBytes = cmp.Or(l.ApplyBytes, 4<<20)
 	l.CacheBytes = cmp.Or(l.CacheBytes, 8<<20)
 	l.TailEntries = cmp.Or(l.TailEntries, 10_000)
-	l.TailBytes = cmp.Or(l.TailBytes, 64<<20)
+	l.TailBytes = cmp.Or(l.TailBytes, 16<<20)
 	l.ProposalTicks = cmp.Or(l.ProposalTicks, 5*uint64(o.ElectionTicks))
 	l.ReadTicks = cmp.Or(l.ReadTicks, 5*uint64(o.ElectionTicks))
 	return nil

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
 )
@@ -127,7 +128,15 @@ func packOf(proposals ...string) []byte {
 	return b
 }
 
+// dense is the data of a pack that was compressed.
+func dense(proposals ...string) []byte {
+	p := &proposal{data: packOf(proposals...), parts: make([]asker, len(proposals))}
+	p.seal()
+	return p.data
+}
+
 func TestEntriesOf(t *testing.T) {
+	same := strings.Repeat("value", 100)
 	single := append([]byte{payloadVersion, 7}, make([]byte, 15)...)
 	for _, test := range []struct {
 		name string
@@ -143,7 +152,10 @@ func TestEntriesOf(t *testing.T) {
 		{"a length without end", append(packOf("a"), 0x80), nil, errBroken},
 		{"too long a length", append(packOf("a"), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1), nil, errBroken},
 		{"short", single[:16], nil, errBroken},
-		{"another version", append([]byte{3}, make([]byte, 20)...), nil, errVersion},
+		{"compressed", dense("a=1", same, same), []Entry{{Index: 5, Term: 2, Data: []byte("a=1")}, {Index: 5, Term: 2, Data: []byte(same)}, {Index: 5, Term: 2, Data: []byte(same)}}, nil},
+		{"compressed and cut", dense("a=1", same, same)[:payloadHeader+20], nil, errBroken},
+		{"too large when decompressed", append([]byte{denseVersion}, append(make([]byte, 16), s2.Encode(nil, make([]byte, MaxEnvelopeBytes+1))...)...), nil, errBroken},
+		{"another version", append([]byte{4}, make([]byte, 20)...), nil, errVersion},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := entriesOf(nil, &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: test.data})
@@ -160,6 +172,7 @@ func TestEntriesOf(t *testing.T) {
 // What one member lets into the log by forwarding, every member can read.
 func FuzzCheckPayload(f *testing.F) {
 	f.Add(packOf("a=1", "b=2"))
+	f.Add(append([]byte{denseVersion}, append(make([]byte, 16), s2.Encode(nil, packOf("a=1", "a=2")[payloadHeader:])...)...))
 	f.Add(append([]byte{payloadVersion}, make([]byte, 20)...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		const limit = 10
@@ -173,4 +186,19 @@ func FuzzCheckPayload(f *testing.F) {
 			require.LessOrEqual(t, len(e.Data), limit)
 		}
 	})
+}
+
+// What is alike in a pack is in the log once.
+func TestPackIsCompressed(t *testing.T) {
+	c := startForwarding(t, 3, 1)
+	f := c.follower()
+	var want []string
+	for i := range 50 {
+		want = append(want, fmt.Sprintf("%d=%s", i, strings.Repeat("like the others ", 20)))
+	}
+	f.proposeAny(want...)
+	c.converge(want...)
+	for _, m := range c.members {
+		require.Less(t, m.group.Status().LogBytes, uint64(2000), "of 16,000")
+	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+	"go.etcd.io/raft/v3/tracker"
 )
 
 // completion is one callback that is due.
@@ -211,12 +212,7 @@ func (g *Group) cut(flushed uint64) error {
 		to = max(to, l.last.index-limits.TailEntries)
 	}
 	to = min(to, flushed, g.applied.index)
-	if l.sizes.bytes() < 4*limits.TailBytes {
-		// A follower that is being sent the state should be able to go on from there.
-		for _, out := range g.outgoing {
-			to = min(to, out.at.index)
-		}
-	}
+	to = g.keepFor(to)
 	g.flushAfter, g.flushBytes = l.last.index+limits.TailEntries/8+1, l.sizes.bytes()+limits.TailBytes/8+1
 	if to <= l.begin.index || g.installing != nil {
 		return nil
@@ -228,4 +224,24 @@ func (g *Group) cut(flushed uint64) error {
 	l.cut = position{to, term}
 	g.flushAfter, g.flushBytes = 0, 0
 	return nil
+}
+
+// keepFor is how far a leader may cut its log without keeping others from going on with it, as long as what is kept has
+// bounds: a member that was away for a moment needs no state, and one that is being sent the state goes on from there.
+func (g *Group) keepFor(to uint64) uint64 {
+	limits, l := &g.host.opts.Limits, g.storage
+	count, bytes := l.last.index-l.begin.index, l.sizes.bytes()
+	if bytes < 16*limits.TailBytes {
+		for _, out := range g.outgoing {
+			to = min(to, out.at.index)
+		}
+	}
+	if count < 2*limits.TailEntries && bytes < 4*limits.TailBytes && g.role == raft.StateLeader {
+		g.node.WithProgress(func(_ uint64, _ raft.ProgressType, p tracker.Progress) {
+			if p.Match >= l.begin.index {
+				to = min(to, p.Match)
+			}
+		})
+	}
+	return to
 }

@@ -133,7 +133,8 @@ func (g *Group) propose() {
 		n, size := 0, uint64(0)
 		for n < len(queue) && (n == 0 || size+queue[n].size <= g.host.opts.Limits.MessageBytes) {
 			size += queue[n].size
-			queue[n].at, queue[n].envelope, queue[n].sealed = position{term: status.GetTerm()}, 0, true
+			queue[n].seal()
+			queue[n].at, queue[n].envelope = position{term: status.GetTerm()}, 0
 			n++
 		}
 		if leads {

@@ -270,3 +270,29 @@ func TestCheckpointFails(t *testing.T) {
 	l.machine.checkpointErr = nil
 	c.converge(append(all, "a=1")...)
 }
+
+// A member that was away for a moment finds what it missed in the leader's log, which is otherwise cut.
+func TestLeaderKeepsWhatOneLacks(t *testing.T) {
+	for _, away := range []bool{true, false} {
+		c := newCluster(t, 3, 1)
+		c.limits.TailEntries = 8
+		for _, id := range c.ids {
+			c.members[id].start()
+		}
+		l := c.elect()
+		f := c.others(l)[0]
+		if away {
+			c.isolate(f)
+		}
+		lacks := f.group.Status().Last + 1
+		for i := range 14 {
+			c.put(l, fmt.Sprintf("a=%d", i))
+		}
+		c.tick(2)
+		c.heal()
+		c.tick(10)
+		require.Zero(t, f.arrived, "no snapshot came")
+		require.Equal(t, away, l.group.Status().First <= lacks, "the log begins at %d, member %d lacked %d", l.group.Status().First, f.id, lacks)
+		require.Equal(t, l.machine.Log, f.machine.Log)
+	}
+}

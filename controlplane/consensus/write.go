@@ -20,6 +20,7 @@ type write struct {
 	batch *pebble.Batch // nil if there is nothing to keep, only something to say after the writes before
 	after []after
 	since uint64 // the tick in which it was begun
+	cuts  bool   // a log is shorter after it
 }
 
 // after is what waits for a write.
@@ -63,9 +64,11 @@ func (g *Group) store(s stored) error {
 	if s.m.Snapshot != nil {
 		return g.install(s)
 	}
+	begin := g.storage.begin.index
 	if err := g.storage.write(g.host.batch(), hardState(s.m), s.m.Entries); err != nil {
 		return err
 	}
+	g.host.next.cuts = g.host.next.cuts || g.storage.begin.index > begin
 	if mutant.On(mutant.AckBeforeSync) {
 		g.deliver(s.m.Responses)
 		return nil
@@ -99,11 +102,15 @@ func (w *write) run(e *engine) error {
 	if w.batch == nil {
 		return nil
 	}
+	e.fresh += w.batch.Len()
 	if err := e.commit(w.batch); err != nil {
 		return err
 	}
 	if err := w.batch.Close(); err != nil {
 		return fmt.Errorf("write the log: %w", err)
+	}
+	if w.cuts {
+		return e.tidy()
 	}
 	return nil
 }
