@@ -42,6 +42,31 @@ type joinToken struct {
 
 var joinTokens = store.NewTable[joinToken]("join-token")
 
+// hostKeys says which host holds a key: host-key/<SHA-256 of the public key, hex>. A host that joins again with a new
+// token, since its certificate ran out or the cluster was made of a backup, is the host that it was.
+var hostKeys = store.NewTable[cloud.NodeID]("host-key")
+
+// keep notes that a host holds a key, unless another host that is known does.
+func keep(tx *store.Tx, key []byte, id cloud.NodeID) error {
+	if holder, err := holderOf(tx, key); err != nil || holder != "" {
+		return err
+	}
+	hostKeys.Put(tx, &id, hex.EncodeToString(key))
+	return nil
+}
+
+// holderOf is the host that holds a key, empty when none is known.
+func holderOf(tx *store.Tx, key []byte) (cloud.NodeID, error) {
+	id, err := hostKeys.Get(tx, hex.EncodeToString(key))
+	if err != nil || id == nil {
+		return "", err
+	}
+	if known, err := Nodes.Has(tx, string(*id)); err != nil || !known {
+		return "", err
+	}
+	return *id, nil
+}
+
 type tokenAsk struct {
 	Name string
 	TTL  time.Duration
@@ -76,7 +101,8 @@ func errBadJoin() error {
 	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another host: make a new one with `trivet node token`")
 }
 
-// doAdmit uses a token for a key and names the host. The same key gets the same host again while the token lives.
+// doAdmit uses a token for a key and names the host. A key whose host is known gets that host again, by another token too:
+// only its guests' host has it.
 func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := joinTokens.Get(tx, q.ID)
@@ -100,6 +126,18 @@ func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err 
 			id = t.Node
 			return nil
 		}
+		if id, err = holderOf(tx, q.Key); err != nil {
+			return err
+		}
+		if id != "" && s.connected(id) {
+			return fault.New(fault.Unavailable, "node %s is connected and has the same key: if this host is a copy of that one, "+
+				"remove the identity that was copied with it from the agent's data directory", id).MayRetry()
+		}
+		if id != "" {
+			t.Key, t.Node = q.Key, id
+			joinTokens.Put(tx, t, q.ID)
+			return nil
+		}
 		made, err := uuid.NewV7()
 		if err != nil {
 			return err
@@ -107,6 +145,9 @@ func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err 
 		id = cloud.NodeID(made.String())
 		t.Key, t.Node = q.Key, id
 		joinTokens.Put(tx, t, q.ID)
+		if err := keep(tx, q.Key, id); err != nil {
+			return err
+		}
 		Nodes.Put(tx, &cloud.Node{ID: id, Name: q.Name, Declared: cloud.NodeNotReady, CreatedAt: tx.Now(), UpdatedAt: tx.Now()}, string(id))
 		return nil
 	})
@@ -151,10 +192,19 @@ func checkRequest(der []byte) (*x509.CertificateRequest, []byte, error) {
 	if err := csr.CheckSignature(); err != nil {
 		return nil, nil, fault.Invalid("csr", "is not signed by its own key").Because(err)
 	}
-	key, err := x509.MarshalPKIXPublicKey(csr.PublicKey)
+	sum, err := sumOf(csr.PublicKey)
 	if err != nil {
 		return nil, nil, fault.Invalid("csr", "has a key of an unknown kind").Because(err)
 	}
-	sum := sha256.Sum256(key)
-	return csr, sum[:], nil
+	return csr, sum, nil
+}
+
+// sumOf is by what a public key is known.
+func sumOf(public any) ([]byte, error) {
+	der, err := x509.MarshalPKIXPublicKey(public)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(der)
+	return sum[:], nil
 }

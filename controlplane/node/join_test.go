@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -209,4 +210,74 @@ func TestRenew(t *testing.T) {
 	gone := w.with(1, w.certificate(mtls.Node, string(guest(99)), time.Now(), time.Hour))
 	_, err = gone.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 	refused(t, err, codes.PermissionDenied, "join again")
+}
+
+// A host that joins once more with its key is the host that it was: its certificate ran out for long, or it comes back
+// after a restore, when its tokens and sessions are gone. Nobody else gets its id: not another key under its name, and
+// not a copy of it while it is connected.
+func TestJoinAgain(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	join := func(key any, name string) (*agentv1.Credential, error) {
+		token := w.token("", 0)
+		return w.dial(2, mtls.ClientPinned(token[strings.LastIndex(token, ".")+1:])).Join(ctx,
+			&agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(t, key), Name: name})
+	}
+	key := newKey(t)
+	first, err := join(key, "rack-1")
+	require.NoError(t, err)
+	before := w.node(cloud.NodeID(first.GetNodeId()))
+	again, err := join(key, "rack-1")
+	require.NoError(t, err)
+	require.Equal(t, first.GetNodeId(), again.GetNodeId())
+	require.Equal(t, before, w.node(before.ID), "its record stays as it is")
+	other, err := join(newKey(t), "rack-1")
+	require.NoError(t, err)
+	require.NotEqual(t, first.GetNodeId(), other.GetNodeId())
+
+	leaf, err := x509.ParseCertificate(again.GetCertificate())
+	require.NoError(t, err)
+	own := w.with(1, func() (*tls.Certificate, error) {
+		return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
+	})
+	session, stop := context.WithCancel(ctx)
+	s, err := own.Watch(session, &agentv1.WatchRequest{Protocol: Protocol})
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	_, err = join(key, "rack-2")
+	refused(t, err, codes.Unavailable, "remove the identity that was copied")
+	stop()
+	require.Eventually(t, func() bool { return !w.members[1].connected(before.ID) }, 10*time.Second, time.Millisecond)
+	_, err = join(key, "rack-2")
+	require.NoError(t, err)
+
+	// A host whose record is gone is a new one.
+	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, first.GetNodeId()); return nil })
+	later, err := join(key, "rack-1")
+	require.NoError(t, err)
+	require.NotEqual(t, first.GetNodeId(), later.GetNodeId())
+	again, err = join(key, "rack-1")
+	require.NoError(t, err)
+	require.Equal(t, later.GetNodeId(), again.GetNodeId())
+}
+
+// The key of a host that joined before keys were noted is noted when it reports.
+func TestKeyOfAnOldHost(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	a := w.host(1, 1)
+	source := w.certificate(mtls.Node, string(a.id), time.Now(), time.Hour)
+	cert, err := source()
+	require.NoError(t, err)
+	s, err := w.with(1, source).Report(ctx)
+	require.NoError(t, err)
+	require.NoError(t, s.Send(&agentv1.ReportRequest{Facts: &agentv1.NodeFacts{BootId: "b"}}))
+	_, err = s.CloseAndRecv()
+	require.NoError(t, err)
+	token := w.token("", 0)
+	c, err := w.dial(1, mtls.ClientPinned(token[strings.LastIndex(token, ".")+1:])).Join(ctx,
+		&agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(t, cert.PrivateKey), Name: "host-1"})
+	require.NoError(t, err)
+	require.EqualValues(t, a.id, c.GetNodeId())
 }

@@ -9,6 +9,12 @@
 // What a host should look like is a projection of records: placed/<node>/<vm> says which VMs are its own, and Guests
 // (package vm) says what each should be. There is no second copy of wanted state.
 //
+// Who a host is, is its key: it keeps its id when it joins again, after its certificate ran out or into a cluster that was
+// made of a backup, so that what is placed on it stays its own. A copy of a host is refused while that one is connected.
+// What a host has and no record places there, it is told to be orphaned, and the log names it. A host that has just joined
+// a restored cluster keeps such a guest running (package machine of the agent): records that are older than the guest
+// cannot know it.
+//
 // Decisions of this version: a host has one session, and a newer one ends the older; it sends at most eight images and
 // 64 consoles at a time. What a host may write into records is bounded here, since a host can be stolen.
 package node

@@ -45,6 +45,20 @@ type agents struct {
 	s *Service
 }
 
+// keepKey notes the key of a connection's certificate, which may be of before keys were noted.
+func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
+	leaf, err := shown(ctx)
+	if err != nil || leaf == nil {
+		return err
+	}
+	sum, err := sumOf(leaf.PublicKey)
+	if err != nil {
+		return err
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return keep(tx, sum, id) })
+	return err
+}
+
 // caller is the host whose certificate a connection shows; the certificate must be valid and the host's record there.
 func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	leaf, err := shown(ctx)
@@ -219,6 +233,9 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		}
 		if f := r.GetFacts(); f != nil {
 			if err := a.s.facts(stream.Context(), id, f); err != nil {
+				return err
+			}
+			if err := a.s.keepKey(stream.Context(), id); err != nil {
 				return err
 			}
 		}

@@ -92,6 +92,13 @@ func (s *Service) begin(node cloud.NodeID, end context.CancelCauseFunc) *session
 	return n
 }
 
+// connected says whether a host has a session with this member.
+func (s *Service) connected(node cloud.NodeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions[node] != nil
+}
+
 func (s *Service) end(n *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,6 +106,9 @@ func (s *Service) end(n *session) {
 		delete(s.sessions, n.node)
 	}
 }
+
+// loggedVMs is how many VMs one line of the log names.
+const loggedVMs = 16
 
 // chunkVMs is how many VMs go into one message of a snapshot.
 const chunkVMs = 100
@@ -214,11 +224,16 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	for _, a := range all {
 		known[string(a.VM)] = true
 	}
+	var unknown []string
 	for _, id := range present {
 		if !known[id] {
 			known[id] = true
+			unknown = append(unknown, id)
 			all = append(all, Assignment{cloud.VMID(id), &agentv1.AssignedVm{VmId: id, Power: agentv1.Power_POWER_ORPHANED}})
 		}
+	}
+	if len(unknown) > 0 {
+		s.opts.Log.Warn("a host has VMs that no record places there", "node", node, "count", len(unknown), "vms", unknown[:min(len(unknown), loggedVMs)])
 	}
 	for first := true; first || len(all) > 0; first = false {
 		n := min(len(all), chunkVMs)
