@@ -33,6 +33,7 @@ type identity struct {
 type credential struct {
 	cert      *tls.Certificate
 	authority *x509.Certificate
+	cluster   string
 	node      cloud.NodeID
 	members   []string
 }
@@ -150,7 +151,7 @@ func (id *identity) read(c *agentv1.Credential) (*credential, error) {
 	}
 	return &credential{
 		cert:      &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: id.key, Leaf: leaf},
-		authority: authority, node: cloud.NodeID(c.GetNodeId()), members: c.GetMembers(),
+		authority: authority, cluster: party.Cluster, node: cloud.NodeID(c.GetNodeId()), members: c.GetMembers(),
 	}, nil
 }
 
@@ -164,10 +165,30 @@ func (c *credential) renewAt() time.Time {
 }
 
 // client is the TLS configuration of a dialler that shows this credential.
-func (c *credential) client() *tls.Config {
+func (c *credential) client() *tls.Config { return c.clientTelling(func(string) {}) }
+
+// clientTelling is client that tells stranger of the cluster that a server's certificate names when another authority
+// signed it. Nothing proves that name: it is for a person to read.
+func (c *credential) clientTelling(stranger func(cluster string)) *tls.Config {
 	own := func() (*tls.Certificate, error) { return c.cert, nil }
-	return mtls.Client(own, c.authority, mtls.OnlyKind(mtls.Member))
+	config := mtls.Client(own, c.authority, mtls.OnlyKind(mtls.Member))
+	verify := config.VerifyConnection
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		err := verify(state)
+		var unknown x509.UnknownAuthorityError
+		if !errors.As(err, &unknown) {
+			return err
+		}
+		if id, ok := mtls.PeerID(state); ok && id.Kind == mtls.Member {
+			stranger(id.Cluster)
+		}
+		return err
+	}
+	return config
 }
+
+// names says whether a pin is this credential's authority's.
+func (c *credential) names(pin string) bool { return mtls.Pin(c.authority) == pin }
 
 // pinOf is the part of a join token by which the authority is recognised.
 func pinOf(token string) (string, error) {

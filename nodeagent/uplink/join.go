@@ -21,10 +21,14 @@ var refusals = map[codes.Code]bool{
 	codes.AlreadyExists: true, codes.Unimplemented: true,
 }
 
-// join gets a certificate if there is none. It asks member after member until one answers.
+// join gets a certificate if there is none, or the host is to leave the cluster of the one that it has. It asks member
+// after member until one answers.
 func (l *Link) join(ctx context.Context) error {
-	if l.identity.credential() != nil {
-		return nil
+	if c := l.identity.credential(); c != nil {
+		if leaves, err := l.leaves(c); !leaves {
+			return err
+		}
+		l.o.Log.Warn("leaving the cluster for that of the join token", "cluster", c.cluster, "node", c.node)
 	}
 	var r route
 	for {
@@ -48,6 +52,27 @@ func (l *Link) join(ctx context.Context) error {
 
 // errToken wraps what is wrong with the token on our side.
 var errToken = errors.New("no join token that could be used (`trivet node token` makes one)")
+
+// leaves says whether the host is to leave the cluster of its certificate: it was told to, and holds a token of another.
+// Told so once more afterwards it does nothing, so that the word may stay where it was written. A token alone is not
+// enough: one that came to a host by mistake would take its guests out of a cloud that lives.
+func (l *Link) leaves(c *credential) (bool, error) {
+	if l.o.Leave != c.cluster {
+		return false, nil
+	}
+	token, err := l.o.Token()
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", errToken, err)
+	}
+	pin, err := pinOf(token)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", errToken, err)
+	}
+	if c.names(pin) {
+		return false, fmt.Errorf("%w: leave-cluster: the join token is of cluster %s itself", errToken, c.cluster)
+	}
+	return true, nil
+}
 
 // errKeep wraps what is wrong with our directory: a certificate that cannot be kept is of no use.
 var errKeep = errors.New("cannot keep the host's identity")
@@ -80,14 +105,19 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	}
 	l.handing.Lock()
 	defer l.handing.Unlock()
-	if err := l.kept.forget(); err != nil {
-		return fmt.Errorf("%w: %w", errKeep, err)
+	if had := l.identity.credential(); had == nil || !had.names(pin) || string(had.node) != answer.GetNodeId() {
+		if err := l.kept.forget(); err != nil {
+			return fmt.Errorf("%w: %w", errKeep, err)
+		}
+		l.stored, l.assembly = nil, assembly{}
+		if had != nil {
+			l.o.Assign(Assignment{}) // no wish of the other outlives it
+		}
 	}
-	l.stored, l.assembly = nil, assembly{}
 	if err := l.identity.take(answer, pin); err != nil {
 		return fmt.Errorf("%w: %w", errKeep, err)
 	}
-	l.o.Log.Info("joined", "node", answer.GetNodeId())
+	l.o.Log.Info("joined", "cluster", l.identity.credential().cluster, "node", answer.GetNodeId())
 	return nil
 }
 
@@ -101,10 +131,22 @@ func (l *Link) revive(ctx context.Context, agent agentv1.AgentServiceClient, add
 	if renewal == nil {
 		return nil
 	}
-	if err := l.joinAt(ctx, addr); err != nil {
+	if err := l.rejoin(ctx, addr); err != nil {
 		return fmt.Errorf("the host's certificate ran out at %s: %w; %w", l.identity.credential().cert.Leaf.NotAfter.Format(time.RFC3339), renewal, err)
 	}
 	return nil
+}
+
+// rejoin is joinAt for a host that stays in its cluster.
+func (l *Link) rejoin(ctx context.Context, addr string) error {
+	token, err := l.o.Token()
+	if err != nil {
+		return fmt.Errorf("%w: %w", errToken, err)
+	}
+	if pin, err := pinOf(token); err == nil && !l.identity.credential().names(pin) {
+		return fmt.Errorf("%w: the one that is set is of another cluster", errToken)
+	}
+	return l.joinAt(ctx, addr)
 }
 
 // errClock is what remains when a certificate is over as soon as it is given.

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -21,14 +23,33 @@ var (
 	errWatchEnded = errors.New("the member ended the watch")
 )
 
+// strangerError is a member of another cluster where one of ours should be: the cluster was made anew, of a backup or of
+// what one member had, or the address is another's.
+type strangerError struct{ own, other string }
+
+func (e *strangerError) Error() string {
+	return fmt.Sprintf("here is a member of cluster %s, and this host is of cluster %s: if that one is lost and %s was made of its backup, "+
+		"replace the join token by one of `trivet node token` there, and start the agent with --leave-cluster %s; guests run on meanwhile",
+		e.other, e.own, e.other, e.own)
+}
+
 // session talks to one member until something of it fails. The error is never nil.
 func (l *Link) session(ctx context.Context, addr string) error {
 	credential := l.identity.credential()
-	conn, err := dial(addr, credential.client())
+	var other atomic.Pointer[string]
+	conn, err := dial(addr, credential.clientTelling(func(cluster string) { other.Store(&cluster) }))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
+	err = l.sessionOn(ctx, conn, credential, addr)
+	if cluster := other.Load(); cluster != nil && !errors.Is(err, errRenewed) {
+		return &strangerError{credential.cluster, *cluster}
+	}
+	return err
+}
+
+func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential *credential, addr string) error {
 	agent := agentv1.NewAgentServiceClient(conn)
 	if credential.expired(time.Now()) {
 		if err := l.revive(ctx, agent, addr); err != nil {

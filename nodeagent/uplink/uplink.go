@@ -24,7 +24,11 @@
 //     found by its unanswered heartbeat.
 //   - The last whole assignment is kept on disk. When no member has answered [storedAfter] after start, it is handed on
 //     marked Stored: it still says what this host owns, but nothing may be destroyed by it.
-//   - A new identity (a Join) forgets the stored assignment and its term: they were another node's.
+//   - A new identity (a Join as another node, or into another cluster) forgets the stored assignment and its term: they
+//     were another's, and a cluster that was made of a backup counts its terms from there.
+//   - A certificate is kept until it is replaced. A host leaves its cluster only when it is told so by that cluster's id
+//     ([Options.Leave]) and holds a token of another; its key stays, and by it the other cluster knows it again if its
+//     records do. A member of another cluster in the place of ours is named in one line, with what helps.
 package uplink
 
 import (
@@ -63,8 +67,11 @@ type Options struct {
 	Dir string
 	// Seeds are members' agent listeners, host:port. Required.
 	Seeds []string
-	// Token gives the join token; it is asked only when there is no certificate that could be used. Required.
+	// Token gives the join token; it is asked only when there is no certificate that could be used, or the host
+	// leaves its cluster. Required.
 	Token func() (string, error)
+	// Leave is the id of a cluster that this host leaves, if it is in it, for that of its join token. Optional.
+	Leave string
 	// Name of the host and Version of the agent, as the control plane is told. Required.
 	Name, Version string
 	// Facts go first on every stream of reports. Required.
@@ -73,7 +80,8 @@ type Options struct {
 	Heartbeat func() *vmv1.HeartbeatNodeRequest
 	// Present lists the VMs that exist on this host in any form. Required.
 	Present func() []cloud.VMID
-	// Assign takes each new assignment. It must not block. Required.
+	// Assign takes each new assignment: an empty one of term 0 when the host becomes another node, or one of another
+	// cluster, before Cluster says so. It must not block. Required.
 	Assign func(Assignment)
 	// Console writes the console of a VM to w: at most its last tail bytes (0: all that is kept), and with follow what
 	// comes after, until ctx ends. Its error goes to the reader. Nil: consoles are refused.
@@ -149,6 +157,14 @@ func Open(o Options) (*Link, error) {
 func (l *Link) Node() cloud.NodeID {
 	if c := l.identity.credential(); c != nil {
 		return c.node
+	}
+	return ""
+}
+
+// Cluster is the id of the cluster that this host is in, empty before it joined.
+func (l *Link) Cluster() string {
+	if c := l.identity.credential(); c != nil {
+		return c.cluster
 	}
 	return ""
 }
