@@ -28,7 +28,9 @@ type Config struct {
 	ControlPlane []string `yaml:"controlplane"`
 	// JoinToken is a file with the token of `trivet node token`, or the token. It is needed once.
 	JoinToken string `yaml:"join_token"`
-	DataDir   string `yaml:"data_dir"`
+	// LeaveCluster is the id of a cluster that this host leaves for that of the join token. Once it has, it says nothing.
+	LeaveCluster string `yaml:"leave_cluster"`
+	DataDir      string `yaml:"data_dir"`
 	// Name of this host; empty is its host name.
 	Name string `yaml:"name"`
 	// Accel is auto, kvm or tcg.
@@ -85,6 +87,7 @@ var settings = []setting{
 		return nil
 	}},
 	{"join-token", "`file` with the token of `trivet node token`, or the token", text(func(c *Config) *string { return &c.JoinToken })},
+	{"leave-cluster", "`id` of the cluster that this host leaves for that of the join token", text(func(c *Config) *string { return &c.LeaveCluster })},
 	{"data-dir", "`directory` for disks, images and this host's identity", text(func(c *Config) *string { return &c.DataDir })},
 	{"name", "`name` of this host (default its host name)", text(func(c *Config) *string { return &c.Name })},
 	{"accel", "auto, kvm or tcg", func(c *Config, s string) error { c.Accel = facts.Mode(s); return nil }},
@@ -210,6 +213,9 @@ func variable(name string) string {
 	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
+// validCluster is a cluster's id: 1 to 2^53−1.
+var validCluster = regexp.MustCompile(`^[1-9][0-9]{0,15}$`)
+
 var validHost = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
 // Validate says what is wrong, by the name of the setting, and brings addresses into the form host:port.
@@ -236,6 +242,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("overcommit: %w", over.Validate())
 	case err != nil:
 		return fmt.Errorf("uid_range: %w", err)
+	case c.LeaveCluster != "" && !validCluster.MatchString(c.LeaveCluster):
+		return fmt.Errorf("leave_cluster: %q is not the id of a cluster", c.LeaveCluster)
 	case !slices.Contains([]string{"", "json", "text"}, c.LogFormat):
 		return fmt.Errorf("log_format: %q is neither json nor text", c.LogFormat)
 	case c.QEMU == "":

@@ -57,6 +57,7 @@ func TestBadConfig(t *testing.T) {
 		"controlplane: [a]\n---\nname: b":                                       "more than one document",
 		"name: b":                                                               "controlplane",
 		"controlplane: ['a b']":                                                 "not an address",
+		"controlplane: [a]\nleave_cluster: old":                                 "leave_cluster",
 		"controlplane: ['a:0']":                                                 "not an address",
 		"controlplane: [a]\naccel: fast":                                        "accel",
 		"controlplane: [a]\novercommit: {vcpus: -1}":                            "overcommit",

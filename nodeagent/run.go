@@ -75,7 +75,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	var machines *machine.Host
 	var assigned atomic.Pointer[uplink.Assignment]
 	link, err := uplink.Open(uplink.Options{
-		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Name: c.Name, Version: version(), Facts: self.facts(),
+		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name, Version: version(), Facts: self.facts(),
 		Heartbeat: self.heartbeat,
 		Present:   func() []cloud.VMID { return loop.Present() },
 		Assign: func(a uplink.Assignment) {
@@ -115,7 +115,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 			Program: host.QEMU.Path, Launcher: []string{"/proc/self/exe", launchGuest}, Cgroups: tree, CPUModels: host.QEMU.CPUModels,
 		},
 		Homes: homes, Cgroups: tree, Images: images, Records: dir("records"), Accel: qemu.Accel(accel.Kind),
-		MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
+		Cluster: link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
 	})
 	if err != nil {
 		return err

@@ -72,14 +72,19 @@ func (m *Machine) act(ctx context.Context, a Action, want *agentv1.AssignedVm) e
 		r := m.record
 		r.StartsDone, r.Live = want.GetStarts(), true
 		return m.write(r)
+	case Recount:
+		return m.write(m.record.recounted(m.host.o.Cluster(), want))
 	case Destroy:
 		return m.destroy(ctx)
 	}
 	return fmt.Errorf("no such action: %d", a)
 }
 
-// write makes a record durable, and then the one that counts.
+// write makes a record durable, and then the one that counts. A first record is of the cluster that the host is in.
 func (m *Machine) write(r Record) error {
+	if r.Cluster == "" {
+		r.Cluster = m.host.o.Cluster()
+	}
 	if err := r.write(m.host.recordPath(m.id)); err != nil {
 		return err
 	}
@@ -135,7 +140,7 @@ func (m *Machine) hold(ctx context.Context, want *agentv1.AssignedVm) error {
 // start records a start and makes it. A failure is recorded as its end; only a record that could not be written leaves
 // it to be tried again.
 func (m *Machine) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
-	r.Live, r.End = true, End{}
+	r.Live, r.End, r.Mark = true, End{}, r.mark()
 	if err := m.write(r); err != nil {
 		return err
 	}
@@ -200,7 +205,7 @@ func (m *Machine) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.P
 			return nil, err
 		}
 	}
-	return m.host.o.QEMU.Launch(ctx, m.home, m.host.spec(want), files, want.GetGeneration(), m.record.mark())
+	return m.host.o.QEMU.Launch(ctx, m.home, m.host.spec(want), files, want.GetGeneration(), m.record.Mark)
 }
 
 // cut ends whatever runs.

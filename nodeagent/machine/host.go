@@ -30,6 +30,8 @@ type Options struct {
 	// Records is the directory of the records, made if it is not there.
 	Records string
 	Accel   qemu.Accel
+	// Cluster is the id of the cluster that this host is in, empty when it is in none. It must not block.
+	Cluster func() string
 	// MachineType is the versioned one that new starts get, CPUModel what a VM without a wish gets.
 	MachineType, CPUModel string
 }

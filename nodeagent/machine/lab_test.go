@@ -48,6 +48,7 @@ type lab struct {
 	*testing.T
 	dir     string
 	program string
+	cluster string // that the host is in; set while no agent runs
 	tree    *cgroup.Tree
 	image   []byte // that the control plane holds: package qemu's boot sector
 
@@ -75,7 +76,7 @@ func newLab(t *testing.T) *lab {
 	}
 	sector, err := os.ReadFile("../qemu/testdata/guest.bin")
 	require.NoError(t, err)
-	l := &lab{T: t, dir: t.TempDir(), program: program, image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{})}
+	l := &lab{T: t, dir: t.TempDir(), program: program, cluster: "11", image: append(sector, make([]byte, 1<<20-len(sector))...), moved: make(chan struct{})}
 	l.tree, err = cgroup.Open(fmt.Sprintf("trivet-test-machine-%d-%d", os.Getpid(), labs.Add(1)))
 	require.NoError(t, err)
 	t.Cleanup(l.clear)
@@ -114,7 +115,7 @@ func (l *lab) start() {
 		QEMU: &qemu.Host{Program: l.program, Launcher: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
 			CPUModels: []string{"qemu64", "max"}},
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
-		MachineType: "pc-q35-7.2", CPUModel: "qemu64",
+		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
 	})
 	require.NoError(l, err)
 	l.mu.Lock()

@@ -24,6 +24,13 @@
 //   - The grace of a stop counts from when this agent first saw the wish. After a restart of the agent it counts anew, for
 //     nobody knows how long the agent was away.
 //   - A guest that QEMU stopped because its disk was full gets another chance every [resumeAfter].
+//   - A record says of which cluster its counts are. When the host joins another one, made of a backup say, the records
+//     there may be older than what is here. A guest that they want on goes on, and one that they want off and have
+//     started as often goes off. What they cannot know is kept, and said: a guest that was started since stays on until
+//     it is started (which only takes it over) or ends, one that was stopped since is reported as ended, and one that no
+//     record knows lives until it ends by itself, with its disks kept. That a returning host kills what it no longer
+//     owns is for a cluster that has ruled on the VM before. With the first wish that is carried out the counts become
+//     that cluster's, or a start with a lower number would be none.
 //   - What waits for a person's or the control plane's word (no record knows the VM) is left as it is.
 //   - Error texts are one line for a tenant, without paths of the host.
 package machine
@@ -87,7 +94,7 @@ func (m *Machine) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile
 	}
 	m.mark(want)
 	plan := Decide(want, m.sight())
-	step := reconcile.Step{Seen: m.observation(want, plan), Wait: plan.Wait, Gone: !m.exists}
+	step := reconcile.Step{Seen: m.observation(want, plan), Wait: plan.Wait, Gone: !m.exists, Note: plan.note()}
 	m.mu.Lock()
 	m.seen = step.Seen
 	m.mu.Unlock()
@@ -176,6 +183,11 @@ func (m *Machine) load(ctx context.Context) error {
 		return err
 	}
 	m.exists = recorded || present
+	if recorded && m.record.Cluster == "" && m.host.o.Cluster() != "" { // now, before the host can be in another
+		if err := m.write(m.record); err != nil {
+			return err
+		}
+	}
 	if m.home == nil {
 		return nil
 	}
@@ -194,7 +206,7 @@ func (m *Machine) load(ctx context.Context) error {
 		return err
 	}
 	// The home speaks of the start before, if the agent ended between its record and the launch.
-	if last, err := m.home.Record(); m.record.Live && (err != nil || last.Owner != m.record.mark()) {
+	if last, err := m.home.Record(); m.record.Live && (err != nil || !m.record.marks(last.Owner)) {
 		m.ended(lost)
 	}
 	return nil
@@ -294,10 +306,16 @@ func (m *Machine) mark(want *agentv1.AssignedVm) {
 
 func (m *Machine) sight() Sight {
 	return Sight{
-		Exists: m.exists, Refused: m.refused, Record: m.record, Guest: m.guest, Trouble: m.trouble, Exit: m.exit, Cure: m.cure,
+		Exists: m.exists, Refused: m.refused, Foreign: m.foreign(), Record: m.record, Guest: m.guest, Trouble: m.trouble, Exit: m.exit, Cure: m.cure,
 		Error: m.failure, OffFor: since(m.offSince), PressedFor: since(m.pressedAt), RebootFor: since(m.rebootSince),
 		HeldFor: since(m.heldSince),
 	}
+}
+
+// foreign says whether the record is of another cluster than the one that the host is in.
+func (m *Machine) foreign() bool {
+	of, in := m.record.Cluster, m.host.o.Cluster()
+	return of != "" && in != "" && of != in
 }
 
 func since(t time.Time) time.Duration {

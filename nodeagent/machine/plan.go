@@ -30,6 +30,8 @@ func (g Guest) String() string {
 type Sight struct {
 	Exists  bool // anything at all: a directory, a control group
 	Refused bool // its disks cannot be made, and trying again will not help
+	// Foreign means that the counts are of another cluster, so that nobody who rules now has ruled on this VM before.
+	Foreign bool
 	Record  Record
 	Guest   Guest
 	// Trouble says why a guest is held or mute, or how a process ended whose end the record does not have yet.
@@ -64,12 +66,13 @@ const (
 	Restart         // end a reboot: the guest does not go down, press the reset button
 	Credit          // record that the guest that runs is what the latest start asked for
 	Resume          // let a held guest go on
+	Recount         // record that the counts are of this cluster
 	Destroy         // end everything and remove it
 )
 
 func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "let run", "press power button", "cut power", "record end",
-		"reset", "begin reboot", "start again", "reset at last", "credit start", "resume", "destroy"}[a]
+		"reset", "begin reboot", "start again", "reset at last", "credit start", "resume", "take over", "destroy"}[a]
 }
 
 // Times of the plan.
@@ -88,6 +91,7 @@ const (
 const (
 	startTwice     = "start-twice"     // a start that is on record is made again
 	destroyUnruled = "destroy-unruled" // a VM that nobody has ruled on is destroyed
+	judgeForeign   = "judge-foreign"   // records that may be older than a VM rule on it at once
 )
 
 // Plan is what to do, and what to say.
@@ -98,6 +102,14 @@ type Plan struct {
 	Error    string
 	// Wait is when to look again, with nothing to do; 0: when something happens.
 	Wait time.Duration
+}
+
+// note is what the host's operator should read.
+func (p Plan) note() string {
+	if p.Error == startedSince || p.Error == madeSince {
+		return p.Error
+	}
+	return ""
 }
 
 // Decide says what to do next towards want, nil being no wish. It is the whole behaviour of a VM on a host.
@@ -113,6 +125,11 @@ func plan(want *agentv1.AssignedVm, s Sight) Plan {
 	power := want.GetPower()
 	if mutant.On(destroyUnruled) && want == nil {
 		power = agentv1.Power_POWER_DESTROYED
+	}
+	if s.Foreign && !mutant.On(judgeForeign) {
+		if p, ok := foreign(want, s); ok {
+			return p
+		}
 	}
 	switch power {
 	case agentv1.Power_POWER_ON:
@@ -136,6 +153,30 @@ func plan(want *agentv1.AssignedVm, s Sight) Plan {
 		return Plan{Observed: cloud.ObservedBuilt, Error: "no record knows this VM; its disks are kept"}
 	}
 	return seen(s)
+}
+
+// What is said of guests that a cluster's records do not explain. It was made of older ones.
+const (
+	startedSince = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
+	stoppedSince = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
+	madeSince    = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
+)
+
+// foreign is the first word of a cluster on a VM that ran under another; ok is false when it is like any other. The records
+// may be older than what is here, so what they do not explain is kept, and said.
+func foreign(want *agentv1.AssignedVm, s Sight) (p Plan, ok bool) {
+	p = seen(s)
+	switch power := want.GetPower(); {
+	case power == agentv1.Power_POWER_ORPHANED && s.Guest != None:
+		p.Error = madeSince
+	case power == agentv1.Power_POWER_OFF && s.Guest != None && s.Record.StartsDone > want.GetStarts():
+		p.Error = startedSince
+	case power == agentv1.Power_POWER_OFF || power == agentv1.Power_POWER_ON:
+		p.Action = Recount
+	default:
+		return Plan{}, false
+	}
+	return p, true
 }
 
 // seen is what to say of a VM that nobody has ruled on.

@@ -32,6 +32,8 @@ func TestPlan(t *testing.T) {
 			case "fail": // the next step of a kind
 				h.fails[d.CmdArgs[0].Key] = d.CmdArgs[1].Key
 				return ""
+			case "cluster": // that the host is in from now on
+				h.cluster, h.want = d.CmdArgs[0].Key, nil
 			case "wait":
 				h.pass(t, d)
 			default:
@@ -65,13 +67,14 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 // paper is a host on paper: what the actions of the plan do to a Sight.
 type paper struct {
 	want     *agentv1.AssignedVm
+	cluster  string
 	s        Sight
 	fails    map[string]string
 	launches int
 }
 
 func newPaper() *paper {
-	return &paper{fails: map[string]string{}, s: Sight{OffFor: -1, PressedFor: -1, RebootFor: -1, HeldFor: -1}}
+	return &paper{cluster: "1", fails: map[string]string{}, s: Sight{OffFor: -1, PressedFor: -1, RebootFor: -1, HeldFor: -1}}
 }
 
 func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
@@ -132,6 +135,7 @@ func (h *paper) settle(t *testing.T) string {
 		if h.s.Record.rebooting() && h.s.RebootFor < 0 {
 			h.s.RebootFor = 0
 		}
+		h.s.Foreign = h.s.Record.Cluster != "" && h.s.Record.Cluster != h.cluster
 		p := Decide(h.want, h.s)
 		if p.Action == Nothing {
 			return strings.Join(append(out, h.report(p)), "\n")
@@ -161,7 +165,7 @@ func (h *paper) do(t *testing.T, a Action) {
 	r := &h.s.Record
 	switch a {
 	case Build:
-		r.Built, h.s.Exists = true, true
+		r.Built, r.Cluster, h.s.Exists = true, h.cluster, true
 	case Start:
 		h.launches++
 		require.Greater(t, h.want.GetStarts(), r.StartsDone, "the same start twice")
@@ -189,6 +193,8 @@ func (h *paper) do(t *testing.T, a Action) {
 		h.s.Guest, h.s.RebootFor, h.s.PressedFor = Running, -1, -1
 	case Credit:
 		r.StartsDone = h.want.GetStarts()
+	case Recount:
+		*r = r.recounted(h.cluster, h.want)
 	case Destroy:
 		h.s = newPaper().s
 	}
@@ -214,7 +220,8 @@ func (h *paper) report(p Plan) string {
 }
 
 // Whatever is seen: nothing is done without a wish, nothing is destroyed but by DESTROYED, nothing is launched beside a
-// process, and no start is made twice.
+// process, no start is made twice, and a cluster that has not ruled on a VM before ends no guest that its records do not
+// explain.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 
 // violation tries every wish on every sight, and tells the first plan that breaks a rule.
@@ -227,10 +234,10 @@ func violation() string {
 	}
 	for _, want := range wants {
 		for guest := None; guest <= Stray; guest++ {
-			for bits := range 1 << 5 {
+			for bits := range 1 << 6 {
 				for _, since := range []time.Duration{-1, 0, time.Minute} {
 					s := Sight{Exists: bits&1 != 0 || guest != None, Refused: bits&2 != 0, Guest: guest, Cure: bits&4 != 0,
-						OffFor: max(since, 0), PressedFor: since, RebootFor: since, HeldFor: since}
+						OffFor: max(since, 0), PressedFor: since, RebootFor: since, HeldFor: since, Foreign: bits&32 != 0}
 					s.Record = Record{Built: bits&8 != 0, Live: bits&16 != 0, StartsDone: 1, RebootsBegun: uint64(bits >> 3 & 1)}
 					if broken := rule(want, s, Decide(want, s)); broken != "" {
 						return fmt.Sprintf("%s: wish %v, sight %+v", broken, want, s)
@@ -255,6 +262,12 @@ func rule(want *agentv1.AssignedVm, s Sight, p Plan) string {
 		return "something runs unasked"
 	case launches && s.Guest != None:
 		return "something is launched beside a process"
+	case s.Foreign && s.Guest != None && want.GetPower() == agentv1.Power_POWER_ORPHANED && p.Action != Nothing:
+		return "a guest is ended by records that cannot know it"
+	case s.Foreign && s.Guest != None && want.GetPower() == agentv1.Power_POWER_OFF && s.Record.StartsDone > want.GetStarts() && p.Action != Nothing:
+		return "a guest is ended by records that do not know its start"
+	case s.Foreign && want.GetPower() <= agentv1.Power_POWER_ON && p.Action != Nothing && p.Action != Recount:
+		return "counts of another cluster are gone by"
 	case p.Action == Start && s.Record.StartsDone >= want.GetStarts():
 		return "a start is made twice"
 	}

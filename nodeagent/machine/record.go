@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -24,6 +25,11 @@ type Record struct {
 	RebootsBegun uint64 `json:"reboots_begun"`
 	RebootsDone  uint64 `json:"reboots_done"`
 	ResetsDone   uint64 `json:"resets_done"`
+
+	// Cluster that the counts are of, empty in a record that is older than this field.
+	Cluster string `json:"cluster,omitempty"`
+	// Mark names the last start in the home's record, so that it is not taken for another one.
+	Mark string `json:"mark,omitempty"`
 
 	// Live means that the last start has no recorded end: there is a process, or was one.
 	Live bool `json:"live"`
@@ -95,5 +101,28 @@ func syncDir(dir string) error {
 	return nil
 }
 
-// mark names a start, in the home's record, so that it is not taken for another one.
-func (r Record) mark() string { return fmt.Sprintf("start %d, reboot %d", r.StartsDone, r.RebootsDone) }
+// mark is the Mark of a start that is about to be made.
+func (r Record) mark() string {
+	return fmt.Sprintf("start %d, reboot %d, cluster %s", r.StartsDone, r.RebootsDone, r.Cluster)
+}
+
+// marks says whether the home's record is of the last start.
+func (r Record) marks(owner string) bool {
+	if r.Mark == "" { // made by an agent that did not keep it
+		return owner == fmt.Sprintf("start %d, reboot %d", r.StartsDone, r.RebootsDone)
+	}
+	return owner == r.Mark
+}
+
+// recounted is the record with the counts of another cluster, whose wish is want: of what that has not asked for, nothing
+// counts as done, so that its next wish is carried out.
+func (r Record) recounted(cluster string, want *agentv1.AssignedVm) Record {
+	r.Cluster = cluster
+	r.StartsDone = min(r.StartsDone, want.GetStarts())
+	r.RebootsBegun, r.RebootsDone = min(r.RebootsBegun, want.GetReboots()), min(r.RebootsDone, want.GetReboots())
+	r.ResetsDone = min(r.ResetsDone, want.GetResets())
+	if want.GetPower() == agentv1.Power_POWER_ON && !r.Live && r.StartsDone > 0 && r.End.Exit == cloud.ExitAsked {
+		r.End.Error = stoppedSince
+	}
+	return r
+}

@@ -51,6 +51,8 @@ type Step struct {
 	Wait time.Duration
 	// Seen is the report.
 	Seen cloud.Observation
+	// Note, when set, is for the host's operator: it is logged when it changes.
+	Note string
 	// Gone means that nothing of the VM is on this host.
 	Gone bool
 }

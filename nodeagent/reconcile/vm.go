@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -71,6 +72,7 @@ func (v *vm) run() {
 	m := v.loop.o.Open(v.id)
 	defer m.Close()
 	var t try
+	var noted string
 	for first := true; v.loop.ctx.Err() == nil; first = false {
 		want, change := v.newest()
 		if change != t.change {
@@ -79,6 +81,10 @@ func (v *vm) run() {
 		step, err := m.Next(v.loop.ctx, want)
 		if err == nil {
 			v.loop.o.Report(step.Seen)
+			if noted != step.Note {
+				noted = step.Note
+				v.loop.o.Log.Warn(cmp.Or(noted, "that is over"), "vm", v.id, "pid", step.Seen.PID)
+			}
 		}
 		if first {
 			close(v.looked)

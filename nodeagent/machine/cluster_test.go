@@ -1,0 +1,70 @@
+package machine
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// The host's cluster was lost and made again of a backup, as which it counts fewer starts: the guest goes on, is told as
+// it is also by the agent after this one, obeys, and starts again. One that the records do not know lives until it ends.
+func TestAnotherCluster(t *testing.T) {
+	l := newLab(t)
+	kept, young := l.blank(1), on(l.blank(2))
+	for range 3 {
+		kept = on(kept)
+		l.assign(kept, young)
+		l.sees(kept, cloud.ObservedRunning)
+		kept = off(kept, 0)
+		l.assign(kept, young)
+		l.sees(kept, cloud.ObservedBuilt)
+	}
+	kept = on(kept)
+	l.assign(kept, young)
+	pids := []uint32{l.sees(kept, cloud.ObservedRunning).PID, l.sees(young, cloud.ObservedRunning).PID}
+	launched := l.Counts().Launches
+
+	l.stop()
+	l.cluster = "12"
+	l.start()
+	kept = with(l.blank(1), func(w *agentv1.AssignedVm) { w.Power, w.Starts = agentv1.Power_POWER_ON, 2 })
+	orphan := &agentv1.AssignedVm{VmId: young.VmId, Power: agentv1.Power_POWER_ORPHANED}
+	l.assign(kept, orphan)
+	o := l.until(cloud.VMID(kept.VmId), "taken over", func(o cloud.Observation) bool { return o.StartsDone == 2 })
+	require.Equal(t, cloud.ObservedRunning, o.Observed)
+	require.Equal(t, pids[0], o.PID)
+	o = l.until(cloud.VMID(young.VmId), "said", func(o cloud.Observation) bool { return o.LastError != "" })
+	require.Equal(t, pids[1], o.PID)
+	require.Contains(t, o.LastError, "no record knows this VM")
+	l.stop()
+	l.start()
+	l.assign(kept, orphan)
+	require.Equal(t, pids[0], l.sees(kept, cloud.ObservedRunning).PID)
+	require.EqualValues(t, 5, launched)
+	require.Zero(t, l.Counts().Launches)
+
+	kept = off(kept, 0)
+	l.assign(kept, orphan)
+	l.sees(kept, cloud.ObservedBuilt)
+	kept = on(kept)
+	l.assign(kept, orphan)
+	require.NotEqual(t, pids[0], l.sees(kept, cloud.ObservedRunning).PID)
+	require.NoError(t, syscall.Kill(int(pids[1]), 0), "nobody has ended it")
+
+	// How a guest ended while no agent ran is known although the counts have changed.
+	l.stop()
+	l.cluster = "13"
+	l.start()
+	back := with(l.blank(1), func(w *agentv1.AssignedVm) { w.Power, w.Starts = agentv1.Power_POWER_ON, 1 })
+	l.assign(back, orphan)
+	o = l.until(cloud.VMID(back.VmId), "taken over", func(o cloud.Observation) bool { return o.StartsDone == 1 })
+	l.stop()
+	kill9(t, o.PID)
+	l.start()
+	l.assign(back, orphan)
+	require.Contains(t, l.sees(back, cloud.ObservedEnded).LastError, "ended while the agent was away")
+}
