@@ -28,6 +28,8 @@ type Agent struct {
 	UIDRange string
 	// Metrics is where it serves /metrics and /health.
 	Metrics string
+	// Leave is the id of a cluster that it leaves for that of its token. Optional.
+	Leave string
 }
 
 // DataDir is where it keeps disks.
@@ -49,7 +51,7 @@ func (a *Agent) Start(token string) error {
 	config, err := yaml.Marshal(map[string]any{
 		"controlplane": a.Members, "join_token": a.Dir.Path(a.Name + ".join"), "data_dir": a.DataDir(), "name": a.Name, "accel": "auto",
 		"allow_tcg": true, "overcommit": overcommit, "cgroup": a.Cgroup, "uid_range": a.UIDRange, "metrics_listen": a.Metrics,
-		"log_format": "text",
+		"log_format": "text", "leave_cluster": a.Leave,
 	})
 	if err != nil {
 		return err
