@@ -19,6 +19,8 @@ var (
 	ErrNoLeader = errors.New("no leader answered in time")
 	// ErrTransferFailed says that another member did not take the leadership within two election time-outs.
 	ErrTransferFailed = errors.New("the leadership was not taken over in time")
+	// ErrAlone says that there is nobody to take the leadership: no other voter can be reached.
+	ErrAlone = errors.New("no other member can be reached")
 	// ErrStopped says that the member was closed; what had not been proposed by then was not done.
 	ErrStopped = errors.New("the member is stopped")
 	// ErrDamaged says that what this member's disk holds is not what was written there, or less than others were told: it

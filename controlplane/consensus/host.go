@@ -69,7 +69,8 @@ type Host struct {
 
 	now       uint64 // in ticks
 	heard     map[uint64]uint64
-	nonce     uint64 // of this life, in the names of questions
+	lost      map[uint64]bool // members that could not be reached and were not heard from since
+	nonce     uint64          // of this life, in the names of questions
 	questions uint64
 	snapshots uint64 // directories made
 	onLeader  func(Leadership)
@@ -89,7 +90,7 @@ func Open(opts Options) (*Host, error) {
 		return nil, fmt.Errorf("open consensus: %w", err)
 	}
 	opts.Log = opts.Log.With("member", opts.ID)
-	h := &Host{opts: opts, heard: map[uint64]uint64{}, onLeader: func(Leadership) {}, next: &write{}}
+	h := &Host{opts: opts, heard: map[uint64]uint64{}, lost: map[uint64]bool{}, onLeader: func(Leadership) {}, next: &write{}}
 	if err := h.open(); err != nil {
 		return nil, fmt.Errorf("open consensus in %s: %w", opts.Dir, err)
 	}
@@ -269,6 +270,7 @@ func (h *Host) admit(e Envelope) (*Group, error) {
 		return nil, nil
 	}
 	h.heard[e.From] = h.now
+	delete(h.lost, e.From)
 	return g, nil
 }
 

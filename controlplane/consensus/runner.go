@@ -369,8 +369,8 @@ func (r *Runner) Err() error {
 	return r.stopped
 }
 
-// Stop hands the leadership of this member's groups to others as far as that goes before the context ends, then stops
-// and closes the host. It returns what went wrong with the host, also earlier.
+// Stop hands the leadership of this member's groups to others as far as that goes before the context ends, and where
+// others are left, then stops and closes the host. It returns what went wrong with the host, also earlier.
 func (r *Runner) Stop(ctx context.Context) error {
 	r.mu.Lock()
 	var led []uint64
@@ -383,7 +383,9 @@ func (r *Runner) Stop(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, id := range led {
 		wg.Go(func() {
-			if err := r.TransferLeader(ctx, id, 0); err != nil {
+			err := r.TransferLeader(ctx, id, 0)
+			var elsewhere *NotLeaderError
+			if err != nil && !errors.Is(err, ErrAlone) && !errors.As(err, &elsewhere) {
 				r.host.opts.Log.Info("kept the leadership until the end", "id", id, "err", err)
 			}
 		})

@@ -82,15 +82,17 @@ func (g *Group) Status() GroupStatus {
 // transfer is a change of leader that was asked for.
 type transfer struct {
 	to       uint64
+	anyone   bool   // another will do when that one cannot be reached
 	deadline uint64 // in ticks
 	done     func(error)
 }
 
-// TransferLeader asks a member to lead the group in place of this one; 0 takes the one that is furthest. done is called
-// once: without error when that member leads, else with a *NotLeaderError, ErrTransferFailed or ErrStopped. Proposals
-// are refused meanwhile.
+// TransferLeader asks a member to lead the group in place of this one; 0 takes the one that is furthest, and the next
+// when that cannot be reached. done is called once: without error when that member leads, else with a *NotLeaderError,
+// ErrTransferFailed, which is ErrAlone too when nobody is left to ask, or ErrStopped. Proposals are refused meanwhile.
 func (g *Group) TransferLeader(to uint64, done func(error)) {
-	if to == 0 {
+	anyone := to == 0
+	if anyone {
 		to = g.furthest()
 	}
 	switch {
@@ -104,7 +106,7 @@ func (g *Group) TransferLeader(to uint64, done func(error)) {
 		done(nil)
 		return
 	case to == 0:
-		done(fmt.Errorf("%w: no other member was heard from", ErrTransferFailed))
+		done(fmt.Errorf("%w: %w", ErrTransferFailed, ErrAlone))
 		return
 	case g.transfer != nil:
 		done(fmt.Errorf("%w: one to member %d is under way", ErrTransferFailed, g.transfer.to))
@@ -114,7 +116,7 @@ func (g *Group) TransferLeader(to uint64, done func(error)) {
 		done(err)
 		return
 	}
-	g.transfer = &transfer{to: to, deadline: g.host.now + 2*uint64(g.host.opts.ElectionTicks), done: done}
+	g.transfer = &transfer{to: to, anyone: anyone, deadline: g.host.now + 2*uint64(g.host.opts.ElectionTicks), done: done}
 	g.host.schedule(g)
 }
 
@@ -131,11 +133,12 @@ func (g *Group) transferTo(to uint64) (err error) {
 	return nil
 }
 
-// furthest is the other voter that holds most of the log among those heard from lately, 0 if there is none.
+// furthest is the other voter that holds most of the log among those heard from lately and not lost since, 0 if there is
+// none.
 func (g *Group) furthest() uint64 {
 	best, match := uint64(0), uint64(0)
 	g.node.WithProgress(func(id uint64, typ raft.ProgressType, pr tracker.Progress) {
-		if id != g.host.opts.ID && typ == raft.ProgressTypePeer && pr.RecentActive && (best == 0 || pr.Match > match) {
+		if id != g.host.opts.ID && typ == raft.ProgressTypePeer && pr.RecentActive && !g.host.lost[id] && (best == 0 || pr.Match > match) {
 			best, match = id, pr.Match
 		}
 	})
@@ -155,6 +158,31 @@ func (g *Group) checkTransfer(now uint64) {
 	}
 }
 
+// loseTransferee goes on with a transfer whose target cannot be reached: to another where any will do, or to its end, since
+// nothing would come of waiting.
+func (g *Group) loseTransferee(member uint64) {
+	t := g.transfer
+	if t == nil || t.to != member {
+		return
+	}
+	g.host.schedule(g)
+	if g.node.BasicStatus().RaftState != raft.StateLeader {
+		g.endTransfer(&NotLeaderError{g.leader})
+		return
+	}
+	err := fmt.Errorf("%w: member %d cannot be reached", ErrTransferFailed, member)
+	if t.anyone {
+		err = fmt.Errorf("%w: %w", ErrTransferFailed, ErrAlone)
+		if t.to = g.furthest(); t.to != 0 {
+			err = g.transferTo(t.to)
+		}
+	}
+	if err != nil {
+		g.node.TransferLeader(g.host.opts.ID) // raft's way to give one up
+		g.endTransfer(err)
+	}
+}
+
 func (g *Group) endTransfer(err error) {
 	if t := g.transfer; t != nil {
 		g.transfer = nil
@@ -162,14 +190,17 @@ func (g *Group) endTransfer(err error) {
 	}
 }
 
-// ReportUnreachable says that messages to a member were lost, so that its groups stop sending ahead.
+// ReportUnreachable says that messages to a member were lost, so that its groups stop sending ahead, and wait no longer for
+// it to lead.
 func (h *Host) ReportUnreachable(member uint64) (err error) {
 	if h.err != nil {
 		return h.err
 	}
 	defer h.guard(&err)
+	h.lost[member] = true
 	for _, g := range h.groups {
 		g.node.ReportUnreachable(member)
+		g.loseTransferee(member)
 	}
 	return nil
 }

@@ -1,0 +1,99 @@
+package consensus
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+// ends collects what became of transfers.
+type ends []error
+
+func (e *ends) done(err error) { *e = append(*e, err) }
+
+// Whoever is to lead cannot be reached: another is asked at once, and when nobody is left the transfer is over at once.
+func TestTransferToWhomeverIsLeft(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	var ends ends
+	first := l.group.furthest()
+	c.members[first].stop()
+	l.group.TransferLeader(0, ends.done)
+	c.settle()
+	require.Empty(t, ends)
+	require.Equal(t, first, l.group.Status().Transferee)
+	require.NoError(t, l.host.ReportUnreachable(first))
+	c.settle()
+	require.Equal(t, []error{nil}, []error(ends))
+	next := c.members[l.group.leader]
+	require.NotSame(t, l, next)
+	c.put(next, "a=1")
+
+	l.stop()
+	next.group.TransferLeader(0, ends.done)
+	c.settle()
+	for _, gone := range []uint64{first, l.id} {
+		require.NoError(t, next.host.ReportUnreachable(gone))
+		c.settle()
+	}
+	require.Len(t, ends, 2)
+	require.ErrorIs(t, ends[1], ErrAlone)
+	require.ErrorIs(t, ends[1], ErrTransferFailed)
+	require.Zero(t, next.group.Status().Transferee)
+	next.group.TransferLeader(0, ends.done)
+	require.ErrorIs(t, ends[2], ErrAlone, "nobody came back meanwhile")
+
+	// Who comes back is asked again.
+	l.start()
+	c.put(c.elect(), "a=2")
+	c.tick(2)
+	c.leader().group.TransferLeader(0, ends.done)
+	c.settle()
+	require.NoError(t, ends[3])
+}
+
+// Who asked for one member gets no other, and learns of it at once. The leader goes on to lead.
+func TestTransferToTheUnreachable(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	to, other := c.others(l)[0], c.others(l)[1]
+	to.stop()
+	var ends ends
+	l.group.TransferLeader(to.id, ends.done)
+	c.settle()
+	require.NoError(t, l.host.ReportUnreachable(other.id))
+	c.settle()
+	require.Empty(t, ends, "that was another one")
+	require.NoError(t, l.host.ReportUnreachable(to.id))
+	c.settle()
+	require.Len(t, ends, 1)
+	require.ErrorIs(t, ends[0], ErrTransferFailed)
+	require.NotErrorIs(t, ends[0], ErrAlone)
+	require.ErrorContains(t, ends[0], "cannot be reached")
+	a := l.propose("a=1")[0]
+	c.settle()
+	require.NoError(t, a.err)
+	require.Equal(t, 1, a.n)
+}
+
+// The next leader is lost between the votes it got and its first word: who handed over leads no more, and waits for nothing.
+func TestTransfereeIsLostWhileItTakesOver(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	l := c.leader()
+	to := c.others(l)[0]
+	c.drop = func(e Envelope) bool {
+		return e.From == to.id && (e.Kind != KindRaft || e.Raft.GetType() != raftpb.MsgVote)
+	}
+	var ends ends
+	l.group.TransferLeader(to.id, ends.done)
+	c.settle()
+	require.Empty(t, ends)
+	require.Equal(t, "Follower", l.group.Status().Role)
+	to.stop()
+	require.NoError(t, l.host.ReportUnreachable(to.id))
+	c.settle()
+	require.Equal(t, []error{&NotLeaderError{}}, []error(ends))
+	c.heal()
+	c.put(c.elect(), "a=1")
+}
