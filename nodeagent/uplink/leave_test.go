@@ -87,7 +87,7 @@ func TestLeaveCluster(t *testing.T) {
 	a.stop()
 
 	// Told so once more it stays.
-	a = open(t, dir, in("1234"), restored).run(t)
+	open(t, dir, in("1234"), restored).run(t)
 	next(t, restored.watches)
 	require.Empty(t, restored.joins)
 }

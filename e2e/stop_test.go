@@ -1,0 +1,45 @@
+package e2e
+
+import (
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// All three members are stopped at once, as with a power cut that was announced. None waits for another to lead, and none
+// complains; afterwards everything is there.
+func TestStopAllAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.put("127.0.0.1", "before")
+	for round := range 3 {
+		from := map[int]int{}
+		for id := range w.trio.Members {
+			log, err := os.ReadFile(w.dir.LogFile(w.trio.Name(id)))
+			require.NoError(t, err)
+			from[id] = len(log)
+		}
+		began := time.Now()
+		var stopping sync.WaitGroup
+		for id := range w.trio.Members {
+			stopping.Go(func() {
+				if err := w.dir.Stop(w.trio.Name(id), 12*time.Second); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		stopping.Wait()
+		t.Logf("round %d: stopped after %s", round, time.Since(began).Round(time.Millisecond))
+		for id := range w.trio.Members {
+			log, err := os.ReadFile(w.dir.LogFile(w.trio.Name(id)))
+			require.NoError(t, err)
+			require.NotContains(t, string(log[from[id]:]), "kept the leadership")
+			require.NotContains(t, string(log[from[id]:]), "level=ERROR")
+		}
+		require.NoError(t, w.trio.StartAll())
+		w.ready()
+		require.True(t, w.has("127.0.0.1", "before"))
+	}
+}
