@@ -83,7 +83,7 @@ func (v *vm) run() {
 			v.loop.o.Report(step.Seen)
 			if noted != step.Note {
 				noted = step.Note
-				v.loop.o.Log.Warn(cmp.Or(noted, "that is over"), "vm", v.id, "pid", step.Seen.PID)
+				v.loop.o.Log.Warn(cmp.Or(noted, "the last warning about this VM is over"), "vm", v.id, "pid", step.Seen.PID)
 			}
 		}
 		if first {

@@ -1,0 +1,51 @@
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// noted is a VM of which there is something to say, or not.
+type noted struct {
+	note  string
+	looks chan struct{}
+}
+
+func (n *noted) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
+	return Step{Note: n.note, Seen: cloud.Observation{PID: 7}}, nil
+}
+
+func (n *noted) Changed() <-chan struct{} { return n.looks }
+func (n *noted) Close()                   {}
+
+// What the operator should know of a VM is said once, and so is its end.
+func TestNote(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		n := &noted{looks: make(chan struct{})}
+		l := New(Options{
+			Open: func(cloud.VMID) Machine { return n }, Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {},
+			Log: slog.New(slog.NewTextHandler(&log, nil)), Launches: 1, Builds: 1,
+		})
+		defer l.Close()
+		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a"}))
+		for _, note := range []string{"", "alone", "alone", "", ""} {
+			synctest.Wait()
+			n.note = note
+			n.looks <- struct{}{}
+		}
+		synctest.Wait()
+		require.Equal(t, 1, strings.Count(log.String(), "msg=alone vm=a pid=7"))
+		require.Equal(t, 1, strings.Count(log.String(), "is over"))
+		require.Equal(t, 2, strings.Count(log.String(), "\n"))
+	})
+}
