@@ -206,7 +206,10 @@ func restore() *cobra.Command {
 		Use: "restore --from FILE", Short: "Make a member's data directory of a backup", Args: cobra.NoArgs,
 		Long: `Make a new data directory of an archive that ` + "`trivet cluster backup`" + ` wrote. What starts from it is a new cluster with the
 old one's records and keys: make its key first, with keygen --renew, so that members and hosts of the old one are refused.
-With --cluster, do this on each of the listed hosts, with the same archive and key.`,
+With --cluster, do this on each of the listed hosts, with the same archive and key.
+
+The bytes of images are not in it: copy the directory images of a member of before into the new data directory.
+Hypervisor hosts run their guests on and join the new cluster when they are told to, as what is printed says.`,
 		Example: "  trivet-controlplane keygen --renew old.key > new.key; chmod 600 new.key\n" +
 			"  trivet-controlplane restore --from cloud.backup --cluster-key new.key --data-dir /var/lib/trivet/1",
 	}
@@ -226,10 +229,19 @@ With --cluster, do this on each of the listed hosts, with the same archive and k
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "restored %s as of %s: cluster %d, which was %d\n", from, m.Made.Format(time.RFC3339), mustID(c), m.Cluster)
+		fmt.Fprintf(cmd.OutOrStdout(), "restored %s as of %s: cluster %d, which was %d\n%s\n", from, m.Made.Format(time.RFC3339), mustID(c), m.Cluster, hostsJoin(m.Cluster))
 		return nil
 	}
 	return cmd
+}
+
+// hostsJoin tells how hosts of a cluster join the one that takes its place.
+func hostsJoin(was uint64) string {
+	id := "and the id that their log names" // of data from before directories were marked
+	if was != 0 {
+		id = strconv.FormatUint(was, 10)
+	}
+	return "hosts join it with a token of `trivet node token` each, their agents started with --leave-cluster " + id + "; guests run on meanwhile"
 }
 
 // mustID is the id of the cluster that a directory was just marked with.
@@ -342,9 +354,11 @@ func forceNew(ctx context.Context, c Config) error {
 		return err
 	}
 	defer unlock()
-	if have, err := clusterIn(c.DataDir); err != nil {
+	have, err := clusterIn(c.DataDir)
+	if err != nil {
 		return err
-	} else if have == key.ClusterID() {
+	}
+	if have == key.ClusterID() {
 		return errors.New("the data is of this key's cluster. If it was made a new cluster before, start it without --force-new-cluster; otherwise " +
 			"make a key with `trivet-controlplane keygen --renew old.key > new.key; chmod 600 new.key`, so that nobody takes the new cluster for the old one")
 	}
@@ -372,7 +386,11 @@ func forceNew(ctx context.Context, c Config) error {
 	if err := os.Remove(filepath.Join(c.DataDir, "admin.token")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return markCluster(c.DataDir, key)
+	if err := markCluster(c.DataDir, key); err != nil {
+		return err
+	}
+	newLog(c).Info("this member alone is a new cluster: "+hostsJoin(have), "cluster", key.ClusterID(), "was", have)
+	return nil
 }
 
 // salvage brings the states up to the end of the log, durably, and says where they are.

@@ -135,6 +135,7 @@ func TestRestoreWithAHost(t *testing.T) {
 	w.renewKey("new.key")
 	out, err := w.controlplane("restore", "--from", file, "--cluster-key", "new.key", "--data-dir", "restored", "--listen", "127.0.0.1")
 	require.NoError(t, err, out)
+	require.Contains(t, out, "--leave-cluster "+was.GetCluster())
 	// The bytes of images are no part of a backup.
 	require.NoError(t, os.CopyFS(w.dir.Path("restored", "images"), os.DirFS(filepath.Join(w.trio.DataDir(1), "images"))))
 	w.own(w.dir.Path("restored"))
@@ -227,6 +228,9 @@ func TestForceNewClusterWithAHost(t *testing.T) {
 	w.renewKey("new.key")
 	w.startWith("survivor", "127.0.0.3", w.trio.Name(3), "--node-id", "3", "--cluster-key", "new.key", "--force-new-cluster")
 	g := w.token("127.0.0.3", w.trio.Name(3))
+	log, err := os.ReadFile(w.dir.LogFile("survivor"))
+	require.NoError(t, err)
+	require.Contains(t, string(log), "--leave-cluster "+was.GetCluster())
 	w.rejoin(ctx, g, was.GetCluster(), node.GetId())
 	vm := eventually(ctx, t, g, id, "it runs", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetStatus().GetActualState() == vmv1.VmState_VM_STATE_RUNNING
