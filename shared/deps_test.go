@@ -43,6 +43,7 @@ var arrows = map[string][]string{
 	"controlplane/node":        service("controlplane/schedule", "controlplane/peer", "shared/mtls"),
 	"controlplane/vm":          service("controlplane/schedule", "controlplane/node", "controlplane/image"),
 	"controlplane/volume":      service(),
+	"controlplane/credit":      service("controlplane/credit/ledger"),
 	"controlplane/operator":    service("controlplane/consensus", "controlplane/member", "controlplane/backup", "controlplane/node", "controlplane/vm"),
 	"controlplane/member":      service("controlplane/consensus", "controlplane/mvcc", "controlplane/clusterkey", "controlplane/peer", "shared/mtls"),
 	"controlplane/kv":          service("controlplane/consensus", "controlplane/mvcc", "controlplane/member", "controlplane/kv/…"),
@@ -57,6 +58,9 @@ var arrows = map[string][]string{
 	"controlplane/sim":         {"controlplane/…", "shared/…", "protos/…"},
 	"controlplane/sim/steps":   {"controlplane/…", "shared/…"},
 	"controlplane/sim/live":    {"controlplane/…", "shared/…", "protos/…"},
+
+	"controlplane/credit/ledger":            {"shared/cloud", "shared/fault", "shared/mutant"},
+	"controlplane/credit/ledger/ledgertest": {"controlplane/credit/ledger", "shared/cloud", "shared/fault"},
 
 	"nodeagent/qmp":       {},
 	"nodeagent/facts":     {"nodeagent/qmp"},

@@ -18,4 +18,7 @@ const (
 	LearnerVotes      = "learner-votes"       // a member that was only added counts in the quorum: controlplane/consensus
 	KeepAttachment    = "keep-attachment"     // a deleted key stays one of its lease's: controlplane/mvcc
 	SplitAppliedIndex = "split-applied-index" // the applied index is written beside the batch, not in it: controlplane/mvcc
+	IgnoreHolds       = "ignore-holds"        // credit that is reserved can be reserved again: controlplane/credit/ledger
+	CommitTwice       = "commit-twice"        // a reservation that has ended can be committed: controlplane/credit/ledger
+	LateCommit        = "late-commit"         // a reservation can be committed after its deadline: controlplane/credit/ledger
 )
