@@ -109,6 +109,12 @@ func (t Table[T]) List(r Reader, limit int, path ...string) (records []Record[T]
 	return t.list(r, start, end, limit)
 }
 
+// ListAfter is List from behind the record at after, which need not be there.
+func (t Table[T]) ListAfter(r Reader, limit int, after []string, path ...string) (records []Record[T], more bool, err error) {
+	_, end := t.below(path)
+	return t.list(r, append(t.key(after), 0), end, limit)
+}
+
 func (t Table[T]) list(r Reader, start, end []byte, limit int) (records []Record[T], more bool, err error) {
 	pairs, more, err := r.view().scan(start, end, limit)
 	if err != nil {

@@ -50,6 +50,7 @@ func Run(t *testing.T, open func(t *testing.T, now func() time.Time) *store.Stor
 		{"a phantom is a conflict", phantoms},
 		{"updates from many sides keep the sum", transfers},
 		{"pages show one moment", pages},
+		{"a list goes on behind a record", listsOn},
 		{"page tokens cannot be forged", forgedTokens},
 		{"a page of before the kept history", oldPage},
 		{"a watch misses nothing and keeps order", watches},
@@ -303,6 +304,29 @@ func pages(t *testing.T, s *store.Store, _ *clock) {
 	require.True(t, fault.Is(err, fault.InvalidArgument))
 	_, _, err = store.Page(t.Context(), s, accounts, store.PageRequest{Size: -1}, all, "p")
 	require.True(t, fault.Is(err, fault.InvalidArgument))
+}
+
+func listsOn(t *testing.T, s *store.Store, _ *clock) {
+	for _, id := range []string{"a", "c", "d"} {
+		put(t, s, id, 1)
+	}
+	require.NoError(t, s.View(t.Context(), func(v *store.View) error {
+		for after, want := range map[string][]string{"a": {"c", "d"}, "b": {"c", "d"}, "0": {"a", "c", "d"}, "d": {}} {
+			records, more, err := accounts.ListAfter(v, 0, []string{"p", after}, "p")
+			require.NoError(t, err)
+			require.False(t, more)
+			got := []string{}
+			for _, r := range records {
+				got = append(got, r.Value.Owner)
+			}
+			require.Equal(t, want, got, "after %s", after)
+		}
+		records, more, err := accounts.ListAfter(v, 1, []string{"p", "a"}, "p")
+		require.NoError(t, err)
+		require.True(t, more)
+		require.Equal(t, "c", records[0].Value.Owner)
+		return nil
+	}))
 }
 
 func forgedTokens(t *testing.T, s *store.Store, _ *clock) {
