@@ -122,7 +122,7 @@ func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.T
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"the token acts in project %s, which is not there: ask for one with another project_id", scope.Project)
 	case scope.Project != "":
-	case c.Has(cloud.SystemAdmin, cloud.Tenant{}):
+	case c.Has(cloud.SystemAdmin, cloud.Tenant{}), rule.biller(c):
 		return adminTenant(rule, edge, scope, asked)
 	default:
 		only := onlyProject
@@ -146,7 +146,12 @@ func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.T
 	return scope, nil
 }
 
-// adminTenant is what system:admin names with a token that has no project.
+// biller reports whether the caller may do this in every project for the role of billing:admin.
+func (r Rule) biller(c *cloud.Caller) bool {
+	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
+}
+
+// adminTenant is what system:admin, or billing:admin where that counts, names with a token that has no project.
 func adminTenant(rule Rule, edge Edge, scope, asked cloud.Tenant) (cloud.Tenant, error) {
 	if scope.Org != "" && asked.Org == "" {
 		asked.Org = scope.Org
@@ -158,11 +163,11 @@ func adminTenant(rule Rule, edge Edge, scope, asked cloud.Tenant) (cloud.Tenant,
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"system:admin acts for a project here: ask for a token with org_id and project_id")
 	}
-	if asked.Org == "" {
+	if asked.Org == "" && rule.Scope != OfNamedProject {
 		return cloud.Tenant{}, fault.Invalid("org_id", "is required of system:admin")
 	}
-	if rule.Scope == OfProject && asked.Project == "" {
-		return cloud.Tenant{}, fault.Invalid("project_id", "is required of system:admin")
+	if asked.Project == "" && rule.Scope != OfOrg {
+		return cloud.Tenant{}, fault.Invalid("project_id", "is required of whoever acts in every project")
 	}
 	return asked, nil
 }

@@ -22,7 +22,10 @@ func in(role cloud.Role, org cloud.OrgID, project cloud.ProjectID) cloud.Binding
 // Who may what, and where: the tenant rule and the table together.
 func TestAdmit(t *testing.T) {
 	const get, create, list, cordon = vms + "GetVm", vms + "CreateVm", images + "ListImages", nodes + "CordonNode"
+	const wallet, topUp, reserve = credits + "GetWallet", credits + "TopUpWallet", credits + "CreateReservation"
 	op := cloud.Tenant{Org: "o", Project: "p"}
+	biller := caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.BillingAdmin, "", ""))
+	billerInP := caller(cloud.ProofPassword, op, in(cloud.BillingAdmin, "", ""))
 	member := caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.ProjectMember, "o", "p"))
 	viewer := caller(cloud.ProofPassword, op, in(cloud.ProjectViewer, "o", "p"))
 	two := caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.ProjectMember, "o", "p"), in(cloud.ProjectViewer, "o", "q"))
@@ -80,6 +83,22 @@ func TestAdmit(t *testing.T) {
 		{name: "admin of an org's token elsewhere", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, org: "x", project: "p", kind: fault.PermissionDenied, says: "acts in org o"},
 		{name: "what only the admin may", who: member, method: operators + "ClusterStatus", kind: fault.PermissionDenied, says: "[system:admin]"},
 		{name: "under --dev, elsewhere", who: caller(cloud.ProofDev, cloud.Tenant{Org: "x", Project: "y"}, in(cloud.ProjectAdmin, "o", "p")), method: get, kind: fault.PermissionDenied, says: "in x/y"},
+		{name: "credit: billing names the project, REST", who: biller, edge: REST, method: topUp, project: "p", tenant: cloud.Tenant{Project: "p"}},
+		{name: "credit: billing names no project", who: biller, method: topUp, kind: fault.InvalidArgument, says: "project_id"},
+		{name: "credit: billing reads", who: biller, method: wallet, org: "o", project: "p", tenant: op},
+		{name: "credit: billing does not reserve", who: biller, method: reserve, project: "p", kind: fault.PermissionDenied, says: "no role in any project"},
+		{name: "credit: billing is nothing to machines", who: biller, method: get, org: "o", project: "p", kind: fault.PermissionDenied, says: "no role in any project"},
+		{name: "credit: billing within the token's project", who: billerInP, method: topUp, tenant: op},
+		{name: "credit: billing beyond the token's project", who: billerInP, method: topUp, project: "q", kind: fault.PermissionDenied, says: "acts in o/p"},
+		{name: "credit: billing of an org's token elsewhere", who: caller(cloud.ProofPassword, cloud.Tenant{Org: "o"}, in(cloud.BillingAdmin, "", "")), method: topUp, org: "x", project: "p", kind: fault.PermissionDenied, says: "acts in org o"},
+		{name: "credit: a member with billing reserves in the own project", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.BillingAdmin, "", ""), in(cloud.ProjectMember, "o", "p")), method: reserve, project: "p", tenant: op},
+		{name: "credit: admin names the project, REST", who: admin, edge: REST, method: wallet, project: "p", tenant: cloud.Tenant{Project: "p"}},
+		{name: "credit: member reserves", who: member, edge: REST, method: reserve, project: "p", tenant: op},
+		{name: "credit: member tops up", who: member, method: topUp, kind: fault.PermissionDenied, says: "[billing:admin]"},
+		{name: "credit: another project's wallet", who: member, edge: REST, method: wallet, project: "q", kind: fault.PermissionDenied, says: "acts in o/p"},
+		{name: "credit: viewer reads", who: viewer, method: wallet, tenant: op},
+		{name: "credit: viewer reserves", who: viewer, method: reserve, kind: fault.PermissionDenied, says: "may not"},
+		{name: "credit: unproven billing", who: caller(cloud.ProofNone, op, in(cloud.BillingAdmin, "", "")), method: topUp, project: "p", kind: fault.PermissionDenied, says: "proved nothing"},
 		{name: "unknown method", who: admin, method: "/x/Y", kind: fault.PermissionDenied, says: "not open"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

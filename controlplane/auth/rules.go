@@ -20,6 +20,9 @@ const (
 	Nowhere Scope = iota
 	OfOrg
 	OfProject
+	// OfNamedProject: to a project that the request itself names, on REST too. Whoever may act in every project needs no
+	// token of that one, and need not say its org: ids of projects are unique in the cloud.
+	OfNamedProject
 )
 
 // Rule says who may call a method. system:admin may call each.
@@ -31,6 +34,9 @@ type Rule struct {
 var (
 	read  = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember, cloud.ProjectViewer}
 	write = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember}
+	// bill is for what makes or takes credit: a tenant cannot.
+	bill = []cloud.Role{cloud.BillingAdmin}
+	look = append([]cloud.Role{cloud.BillingAdmin}, read...)
 )
 
 const (
@@ -40,6 +46,7 @@ const (
 	nodes     = "/vmcontroller.v1.NodeService/"
 	operators = "/operator.v1.OperatorService/"
 	identity  = "/identity.v1.IdentityService/"
+	credits   = "/credit.v1.CreditService/"
 )
 
 // rules is the whole policy of this version: role × method. What is not listed is refused. Methods open to whoever asks
@@ -105,6 +112,25 @@ var rules = map[Method]Rule{
 	identity + "SetPassword": {Nowhere, anyProven},
 	identity + "BindRole":    {Nowhere, nil},
 	identity + "UnbindRole":  {Nowhere, nil},
+
+	credits + "CreateWallet":       {OfNamedProject, bill},
+	credits + "GetWallet":          {OfNamedProject, look},
+	credits + "ListWallets":        {Nowhere, bill},
+	credits + "TopUpWallet":        {OfNamedProject, bill},
+	credits + "ChargeWallet":       {OfNamedProject, bill},
+	credits + "RefundCharge":       {OfNamedProject, bill},
+	credits + "SuspendWallet":      {OfNamedProject, bill},
+	credits + "ResumeWallet":       {OfNamedProject, bill},
+	credits + "CloseWallet":        {OfNamedProject, bill},
+	credits + "ListTransactions":   {OfNamedProject, look},
+	credits + "WatchTransactions":  {OfNamedProject, look},
+	credits + "GetStatement":       {OfNamedProject, look},
+	credits + "CreateReservation":  {OfNamedProject, write},
+	credits + "GetReservation":     {OfNamedProject, look},
+	credits + "ListReservations":   {OfNamedProject, look},
+	credits + "CommitReservation":  {OfNamedProject, write},
+	credits + "ReleaseReservation": {OfNamedProject, write},
+	credits + "AuditLedger":        {Nowhere, nil},
 }
 
 // anyProven marks a rule for every proven caller.
