@@ -41,6 +41,21 @@ func TestVMColumn(t *testing.T) {
 	}
 }
 
+// The spec's part 7.3, row "Credit REST", before an operation gives its own code.
+func TestCreditColumn(t *testing.T) {
+	want := map[Kind]Shape{
+		Unauthenticated: {"UNAUTHENTICATED", 401}, PermissionDenied: {"FORBIDDEN", 403}, InvalidArgument: {"INVALID_ARGUMENT", 400},
+		NotFound: {"NOT_FOUND", 404}, TooLarge: {"INVALID_ARGUMENT", 413}, MethodNotAllowed: {"INVALID_ARGUMENT", 405},
+	}
+	for k := Internal; k < kinds; k++ {
+		shape, listed := want[k]
+		if !listed {
+			shape = Shape{"INTERNAL", 500}
+		}
+		require.Equal(t, shape, k.REST(Credit), "kind %d", k)
+	}
+}
+
 func TestFaultIsFoundThroughWrapping(t *testing.T) {
 	cause := errors.New("disk on fire")
 	err := fmt.Errorf("create vm: %w", New(ResourceExhausted, "no host fits").With("n1", "memory").Because(cause))

@@ -13,6 +13,7 @@ const (
 	VM Service = iota
 	Identity
 	KV
+	Credit
 	services
 )
 
@@ -48,25 +49,26 @@ var (
 
 // table is indexed by Kind. VM REST has INTERNAL for every RPC status that the spec's part 7.3 does not list; identity
 // has SERVICE_UNAVAILABLE where its backend cannot be reached. The key-value store knows no other ways to fail than those
-// of its row in part 7.3, and those of every HTTP service.
+// of its row in part 7.3, and those of every HTTP service. What fails on credit is the operation, under a code of its own:
+// what is INTERNAL here is so before the operation is known.
 var table = [kinds]row{
-	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
-	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid}},
-	Unauthenticated:    {codes.Unauthenticated, [services]Shape{VM: unproven, Identity: unproven, KV: unproven}},
-	PermissionDenied:   {codes.PermissionDenied, [services]Shape{VM: forbidden, Identity: forbidden, KV: forbidden}},
-	NotFound:           {codes.NotFound, [services]Shape{VM: notFound, Identity: notFound, KV: notFound}},
-	AlreadyExists:      {codes.AlreadyExists, [services]Shape{VM: exists, Identity: exists, KV: exists}},
-	ResourceExhausted:  {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: kvInternal}},
-	FailedPrecondition: {codes.FailedPrecondition, [services]Shape{VM: precondition, Identity: precondition, KV: kvRefused}},
-	Aborted:            {codes.Aborted, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
-	OutOfRange:         {codes.OutOfRange, [services]Shape{VM: internal, Identity: invalid, KV: kvInternal}},
-	Unimplemented:      {codes.Unimplemented, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
-	Unavailable:        {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvNotLeader}},
-	DeadlineExceeded:   {codes.DeadlineExceeded, [services]Shape{VM: internal, Identity: unavailable, KV: kvTimeout}},
-	Canceled:           {codes.Canceled, [services]Shape{VM: internal, Identity: internal, KV: kvInternal}},
-	TooLarge:           {codes.InvalidArgument, [services]Shape{VM: tooLarge, Identity: tooLarge, KV: tooLarge}},
-	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: badMethod, Identity: badMethod, KV: badMethod}},
-	BadGateway:         {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvProxy}},
+	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
+	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid, Credit: invalid}},
+	Unauthenticated:    {codes.Unauthenticated, [services]Shape{VM: unproven, Identity: unproven, KV: unproven, Credit: unproven}},
+	PermissionDenied:   {codes.PermissionDenied, [services]Shape{VM: forbidden, Identity: forbidden, KV: forbidden, Credit: forbidden}},
+	NotFound:           {codes.NotFound, [services]Shape{VM: notFound, Identity: notFound, KV: notFound, Credit: notFound}},
+	AlreadyExists:      {codes.AlreadyExists, [services]Shape{VM: exists, Identity: exists, KV: exists, Credit: internal}},
+	ResourceExhausted:  {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: kvInternal, Credit: internal}},
+	FailedPrecondition: {codes.FailedPrecondition, [services]Shape{VM: precondition, Identity: precondition, KV: kvRefused, Credit: internal}},
+	Aborted:            {codes.Aborted, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
+	OutOfRange:         {codes.OutOfRange, [services]Shape{VM: internal, Identity: invalid, KV: kvInternal, Credit: internal}},
+	Unimplemented:      {codes.Unimplemented, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
+	Unavailable:        {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvNotLeader, Credit: internal}},
+	DeadlineExceeded:   {codes.DeadlineExceeded, [services]Shape{VM: internal, Identity: unavailable, KV: kvTimeout, Credit: internal}},
+	Canceled:           {codes.Canceled, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
+	TooLarge:           {codes.InvalidArgument, [services]Shape{VM: tooLarge, Identity: tooLarge, KV: tooLarge, Credit: tooLarge}},
+	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: badMethod, Identity: badMethod, KV: badMethod, Credit: badMethod}},
+	BadGateway:         {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvProxy, Credit: internal}},
 }
 
 // RPC is the gRPC code of a kind.
