@@ -187,6 +187,15 @@ func (s *Service) doBind(ctx context.Context, q bindChange) (struct{}, error) {
 	})
 }
 
+// OrgOf is the org of a project; empty while nobody has a role in it.
+func OrgOf(r store.Reader, id cloud.ProjectID) (cloud.OrgID, error) {
+	p, err := projects.Get(r, string(id))
+	if err != nil || p == nil {
+		return "", err
+	}
+	return p.Org, nil
+}
+
 // placeProject makes the project of a binding known, in one org only.
 func (s *Service) placeProject(tx *store.Tx, b cloud.Binding) error {
 	if b.Project == "" {

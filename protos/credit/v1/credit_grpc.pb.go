@@ -82,7 +82,7 @@ type CreditServiceClient interface {
 	CommitReservation(ctx context.Context, in *CommitReservationRequest, opts ...grpc.CallOption) (*CommitReservationResponse, error)
 	// ReleaseReservation frees what was reserved. Again: the same answer. FAILED_PRECONDITION when it is committed.
 	ReleaseReservation(ctx context.Context, in *ReleaseReservationRequest, opts ...grpc.CallOption) (*ReleaseReservationResponse, error)
-	// AuditLedger recomputes every wallet from its records, as of one moment, and sends what it found of each.
+	// AuditLedger recomputes every wallet from its records, each as of one moment, and sends what it found of each.
 	// system:admin.
 	AuditLedger(ctx context.Context, in *AuditLedgerRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AuditLedgerResponse], error)
 }
@@ -331,7 +331,7 @@ type CreditServiceServer interface {
 	CommitReservation(context.Context, *CommitReservationRequest) (*CommitReservationResponse, error)
 	// ReleaseReservation frees what was reserved. Again: the same answer. FAILED_PRECONDITION when it is committed.
 	ReleaseReservation(context.Context, *ReleaseReservationRequest) (*ReleaseReservationResponse, error)
-	// AuditLedger recomputes every wallet from its records, as of one moment, and sends what it found of each.
+	// AuditLedger recomputes every wallet from its records, each as of one moment, and sends what it found of each.
 	// system:admin.
 	AuditLedger(*AuditLedgerRequest, grpc.ServerStreamingServer[AuditLedgerResponse]) error
 	mustEmbedUnimplementedCreditServiceServer()
