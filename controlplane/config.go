@@ -58,8 +58,11 @@ type Ports struct {
 	Identity uint16 `yaml:"identity"`
 	VM       uint16 `yaml:"vm"`
 	GRPC     uint16 `yaml:"grpc"`
-	Agents   uint16 `yaml:"agents"`
-	Peers    uint16 `yaml:"peers"`
+	// Credit is that of credit's REST, CreditGRPC that of credit.v1 alone; GRPC serves it too.
+	Credit     uint16 `yaml:"credit"`
+	CreditGRPC uint16 `yaml:"credit_grpc"`
+	Agents     uint16 `yaml:"agents"`
+	Peers      uint16 `yaml:"peers"`
 }
 
 // Images configures the import of images.
@@ -158,7 +161,7 @@ func (r *REST) validate() error {
 func Default() Config {
 	return Config{
 		NodeID: 1, Listen: "127.0.0.1", DataDir: "trivet-data", Tick: 100 * time.Millisecond, LogFormat: "auto",
-		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Agents: 7443, Peers: 2380},
+		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Credit: 8086, CreditGRPC: 50057, Agents: 7443, Peers: 2380},
 		KV: KV{
 			Quota: kv.DefaultQuota, MaxRequestBytes: kv.DefaultRequestBytes, MaxTxnOps: kv.DefaultTxnOps, WatchProgress: kv.DefaultProgress,
 			TokenTTL: users.DefaultTokenLife, BcryptCost: users.DefaultCost, CorruptCheck: kv.DefaultCorruptCheck, StrictReconfig: true,
@@ -239,7 +242,7 @@ func (c *Config) validateCluster() error {
 
 func (p Ports) validate() error {
 	seen := map[uint16]bool{}
-	for _, port := range []uint16{p.KV, p.Identity, p.VM, p.GRPC, p.Agents, p.Peers} {
+	for _, port := range []uint16{p.KV, p.Identity, p.VM, p.GRPC, p.Credit, p.CreditGRPC, p.Agents, p.Peers} {
 		if port == 0 || seen[port] {
 			return errors.New("ports must be set and all different")
 		}
@@ -332,7 +335,7 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text, json or auto")
 	for name, port := range map[string]*uint16{
 		"kv-port": &c.Ports.KV, "identity-port": &c.Ports.Identity, "vm-port": &c.Ports.VM, "grpc-port": &c.Ports.GRPC,
-		"agents-port": &c.Ports.Agents, "peers-port": &c.Ports.Peers,
+		"credit-port": &c.Ports.Credit, "credit-grpc-port": &c.Ports.CreditGRPC, "agents-port": &c.Ports.Agents, "peers-port": &c.Ports.Peers,
 	} {
 		f.Uint16Var(port, name, *port, "port")
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/credit"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
@@ -169,6 +170,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		Authority: authority, Log: log, Now: time.Now,
 	})
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log})
+	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), OrgOf: identity.OrgOf})
 	kvRaft := kv.NewRaft(runner, kvGroup, c.NodeID, kvLeads)
 	keys := kv.New(kv.Options{
 		Engine: engines[kvGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
@@ -212,6 +214,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
 			{Name: "settle images", Every: image.SettleEvery, Run: images.Settle},
+			{Name: "expire reservations", Every: credit.SweepEvery, Run: credits.Sweep},
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
 			{Name: "forget answers", Every: time.Minute, Run: forgetAnswers(records)},
 			{Name: "compact", Every: time.Minute, Run: compactor.compact},
@@ -241,12 +244,16 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	nodes.Register(public)
 	vms.Register(public)
 	volume.Register(public)
+	credits.Register(public)
 	archives := newArchives(c, key, engines, names, runner)
 	operator.Register(public, operator.Options{
 		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
 		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms, Backup: archives.write,
 	})
+	creditOnly, creditHealth := rpc.New(rpc.Options{Verifier: identities, Log: log, Metrics: grpcMetrics, Public: true})
+	credits.Register(creditOnly)
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	ready := func(context.Context) error {
 		if leader, _ := system.Leader(); leader == 0 {
 			return errors.New("no leader: fewer than a majority of the members can be reached")
@@ -257,6 +264,8 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	identities.Routes(identityREST)
 	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Ready: ready, Log: log, Metrics: httpMetrics})
 	vms.Routes(vmREST)
+	creditREST := rest.New(rest.Options{Service: fault.Credit, Name: "credit", Verifier: identities, Ready: ready, Log: log, Metrics: httpMetrics})
+	credits.Routes(creditREST)
 
 	kvREST := kv.NewREST(kv.RESTOptions{
 		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
@@ -279,7 +288,9 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		http http.Handler
 	}{
 		{"grpc", c.Ports.GRPC, public, nil},
+		{"credit rpc", c.Ports.CreditGRPC, creditOnly, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
+		{"credit", c.Ports.Credit, nil, creditREST},
 		{"vm", c.Ports.VM, nil, localMetrics(metricsHandler(registry), vmREST)},
 	} {
 		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http); err != nil {
