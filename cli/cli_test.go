@@ -46,6 +46,7 @@ type stage struct {
 //	files                  the files in the home directory
 //	alarm name=            raise an alarm of the key-value store
 //	snapshot               the file that the key-value store gives as its snapshot: KEY=VALUE lines
+//	later by=              the ledger's clock goes on
 //	answer                 what the person at the terminal types, a line each
 //	file name=             a file in the home directory
 //	trivet [interrupt=]    run the program with these arguments, and interrupt it when it has printed that
@@ -123,6 +124,12 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 			require.NoError(t, err)
 			s.cloud.console = append(s.cloud.console, []byte(text))
 		}
+	case "later":
+		var by string
+		d.ScanArgs(t, "by", &by)
+		late, err := time.ParseDuration(by)
+		require.NoError(t, err)
+		s.cloud.credits.late += late
 	case "answer":
 		for line := range lines(d.Input) {
 			s.answers = append(s.answers, strings.ReplaceAll(line, "PASSWORD", password))

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -59,6 +60,7 @@ type fakeCloud struct {
 	watches [][]watched
 	console [][]byte
 	kv      *fakeKeys
+	credits *fakeCredits
 }
 
 type watched struct {
@@ -79,6 +81,7 @@ type fault struct {
 func newCloud(t *testing.T, members ...string) *fakeCloud {
 	c := &fakeCloud{members: map[string]*bufconn.Listener{}, byKey: map[string]*vmv1.VirtualMachine{}}
 	c.kv = newKeys(c)
+	c.credits = newCredits()
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -88,6 +91,7 @@ func newCloud(t *testing.T, members ...string) *fakeCloud {
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c)
+		creditv1.RegisterCreditServiceServer(s, c.credits)
 		etcd.RegisterKVServer(s, c.kv)
 		etcd.RegisterWatchServer(s, c.kv)
 		etcd.RegisterLeaseServer(s, c.kv)

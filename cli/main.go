@@ -1,7 +1,7 @@
 // Command trivet is the command line for operators and tenants of a Trivet cloud.
 //
 // It speaks gRPC with the control plane and nothing else: it can do what its caller's token can do. This file is the only
-// one that knows every command; each noun has a package of its own (login, image, vm, node, kv, cluster) on top of package
+// one that knows every command; each noun has a package of its own (login, image, vm, node, wallet, kv, cluster) on top of package
 // session. Below are packages that know no noun: dial (several endpoints as one), account (the saved login), show
 // (tables and JSON), explain (errors), console (guests' output), terminal.
 package main
@@ -24,6 +24,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/terminal"
 	"github.com/trivet-cloud/trivet/cli/vm"
+	"github.com/trivet-cloud/trivet/cli/wallet"
 )
 
 func main() {
@@ -57,7 +58,7 @@ Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not don
 		SilenceErrors: true,
 	}
 	s := session.New(sh, root)
-	root.AddCommand(login.Command(s), image.Command(s), vm.Command(s), node.Command(s), kv.Command(s), cluster.Command(s))
+	root.AddCommand(login.Command(s), image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
 	cmd, err := root.ExecuteContextC(ctx)
 	return s.Exit(cmd, err)
 }

@@ -7,6 +7,7 @@ import (
 
 	etcd "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -35,11 +36,24 @@ var (
 )
 
 // policies says which methods may be said twice: those that read, those that wish for a state, and, under a key, those
-// that create. What is not listed is sent to one member once.
+// that create or move credit. What is not listed is sent to one member once.
 var policies = map[string]policy{
 	vmv1.VmService_CreateVm_FullMethodName:                    create,
 	vmv1.ImageService_CreateImage_FullMethodName:              create,
 	operatorv1.OperatorService_CreateNodeToken_FullMethodName: create,
+
+	creditv1.CreditService_CreateWallet_FullMethodName:      create,
+	creditv1.CreditService_TopUpWallet_FullMethodName:       create,
+	creditv1.CreditService_RefundCharge_FullMethodName:      create,
+	creditv1.CreditService_CreateReservation_FullMethodName: create,
+
+	creditv1.CreditService_GetWallet_FullMethodName:          again,
+	creditv1.CreditService_ListTransactions_FullMethodName:   again,
+	creditv1.CreditService_CommitReservation_FullMethodName:  again,
+	creditv1.CreditService_ReleaseReservation_FullMethodName: again,
+	creditv1.CreditService_SuspendWallet_FullMethodName:      again,
+	creditv1.CreditService_ResumeWallet_FullMethodName:       again,
+	creditv1.CreditService_CloseWallet_FullMethodName:        again,
 
 	vmv1.VmService_GetVm_FullMethodName:                     again,
 	vmv1.VmService_ListVms_FullMethodName:                   again,

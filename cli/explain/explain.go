@@ -160,6 +160,14 @@ var flags = []struct{ field, flag, hint string }{
 	{"min_disk_gib", "--min-disk", ""},
 	{"min_memory_mib", "--min-memory", ""},
 	{"tail_bytes", "--tail", ""},
+	{"amount", "AMOUNT", ""},
+	{"actual_amount", "--amount", ""},
+	{"initial_balance", "--balance", ""},
+	{"reservation_id", "RESERVATION", ""},
+	{"resource_type", "--resource-type", ""},
+	{"resource_id", "--resource", ""},
+	{"description", "--description", ""},
+	{"reason", "--reason", ""},
 }
 
 func details(s *status.Status) (info *errdetails.ErrorInfo, field string) {

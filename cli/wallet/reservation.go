@@ -1,0 +1,166 @@
+package wallet
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+)
+
+func reserving(s *session.Session) *cobra.Command {
+	req := &creditv1.CreateReservationRequest{}
+	var ttl time.Duration
+	c := &cobra.Command{
+		Use: "reserve AMOUNT", Short: "Hold credit until it is committed or released", Args: session.Exactly("AMOUNT"),
+		Example: "  trivet wallet reserve 50 --ttl 10m --description \"web, one hour\"\n  trivet wallet commit $(trivet wallet reserve 50 -o name) --amount 42",
+	}
+	c.Flags().StringVar(&req.Description, "description", "", "what for")
+	c.Flags().StringVar(&req.ResourceType, "resource-type", "", "what sort of thing it is for")
+	c.Flags().StringVar(&req.ReservationId, "id", "", "an id of your own, a UUID: the same again is the same reservation")
+	c.Flags().DurationVar(&ttl, "ttl", 0, "how long it holds (default 5m)")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+		if ttl < 0 || ttl%time.Second != 0 {
+			return session.Usagef("--ttl %v: want whole seconds", ttl)
+		}
+		if req.Amount, err = amount(args[0]); err != nil {
+			return err
+		}
+		req.TtlSeconds = int64(ttl / time.Second)
+		req.OrgId, req.ProjectId = s.Tenant()
+		r, err := creditv1.NewCreditServiceClient(conn).CreateReservation(ctx, req)
+		return printReservation(s, r, err)
+	})
+	return c
+}
+
+func committing(s *session.Session) *cobra.Command {
+	req := &creditv1.CommitReservationRequest{}
+	c := &cobra.Command{
+		Use: "commit RESERVATION", Short: "Charge what was reserved, or less", Args: session.Exactly("RESERVATION"),
+		Long: "Charge what was reserved, or with --amount less, and free the rest. The same again changes nothing.",
+	}
+	c.Flags().Int64Var(&req.ActualAmount, "amount", 0, "units to charge (default all that was reserved)")
+	c.Flags().StringVar(&req.ResourceId, "resource", "", "what it was for")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if req.ActualAmount < 0 {
+			return session.Usagef("--amount %d: want 1 or more", req.ActualAmount)
+		}
+		if err := isID(args[0]); err != nil {
+			return err
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		req.ReservationId = args[0]
+		done, err := creditv1.NewCreditServiceClient(conn).CommitReservation(ctx, req)
+		return printReservation(s, done.GetReservation(), err)
+	})
+	return c
+}
+
+func releasing(s *session.Session) *cobra.Command {
+	req := &creditv1.ReleaseReservationRequest{}
+	c := &cobra.Command{Use: "release RESERVATION", Short: "Free what was reserved", Args: session.Exactly("RESERVATION")}
+	c.Flags().StringVar(&req.Reason, "reason", "", "why")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if err := isID(args[0]); err != nil {
+			return err
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		req.ReservationId = args[0]
+		done, err := creditv1.NewCreditServiceClient(conn).ReleaseReservation(ctx, req)
+		if err == nil && !done.GetReleased() {
+			s.Note("it has expired, which frees it too")
+		}
+		return printReservation(s, done.GetReservation(), err)
+	})
+	return c
+}
+
+func isID(text string) error {
+	if !session.IsID(text) {
+		return session.Usagef("RESERVATION %q: want the id that `trivet wallet reserve` gave", text)
+	}
+	return nil
+}
+
+func printReservation(s *session.Session, r *creditv1.Reservation, err error) error {
+	if err != nil {
+		return err
+	}
+	return s.Print(r, []string{r.GetId()}, func(w io.Writer) error {
+		return show.Rows(w, []string{"ID", "STATUS", "AMOUNT", "CHARGED", "EXPIRES", "DESCRIPTION"}, [][]string{{
+			r.GetId(), show.Enum("RESERVATION_STATUS", r.GetStatus()), units(r.GetAmount()), units(r.GetCharged()), show.When(r.GetExpiresAt()), r.GetDescription(),
+		}})
+	})
+}
+
+func transactions(s *session.Session) *cobra.Command {
+	req := &creditv1.ListTransactionsRequest{}
+	var types []string
+	var limit int
+	c := &cobra.Command{Use: "transactions", Short: "List what happened to a wallet, oldest first", Args: session.Exactly(),
+		Example: "  trivet wallet transactions --type charge --type refund --resource vm-1"}
+	c.Flags().StringArrayVar(&types, "type", nil, "only this type, may be repeated: "+strings.Join(typeNames(), ", "))
+	c.Flags().StringVar(&req.ReservationId, "reservation", "", "only those of this reservation")
+	c.Flags().StringVar(&req.ResourceId, "resource", "", "only those about this resource")
+	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
+	// This fails only for a flag that there is not.
+	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		for _, name := range types {
+			value, ok := creditv1.TransactionType_value[typePrefix+strings.ToUpper(name)]
+			if !ok || value == 0 {
+				return session.Usagef("--type %q: want one of %s", name, strings.Join(typeNames(), ", "))
+			}
+			req.Types = append(req.Types, creditv1.TransactionType(value))
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		req.PageSize = session.PageSize
+		all, more, err := session.Pages(limit, func(token string) ([]*creditv1.Transaction, string, error) {
+			req.PageToken = token
+			page, err := creditv1.NewCreditServiceClient(conn).ListTransactions(ctx, req)
+			return page.GetTransactions(), page.GetNextPageToken(), err
+		})
+		if err != nil {
+			return err
+		}
+		var ids []string
+		var rows [][]string
+		for _, tx := range all {
+			ids = append(ids, tx.GetId())
+			rows = append(rows, []string{
+				strconv.FormatUint(tx.GetSequence(), 10), show.When(tx.GetCreatedAt()), typeName(tx.GetType()), units(tx.GetAmount()),
+				units(tx.GetBalanceAfter()), tx.GetCreatedBy(), tx.GetReservationId(), tx.GetResourceId(), tx.GetDescription(),
+			})
+		}
+		err = s.Print(&creditv1.ListTransactionsResponse{Transactions: all}, ids, func(w io.Writer) error {
+			return show.Rows(w, []string{"SEQUENCE", "TIME", "TYPE", "AMOUNT", "BALANCE", "BY", "RESERVATION", "RESOURCE", "DESCRIPTION"}, rows)
+		})
+		if more {
+			s.Note("there are more: --limit is %d", limit)
+		}
+		return err
+	})
+	return c
+}
+
+const typePrefix = "TRANSACTION_TYPE_"
+
+// typeName is a type as the REST API calls it.
+func typeName(t creditv1.TransactionType) string {
+	return strings.ToLower(strings.TrimPrefix(t.String(), typePrefix))
+}
+
+func typeNames() (names []string) {
+	for n := int32(1); creditv1.TransactionType_name[n] != ""; n++ {
+		names = append(names, typeName(creditv1.TransactionType(n)))
+	}
+	return names
+}

@@ -1,0 +1,154 @@
+// Package wallet holds the commands about a project's credit.
+//
+// It knows the credit service's calls. A project has one wallet, so none is named but by --org and --project. Amounts are
+// whole units of credit.
+package wallet
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// Command is `trivet wallet`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "wallet", Short: "Show, fill and use a project's credit", Args: cobra.NoArgs,
+		Long: `Show, fill and use a project's credit. The project is the token's, or that of --project. To create, fill, refund, suspend
+and close takes the role billing:admin; to reserve, commit and release a role in the project.`,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(creating(s), showing(s), toppingUp(s), refunding(s), transactions(s), reserving(s), committing(s), releasing(s))
+	for _, b := range becoming {
+		c.AddCommand(b.command(s))
+	}
+	return c
+}
+
+func creating(s *session.Session) *cobra.Command {
+	var balance int64
+	c := &cobra.Command{Use: "create", Short: "Make a project's wallet", Args: session.Exactly(),
+		Example: "  trivet wallet create --org acme --project web --balance 1000"}
+	c.Flags().Int64Var(&balance, "balance", 0, "units to begin with")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		org, project := s.Tenant()
+		w, err := creditv1.NewCreditServiceClient(conn).CreateWallet(ctx,
+			&creditv1.CreateWalletRequest{OrgId: org, ProjectId: project, InitialBalance: balance})
+		return printWallet(s, w, err)
+	})
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "show", Short: "Show a project's wallet", Args: session.Exactly()}
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		org, project := s.Tenant()
+		w, err := creditv1.NewCreditServiceClient(conn).GetWallet(ctx, &creditv1.GetWalletRequest{OrgId: org, ProjectId: project})
+		return printWallet(s, w, err)
+	})
+	return c
+}
+
+func toppingUp(s *session.Session) *cobra.Command {
+	var description string
+	c := &cobra.Command{Use: "topup AMOUNT", Short: "Put credit into a wallet", Args: session.Exactly("AMOUNT")}
+	c.Flags().StringVar(&description, "description", "", "what for")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := amount(args[0])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		done, err := creditv1.NewCreditServiceClient(conn).TopUpWallet(ctx,
+			&creditv1.TopUpWalletRequest{OrgId: org, ProjectId: project, Amount: n, Description: description})
+		return printWallet(s, done.GetWallet(), err)
+	})
+	return c
+}
+
+func refunding(s *session.Session) *cobra.Command {
+	var description string
+	c := &cobra.Command{
+		Use: "refund SEQUENCE AMOUNT", Short: "Give back a charge, or a part of it", Args: session.Exactly("SEQUENCE", "AMOUNT"),
+		Long: "Give back a charge, or a part of it. SEQUENCE is its number in `trivet wallet transactions`.",
+	}
+	c.Flags().StringVar(&description, "description", "", "what for")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		charge, err := strconv.ParseUint(args[0], 10, 64)
+		if err != nil || charge == 0 {
+			return session.Usagef("SEQUENCE %q: want the number of a transaction", args[0])
+		}
+		n, err := amount(args[1])
+		if err != nil {
+			return err
+		}
+		org, project := s.Tenant()
+		done, err := creditv1.NewCreditServiceClient(conn).RefundCharge(ctx, &creditv1.RefundChargeRequest{
+			OrgId: org, ProjectId: project, ChargeSequence: charge, Amount: n, Description: description,
+		})
+		return printWallet(s, done.GetWallet(), err)
+	})
+	return c
+}
+
+// change is a command that only changes a wallet's status.
+type change struct {
+	verb, short string
+	do          func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error)
+}
+
+var becoming = []change{
+	{"suspend", "Let a project reserve no more", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+		return c.SuspendWallet(ctx, &creditv1.SuspendWalletRequest{OrgId: org, ProjectId: project})
+	}},
+	{"resume", "Let a project reserve again", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+		return c.ResumeWallet(ctx, &creditv1.ResumeWalletRequest{OrgId: org, ProjectId: project})
+	}},
+	{"close", "Make a wallet read-only, for good", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+		return c.CloseWallet(ctx, &creditv1.CloseWalletRequest{OrgId: org, ProjectId: project})
+	}},
+}
+
+func (b change) command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: b.verb, Short: b.short, Args: session.Exactly()}
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		org, project := s.Tenant()
+		w, err := b.do(ctx, creditv1.NewCreditServiceClient(conn), org, project)
+		return printWallet(s, w, err)
+	})
+	return c
+}
+
+// amount reads an argument that is some credit.
+func amount(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n <= 0 {
+		return 0, session.Usagef("AMOUNT %q: want a whole number of units, 1 or more", text)
+	}
+	return n, nil
+}
+
+func printWallet(s *session.Session, w *creditv1.Wallet, err error) error {
+	if err != nil {
+		return err
+	}
+	return s.Print(w, []string{w.GetProjectId()}, func(out io.Writer) error {
+		return show.Rows(out, []string{"PROJECT", "STATUS", "BALANCE", "RESERVED", "AVAILABLE", "DEPOSITED", "CONSUMED"}, [][]string{{
+			w.GetOrgId() + "/" + w.GetProjectId(), show.Enum("WALLET_STATUS", w.GetStatus()), units(w.GetBalance()), units(w.GetReserved()),
+			units(w.GetAvailable()), units(w.GetTotalDeposited()), units(w.GetTotalConsumed()),
+		}})
+	})
+}
+
+func units(n int64) string { return strconv.FormatInt(n, 10) }
