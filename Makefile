@@ -8,7 +8,7 @@ GUEST := .build/guest
 RUN_PACKAGES := qemu-system-x86 $(shell cat images/guest/packages)
 TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 iptables e2fsprogs util-linux systemd
 
-.PHONY: up down wipe build guest gen check test sim compat robustness bench bench-kv run-packages test-packages
+.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(DIR) bin $(GUEST)
@@ -60,6 +60,11 @@ SECONDS := 600
 sim:
 	TRIVET_SIM_SEEDS=$(SEEDS) go test ./controlplane/sim -run RingA -v -timeout 0
 	TRIVET_SIM_SECONDS=$(SECONDS) go test ./controlplane/sim -run RingB -v -timeout 0
+
+# soak plays ten million commands against the credit ledger's model, and a hundred thousand through the store.
+soak:
+	TRIVET_LEDGER_COMMANDS=10000000 TRIVET_LEDGER_SEEDS=1000 go test ./controlplane/credit/ledger -run Model -v -timeout 0
+	TRIVET_CREDIT_COMMANDS=100000 go test ./controlplane/credit -run RecordsAreTheModel -v -timeout 0
 
 # compat runs the whole of etcd's own suite against the key-value store, of which test runs the quick part.
 compat: test-packages build
