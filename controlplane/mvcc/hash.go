@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -41,15 +42,15 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 		return Hash{}, fmt.Errorf("hash: %w", err)
 	}
 	h := Hash{Revision: revision, Current: s.revision, Floor: s.floor}
-	if h.Hash, err = s.gen.hash(ctx, s.floor, revision); err != nil {
+	if h.Hash, err = s.gen.hash(ctx, s.floor, revision, 0); err != nil {
 		return Hash{}, fmt.Errorf("hash up to revision %d: %w", revision, marked(err))
 	}
 	return h, nil
 }
 
 // hash hashes the versions up to a revision that the floor, which the caller has pinned, leaves. It lets go of g from time
-// to time, so that what closes it need not wait.
-func (g *generation) hash(ctx context.Context, floor, revision int64) (uint32, error) {
+// to time, so that what closes it need not wait, and rests then for so many times as long as it has worked.
+func (g *generation) hash(ctx context.Context, floor, revision int64, rest time.Duration) (uint32, error) {
 	h := hasher{floor: floor, revision: revision, next: []byte{tableKeys}}
 	for h.next != nil {
 		if err := ctx.Err(); err != nil {
@@ -58,10 +59,18 @@ func (g *generation) hash(ctx context.Context, floor, revision int64) (uint32, e
 		if err := g.acquire(); err != nil {
 			return 0, err
 		}
+		began := time.Now()
 		err := h.some(g.db)
 		g.release()
 		if err != nil {
 			return 0, err
+		}
+		if rest > 0 && h.next != nil {
+			select {
+			case <-time.After(rest * time.Since(began)):
+			case <-g.done:
+			case <-ctx.Done():
+			}
 		}
 	}
 	return h.sum, nil
@@ -74,8 +83,11 @@ type hasher struct {
 	next            []byte // where it goes on; nil: it is done
 }
 
-// hashVersions is how many versions are hashed between two looks at whether to go on.
-const hashVersions = 4096
+// hashVersions and hashBytes of values are hashed at most between two looks at whether to go on.
+const (
+	hashVersions = 4096
+	hashBytes    = 1 << 20
+)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -88,8 +100,9 @@ func (h *hasher) some(db *pebble.DB) (err error) {
 	defer func() { err = errors.Join(err, it.Close()) }()
 	var length [8]byte
 	h.next = nil
+	size := 0
 	for ok, n := it.First(), 0; ok; n++ {
-		if n == hashVersions {
+		if n == hashVersions || size >= hashBytes {
 			h.next = bytes.Clone(it.Key())
 			return nil
 		}
@@ -101,6 +114,7 @@ func (h *hasher) some(db *pebble.DB) (err error) {
 		if err != nil {
 			return err
 		}
+		size += len(value)
 		tombstone := len(value) == 1 && value[0] == recordTombstone
 		if mod <= h.revision && (mod > h.floor || !tombstone) {
 			h.sum = crc32.Update(h.sum, castagnoli, it.Key())

@@ -28,6 +28,8 @@ const (
 	// when they started.
 	hashShare  = 16
 	hashAnyway = 16 << 20
+	// hashRest is how many times longer than it works a hash rests: nobody waits for it but Scrub, and commands come first.
+	hashRest = 4
 )
 
 func (r *remembered) at(revision int64) (Hash, bool) {
@@ -82,7 +84,7 @@ func (e *Engine) remember(v *view) {
 		r.turn.Lock()
 		defer r.turn.Unlock()
 		var err error
-		if h.Hash, err = g.hash(context.Background(), h.Floor, h.Revision); err == nil {
+		if h.Hash, err = g.hash(context.Background(), h.Floor, h.Revision, hashRest); err == nil {
 			r.add(h)
 		} else if !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
 			e.opts.Logger.Error("mvcc hash before compaction", "dir", e.dir.path, "revision", h.Revision, "err", marked(err))
