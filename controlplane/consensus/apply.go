@@ -142,12 +142,7 @@ func (j *job) abandon(reply func(asker, Result, error), err error) {
 			continue
 		}
 		j.entries.claimed[i] = nil
-		for _, ask := range p.parts {
-			reply(ask, Result{}, err)
-		}
-		if p.done != nil {
-			reply(p.done, Result{}, err)
-		}
+		p.tell(reply, Result{}, err)
 	}
 }
 

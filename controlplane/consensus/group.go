@@ -27,7 +27,8 @@ type Entry struct {
 type StateMachine interface {
 	// Apply changes the state by the entries, in order, and returns one answer each, which counts where Entry.Wanted only.
 	// The index and term of the last entry are part of the state and change with it atomically, and so do all entries of one
-	// index. It depends on nothing but the state and the entries. A refusal is an answer; an error says that the state cannot be written and ends the host.
+	// index. It depends on nothing but the state and the entries. A refusal is an answer; an error says that the state
+	// cannot be written and ends the host.
 	Apply([]Entry) ([]any, error)
 	// Applied returns the place of the last entry in the state, zeroes if there is none.
 	Applied() (index, term uint64)

@@ -202,3 +202,16 @@ func TestPackIsCompressed(t *testing.T) {
 		require.Less(t, m.group.Status().LogBytes, uint64(2000), "of 16,000")
 	}
 }
+
+// Packs that are small in the log are opened no more at a time than the limit says.
+func TestPacksAreOpenedInPieces(t *testing.T) {
+	same := strings.Repeat("x", 1000)
+	pack := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: dense(same, same, same)}
+	for limit, want := range map[uint64]int{1: 1, 3000: 1, 3001: 2, 6001: 3} {
+		e := &entries{raw: []*raftpb.Entry{pack, pack, pack}, claimed: make([]*proposal, 3)}
+		last, err := e.open(0, limit)
+		require.NoError(t, err)
+		require.Equal(t, want, last, "limit %d", limit)
+		require.Len(t, e.list, 3*want)
+	}
+}

@@ -29,13 +29,7 @@ func (h *Host) schedule(g *Group) {
 
 // complete tells all who wait for a proposal the same.
 func (h *Host) complete(p *proposal, result Result, err error) {
-	for _, ask := range p.parts {
-		h.reply(ask, result, err)
-	}
-	if p.done != nil {
-		h.reply(p.done, result, err)
-	}
-	p.done, p.parts = nil, nil
+	p.tell(h.reply, result, err)
 }
 
 func (h *Host) reply(ask asker, result Result, err error) {

@@ -31,6 +31,17 @@ type proposal struct {
 	twin     *proposal // the next one with the same id
 }
 
+// tell replies the same to all who wait for it, once.
+func (p *proposal) tell(reply func(asker, Result, error), r Result, err error) {
+	for _, ask := range p.parts {
+		reply(ask, r, err)
+	}
+	if p.done != nil {
+		reply(p.done, r, err)
+	}
+	p.done, p.parts = nil, nil
+}
+
 // Propose asks for data to be applied under id, which a retry repeats. done is called exactly once, when the entry is
 // committed and applied here, or when that can no longer be promised: a *NotLeaderError, ErrNoLeader (with
 // GroupOptions.Forward in place of the former), ErrOverloaded, ErrTooLarge or ErrStopped (nothing was done), or
