@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/trivet-cloud/trivet/controlplane/identity/outside"
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
@@ -44,6 +46,8 @@ type Config struct {
 	Ports         Ports  `yaml:"ports"`
 	Images        Images `yaml:"images"`
 	KV            KV     `yaml:"kv"`
+	// Identity configures tokens, and who else is believed.
+	Identity Identity `yaml:"identity"`
 	// REST says which services answer without a credential beyond loopback.
 	REST REST `yaml:"rest"`
 	// Tick is the unit of raft's time; an election takes 10 to 20 of it.
@@ -139,14 +143,51 @@ func (k *KV) validate() error {
 	return nil
 }
 
+// Identity configures tokens, and who else is believed.
+type Identity struct {
+	// Issuer is the URL at which others find the keys that tokens are signed with: that of a name, or of a balancer, for all
+	// members. Empty is each member's own address.
+	Issuer string `yaml:"issuer"`
+	// Providers are the OpenID providers whose users may log in, once they are linked with users here.
+	Providers []outside.Provider `yaml:"providers"`
+}
+
+func (i *Identity) validate() error {
+	if i.Issuer != "" {
+		u, err := url.Parse(i.Issuer)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || strings.HasSuffix(i.Issuer, "/") {
+			return fmt.Errorf("identity.issuer: %q is not a URL without a slash at its end", i.Issuer)
+		}
+	}
+	seen := map[string]bool{}
+	for _, p := range i.Providers {
+		if err := p.Check(); err != nil {
+			return fmt.Errorf("identity.providers: %w", err)
+		}
+		if seen[p.Name] {
+			return fmt.Errorf("identity.providers: %s stands twice", p.Name)
+		}
+		seen[p.Name] = true
+	}
+	return nil
+}
+
+// issuer is Identity.Issuer, or this member's own address.
+func (c *Config) issuer() string {
+	if c.Identity.Issuer != "" {
+		return c.Identity.Issuer
+	}
+	return "http://" + net.JoinHostPort(c.Listen, strconv.Itoa(int(c.Ports.Identity)))
+}
+
 // REST configures what asks for no credential.
 type REST struct {
-	// Open lists services that answer to everybody who can reach the member's address: kv.
+	// Open lists services that answer to everybody who can reach the member's address: kv, and of identity the users.
 	Open []string `yaml:"open"`
 }
 
 // openable are the services that can be opened.
-var openable = []string{"kv"}
+var openable = []string{"kv", "identity"}
 
 func (r *REST) validate() error {
 	for _, name := range r.Open {
@@ -191,7 +232,7 @@ func (c *Config) Validate() error {
 			return errors.New("images.import_dirs: a directory has no path")
 		}
 	}
-	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.REST} {
+	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.Identity, &c.REST} {
 		if err := part.validate(); err != nil {
 			return err
 		}
@@ -353,7 +394,8 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.DurationVar(&c.KV.WatchProgress, "kv-watch-progress", c.KV.WatchProgress, "time between notices to watches that asked for them")
 	f.DurationVar(&c.KV.TokenTTL, "kv-token-ttl", c.KV.TokenTTL, "how long a token of etcd's Auth lives")
 	f.IntVar(&c.KV.BcryptCost, "kv-bcrypt-cost", c.KV.BcryptCost, "cost of hashing passwords of etcd's Auth")
-	f.StringSliceVar(&c.REST.Open, "rest-open", c.REST.Open, "services that answer without a credential beyond loopback: kv")
+	f.StringSliceVar(&c.REST.Open, "rest-open", c.REST.Open, "services that answer without a credential beyond loopback: kv, identity")
+	f.StringVar(&c.Identity.Issuer, "issuer", c.Identity.Issuer, "URL at which others find the keys that tokens are signed with (default: this member's own)")
 	f.Var(&importDirs{c}, "import-dir", "directory that images are imported from, as PATH or PATH=ORG,ORG; repeatable")
 }
 

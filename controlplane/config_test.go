@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/identity/outside"
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -84,29 +85,37 @@ func TestUnknownSettingIsAnError(t *testing.T) {
 func TestBadConfigurations(t *testing.T) {
 	trio := Members{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}
 	for says, change := range map[string]func(*Config){
-		"not an IP address":               func(c *Config) { c.Listen = "localhost" },
-		"node_id must be":                 func(c *Config) { c.NodeID = 0 },
-		"give one of them":                func(c *Config) { c.Cluster, c.Join, c.ClusterKey = trio, []string{"10.0.0.1"}, "k" },
-		"is not host or host:port":        func(c *Config) { c.Join, c.ClusterKey = []string{"http://10.0.0.1"}, "k" },
-		"trivet-controlplane keygen":      func(c *Config) { c.Cluster = trio },
-		"does not list this member, 9":    func(c *Config) { c.Cluster, c.ClusterKey, c.NodeID = trio, "k", 9 },
-		"have the same address":           func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "127.0.0.1", 2: "127.0.0.1"}, "k" },
-		"ports must be":                   func(c *Config) { c.Ports.VM = c.Ports.GRPC },
-		"lets everybody in":               func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
-		"one member on a loopback":        func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
-		"tick must be":                    func(c *Config) { c.Tick = time.Millisecond },
-		"log_format must be":              func(c *Config) { c.LogFormat = "xml" },
-		"kv.etcd_listen":                  func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1"} },
-		"etcd_cert and etcd_key":          func(c *Config) { c.KV.EtcdCert = "c" },
-		"etcd_client_ca needs":            func(c *Config) { c.KV.EtcdClientCA = "c" },
-		"kv.max_request_bytes":            func(c *Config) { c.KV.MaxRequestBytes = 1 << 30 },
-		"kv.max_txn_ops":                  func(c *Config) { c.KV.MaxTxnOps = 0 },
-		"kv.watch_progress":               func(c *Config) { c.KV.WatchProgress = time.Millisecond },
-		"kv.compact_age":                  func(c *Config) { c.KV.CompactAge = -1 },
-		"kv.corrupt_check":                func(c *Config) { c.KV.CorruptCheck = time.Millisecond },
-		"kv.token_ttl":                    func(c *Config) { c.KV.TokenTTL = 0 },
-		"kv.bcrypt_cost":                  func(c *Config) { c.KV.BcryptCost = 99 },
-		`rest.open: "identity" is not`:    func(c *Config) { c.REST.Open = []string{"identity"} },
+		"not an IP address":            func(c *Config) { c.Listen = "localhost" },
+		"node_id must be":              func(c *Config) { c.NodeID = 0 },
+		"give one of them":             func(c *Config) { c.Cluster, c.Join, c.ClusterKey = trio, []string{"10.0.0.1"}, "k" },
+		"is not host or host:port":     func(c *Config) { c.Join, c.ClusterKey = []string{"http://10.0.0.1"}, "k" },
+		"trivet-controlplane keygen":   func(c *Config) { c.Cluster = trio },
+		"does not list this member, 9": func(c *Config) { c.Cluster, c.ClusterKey, c.NodeID = trio, "k", 9 },
+		"have the same address":        func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "127.0.0.1", 2: "127.0.0.1"}, "k" },
+		"ports must be":                func(c *Config) { c.Ports.VM = c.Ports.GRPC },
+		"lets everybody in":            func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
+		"one member on a loopback":     func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
+		"tick must be":                 func(c *Config) { c.Tick = time.Millisecond },
+		"log_format must be":           func(c *Config) { c.LogFormat = "xml" },
+		"kv.etcd_listen":               func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1"} },
+		"etcd_cert and etcd_key":       func(c *Config) { c.KV.EtcdCert = "c" },
+		"etcd_client_ca needs":         func(c *Config) { c.KV.EtcdClientCA = "c" },
+		"kv.max_request_bytes":         func(c *Config) { c.KV.MaxRequestBytes = 1 << 30 },
+		"kv.max_txn_ops":               func(c *Config) { c.KV.MaxTxnOps = 0 },
+		"kv.watch_progress":            func(c *Config) { c.KV.WatchProgress = time.Millisecond },
+		"kv.compact_age":               func(c *Config) { c.KV.CompactAge = -1 },
+		"kv.corrupt_check":             func(c *Config) { c.KV.CorruptCheck = time.Millisecond },
+		"kv.token_ttl":                 func(c *Config) { c.KV.TokenTTL = 0 },
+		"kv.bcrypt_cost":               func(c *Config) { c.KV.BcryptCost = 99 },
+		`rest.open: "credit" is not`:   func(c *Config) { c.REST.Open = []string{"credit"} },
+		"identity.issuer":              func(c *Config) { c.Identity.Issuer = "cloud.example" },
+		"must be https": func(c *Config) {
+			c.Identity.Providers = []outside.Provider{{Name: "corp", Issuer: "http://idp.example", ClientID: "x"}}
+		},
+		"corp stands twice": func(c *Config) {
+			p := outside.Provider{Name: "corp", Issuer: "https://idp.example", ClientID: "x"}
+			c.Identity.Providers = []outside.Provider{p, p}
+		},
 		`"10.0.0" is not an IP address`:   func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "10.0.0"}, "k" },
 		"data_dir is required":            func(c *Config) { c.DataDir = "" },
 		"images.import_dirs: a directory": func(c *Config) { c.Images.ImportDirs = []image.ImportDir{{}} },

@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
+	"github.com/trivet-cloud/trivet/controlplane/identity/token"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -94,7 +95,7 @@ func adminToken() *cobra.Command {
 	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "lifetime, at most 720h")
 	c.MarkFlagRequired("cluster-key")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if ttl <= 0 || ttl > identity.MaxTTL*time.Second {
+		if ttl <= 0 || ttl > token.MaxTTL*time.Second {
 			return fmt.Errorf("--ttl must be up to 720h, got %s", ttl)
 		}
 		key, err := clusterkey.Load(file)
@@ -102,11 +103,11 @@ func adminToken() *cobra.Command {
 			return err
 		}
 		scope := cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}
-		token, err := identity.HostToken(key, scope, time.Now(), ttl)
+		text, err := identity.HostToken(key, scope, time.Now(), ttl)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(cmd.OutOrStdout(), token)
+		fmt.Fprintln(cmd.OutOrStdout(), text)
 		return nil
 	}
 	return c

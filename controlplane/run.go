@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
@@ -43,8 +44,10 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/rest"
 	"github.com/trivet-cloud/trivet/controlplane/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/vm"
 	"github.com/trivet-cloud/trivet/controlplane/volume"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -145,7 +148,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	defer system.Close()
 	kvLeads := store.NewGroup(runner, kvGroup)
 	defer kvLeads.Close()
-	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens")})
+	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp})
 	commands := lead.NewCommands(c.NodeID, system, mesh)
 	first := firstMembers(c)
 	if host.Joined() {
@@ -160,7 +163,11 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	})
 
 	// Services.
-	identities := identity.New(identity.Options{Store: records, Commands: commands, Key: key, Log: log, Dev: c.Dev})
+	audits := audit.New(audit.Options{Store: records, Commands: commands, Log: log.With("service", "audit")})
+	identities := identity.New(identity.Options{
+		Store: records, Commands: commands, Key: key, Log: log, Audit: audits, Issuer: c.issuer(), Providers: c.Identity.Providers,
+		Holds: []func(store.Reader, cloud.ProjectID) error{credit.Holds}, Dev: c.Dev,
+	})
 	images := image.New(image.Options{
 		Store: records, Commands: commands, Files: files, Self: c.NodeID, Count: memberships.Count, Peers: mesh,
 		ImportDirs: importDirsOf(c), Log: log,
@@ -170,7 +177,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		Authority: authority, Log: log, Now: time.Now,
 	})
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log})
-	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), OrgOf: identity.OrgOf})
+	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), OrgOf: tenant.OrgOf})
 	kvRaft := kv.NewRaft(runner, kvGroup, c.NodeID, kvLeads)
 	keys := kv.New(kv.Options{
 		Engine: engines[kvGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
@@ -210,6 +217,8 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		List: []lead.Task{
 			{Name: "settle members", Every: member.SettleEvery, Run: memberships.Run},
 			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
+			{Name: "tend keys", Every: time.Minute, Run: identities.Tend},
+			{Name: "prune the audit", Every: time.Hour, Run: audits.Prune},
 			{Name: "follow nodes", Every: time.Second, Run: nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
@@ -235,7 +244,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		StrictReconfig: c.KV.StrictReconfig,
 	})
 	public, health := rpc.New(rpc.Options{
-		Verifier: identities, Log: log, Metrics: grpcMetrics, Public: true,
+		Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true,
 		Guest: &rpc.Guest{Prefix: etcdrpc.Prefix, Unary: etcd.Unary, Stream: etcd.Stream},
 	})
 	etcd.Register(public)
@@ -250,7 +259,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
 		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms, Backup: archives.write,
 	})
-	creditOnly, creditHealth := rpc.New(rpc.Options{Verifier: identities, Log: log, Metrics: grpcMetrics, Public: true})
+	creditOnly, creditHealth := rpc.New(rpc.Options{Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true})
 	credits.Register(creditOnly)
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
@@ -261,10 +270,10 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		return nil
 	}
 	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Ready: ready, Log: log, Metrics: httpMetrics})
-	identities.Routes(identityREST)
-	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Ready: ready, Log: log, Metrics: httpMetrics})
+	identities.Routes(identityREST, slices.Contains(c.REST.Open, "identity"))
+	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Audit: audits, Ready: ready, Log: log, Metrics: httpMetrics})
 	vms.Routes(vmREST)
-	creditREST := rest.New(rest.Options{Service: fault.Credit, Name: "credit", Verifier: identities, Ready: ready, Log: log, Metrics: httpMetrics})
+	creditREST := rest.New(rest.Options{Service: fault.Credit, Name: "credit", Verifier: identities, Audit: audits, Ready: ready, Log: log, Metrics: httpMetrics})
 	credits.Routes(creditREST)
 
 	kvREST := kv.NewREST(kv.RESTOptions{
@@ -333,6 +342,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		})
 	}
 	work.Go(func() { images.Run(background) })
+	work.Go(func() { audits.Run(background) })
 	work.Go(func() { keepAdminToken(background, key, c.DataDir, validWith(identities), log) })
 	work.Go(func() { scrub(background, engines, log) })
 	work.Go(func() { keys.Run(background) })

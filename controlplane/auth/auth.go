@@ -2,13 +2,16 @@
 //
 // An edge (rest, rpc) verifies a bearer token through a Verifier and puts the Caller into the context. Each handler then
 // asks Admit, once, before it looks at anything else: Admit resolves the tenant (the tenant rule of the identity design)
-// and checks the static table of rules. It knows no records and no transport.
+// and asks the policy (Cedar: policy.cedar, over the one table of rules in rules.go), and notes on the Caller what was let
+// in, for the audit. It knows no records and no transport.
 package auth
 
 import (
 	"context"
 	"slices"
 	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/code"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -38,6 +41,9 @@ type key struct{}
 func With(ctx context.Context, caller *cloud.Caller, edge Edge) context.Context {
 	return context.WithValue(ctx, key{}, entry{caller, edge})
 }
+
+// Without is a context that belongs to no call.
+func Without(ctx context.Context) context.Context { return context.WithValue(ctx, key{}, entry{}) }
 
 // CallerOf is the caller that an edge verified; nil when none was.
 func CallerOf(ctx context.Context) *cloud.Caller {
@@ -78,10 +84,11 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 		return cloud.Tenant{}, fault.New(fault.Unauthenticated, "no token: send Authorization: Bearer <token>")
 	}
 	c := e.caller
+	c.Method = string(method)
 	if c.Node != "" {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s is not for hosts", method)
 	}
-	if c.Proof == cloud.ProofNone || c.Proof == "" {
+	if !c.Proven() {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"the token's holder proved nothing: ask for one with a registered name and its password")
 	}
@@ -89,14 +96,40 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	if err != nil {
 		return cloud.Tenant{}, err
 	}
-	if !rule.allows(c, tenant) {
+	c.Tenant = tenant
+	if !permitted(c, method, tenant, rule.rolesAt(c, tenant)) {
 		return cloud.Tenant{}, refusal(c, method, rule, tenant)
 	}
 	return tenant, nil
 }
 
+// Auditor is told of calls that were refused, and of those that were to change something and failed.
+type Auditor interface {
+	Failed(c *cloud.Caller, outcome, message string)
+}
+
+// Report tells an auditor of a call that ended with a fault, if that is worth a record. The caller may be nil.
+func Report(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
+	if a == nil || m.Reads() && f.Kind != fault.PermissionDenied && f.Kind != fault.Unauthenticated {
+		return
+	}
+	if c == nil {
+		c = &cloud.Caller{RequestID: requestID, Address: address}
+	}
+	if c.Method == "" {
+		c.Method = string(m)
+	}
+	a.Failed(c, code.Code(f.Kind.RPC()).String(), f.Message)
+}
+
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {
 	needs := rule.Roles
+	if rule.Scope == OfPlace {
+		// What rules a part does not rule the whole.
+		needs = slices.DeleteFunc(slices.Clone(needs), func(r cloud.Role) bool {
+			return tenant.Org == "" || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
+		})
+	}
 	if len(needs) == 0 {
 		needs = []cloud.Role{cloud.SystemAdmin}
 	}
@@ -114,6 +147,8 @@ func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.T
 		return cloud.Tenant{}, nil
 	case OfOrg:
 		asked.Project = ""
+	case OfPlace:
+		return place(c.Scope, asked)
 	}
 	scope := c.Scope
 	switch {
@@ -144,6 +179,18 @@ func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.T
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in %s, not in %s", scope, asked)
 	}
 	return scope, nil
+}
+
+// place is what the request names, if the token reaches there.
+func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
+	if scope.Project != "" && asked != scope || scope.Org != "" && asked.Org != scope.Org {
+		where := asked.String()
+		if where == "" {
+			where = "the cloud"
+		}
+		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in %s only, not in %s", scope, where)
+	}
+	return asked, nil
 }
 
 // biller reports whether the caller may do this in every project for the role of billing:admin.

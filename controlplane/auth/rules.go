@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -23,6 +24,9 @@ const (
 	// OfNamedProject: to a project that the request itself names, on REST too. Whoever may act in every project needs no
 	// token of that one, and need not say its org: ids of projects are unique in the cloud.
 	OfNamedProject
+	// OfPlace: to the place that the request itself names: an org, a project, or with neither the cloud. The token must
+	// reach there.
+	OfPlace
 )
 
 // Rule says who may call a method. system:admin may call each.
@@ -36,7 +40,10 @@ var (
 	write = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember}
 	// bill is for what makes or takes credit: a tenant cannot.
 	bill = []cloud.Role{cloud.BillingAdmin}
-	look = append([]cloud.Role{cloud.BillingAdmin}, read...)
+	// govern is for what an org decides, manage for what a project decides of itself.
+	govern = []cloud.Role{cloud.OrgAdmin}
+	manage = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin}
+	look   = append([]cloud.Role{cloud.BillingAdmin}, read...)
 )
 
 const (
@@ -105,13 +112,45 @@ var rules = map[Method]Rule{
 	operators + "BackupCluster":   {Nowhere, nil},
 	operators + "ReadConsoleLog":  {OfProject, read},
 
-	identity + "CreateUser": {Nowhere, nil},
-	identity + "GetUser":    {Nowhere, nil},
-	identity + "ListUsers":  {Nowhere, nil},
-	// Whoever is proven may ask: the handler lets a user change their own password only.
-	identity + "SetPassword": {Nowhere, anyProven},
-	identity + "BindRole":    {Nowhere, nil},
-	identity + "UnbindRole":  {Nowhere, nil},
+	// Whoever is proven may ask: the handlers let users do these things to themselves only.
+	identity + "WhoAmI":       {Nowhere, anyProven},
+	identity + "SetPassword":  {Nowhere, anyProven},
+	identity + "RevokeToken":  {Nowhere, anyProven},
+	identity + "RevokeTokens": {Nowhere, anyProven},
+	// And these show what the caller has a role in.
+	identity + "GetOrg":       {Nowhere, anyProven},
+	identity + "ListOrgs":     {Nowhere, anyProven},
+	identity + "GetProject":   {Nowhere, anyProven},
+	identity + "ListProjects": {Nowhere, anyProven},
+
+	identity + "CreateUser":     {Nowhere, nil},
+	identity + "GetUser":        {Nowhere, nil},
+	identity + "ListUsers":      {Nowhere, nil},
+	identity + "DisableUser":    {Nowhere, nil},
+	identity + "EnableUser":     {Nowhere, nil},
+	identity + "DeleteUser":     {Nowhere, nil},
+	identity + "LinkIdentity":   {Nowhere, nil},
+	identity + "UnlinkIdentity": {Nowhere, nil},
+	identity + "ListKeys":       {Nowhere, nil},
+	identity + "RotateKeys":     {Nowhere, nil},
+	identity + "RevokeKey":      {Nowhere, nil},
+
+	identity + "CreateOrg":     {Nowhere, nil},
+	identity + "DeleteOrg":     {Nowhere, nil},
+	identity + "CreateProject": {OfPlace, govern},
+	identity + "DeleteProject": {OfPlace, govern},
+	identity + "SetQuota":      {OfNamedProject, nil},
+	identity + "GetQuota":      {OfNamedProject, look},
+
+	identity + "BindRole":     {OfPlace, manage},
+	identity + "UnbindRole":   {OfPlace, manage},
+	identity + "ListBindings": {OfPlace, manage},
+
+	identity + "CreateServiceAccount": {OfProject, manage},
+	identity + "ListServiceAccounts":  {OfProject, manage},
+	identity + "DeleteServiceAccount": {OfProject, manage},
+
+	identity + "ListAuditRecords": {OfPlace, govern},
 
 	credits + "CreateWallet":       {OfNamedProject, bill},
 	credits + "GetWallet":          {OfNamedProject, look},
@@ -134,22 +173,26 @@ var rules = map[Method]Rule{
 }
 
 // anyProven marks a rule for every proven caller.
-var anyProven = []cloud.Role{"any proven caller"}
+var anyProven = []cloud.Role{"anybody proven"}
 
-func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
-	if c.Has(cloud.SystemAdmin, cloud.Tenant{}) {
-		return true
-	}
-	for _, role := range r.Roles {
-		if role == anyProven[0] || c.Has(role, at) {
-			return true
-		}
+// Open are the methods that never ask Admit, and why they need not.
+var Open = map[Method]string{
+	identity + "IssueToken":         "gives a token to whoever proves who they are",
+	identity + "ExchangeToken":      "gives a token to whoever another provider vouches for",
+	identity + "ListLoginProviders": "says where to log in",
+	identity + "VerifyToken":        "says whose the token is that was sent with it",
+	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
+}
+
+// rolesAt are the caller's roles at a place.
+func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
+	for _, role := range cloud.Roles() {
 		// Images belong to orgs: a role in any of the org's projects counts.
-		if r.Scope == OfOrg && hasInOrg(c, role, at.Org) {
-			return true
+		if c.Has(role, at) || r.Scope == OfOrg && hasInOrg(c, role, at.Org) {
+			roles = append(roles, role)
 		}
 	}
-	return false
+	return roles
 }
 
 func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
@@ -163,3 +206,12 @@ func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
 
 // Ruled reports whether a method stands in the table, for the test that walks every served method.
 func Ruled(m Method) bool { _, ok := rules[m]; return ok }
+
+// reading are the beginnings of the names of methods that change nothing.
+var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger"}
+
+// Reads reports whether a method changes nothing.
+func (m Method) Reads() bool {
+	verb := m.verb()
+	return slices.ContainsFunc(reading, func(r string) bool { return strings.HasPrefix(verb, r) })
+}

@@ -90,6 +90,15 @@ func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet,
 	return w, err
 }
 
+// Holds says that a project has a wallet that is not closed: it cannot go before.
+func Holds(r store.Reader, id cloud.ProjectID) error {
+	w, err := wallets.Get(r, string(id))
+	if err != nil || w == nil || w.Status == ledger.Closed {
+		return err
+	}
+	return fault.New(fault.FailedPrecondition, "project %s has a wallet: close it first", id)
+}
+
 // walletOf reads a tenant's wallet. Who acts in every project need not name the org.
 func walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	w, err := wallets.Get(r, string(t.Project))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/store"
@@ -147,7 +148,8 @@ func newTicket(caller *cloud.Caller, o Order) (*ticket, error) {
 func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
 	for proven := false; ; proven = true {
 		var wrote bool
-		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		// Each order is recorded as its own caller's.
+		_, err := s.opts.Store.Update(auth.Without(ctx), func(tx *store.Tx) error {
 			wrote = false
 			for _, t := range tickets {
 				changed, err := s.attempt(tx, t)
@@ -184,6 +186,9 @@ func (s *Service) attempt(tx *store.Tx, t *ticket) (changed bool, err error) {
 			s.opts.Log.Error("a wallet takes no more orders", "project", v.Project, "err", v)
 		}
 		return false, t.err
+	}
+	if t.done.Changed && t.caller != nil {
+		audit.Add(tx, t.caller)
 	}
 	keyed := t.caller != nil && t.caller.IdempotencyKey != ""
 	return t.done.Changed || keyed && !t.done.Replayed, nil

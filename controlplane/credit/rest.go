@@ -18,13 +18,13 @@ import (
 
 // Routes adds the endpoints of the spec's part 4.7.
 func (s *Service) Routes(r *rest.Server) {
-	r.Handle(http.MethodPost, "/api/v1/wallets", s.postWallet)
-	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}", s.getWallet)
-	r.Handle(http.MethodPost, "/api/v1/wallets/{project_id}/topup", s.postTopUp)
-	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}/transactions", s.getTransactions)
-	r.Handle(http.MethodPost, "/api/v1/reservations", s.postReservation)
-	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/commit", s.postCommit)
-	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/release", s.postRelease)
+	r.Handle(http.MethodPost, "/api/v1/wallets", service+"CreateWallet", s.postWallet)
+	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}", service+"GetWallet", s.getWallet)
+	r.Handle(http.MethodPost, "/api/v1/wallets/{project_id}/topup", service+"TopUpWallet", s.postTopUp)
+	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}/transactions", service+"ListTransactions", s.getTransactions)
+	r.Handle(http.MethodPost, "/api/v1/reservations", service+"CreateReservation", s.postReservation)
+	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/commit", service+"CommitReservation", s.postCommit)
+	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/release", service+"ReleaseReservation", s.postRelease)
 }
 
 // walletResponse, transactionResponse and reservationResponse are the spec's part 2.7.

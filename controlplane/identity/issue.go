@@ -2,18 +2,35 @@ package identity
 
 import (
 	"context"
+	"crypto/ed25519"
+	"fmt"
+	"strings"
 	"time"
 
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"github.com/trivet-cloud/trivet/controlplane/audit"
+	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/identity/password"
+	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/identity/token"
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-type tokenRequest struct {
-	User         cloud.UserID
-	Password     string
-	Address      string
+// ask is a request for a token.
+type ask struct {
+	User     cloud.UserID
+	Password string
+	// Kind is a kind of package token, or empty for either.
+	Kind         string
 	TTL          uint64
 	Org, Project string
+	// Address is where the request came from, RequestID its id.
+	Address, RequestID string
 }
 
 type issued struct {
@@ -21,42 +38,213 @@ type issued struct {
 	expires time.Time
 }
 
-// token makes the token that was asked for, and says whether its holder is proven.
-func (s *Service) token(ctx context.Context, ask tokenRequest) (issued, bool, error) {
-	ttl, err := checkTTL(ask.TTL)
-	if err != nil {
-		return issued{}, false, err
+// HostToken makes a token of the administrator, for whoever holds the cluster key.
+func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.Duration) (string, error) {
+	say := token.Claims{
+		Claims: jwt.Claims{Issuer: "urn:trivet:" + key.Cluster(), Subject: string(principal.Admin)}, Cluster: key.Cluster(),
+		Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofHostKey,
 	}
-	scope := cloud.Tenant{Org: cloud.OrgID(ask.Org), Project: cloud.ProjectID(ask.Project)}
-	for _, id := range []struct{ field, value string }{{"org_id", ask.Org}, {"project_id", ask.Project}} {
+	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
+}
+
+// scope checks the scope that is asked for; a project alone names its org.
+func (s *Service) scope(ctx context.Context, org, project string) (cloud.Tenant, error) {
+	t := cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}
+	for _, id := range []struct{ field, value string }{{"org_id", org}, {"project_id", project}} {
 		if id.value != "" {
 			if err := cloud.CheckCallerID(id.field, id.value); err != nil {
-				return issued{}, false, err
+				return t, err
 			}
 		}
 	}
-	who, err := s.proven(ctx, ask.User, ask.Password, ask.Address)
+	if t.Project == "" || t.Org != "" {
+		return t, nil
+	}
+	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
+		t.Org, err = tenant.OrgOf(v, t.Project)
+		return err
+	})
+	return t, err
+}
+
+// token makes the token that was asked for, and says whether its holder is proven.
+func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
+	if err := s.skewed(); err != nil {
+		return issued{}, false, err
+	}
+	ttl, err := token.TTL(q.TTL)
 	if err != nil {
 		return issued{}, false, err
 	}
-	say := claims{Proof: cloud.ProofNone}
-	if who != nil {
-		say.Proof, say.Epoch = cloud.ProofPassword, who.Epoch
+	scope, err := s.scope(ctx, q.Org, q.Project)
+	if err != nil {
+		return issued{}, false, err
 	}
-	if scope.Project != "" && scope.Org == "" {
-		// Project ids are unique in the cloud, so a project names its org.
-		err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) error {
-			p, err := projects.Get(v, string(scope.Project))
-			if p != nil {
-				scope.Org = p.Org
-			}
-			return err
-		})
-		if err != nil {
-			return issued{}, false, err
+	u, err := s.proven(ctx, q)
+	if err != nil {
+		return issued{}, false, err
+	}
+	say := token.Claims{Claims: jwt.Claims{Subject: string(q.User)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofNone}
+	if u != nil {
+		say.Proof, say.Epoch = cloud.ProofPassword, u.Epoch
+		if u.Account != nil {
+			say.Kind, say.Proof, say.Scope = token.ServiceAccount, cloud.ProofAppCred, token.ScopeOf(u.Account.Tenant)
 		}
 	}
-	say.Subject, say.Org, say.Project = string(ask.User), scope.Org, scope.Project
+	s.note(q, "IssueToken", say.Proof, u != nil)
 	out, err := s.issue(ctx, say, ttl)
-	return out, who != nil, err
+	return out, u != nil, err
+}
+
+// note has the audit write who was given a token, and who tried to be somebody and was not.
+func (s *Service) note(q ask, method string, proof cloud.Proof, proven bool) {
+	r := audit.Record{
+		Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
+		Outcome: audit.OK, Proof: proof, Principal: string(q.User), Tenant: cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)},
+	}
+	if !proven {
+		if q.Password == "" {
+			return // who claims nothing is given a token that is worth nothing
+		}
+		r.Outcome, r.Message, r.Principal = "UNAUTHENTICATED", "wrong user or password", ""
+	}
+	s.opts.Audit.Note(r)
+}
+
+// issue signs claims with the cluster's key.
+func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
+	id, private, err := s.signer(ctx)
+	if err != nil {
+		return issued{}, err
+	}
+	now := s.now()
+	say.Issuer, say.Cluster = s.opts.Issuer, s.opts.Key.Cluster()
+	text, err := token.Sign(private, id, say, now, ttl)
+	return issued{text, token.Ends(now, ttl)}, err
+}
+
+// proven tries a password or a secret. Nil for a wrong one, an unknown name, one that is shut out, and one that was missed
+// too often from the address.
+func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
+	var u *principal.User
+	// As it is now: whoever has just set a password logs in on another member next.
+	read := func() error {
+		return s.opts.Store.View(ctx, func(v *store.View) (err error) {
+			u, err = principal.Users.Get(v, string(q.User))
+			return err
+		})
+	}
+	now := func() cloud.Time { return s.opts.Store.Now() }
+	if strings.HasPrefix(string(q.User), principal.AccountPrefix) {
+		if err := read(); err != nil {
+			return nil, fmt.Errorf("read service account: %w", err)
+		}
+		if u != nil && u.Account != nil {
+			secret, err := u.Open(s.opts.Key)
+			if err != nil {
+				return nil, err
+			}
+			if s.passwords.TrySecret(q.User, q.Address, q.Password, secret, now()) && q.may(u, now()) {
+				return u, nil
+			}
+			return nil, nil
+		}
+	}
+	right, err := s.passwords.Try(ctx, q.User, q.Address, q.Password, now, func() (*password.Hash, error) {
+		if err := read(); err != nil {
+			return nil, fmt.Errorf("read user: %w", err)
+		}
+		if u == nil {
+			return nil, nil
+		}
+		return u.Password, nil
+	})
+	if err != nil || !right || !q.may(u, now()) {
+		return nil, err
+	}
+	return u, nil
+}
+
+// may reports whether a principal that proved itself may have a token.
+func (q *ask) may(u *principal.User, now cloud.Time) bool {
+	kind := token.User
+	if u.Account != nil {
+		kind = token.ServiceAccount
+	}
+	return !u.Disabled && !u.Expired(now) && (q.Kind == "" || q.Kind == kind)
+}
+
+// exchange makes a token for whoever an outside provider vouches for.
+func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q ask) (issued, error) {
+	if err := s.skewed(); err != nil {
+		return issued{}, err
+	}
+	ttl, err := token.TTL(q.TTL)
+	if err != nil {
+		return issued{}, err
+	}
+	scope, err := s.scope(ctx, q.Org, q.Project)
+	if err != nil {
+		return issued{}, err
+	}
+	subject, err := s.providers.Subject(ctx, provider, idToken, nonce, s.now)
+	if err != nil {
+		return issued{}, err
+	}
+	var u *principal.User
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		id, err := principal.Linked(v, principal.Identity{Provider: provider, Subject: subject})
+		if err != nil || id == "" {
+			return err
+		}
+		u, err = principal.Users.Get(v, string(id))
+		return err
+	})
+	if err != nil {
+		return issued{}, err
+	}
+	if u == nil || u.Disabled {
+		return issued{}, fault.New(fault.Unauthenticated, "nobody here is linked with your identity at %s: ask an administrator to", provider).
+			WithReason("NOT_LINKED").With("provider", provider).With("subject", subject)
+	}
+	q.User = u.ID
+	s.note(q, "ExchangeToken", cloud.ProofOIDC, true)
+	say := token.Claims{
+		Claims: jwt.Claims{Subject: string(u.ID)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofOIDC, Epoch: u.Epoch,
+	}
+	return s.issue(ctx, say, ttl)
+}
+
+// revokeToken denies one token. Whoever holds it may, and system:admin names it by its id.
+func (s *Service) revokeToken(ctx context.Context, text, id string) error {
+	caller := auth.CallerOf(ctx)
+	switch {
+	case (text == "") == (id == ""):
+		return fault.Invalid("token", "give the token, or its id")
+	case text != "":
+		holder, err := s.Verify(ctx, text)
+		if fault.Is(err, fault.Unauthenticated) {
+			return nil // it is over already
+		}
+		if err != nil {
+			return err
+		}
+		if !holder.Proven() {
+			return nil // it is worth nothing
+		}
+		_, err = s.do.deny(ctx, denial{Token: holder.TokenID, Until: holder.Expires})
+		return err
+	}
+	if err := cloud.CheckUUID("token_id", id); err != nil {
+		return err
+	}
+	if id == caller.TokenID {
+		_, err := s.do.deny(ctx, denial{Token: id, Until: caller.Expires})
+		return err
+	}
+	if !caller.Has(cloud.SystemAdmin, cloud.Tenant{}) {
+		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
+	}
+	_, err := s.do.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
+	return err
 }

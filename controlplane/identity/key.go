@@ -3,83 +3,78 @@ package identity
 import (
 	"context"
 	"crypto/ed25519"
-	"crypto/rand"
-	"encoding/hex"
-	"fmt"
+	"sync"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
 	"github.com/trivet-cloud/trivet/controlplane/store"
-	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// keyRecord is a signing key at rest.
-type keyRecord struct {
-	ID     string
-	Public []byte
-	// Sealed is the private key's seed under the cluster key.
-	Sealed    []byte
-	CreatedAt cloud.Time
-}
-
-var (
-	signingKeys = store.NewTable[keyRecord]("signing-key")
-	primaryKey  = store.NewTable[string]("signing-key-use")
-)
-
-type signingKey struct {
-	record  keyRecord
-	private ed25519.PrivateKey
-}
-
-func sealedName(id string) string { return "signing-key/" + id }
-
-func newSigningKey(key *clusterkey.Key) (*signingKey, error) {
-	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make signing key: %w", err)
-	}
-	id := hex.EncodeToString(public[:8])
-	return &signingKey{
-		record:  keyRecord{ID: id, Public: public, Sealed: key.Seal(sealedName(id), private.Seed())},
-		private: private,
-	}, nil
-}
+// opened are the private keys that this member has opened. A key of an id never changes.
+type opened struct{ keys sync.Map }
 
 // signer is the key that new tokens are signed with.
-func (s *Service) signer(ctx context.Context) (*signingKey, error) {
-	var id *string
-	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
-		id, err = primaryKey.Get(v, "primary")
-		return err
-	})
+func (s *Service) signer(ctx context.Context) (id string, private ed25519.PrivateKey, err error) {
+	ring, err := s.recentRing(ctx)
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	if id == nil {
-		return nil, fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+	var primary *keyring.Key
+	if ring != nil {
+		primary = ring.Of(keyring.Primary)
 	}
-	return s.key(ctx, *id)
+	if primary == nil {
+		return "", nil, fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+	}
+	if k, ok := s.opened.keys.Load(primary.ID); ok {
+		return primary.ID, k.(ed25519.PrivateKey), nil
+	}
+	if private, err = primary.Private(s.opts.Key); err != nil {
+		return "", nil, err
+	}
+	s.opened.keys.Store(primary.ID, private)
+	return primary.ID, private, nil
 }
 
-// key finds a signing key; nil when there is none of that id. Keys never change, so each is read and opened once.
-func (s *Service) key(ctx context.Context, id string) (*signingKey, error) {
-	if k, ok := s.keys.Load(id); ok {
-		return k.(*signingKey), nil
-	}
-	var record *keyRecord
-	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
-		record, err = signingKeys.Get(v, id)
+func (s *Service) recentRing(ctx context.Context) (ring *keyring.Ring, err error) {
+	err = s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
+		ring, err = keyring.Load(v)
 		return err
 	})
-	if err != nil || record == nil {
-		return nil, err
+	return ring, err
+}
+
+// Keys are the signing keys, as new as every change acknowledged before.
+func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		ring, err = keyring.Load(v)
+		return err
+	})
+	if err == nil && ring == nil {
+		err = fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
 	}
-	seed, err := s.opts.Key.Open(sealedName(id), record.Sealed)
+	return ring, err
+}
+
+func (s *Service) doRotate(tx *store.Tx, q turn) (keyring.Ring, error) {
+	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Rotate(s.opts.Key, tx.Now(), longest, q.Force) })
+}
+
+func (s *Service) doRevokeKey(tx *store.Tx, q oldKey) (keyring.Ring, error) {
+	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Revoke(s.opts.Key, q.ID, tx.Now()) })
+}
+
+func (s *Service) changeRing(tx *store.Tx, f func(*keyring.Ring) error) (keyring.Ring, error) {
+	ring, err := keyring.Load(tx)
 	if err != nil {
-		return nil, err
+		return keyring.Ring{}, err
 	}
-	k := &signingKey{record: *record, private: ed25519.NewKeyFromSeed(seed)}
-	s.keys.Store(id, k)
-	return k, nil
+	if ring == nil {
+		return keyring.Ring{}, fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+	}
+	if err := f(ring); err != nil {
+		return keyring.Ring{}, err
+	}
+	ring.Save(tx)
+	return *ring, nil
 }

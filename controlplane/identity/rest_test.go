@@ -28,7 +28,7 @@ func TestREST(t *testing.T) {
 	r := rest.New(rest.Options{
 		Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
 	})
-	w.first.Routes(r)
+	w.first.Routes(r, false)
 	var kept string
 	datadriven.RunTest(t, "testdata/rest", func(t *testing.T, d *datadriven.TestData) string {
 		if d.Cmd == "wait" {
@@ -38,12 +38,19 @@ func TestREST(t *testing.T) {
 			return ""
 		}
 		body := strings.ReplaceAll(d.Input, "<token>", kept)
-		q := httptest.NewRequest(strings.ToUpper(d.Cmd), "http://127.0.0.1:8083"+d.CmdArgs[0].Key, strings.NewReader(body))
+		q := httptest.NewRequest(strings.ToUpper(d.Cmd), "http://127.0.0.1:8083"+strings.Join(append([]string{d.CmdArgs[0].Key}, d.CmdArgs[0].Vals...), "="), strings.NewReader(body))
 		q.Header.Set("Content-Type", "application/json")
+		q.RemoteAddr = "127.0.0.1:1000"
+		if d.HasArg("from") {
+			d.ScanArgs(t, "from", &q.RemoteAddr)
+		}
 		a := httptest.NewRecorder()
 		r.ServeHTTP(a, q)
 		var out map[string]any
 		require.NoError(t, json.Unmarshal(a.Body.Bytes(), &out))
+		if d.HasArg("bare") {
+			return fmt.Sprintf("%d %s %s", a.Code, a.Header().Get("Cache-Control"), a.Body.String())
+		}
 		meta := out["meta"].(map[string]any)
 		id, err := uuid.Parse(meta["request_id"].(string))
 		require.NoError(t, err)
@@ -75,7 +82,7 @@ func TestTokenIssueFailed(t *testing.T) {
 	r := rest.New(rest.Options{
 		Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
 	})
-	broken.Routes(r)
+	broken.Routes(r, false)
 	q := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/api/v1/auth/token", strings.NewReader(`{"username":"ada"}`))
 	q.Header.Set("Content-Type", "application/json")
 	a := httptest.NewRecorder()

@@ -9,7 +9,10 @@ import (
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -24,121 +27,181 @@ type server struct {
 	s *Service
 }
 
+const service = "/identity.v1.IdentityService/"
+
+// admit is for methods that belong to the cloud itself.
+func admit(ctx context.Context, method string) error {
+	_, err := auth.Admit(ctx, auth.Method(service+method), "", "")
+	return err
+}
+
+// wanted is a request for a token as either message says it.
+func wanted(ctx context.Context, in interface {
+	GetTtlSeconds() uint64
+	GetOrgId() string
+	GetProjectId() string
+}) ask {
+	q := ask{TTL: in.GetTtlSeconds(), Org: in.GetOrgId(), Project: in.GetProjectId(), RequestID: rpc.RequestID(ctx)}
+	if p, ok := peer.FromContext(ctx); ok {
+		q.Address = p.Addr.String()
+	}
+	return q
+}
+
 func (r *server) IssueToken(ctx context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
-	if err := cloud.CheckCallerID("username", in.GetUsername()); err != nil {
+	q := wanted(ctx, in)
+	q.User, q.Password = cloud.UserID(in.GetUsername()), in.GetPassword()
+	q, err := older{in.GetPrincipalId(), in.GetPrincipalType(), in.GetScopeId()}.in(q)
+	if err != nil {
 		return nil, err
 	}
-	var from string
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr.String()
-	}
-	token, proven, err := r.s.token(ctx, tokenRequest{
-		User: cloud.UserID(in.GetUsername()), Password: in.GetPassword(), Address: from, TTL: in.GetTtlSeconds(),
-		Org: in.GetOrgId(), Project: in.GetProjectId(),
-	})
+	made, proven, err := r.s.token(ctx, q)
 	if err != nil {
 		return nil, err
 	}
 	if !proven {
 		return nil, fault.New(fault.Unauthenticated, "wrong user or password")
 	}
-	return &identityv1.IssueTokenResponse{Token: token.text, ExpiresAt: token.expires.UnixMilli()}, nil
+	return &identityv1.IssueTokenResponse{Token: made.text, ExpiresAt: made.expires.UnixMilli()}, nil
 }
 
-const service = "/identity.v1.IdentityService/"
-
-func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserRequest) (*identityv1.User, error) {
-	if _, err := auth.Admit(ctx, service+"CreateUser", "", ""); err != nil {
-		return nil, err
-	}
-	u, err := r.s.createUser(ctx, newUser{cloud.UserID(in.GetId()), in.GetName()})
+func (r *server) ExchangeToken(ctx context.Context, in *identityv1.ExchangeTokenRequest) (*identityv1.IssueTokenResponse, error) {
+	made, err := r.s.exchange(ctx, in.GetProvider(), in.GetIdToken(), in.GetNonce(), wanted(ctx, in))
 	if err != nil {
 		return nil, err
 	}
-	return shown(&u), nil
+	return &identityv1.IssueTokenResponse{Token: made.text, ExpiresAt: made.expires.UnixMilli()}, nil
 }
 
-func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
-	if _, err := auth.Admit(ctx, service+"GetUser", "", ""); err != nil {
-		return nil, err
-	}
-	u, err := r.s.get(ctx, in.GetId())
-	if err != nil {
-		return nil, err
-	}
-	return shown(u), nil
-}
-
-func (r *server) ListUsers(ctx context.Context, in *identityv1.ListUsersRequest) (*identityv1.ListUsersResponse, error) {
-	if _, err := auth.Admit(ctx, service+"ListUsers", "", ""); err != nil {
-		return nil, err
-	}
-	list, next, err := r.s.list(ctx, in.GetPageSize(), in.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	out := &identityv1.ListUsersResponse{NextPageToken: next}
-	for _, u := range list {
-		out.Users = append(out.Users, shown(u))
+func (r *server) ListLoginProviders(context.Context, *identityv1.ListLoginProvidersRequest) (*identityv1.ListLoginProvidersResponse, error) {
+	out := &identityv1.ListLoginProvidersResponse{}
+	for _, p := range r.s.providers.List() {
+		out.Providers = append(out.Providers, &identityv1.LoginProvider{Name: p.Name, Issuer: p.Issuer, ClientId: p.ClientID, Scopes: p.Scopes})
 	}
 	return out, nil
 }
 
-func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequest) (*emptypb.Empty, error) {
-	if _, err := auth.Admit(ctx, service+"SetPassword", "", ""); err != nil {
-		return nil, err
+func (r *server) VerifyToken(ctx context.Context, in *identityv1.VerifyTokenRequest) (*identityv1.VerifyTokenResponse, error) {
+	caller, err := r.s.Verify(ctx, in.GetToken())
+	if f, ok := fault.From(err); ok && f.Kind == fault.Unauthenticated {
+		return &identityv1.VerifyTokenResponse{Reason: f.Message}, nil
 	}
-	caller := auth.CallerOf(ctx)
-	// Under --dev whoever asks holds a token in any name, the administrator's too: that is nobody's own.
-	own := string(caller.User) == in.GetUserId() && caller.Proof != cloud.ProofDev
-	if !own && !caller.Has(cloud.SystemAdmin, cloud.Tenant{}) {
-		return nil, fault.New(fault.PermissionDenied, "%s may set only their own password, and only when proven by the one they have", caller.Name())
-	}
-	if err := cloud.CheckCallerID("user_id", in.GetUserId()); err != nil {
-		return nil, err
-	}
-	if err := checkPassword(in.GetPassword()); err != nil {
-		return nil, err
-	}
-	h, err := r.s.hashed(ctx, in.GetPassword())
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.s.setPassword(ctx, newPassword{cloud.UserID(in.GetUserId()), h}); err != nil {
+	who, err := r.s.holder(ctx, caller)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.VerifyTokenResponse{Valid: true, Holder: who}, nil
+}
+
+func (r *server) WhoAmI(ctx context.Context, _ *identityv1.WhoAmIRequest) (*identityv1.WhoAmIResponse, error) {
+	if err := admit(ctx, "WhoAmI"); err != nil {
+		return nil, err
+	}
+	return r.s.holder(ctx, auth.CallerOf(ctx))
+}
+
+func (r *server) RevokeToken(ctx context.Context, in *identityv1.RevokeTokenRequest) (*emptypb.Empty, error) {
+	if err := admit(ctx, "RevokeToken"); err != nil {
+		return nil, err
+	}
+	if err := r.s.revokeToken(ctx, in.GetToken(), in.GetTokenId()); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
 }
 
-func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*emptypb.Empty, error) {
-	return r.rebind(ctx, service+"BindRole", in.GetUserId(), in.GetBinding(), false)
-}
-
-func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
-	return r.rebind(ctx, service+"UnbindRole", in.GetUserId(), in.GetBinding(), true)
-}
-
-func (r *server) rebind(ctx context.Context, method auth.Method, user string, b *identityv1.Binding, remove bool) (*emptypb.Empty, error) {
-	if _, err := auth.Admit(ctx, method, "", ""); err != nil {
+func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRequest) (*emptypb.Empty, error) {
+	if err := r.themselves(ctx, "RevokeTokens", in.GetUserId(), "may end only their own tokens"); err != nil {
 		return nil, err
 	}
-	binding := cloud.Binding{Role: cloud.Role(b.GetRole()), Org: cloud.OrgID(b.GetOrgId()), Project: cloud.ProjectID(b.GetProjectId())}
+	if _, err := r.s.do.revoke(ctx, cloud.UserID(in.GetUserId())); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// themselves admits a user to what they may do to themselves, and system:admin to anybody.
+func (r *server) themselves(ctx context.Context, method, user, says string) error {
+	if err := admit(ctx, method); err != nil {
+		return err
+	}
 	if err := cloud.CheckCallerID("user_id", user); err != nil {
-		return nil, err
+		return err
 	}
-	if err := binding.Check(); err != nil {
-		return nil, err
+	caller := auth.CallerOf(ctx)
+	// Under --dev whoever asks holds a token in any name, the administrator's too: that is nobody's own.
+	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.Has(cloud.SystemAdmin, cloud.Tenant{}) {
+		return fault.New(fault.PermissionDenied, "%s %s, and only when proven to be who they are", caller.Name(), says)
 	}
-	if _, err := r.s.bind(ctx, bindChange{cloud.UserID(user), binding, remove}); err != nil {
-		return nil, err
-	}
-	return &emptypb.Empty{}, nil
+	return nil
 }
 
-func shown(u *User) *identityv1.User {
-	out := &identityv1.User{Id: string(u.ID), Name: u.Name, Registered: u.Registered(), CreatedAt: u.CreatedAt}
-	for _, b := range u.Bindings {
-		out.Bindings = append(out.Bindings, &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)})
+func (r *server) ListKeys(ctx context.Context, _ *identityv1.ListKeysRequest) (*identityv1.ListKeysResponse, error) {
+	if err := admit(ctx, "ListKeys"); err != nil {
+		return nil, err
+	}
+	ring, err := r.s.Keys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return keysOnWire(ring), nil
+}
+
+func (r *server) RotateKeys(ctx context.Context, in *identityv1.RotateKeysRequest) (*identityv1.ListKeysResponse, error) {
+	if err := admit(ctx, "RotateKeys"); err != nil {
+		return nil, err
+	}
+	ring, err := r.s.do.rotate(ctx, turn{in.GetForce()})
+	if err != nil {
+		return nil, err
+	}
+	return keysOnWire(&ring), nil
+}
+
+func (r *server) RevokeKey(ctx context.Context, in *identityv1.RevokeKeyRequest) (*identityv1.ListKeysResponse, error) {
+	if err := admit(ctx, "RevokeKey"); err != nil {
+		return nil, err
+	}
+	if !keyring.Possible(in.GetKeyId()) {
+		return nil, fault.Invalid("key_id", "is not a key's id")
+	}
+	ring, err := r.s.do.revokeKey(ctx, oldKey{in.GetKeyId()})
+	if err != nil {
+		return nil, err
+	}
+	return keysOnWire(&ring), nil
+}
+
+func keysOnWire(ring *keyring.Ring) *identityv1.ListKeysResponse {
+	out := &identityv1.ListKeysResponse{}
+	for _, k := range ring.Keys {
+		out.Keys = append(out.Keys, &identityv1.Key{Id: k.ID, Use: string(k.Use), CreatedAt: k.CreatedAt, EndsAt: k.Ends})
 	}
 	return out
+}
+
+func (r *server) ListAuditRecords(ctx context.Context, in *identityv1.ListAuditRecordsRequest) (*identityv1.ListAuditRecordsResponse, error) {
+	at, err := auth.Admit(ctx, service+"ListAuditRecords", in.GetOrgId(), "")
+	if err != nil {
+		return nil, err
+	}
+	at.Project = cloud.ProjectID(in.GetProjectId())
+	list, next, err := r.s.opts.Audit.List(ctx, audit.Query{
+		Within: at, Principal: in.GetPrincipal(), Method: in.GetMethod(), Outcome: in.GetOutcome(), Since: in.GetSince(), Until: in.GetUntil(),
+		Size: in.GetPageSize(), Token: in.GetPageToken(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListAuditRecordsResponse{NextPageToken: next}
+	for _, a := range list {
+		out.Records = append(out.Records, &identityv1.AuditRecord{
+			Id: a.ID, Time: a.At, Principal: a.Principal, Proof: string(a.Proof), OrgId: string(a.Tenant.Org), ProjectId: string(a.Tenant.Project),
+			Method: a.Method, Target: a.Target, Outcome: a.Outcome, Message: a.Message, RequestId: a.RequestID, Address: a.Address, Suppressed: a.Suppressed,
+		})
+	}
+	return out, nil
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -190,6 +191,7 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 		return Created{}, err
 	}
 	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
+	i.Project = auth.CallerOf(ctx).ProjectIn(i.Org)
 	if i.Visibility == cloud.VisibilityUnspecified {
 		i.Visibility = cloud.Private
 	}
@@ -202,6 +204,22 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 		s.beginImport(out.Image, source)
 	}
 	return out, err
+}
+
+// count takes a new image of its project's quota.
+func count(tx *store.Tx, i *cloud.Image) error {
+	if i.Project == "" {
+		return nil
+	}
+	return tenant.Take(tx, i.Project, tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}, func() (sum tenant.Amount, err error) {
+		all, _, err := Images.List(tx, 0)
+		for _, r := range all {
+			if r.Value.Project == i.Project {
+				sum.Images++
+			}
+		}
+		return sum, err
+	})
 }
 
 // mayShow says whether the caller may give an image its visibility.
@@ -244,6 +262,9 @@ func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err e
 			}
 			i := q.Image
 			i.ID, i.CreatedAt, i.UpdatedAt = cloud.ImageID(id.String()), tx.Now(), tx.Now()
+			if err := count(tx, &i); err != nil {
+				return cloud.Image{}, err
+			}
 			Images.Put(tx, &i, string(i.ID))
 			return i, nil
 		})
@@ -330,7 +351,8 @@ func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), string(q.Org), "DeleteImage", q.Body, func() (struct{}, error) {
-			if _, err := owned(tx, q.Org, q.ID); err != nil {
+			i, err := owned(tx, q.Org, q.ID)
+			if err != nil {
 				return struct{}{}, err
 			}
 			used, more, err := uses.List(tx, 3, string(q.ID))
@@ -341,6 +363,9 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 				return struct{}{}, fault.New(fault.FailedPrecondition, "image %s is used by %s", q.ID, users(used, more, q.Org))
 			}
 			Images.Delete(tx, string(q.ID))
+			if i.Project != "" {
+				return struct{}{}, tenant.Give(tx, i.Project, tenant.Pictures, tenant.Amount{Images: 1})
+			}
 			return struct{}{}, nil
 		})
 		return err

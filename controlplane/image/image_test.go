@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/lead"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/controlplane/store/storetest"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/wire"
@@ -55,6 +56,14 @@ func newWorld(t *testing.T, members int) *world {
 		gates: map[uint64]chan struct{}{}, asked: make(chan uint64, 1000), size: members,
 	}
 	w.records = storetest.Memory(t, func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.now })
+	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+		if _, err := tenant.CreateOrg(tx, "acme", ""); err != nil {
+			return err
+		}
+		_, err := tenant.CreateProject(tx, cloud.Tenant{Org: "acme", Project: "p"}, "", tenant.Quota{})
+		return err
+	})
+	require.NoError(t, err)
 	return w
 }
 

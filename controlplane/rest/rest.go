@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"runtime/debug"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -58,6 +60,8 @@ type Options struct {
 	Metrics *Metrics
 	// MaxBody is the limit of a request body in bytes; 0 is the constant of that name.
 	MaxBody int64
+	// Audit is told of calls that were refused, or failed to change something; optional.
+	Audit auth.Auditor
 	// Hosts are names, beside IP addresses and localhost, by which routes without a token may be called.
 	Hosts []string
 }
@@ -66,7 +70,19 @@ type Options struct {
 type Server struct {
 	opts   Options
 	router *mux.Router
+	routes []Route
 }
+
+// Route is one way to call a server.
+type Route struct {
+	Method, Path string
+	// As is the RPC that the route stands for, by which its callers are judged. Without one, Open says why none is.
+	As   auth.Method
+	Open string
+}
+
+// Routes lists what a server serves, for the tests that walk all of it.
+func (s *Server) Routes() []Route { return s.routes }
 
 // New makes a server with /health and /ready.
 func New(opts Options) *Server {
@@ -81,9 +97,10 @@ func New(opts Options) *Server {
 		w.Header().Set("Allow", strings.Join(s.allowed(r), ", "))
 		return nil, fault.New(fault.MethodNotAllowed, "%s does not take %s", r.URL.Path, r.Method)
 	})
-	s.open(http.MethodGet, "/health", func(*Response, *http.Request) (any, error) {
+	s.open(http.MethodGet, "/health", "", "says that the process serves", func(*Response, *http.Request) (any, error) {
 		return map[string]string{"status": "healthy"}, nil
 	})
+	s.routes = append(s.routes, Route{Method: http.MethodGet, Path: "/ready", Open: "says whether the cluster can work"})
 	s.router.Handle("/ready", http.HandlerFunc(s.ready)).Methods(http.MethodGet)
 	return s
 }
@@ -97,18 +114,23 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	s.write(w, http.StatusOK, envelope{Data: map[string]string{"status": "ready"}}, id)
 }
 
-// Handle adds a route for callers with a valid token.
-func (s *Server) Handle(method, path string, h Handler) {
-	s.open(method, path, func(w *Response, r *http.Request) (any, error) {
+// Handle adds a route for callers with a valid token. It stands for an RPC: who may call that may call it.
+func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
+	s.open(method, path, as, "", func(w *Response, r *http.Request) (_ any, err error) {
+		var caller *cloud.Caller
+		defer func() {
+			if f, ok := fault.From(err); ok {
+				auth.Report(s.opts.Audit, caller, as, f, RequestID(r.Context()), remote(r))
+			}
+		}()
 		token, err := auth.Bearer(r.Header.Get("Authorization"))
 		if err != nil {
 			return nil, err
 		}
-		caller, err := s.opts.Verifier.Verify(r.Context(), token)
-		if err != nil {
+		if caller, err = s.opts.Verifier.Verify(r.Context(), token); err != nil {
 			return nil, err
 		}
-		caller.RequestID = RequestID(r.Context())
+		caller.RequestID, caller.Address, caller.Target = RequestID(r.Context()), remote(r), r.Method+" "+r.URL.Path
 		caller.IdempotencyKey = r.Header.Get("Idempotency-Key")
 		if err := auth.CheckIdempotencyKey("Idempotency-Key", caller.IdempotencyKey); err != nil {
 			return nil, err
@@ -117,10 +139,25 @@ func (s *Server) Handle(method, path string, h Handler) {
 	})
 }
 
-// HandleOpen adds a route that asks for no token. A page in a browser on an operator's laptop can reach it too, so it
-// refuses what only a browser sends, or would be tricked into sending.
-func (s *Server) HandleOpen(method, path string, h Handler) {
-	s.open(method, path, func(w *Response, r *http.Request) (any, error) {
+// remote is the address that a request came from, without the port.
+func remote(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
+}
+
+// FromLoopback reports whether a request came from this host.
+func FromLoopback(r *http.Request) bool {
+	ip := net.ParseIP(remote(r))
+	return ip != nil && ip.IsLoopback()
+}
+
+// HandleOpen adds a route that asks for no token; why says why it need not. A page in a browser on an operator's laptop
+// can reach it too, so it refuses what only a browser sends, or would be tricked into sending.
+func (s *Server) HandleOpen(method, path, why string, h Handler) {
+	s.open(method, path, "", why, func(w *Response, r *http.Request) (any, error) {
 		if err := s.NotABrowser(r); err != nil {
 			return nil, err
 		}
@@ -128,10 +165,11 @@ func (s *Server) HandleOpen(method, path string, h Handler) {
 	})
 }
 
-// HandleBare adds a route that admits everybody: its handler sees to that itself.
-func (s *Server) HandleBare(method, path string, h Handler) { s.open(method, path, h) }
+// HandleBare adds a route that admits everybody: its handler sees to that itself, as why says.
+func (s *Server) HandleBare(method, path, why string, h Handler) { s.open(method, path, "", why, h) }
 
-func (s *Server) open(method, path string, h Handler) {
+func (s *Server) open(method, path string, as auth.Method, why string, h Handler) {
+	s.routes = append(s.routes, Route{method, path, as, why})
 	methods := []string{method}
 	if method == http.MethodGet {
 		methods = append(methods, http.MethodHead) // the answer without its body: RFC 9110 part 9.3.2

@@ -47,7 +47,7 @@ func server(t *testing.T, log *strings.Builder) http.Handler {
 		Service: fault.VM, Name: "vm", Verifier: verifier{"good": {User: "ada"}}, Metrics: NewMetrics(prometheus.NewRegistry()),
 		Ready: func(context.Context) error { return errors.New("no leader") }, Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
-	s.Handle("POST", "/things", func(w *Response, r *http.Request) (any, error) {
+	s.Handle("POST", "/things", "/x/X", func(w *Response, r *http.Request) (any, error) {
 		var in thing
 		if _, err := Decode(r, &in); err != nil {
 			return nil, err
@@ -55,26 +55,26 @@ func server(t *testing.T, log *strings.Builder) http.Handler {
 		w.Status = http.StatusCreated
 		return map[string]any{"name": in.Name, "by": auth.CallerOf(r.Context()).Name()}, nil
 	})
-	s.HandleOpen("POST", "/open", func(_ *Response, r *http.Request) (any, error) {
+	s.HandleOpen("POST", "/open", "a test", func(_ *Response, r *http.Request) (any, error) {
 		var in thing
 		_, err := Decode(r, &in)
 		return in.Name, err
 	})
-	s.Handle("GET", "/things/{id}", func(_ *Response, r *http.Request) (any, error) { return mux.Vars(r)["id"], nil })
-	s.Handle("DELETE", "/things/{id}", func(*Response, *http.Request) (any, error) { return nil, fault.New(fault.NotFound, "no thing") })
-	s.HandleOpen("POST", "/own", func(w *Response, _ *http.Request) (any, error) {
+	s.Handle("GET", "/things/{id}", "/x/X", func(_ *Response, r *http.Request) (any, error) { return mux.Vars(r)["id"], nil })
+	s.Handle("DELETE", "/things/{id}", "/x/X", func(*Response, *http.Request) (any, error) { return nil, fault.New(fault.NotFound, "no thing") })
+	s.HandleOpen("POST", "/own", "a test", func(w *Response, _ *http.Request) (any, error) {
 		w.Failure = "OWN_FAILED"
 		return nil, errors.New("secret path /x")
 	})
-	s.Handle("GET", "/busy", func(*Response, *http.Request) (any, error) {
+	s.Handle("GET", "/busy", "/x/X", func(*Response, *http.Request) (any, error) {
 		return nil, fault.New(fault.Unavailable, "%s", strings.Repeat("é", 1<<20)).MayRetry()
 	})
-	s.Handle("GET", "/broken", func(*Response, *http.Request) (any, error) { return nil, errors.New("secret path /x") })
-	s.Handle("GET", "/panics", func(*Response, *http.Request) (any, error) { panic("secret") })
-	s.Handle("GET", "/late", func(*Response, *http.Request) (any, error) {
+	s.Handle("GET", "/broken", "/x/X", func(*Response, *http.Request) (any, error) { return nil, errors.New("secret path /x") })
+	s.Handle("GET", "/panics", "/x/X", func(*Response, *http.Request) (any, error) { panic("secret") })
+	s.Handle("GET", "/late", "/x/X", func(*Response, *http.Request) (any, error) {
 		return nil, fmt.Errorf("read: %w", context.DeadlineExceeded)
 	})
-	s.Handle("GET", "/full", func(*Response, *http.Request) (any, error) {
+	s.Handle("GET", "/full", "/x/X", func(*Response, *http.Request) (any, error) {
 		return nil, fault.New(fault.ResourceExhausted, "no host fits").With("n1", "memory").WithReason("NO_HOST")
 	})
 	return s

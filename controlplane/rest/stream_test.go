@@ -27,14 +27,14 @@ func streams(t *testing.T, log io.Writer) *httptest.Server {
 	ends := map[string]error{"well": nil, "badly": broken, "told": fault.New(fault.BadGateway, "the leader is gone")}
 	for length, n := range lengths {
 		for how, err := range ends {
-			s.HandleOpen("GET", "/stream/"+length+"/"+how, func(w *Response, _ *http.Request) (any, error) {
+			s.HandleOpen("GET", "/stream/"+length+"/"+how, "a test", func(w *Response, _ *http.Request) (any, error) {
 				w.Header().Set("X-Note", "n")
 				return Stream(func(out io.Writer) error {
 					io.WriteString(out, `"`+strings.Repeat("x", n)+`"`)
 					return err
 				}), nil
 			})
-			s.HandleOpen("GET", "/verbatim/"+length+"/"+how, func(w *Response, _ *http.Request) (any, error) {
+			s.HandleOpen("GET", "/verbatim/"+length+"/"+how, "a test", func(w *Response, _ *http.Request) (any, error) {
 				w.Status = http.StatusTeapot
 				body := io.Reader(strings.NewReader(strings.Repeat("y", n)))
 				if err != nil {
@@ -44,12 +44,12 @@ func streams(t *testing.T, log io.Writer) *httptest.Server {
 			})
 		}
 	}
-	s.HandleOpen("PUT", "/large", func(_ *Response, r *http.Request) (any, error) {
+	s.HandleOpen("PUT", "/large", "a test", func(_ *Response, r *http.Request) (any, error) {
 		var in thing
 		_, err := Decode(r, &in)
 		return len(in.Name), err
 	})
-	s.HandleBare("GET", "/bare", func(*Response, *http.Request) (any, error) { return "in", nil })
+	s.HandleBare("GET", "/bare", "a test", func(*Response, *http.Request) (any, error) { return "in", nil })
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
 	return server

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -59,6 +61,8 @@ type Options struct {
 	CallerOf func(context.Context) (*cloud.Caller, error)
 	Log      *slog.Logger
 	Metrics  *grpcprom.ServerMetrics
+	// Audit is told of calls that were refused, or failed to change something; optional.
+	Audit auth.Auditor
 	// Reflection and the health service are registered when set.
 	Public bool
 	// MaxMessage is the limit of a message in bytes. 0 is what tenants may send.
@@ -140,7 +144,7 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	if caller == nil {
 		return ctx, nil
 	}
-	caller.RequestID = RequestID(ctx)
+	caller.RequestID, caller.Address = RequestID(ctx), address(ctx)
 	if keys := md.Get("idempotency-key"); len(keys) > 0 {
 		if err := auth.CheckIdempotencyKey("idempotency-key", keys[0]); err != nil {
 			return ctx, err
@@ -167,10 +171,14 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	ctx, cancel := context.WithTimeout(ctx, MaxUnary)
 	defer cancel()
 	ctx, id := name(ctx)
+	var caller *cloud.Caller
 	resp, err := e.call(func() (any, error) {
 		ctx, err := e.admit(ctx)
 		if err != nil {
 			return nil, err
+		}
+		if caller = auth.CallerOf(ctx); caller != nil {
+			caller.Target = target(req)
 		}
 		if info.FullMethod != uploadPart {
 			if err := e.fits(req); err != nil {
@@ -180,9 +188,30 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 		return handler(ctx, req)
 	})
 	if err != nil {
+		e.report(ctx, caller, info.FullMethod, err)
 		return nil, e.failure(id, info.FullMethod, err)
 	}
 	return resp, nil
+}
+
+// report tells the audit of a call that failed.
+func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, err error) {
+	if f, ok := fault.From(err); ok && e.opts.Public && auth.Open[auth.Method(method)] == "" {
+		auth.Report(e.opts.Audit, caller, auth.Method(method), f, RequestID(ctx), address(ctx))
+	}
+}
+
+// address is where a call came from, without the port.
+func address(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(p.Addr.String())
+	if err != nil {
+		return p.Addr.String()
+	}
+	return host
 }
 
 func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
@@ -190,13 +219,18 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		return g.Stream(srv, ss, info, handler)
 	}
 	ctx, id := name(ss.Context())
+	var caller *cloud.Caller
 	_, err := e.call(func() (any, error) {
 		ctx, err := e.admit(ctx)
 		if err != nil {
 			return nil, err
 		}
+		caller = auth.CallerOf(ctx)
 		return nil, handler(srv, &stream{ss, ctx, e})
 	})
+	if err != nil {
+		e.report(ctx, caller, info.FullMethod, err)
+	}
 	return e.failure(id, info.FullMethod, err)
 }
 
@@ -220,6 +254,9 @@ func (s *stream) Context() context.Context { return s.ctx }
 func (s *stream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
+	}
+	if c := auth.CallerOf(s.ctx); c != nil && c.Target == "" {
+		c.Target = target(m)
 	}
 	return s.edge.fits(m)
 }

@@ -20,6 +20,8 @@ type PageRequest struct {
 	Token string
 	// Query is everything else that selects: a token is good for the query it was made for.
 	Query string
+	// After leaves out the records up to that path, Before those from that path on; optional.
+	After, Before []string
 }
 
 // maxScan bounds the records looked at for one page. A page that was cut by it is short and has a token.
@@ -73,6 +75,12 @@ func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, kee
 	start, end := t.below(path)
 	sum := sha256.Sum256(append(append([]byte(req.Query), 0), start...))
 	query := [8]byte(sum[:8])
+	if len(req.After) > 0 {
+		start = append(t.key(req.After), 0)
+	}
+	if len(req.Before) > 0 {
+		end = t.key(req.Before)
+	}
 	var token pageToken
 	if req.Token != "" {
 		if token, err = s.openToken(req.Token, query); err != nil {

@@ -42,6 +42,8 @@ type Options struct {
 	Proposer Proposer
 	// PageKey makes page tokens unforgeable; the same on all members. Required, 32 bytes.
 	PageKey []byte
+	// Stamp may add to an update that writes, before it is committed, on whose behalf it is. Optional.
+	Stamp func(context.Context, *Tx)
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 	// Rand draws proposal ids; crypto/rand when nil.
@@ -166,12 +168,15 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Res
 	if err := f(tx); err != nil {
 		return result, err
 	}
-	if tx.err != nil {
-		return result, tx.err
-	}
-	if len(tx.writes) == 0 {
+	if len(tx.writes) == 0 && tx.err == nil {
 		// What was read was true at the snapshot; nothing else is claimed of it.
 		return mvcc.Result{Revision: snap.Revision(), Time: tx.now}, nil
+	}
+	if s.opts.Stamp != nil {
+		s.opts.Stamp(ctx, tx)
+	}
+	if tx.err != nil {
+		return result, tx.err
 	}
 	data, err := mvcc.EncodeTxn(tx.txn())
 	if err != nil {

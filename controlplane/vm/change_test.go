@@ -36,7 +36,7 @@ func TestDeleteTable(t *testing.T) {
 			name := fmt.Sprintf("%s forced %v", state, forced)
 			vm := w.in(state, fmt.Sprint("vm-", i))
 			require.Equal(t, taken, w.allocated(host), name)
-			_, err := w.vms.doRemove(w.as(tenant, ""), removeAsk{Tenant: tenant, VM: vm.ID, Force: forced})
+			_, err := w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
 			if left == nil {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s: %v", name, err)
 				require.ErrorContains(t, err, state.String())
@@ -45,7 +45,7 @@ func TestDeleteTable(t *testing.T) {
 				continue
 			}
 			require.NoError(t, err, name)
-			_, err = w.vms.Get(t.Context(), tenant, vm.ID)
+			_, err = w.vms.Get(t.Context(), acme, vm.ID)
 			require.True(t, fault.Is(err, fault.NotFound), name)
 			require.Equal(t, *left, w.allocated(host), name)
 
@@ -58,7 +58,7 @@ func TestDeleteTable(t *testing.T) {
 			w.create("next") // a second report must not give back what is another's
 			w.absent(host, vm.ID, vm.Generation+1)
 			require.Equal(t, taken, w.allocated(host), name)
-			list, _, err := w.vms.List(t.Context(), tenant, 0, "", "")
+			list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 			require.NoError(t, err)
 			w.erase(list[0].ID)
 			require.Zero(t, w.allocated(host))
@@ -72,10 +72,10 @@ func TestDeleteOnAHostThatIsAway(t *testing.T) {
 	host := w.host("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
 	w.wait((cloud.HeartbeatLost + 1) * time.Millisecond)
-	_, err := w.vms.Delete(w.as(tenant, ""), tenant, vm.ID, false, [32]byte{})
+	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")
-	_, err = w.vms.Delete(w.as(tenant, ""), tenant, vm.ID, true, [32]byte{})
+	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
 	require.NoError(t, err, "and it does not wait for a host that is away")
 	require.EqualValues(t, taken.StorageGiB, w.allocated(host).StorageGiB)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
@@ -101,7 +101,7 @@ func TestForcedDeleteWaitsForTheCut(t *testing.T) {
 	vm := w.in(cloud.Running, "web")
 	done := make(chan error)
 	go func() {
-		_, err := w.vms.Delete(w.as(tenant, ""), tenant, vm.ID, true, [32]byte{})
+		_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
 		done <- err
 	}()
 	_, err := store.Await(t.Context(), w.store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p.Gone, nil }, string(host), string(vm.ID))
@@ -121,11 +121,11 @@ func TestDeleteUnderAKey(t *testing.T) {
 	w.host("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
 	for _, replayed := range []bool{false, true} {
-		again, err := w.vms.Delete(w.as(tenant, "k"), tenant, vm.ID, false, [32]byte{})
+		again, err := w.vms.Delete(w.as(acme, "k"), acme, vm.ID, false, [32]byte{})
 		require.NoError(t, err)
 		require.Equal(t, replayed, again)
 	}
-	_, err := w.vms.Delete(w.as(tenant, ""), tenant, vm.ID, false, [32]byte{})
+	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
@@ -141,7 +141,7 @@ func TestUpdateTable(t *testing.T) {
 		i++
 		name := fmt.Sprint("vm-", i)
 		vm := w.in(state, name)
-		_, err := w.vms.Update(w.as(tenant, ""), tenant, vm.ID, Change{
+		_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{
 			Labels: map[string]string{"env": "prod", "tier": "1"}, Metadata: map[string]string{"note": "x"},
 		})
 		require.NoError(t, err)
@@ -206,7 +206,7 @@ func TestUpdateTable(t *testing.T) {
 			for _, state := range c.in {
 				vm := fresh(state)
 				allocated := w.allocated(host)
-				out, err := w.vms.Update(w.as(tenant, ""), tenant, vm.ID, c.change)
+				out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, c.change)
 				if c.check == nil {
 					require.True(t, fault.Is(err, c.kind), "%s: %v", state, err)
 					require.ErrorContains(t, err, c.says)
@@ -232,10 +232,10 @@ func TestUpdateKeepsItsImages(t *testing.T) {
 	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	w.seen(vm.ID, cloud.ObservedBuilt)
 	w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.MinMemoryMiB = other.Org, 256 })
-	out, err := w.vms.Update(w.as(tenant, ""), tenant, vm.ID, Change{CPU: &cloud.CPU{VCPUs: 4}})
+	out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &cloud.CPU{VCPUs: 4}})
 	require.NoError(t, err)
 	require.Equal(t, vm.Disks, out.Disks)
-	_, err = w.vms.Update(w.as(tenant, ""), tenant, vm.ID, Change{Memory: &cloud.Memory{SizeMiB: 128}})
+	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Memory: &cloud.Memory{SizeMiB: 128}})
 	require.ErrorContains(t, err, "needs 256 MiB", "what it needs still holds")
 }
 
@@ -255,7 +255,7 @@ func TestWhatHostsMayWrite(t *testing.T) {
 	require.Len(t, now.Status.LastError, maxLastError-1)
 	require.Len(t, now.Status.Addresses, maxAddresses)
 	require.LessOrEqual(t, len(now.Status.Addresses[0]), maxAddress)
-	list, _, err := w.vms.List(t.Context(), tenant, 0, "", "")
+	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 	require.NoError(t, err, "the record can still be read")
 	require.Equal(t, now, list[0])
 	require.EqualValues(t, 7, w.vms.Usage(t.Context(), now)[vm.ID].MemoryMiB)
@@ -297,7 +297,7 @@ func TestWatch(t *testing.T) {
 	ended := make(chan error)
 	first := make(chan struct{})
 	go func() {
-		ended <- w.vms.Watch(t.Context(), tenant, vm.ID, func(e Event) error {
+		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(e Event) error {
 			if len(events) == 0 {
 				defer close(first)
 			}
@@ -310,14 +310,14 @@ func TestWatch(t *testing.T) {
 	w.seen(vm.ID, cloud.ObservedBuilt)
 	w.ask(vm.ID, start, 0)
 	w.seen(vm.ID, cloud.ObservedRunning)
-	_, err := w.vms.Update(w.as(tenant, ""), tenant, vm.ID, Change{Labels: map[string]string{"a": "b"}})
+	_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Labels: map[string]string{"a": "b"}})
 	require.NoError(t, err)
 	w.create("another")
 	w.ask(vm.ID, reboot, 0)
 	w.ask(vm.ID, stop, 0)
 	w.wait(time.Second)
 	w.seen(vm.ID, cloud.ObservedBuilt)
-	_, err = w.vms.Delete(w.as(tenant, ""), tenant, vm.ID, false, [32]byte{})
+	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
 	require.NoError(t, <-ended, "the stream ends with the VM")
 	close(events)

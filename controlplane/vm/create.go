@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/node"
 	"github.com/trivet-cloud/trivet/controlplane/schedule"
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -166,6 +167,9 @@ func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q cre
 		return vm, err
 	}
 	if err := s.place(tx, &vm, images); err != nil {
+		return vm, err
+	}
+	if err := count(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
 		return vm, err
 	}
 	for _, i := range images {

@@ -90,7 +90,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"a NIC", func(q *Wanted) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := w.vms.Create(w.as(tenant, "key of "+c.name), tenant, small("x", c.change), [32]byte{})
+			_, err := w.vms.Create(w.as(acme, "key of "+c.name), acme, small("x", c.change), [32]byte{})
 			f, ok := fault.From(err)
 			require.True(t, ok && f.Kind == c.kind, "%v", err)
 			require.Equal(t, c.field, f.Field)
@@ -104,10 +104,10 @@ func TestCreateRefuses(t *testing.T) {
 		})
 	}
 	require.Equal(t, before, w.allocated(host), "a refused VM takes nothing")
-	list, _, err := w.vms.List(t.Context(), tenant, 0, "", "")
+	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 	require.NoError(t, err)
 	require.Len(t, list, 1)
-	_, err = w.vms.Create(w.as(tenant, "key of a bad name"), tenant, small("x"), [32]byte{1})
+	_, err = w.vms.Create(w.as(acme, "key of a bad name"), acme, small("x"), [32]byte{1})
 	require.NoError(t, err, "what failed is not remembered under its key")
 }
 
@@ -118,7 +118,7 @@ func TestNames(t *testing.T) {
 	vm := w.in(cloud.Stopped, "web")
 	_, err := w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
 	require.NoError(t, err)
-	_, err = w.vms.Delete(w.as(tenant, ""), tenant, vm.ID, false, [32]byte{})
+	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
 	w.create("web")
 }
@@ -129,7 +129,7 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 	w := newWorld(t)
 	host := w.host("h1", plenty())
 	ask := func(key string, body byte) (Created, error) {
-		return w.vms.Create(w.as(tenant, key), tenant, small("web"), [32]byte{body})
+		return w.vms.Create(w.as(acme, key), acme, small("web"), [32]byte{body})
 	}
 	first, err := ask("k", 1)
 	require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 	_, err = ask("another", 1)
 	require.True(t, fault.Is(err, fault.AlreadyExists))
 
-	_, err = w.vms.Delete(w.as(tenant, ""), tenant, first.VM.ID, false, [32]byte{})
+	_, err = w.vms.Delete(w.as(acme, ""), acme, first.VM.ID, false, [32]byte{})
 	require.NoError(t, err)
 	again, err = ask("k", 1)
 	require.NoError(t, err)
@@ -178,7 +178,7 @@ func TestCapacity(t *testing.T) {
 		sum = sum.Plus(n.Allocated)
 	}
 	require.Equal(t, cloud.Capacity{VCPUs: 12, MemoryMiB: 6 * 512, StorageGiB: 30}, sum)
-	_, err := w.vms.Create(w.as(tenant, ""), tenant, small("more"), [32]byte{})
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("more"), [32]byte{})
 	f, _ := fault.From(err)
 	require.Equal(t, map[string]any{
 		"h1": "has 0 vCPUs free, 2 needed", "h2": "has 0 MiB of memory free, 512 needed", "h3": "has 4 GiB of storage free, 5 needed",
@@ -187,7 +187,7 @@ func TestCapacity(t *testing.T) {
 	// A host that has more than the leader remembers, or less, is judged by its record.
 	full := vms[0]
 	w.seen(full.ID, cloud.ObservedBuilt)
-	_, err = w.vms.Delete(w.as(tenant, ""), tenant, full.ID, false, [32]byte{})
+	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
 	require.NoError(t, err)
 	w.absent(full.Node, full.ID, full.Generation+1)
 	w.settled()
@@ -201,7 +201,7 @@ func TestCapacityIsNotGivenTwice(t *testing.T) {
 	errs := make(chan error)
 	for i := range 16 {
 		go func() {
-			_, err := w.vms.Create(w.as(tenant, ""), tenant, small(fmt.Sprint("vm-", i)), [32]byte{})
+			_, err := w.vms.Create(w.as(acme, ""), acme, small(fmt.Sprint("vm-", i)), [32]byte{})
 			errs <- err
 		}()
 	}
@@ -227,7 +227,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 	}
 	a, b := w.create("a", in("db / α")), w.create("b", in("db / α"))
 	require.NotEqual(t, a.Node, b.Node)
-	_, err := w.vms.Create(w.as(tenant, ""), tenant, small("c", in("db / α")), [32]byte{})
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("c", in("db / α")), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
 	require.ErrorContains(t, err, "same anti-affinity group")
 	_, err = w.vms.Create(w.as(other, ""), other, small("c", in("db / α")), [32]byte{})
@@ -251,12 +251,12 @@ func TestHostsThatTakeNothing(t *testing.T) {
 		n.Cordoned = true
 		node.Nodes.Put(tx, n, string(host))
 	})
-	_, err := w.vms.Create(w.as(tenant, ""), tenant, small("x"), [32]byte{})
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	require.ErrorContains(t, err, "h1 is CORDONED")
 	silent := w.host("h2", plenty())
 	w.wait((cloud.HeartbeatLost + 1) * time.Millisecond)
 	w.beat(host)
-	_, err = w.vms.Create(w.as(tenant, ""), tenant, small("x"), [32]byte{})
+	_, err = w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	f, _ := fault.From(err)
 	require.Equal(t, map[string]any{"h1": "is CORDONED", "h2": "is NOT_READY"}, f.Details)
 	w.beat(silent)
@@ -273,7 +273,7 @@ func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 	w.settled()
 	made := make(chan error)
 	go func() {
-		_, err := w.vms.Create(w.as(tenant, ""), tenant, small("web"), [32]byte{})
+		_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
 		made <- err
 	}()
 	select {
@@ -287,7 +287,7 @@ func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 
 func TestNoHostAtAll(t *testing.T) {
 	w := newWorld(t)
-	_, err := w.vms.Create(w.as(tenant, ""), tenant, small("web"), [32]byte{})
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
 	require.ErrorContains(t, err, "the cloud has none yet")
 }
@@ -299,13 +299,13 @@ func TestImagesAreHeld(t *testing.T) {
 	id := w.image(1, 1<<30)
 	images := image.New(image.Options{Store: w.store, Commands: lead1(), Members: 1, Self: 1})
 	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
-	err := images.Delete(w.as(tenant, ""), tenant.Org, id, [32]byte{})
+	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	w.erase(vm.ID)
-	require.NoError(t, images.Delete(w.as(tenant, ""), tenant.Org, id, [32]byte{}))
+	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{}))
 }
 
-// Pages hold every VM once, in order, whatever is created meanwhile; another tenant's are on none; a token is for its list.
+// Pages hold every VM once, in order, whatever is created meanwhile; another acme's are on none; a token is for its list.
 func TestList(t *testing.T) {
 	w := newWorld(t)
 	w.host("h1", plenty())
@@ -318,7 +318,7 @@ func TestList(t *testing.T) {
 	var token string
 	for page := 0; page == 0 || token != ""; page++ {
 		var list []*cloud.VM
-		list, token, err = w.vms.List(t.Context(), tenant, 3, token, "")
+		list, token, err = w.vms.List(t.Context(), acme, 3, token, "")
 		require.NoError(t, err)
 		for _, vm := range list {
 			names = append(names, vm.Name)
@@ -328,7 +328,7 @@ func TestList(t *testing.T) {
 		}
 	}
 	require.Equal(t, "vm-0 vm-1 vm-2 vm-3 vm-4 vm-5 vm-6", strings.Join(names, " "))
-	odd, token, err := w.vms.List(t.Context(), tenant, 2, "", `labels.odd = "1" AND state = CREATING`)
+	odd, token, err := w.vms.List(t.Context(), acme, 2, "", `labels.odd = "1" AND state = CREATING`)
 	require.NoError(t, err)
 	require.Equal(t, []string{"vm-1", "vm-3"}, []string{odd[0].Name, odd[1].Name})
 	for _, c := range []struct {
@@ -337,13 +337,13 @@ func TestList(t *testing.T) {
 		size          int32
 		field         string
 	}{
-		{tenant, token, "", 0, "page_token"},
+		{acme, token, "", 0, "page_token"},
 		{other, token, `labels.odd = "1" AND state = CREATING`, 0, "page_token"},
-		{tenant, token[:len(token)-1], `labels.odd = "1" AND state = CREATING`, 0, "page_token"},
-		{tenant, "é\x00", "", 0, "page_token"},
-		{tenant, "", "state =", 0, "filter"},
-		{tenant, "", "", -1, "page_size"},
-		{tenant, "", "", 1001, "page_size"},
+		{acme, token[:len(token)-1], `labels.odd = "1" AND state = CREATING`, 0, "page_token"},
+		{acme, "é\x00", "", 0, "page_token"},
+		{acme, "", "state =", 0, "filter"},
+		{acme, "", "", -1, "page_size"},
+		{acme, "", "", 1001, "page_size"},
 	} {
 		_, _, err := w.vms.List(t.Context(), c.t, c.size, c.token, c.filter)
 		f, ok := fault.From(err)
@@ -359,13 +359,13 @@ func FuzzPageToken(f *testing.F) {
 	for i := range 3 {
 		w.create(fmt.Sprint("vm-", i))
 	}
-	_, token, err := w.vms.List(f.Context(), tenant, 1, "", "")
+	_, token, err := w.vms.List(f.Context(), acme, 1, "", "")
 	require.NoError(f, err)
 	f.Add(token[:len(token)-1])
 	f.Add("")
 	f.Add("AAAA")
 	f.Fuzz(func(t *testing.T, text string) {
-		list, _, err := w.vms.List(t.Context(), tenant, 1, text, "")
+		list, _, err := w.vms.List(t.Context(), acme, 1, text, "")
 		if err != nil {
 			require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 			return

@@ -8,6 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/controlplane/node"
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -86,6 +87,9 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 	names.Delete(tx, project, vm.Name)
 	if group := vm.Labels[AntiAffinity]; group != "" {
 		groups.Delete(tx, project, groupKey(group), string(vm.ID))
+	}
+	if err := tenant.Give(tx, vm.Project, tenant.Machines, amountOf(&vm.Spec)); err != nil {
+		return removed{}, err
 	}
 	for _, id := range vm.Spec.Images() {
 		image.Release(tx, id, vm.ID)

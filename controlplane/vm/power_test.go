@@ -32,7 +32,7 @@ func TestPowerTable(t *testing.T) {
 		for a, want := range row {
 			i++
 			vm := w.in(state, fmt.Sprint("vm-", i))
-			out, err := w.vms.doPower(w.as(tenant, ""), powerAsk{Tenant: tenant, VM: vm.ID, Action: a, GraceMS: 1000})
+			out, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
 			if want == no {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s in %s: %v", a, state, err)
 				require.ErrorContains(t, err, state.String())
@@ -68,34 +68,34 @@ func TestCallsWait(t *testing.T) {
 		says string
 		to   cloud.State
 	}{
-		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, tenant, id, body) },
+		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedLaunching); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, tenant, id, body) },
+		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, tenant, id, body) },
+		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, tenant, id, body) },
+		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
-		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, tenant, id, body) },
+		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.ask(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
-		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, tenant, id, body) },
+		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.erase(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
 		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
-			return w.vms.Stop(ctx, tenant, id, time.Second, body)
+			return w.vms.Stop(ctx, acme, id, time.Second, body)
 		}, func(id cloud.VMID) { w.seen(id, cloud.ObservedStopping); w.seen(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
-		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, tenant, id, 0, body) },
+		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) },
 			func(id cloud.VMID) {
 				require.Zero(t, w.get(id).Wish.GraceMS)
 				w.seen(id, cloud.ObservedBuilt)
 			}, 0, "", cloud.Stopped},
 		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
-			return w.vms.Stop(ctx, tenant, id, time.Second, body)
+			return w.vms.Stop(ctx, acme, id, time.Second, body)
 		}, func(id cloud.VMID) { w.ask(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
-		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, tenant, id, body) },
+		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, tenant, id, body) },
+		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
-		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reset(ctx, tenant, id, body) },
+		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reset(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -105,11 +105,11 @@ func TestCallsWait(t *testing.T) {
 			go func() {
 				// The host hears of the wish by the next generation.
 				store.Await(t.Context(), w.store, VMs, func(now *cloud.VM) (bool, error) { return now.Generation > vm.Generation, nil },
-					string(tenant.Project), string(vm.ID))
+					string(acme.Project), string(vm.ID))
 				c.seen(vm.ID)
 				close(asked)
 			}()
-			out, err := c.call(w.as(tenant, ""), vm.ID)
+			out, err := c.call(w.as(acme, ""), vm.ID)
 			<-asked
 			if c.to == 0 {
 				require.True(t, fault.Is(err, c.kind), "%v", err)
@@ -127,18 +127,18 @@ func TestCallsWait(t *testing.T) {
 // ask records a wish without waiting.
 func (w *world) ask(id cloud.VMID, a action, grace uint64) {
 	w.t.Helper()
-	_, err := w.vms.doPower(w.as(tenant, ""), powerAsk{Tenant: tenant, VM: id, Action: a, GraceMS: grace})
+	_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
 // erase removes a VM, and all that is left of it, if it is there.
 func (w *world) erase(id cloud.VMID) {
 	w.t.Helper()
-	vm, err := w.vms.Get(w.t.Context(), tenant, id)
+	vm, err := w.vms.Get(w.t.Context(), acme, id)
 	if err != nil {
 		return
 	}
-	_, err = w.vms.doRemove(w.as(tenant, ""), removeAsk{Tenant: tenant, VM: id, Force: true})
+	_, err = w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
 	require.NoError(w.t, err)
 	w.absent(vm.Node, id, vm.Generation+1)
 }
@@ -147,12 +147,12 @@ func (w *world) erase(id cloud.VMID) {
 func TestNothingToDo(t *testing.T) {
 	w := newWorld(t)
 	w.host("h1", plenty())
-	ctx, body := w.as(tenant, ""), [32]byte{}
+	ctx, body := w.as(acme, ""), [32]byte{}
 	running, stopped := w.in(cloud.Running, "on"), w.in(cloud.Stopped, "off")
-	out, err := w.vms.Start(ctx, tenant, running.ID, body)
+	out, err := w.vms.Start(ctx, acme, running.ID, body)
 	require.NoError(t, err)
 	require.Equal(t, Asked{VM: running}, out)
-	out, err = w.vms.Stop(ctx, tenant, stopped.ID, time.Minute, body)
+	out, err = w.vms.Stop(ctx, acme, stopped.ID, time.Minute, body)
 	require.NoError(t, err)
 	require.Equal(t, Asked{VM: stopped}, out)
 }
@@ -162,16 +162,16 @@ func TestWaitsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.host("h1", plenty())
-		ctx, body := w.as(tenant, ""), [32]byte{}
+		ctx, body := w.as(acme, ""), [32]byte{}
 		for name, c := range map[string]struct {
 			from cloud.State
 			call func(cloud.VMID) (Asked, error)
 			wait time.Duration
 		}{
-			"start":  {cloud.Stopped, func(id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, tenant, id, body) }, 30 * time.Second},
-			"stop":   {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, tenant, id, 20*time.Second, body) }, 30 * time.Second},
-			"force":  {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, tenant, id, 0, body) }, 10 * time.Second},
-			"reboot": {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, tenant, id, body) }, 75 * time.Second},
+			"start":  {cloud.Stopped, func(id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) }, 30 * time.Second},
+			"stop":   {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 20*time.Second, body) }, 30 * time.Second},
+			"force":  {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) }, 10 * time.Second},
+			"reboot": {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) }, 75 * time.Second},
 		} {
 			vm := w.in(c.from, name)
 			began := time.Now()
@@ -188,7 +188,7 @@ func TestWaitsEnd(t *testing.T) {
 		vm := w.in(cloud.Stopped, "left")
 		leaving, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_, err := w.vms.Start(leaving, tenant, vm.ID, body)
+		_, err := w.vms.Start(leaving, acme, vm.ID, body)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, cloud.Starting, w.get(vm.ID).State)
 	})
@@ -201,7 +201,7 @@ func TestPowerUnderAKey(t *testing.T) {
 	w.host("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	press := func(key string) powered {
-		out, err := w.vms.press(w.as(tenant, key), powerAsk{Tenant: tenant, VM: vm.ID, Action: reboot})
+		out, err := w.vms.press(w.as(acme, key), powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
 		require.NoError(t, err)
 		return out
 	}
@@ -213,23 +213,23 @@ func TestPowerUnderAKey(t *testing.T) {
 	require.EqualValues(t, 3, w.get(vm.ID).Wish.Reboots)
 
 	body := [32]byte{}
-	out, err := w.vms.Start(w.as(tenant, "s"), tenant, vm.ID, body)
+	out, err := w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.False(t, out.Replayed)
 	w.ask(vm.ID, stop, 0)
 	w.seen(vm.ID, cloud.ObservedBuilt)
-	out, err = w.vms.Start(w.as(tenant, "s"), tenant, vm.ID, body)
+	out, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	require.Equal(t, cloud.Running, out.VM.State, "as it was answered")
 	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "nobody started it again")
-	_, err = w.vms.Start(w.as(tenant, "s"), tenant, vm.ID, [32]byte{1})
+	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
 
 	// A start that was under way when it was first asked, and is over by now in one way or another.
 	w.ask2(t, vm.ID, "late")
 	w.erase(vm.ID)
-	out, err = w.vms.Start(w.as(tenant, "late"), tenant, vm.ID, body)
+	out, err = w.vms.Start(w.as(acme, "late"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	require.Equal(t, cloud.Starting, out.VM.State)
@@ -237,18 +237,18 @@ func TestPowerUnderAKey(t *testing.T) {
 	failing := w.in(cloud.Stopped, "failing")
 	w.ask2(t, failing.ID, "f")
 	w.seen(failing.ID, cloud.ObservedEnded, failed("no memory"))
-	_, err = w.vms.Start(w.as(tenant, "f"), tenant, failing.ID, body)
+	_, err = w.vms.Start(w.as(acme, "f"), acme, failing.ID, body)
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "a start that failed is no success because it is asked again")
 	require.ErrorContains(t, err, "no memory")
 }
 
 // ask2 is a start under a key whose caller is lost.
 func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
-	_, err := w.vms.level(w.as(tenant, key), powerAsk{Tenant: tenant, VM: id, Action: start})
+	_, err := w.vms.level(w.as(acme, key), powerAsk{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
 
-// Ids that are none are InvalidArgument, another tenant's are not found, whatever is asked of them.
+// Ids that are none are InvalidArgument, another acme's are not found, whatever is asked of them.
 func TestIDs(t *testing.T) {
 	w := newWorld(t)
 	w.host("h1", plenty())
@@ -295,11 +295,11 @@ func TestIDs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, id := range []cloud.VMID{"", "1", "../x", cloud.VMID("0" + string(vm.ID)), cloud.VMID("{" + string(vm.ID) + "}"), "\x00"} {
-				require.True(t, fault.Is(call(w.as(tenant, ""), tenant, id), fault.InvalidArgument), "%q", id)
+				require.True(t, fault.Is(call(w.as(acme, ""), acme, id), fault.InvalidArgument), "%q", id)
 			}
-			require.True(t, fault.Is(call(w.as(tenant, ""), tenant, newID()), fault.NotFound))
+			require.True(t, fault.Is(call(w.as(acme, ""), acme, newID()), fault.NotFound))
 			require.True(t, fault.Is(call(w.as(other, ""), other, vm.ID), fault.NotFound), "another project's")
-			wrong := cloud.Tenant{Org: other.Org, Project: tenant.Project}
+			wrong := cloud.Tenant{Org: other.Org, Project: acme.Project}
 			require.True(t, fault.Is(call(w.as(wrong, ""), wrong, vm.ID), fault.NotFound), "another org's")
 			require.Equal(t, vm, w.get(vm.ID))
 		})
@@ -324,7 +324,7 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 		w.seen(vm.ID, cloud.ObservedRunning)
 	}()
 	defer func() { <-reported }()
-	out, err := w.vms.ask(w.as(tenant, ""), record, powerAsk{Tenant: tenant, VM: vm.ID, Action: start}, time.Minute,
+	out, err := w.vms.ask(w.as(acme, ""), record, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
 		func(_, vm *cloud.VM) (bool, error) { return vm.State == cloud.Running, nil })
 	require.NoError(t, err)
 	require.Equal(t, cloud.Running, out.VM.State)

@@ -17,13 +17,13 @@ import (
 
 // Routes adds the endpoints of the spec's part 4.3. Reboot, reset, update and watch are gRPC's only.
 func (s *Service) Routes(r *rest.Server) {
-	r.Handle(http.MethodGet, "/api/v1/vms", s.getVMs)
-	r.Handle(http.MethodPost, "/api/v1/vms", s.postVM)
-	r.Handle(http.MethodGet, "/api/v1/vms/{id}", s.getVM)
-	r.Handle(http.MethodDelete, "/api/v1/vms/{id}", s.deleteVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/start", s.startVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/stop", s.stopVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", s.migrateVM)
+	r.Handle(http.MethodGet, "/api/v1/vms", service+"ListVms", s.getVMs)
+	r.Handle(http.MethodPost, "/api/v1/vms", service+"CreateVm", s.postVM)
+	r.Handle(http.MethodGet, "/api/v1/vms/{id}", service+"GetVm", s.getVM)
+	r.Handle(http.MethodDelete, "/api/v1/vms/{id}", service+"DeleteVm", s.deleteVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/start", service+"StartVm", s.startVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/stop", service+"StopVm", s.stopVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", service+"MigrateVm", s.migrateVM)
 }
 
 // vmResponse is the spec's VmResponse (part 2.4).

@@ -42,8 +42,8 @@ func (w *world) rest() *rest.Server {
 	r := rest.New(rest.Options{
 		Service: fault.VM, Name: "vm", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
 		Verifier: callers{
-			"ada": bound1("ada", tenant, cloud.ProjectMember), "eve": bound1("eve", other, cloud.ProjectAdmin),
-			"vic":      bound1("vic", tenant, cloud.ProjectViewer),
+			"ada": bound1("ada", acme, cloud.ProjectMember), "eve": bound1("eve", other, cloud.ProjectAdmin),
+			"vic":      bound1("vic", acme, cloud.ProjectViewer),
 			"unproven": {User: "ada", Proof: cloud.ProofNone, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
 			"admin":    {User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
 		},
@@ -103,7 +103,7 @@ func TestREST(t *testing.T) {
 				go func() {
 					defer close(reported)
 					store.Await(t.Context(), w.store, VMs, func(vm *cloud.VM) (bool, error) { return vm.Generation > before, nil },
-						string(tenant.Project), string(id))
+						string(acme.Project), string(id))
 					w.seen(id, levels[then], func(o *cloud.Observation) {
 						if o.LastError = arg("error"); o.LastError != "" {
 							o.Exit = cloud.ExitFailed

@@ -18,7 +18,7 @@ func TestRPCArguments(t *testing.T) {
 	w.host("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	r := &server{s: w.vms}
-	ctx := w.as(tenant, "")
+	ctx := w.as(acme, "")
 	id, nowhere := string(vm.ID), string(newID())
 	blank := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
 	create := func(in *vmv1.CreateVmRequest) error {

@@ -138,6 +138,9 @@ func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 	if _, refused, ok := schedule.Place([]schedule.Candidate{candidate}, &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model}); !ok {
 		return fault.New(fault.ResourceExhausted, "the host of VM %s %s", vm.Name, refused[n.ID]).WithReason("NO_HOST_FITS")
 	}
+	if err := count(tx, vm, amountOf(&spec), amountOf(&vm.Spec)); err != nil {
+		return err
+	}
 	n.Allocated = n.Allocated.Plus(spec.Need())
 	node.Nodes.Put(tx, n, string(vm.Node))
 	before := vm.Spec.Images()

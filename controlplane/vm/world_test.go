@@ -26,6 +26,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/node"
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -66,8 +67,8 @@ func (q *quorum) ReadIndex(ctx context.Context) error {
 }
 
 var (
-	tenant = cloud.Tenant{Org: "acme", Project: "web"}
-	other  = cloud.Tenant{Org: "evil", Project: "lair"}
+	acme  = cloud.Tenant{Org: "acme", Project: "web"}
+	other = cloud.Tenant{Org: "evil", Project: "lair"}
 )
 
 func newWorld(t testing.TB) *world {
@@ -77,6 +78,14 @@ func newWorld(t testing.TB) *world {
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	w.quorum = &quorum{Direct: store.NewDirect(engine)}
 	w.store = store.New(store.Options{Engine: engine, Proposer: w.quorum, PageKey: make([]byte, 32), Now: w.now})
+	w.update(func(tx *store.Tx) {
+		for _, t := range []cloud.Tenant{acme, other} {
+			_, err := tenant.CreateOrg(tx, t.Org, "")
+			require.NoError(w.t, err)
+			_, err = tenant.CreateProject(tx, t, "", tenant.Quota{})
+			require.NoError(w.t, err)
+		}
+	})
 	log := slog.New(slog.DiscardHandler)
 	authority, err := mtls.NewAuthority("test", make([]byte, 32))
 	require.NoError(t, err)
@@ -175,7 +184,7 @@ func (w *world) allocated(id cloud.NodeID) cloud.Capacity { return w.node(id).Al
 func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud.ImageID {
 	w.t.Helper()
 	i := cloud.Image{
-		ID: cloud.ImageID(fmt.Sprintf("00000000-0000-7000-8000-%012d", n)), Name: fmt.Sprintf("image-%d", n), Org: tenant.Org,
+		ID: cloud.ImageID(fmt.Sprintf("00000000-0000-7000-8000-%012d", n)), Name: fmt.Sprintf("image-%d", n), Org: acme.Org,
 		Visibility: cloud.Private, Format: cloud.FormatRaw, SizeBytes: virtual, VirtualSize: virtual,
 		SHA256: fmt.Sprintf("%064d", n), Architecture: cloud.X8664, Status: cloud.ImageAvailable,
 	}
@@ -186,7 +195,7 @@ func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud
 	return i.ID
 }
 
-// as is a call of a member of a tenant, with an idempotency key or none.
+// as is a call of a member of a acme, with an idempotency key or none.
 func (w *world) as(t cloud.Tenant, key string) context.Context {
 	c := &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, IdempotencyKey: key,
@@ -212,14 +221,14 @@ func plenty() cloud.Capacity { return cloud.Capacity{VCPUs: 64, MemoryMiB: 64 <<
 
 func (w *world) create(name string, change ...func(*Wanted)) *cloud.VM {
 	w.t.Helper()
-	made, err := w.vms.Create(w.as(tenant, ""), tenant, small(name, change...), [32]byte{})
+	made, err := w.vms.Create(w.as(acme, ""), acme, small(name, change...), [32]byte{})
 	require.NoError(w.t, err)
 	return &made.VM
 }
 
 func (w *world) get(id cloud.VMID) *cloud.VM {
 	w.t.Helper()
-	vm, err := w.vms.Get(w.t.Context(), tenant, id)
+	vm, err := w.vms.Get(w.t.Context(), acme, id)
 	require.NoError(w.t, err)
 	return vm
 }
@@ -253,7 +262,7 @@ func (w *world) in(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID
 	wish := func(a action, grace uint64) {
-		_, err := w.vms.doPower(w.as(tenant, ""), powerAsk{Tenant: tenant, VM: id, Action: a, GraceMS: grace})
+		_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 		require.NoError(w.t, err)
 	}
 	switch state {

@@ -42,8 +42,27 @@ func (g *GRPC) AwaitNode(ctx context.Context, name string) (node *vmv1.Node, err
 	return node, err
 }
 
-// EnsureUser makes a user with a password, and binds a role to it.
+// EnsureProject makes an org and a project, unless they are there.
+func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
+	if org != "" {
+		if _, err := g.Identity.CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: org}); err != nil && status.Code(err) != codes.AlreadyExists {
+			return err
+		}
+	}
+	if project != "" {
+		_, err := g.Identity.CreateProject(ctx, &identityv1.CreateProjectRequest{Id: project, OrgId: org})
+		if err != nil && status.Code(err) != codes.AlreadyExists {
+			return err
+		}
+	}
+	return nil
+}
+
+// EnsureUser makes a user with a password, and binds a role to it, in an org and a project that it makes too.
 func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *identityv1.Binding) error {
+	if err := g.EnsureProject(ctx, binding.GetOrgId(), binding.GetProjectId()); err != nil {
+		return err
+	}
 	if _, err := g.Identity.CreateUser(ctx, &identityv1.CreateUserRequest{Id: id, Name: id}); err != nil && status.Code(err) != codes.AlreadyExists {
 		return err
 	}

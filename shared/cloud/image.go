@@ -56,9 +56,11 @@ const ImageReason = "trivet/error"
 
 // Image is an image as recorded. Its bytes are files named by checksum on the members that Holders lists.
 type Image struct {
-	ID         ImageID
-	Name       string
-	Org        OrgID
+	ID   ImageID
+	Name string
+	Org  OrgID
+	// Project is whose quota it counts in: the one that its creator acted in; empty when that was none in particular.
+	Project    ProjectID `cbor:",omitempty"`
 	Visibility Visibility
 	Format     ImageFormat
 	SizeBytes  uint64

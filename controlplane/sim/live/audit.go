@@ -16,9 +16,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// audit reads every commit of the records, whole and in order, from one member until that is gone and then from another,
+// witness reads every commit of the records, whole and in order, from one member until that is gone and then from another,
 // and holds it against the rules and against what the hosts really do.
-type audit struct {
+type witness struct {
 	f *fleet
 
 	mu     sync.Mutex
@@ -41,8 +41,8 @@ type truth struct {
 	removed map[cloud.VMID]bool
 }
 
-func newAudit(f *fleet) *audit {
-	return &audit{
+func newAudit(f *fleet) *witness {
+	return &witness{
 		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
 		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
 		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{},
@@ -51,7 +51,7 @@ func newAudit(f *fleet) *audit {
 }
 
 // launched hears that a host starts a process of a VM; again is the second half of a reboot.
-func (a *audit) launched(h *host, id cloud.VMID, start uint64, again bool) {
+func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t := &a.truth
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,14 +72,14 @@ func (a *audit) launched(h *host, id cloud.VMID, start uint64, again bool) {
 }
 
 // destroyed hears that a host was told to leave nothing of a VM.
-func (a *audit) destroyed(_ *host, id cloud.VMID) {
+func (a *witness) destroyed(_ *host, id cloud.VMID) {
 	a.truth.mu.Lock()
 	defer a.truth.mu.Unlock()
 	a.truth.removed[id] = true
 }
 
 // follow reads a process's records as long as it lives. All that run are read; whoever shows a revision first counts.
-func (a *audit) follow(p *process) {
+func (a *witness) follow(p *process) {
 	a.mu.Lock()
 	w := p.engine.Watch(mvcc.WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
 	a.mu.Unlock()
@@ -110,7 +110,7 @@ func (a *audit) follow(p *process) {
 }
 
 // commit takes one whole revision.
-func (a *audit) commit(p *process, events []mvcc.Event) {
+func (a *witness) commit(p *process, events []mvcc.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	revision := events[0].KV.ModRevision
@@ -133,7 +133,7 @@ func (a *audit) commit(p *process, events []mvcc.Event) {
 }
 
 // change takes one record's change.
-func (a *audit) change(e mvcc.Event) error {
+func (a *witness) change(e mvcc.Event) error {
 	key := string(e.KV.Key)
 	parts := strings.Split(key, "/")
 	deleted := e.Type == mvcc.EventDelete
@@ -206,7 +206,7 @@ func (a *audit) change(e mvcc.Event) error {
 const keyLabel = "sim/key"
 
 // step judges how a VM's record went on.
-func (a *audit) step(revision int64, before, now *cloud.VM) error {
+func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	if before == nil {
 		if last, was := a.ever[now.ID]; was {
 			return fmt.Errorf("VM %s is made again after generation %d", now.ID, last)
@@ -244,7 +244,7 @@ func (a *audit) step(revision int64, before, now *cloud.VM) error {
 }
 
 // balance adds everything up.
-func (a *audit) balance() error {
+func (a *witness) balance() error {
 	sums := map[cloud.NodeID]cloud.Capacity{}
 	uses := 0
 	for id, vm := range a.vms {
@@ -290,7 +290,7 @@ func (a *audit) balance() error {
 
 // unsettled says what has not come to rest, "" for nothing: records in a transient state or that do not say what their
 // hosts do, guests without a record, placements that wait to be cleaned up.
-func (a *audit) unsettled() string {
+func (a *witness) unsettled() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(a.vms)) {
@@ -323,7 +323,7 @@ func (a *audit) unsettled() string {
 }
 
 // leftovers says what there still is of VMs once all are deleted, "" for nothing.
-func (a *audit) leftovers() string {
+func (a *witness) leftovers() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for id := range a.vms {
@@ -343,7 +343,7 @@ func (a *audit) leftovers() string {
 }
 
 // transient is a VM in a state that should have ended, "" for none.
-func (a *audit) transient() string {
+func (a *witness) transient() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for id, vm := range a.vms {
@@ -355,7 +355,7 @@ func (a *audit) transient() string {
 }
 
 // overdue is a VM that is past its deadline although somebody should have settled it, "" for none.
-func (a *audit) overdue(now cloud.Time) string {
+func (a *witness) overdue(now cloud.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for id, vm := range a.vms {
@@ -367,7 +367,7 @@ func (a *audit) overdue(now cloud.Time) string {
 }
 
 // final judges what was done by what is left.
-func (a *audit) final() {
+func (a *witness) final() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.truth.mu.Lock()

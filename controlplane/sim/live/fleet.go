@@ -49,6 +49,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/sim"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -72,8 +73,8 @@ type fleet struct {
 	net     *fabric
 	seats   []*seat
 	hosts   []*host
-	tenants []*tenant
-	audit   *audit
+	tenants []*customer
+	audit   *witness
 	behind  sync.WaitGroup // what nobody waits for before the end
 
 	mu     sync.Mutex
@@ -192,7 +193,7 @@ func (f *fleet) run(dir string) (err error) {
 	if f.authority, err = f.key.Authority(); err != nil {
 		return err
 	}
-	if f.token, err = identity.HostToken(f.key, identity.DefaultTenant, time.Now(), 24*time.Hour); err != nil {
+	if f.token, err = identity.HostToken(f.key, tenant.Default, time.Now(), 24*time.Hour); err != nil {
 		return err
 	}
 	f.net, f.audit = newFabric(f.source(2)), newAudit(f)
@@ -213,7 +214,7 @@ func (f *fleet) run(dir string) (err error) {
 	}
 	var work sync.WaitGroup
 	for n := range 3 {
-		t := &tenant{f: f, name: fmt.Sprintf("t%d", n+1), rng: f.source(uint64(200 + n))}
+		t := &customer{f: f, name: fmt.Sprintf("t%d", n+1), rng: f.source(uint64(200 + n))}
 		f.tenants = append(f.tenants, t)
 		work.Go(func() { t.life(ctx) })
 	}
@@ -255,7 +256,7 @@ func (f *fleet) furnish(ctx context.Context) error {
 			return err
 		}
 		made, err := p.images.Create(ctx, cloud.Image{
-			Name: "small", Org: identity.DefaultTenant.Org, Format: cloud.FormatRaw, Source: "file://" + source,
+			Name: "small", Org: tenant.Default.Org, Format: cloud.FormatRaw, Source: "file://" + source,
 		}, [32]byte{})
 		f.image = made.Image.ID
 		return err
@@ -263,7 +264,7 @@ func (f *fleet) furnish(ctx context.Context) error {
 		return fmt.Errorf("create the image: %w", err)
 	}
 	if err := within(time.Minute, func() error {
-		i, err := p.images.Get(ctx, identity.DefaultTenant.Org, f.image)
+		i, err := p.images.Get(ctx, tenant.Default.Org, f.image)
 		if err == nil && i.Status != cloud.ImageAvailable {
 			err = fmt.Errorf("it is %s", i.Status)
 		}

@@ -17,6 +17,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/image"
@@ -131,7 +132,9 @@ func (p *process) build() (err error) {
 func (p *process) serve(log *slog.Logger) (err error) {
 	s, f := p.s, p.s.f
 	p.commands = lead.NewCommands(s.id, p.system, p.mesh)
-	p.identities = identity.New(identity.Options{Store: p.records, Commands: p.commands, Key: f.key, Log: log})
+	p.identities = identity.New(identity.Options{
+		Store: p.records, Commands: p.commands, Key: f.key, Log: log, Issuer: "http://member", Audit: audit.New(audit.Options{Store: p.records, Commands: p.commands, Log: log}),
+	})
 	if p.files, err = image.OpenFiles(filepath.Join(s.dir, "images")); err != nil {
 		return err
 	}

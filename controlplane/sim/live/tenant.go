@@ -10,15 +10,15 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
-	"github.com/trivet-cloud/trivet/controlplane/identity"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/vm"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tenant is a client with VMs of its own. Whatever it asks, it asks under an idempotency key, and again until it is told
+// customer is a client with VMs of its own. Whatever it asks, it asks under an idempotency key, and again until it is told
 // how it went.
-type tenant struct {
+type customer struct {
 	f    *fleet
 	name string
 	rng  *rand.Rand
@@ -40,7 +40,7 @@ type owned struct {
 const mostVMs = 5
 
 // life asks for one thing after the other until the fleet says that it is enough.
-func (t *tenant) life(ctx context.Context) {
+func (t *customer) life(ctx context.Context) {
 	for ctx.Err() == nil && !t.f.closing() {
 		t.once(ctx)
 		pause := time.NewTimer(time.Duration(t.rng.IntN(4000)) * time.Millisecond)
@@ -56,7 +56,7 @@ func (t *tenant) life(ctx context.Context) {
 	}
 }
 
-func (t *tenant) once(ctx context.Context) {
+func (t *customer) once(ctx context.Context) {
 	n := t.rng.IntN(100)
 	if len(t.have) == 0 || n < 25 && len(t.have) < mostVMs {
 		t.create(ctx)
@@ -71,20 +71,20 @@ func (t *tenant) once(ctx context.Context) {
 	switch {
 	case n < 45:
 		t.power(ctx, "start", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
-			return p.vms.Start(ctx, identity.DefaultTenant, v.id, body)
+			return p.vms.Start(ctx, tenant.Default, v.id, body)
 		})
 	case n < 70:
 		grace := time.Duration(t.rng.IntN(20)) * time.Second
 		t.power(ctx, "stop", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
-			return p.vms.Stop(ctx, identity.DefaultTenant, v.id, grace, body)
+			return p.vms.Stop(ctx, tenant.Default, v.id, grace, body)
 		})
 	case n < 76:
 		t.power(ctx, "reboot", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
-			return p.vms.Reboot(ctx, identity.DefaultTenant, v.id, body)
+			return p.vms.Reboot(ctx, tenant.Default, v.id, body)
 		})
 	case n < 80:
 		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
-			return p.vms.Reset(ctx, identity.DefaultTenant, v.id, body)
+			return p.vms.Reset(ctx, tenant.Default, v.id, body)
 		})
 	case n < 88:
 		t.look(ctx)
@@ -94,7 +94,7 @@ func (t *tenant) once(ctx context.Context) {
 }
 
 // ask calls a member, and another, under one key until there is an answer. ok is false when it never came.
-func (t *tenant) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
+func (t *customer) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
 	t.asks++
 	key := fmt.Sprintf("%s-%d", t.name, t.asks)
 	body := sha256.Sum256([]byte(key))
@@ -128,11 +128,11 @@ func final(err error) bool {
 }
 
 // call is one try, on some member.
-func (t *tenant) call(ctx context.Context, key string, f func(ctx context.Context, p *process) error) error {
+func (t *customer) call(ctx context.Context, key string, f func(ctx context.Context, p *process) error) error {
 	return t.callAt(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))], key, f)
 }
 
-func (t *tenant) callAt(ctx context.Context, s *seat, key string, f func(ctx context.Context, p *process) error) error {
+func (t *customer) callAt(ctx context.Context, s *seat, key string, f func(ctx context.Context, p *process) error) error {
 	p := s.current()
 	if p == nil {
 		return errNoRoute
@@ -152,7 +152,7 @@ func (t *tenant) callAt(ctx context.Context, s *seat, key string, f func(ctx con
 	return f(auth.With(ctx, caller, auth.RPC), p)
 }
 
-func (t *tenant) create(ctx context.Context) {
+func (t *customer) create(ctx context.Context) {
 	name := fmt.Sprintf("%s-vm-%d", t.name, t.asks+1)
 	key := fmt.Sprintf("%s-%d", t.name, t.asks+1)
 	w := vm.Wanted{
@@ -170,7 +170,7 @@ func (t *tenant) create(ctx context.Context) {
 	}
 	var made vm.Created
 	err, ok := t.ask(ctx, "create "+name, func(ctx context.Context, p *process, body [32]byte) (err error) {
-		made, err = p.vms.Create(ctx, identity.DefaultTenant, w, body)
+		made, err = p.vms.Create(ctx, tenant.Default, w, body)
 		return err
 	})
 	switch {
@@ -188,7 +188,7 @@ func (t *tenant) create(ctx context.Context) {
 	}
 }
 
-func (t *tenant) power(ctx context.Context, verb string, v *owned, call func(context.Context, *process, [32]byte) (vm.Asked, error)) {
+func (t *customer) power(ctx context.Context, verb string, v *owned, call func(context.Context, *process, [32]byte) (vm.Asked, error)) {
 	id := v.id
 	err, _ := t.ask(ctx, verb+" "+short(id), func(ctx context.Context, p *process, body [32]byte) error {
 		now, err := call(ctx, p, body)
@@ -205,10 +205,10 @@ func (t *tenant) power(ctx context.Context, verb string, v *owned, call func(con
 	}
 }
 
-func (t *tenant) delete(ctx context.Context, at int, force bool) {
+func (t *customer) delete(ctx context.Context, at int, force bool) {
 	v := t.have[at]
 	err, ok := t.ask(ctx, fmt.Sprintf("delete %s, force %v", short(v.id), force), func(ctx context.Context, p *process, body [32]byte) error {
-		_, err := p.vms.Delete(ctx, identity.DefaultTenant, v.id, force, body)
+		_, err := p.vms.Delete(ctx, tenant.Default, v.id, force, body)
 		return err
 	})
 	switch {
@@ -226,15 +226,15 @@ func (t *tenant) delete(ctx context.Context, at int, force bool) {
 }
 
 // look checks on some member. One that does not answer will be asked another time.
-func (t *tenant) look(ctx context.Context) {
+func (t *customer) look(ctx context.Context) {
 	_, _ = t.check(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))])
 }
 
 // check reads what is there: every member must show at once what was acknowledged by any.
-func (t *tenant) check(ctx context.Context, s *seat) (all []*cloud.VM, err error) {
+func (t *customer) check(ctx context.Context, s *seat) (all []*cloud.VM, err error) {
 	err = t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
 		for token := ""; ; {
-			page, next, err := p.vms.List(ctx, identity.DefaultTenant, 3, token, "")
+			page, next, err := p.vms.List(ctx, tenant.Default, 3, token, "")
 			if all = append(all, page...); err != nil || next == "" {
 				return err
 			}
@@ -267,7 +267,7 @@ func (t *tenant) check(ctx context.Context, s *seat) (all []*cloud.VM, err error
 
 // farewell uses a cloud that is at peace: everything that is asked for happens, on every member, at the first try. It
 // leaves no VM of the tenant's, also none of whose creation the tenant never heard.
-func (t *tenant) farewell(ctx context.Context) {
+func (t *customer) farewell(ctx context.Context) {
 	var all []*cloud.VM
 	var err error
 	for _, s := range t.f.seats {
@@ -281,7 +281,7 @@ func (t *tenant) farewell(ctx context.Context) {
 		}
 		s := t.f.seats[t.rng.IntN(len(t.f.seats))]
 		err := t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
-			_, err := p.vms.Delete(ctx, identity.DefaultTenant, v.ID, true, [32]byte{})
+			_, err := p.vms.Delete(ctx, tenant.Default, v.ID, true, [32]byte{})
 			return err
 		})
 		if err != nil {
@@ -291,7 +291,7 @@ func (t *tenant) farewell(ctx context.Context) {
 }
 
 // final holds what the tenant was told against what is recorded.
-func (t *tenant) final() {
+func (t *customer) final() {
 	a := t.f.audit
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -1,0 +1,65 @@
+package auth
+
+import (
+	_ "embed"
+	"fmt"
+
+	"github.com/cedar-policy/cedar-go"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+//go:embed policy.cedar
+var policyText []byte
+
+// policy is policyText, and actions what the table of rules says of each method.
+var (
+	policy  = parsePolicy(policyText)
+	actions = actionsOf(rules)
+)
+
+func parsePolicy(text []byte) *cedar.PolicySet {
+	set, err := cedar.NewPolicySetFromBytes("policy.cedar", text)
+	if err != nil {
+		panic(fmt.Sprintf("the policy that is built in does not parse: %v", err))
+	}
+	return set
+}
+
+func actionOf(m Method) cedar.EntityUID { return cedar.NewEntityUID("Action", cedar.String(m)) }
+
+// actionsOf puts each method's action into a group for each role that may call it.
+func actionsOf(table map[Method]Rule) cedar.EntityMap {
+	out := cedar.EntityMap{}
+	for m, rule := range table {
+		var groups []cedar.EntityUID
+		for _, role := range rule.Roles {
+			groups = append(groups, cedar.NewEntityUID("Grants", cedar.String(role)))
+		}
+		uid := actionOf(m)
+		out[uid] = cedar.Entity{UID: uid, Parents: cedar.NewEntityUIDSet(groups...)}
+	}
+	return out
+}
+
+// permitted asks the policy whether a caller with those roles at a place may call a method.
+func permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
+	held := make([]cedar.Value, len(roles))
+	for i, role := range roles {
+		held[i] = cedar.String(role)
+	}
+	kind := cedar.EntityType("Principal")
+	if c.Node != "" {
+		kind = "Host"
+	}
+	decision, _ := cedar.Authorize(policy, actions, cedar.Request{
+		Principal: cedar.NewEntityUID(kind, cedar.String(c.Name())),
+		Action:    actionOf(m),
+		Resource:  cedar.NewEntityUID("Place", cedar.String(at.String())),
+		Context: cedar.NewRecord(cedar.RecordMap{
+			"proven": cedar.Boolean(c.Proven()),
+			"roles":  cedar.NewSet(held...),
+		}),
+	})
+	return decision == cedar.Allow
+}

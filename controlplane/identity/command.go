@@ -1,0 +1,167 @@
+package identity
+
+import (
+	"context"
+
+	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/identity/password"
+	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+type (
+	newName struct {
+		ID   cloud.UserID
+		Name string
+		// Open is set for a name that anybody may register.
+		Open bool
+	}
+	newPassword struct {
+		User cloud.UserID
+		Hash password.Hash
+	}
+	newIdentity struct {
+		User     cloud.UserID
+		Identity principal.Identity
+	}
+	newState struct {
+		User     cloud.UserID
+		Disabled bool
+	}
+	newBinding struct {
+		User    cloud.UserID
+		Binding cloud.Binding
+	}
+	oldAccount struct {
+		Tenant cloud.Tenant
+		ID     cloud.UserID
+	}
+	newOrg struct {
+		ID   cloud.OrgID
+		Name string
+	}
+	newProject struct {
+		Tenant cloud.Tenant
+		Name   string
+		Quota  tenant.Quota
+	}
+	newQuota struct {
+		Tenant cloud.Tenant
+		Quota  tenant.Quota
+	}
+	oldKey struct{ ID string }
+	turn   struct{ Force bool }
+	none   struct{}
+)
+
+// commands are what only the leader does, each as a function that any member may call.
+type commands struct {
+	createUser  func(context.Context, newName) (principal.User, error)
+	setPassword func(context.Context, newPassword) (none, error)
+	disable     func(context.Context, newState) (principal.User, error)
+	deleteUser  func(context.Context, cloud.UserID) (none, error)
+	revoke      func(context.Context, cloud.UserID) (none, error)
+	deny        func(context.Context, denial) (none, error)
+	link        func(context.Context, newIdentity) (principal.User, error)
+	unlink      func(context.Context, newIdentity) (principal.User, error)
+
+	bind          func(context.Context, newBinding) (none, error)
+	unbind        func(context.Context, newBinding) (none, error)
+	createAccount func(context.Context, principal.NewAccount) (principal.User, error)
+	deleteAccount func(context.Context, oldAccount) (none, error)
+
+	createOrg     func(context.Context, newOrg) (tenant.Org, error)
+	deleteOrg     func(context.Context, cloud.OrgID) (none, error)
+	createProject func(context.Context, newProject) (tenant.Project, error)
+	deleteProject func(context.Context, cloud.Tenant) (none, error)
+	setQuota      func(context.Context, newQuota) (none, error)
+
+	rotate    func(context.Context, turn) (keyring.Ring, error)
+	revokeKey func(context.Context, oldKey) (keyring.Ring, error)
+}
+
+func (s *Service) commands() commands {
+	return commands{
+		createUser: change(s, "create-user", lead.Keyed, s.doCreateUser),
+		setPassword: change(s, "set-password", lead.Repeatable, func(tx *store.Tx, q newPassword) (none, error) {
+			return done(principal.SetPassword(tx, q.User, q.Hash))
+		}),
+		disable: change(s, "disable", lead.Repeatable, func(tx *store.Tx, q newState) (principal.User, error) {
+			return of(principal.SetDisabled(tx, q.User, q.Disabled))
+		}),
+		deleteUser: change(s, "delete-user", lead.Keyed, func(tx *store.Tx, id cloud.UserID) (none, error) { return none{}, principal.Delete(tx, id) }),
+		revoke:     change(s, "revoke", lead.Repeatable, func(tx *store.Tx, id cloud.UserID) (none, error) { return done(principal.Revoke(tx, id)) }),
+		deny:       change(s, "deny", lead.Repeatable, func(tx *store.Tx, q denial) (none, error) { return none{}, q.put(tx) }),
+		link: change(s, "link", lead.Repeatable, func(tx *store.Tx, q newIdentity) (principal.User, error) {
+			return of(principal.Link(tx, q.User, q.Identity))
+		}),
+		unlink: change(s, "unlink", lead.Keyed, func(tx *store.Tx, q newIdentity) (principal.User, error) {
+			return of(principal.Unlink(tx, q.User, q.Identity))
+		}),
+
+		bind:   change(s, "bind", lead.Repeatable, func(tx *store.Tx, q newBinding) (none, error) { return none{}, principal.Bind(tx, q.User, q.Binding) }),
+		unbind: change(s, "unbind", lead.Repeatable, func(tx *store.Tx, q newBinding) (none, error) { return none{}, principal.Unbind(tx, q.User, q.Binding) }),
+		createAccount: change(s, "create-account", lead.Once, func(tx *store.Tx, q principal.NewAccount) (principal.User, error) {
+			return of(principal.CreateAccount(tx, q))
+		}),
+		deleteAccount: change(s, "delete-account", lead.Keyed, func(tx *store.Tx, q oldAccount) (none, error) {
+			return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
+		}),
+
+		createOrg: change(s, "create-org", lead.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
+		deleteOrg: change(s, "delete-org", lead.Keyed, func(tx *store.Tx, id cloud.OrgID) (none, error) { return none{}, tenant.DeleteOrg(tx, id) }),
+		createProject: change(s, "create-project", lead.Keyed, func(tx *store.Tx, q newProject) (tenant.Project, error) {
+			return of(tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota))
+		}),
+		deleteProject: change(s, "delete-project", lead.Keyed, s.doDeleteProject),
+		setQuota:      change(s, "set-quota", lead.Repeatable, s.doSetQuota),
+
+		rotate:    change(s, "rotate-keys", lead.Keyed, s.doRotate),
+		revokeKey: change(s, "revoke-key", lead.Keyed, s.doRevokeKey),
+	}
+}
+
+// of is a record as the answer of a command.
+func of[T any](record *T, err error) (T, error) {
+	if err != nil {
+		return *new(T), err
+	}
+	return *record, nil
+}
+
+func done(_ *principal.User, err error) (none, error) { return none{}, err }
+
+// doDeleteProject removes an empty project with its service accounts. Org is empty for whoever may delete in each.
+func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
+	if err := s.ofOrg(tx, t); err != nil {
+		return none{}, err
+	}
+	for _, hold := range s.opts.Holds {
+		if err := hold(tx, t.Project); err != nil {
+			return none{}, err
+		}
+	}
+	if err := tenant.DeleteProject(tx, t.Project); err != nil {
+		return none{}, err
+	}
+	return none{}, principal.DeleteAccounts(tx, t.Project)
+}
+
+func (s *Service) doSetQuota(tx *store.Tx, q newQuota) (none, error) {
+	if err := s.ofOrg(tx, q.Tenant); err != nil {
+		return none{}, err
+	}
+	return none{}, tenant.SetQuota(tx, q.Tenant.Project, q.Quota)
+}
+
+// ofOrg says whether a project is there, and in the org that is named. Another org's is not found.
+func (s *Service) ofOrg(r store.Reader, t cloud.Tenant) error {
+	p, err := tenant.Find(r, t.Project)
+	if err == nil && (p == nil || t.Org != "" && p.Org != t.Org) {
+		return tenant.NoProject(t.Project)
+	}
+	return err
+}

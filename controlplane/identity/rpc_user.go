@@ -1,0 +1,256 @@
+package identity
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/identity/password"
+	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "CreateUser"); err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.createUser(ctx, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName()}))
+}
+
+func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "GetUser"); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	u, err := r.s.user(ctx, cloud.UserID(in.GetId()))
+	if err != nil {
+		return nil, err
+	}
+	return onWire(u), nil
+}
+
+func (r *server) ListUsers(ctx context.Context, in *identityv1.ListUsersRequest) (*identityv1.ListUsersResponse, error) {
+	if err := admit(ctx, "ListUsers"); err != nil {
+		return nil, err
+	}
+	list, next, err := r.s.users(ctx, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListUsersResponse{NextPageToken: next}
+	for _, u := range list {
+		out.Users = append(out.Users, onWire(u))
+	}
+	return out, nil
+}
+
+func (r *server) DisableUser(ctx context.Context, in *identityv1.DisableUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "DisableUser"); err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.disable(ctx, newState{cloud.UserID(in.GetUserId()), true}))
+}
+
+func (r *server) EnableUser(ctx context.Context, in *identityv1.EnableUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "EnableUser"); err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.disable(ctx, newState{cloud.UserID(in.GetUserId()), false}))
+}
+
+func (r *server) DeleteUser(ctx context.Context, in *identityv1.DeleteUserRequest) (*emptypb.Empty, error) {
+	if err := admit(ctx, "DeleteUser"); err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.deleteUser(ctx, cloud.UserID(in.GetUserId())); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequest) (*emptypb.Empty, error) {
+	if err := r.themselves(ctx, "SetPassword", in.GetUserId(), "may set only their own password"); err != nil {
+		return nil, err
+	}
+	if err := password.Check(in.GetPassword()); err != nil {
+		return nil, err
+	}
+	h, err := r.s.passwords.Hash(ctx, in.GetPassword())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.setPassword(ctx, newPassword{cloud.UserID(in.GetUserId()), h}); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) identity(in *identityv1.Identity) (principal.Identity, error) {
+	if !r.s.providers.Has(in.GetProvider()) {
+		return principal.Identity{}, fault.Invalid("identity.provider", "there is no login provider %q", in.GetProvider())
+	}
+	return principal.Identity{Provider: in.GetProvider(), Subject: in.GetSubject()}, nil
+}
+
+func (r *server) LinkIdentity(ctx context.Context, in *identityv1.LinkIdentityRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "LinkIdentity"); err != nil {
+		return nil, err
+	}
+	i, err := r.identity(in.GetIdentity())
+	if err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.link(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
+}
+
+func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdentityRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "UnlinkIdentity"); err != nil {
+		return nil, err
+	}
+	i := principal.Identity{Provider: in.GetIdentity().GetProvider(), Subject: in.GetIdentity().GetSubject()}
+	if i.Provider == "" || i.Subject == "" {
+		return nil, fault.Invalid("identity", "provider and subject are required")
+	}
+	return shown(r.s.do.unlink(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
+}
+
+func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*emptypb.Empty, error) {
+	return r.rebind(ctx, "BindRole", in.GetUserId(), in.GetBinding(), r.s.do.bind)
+}
+
+func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
+	return r.rebind(ctx, "UnbindRole", in.GetUserId(), in.GetBinding(), r.s.do.unbind)
+}
+
+// rebind is admitted where the role holds: whoever gives it must rule there.
+func (r *server) rebind(ctx context.Context, method, user string, b *identityv1.Binding, do func(context.Context, newBinding) (none, error)) (*emptypb.Empty, error) {
+	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
+		return nil, err
+	}
+	binding := cloud.Binding{Role: cloud.Role(b.GetRole()), Org: cloud.OrgID(b.GetOrgId()), Project: cloud.ProjectID(b.GetProjectId())}
+	if err := cloud.CheckCallerID("user_id", user); err != nil {
+		return nil, err
+	}
+	if err := binding.Check(); err != nil {
+		return nil, err
+	}
+	if _, err := do(ctx, newBinding{cloud.UserID(user), binding}); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {
+	at, err := auth.Admit(ctx, service+"ListBindings", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	if at.Project != "" && at.Org == "" {
+		return nil, fault.Invalid("org_id", "is required with project_id")
+	}
+	list, next, err := r.s.bound(ctx, at, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListBindingsResponse{NextPageToken: next}
+	for _, u := range list {
+		for _, b := range bindingsOnWire(u.At(at)) {
+			out.Grants = append(out.Grants, &identityv1.Grant{UserId: string(u.ID), Binding: b})
+		}
+	}
+	return out, nil
+}
+
+func (r *server) CreateServiceAccount(ctx context.Context, in *identityv1.CreateServiceAccountRequest) (*identityv1.CreateServiceAccountResponse, error) {
+	at, err := auth.Admit(ctx, service+"CreateServiceAccount", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	n := principal.NewAccount{Tenant: at, Name: in.GetName(), Expires: in.GetExpiresAt(), By: auth.CallerOf(ctx).Name()}
+	for _, role := range in.GetRoles() {
+		n.Roles = append(n.Roles, cloud.Role(role))
+	}
+	if err := n.Check(r.s.now().UnixMilli()); err != nil {
+		return nil, err
+	}
+	secret := principal.NewSecret(r.s.opts.Key)
+	n.ID, n.Sealed = secret.ID, secret.Sealed
+	u, err := r.s.do.createAccount(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.CreateServiceAccountResponse{Account: accountOnWire(&u), Secret: secret.Text}, nil
+}
+
+func (r *server) ListServiceAccounts(ctx context.Context, in *identityv1.ListServiceAccountsRequest) (*identityv1.ListServiceAccountsResponse, error) {
+	at, err := auth.Admit(ctx, service+"ListServiceAccounts", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := r.s.accounts(ctx, at, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListServiceAccountsResponse{NextPageToken: next}
+	for _, u := range list {
+		out.Accounts = append(out.Accounts, accountOnWire(u))
+	}
+	return out, nil
+}
+
+func (r *server) DeleteServiceAccount(ctx context.Context, in *identityv1.DeleteServiceAccountRequest) (*emptypb.Empty, error) {
+	at, err := auth.Admit(ctx, service+"DeleteServiceAccount", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.deleteAccount(ctx, oldAccount{at, cloud.UserID(in.GetId())}); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func accountOnWire(u *principal.User) *identityv1.ServiceAccount {
+	a := u.Account
+	out := &identityv1.ServiceAccount{
+		Id: string(u.ID), Name: a.Name, OrgId: string(a.Tenant.Org), ProjectId: string(a.Tenant.Project), CreatedAt: u.CreatedAt,
+		CreatedBy: a.CreatedBy, ExpiresAt: a.Expires,
+	}
+	for _, b := range u.Bindings {
+		out.Roles = append(out.Roles, string(b.Role))
+	}
+	return out
+}
+
+func shown(u principal.User, err error) (*identityv1.User, error) {
+	if err != nil {
+		return nil, err
+	}
+	return onWire(&u), nil
+}
+
+func onWire(u *principal.User) *identityv1.User {
+	out := &identityv1.User{
+		Id: string(u.ID), Name: u.Name, Registered: u.Registered(), CreatedAt: u.CreatedAt, Kind: string(u.Kind()), Disabled: u.Disabled,
+		HasPassword: u.Password != nil, Bindings: bindingsOnWire(u.Bindings),
+	}
+	for _, i := range u.Identities {
+		out.Identities = append(out.Identities, &identityv1.Identity{Provider: i.Provider, Subject: i.Subject})
+	}
+	return out
+}
+
+func bindingsOnWire(list []cloud.Binding) (out []*identityv1.Binding) {
+	for _, b := range list {
+		out = append(out, &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)})
+	}
+	return out
+}

@@ -1,0 +1,166 @@
+// Package token is the form of the cloud's tokens: JWTs (RFC 7519) signed with Ed25519, that say who holds them and how
+// that was proven, never what the holder may.
+//
+// It is pure: keys and the time are given. It knows no users and no store. Decisions:
+//   - "iss" is the URL at which OpenID discovery finds the keys, for programs of others. What binds a token to this cluster
+//     is its key and "cluster": members of one cluster may be reached at several URLs.
+//   - "aud" is always Audience, the client id that programs of others expect.
+//   - Members' clocks may be Leeway apart when a token begins. It ends when it says (RFC 7519 part 4.1.4).
+package token
+
+import (
+	"crypto/ed25519"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const (
+	// DefaultTTL and MaxTTL are lifetimes in seconds.
+	DefaultTTL = 3600
+	MaxTTL     = 30 * 24 * 3600
+	// Leeway is how far the clocks of members may be apart.
+	Leeway   = time.Minute
+	Audience = "trivet"
+	// maxText is the limit of a token in bytes.
+	maxText = 8 << 10
+)
+
+// Kinds of principals.
+const (
+	User           = "user"
+	ServiceAccount = "service_account"
+)
+
+// Claims are what a token says.
+type Claims struct {
+	jwt.Claims
+	// Cluster is the cluster's id.
+	Cluster string `json:"cluster"`
+	Kind    string `json:"kind"`
+	// Scope is system, org:<org>, or project:<org>/<project>; the org may be missing.
+	Scope string      `json:"scope"`
+	Proof cloud.Proof `json:"proof"`
+	// Epoch is the principal's when the holder was proven.
+	Epoch uint64 `json:"epoch,omitempty"`
+	// At is when it was made, in Unix milliseconds: "iat" is too coarse to order it with a change of password.
+	At cloud.Time `json:"at"`
+}
+
+// TTL is the lifetime for ttl_seconds; 0 is the default. Nothing is clamped.
+func TTL(seconds uint64) (time.Duration, error) {
+	switch {
+	case seconds == 0:
+		return DefaultTTL * time.Second, nil
+	case seconds > MaxTTL:
+		return 0, fault.Invalid("ttl_seconds", "at most %d (30 days), got %d", MaxTTL, seconds)
+	}
+	return time.Duration(seconds) * time.Second, nil
+}
+
+// ScopeOf is how a tenant stands in "scope".
+func ScopeOf(t cloud.Tenant) string {
+	switch {
+	case t.Project != "":
+		return "project:" + string(t.Org) + "/" + string(t.Project)
+	case t.Org != "":
+		return "org:" + string(t.Org)
+	}
+	return "system"
+}
+
+// Tenant is what "scope" says.
+func (c *Claims) Tenant() (t cloud.Tenant, ok bool) {
+	if c.Scope == "system" {
+		return t, true
+	}
+	if org, is := strings.CutPrefix(c.Scope, "org:"); is {
+		return cloud.Tenant{Org: cloud.OrgID(org)}, org != ""
+	}
+	path, is := strings.CutPrefix(c.Scope, "project:")
+	org, project, two := strings.Cut(path, "/")
+	return cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}, is && two && project != ""
+}
+
+// Ends is when a token of now ends. Tokens know whole seconds.
+func Ends(now time.Time, ttl time.Duration) time.Time { return now.Add(ttl).Truncate(time.Second) }
+
+// Sign makes a token of claims that name the issuer, the cluster, the holder, how proven, and the scope; the rest is
+// filled in.
+func Sign(key ed25519.PrivateKey, id string, say Claims, now time.Time, ttl time.Duration) (string, error) {
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
+	if err != nil {
+		return "", fmt.Errorf("make signer: %w", err)
+	}
+	say.Audience, say.ID, say.At = jwt.Audience{Audience}, uuid.NewString(), now.UnixMilli()
+	say.IssuedAt, say.Expiry = jwt.NewNumericDate(now), jwt.NewNumericDate(Ends(now, ttl))
+	return jwt.Signed(signer).Claims(say).Serialize()
+}
+
+// NotValid says that a token is none of ours.
+func NotValid() *fault.Fault { return fault.New(fault.Unauthenticated, "the token is not valid") }
+
+// Ended says that a token was valid before.
+func Ended() *fault.Fault {
+	return fault.New(fault.Unauthenticated, "the token is no longer valid: ask for a new one")
+}
+
+// Parsed is a token whose signature has not been checked.
+type Parsed struct {
+	// KeyID names the key that it says it is signed with.
+	KeyID string
+	jwt   *jwt.JSONWebToken
+}
+
+// Parse reads a token's form.
+func Parse(text string) (*Parsed, error) {
+	if len(text) > maxText {
+		return nil, NotValid()
+	}
+	parsed, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.EdDSA})
+	if err != nil || len(parsed.Headers) != 1 {
+		return nil, NotValid()
+	}
+	return &Parsed{KeyID: parsed.Headers[0].KeyID, jwt: parsed}, nil
+}
+
+// Verify checks the signature and what does not change with time, and gives the claims.
+func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) {
+	c := &Claims{}
+	if err := p.jwt.Claims(key, c); err != nil {
+		return nil, NotValid()
+	}
+	if c.Expiry == nil || c.IssuedAt == nil || c.Subject == "" || c.ID == "" || c.Issuer == "" || c.Cluster != cluster ||
+		!slices.Contains(c.Audience, Audience) || c.Kind != User && c.Kind != ServiceAccount {
+		return nil, NotValid()
+	}
+	if _, ok := c.Tenant(); !ok {
+		return nil, NotValid()
+	}
+	return c, nil
+}
+
+// Current says whether the token's time is now.
+func (c *Claims) Current(now time.Time) error {
+	begins := c.IssuedAt.Time()
+	if c.NotBefore != nil && c.NotBefore.Time().After(begins) {
+		begins = c.NotBefore.Time()
+	}
+	if ahead := begins.Sub(now); ahead > Leeway {
+		return fault.New(fault.Unauthenticated,
+			"the token is not valid yet: it begins %s after this member's time, so the clock of this member or of the one that made it is wrong",
+			ahead.Round(time.Second)).WithReason("CLOCK_SKEW")
+	}
+	if end := c.Expiry.Time(); !now.Before(end) {
+		return fault.New(fault.Unauthenticated, "the token has expired: ask for a new one").WithReason("TOKEN_EXPIRED")
+	}
+	return nil
+}

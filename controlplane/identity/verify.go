@@ -1,0 +1,253 @@
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const (
+	// hostKeyID names the key that follows from the cluster key.
+	hostKeyID = "host"
+	// verifyTime bounds how long a token may take to be judged: the others may have to be asked.
+	verifyTime = 3 * time.Second
+	// MaxSkew is how far this member's clock may be from the others' for it to judge dates.
+	MaxSkew = 5 * time.Minute
+)
+
+// skewed says whether this member's clock is too wrong to have to do with dates.
+func (s *Service) skewed() error {
+	if s.opts.Skew == nil {
+		return nil
+	}
+	ahead, known := s.opts.Skew()
+	if !known || ahead.Abs() <= MaxSkew {
+		return nil
+	}
+	where := "ahead of"
+	if ahead < 0 {
+		where = "behind"
+	}
+	return fault.New(fault.Unavailable, "this member's clock is %s %s the others': it must be set before tokens can be issued or judged here",
+		ahead.Abs().Round(time.Second), where).WithReason("CLOCK_SKEW")
+}
+
+// Verify says who holds a token: Unauthenticated for one that is forged, expired or revoked, Unavailable when this member
+// cannot know. The roles are those of now.
+func (s *Service) Verify(ctx context.Context, text string) (*cloud.Caller, error) {
+	if err := s.skewed(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, verifyTime)
+	defer cancel()
+	caller, err := s.verify(ctx, text)
+	if err != nil && ctx.Err() != nil {
+		return nil, fault.New(fault.Unavailable, "the token cannot be judged: this member does not reach the others").MayRetry().Because(err)
+	}
+	return caller, err
+}
+
+func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error) {
+	j, err := s.judged(text)
+	if err != nil {
+		return nil, err
+	}
+	caller := &cloud.Caller{}
+	look := func(v *store.View) error { return j.look(v, s, caller) }
+	err = s.opts.Store.Recent(ctx, staleness, look)
+	if err == nil && j.behind(caller) {
+		// This member may be behind the one that made the token, or the key, or bound the role.
+		err = s.opts.Store.View(ctx, look)
+	}
+	if err != nil {
+		if _, ok := fault.From(err); ok {
+			return nil, err
+		}
+		return nil, fmt.Errorf("judge a token: %w", err)
+	}
+	if err := j.verdict(s, caller, s.now()); err != nil {
+		return nil, err
+	}
+	return caller, nil
+}
+
+// judgement is what is known of a token.
+type judgement struct {
+	sum    [32]byte
+	parsed *token.Parsed
+	kid    string
+	// claims is nil until the signature was found good.
+	claims *token.Claims
+	key    *keyring.Key
+	user   *principal.User
+	denied bool
+}
+
+// judged begins with the form, or with what was found of the same text before.
+func (s *Service) judged(text string) (*judgement, error) {
+	j := &judgement{sum: sha256.Sum256([]byte(text))}
+	if known := s.checked.find(j.sum); known != nil {
+		j.kid, j.claims = known.kid, known.claims
+		return j, nil
+	}
+	parsed, err := token.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	j.parsed, j.kid = parsed, parsed.KeyID
+	return j, nil
+}
+
+// look reads all that a token is judged by in one moment: the key, the holder, the scope, whether it is denied. What it
+// cannot find it leaves out.
+func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error {
+	var public ed25519.PublicKey
+	if j.kid == hostKeyID {
+		public = s.hostKey.Public().(ed25519.PublicKey)
+	} else {
+		ring, err := keyring.Load(v)
+		if err != nil {
+			return err
+		}
+		j.key = nil
+		if ring != nil {
+			if j.key = ring.Find(j.kid); j.key != nil {
+				public = j.key.Public
+			}
+		}
+	}
+	if public == nil {
+		return nil
+	}
+	if j.claims == nil {
+		claims, err := j.parsed.Verify(public, s.opts.Key.Cluster())
+		if err != nil {
+			return err
+		}
+		// What only the host key can prove, and what it proves.
+		if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) {
+			return token.NotValid()
+		}
+		j.claims = claims
+		s.checked.keep(j.sum, j.kid, claims)
+	}
+	c := j.claims
+	*caller = cloud.Caller{User: cloud.UserID(c.Subject), Proof: c.Proof, TokenID: c.ID, Expires: c.Expiry.Time().UnixMilli()}
+	caller.Scope, _ = c.Tenant()
+	if c.Proof == cloud.ProofNone {
+		return nil
+	}
+	var err error
+	if j.user, err = principal.Users.Get(v, c.Subject); err != nil {
+		return err
+	}
+	if j.user != nil {
+		caller.Bindings = j.user.Bindings
+	}
+	if j.denied, err = denials.Has(v, c.ID); err != nil || caller.Scope.Project == "" {
+		return err
+	}
+	p, err := tenant.Find(v, caller.Scope.Project)
+	if err != nil {
+		return err
+	}
+	// A project that is not in the org that the token names comes without an org, and auth refuses that. One alone names
+	// its org.
+	switch {
+	case p != nil && (caller.Scope.Org == "" || caller.Scope.Org == p.Org):
+		caller.Scope.Org = p.Org
+	default:
+		caller.Scope.Org = ""
+	}
+	return nil
+}
+
+// behind reports whether newer records might say better of the token.
+func (j *judgement) behind(caller *cloud.Caller) bool {
+	if j.kid != hostKeyID && j.key == nil {
+		return keyring.Possible(j.kid)
+	}
+	if j.claims.Proof == cloud.ProofNone {
+		return false
+	}
+	return j.user == nil || j.user.Epoch < j.claims.Epoch || len(j.user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
+}
+
+// verdict says whether the token is good now, by what was read.
+func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) error {
+	if j.kid != hostKeyID && j.key == nil {
+		return token.NotValid()
+	}
+	c := j.claims
+	if err := c.Current(now); err != nil {
+		return err
+	}
+	if c.Proof == cloud.ProofNone {
+		if s.opts.Dev {
+			caller.Proof = cloud.ProofDev
+			caller.Bindings = []cloud.Binding{
+				{Role: cloud.ProjectAdmin, Org: tenant.Default.Org, Project: tenant.Default.Project}, {Role: cloud.BillingAdmin},
+			}
+		}
+		return nil
+	}
+	u := j.user
+	switch {
+	case u == nil, j.denied, u.Disabled, u.Expired(now.UnixMilli()), (c.Kind == token.ServiceAccount) != (u.Account != nil),
+		c.Proof == cloud.ProofHostKey && c.At < u.Since, c.Proof != cloud.ProofHostKey && c.Epoch != u.Epoch:
+		return token.Ended()
+	}
+	return nil
+}
+
+// checked remembers tokens whose signature was found good, so that it need not be checked at each call. All else is
+// judged anew. It has two halves of bounded size; when the newer is full it takes the older one's place.
+type checked struct {
+	mu         sync.Mutex
+	newer, old map[[32]byte]*signed
+}
+
+type signed struct {
+	kid    string
+	claims *token.Claims
+}
+
+// maxChecked is the size of a half.
+const maxChecked = 4096
+
+func (c *checked) find(sum [32]byte) *signed {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if found := c.newer[sum]; found != nil {
+		return found
+	}
+	found := c.old[sum]
+	if found != nil {
+		c.put(sum, found)
+	}
+	return found
+}
+
+func (c *checked) keep(sum [32]byte, kid string, claims *token.Claims) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.put(sum, &signed{kid, claims})
+}
+
+func (c *checked) put(sum [32]byte, s *signed) {
+	if c.newer == nil || len(c.newer) >= maxChecked {
+		c.old, c.newer = c.newer, make(map[[32]byte]*signed, maxChecked/4)
+	}
+	c.newer[sum] = s
+}

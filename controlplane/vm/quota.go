@@ -1,0 +1,24 @@
+package vm
+
+import (
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/tenant"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// amountOf is what a VM takes of its project's quota, from its creation to its deletion: a stopped one keeps its room.
+func amountOf(spec *cloud.Spec) tenant.Amount {
+	need := spec.Need()
+	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
+}
+
+// count takes what a VM needs more than before of its project's quota.
+func count(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
+	return tenant.Take(tx, vm.Project, tenant.Machines, more, less, func() (sum tenant.Amount, err error) {
+		all, _, err := VMs.List(tx, 0, string(vm.Project))
+		for _, r := range all {
+			sum = sum.Plus(amountOf(&r.Value.Spec))
+		}
+		return sum, err
+	})
+}
