@@ -20,6 +20,9 @@ const (
 	// noteEvery is how often notes are written, maxNotes how many different ones then.
 	noteEvery = time.Second
 	maxNotes  = 50
+	// writeTime is how long writing notes may take, lastTime when the member stops.
+	writeTime = 10 * time.Second
+	lastTime  = time.Second
 	// maxText bounds a note's texts, in bytes.
 	maxText = 512
 	// pruneAtOnce bounds the records that a transaction removes.
@@ -91,11 +94,9 @@ func (s *Service) Run(ctx context.Context) {
 	for {
 		select {
 		case <-s.awake:
-			s.flush(ctx)
+			s.flush(ctx, writeTime)
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), noteEvery)
-			defer cancel()
-			s.flush(last)
+			s.flush(ctx, lastTime)
 			return
 		}
 		// Those that come meanwhile are written together.
@@ -106,7 +107,10 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-func (s *Service) flush(ctx context.Context) {
+// flush writes what was noted. It goes on when ctx ends: what was taken from the notes is in it.
+func (s *Service) flush(ctx context.Context, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
 	s.mu.Lock()
 	batch := make([]Record, 0, len(s.order)+1)
 	for _, k := range s.order {

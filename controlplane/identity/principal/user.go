@@ -124,10 +124,10 @@ func add(tx *store.Tx, u *User) (*User, error) {
 		return nil, err
 	}
 	if before != nil {
-		u.Epoch = *before + 1
+		u.Epoch, u.Since = *before+1, tx.Now()
 		retired.Delete(tx, string(u.ID))
 	}
-	u.CreatedAt, u.Since = tx.Now(), tx.Now()
+	u.CreatedAt = tx.Now()
 	Users.Put(tx, u, string(u.ID))
 	return u, nil
 }
