@@ -69,26 +69,30 @@ func (a *Authority) Cluster() string { return a.cluster }
 // Issue signs a certificate for a party's public key, from a little before now until now+lifetime. Members may act on
 // both ends of a connection, nodes only dial.
 func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
+	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	switch kind {
+	case Member:
+		usages = append(usages, x509.ExtKeyUsageServerAuth)
+	case Node:
+	default:
+		return nil, fmt.Errorf("certificates of kind %q are not issued by name", kind)
+	}
+	return a.sign(ID{a.cluster, kind, name}, &x509.Certificate{ExtKeyUsage: usages}, public, now, lifetime)
+}
+
+// sign fills in what every certificate has.
+func (a *Authority) sign(id ID, template *x509.Certificate, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
 		return nil, fmt.Errorf("draw serial: %w", err)
 	}
-	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	if kind == Member {
-		usages = append(usages, x509.ExtKeyUsageServerAuth)
-	}
-	template := &x509.Certificate{
-		SerialNumber:          serial,
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(lifetime),
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:           usages,
-		URIs:                  []*url.URL{ID{a.cluster, kind, name}.uri()},
-	}
+	template.SerialNumber = serial
+	template.NotBefore, template.NotAfter = now.Add(-backdate), now.Add(lifetime)
+	template.BasicConstraintsValid, template.KeyUsage = true, x509.KeyUsageDigitalSignature
+	template.URIs = []*url.URL{id.uri()}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, public, a.key)
 	if err != nil {
-		return nil, fmt.Errorf("sign certificate of %s %s: %w", kind, name, err)
+		return nil, fmt.Errorf("sign certificate of %s %s: %w", id.Kind, id.Name, err)
 	}
 	return x509.ParseCertificate(der)
 }

@@ -1,6 +1,6 @@
 // Package mtls is how Trivet's programs prove to each other who they are: one authority a cluster, certificates that
 // name a kind and an id as spiffe://<cluster>/<kind>/<id>, and TLS 1.3 configurations that accept only the kinds that a
-// port is for. Host names play no part.
+// port is for. Host names play no part, but in certificates for tenants' ports, which clients of any make verify.
 //
 // It keeps no files and opens no sockets; keys come in as values. Source of the form: the SPIFFE ID and X.509-SVID
 // standards.
@@ -22,6 +22,8 @@ type Kind string
 const (
 	Member Kind = "member"
 	Node   Kind = "node"
+	// Tenants is what tenants' ports show. It names hosts, proves nobody, and no port of ours lets it in.
+	Tenants Kind = "tenants"
 )
 
 // ID is the party that a certificate names.

@@ -1,0 +1,84 @@
+package mtls
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// MaxHosts bounds how many hosts one certificate names.
+	MaxHosts = 100
+	// maxHost is the longest name there is (RFC 1035 part 2.3.4), maxLabel the longest part of one, in bytes.
+	maxHost  = 253
+	maxLabel = 63
+)
+
+// IssueTenants makes a key and a certificate for tenants' ports, from a little before now until now+lifetime. Hosts are
+// names, with * for the first label at most, and IP addresses. It is good for the server's end alone, and of a kind that
+// neither members nor agents take for one of theirs.
+//
+// The key is of P-256, which every client can use; the authority's signature on it is Ed25519, which browsers do not
+// check: for those it takes a certificate of a public authority.
+func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
+	template := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	if len(hosts) == 0 || len(hosts) > MaxHosts {
+		return nil, fmt.Errorf("a certificate names 1 to %d hosts, got %d", MaxHosts, len(hosts))
+	}
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			if ip.IsUnspecified() {
+				return nil, fmt.Errorf("%s is no address that a client can name", host)
+			}
+			template.IPAddresses = append(template.IPAddresses, ip)
+			continue
+		}
+		if err := checkHost(host); err != nil {
+			return nil, err
+		}
+		template.DNSNames = append(template.DNSNames, host)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key: %w", err)
+	}
+	leaf, err := a.sign(ID{a.cluster, Tenants, "ports"}, template, key.Public(), now, lifetime)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
+}
+
+// checkHost takes host names as clients compare them: RFC 6125 part 6.4.3.
+func checkHost(host string) error {
+	bad := fmt.Errorf("%q is neither a host name nor an IP address", host)
+	if len(host) > maxHost {
+		return bad
+	}
+	labels := strings.Split(strings.TrimPrefix(host, "*."), ".")
+	digits := strings.Trim(labels[len(labels)-1], "0123456789") == ""
+	if digits || slices.ContainsFunc(labels, func(l string) bool { return !isLabel(l) }) {
+		return bad
+	}
+	if strings.HasPrefix(host, "*.") && len(labels) < 2 {
+		return errors.New("* stands for one label before at least two")
+	}
+	return nil
+}
+
+func isLabel(l string) bool {
+	if l == "" || len(l) > maxLabel || l[0] == '-' || l[len(l)-1] == '-' {
+		return false
+	}
+	return !strings.ContainsFunc(l, func(r rune) bool {
+		return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	})
+}
