@@ -1,0 +1,284 @@
+package certfile
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+)
+
+var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// desk is a pair in files, with a clock and a log that tests hold in their hands.
+type desk struct {
+	t         *testing.T
+	cert, key string
+	now       time.Time
+	log       lines
+	serial    int64
+	pair      *Pair
+}
+
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// said is what was logged since the last time.
+func (l *lines) said() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.text.Reset()
+	return l.text.String()
+}
+
+func newDesk(t *testing.T) *desk {
+	dir := t.TempDir()
+	return &desk{t: t, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key"), now: began}
+}
+
+// issue makes a certificate, signed by itself, and its key.
+func (d *desk) issue(change ...func(*x509.Certificate)) (cert, key string) {
+	d.serial++
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(d.serial), NotBefore: d.now.Add(-time.Hour), NotAfter: d.now.Add(90 * 24 * time.Hour),
+		Subject: pkix.Name{CommonName: "cloud"}, DNSNames: []string{"cloud.example.org"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, f := range change {
+		f(template)
+	}
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(d.t, err)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	require.NoError(d.t, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(d.t, err)
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
+}
+
+func (d *desk) write(path, text string) {
+	require.NoError(d.t, os.WriteFile(path+".new", []byte(text), 0o600))
+	require.NoError(d.t, os.Rename(path+".new", path))
+}
+
+func (d *desk) open() error {
+	var err error
+	d.pair, err = Open(Options{Cert: d.cert, Key: d.key, Log: slog.New(slog.NewTextHandler(&d.log, nil)), Now: func() time.Time { return d.now }})
+	return err
+}
+
+// opened is a pair that is open.
+func opened(t *testing.T) *desk {
+	d := newDesk(t)
+	cert, key := d.issue()
+	d.write(d.cert, cert)
+	d.write(d.key, key)
+	require.NoError(t, d.open())
+	require.Empty(t, d.log.said())
+	return d
+}
+
+// shown is the serial of the certificate that a client is shown.
+func (d *desk) shown() int64 {
+	here, there := net.Pipe()
+	defer here.Close()
+	done := make(chan struct{})
+	go func() { defer close(done); defer there.Close(); _ = tls.Server(there, d.pair.Config()).Handshake() }()
+	c := tls.Client(here, &tls.Config{InsecureSkipVerify: true})
+	require.NoError(d.t, c.Handshake())
+	serial := c.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
+	_ = here.Close()
+	<-done
+	return serial
+}
+
+func TestAPairIsSwappedInHalves(t *testing.T) {
+	for _, certFirst := range []bool{true, false} {
+		d := opened(t)
+		require.EqualValues(t, 1, d.shown())
+		cert, key := d.issue()
+		halves := [][2]string{{d.cert, cert}, {d.key, key}}
+		if !certFirst {
+			halves[0], halves[1] = halves[1], halves[0]
+		}
+		d.write(halves[0][0], halves[0][1])
+		d.pair.look()
+		require.EqualValues(t, 1, d.shown(), "one half is no pair")
+		require.Contains(t, d.log.said(), "the one before goes on")
+		d.pair.look()
+		require.Empty(t, d.log.said(), "it is said once")
+		d.write(halves[1][0], halves[1][1])
+		d.pair.look()
+		require.EqualValues(t, 2, d.shown())
+		require.Contains(t, d.log.said(), "using a certificate")
+		d.pair.look()
+		require.Empty(t, d.log.said())
+	}
+}
+
+// What is not good is refused with a reason, whether it is there from the start or comes later; then the old pair goes on.
+func TestBadPairs(t *testing.T) {
+	usage := func(u ...x509.ExtKeyUsage) func(*x509.Certificate) {
+		return func(c *x509.Certificate) { c.ExtKeyUsage = u }
+	}
+	for says, spoil := range map[string]func(d *desk){
+		"read certificate: open":            func(d *desk) { require.NoError(d.t, os.Remove(d.cert)) },
+		"read key of the certificate: open": func(d *desk) { require.NoError(d.t, os.Remove(d.key)) },
+		"is not a file": func(d *desk) {
+			require.NoError(d.t, os.Remove(d.cert))
+			require.NoError(d.t, os.Mkdir(d.cert, 0o700))
+		},
+		"chmod 600":              func(d *desk) { require.NoError(d.t, os.Chmod(d.key, 0o640)) },
+		"find any PEM data":      func(d *desk) { d.write(d.cert, "") },
+		"malformed certificate":  func(d *desk) { d.write(d.cert, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n") },
+		"in key input":           func(d *desk) { d.write(d.key, "half a k") },
+		"does not match":         func(d *desk) { _, key := d.issue(); d.write(d.key, key) },
+		"longer than":            func(d *desk) { d.write(d.cert, strings.Repeat("#", maxFile+1)) },
+		"belongs into the other": func(d *desk) { cert, key := d.issue(); d.write(d.cert, cert+key); d.write(d.key, key) },
+		"names no host": func(d *desk) {
+			cert, key := d.issue(func(c *x509.Certificate) { c.DNSNames = nil })
+			d.write(d.cert, cert)
+			d.write(d.key, key)
+		},
+		"not for servers": func(d *desk) {
+			cert, key := d.issue(usage(x509.ExtKeyUsageClientAuth))
+			d.write(d.cert, cert)
+			d.write(d.key, key)
+		},
+	} {
+		t.Run(says, func(t *testing.T) {
+			d := opened(t)
+			spoil(d)
+			d.pair.look()
+			require.EqualValues(t, 1, d.shown())
+			said := d.log.said()
+			require.Contains(t, said, says)
+			require.NotContains(t, said, "BEGIN")
+			require.ErrorContains(t, d.open(), says)
+
+			// Mended, it counts.
+			require.NoError(t, os.RemoveAll(d.cert))
+			cert, key := d.issue(usage())
+			d.write(d.cert, cert)
+			d.write(d.key, key)
+			require.NoError(t, d.open())
+		})
+	}
+}
+
+func TestDates(t *testing.T) {
+	d := opened(t)
+	day := 24 * time.Hour
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(d.pair)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	require.Equal(t, float64(began.Add(90*day).Unix()), families[0].GetMetric()[0].GetGauge().GetValue())
+
+	d.now = began.Add(75 * day)
+	d.pair.look()
+	require.Empty(t, d.log.said())
+	d.now = began.Add(77 * day)
+	d.pair.look()
+	require.Contains(t, d.log.said(), "about to expire")
+	d.pair.look()
+	require.Empty(t, d.log.said(), "not at every look")
+	d.now = d.now.Add(13 * time.Hour)
+	d.pair.look()
+	require.Contains(t, d.log.said(), "about to expire")
+	d.now = began.Add(91 * day)
+	d.pair.look()
+	require.Contains(t, d.log.said(), "has expired")
+	require.EqualValues(t, 1, d.shown(), "there is no other")
+	require.NoError(t, d.open(), "a member starts with it")
+	require.Contains(t, d.log.said(), "has expired")
+
+	// One that is over, or not yet good, does not replace another.
+	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not good before": 100 * day} {
+		cert, key := d.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(shift), c.NotAfter.Add(shift) })
+		d.write(d.cert, cert)
+		d.write(d.key, key)
+		d.pair.look()
+		require.Contains(t, d.log.said(), says)
+		require.EqualValues(t, 1, d.shown())
+	}
+	cert, key := d.issue(func(c *x509.Certificate) { c.NotAfter = d.now.Add(10 * time.Hour) })
+	d.write(d.cert, cert)
+	d.write(d.key, key)
+	d.pair.look()
+	said := d.log.said()
+	require.Contains(t, said, "using a certificate")
+	require.NotContains(t, said, "about to expire", "one of a short life is not about to end from its first day")
+	d.now = d.now.Add(9 * time.Hour)
+	d.pair.look()
+	require.Contains(t, d.log.said(), "about to expire")
+}
+
+// A connection that stands is not touched by a new pair; a hurry is heeded at once.
+func TestHurry(t *testing.T) {
+	d := opened(t)
+	hurry := make(chan os.Signal) // unbuffered: a second one is taken after the first look
+	ctx, done := t.Context(), make(chan struct{})
+	go func() { defer close(done); d.pair.Run(ctx, hurry) }()
+	t.Cleanup(func() { <-done })
+
+	here, there := net.Pipe()
+	defer here.Close()
+	go func() {
+		s := tls.Server(there, d.pair.Config("http/1.1"))
+		_, _ = io.Copy(s, s)
+	}()
+	c := tls.Client(here, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}})
+	echo := func() {
+		_, err := c.Write([]byte("x"))
+		require.NoError(t, err)
+		_, err = io.ReadFull(c, make([]byte, 1))
+		require.NoError(t, err)
+	}
+	echo()
+	require.Equal(t, "http/1.1", c.ConnectionState().NegotiatedProtocol)
+	cert, key := d.issue()
+	d.write(d.cert, cert)
+	d.write(d.key, key)
+	hurry <- syscall.SIGHUP
+	hurry <- syscall.SIGHUP
+	require.EqualValues(t, 2, d.shown())
+	echo()
+}
+
+func TestOldVersionsAreRefused(t *testing.T) {
+	d := opened(t)
+	for version, works := range map[uint16]bool{tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
+		here, there := net.Pipe()
+		done := make(chan struct{})
+		go func() { defer close(done); defer there.Close(); _ = tls.Server(there, d.pair.Config()).Handshake() }()
+		err := tls.Client(here, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10, MaxVersion: version}).Handshake()
+		require.Equal(t, works, err == nil, "%x: %v", version, err)
+		here.Close()
+		<-done
+	}
+}

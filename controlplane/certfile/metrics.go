@@ -1,0 +1,16 @@
+package certfile
+
+import "github.com/prometheus/client_golang/prometheus"
+
+var expiry = prometheus.NewDesc("trivet_tls_certificate_expiry_seconds",
+	"When the certificate of tenants' ports expires, in seconds since 1970.", nil, nil)
+
+var _ prometheus.Collector = (*Pair)(nil)
+
+// Describe implements prometheus.Collector.
+func (p *Pair) Describe(out chan<- *prometheus.Desc) { out <- expiry }
+
+// Collect implements prometheus.Collector.
+func (p *Pair) Collect(out chan<- prometheus.Metric) {
+	out <- prometheus.MustNewConstMetric(expiry, prometheus.GaugeValue, float64(p.Leaf().NotAfter.Unix()))
+}
