@@ -50,6 +50,10 @@ type Config struct {
 	Identity Identity `yaml:"identity"`
 	// REST says which services answer without a credential beyond loopback.
 	REST REST `yaml:"rest"`
+	// TLS is the certificate of tenants' ports.
+	TLS TLS `yaml:"tls"`
+	// InsecurePlaintext lets tenants' ports be plaintext beyond loopback.
+	InsecurePlaintext bool `yaml:"insecure_plaintext"`
 	// Tick is the unit of raft's time; an election takes 10 to 20 of it.
 	Tick time.Duration `yaml:"tick"`
 	// LogFormat is text, json or auto (json under systemd).
@@ -177,7 +181,7 @@ func (c *Config) issuer() string {
 	if c.Identity.Issuer != "" {
 		return c.Identity.Issuer
 	}
-	return "http://" + net.JoinHostPort(c.Listen, strconv.Itoa(int(c.Ports.Identity)))
+	return c.TLS.Scheme() + "://" + net.JoinHostPort(c.Listen, strconv.Itoa(int(c.Ports.Identity)))
 }
 
 // REST configures what asks for no credential.
@@ -372,6 +376,9 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.ClusterKey, "cluster-key", c.ClusterKey, "file with the key that all members share")
 	f.BoolVar(&c.Dev, "dev", c.Dev, "let everybody act in project default (one member, loopback only)")
 	f.StringVar(&c.MetricsListen, "metrics-listen", c.MetricsListen, "host:port for /metrics")
+	f.StringVar(&c.TLS.Cert, "tls-cert", c.TLS.Cert, "file with the certificate of tenants' ports; read again when it changes")
+	f.StringVar(&c.TLS.Key, "tls-key", c.TLS.Key, "file with its key, for its owner alone")
+	f.BoolVar(&c.InsecurePlaintext, "insecure-plaintext", c.InsecurePlaintext, "let tenants' ports be plaintext beyond loopback")
 	f.DurationVar(&c.Tick, "tick", c.Tick, "unit of raft's time; an election takes 10 to 20")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text, json or auto")
 	for name, port := range map[string]*uint16{

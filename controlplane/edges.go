@@ -31,8 +31,9 @@ type edges struct {
 // drainTime is how long a request may take to end when the member stops. Streams of tenants do not end by themselves.
 const drainTime = 2 * time.Second
 
-// serve opens a listener for one of the two and serves it until close.
-func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler) error {
+// serve opens a listener for one of the two and serves it until close. HTTP is plaintext without a configuration; a gRPC
+// server has its credentials.
+func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen for %s: %w", name, err)
@@ -41,6 +42,9 @@ func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler) erro
 		e.grpc = append(e.grpc, g)
 		e.work.Go(func() { e.ended(name, g.Serve(listener)) })
 		return nil
+	}
+	if secure != nil {
+		listener = tls.NewListener(listener, secure)
 	}
 	s := &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,

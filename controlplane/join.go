@@ -91,7 +91,7 @@ func firstMembers(c Config) (out []member.Member) {
 
 // clientURL is where a member serves clients. The ports are the same on all.
 func clientURL(c Config, host string) string {
-	return "http://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.GRPC)))
+	return c.TLS.Scheme() + "://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.GRPC)))
 }
 
 // enter makes a member that joins known to the others. An error is for good: it will not be one with this directory.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -48,7 +49,7 @@ func command() *cobra.Command {
 		if dirs := flagged.Images.ImportDirs; len(dirs) > 0 {
 			c.Images.ImportDirs = dirs
 		}
-		if err := c.Validate(); err != nil {
+		if err := cmp.Or(c.Validate(), c.validateTLS()); err != nil {
 			return err
 		}
 		if *forced {
@@ -58,7 +59,7 @@ func command() *cobra.Command {
 		}
 		return newFloor(c).carry(func(f *floor) error { return run(cmd.Context(), c, f) })
 	}
-	root.AddCommand(keygen(), adminToken(), restore())
+	root.AddCommand(keygen(), adminToken(), restore(), tenantCert())
 	return root
 }
 

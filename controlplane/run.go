@@ -93,6 +93,10 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		members = Members{}
 	}
 	certificate := leaf(authority, c.NodeID)
+	tenants, err := openTLS(c, certificate, authority, log)
+	if err != nil {
+		return err
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
@@ -208,7 +212,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		inner.close(0)
 		meshWork.Wait()
 	}()
-	if err := inner.serve("peers", address(c, c.Ports.Peers), peers, nil); err != nil {
+	if err := inner.serve("peers", address(c, c.Ports.Peers), peers, nil, nil); err != nil {
 		return err
 	}
 	compactor := &compactor{store: records}
@@ -232,6 +236,9 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 
 	// Edges.
 	registry.MustRegister(grpcMetrics, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
+	if tenants.pair != nil {
+		registry.MustRegister(tenants.pair)
+	}
 	httpMetrics := rest.NewMetrics(registry)
 	agents, _ := rpc.New(rpc.Options{
 		Credentials: credentials.NewTLS(mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
@@ -244,7 +251,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		StrictReconfig: c.KV.StrictReconfig,
 	})
 	public, health := rpc.New(rpc.Options{
-		Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true,
+		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true,
 		Guest: &rpc.Guest{Prefix: etcdrpc.Prefix, Unary: etcd.Unary, Stream: etcd.Stream},
 	})
 	etcd.Register(public)
@@ -259,7 +266,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
 		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms, Backup: archives.write,
 	})
-	creditOnly, creditHealth := rpc.New(rpc.Options{Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true})
+	creditOnly, creditHealth := rpc.New(rpc.Options{Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true})
 	credits.Register(creditOnly)
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
@@ -278,7 +285,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 
 	kvREST := kv.NewREST(kv.RESTOptions{
 		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
-		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), Log: log, Metrics: httpMetrics,
+		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Metrics: httpMetrics,
 	})
 	defer kvREST.Close()
 
@@ -287,7 +294,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	// Agents hold streams that have no end; they find another member at once.
 	agentEdge := &edges{log: log, failed: e.failed}
 	defer agentEdge.close(0)
-	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents, nil); err != nil {
+	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents, nil, nil); err != nil {
 		return err
 	}
 	for _, s := range []struct {
@@ -302,12 +309,12 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		{"credit", c.Ports.Credit, nil, creditREST},
 		{"vm", c.Ports.VM, nil, localMetrics(metricsHandler(registry), vmREST)},
 	} {
-		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http); err != nil {
+		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http, tenants.rest); err != nil {
 			return err
 		}
 	}
 	for _, host := range kv.RESTAddresses(c.Listen) {
-		if err := e.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST); err != nil {
+		if err := e.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST, tenants.keys); err != nil {
 			return err
 		}
 	}
@@ -317,7 +324,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		}
 	}
 	if c.MetricsListen != "" {
-		if err := e.serve("metrics", c.MetricsListen, nil, metricsHandler(registry)); err != nil {
+		if err := e.serve("metrics", c.MetricsListen, nil, metricsHandler(registry), nil); err != nil {
 			return err
 		}
 	}
@@ -343,6 +350,8 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	}
 	work.Go(func() { images.Run(background) })
 	work.Go(func() { audits.Run(background) })
+	work.Go(func() { tenants.run(background, c.Dev) })
+	work.Go(func() { keepAnnouncing(background, c, memberships, log) })
 	work.Go(func() { keepAdminToken(background, key, c.DataDir, validWith(identities), log) })
 	work.Go(func() { scrub(background, engines, log) })
 	work.Go(func() { keys.Run(background) })
@@ -350,6 +359,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	if c.Dev {
 		log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
 	}
+	warnOfPlaintext(c, log)
 	log.Info("serving", "member", c.NodeID, "address", c.Listen, "cluster", authority.Cluster(), "version", version())
 	select {
 	case <-ctx.Done():

@@ -2,6 +2,7 @@ package kv
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -71,7 +72,9 @@ type RESTOptions struct {
 	Open bool
 	// Hosts are names by which the service may be called, beside IP addresses and localhost; optional.
 	Hosts []string
-	Log   *slog.Logger
+	// ToMember is how another member's REST is spoken with; nil for plaintext.
+	ToMember *tls.Config
+	Log      *slog.Logger
 	// Metrics takes the request counters.
 	Metrics *rest.Metrics
 	// Now is time.Now unless set.
@@ -103,7 +106,7 @@ func NewREST(opts RESTOptions) *REST {
 		opts.Now = time.Now
 	}
 	s := &REST{
-		opts: opts, forward: newForwarder(seal{opts.Key, opts.Now}, opts.Port),
+		opts: opts, forward: newForwarder(seal{opts.Key, opts.Now}, opts.Port, opts.ToMember),
 		bodies: semaphore.NewWeighted(bodiesBytes), lists: semaphore.NewWeighted(maxLists),
 		server: rest.New(rest.Options{
 			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxRESTBody, Hosts: opts.Hosts,

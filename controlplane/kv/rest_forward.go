@@ -6,6 +6,7 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -131,18 +132,24 @@ func (o *onceOnly) first(nonce string, now time.Time) error {
 
 // forwarder hands requests on to the leader.
 type forwarder struct {
-	seal   seal
-	port   string
-	client *http.Client
+	seal         seal
+	scheme, port string
+	client       *http.Client
 }
 
-func newForwarder(s seal, port uint16) *forwarder {
+func newForwarder(s seal, port uint16, secure *tls.Config) *forwarder {
+	scheme := "http"
+	if secure != nil {
+		scheme = "https"
+	}
 	return &forwarder{
-		seal: s, port: strconv.Itoa(int(port)),
+		seal: s, scheme: scheme, port: strconv.Itoa(int(port)),
 		client: &http.Client{
 			// The environment's proxy is not for what members say to each other.
 			Transport: &http.Transport{
 				DialContext:         (&net.Dialer{Timeout: forwardDial, KeepAlive: 15 * time.Second}).DialContext,
+				TLSClientConfig:     secure,
+				TLSHandshakeTimeout: forwardDial,
 				MaxIdleConnsPerHost: 64, MaxConnsPerHost: 512, IdleConnTimeout: time.Minute, DisableCompression: true,
 				MaxResponseHeaderBytes: 64 << 10, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
 			},
@@ -169,7 +176,7 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 	ctx, cancel := context.WithCancelCause(r.Context())
 	watch := time.AfterFunc(limit, func() { cancel(errSilentLeader) })
 	stop := func() { watch.Stop(); cancel(nil) }
-	target := url.URL{Scheme: "http", Host: net.JoinHostPort(host, f.port), Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
+	target := url.URL{Scheme: f.scheme, Host: net.JoinHostPort(host, f.port), Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
 	req, err := http.NewRequestWithContext(ctx, r.Method, target.String(), bytes.NewReader(body))
 	if err != nil {
 		stop()
@@ -211,11 +218,14 @@ var errSilentLeader = errors.New("it did not answer in time")
 func proxyFailed(to uint64, err error) error {
 	reason := "the way to it broke: what was asked for may have been done"
 	var op *net.OpError
+	var plain tls.RecordHeaderError
 	switch {
 	case errors.Is(err, errSilentLeader):
 		reason = "it did not answer in time: what was asked for may have been done"
 	case errors.As(err, &op) && op.Op == "dial":
 		reason = "it cannot be reached"
+	case errors.As(err, &plain):
+		reason = "it does not speak TLS, as this member does: give all of them a certificate"
 	}
 	return fault.New(fault.BadGateway, "forward to member %d, the leader: %s", to, reason).MayRetry().Because(err)
 }

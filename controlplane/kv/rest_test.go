@@ -376,7 +376,7 @@ func TestLeaderThatIsNone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(c.answer)
 			defer server.Close()
-			f := newForwarder(seal{[]byte("k"), time.Now}, uint16(server.Listener.Addr().(*net.TCPAddr).Port))
+			f := newForwarder(seal{[]byte("k"), time.Now}, uint16(server.Listener.Addr().(*net.TCPAddr).Port), nil)
 			defer f.client.CloseIdleConnections()
 			limit := 10 * time.Second
 			if name == "silence" {

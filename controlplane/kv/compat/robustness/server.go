@@ -86,7 +86,7 @@ func (s Trivet) prepare(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, keyName), []byte(base64.StdEncoding.EncodeToString(secret)+"\n"), 0o600); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, configName), fmt.Appendf(nil, "tick: 50ms\nkv: {open: true, corrupt_check: %s}\n", check), 0o600)
+	return os.WriteFile(filepath.Join(dir, configName), fmt.Appendf(nil, "tick: 50ms\ninsecure_plaintext: true\nkv: {open: true, corrupt_check: %s}\n", check), 0o600)
 }
 
 func (s Trivet) token(dir string) (string, error) {
