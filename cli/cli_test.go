@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"iter"
@@ -16,10 +17,13 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/prototext"
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
 // stage is where a story plays: a cloud, and a person's environment.
@@ -33,7 +37,7 @@ type stage struct {
 
 // The stories are in testdata. Commands:
 //
-//	cloud members=(a,b)    a new cloud and an empty home; TRIVET_ENDPOINT and TRIVET_TOKEN are set
+//	cloud members=(a,b) [tls]  a new cloud and an empty home; TRIVET_ENDPOINT, TRIVET_TOKEN, TRIVET_INSECURE_PLAINTEXT are set
 //	env                    KEY=VALUE lines change the environment
 //	vm, image, node        add one, as prototext
 //	fail                   method= code= [member=] [times=] [after]: make calls fail; the input is the message
@@ -69,9 +73,30 @@ func newStage(t *testing.T, d *datadriven.TestData) *stage {
 	for _, a := range d.CmdArgs {
 		members = append(members, a.Vals...)
 	}
-	s := &stage{cloud: newCloud(t, members...), home: t.TempDir()}
-	s.env = map[string]string{"HOME": s.home, "TRIVET_ENDPOINT": strings.Join(members, ","), "TRIVET_TOKEN": tenantToken}
+	s := &stage{home: t.TempDir()}
+	secure := insecure.NewCredentials()
+	if d.HasArg("tls") {
+		secure = s.certified(t, members)
+	}
+	s.cloud = newCloud(t, secure, members...)
+	s.env = map[string]string{"HOME": s.home, "TRIVET_ENDPOINT": strings.Join(members, ","), "TRIVET_TOKEN": tenantToken, "TRIVET_INSECURE_PLAINTEXT": "1"}
 	return s
+}
+
+// certified are the credentials of members that speak TLS. The file ca in the home is to be trusted, the file other is
+// another authority's.
+func (s *stage) certified(t *testing.T, hosts []string) credentials.TransportCredentials {
+	var all []*mtls.Authority
+	for seed, name := range []string{"ca", "other"} {
+		a, err := mtls.NewAuthority(name, bytes.Repeat([]byte{byte(seed)}, 32))
+		require.NoError(t, err)
+		text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate().Raw})
+		require.NoError(t, os.WriteFile(filepath.Join(s.home, name), text, 0o600))
+		all = append(all, a)
+	}
+	c, err := all[0].IssueTenants(hosts, time.Now(), time.Hour)
+	require.NoError(t, err)
+	return credentials.NewServerTLSFromCert(c)
 }
 
 func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
@@ -79,7 +104,7 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 	case "env":
 		for line := range lines(d.Input) {
 			k, v, _ := strings.Cut(line, "=")
-			s.env[k] = strings.NewReplacer("ADMIN", adminToken, "TENANT", tenantToken).Replace(v)
+			s.env[k] = strings.NewReplacer("ADMIN", adminToken, "TENANT", tenantToken, "$HOME", s.home).Replace(v)
 		}
 	case "vm":
 		vm := &vmv1.VirtualMachine{}

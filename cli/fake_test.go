@@ -16,6 +16,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
@@ -78,14 +79,14 @@ type fault struct {
 	after          bool
 }
 
-func newCloud(t *testing.T, members ...string) *fakeCloud {
+func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...string) *fakeCloud {
 	c := &fakeCloud{members: map[string]*bufconn.Listener{}, byKey: map[string]*vmv1.VirtualMachine{}}
 	c.kv = newKeys(c)
 	c.credits = newCredits()
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
-		s := grpc.NewServer(grpc.UnaryInterceptor(c.unary(m)), grpc.StreamInterceptor(c.stream(m)))
+		s := grpc.NewServer(grpc.Creds(secure), grpc.UnaryInterceptor(c.unary(m)), grpc.StreamInterceptor(c.stream(m)))
 		vmv1.RegisterVmServiceServer(s, c)
 		vmv1.RegisterImageServiceServer(s, c)
 		vmv1.RegisterNodeServiceServer(s, c)

@@ -3,7 +3,7 @@
 // It knows files and forms; not the cluster, nor whether a token is still good. Decisions:
 //
 //   - One login is kept. Its token is sent to the endpoints that it was made with and to no others, so that a mistyped
-//     --endpoint gives it to nobody.
+//     --endpoint gives it to nobody; and over TLS if it came over TLS, with the authority that was trusted then.
 //   - The file is written whole, mode 0600, and refused when others may read it, as ssh does with a key.
 //   - Tokens and passwords are [Secret]s: formatting one says so instead of showing it, and no error holds a line of a
 //     file that may hold one.
@@ -39,6 +39,11 @@ type Login struct {
 	Project   string    `yaml:"project,omitempty"`
 	Token     Secret    `yaml:"token"`
 	ExpiresAt time.Time `yaml:"expires_at"`
+	// TLS is set when the endpoints speak it. CA holds the certificates of their authority in PEM; empty for the system's.
+	TLS bool   `yaml:"tls,omitempty"`
+	CA  string `yaml:"tls_ca,omitempty"`
+	// Plaintext is set when somebody forced the token's way to be plaintext.
+	Plaintext bool `yaml:"insecure_plaintext,omitempty"`
 }
 
 // maxFile bounds what is read of any file, in bytes.

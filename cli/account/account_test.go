@@ -16,7 +16,7 @@ func TestALoginIsKept(t *testing.T) {
 	_, err := Load(path)
 	require.ErrorIs(t, err, ErrNone)
 
-	l := &Login{Endpoints: []string{"a:1", "b:2"}, User: "demo", Org: "o", Project: "p", Token: "eyJ.x.y", ExpiresAt: time.Unix(1, 0).UTC()}
+	l := &Login{Endpoints: []string{"a:1", "b:2"}, User: "demo", Org: "o", Project: "p", Token: "eyJ.x.y", TLS: true, CA: "-----BEGIN\n-----END\n", ExpiresAt: time.Unix(1, 0).UTC()}
 	require.NoError(t, l.Save(path))
 	got, err := Load(path)
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestPath(t *testing.T) {
 
 func TestASecretDoesNotShowItself(t *testing.T) {
 	l := Login{Token: "hunter2"}
-	for _, text := range []string{fmt.Sprint(l.Token), fmt.Sprintf("%v %+v %#v %s %q", l, l, l, l, l.Token), fmt.Sprint(&l)} {
+	for _, text := range []string{fmt.Sprint(l.Token), fmt.Sprintf("%v %+v %#v %s %q", l, l, l, l.Token, l.Token), fmt.Sprint(&l)} {
 		require.NotContains(t, text, "hunter2")
 	}
 }
@@ -125,6 +125,11 @@ func TestEndpoints(t *testing.T) {
 		"[fe80::1%eth0]:5":     "[fe80::1%eth0]:5",
 		"":                     "",
 		"http://a:1":           "error",
+		"https://a":            "a:50051",
+		"a:1,https://b:2/":     "a:1 b:2",
+		"https://[::1]":        "[::1]:50051",
+		"https://a/b":          "error",
+		"https://":             "error",
 		"a:0":                  "error",
 		"a:65536":              "error",
 		"a:":                   "error",
@@ -136,19 +141,20 @@ func TestEndpoints(t *testing.T) {
 		"[]":                   "error",
 		strings.Repeat("a", 3): "aaa:50051",
 	} {
-		got, err := Endpoints(in)
+		got, secure, err := Endpoints(in)
 		if want == "error" {
 			require.ErrorContains(t, err, "is not an endpoint", "%q gave %q", in, got)
 			continue
 		}
 		require.NoError(t, err, in)
 		require.Equal(t, want, strings.Join(got, " "), in)
+		require.Equal(t, strings.Contains(in, "https://"), secure, in)
 	}
 	many := make([]string, MaxEndpoints+1)
 	for i := range many {
 		many[i] = fmt.Sprintf("a:%d", i+1)
 	}
-	_, err := Endpoints(many...)
+	_, _, err := Endpoints(many...)
 	require.ErrorContains(t, err, "at most 16")
 }
 
@@ -157,11 +163,11 @@ func FuzzEndpoints(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		got, err := Endpoints(s)
+		got, _, err := Endpoints(s)
 		if err != nil {
 			return
 		}
-		again, err := Endpoints(got...)
+		again, _, err := Endpoints(got...)
 		require.NoError(t, err)
 		require.Equal(t, got, again)
 	})

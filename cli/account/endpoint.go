@@ -15,17 +15,21 @@ const DefaultPort = "50051"
 // MaxEndpoints bounds how many may be named: a cluster has three members, or a few more.
 const MaxEndpoints = 16
 
-// Endpoints reads lists of host[:port], separated by commas, into host:port, each once and in order.
-func Endpoints(lists ...string) ([]string, error) {
-	var all []string
+// Endpoints reads lists of host[:port], separated by commas, into host:port, each once and in order. One that begins with
+// https:// makes all of them secure: a cluster's members do not differ in that.
+func Endpoints(lists ...string) (all []string, secure bool, err error) {
 	for _, list := range lists {
 		for one := range strings.SplitSeq(list, ",") {
 			if one = strings.TrimSpace(one); one == "" {
 				continue
 			}
-			e, err := endpoint(one)
+			host, asked := strings.CutPrefix(one, "https://")
+			if asked {
+				host, secure = strings.TrimSuffix(host, "/"), true
+			}
+			e, err := endpoint(host)
 			if err != nil {
-				return nil, err
+				return nil, false, err
 			}
 			if !slices.Contains(all, e) {
 				all = append(all, e)
@@ -33,9 +37,9 @@ func Endpoints(lists ...string) ([]string, error) {
 		}
 	}
 	if len(all) > MaxEndpoints {
-		return nil, fmt.Errorf("at most %d endpoints, got %d", MaxEndpoints, len(all))
+		return nil, false, fmt.Errorf("at most %d endpoints, got %d", MaxEndpoints, len(all))
 	}
-	return all, nil
+	return all, secure, nil
 }
 
 func endpoint(s string) (string, error) {

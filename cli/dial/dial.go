@@ -10,10 +10,12 @@
 //   - A call that was sent to nobody goes on to the next endpoint whatever it is. One that may have been carried out is
 //     said again only where that does no harm, and a create always with the same idempotency key.
 //   - Calls are made one at a time.
+//   - A secret goes to another host over TLS only, with the server's name verified, unless that was forced (secure.go).
 package dial
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -25,7 +27,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -48,6 +49,12 @@ type Options struct {
 	Endpoints []string
 	// Token goes with each call; optional.
 	Token account.Secret
+	// Confides says that calls carry secrets although there is no Token.
+	Confides bool
+	// TLS is how the endpoints are spoken with; nil for plaintext.
+	TLS *tls.Config
+	// Plaintext lets secrets go in plaintext to other hosts.
+	Plaintext bool
 	// Dialer replaces TCP; optional.
 	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
 	// Connect and CreatePatience replace the constants of the same names; optional.
@@ -63,10 +70,14 @@ type Conn struct {
 	key string
 }
 
-// Open prepares a connection; nothing is dialled before the first call.
+// Open prepares a connection; nothing is dialled before the first call. One that would show a secret to whoever is on the
+// way is an *Exposed error.
 func Open(opts Options) (*Conn, error) {
 	if len(opts.Endpoints) == 0 {
 		return nil, errors.New("no endpoint")
+	}
+	if err := exposed(&opts); err != nil {
+		return nil, err
 	}
 	if opts.Dialer == nil {
 		opts.Dialer = func(ctx context.Context, endpoint string) (net.Conn, error) {
@@ -210,8 +221,9 @@ type attempt struct {
 }
 
 var (
-	errNotGRPC = errors.New("accepts connections, but does not speak gRPC")
-	errSilent  = errors.New("accepts connections, but does not answer")
+	errNotGRPC  = errors.New("accepts connections, but does not speak gRPC")
+	errNotPlain = errors.New("accepts connections, but does not speak gRPC without TLS; for TLS give --tls-ca or --tls")
+	errSilent   = errors.New("accepts connections, but does not answer")
 )
 
 func (m *member) ready(ctx context.Context, opts *Options) error {
@@ -228,6 +240,9 @@ func (m *member) ready(ctx context.Context, opts *Options) error {
 		case connectivity.Ready:
 			return nil
 		case connectivity.TransientFailure:
+			if opts.TLS == nil {
+				return m.failed(errNotPlain)
+			}
 			return m.failed(errNotGRPC)
 		case connectivity.Idle:
 			m.conn.Connect()
@@ -241,7 +256,7 @@ func (m *member) ready(ctx context.Context, opts *Options) error {
 func (m *member) open(opts *Options) error {
 	a := &attempt{}
 	conn, err := grpc.NewClient("passthrough:///"+m.endpoint,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(transport(opts.TLS, a)),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := opts.Dialer(ctx, m.endpoint)
 			a.mu.Lock()
@@ -286,6 +301,9 @@ func why(err error, limit time.Duration) string {
 	var dns *net.DNSError
 	var op *net.OpError
 	var network net.Error
+	if text := ofTLS(err); text != "" {
+		return text
+	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
 		return fmt.Sprintf("no answer within %v", limit)

@@ -25,8 +25,8 @@ func Command(s *session.Session) *cobra.Command {
 		Use:   "login",
 		Short: "Get a token and keep it for the other commands",
 		Long: `Ask for a token with a name and a password, and keep it in $XDG_CONFIG_HOME/trivet/config.yaml (mode 0600) for the
-other commands, together with --endpoint, --org and --project. The password is asked for, or read from a file.`,
-		Example: "  trivet login --endpoint 10.0.0.1,10.0.0.2,10.0.0.3 --user demo --project default",
+other commands, together with --endpoint, what of TLS goes with it, --org and --project. The password is asked for, or read from a file.`,
+		Example: "  trivet login --endpoint 10.0.0.1,10.0.0.2,10.0.0.3 --tls-ca tls-ca.crt --user demo --project default",
 		Args:    session.Exactly(),
 	}
 	c.Flags().StringVar(&user, "user", "", "who you are (default: asked)")
@@ -41,7 +41,7 @@ other commands, together with --endpoint, --org and --project. The password is a
 		if err != nil {
 			return err
 		}
-		conn, endpoints, err := s.ConnectToLogIn()
+		conn, login, err := s.ConnectToLogIn()
 		if err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ other commands, together with --endpoint, --org and --project. The password is a
 		}
 		ctx, cancel := s.Limit(ctx, 30*time.Second)
 		defer cancel()
-		login := account.Login{Endpoints: endpoints, User: user}
+		login.User = user
 		login.Org, login.Project = s.Tenant()
 		token, err := identityv1.NewIdentityServiceClient(conn).IssueToken(ctx, &identityv1.IssueTokenRequest{
 			Username: user, Password: string(password), TtlSeconds: uint64(ttl / time.Second), OrgId: login.Org, ProjectId: login.Project,

@@ -23,20 +23,26 @@ type flags struct {
 	token, tokenFile string
 	org, project     string
 	timeout          time.Duration
+	tls, plaintext   bool
+	tlsCA            string
 }
 
 func (f *flags) add(root *cobra.Command, form *show.Form) {
 	p := root.PersistentFlags()
-	p.StringArrayVar(&f.endpoints, "endpoint", nil, "control plane, as HOST[:PORT],... (TRIVET_ENDPOINT; default "+DefaultEndpoint+")")
+	p.StringArrayVar(&f.endpoints, "endpoint", nil, "control plane, as [https://]HOST[:PORT],... (TRIVET_ENDPOINT; default "+DefaultEndpoint+")")
 	p.StringVar(&f.token, "token", "", "token (TRIVET_TOKEN); seen by other users of this host, unlike --token-file")
 	p.StringVar(&f.tokenFile, "token-file", "", "file with the token (TRIVET_TOKEN_FILE)")
 	p.StringVar(&f.org, "org", "", "org to act for, where the token leaves a choice (TRIVET_ORG)")
 	p.StringVar(&f.project, "project", "", "project to act for, where the token leaves a choice (TRIVET_PROJECT)")
 	p.VarP((*formFlag)(form), "output", "o", "how to print: "+strings.Join(show.Forms(), ", "))
 	p.DurationVar(&f.timeout, "timeout", 0, "how long to wait at most, such as 90s (default depends on the command)")
+	p.BoolVar(&f.tls, "tls", false, "speak TLS, with the system's authorities; so does https:// before an endpoint")
+	p.StringVar(&f.tlsCA, "tls-ca", "", "speak TLS, with the authority in this file (TRIVET_TLS_CA)")
+	p.BoolVar(&f.plaintext, "insecure-plaintext", false, "send tokens and passwords in plaintext to other hosts (TRIVET_INSECURE_PLAINTEXT)")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	// These fail only for a flag that there is not.
 	_ = root.MarkPersistentFlagFilename("token-file")
+	_ = root.MarkPersistentFlagFilename("tls-ca")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(show.Forms(), cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -62,7 +68,7 @@ func (s *Session) Connect() (*dial.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	endpoints, err := s.endpoints()
+	endpoints, secure, err := s.endpoints()
 	if err != nil {
 		return nil, err
 	}
@@ -81,25 +87,32 @@ func (s *Session) Connect() (*dial.Conn, error) {
 		s.actFor(saved)
 	}
 	s.Keep(token)
-	return s.open(endpoints, token)
+	way, err := s.way(endpoints, secure, saved)
+	if err != nil {
+		return nil, err
+	}
+	return s.open(way, token)
 }
 
-// ConnectToLogIn prepares a connection without a token, and says where it goes.
-func (s *Session) ConnectToLogIn() (*dial.Conn, []string, error) {
+// ConnectToLogIn prepares a connection without a token, and says where it goes: a login without who.
+func (s *Session) ConnectToLogIn() (*dial.Conn, account.Login, error) {
 	s.facts.LoggingIn = true
-	endpoints, err := s.endpoints()
+	endpoints, secure, err := s.endpoints()
 	if err != nil {
-		return nil, nil, err
+		return nil, account.Login{}, err
 	}
 	// A login that cannot be read is about to be replaced.
 	saved, _ := s.saved()
 	endpoints = orSaved(endpoints, saved)
-	conn, err := s.open(endpoints, "")
-	return conn, endpoints, err
-}
-
-func (s *Session) open(endpoints []string, token account.Secret) (*dial.Conn, error) {
-	return dial.Open(dial.Options{Endpoints: endpoints, Token: token, Dialer: s.Dialer})
+	if s.flags.plaintext {
+		saved = nil // whoever says so may be leaving TLS
+	}
+	way, err := s.way(endpoints, secure, saved)
+	if err != nil {
+		return nil, way, err
+	}
+	conn, err := s.open(way, "")
+	return conn, way, err
 }
 
 // saved is the login, nil when there is none.
@@ -116,16 +129,15 @@ func (s *Session) saved() (*account.Login, error) {
 }
 
 // endpoints are those that were named: by flag before environment.
-func (s *Session) endpoints() ([]string, error) {
+func (s *Session) endpoints() (all []string, secure bool, err error) {
 	source, lists := "--endpoint", s.flags.endpoints
 	if len(lists) == 0 {
 		source, lists = "TRIVET_ENDPOINT", []string{s.Env("TRIVET_ENDPOINT")}
 	}
-	got, err := account.Endpoints(lists...)
-	if err != nil {
-		return nil, Usagef("%s: %v", source, err)
+	if all, secure, err = account.Endpoints(lists...); err != nil {
+		return nil, false, Usagef("%s: %v", source, err)
 	}
-	return got, nil
+	return all, secure, nil
 }
 
 func orSaved(named []string, saved *account.Login) []string {
