@@ -224,7 +224,7 @@ func proxyFailed(to uint64, err error) error {
 		reason = "it did not answer in time: what was asked for may have been done"
 	case errors.As(err, &op) && op.Op == "dial":
 		reason = "it cannot be reached"
-	case errors.As(err, &plain):
+	case errors.As(err, &plain), errors.Is(err, http.ErrSchemeMismatch):
 		reason = "it does not speak TLS, as this member does: give all of them a certificate"
 	}
 	return fault.New(fault.BadGateway, "forward to member %d, the leader: %s", to, reason).MayRetry().Because(err)
