@@ -95,6 +95,8 @@ func jsonType(r *http.Request) error {
 
 // NotABrowser refuses what a web page can make a browser send: a foreign Origin, a name that was rebound to loopback, a
 // body in one of the types that need no preflight.
+//
+// Over TLS a name cannot be rebound: the certificate does not have it, and the browser sees that.
 func (s *Server) NotABrowser(r *http.Request) error {
 	if r.Header.Get("Origin") != "" {
 		return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
@@ -103,7 +105,7 @@ func (s *Server) NotABrowser(r *http.Request) error {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
 	}
-	if !strings.EqualFold(host, "localhost") && net.ParseIP(strings.Trim(host, "[]")) == nil && !slices.Contains(s.opts.Hosts, host) {
+	if r.TLS == nil && !strings.EqualFold(host, "localhost") && net.ParseIP(strings.Trim(host, "[]")) == nil && !slices.Contains(s.opts.Hosts, host) {
 		return fault.New(fault.PermissionDenied, "call this endpoint by an IP address or as localhost, not as %q", host)
 	}
 	if r.ContentLength != 0 && r.Header.Get("Content-Type") == "" {

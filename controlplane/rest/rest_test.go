@@ -131,6 +131,8 @@ func TestEnvelope(t *testing.T) {
 		{name: "open", method: "POST", path: "/open", body: `{"name":"a"}`, status: 200, data: `"a"`},
 		{name: "open from a page", method: "POST", path: "/open", body: `{}`, header: map[string]string{"Origin": "https://evil.example"}, status: 403, code: "FORBIDDEN"},
 		{name: "open by a rebound name", method: "POST", path: "http://evil.example/open", body: `{}`, status: 403, code: "FORBIDDEN"},
+		{name: "open by a name over TLS", method: "POST", path: "https://cloud.example/open", body: `{"name":"a"}`, status: 200, data: `"a"`},
+		{name: "open from a page over TLS", method: "POST", path: "https://cloud.example/open", body: `{}`, header: map[string]string{"Origin": "https://cloud.example"}, status: 403, code: "FORBIDDEN"},
 		{name: "open without a type", method: "POST", path: "/open", body: `{}`, header: map[string]string{"Content-Type": ""}, status: 400, code: "INVALID_ARGUMENT"},
 		{name: "ours", method: "GET", path: "/broken", auth: good, status: 500, code: "INTERNAL", says: "internal error, request "},
 		{name: "panic", method: "GET", path: "/panics", auth: good, status: 500, code: "INTERNAL", says: "internal error, request "},
