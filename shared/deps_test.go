@@ -26,7 +26,7 @@ var arrows = map[string][]string{
 	"shared/wire":   {"shared/cloud", "protos/…"},
 
 	"controlplane/clusterkey":      {"shared/mtls"},
-	"controlplane/certfile":        {},
+	"controlplane/certfile":        {"shared/mutant"},
 	"controlplane/consensus":       {"shared/mutant"},
 	"controlplane/disk":            {},
 	"controlplane/mvcc":            {"shared/mutant"},

@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Exposed says that a secret would go to an endpoint on another host in plaintext: nothing was sent.
@@ -26,7 +28,7 @@ func exposed(opts *Options) error {
 		return nil
 	}
 	for _, e := range opts.Endpoints {
-		if !onLoopback(e) {
+		if !onLoopback(e) && !mutant.On(mutant.SecretInPlaintext) {
 			return &Exposed{e}
 		}
 	}

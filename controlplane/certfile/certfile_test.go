@@ -102,6 +102,14 @@ func opened(t *testing.T) *desk {
 	return d
 }
 
+// shift puts a certificate into the files that was good, or will be, by this time from now.
+func (d *desk) shift(by time.Duration) {
+	cert, key := d.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(by), c.NotAfter.Add(by) })
+	d.write(d.cert, cert)
+	d.write(d.key, key)
+	d.pair.look()
+}
+
 // shown is the serial of the certificate that a client is shown.
 func (d *desk) shown() int64 {
 	here, there := net.Pipe()
@@ -219,10 +227,7 @@ func TestDates(t *testing.T) {
 
 	// One that is over, or not yet good, does not replace another.
 	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not good before": 100 * day} {
-		cert, key := d.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(shift), c.NotAfter.Add(shift) })
-		d.write(d.cert, cert)
-		d.write(d.key, key)
-		d.pair.look()
+		d.shift(shift)
 		require.Contains(t, d.log.said(), says)
 		require.EqualValues(t, 1, d.shown())
 	}

@@ -21,4 +21,6 @@ const (
 	IgnoreHolds       = "ignore-holds"        // credit that is reserved can be reserved again: controlplane/credit/ledger
 	CommitTwice       = "commit-twice"        // a reservation that has ended can be committed: controlplane/credit/ledger
 	LateCommit        = "late-commit"         // a reservation can be committed after its deadline: controlplane/credit/ledger
+	UnfitCertificate  = "unfit-certificate"   // a certificate that has expired takes the place of a good one: controlplane/certfile
+	SecretInPlaintext = "secret-in-plaintext" // a token goes to another host in plaintext: cli/dial
 )

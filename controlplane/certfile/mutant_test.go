@@ -1,0 +1,23 @@
+//go:build mutant
+
+package certfile
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// A certificate that clients would refuse shows when it is taken.
+func TestMutants(t *testing.T) {
+	t.Cleanup(func() { mutant.Set("") })
+	for name, shown := range map[string]int64{"": 1, mutant.UnfitCertificate: 2} {
+		mutant.Set(name)
+		d := opened(t)
+		d.shift(-100 * 24 * time.Hour)
+		require.Equal(t, shown, d.shown(), name)
+	}
+}
