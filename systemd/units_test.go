@@ -53,7 +53,7 @@ func root(t *testing.T, change func(unit, text string) string) string {
 	for _, target := range []string{"sysinit", "basic", "shutdown", "slices", "multi-user", "network-online", "time-sync"} {
 		write(t, 0o644, "[Unit]\nDescription="+target+"\nDefaultDependencies=no\n", system, target+".target")
 	}
-	for _, program := range []string{"usr/bin/trivet-controlplane", "usr/bin/trivet-nodeagent", "bin/sh"} {
+	for _, program := range []string{"usr/bin/trivet-controlplane", "usr/bin/trivet-nodeagent", "bin/sh", "bin/kill"} {
 		write(t, 0o755, "#!/bin/sh\n", dir, program)
 	}
 	for _, unit := range units(t) {
@@ -135,7 +135,8 @@ func TestWhatTheUnitsPromise(t *testing.T) {
 			"User": "trivet", "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "NoNewPrivileges": "yes",
 			"CapabilityBoundingSet": "", "SystemCallFilter": "@system-service", "StateDirectory": "trivet", "Restart": "always",
 			"TimeoutStopSec": "15", "EnvironmentFile": "-/etc/trivet/controlplane.env",
-			"ExecStart": "/usr/bin/trivet-controlplane --config /etc/trivet/controlplane.yaml",
+			"ExecStart":  "/usr/bin/trivet-controlplane --config /etc/trivet/controlplane.yaml",
+			"ExecReload": "/bin/kill -HUP $MAINPID",
 		},
 		// Stopping it ends the agent alone, and its guests' groups are another unit's.
 		"trivet-nodeagent.service": {
@@ -202,12 +203,12 @@ func TestTmpfilesKeepsSecretsToTheirOwners(t *testing.T) {
 	dir := t.TempDir()
 	write(t, 0o644, "root:x:0:0:root:/root:/bin/sh\ntrivet:x:990:990::/var/lib/trivet:/usr/sbin/nologin\n", dir, "etc/passwd")
 	write(t, 0o644, "root:x:0:\ntrivet:x:990:\n", dir, "etc/group")
-	for _, name := range []string{"cluster.key", "controlplane.yaml", "nodeagent.yaml"} {
+	for _, name := range []string{"cluster.key", "tls.key", "controlplane.yaml", "nodeagent.yaml"} {
 		write(t, 0o666, "secret", dir, "etc/trivet", name)
 	}
 	out, err := exec.Command(tool(t, "systemd-tmpfiles"), "--create", "--root="+dir, conf).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	for name, mode := range map[string]os.FileMode{"": os.ModeDir | 0o750, "cluster.key": 0o600, "controlplane.yaml": 0o640, "nodeagent.yaml": 0o600} {
+	for name, mode := range map[string]os.FileMode{"": os.ModeDir | 0o750, "cluster.key": 0o600, "tls.key": 0o600, "controlplane.yaml": 0o640, "nodeagent.yaml": 0o600} {
 		info, err := os.Stat(filepath.Join(dir, "etc/trivet", name))
 		require.NoError(t, err)
 		require.Equal(t, mode, info.Mode(), name)
