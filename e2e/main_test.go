@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,6 +86,8 @@ type world struct {
 	adminToken string
 	// tenantToken is the last that tenant made.
 	tenantToken string
+	// https is the HTTP client where the members speak TLS.
+	https *http.Client
 }
 
 // newWorld starts a trio; before is done when its directories are there.
@@ -136,14 +139,14 @@ func (w *world) context(d time.Duration) context.Context {
 func (w *world) ready() { require.NoError(w.t, w.trio.Ready(w.context(time.Minute))) }
 
 func (w *world) dial(member int, token string) *lab.GRPC {
-	g, err := lab.Dial(w.trio.Members[member], token)
+	g, err := lab.DialTLS(w.trio.Members[member], token, w.trio.TLS)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { g.Close() })
 	return g
 }
 
 func (w *world) rest(member int, token string) *lab.REST {
-	return &lab.REST{Host: w.trio.Members[member], Token: token}
+	return &lab.REST{Host: w.trio.Members[member], Token: token, HTTP: w.https, Secure: w.https != nil}
 }
 
 // tenant makes a user with a role in a project and gives its token.

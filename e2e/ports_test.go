@@ -42,6 +42,8 @@ func TestCertificatesAtPorts(t *testing.T) {
 		require.NoError(t, err)
 		return func() (*tls.Certificate, error) { return c, nil }
 	}
+	ports, err := ours.IssueTenants([]string{"127.0.0.1"}, now, time.Hour)
+	require.NoError(t, err)
 	shown := map[string]mtls.Source{
 		"nothing":                nil,
 		"member 2":               issue(ours, mtls.Member, "2", now),
@@ -49,6 +51,7 @@ func TestCertificatesAtPorts(t *testing.T) {
 		"a host not joined":      issue(ours, mtls.Node, "01a1f876-dea8-7a03-959f-ee9f62360c4e", now),
 		"an expired member":      issue(ours, mtls.Member, "2", now.Add(-3*time.Hour)),
 		"an expired host":        issue(ours, mtls.Node, "n", now.Add(-3*time.Hour)),
+		"what tenants see":       func() (*tls.Certificate, error) { return ports, nil },
 		"another cluster's":      issue(theirs, mtls.Member, "2", now),
 		"an impostor's":          issue(impostor, mtls.Member, "2", now),
 		"another cluster's host": issue(theirs, mtls.Node, "n", now),

@@ -98,19 +98,19 @@ func (a *Agent) Healthy(ctx context.Context) error {
 		if a.Dir.Running(a.Name) == 0 {
 			return errors.New("it has stopped: " + tail(a.Dir.LogFile(a.Name)))
 		}
-		return get(ctx, "http://"+a.Metrics+"/health")
+		return get(ctx, http.DefaultClient, "http://"+a.Metrics+"/health")
 	})
 }
 
 // get is nil for a 200.
-func get(ctx context.Context, url string) error {
+func get(ctx context.Context, client *http.Client, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
-	resp, err := http.DefaultClient.Do(r)
+	resp, err := client.Do(r)
 	if err != nil {
 		return err
 	}

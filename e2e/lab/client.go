@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
@@ -23,6 +25,13 @@ type REST struct {
 	Host  string
 	Token string
 	HTTP  *http.Client
+	// Secure is set for TLS, which HTTP then knows of.
+	Secure bool
+}
+
+// HTTPS is a client for members that speak TLS. Close its idle connections.
+func HTTPS(config *tls.Config) *http.Client {
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config.Clone(), ForceAttemptHTTP2: true}}
 }
 
 // Answer is an answer in the envelope.
@@ -56,7 +65,11 @@ func (c *REST) Do(ctx context.Context, port int, method, path string, body any, 
 		}
 		content = bytes.NewReader(text)
 	}
-	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("http://%s:%d%s", c.Host, port, path), content)
+	scheme := "http"
+	if c.Secure {
+		scheme = "https"
+	}
+	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("%s://%s:%d%s", scheme, c.Host, port, path), content)
 	if err != nil {
 		return nil, err
 	}
@@ -151,9 +164,16 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// Dial connects to a member.
-func Dial(host, token string) (*GRPC, error) {
-	conn, err := grpc.NewClient("passthrough:///"+host+":50051", grpc.WithTransportCredentials(insecure.NewCredentials()),
+// Dial connects to a member in plaintext.
+func Dial(host, token string) (*GRPC, error) { return DialTLS(host, token, nil) }
+
+// DialTLS connects to a member, in plaintext without a configuration.
+func DialTLS(host, token string, config *tls.Config) (*GRPC, error) {
+	secure := insecure.NewCredentials()
+	if config != nil {
+		secure = credentials.NewTLS(config)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+host+":50051", grpc.WithTransportCredentials(secure),
 		grpc.WithPerRPCCredentials(bearer(token)), grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
 	if err != nil {
 		return nil, err

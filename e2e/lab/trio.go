@@ -2,9 +2,11 @@ package lab
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,6 +32,8 @@ type Trio struct {
 	Members map[int]string
 	// Extra are further flags of each member.
 	Extra []string
+	// TLS is how clients speak with the members; nil for plaintext.
+	TLS *tls.Config
 	// Ended is told how a member has ended: see Program. Optional.
 	Ended func(id, code int)
 }
@@ -148,13 +152,23 @@ func (t *Trio) Ready(ctx context.Context) error {
 			if t.Dir.Running(t.Name(id)) == 0 {
 				return errors.New("it has stopped: " + tail(t.Dir.LogFile(t.Name(id))))
 			}
-			return get(ctx, "http://"+host+":8084/ready")
+			return t.ask(ctx, host+":8084/ready")
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// ask is nil for a 200.
+func (t *Trio) ask(ctx context.Context, url string) error {
+	if t.TLS == nil {
+		return get(ctx, http.DefaultClient, "http://"+url)
+	}
+	client := HTTPS(t.TLS)
+	defer client.CloseIdleConnections()
+	return get(ctx, client, "https://"+url)
 }
 
 // tail is the last lines of a file.
