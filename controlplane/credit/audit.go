@@ -105,7 +105,7 @@ func (s *Service) auditOf(ctx context.Context, project string) (f Finding, err e
 		return f, fmt.Errorf("audit %s: %w", project, err)
 	}
 	if f.Problem != "" {
-		s.opts.Log.Error("audit", "project", project, "problem", f.Problem)
+		s.note(&ledger.Violation{Project: f.Project, Says: f.Problem})
 	}
 	return f, nil
 }

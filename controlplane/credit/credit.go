@@ -16,9 +16,11 @@
 //     other call fails with its operation's own code (the spec's part 4.7).
 //   - On REST, commit and release name a reservation of the token's project; whoever acts in every project asks for a
 //     token with a project_id first, or uses gRPC, which names it.
+//   - What another service of the control plane reserved (package billing, for a VM) is not committed or released by its
+//     tenants, though they see it.
 //   - credit.v1 is served on its own port, and beside the other services on theirs, where the command line finds it.
 //
-// Not here yet: prices, and the billing of machines (ChargeWallet is what it will use).
+// Prices, and what machines owe, are package billing's, which gives its orders within its own transactions.
 //
 // Keys: wallet/<project>, wallet-tx/<project>/<sequence>, wallet-refunded/<project>/<sequence>,
 // reservation/<project>/<id>, reservation-due/<deadline>/<project>/<id>; numbers as 16 hexadecimal digits.
@@ -30,6 +32,8 @@ import (
 	"log/slog"
 	"strings"
 	"unicode"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
@@ -63,19 +67,23 @@ type Options struct {
 	Log      *slog.Logger
 	// OrgOf is the org of a project that has one, "" for another. Optional.
 	OrgOf func(store.Reader, cloud.ProjectID) (cloud.OrgID, error)
+	// Metrics is where violations of the ledger are counted. Optional.
+	Metrics prometheus.Registerer
 }
 
 // Service is the credit service of one member.
 type Service struct {
 	opts  Options
 	desks desks
+	// violations of the ledger, as this member met them.
+	violations prometheus.Counter
 	// once and again carry out an order wherever the leader is; again also when the answer of another leader was lost.
 	once, again func(context.Context, Order) (Done, error)
 }
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
-	s := &Service{opts: opts, desks: desks{open: map[cloud.ProjectID]*desk{}}}
+	s := &Service{opts: opts, desks: desks{open: map[cloud.ProjectID]*desk{}}, violations: violations(opts.Metrics)}
 	s.once = lead.Handle(opts.Commands, "credit.once", lead.Keyed, s.doOrder)
 	s.again = lead.Handle(opts.Commands, "credit.again", lead.Repeatable, s.doOrder)
 	return s

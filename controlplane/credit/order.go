@@ -2,7 +2,6 @@ package credit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/google/uuid"
@@ -181,10 +180,7 @@ func (s *Service) attempt(tx *store.Tx, t *ticket) (changed bool, err error) {
 		if _, refused := fault.From(t.err); refused {
 			return false, nil
 		}
-		var v *ledger.Violation
-		if errors.As(t.err, &v) {
-			s.opts.Log.Error("a wallet takes no more orders", "project", v.Project, "err", v)
-		}
+		s.note(t.err)
 		return false, t.err
 	}
 	if t.done.Changed && t.caller != nil {
@@ -211,6 +207,9 @@ func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err erro
 	}
 	if c.Reservation != "" {
 		if touched.Reservation, err = reservations.Get(tx, project, c.Reservation); err != nil {
+			return out, err
+		}
+		if err := mayEnd(touched.Reservation, &c); err != nil {
 			return out, err
 		}
 	}
