@@ -179,8 +179,11 @@ func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q cre
 	if group := vm.Labels[AntiAffinity]; group != "" {
 		groups.Put(tx, &vm.Node, project, groupKey(group), string(vm.ID))
 	}
-	save(tx, &vm, 0)
-	return vm, nil
+	if err := s.opts.Billing.Admit(tx, &vm); err != nil {
+		return vm, err
+	}
+	err = s.save(tx, &vm, 0)
+	return vm, err
 }
 
 // groupKey makes a path's part of any label value.

@@ -94,6 +94,9 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 	for _, id := range vm.Spec.Images() {
 		image.Release(tx, id, vm.ID)
 	}
+	if err := s.opts.Billing.Removed(tx, vm); err != nil {
+		return removed{}, err
+	}
 	if vm.Node == "" {
 		return removed{}, nil
 	}

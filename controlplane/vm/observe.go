@@ -70,7 +70,7 @@ func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud
 	var news []cloud.Observation
 	err := s.opts.Store.Local(func(v *store.View) error {
 		for _, o := range reports {
-			known, changed, err := take(v, nil, on, o, s.opts.Store.Now())
+			known, changed, err := s.take(v, nil, on, o, s.opts.Store.Now())
 			if err != nil {
 				return err
 			}
@@ -88,7 +88,7 @@ func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for _, o := range news {
-			if _, _, err := take(tx, tx, on, o, tx.Now()); err != nil {
+			if _, _, err := s.take(tx, tx, on, o, tx.Now()); err != nil {
 				return err
 			}
 		}
@@ -110,7 +110,7 @@ func (s *Service) keepUsage(o cloud.Observation) {
 
 // take applies one report to the records and says whether it is about a VM of the host's, and whether it changes any
 // record. Without a tx it only looks. A host speaks for what is placed on it and for nothing else.
-func take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
+func (s *Service) take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil
 	}
@@ -139,9 +139,9 @@ func take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, no
 		return true, false, nil
 	}
 	if tx != nil {
-		save(tx, vm, generation)
+		err = s.save(tx, vm, generation)
 	}
-	return true, true, nil
+	return true, true, err
 }
 
 // Bounds of what a host can write into a record, in bytes and addresses. What is cut stays UTF-8: records are text that
@@ -238,10 +238,10 @@ func (s *Service) Settle(ctx context.Context) error {
 				return err
 			}
 			generation := vm.Generation
-			if vm.TimeOut(tx.Now()) {
-				save(tx, vm, generation)
+			if !vm.TimeOut(tx.Now()) {
+				return nil
 			}
-			return nil
+			return s.save(tx, vm, generation)
 		})
 		if err != nil {
 			return err

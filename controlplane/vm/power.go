@@ -64,10 +64,16 @@ func (s *Service) doPower(ctx context.Context, q powerAsk) (out powered, err err
 			if err != nil {
 				return cloud.VM{}, err
 			}
-			if vm.Generation != before || vm.State != state {
-				save(tx, vm, before)
+			if vm.Generation == before && vm.State == state {
+				return *vm, nil
 			}
-			return *vm, nil
+			if q.Action == start {
+				if err := s.opts.Billing.Start(tx, vm); err != nil {
+					return cloud.VM{}, err
+				}
+			}
+			err = s.save(tx, vm, before)
+			return *vm, err
 		})
 		return err
 	})

@@ -51,10 +51,10 @@ func (s *Service) doUpdate(ctx context.Context, q updateAsk) (out cloud.VM, err 
 			return err
 		}
 		if changed {
-			save(tx, vm, generation)
+			err = s.save(tx, vm, generation)
 		}
 		out = *vm
-		return nil
+		return err
 	})
 	return out, err
 }

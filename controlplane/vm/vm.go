@@ -45,12 +45,14 @@ const (
 	NodeSelector = "trivet/node-selector"
 )
 
-// Options of the service; all are required.
+// Options of the service; all are required but Billing.
 type Options struct {
 	Store    *store.Store
 	Commands *lead.Commands
 	Nodes    *node.Service
 	Log      *slog.Logger
+	// Billing is nil where VMs cost nothing.
+	Billing Billing
 }
 
 // Service is the VM controller of one member.
@@ -74,6 +76,9 @@ type Service struct {
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
+	if opts.Billing == nil {
+		opts.Billing = unbilled{}
+	}
 	s := &Service{opts: opts, usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]due{}}
 	s.create = lead.Handle(opts.Commands, "vm.create", lead.Keyed, s.doCreate)
 	s.level = lead.Handle(opts.Commands, "vm.power", lead.Repeatable, s.doPower)
@@ -122,12 +127,13 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, f
 }
 
 // save writes a VM that changed. When the host should do something else now, its session learns of it.
-func save(tx *store.Tx, vm *cloud.VM, before uint64) {
+func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	vm.UpdatedAt = tx.Now()
 	VMs.Put(tx, vm, string(vm.Project), string(vm.ID))
 	if vm.Generation != before && vm.Node != "" {
 		node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation}, string(vm.Node), string(vm.ID))
 	}
+	return s.opts.Billing.Changed(tx, vm)
 }
 
 // Usage is what VMs use, as their hosts last said; what is not known is left out.
