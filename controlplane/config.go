@@ -48,6 +48,7 @@ type Config struct {
 	KV            KV     `yaml:"kv"`
 	// Identity configures tokens, and who else is believed.
 	Identity Identity `yaml:"identity"`
+	Billing  Billing  `yaml:"billing"`
 	// REST says which services answer without a credential beyond loopback.
 	REST REST `yaml:"rest"`
 	// TLS is the certificate of tenants' ports.
@@ -236,7 +237,7 @@ func (c *Config) Validate() error {
 			return errors.New("images.import_dirs: a directory has no path")
 		}
 	}
-	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.Identity, &c.REST} {
+	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.Identity, &c.REST, &c.Billing} {
 		if err := part.validate(); err != nil {
 			return err
 		}
@@ -368,6 +369,7 @@ func (m *Members) Type() string { return "ID=ADDRESS,…" }
 
 // flags binds a configuration to flags.
 func (c *Config) flags(f *pflag.FlagSet) {
+	c.Billing.flags(f)
 	f.Uint64Var(&c.NodeID, "node-id", c.NodeID, "this member's id")
 	f.StringVar(&c.Listen, "listen", c.Listen, "IP address that every port is served on")
 	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory for everything that must survive")

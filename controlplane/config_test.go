@@ -118,6 +118,10 @@ func TestBadConfigurations(t *testing.T) {
 		},
 		`"10.0.0" is not an IP address`:   func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "10.0.0"}, "k" },
 		"data_dir is required":            func(c *Config) { c.DataDir = "" },
+		"billing: without any price":      func(c *Config) { c.Billing.Enabled = true },
+		"billing: vcpu_hour must be":      func(c *Config) { c.Billing.Prices.VCPUHour = -1 },
+		"billing: on_empty must be":       func(c *Config) { c.Billing.OnEmpty = "kill" },
+		"billing: an hour for tests":      func(c *Config) { c.Billing.TestHour = time.Millisecond },
 		"images.import_dirs: a directory": func(c *Config) { c.Images.ImportDirs = []image.ImportDir{{}} },
 	} {
 		c := Default()

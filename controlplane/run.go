@@ -180,8 +180,10 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		Store: records, Commands: commands, Leadership: system, Self: c.NodeID, Listeners: memberships.Listeners(c.Ports.Agents),
 		Authority: authority, Log: log, Now: time.Now,
 	})
-	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log})
-	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), OrgOf: tenant.OrgOf})
+	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), OrgOf: tenant.OrgOf, Metrics: registry})
+	bills := newBilling(c.Billing, records, credits, log)
+	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: c.Billing.of(bills)})
+	bills.Attach(vms)
 	kvRaft := kv.NewRaft(runner, kvGroup, c.NodeID, kvLeads)
 	keys := kv.New(kv.Options{
 		Engine: engines[kvGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
@@ -228,6 +230,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
 			{Name: "settle images", Every: image.SettleEvery, Run: images.Settle},
 			{Name: "expire reservations", Every: credit.SweepEvery, Run: credits.Sweep},
+			{Name: "bill", Every: bills.Every(), Run: bills.Run},
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
 			{Name: "forget answers", Every: time.Minute, Run: forgetAnswers(records)},
 			{Name: "compact", Every: time.Minute, Run: compactor.compact},

@@ -52,6 +52,7 @@ var arrows = map[string][]string{
 	"controlplane/vm":                 service("controlplane/schedule", "controlplane/node", "controlplane/image", "controlplane/tenant"),
 	"controlplane/volume":             service(),
 	"controlplane/credit":             service("controlplane/credit/ledger", "controlplane/audit"),
+	"controlplane/billing":            service("controlplane/credit", "controlplane/credit/ledger", "controlplane/vm"),
 	"controlplane/operator":           service("controlplane/consensus", "controlplane/member", "controlplane/backup", "controlplane/node", "controlplane/vm"),
 	"controlplane/member":             service("controlplane/consensus", "controlplane/mvcc", "controlplane/clusterkey", "controlplane/peer", "shared/mtls"),
 	"controlplane/kv":                 service("controlplane/consensus", "controlplane/mvcc", "controlplane/member", "controlplane/kv/…"),

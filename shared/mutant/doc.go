@@ -23,4 +23,9 @@ const (
 	LateCommit        = "late-commit"         // a reservation can be committed after its deadline: controlplane/credit/ledger
 	UnfitCertificate  = "unfit-certificate"   // a certificate that has expired takes the place of a good one: controlplane/certfile
 	SecretInPlaintext = "secret-in-plaintext" // a token goes to another host in plaintext: cli/dial
+	ChargeHourTwice   = "charge-hour-twice"   // a meter does not move past the hours that it billed: controlplane/billing
+	ForgetShortRuns   = "forget-short-runs"   // what rises within an hour is not billed: controlplane/billing
+	KeepPaidBill      = "keep-paid-bill"      // a bill stays when it is paid: controlplane/billing
+	KeepReservation   = "keep-reservation"    // a VM that goes keeps what was reserved for it: controlplane/billing
+	AdmitDebtor       = "admit-debtor"        // who owes may create more: controlplane/billing
 )

@@ -1,0 +1,28 @@
+//go:build mutant
+
+package billing
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Each way to break a rule of billing is noticed within a few seeds.
+func TestMutants(t *testing.T) {
+	t.Cleanup(func() { mutant.Set("") })
+	for _, name := range []string{mutant.ChargeHourTwice, mutant.ForgetShortRuns, mutant.KeepPaidBill, mutant.KeepReservation, mutant.AdmitDebtor} {
+		t.Run(name, func(t *testing.T) {
+			mutant.Set(name)
+			for seed := range uint64(12) {
+				if err := simulate(t, seed, 250); err != nil {
+					t.Log(err)
+					return
+				}
+			}
+			require.Fail(t, "not noticed")
+		})
+	}
+}

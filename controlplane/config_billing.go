@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/trivet-cloud/trivet/controlplane/billing"
+	"github.com/trivet-cloud/trivet/controlplane/credit"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/vm"
+)
+
+// Billing configures what VMs cost. That of the leader counts: give every member the same.
+type Billing struct {
+	// Enabled has creating a VM reserve credit, and VMs charged by the hour. What was there before is charged from then on.
+	Enabled bool           `yaml:"enabled"`
+	Prices  billing.Prices `yaml:"prices"`
+	// OnEmpty is what happens to running VMs whose hours cannot be paid: keep, the default, lets them run and goes on
+	// counting; stop stops them. Both refuse new VMs.
+	OnEmpty billing.Policy `yaml:"on_empty"`
+	// TestHour shortens the hour, for tests: 1s to 1h. 0 is an hour.
+	TestHour time.Duration `yaml:"test_hour"`
+}
+
+func (b *Billing) rules() billing.Rules {
+	return billing.Rules{Enabled: b.Enabled, Prices: b.Prices, OnEmpty: b.OnEmpty, Hour: b.TestHour}
+}
+
+func (b *Billing) validate() error {
+	rules := b.rules()
+	if err := rules.Check(); err != nil {
+		return fmt.Errorf("billing: %w", err)
+	}
+	return nil
+}
+
+func (b *Billing) flags(f *pflag.FlagSet) {
+	f.BoolVar(&b.Enabled, "billing-enabled", b.Enabled, "charge projects for their VMs by the hour")
+	f.Int64Var(&b.Prices.VCPUHour, "billing-vcpu-hour", b.Prices.VCPUHour, "credit for an hour of a vCPU of a running VM")
+	f.Int64Var(&b.Prices.MemoryGiBHour, "billing-memory-gib-hour", b.Prices.MemoryGiBHour, "credit for an hour of a GiB of a running VM's memory")
+	f.Int64Var(&b.Prices.DiskGiBHour, "billing-disk-gib-hour", b.Prices.DiskGiBHour, "credit for an hour of a GiB of a VM's disks, running or not")
+	f.StringVar((*string)(&b.OnEmpty), "billing-on-empty", string(b.OnEmpty), "what happens to running VMs that are not paid for: keep (also when empty) or stop")
+	f.DurationVar(&b.TestHour, "billing-test-hour", b.TestHour, "how long an hour is, for tests only")
+	_ = f.MarkHidden("billing-test-hour")
+}
+
+// of is what the VM controller tells of its VMs: nobody when they cost nothing.
+func (b *Billing) of(s *billing.Service) vm.Billing {
+	if !b.Enabled {
+		return nil
+	}
+	return s
+}
+
+func newBilling(b Billing, records *store.Store, credits *credit.Service, log *slog.Logger) *billing.Service {
+	log = log.With("service", "billing")
+	if b.Enabled && b.TestHour != 0 {
+		log.Warn("TEST: an hour is charged for every "+b.TestHour.String(), "setting", "billing.test_hour")
+	}
+	return billing.New(billing.Options{Store: records, Credits: credits, Log: log, Rules: b.rules()})
+}
