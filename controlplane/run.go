@@ -277,7 +277,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		if leader, _ := system.Leader(); leader == 0 {
 			return errors.New("no leader: fewer than a majority of the members can be reached")
 		}
-		return nil
+		return identities.Ready()
 	}
 	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Ready: ready, Log: log, Metrics: httpMetrics})
 	identities.Routes(identityREST, slices.Contains(c.REST.Open, "identity"))

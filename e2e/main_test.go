@@ -160,12 +160,18 @@ func (w *world) tenant(name, org, project, role string) string {
 	return token
 }
 
+// uids is a range that other runs of these tests on this host do not use, most likely.
+func uids() string {
+	first := 640_000 + os.Getpid()%1000*1000
+	return fmt.Sprintf("%d-%d", first, first+999)
+}
+
 // startAgent joins a host.
 func (w *world) startAgent() {
 	ctx := w.context(time.Minute)
 	w.agent = &lab.Agent{
 		Dir: w.dir, Bin: w.trio.Bin, Name: "host-1", Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"},
-		Cgroup: "trivet-e2e", UIDRange: "640000-649999", Metrics: "127.0.0.1:7444",
+		Cgroup: fmt.Sprintf("trivet-e2e-%d", os.Getpid()), UIDRange: uids(), Metrics: "127.0.0.1:7444",
 	}
 	token, err := w.admin.NodeToken(ctx)
 	require.NoError(w.t, err)

@@ -45,6 +45,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // staleness is how old the records may be that a token is judged by.
@@ -136,6 +137,20 @@ func (s *Service) ring(tx *store.Tx) error {
 	}
 	ring.Save(tx)
 	return nil
+}
+
+func settingUp() *fault.Fault {
+	return fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+}
+
+// Ready says whether this member knows of the first boot: before that nobody can prove who they are.
+func (s *Service) Ready() error {
+	return s.opts.Store.Local(func(v *store.View) error {
+		if done, err := births.Has(v, "born"); err != nil || done {
+			return err
+		}
+		return settingUp()
+	})
 }
 
 // Tend rotates keys when it is time, and forgets what need not be known any more. It is a leader's task.

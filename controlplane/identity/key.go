@@ -7,7 +7,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
 	"github.com/trivet-cloud/trivet/controlplane/store"
-	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // opened are the private keys that this member has opened. A key of an id never changes.
@@ -24,7 +23,7 @@ func (s *Service) signer(ctx context.Context) (id string, private ed25519.Privat
 		primary = ring.Of(keyring.Primary)
 	}
 	if primary == nil {
-		return "", nil, fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+		return "", nil, settingUp()
 	}
 	if k, ok := s.opened.keys.Load(primary.ID); ok {
 		return primary.ID, k.(ed25519.PrivateKey), nil
@@ -51,7 +50,7 @@ func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 		return err
 	})
 	if err == nil && ring == nil {
-		err = fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+		err = settingUp()
 	}
 	return ring, err
 }
@@ -70,7 +69,7 @@ func (s *Service) changeRing(tx *store.Tx, f func(*keyring.Ring) error) (keyring
 		return keyring.Ring{}, err
 	}
 	if ring == nil {
-		return keyring.Ring{}, fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+		return keyring.Ring{}, settingUp()
 	}
 	if err := f(ring); err != nil {
 		return keyring.Ring{}, err

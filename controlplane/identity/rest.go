@@ -265,7 +265,7 @@ func (s *Service) getKeys(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if ring == nil {
-		return nil, fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
+		return nil, settingUp()
 	}
 	return s.published(w, ring.Published())
 }

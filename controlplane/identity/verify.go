@@ -204,6 +204,8 @@ func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) err
 	}
 	u := j.user
 	switch {
+	case u == nil && c.Proof == cloud.ProofHostKey:
+		return settingUp() // the administrator is never deleted
 	case u == nil, j.denied, u.Disabled, u.Expired(now.UnixMilli()), (c.Kind == token.ServiceAccount) != (u.Account != nil),
 		c.Proof == cloud.ProofHostKey && c.At < u.Since, c.Proof != cloud.ProofHostKey && c.Epoch != u.Epoch:
 		return token.Ended()
