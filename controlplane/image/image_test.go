@@ -594,3 +594,24 @@ func TestErrands(t *testing.T) {
 	require.Equal(t, []string{"c"}, failed, "being stopped is no failure")
 	require.False(t, e.begin("late", slots, wait))
 }
+
+// An image counts in the quota of the project that its creator acts in, until it is deleted.
+func TestQuota(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	one := uint64(1)
+	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+		return tenant.SetQuota(tx, "p", tenant.Quota{Images: &one})
+	})
+	require.NoError(t, err)
+	url := w.write("disk.raw", noise(1000))
+	first, err := s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+	require.EqualValues(t, "p", first.Image.Project)
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "allows 1 images: 1 are used")
+	require.NoError(t, s.Delete(member(t), "acme", first.Image.ID, [32]byte{}))
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+}

@@ -195,7 +195,7 @@ func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud
 	return i.ID
 }
 
-// as is a call of a member of a acme, with an idempotency key or none.
+// as is a call of a member of a tenant, with an idempotency key or none.
 func (w *world) as(t cloud.Tenant, key string) context.Context {
 	c := &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, IdempotencyKey: key,
