@@ -225,8 +225,10 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		if err != nil {
 			return nil, err
 		}
-		caller = auth.CallerOf(ctx)
-		return nil, handler(srv, &stream{ss, ctx, e})
+		if caller = auth.CallerOf(ctx); caller == nil || e.opts.Verifier == nil {
+			return nil, handler(srv, &stream{ss, ctx, e})
+		}
+		return nil, e.whileValid(ctx, func(ctx context.Context) error { return handler(srv, &stream{ss, ctx, e}) })
 	})
 	if err != nil {
 		e.report(ctx, caller, info.FullMethod, err)

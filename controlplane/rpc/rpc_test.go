@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,13 +53,17 @@ func (h *handlers) UploadImagePart(_ context.Context, in *vmv1.UploadImagePartRe
 	return &vmv1.UploadImagePartResponse{CommittedSizeBytes: uint64(len(in.GetBody()))}, nil
 }
 
-// verifier knows one token; another one breaks it.
-type verifier struct{}
+// verifier knows one token, and one that is good once; another one breaks it.
+type verifier struct{ asked *atomic.Int64 }
 
-func (verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+func (v verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	switch token {
 	case "good":
 		return &cloud.Caller{User: "ada"}, nil
+	case "once":
+		if v.asked.Add(1) == 1 {
+			return &cloud.Caller{User: "ada"}, nil
+		}
 	case "panic":
 		panic("secret of the verifier")
 	}
@@ -75,7 +80,7 @@ func (b *buffer) String() string              { b.mu.Lock(); defer b.mu.Unlock()
 
 func serve(t *testing.T, h *handlers) (*grpc.ClientConn, *buffer) {
 	log := &buffer{}
-	s, health := New(Options{Verifier: verifier{}, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: grpcprom.NewServerMetrics(), Public: true})
+	s, health := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: grpcprom.NewServerMetrics(), Public: true})
 	vmv1.RegisterVmServiceServer(s, h)
 	vmv1.RegisterImageServiceServer(s, h)
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
@@ -308,7 +313,7 @@ func TestGuestsKeepToThemselves(t *testing.T) {
 			return handler(srv, ss)
 		},
 	}
-	s, _ := New(Options{Verifier: verifier{}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Guest: guest})
+	s, _ := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Guest: guest})
 	h := &handlers{get: func(context.Context) error { return status.Error(codes.OutOfRange, "its own words") }}
 	vmv1.RegisterVmServiceServer(s, h)
 	l := bufconn.Listen(1 << 20)
@@ -331,4 +336,27 @@ func TestGuestsKeepToThemselves(t *testing.T) {
 	require.NoError(t, err)
 	_, err = stream.Recv()
 	require.Equal(t, codes.OutOfRange, status.Code(err))
+}
+
+// A stream ends when the token that opened it does, and says so; with a good one it goes on.
+func TestAStreamEndsWithItsToken(t *testing.T) {
+	for token, code := range map[string]codes.Code{"once": codes.Unauthenticated, "good": codes.Aborted} {
+		t.Run(token, func(t *testing.T) {
+			h := &handlers{get: func(ctx context.Context) error {
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-time.After(5 * recheck / 2):
+					return fault.New(fault.Aborted, "it went on")
+				}
+			}}
+			conn, _ := serve(t, h)
+			s, err := vmv1.NewVmServiceClient(conn).WatchVm(with(t, "authorization", "Bearer "+token), &vmv1.WatchVmRequest{})
+			require.NoError(t, err)
+			_, err = s.Recv()
+			require.NoError(t, err)
+			_, err = s.Recv()
+			require.Equal(t, code, status.Code(err), "%v", err)
+		})
+	}
 }
