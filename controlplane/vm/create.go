@@ -166,10 +166,10 @@ func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q cre
 	if err != nil {
 		return vm, err
 	}
-	if err := s.place(tx, &vm, images); err != nil {
+	if err := count(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
 		return vm, err
 	}
-	if err := count(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
+	if err := s.place(tx, &vm, images); err != nil {
 		return vm, err
 	}
 	for _, i := range images {
