@@ -86,7 +86,7 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	if err := cloud.CheckName("NAME", name); err != nil {
 		return nil, nil, session.Usagef("%v", err)
 	}
-	memory, ok := amount(f.memory, mib)
+	memory, ok := session.Amount(f.memory, session.MiB)
 	if !ok {
 		return nil, nil, session.Usagef("--memory %q: want a number of MiB, or one with a unit: 2G", f.memory)
 	}

@@ -39,7 +39,7 @@ func parseDisk(n int, text string) (disk, error) {
 	size, options, more := strings.Cut(text, ",")
 	d := disk{id: "disk" + strconv.Itoa(n)}
 	var ok bool
-	if d.sizeGiB, ok = amount(size, gib); !ok {
+	if d.sizeGiB, ok = session.Amount(size, session.GiB); !ok {
 		return bad("the size is not a number of GiB")
 	}
 	var seen []string
@@ -82,33 +82,4 @@ func (d *disk) spec(imageID string) *vmv1.DiskSpec {
 		source.Source = &vmv1.DiskSource_ImageId{ImageId: imageID}
 	}
 	return &vmv1.DiskSpec{Id: d.id, Source: source, SizeGib: d.sizeGiB, Bus: d.bus, Cache: d.cache, BootIndex: d.boot}
-}
-
-// Units of amounts, in MiB.
-const (
-	mib uint64 = 1
-	gib        = 1 << 10
-	tib        = 1 << 20
-)
-
-var suffixes = []struct {
-	text string
-	unit uint64
-}{{"MiB", mib}, {"M", mib}, {"GiB", gib}, {"G", gib}, {"TiB", tib}, {"T", tib}}
-
-// amount reads a number that counts units, or carries a unit of its own that gives a whole number of them.
-func amount(text string, unit uint64) (uint64, bool) {
-	own := unit
-	for _, s := range suffixes {
-		if digits, ok := strings.CutSuffix(text, s.text); ok {
-			text, own = digits, s.unit
-			break
-		}
-	}
-	// 2^40 of anything is far beyond every limit, and small enough to be multiplied.
-	n, err := strconv.ParseUint(text, 10, 40)
-	if err != nil || n*own%unit != 0 {
-		return 0, false
-	}
-	return n * own / unit, true
 }
