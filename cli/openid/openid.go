@@ -1,0 +1,182 @@
+// Package openid proves who somebody is at an outside OpenID provider: the authorization code flow of a program without a
+// secret, with PKCE (RFC 7636, S256) and a redirect to this host's loopback (RFC 8252 part 7.3).
+//
+// It knows OpenID Connect; not the control plane, nor what the ID token is used for. Decisions:
+//
+//   - The page in the browser shows no token and no code, and what the provider said only in the terminal.
+//   - A redirect whose state is not ours is answered and not listened to: any page may send a browser here.
+//   - No error holds an answer of the provider's, which may have a token in it, but only its error code.
+package openid
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"golang.org/x/oauth2"
+
+	"github.com/trivet-cloud/trivet/cli/account"
+)
+
+const (
+	// maxBody bounds what is read of an answer of the provider's, in bytes.
+	maxBody = 1 << 20
+	// request bounds one call of the provider.
+	request = 15 * time.Second
+	path    = "/callback"
+)
+
+// Provider is an outside OpenID provider and what we are registered as there.
+type Provider struct {
+	Issuer, ClientID string
+	// Scopes to ask for; "openid" always is.
+	Scopes []string
+}
+
+// Options of a proof.
+type Options struct {
+	// Port of the redirect, for providers that know only one; 0 is any.
+	Port uint16
+	// Show tells the person the address to open in a browser. Required.
+	Show func(address string)
+	// Now replaces the clock; optional.
+	Now func() time.Time
+}
+
+// Proof is an ID token that the provider issued for us.
+type Proof struct {
+	IDToken account.Secret
+	// Nonce is the one that it must have.
+	Nonce string
+}
+
+// Prove waits until the person has logged in at the provider, or ctx ends.
+func Prove(ctx context.Context, p Provider, opts Options) (*Proof, error) {
+	if err := safe("the issuer", p.Issuer); err != nil {
+		return nil, err
+	}
+	ctx = oidc.ClientContext(ctx, client())
+	provider, err := oidc.NewProvider(ctx, p.Issuer)
+	if err != nil {
+		return nil, fmt.Errorf("read the provider's configuration: %w", without(err))
+	}
+	at := provider.Endpoint()
+	var keys struct {
+		URL string `json:"jwks_uri"`
+	}
+	if err := provider.Claims(&keys); err != nil {
+		return nil, fmt.Errorf("read the provider's configuration: %w", without(err))
+	}
+	if err := cmp.Or(safe("the authorization endpoint", at.AuthURL), safe("the token endpoint", at.TokenURL), safe("the keys", keys.URL)); err != nil {
+		return nil, err
+	}
+	// A public client has its id alone to show, in the request.
+	at.AuthStyle = oauth2.AuthStyleInParams
+
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(opts.Port))))
+	if err != nil {
+		return nil, fmt.Errorf("wait for the browser: %w", err)
+	}
+	config := &oauth2.Config{
+		ClientID: p.ClientID, Endpoint: at, RedirectURL: "http://" + listener.Addr().String() + path, Scopes: scopes(p.Scopes),
+	}
+	state, nonce, verifier := rand.Text(), rand.Text(), oauth2.GenerateVerifier()
+	back := listen(listener, state)
+	defer back.close()
+	opts.Show(config.AuthCodeURL(state, oidc.Nonce(nonce), oauth2.S256ChallengeOption(verifier)))
+	code, err := back.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	token, err := config.Exchange(ctx, code, oauth2.VerifierOption(verifier))
+	if err != nil {
+		return nil, fmt.Errorf("get a token from the provider: %w", without(err))
+	}
+	raw, ok := token.Extra("id_token").(string)
+	if !ok || raw == "" {
+		return nil, errors.New("get a token from the provider: its answer has no ID token")
+	}
+	// The control plane checks the token too. Here it is checked that it answers what we asked.
+	id, err := provider.VerifierContext(ctx, &oidc.Config{ClientID: p.ClientID, Now: opts.Now}).Verify(ctx, raw)
+	if err != nil {
+		return nil, fmt.Errorf("check the provider's ID token: %w", without(err))
+	}
+	if id.Nonce != nonce {
+		return nil, errors.New("check the provider's ID token: it is not for this login")
+	}
+	return &Proof{IDToken: account.Secret(raw), Nonce: nonce}, nil
+}
+
+func scopes(asked []string) []string {
+	if slices.Contains(asked, oidc.ScopeOpenID) {
+		return asked
+	}
+	return append([]string{oidc.ScopeOpenID}, asked...)
+}
+
+// safe refuses to speak in the clear with anybody but this host.
+func safe(what, address string) error {
+	u, err := url.Parse(address)
+	if err == nil && u.Host != "" && u.User == nil {
+		ip, notIP := netip.ParseAddr(u.Hostname())
+		if u.Scheme == "https" || u.Scheme == "http" && (u.Hostname() == "localhost" || notIP == nil && ip.IsLoopback()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s of the provider is not an https address: %q", what, address)
+}
+
+// client bounds calls and answers, and follows a redirect nowhere: a provider's endpoints are what it says they are.
+func client() *http.Client {
+	return &http.Client{
+		Timeout: request, Transport: bounded{http.DefaultTransport},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("it redirects, which is not followed") },
+	}
+}
+
+type bounded struct{ http.RoundTripper }
+
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := b.RoundTripper.RoundTrip(r)
+	if err == nil {
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{http.MaxBytesReader(nil, resp.Body, maxBody), resp.Body}
+	}
+	return resp, err
+}
+
+// without takes the body of an answer out of an error.
+func without(err error) error {
+	var refused *oauth2.RetrieveError
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	if errors.As(err, &refused) {
+		if refused.ErrorCode == "" {
+			return fmt.Errorf("it answered %d", refused.Response.StatusCode)
+		}
+		return fmt.Errorf("it answered %q", clip(refused.ErrorCode))
+	}
+	return errors.New(clip(err.Error()))
+}
+
+// clip bounds what another party wrote.
+func clip(text string) string {
+	if len(text) > 300 {
+		return text[:300] + "..."
+	}
+	return text
+}
