@@ -104,7 +104,7 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 	case "env":
 		for line := range lines(d.Input) {
 			k, v, _ := strings.Cut(line, "=")
-			s.env[k] = strings.NewReplacer("ADMIN", adminToken, "TENANT", tenantToken, "$HOME", s.home).Replace(v)
+			s.env[k] = strings.ReplaceAll(secretWords.Replace(v), "$HOME", s.home)
 		}
 	case "vm":
 		vm := &vmv1.VirtualMachine{}
@@ -157,12 +157,12 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 		s.cloud.credits.late += late
 	case "answer":
 		for line := range lines(d.Input) {
-			s.answers = append(s.answers, strings.ReplaceAll(line, "PASSWORD", password))
+			s.answers = append(s.answers, secretWords.Replace(line))
 		}
 	case "file":
 		return s.file(t, d)
 	case "stdin":
-		s.stdin = strings.NewReplacer("KVPASSWORD", kvPassword, "EMPTY", "").Replace(d.Input) + "\n"
+		s.stdin = strings.NewReplacer("KVPASSWORD", kvPassword, "EMPTY", "", "ISSUED", issuedToken).Replace(d.Input) + "\n"
 	case "files":
 		entries, err := os.ReadDir(s.home)
 		require.NoError(t, err)
@@ -214,21 +214,25 @@ func script(t *testing.T, text string) (all []watched) {
 	return all
 }
 
+// secretWords are the words that stand for secrets in what a story writes.
+var secretWords = strings.NewReplacer("NEWPASSWORD", newPassword, "PASSWORD", password, "TENANT", tenantToken, "ADMIN", adminToken,
+	"ISSUED", issuedToken, "SASECRET", saSecret)
+
 // file shows a file, or writes the input to it. Secrets are words of the test's in both directions.
 func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
 	var name string
 	d.ScanArgs(t, "name", &name)
 	path := filepath.Join(s.home, name)
-	words := strings.NewReplacer("PASSWORD", password, "TENANT", tenantToken, "ADMIN", adminToken)
 	if d.Input != "" {
-		require.NoError(t, os.WriteFile(path, []byte(words.Replace(d.Input)), 0o600))
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, os.WriteFile(path, []byte(secretWords.Replace(d.Input)), 0o600))
 		return ""
 	}
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	info, err := os.Stat(path)
 	require.NoError(t, err)
-	return fmt.Sprintf("%v\n%s", info.Mode(), strings.ReplaceAll(string(text), tenantToken, "TENANT"))
+	return fmt.Sprintf("%v\n%s", info.Mode(), strings.NewReplacer(tenantToken, "TENANT", issuedToken, "ISSUED", saSecret, "SASECRET").Replace(string(text)))
 }
 
 // trivet runs the program and shows what it printed and how it ended.
@@ -259,8 +263,11 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	}
 	code := run(ctx, sh)
 	s.stdin = ""
-	for _, secret := range []string{tenantToken, adminToken, password, kvPassword, kvToken} {
+	for _, secret := range []string{tenantToken, adminToken, password, kvPassword, kvToken, newPassword, oidcToken} {
 		require.NotContains(t, out.String()+errs.String(), secret)
+	}
+	for _, secret := range []string{issuedToken, saSecret} { // they are shown once, on standard output
+		require.NotContains(t, errs.String(), secret)
 	}
 	text := strings.ReplaceAll(out.String(), s.home, "$HOME")
 	if strings.ContainsAny(text, "\x1b\r") {

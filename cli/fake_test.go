@@ -43,7 +43,6 @@ type fakeCloud struct {
 	vmv1.UnimplementedImageServiceServer
 	vmv1.UnimplementedNodeServiceServer
 	operatorv1.UnimplementedOperatorServiceServer
-	identityv1.UnimplementedIdentityServiceServer
 
 	mu      sync.Mutex
 	members map[string]*bufconn.Listener
@@ -62,6 +61,7 @@ type fakeCloud struct {
 	console [][]byte
 	kv      *fakeKeys
 	credits *fakeCredits
+	people  *fakeIdentity
 }
 
 type watched struct {
@@ -83,6 +83,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 	c := &fakeCloud{members: map[string]*bufconn.Listener{}, byKey: map[string]*vmv1.VirtualMachine{}}
 	c.kv = newKeys(c)
 	c.credits = newCredits()
+	c.people = newIdentity(c)
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -91,7 +92,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		vmv1.RegisterImageServiceServer(s, c)
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
-		identityv1.RegisterIdentityServiceServer(s, c)
+		identityv1.RegisterIdentityServiceServer(s, c.people)
 		creditv1.RegisterCreditServiceServer(s, c.credits)
 		etcd.RegisterKVServer(s, c.kv)
 		etcd.RegisterWatchServer(s, c.kv)
@@ -139,10 +140,18 @@ type tenanted interface {
 	GetProjectId() string
 }
 
+func bearer(ctx context.Context) string {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return strings.TrimPrefix(strings.Join(md.Get("authorization"), ""), "Bearer ")
+}
+
+// open are the calls that ask for no token.
+var open = []string{"IssueToken", "ExchangeToken", "ListLoginProviders", "VerifyToken"}
+
 // admit notes the call and lets it in: who has no good token not, and the admin only for a tenant.
 func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) error {
 	md, _ := metadata.FromIncomingContext(ctx)
-	token := strings.TrimPrefix(strings.Join(md.Get("authorization"), ""), "Bearer ")
+	token := bearer(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	note := member + " " + method
@@ -154,16 +163,18 @@ func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) e
 	}
 	c.calls = append(c.calls, note)
 	switch {
-	case method == "IssueToken" && token != "":
-		return failed(codes.InvalidArgument, "", "a login came with a token")
-	case method == "IssueToken":
+	case slices.Contains(open, method) && token != "":
+		return failed(codes.InvalidArgument, "", "%s came with a token", method)
+	case slices.Contains(open, method):
+	case c.people.ended[token] != "":
+		return failed(codes.Unauthenticated, "", "the token is revoked")
 	case token == "":
 		return failed(codes.Unauthenticated, "", "no token: send Authorization: Bearer <token>")
 	case token == adminToken:
-		if t, ok := req.(tenanted); ok && t.GetOrgId() == "" {
+		if t, ok := req.(tenanted); ok && t.GetOrgId() == "" && method != "ListBindings" && method != "ListAuditRecords" {
 			return failed(codes.InvalidArgument, "org_id", "org_id: is required of system:admin")
 		}
-	case token != tenantToken:
+	case tokens[token] == "":
 		return failed(codes.Unauthenticated, "", "the token is not one of ours: %s", token)
 	}
 	return nil
@@ -210,14 +221,6 @@ func (c *fakeCloud) stream(member string) grpc.StreamServerInterceptor {
 		}
 		return handler(srv, ss)
 	}
-}
-
-func (c *fakeCloud) IssueToken(_ context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
-	if in.GetUsername() != "demo" || in.GetPassword() != password {
-		return nil, failed(codes.Unauthenticated, "", "wrong user or password")
-	}
-	ttl := max(time.Duration(in.GetTtlSeconds())*time.Second, time.Hour)
-	return &identityv1.IssueTokenResponse{Token: tenantToken, ExpiresAt: now.Add(ttl).UnixMilli()}, nil
 }
 
 func (c *fakeCloud) CreateImage(_ context.Context, in *vmv1.CreateImageRequest) (*vmv1.Image, error) {

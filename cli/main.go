@@ -1,8 +1,8 @@
 // Command trivet is the command line for operators and tenants of a Trivet cloud.
 //
 // It speaks gRPC with the control plane and nothing else: it can do what its caller's token can do. This file is the only
-// one that knows every command; each noun has a package of its own (login, image, vm, node, wallet, kv, cluster) on top of package
-// session. Below are packages that know no noun: dial (several endpoints as one), account (the saved login), show
+// one that knows every command; each noun has a package of its own (login, org, image, vm, node, wallet, kv, cluster, ...) on top of
+// package session. Below are packages that know no noun: dial (several endpoints as one), account (the saved logins), show
 // (tables and JSON), explain (errors), console (guests' output), terminal.
 package main
 
@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/cluster"
+	"github.com/trivet-cloud/trivet/cli/contexts"
 	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/kv"
 	"github.com/trivet-cloud/trivet/cli/login"
@@ -47,6 +48,12 @@ func main() {
 
 // run is the whole program.
 func run(ctx context.Context, sh session.Shell) int {
+	s, root := commands(sh)
+	cmd, err := root.ExecuteContextC(ctx)
+	return s.Exit(cmd, err)
+}
+
+func commands(sh session.Shell) (*session.Session, *cobra.Command) {
 	root := &cobra.Command{
 		Use:   "trivet",
 		Short: "Operate and use a Trivet cloud",
@@ -58,9 +65,9 @@ Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not don
 		SilenceErrors: true,
 	}
 	s := session.New(sh, root)
+	root.AddCommand(login.Logout(s), contexts.Command(s))
 	root.AddCommand(login.Command(s), image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
-	cmd, err := root.ExecuteContextC(ctx)
-	return s.Exit(cmd, err)
+	return s, root
 }
 
 // version is what the build knows of itself.

@@ -2,25 +2,25 @@
 //
 // It knows files and forms; not the cluster, nor whether a token is still good. Decisions:
 //
-//   - One login is kept. Its token is sent to the endpoints that it was made with and to no others, so that a mistyped
-//     --endpoint gives it to nobody; and over TLS if it came over TLS, with the authority that was trusted then.
-//   - The file is written whole, mode 0600, and refused when others may read it, as ssh does with a key.
+//   - Logins are kept as named contexts in one file, as kubectl keeps its own; one of them is the current one. A file of
+//     one login, as it was written before there were contexts, is read as the context "default".
+//   - A token is sent to the endpoints that it was made with and to no others, so that a mistyped --endpoint gives it to
+//     nobody; and over TLS if it came over TLS, with the authority that was trusted then.
+//   - The file is written whole, mode 0600, and refused when others may read it, as ssh does with a key. Whoever changes
+//     it holds a lock on the file beside it, so that of two logins at once both are kept. A file that cannot be read is
+//     left as it is: other logins may be in it.
 //   - Tokens and passwords are [Secret]s: formatting one says so instead of showing it, and no error holds a line of a
 //     file that may hold one.
 package account
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // Secret is a string that does not show itself.
@@ -29,16 +29,19 @@ type Secret string
 func (Secret) String() string   { return "[secret]" }
 func (Secret) GoString() string { return "[secret]" }
 
-// Login is the file's content.
+// Login is one context.
 type Login struct {
 	// Endpoints are host:port.
 	Endpoints []string `yaml:"endpoints"`
-	User      string   `yaml:"user"`
+	User      string   `yaml:"user,omitempty"`
+	// Provider is the outside OpenID provider that vouched; empty for a password.
+	Provider string `yaml:"provider,omitempty"`
 	// Org and Project are the scope that the token was asked for; empty for none.
-	Org       string    `yaml:"org,omitempty"`
-	Project   string    `yaml:"project,omitempty"`
-	Token     Secret    `yaml:"token"`
-	ExpiresAt time.Time `yaml:"expires_at"`
+	Org     string `yaml:"org,omitempty"`
+	Project string `yaml:"project,omitempty"`
+	// Token is empty after a logout.
+	Token     Secret    `yaml:"token,omitempty"`
+	ExpiresAt time.Time `yaml:"expires_at,omitempty"`
 	// TLS is set when the endpoints speak it. CA holds the certificates of their authority in PEM; empty for the system's.
 	TLS bool   `yaml:"tls,omitempty"`
 	CA  string `yaml:"tls_ca,omitempty"`
@@ -46,13 +49,14 @@ type Login struct {
 	Plaintext bool `yaml:"insecure_plaintext,omitempty"`
 }
 
-// maxFile bounds what is read of any file, in bytes.
-const maxFile = 64 << 10
+const (
+	// maxFile bounds what is read of a file with a secret, in bytes.
+	maxFile = 64 << 10
+	// maxBook bounds the file with the logins, in bytes.
+	maxBook = 2 << 20
+)
 
-// ErrNone says that nobody has logged in.
-var ErrNone = errors.New("no login is saved")
-
-// Path is where the login is kept: $XDG_CONFIG_HOME/trivet/config.yaml, or the same beneath ~/.config.
+// Path is where the logins are kept: $XDG_CONFIG_HOME/trivet/config.yaml, or the same beneath ~/.config.
 func Path(env func(string) string) (string, error) {
 	dir := env("XDG_CONFIG_HOME")
 	if dir == "" {
@@ -65,66 +69,6 @@ func Path(env func(string) string) (string, error) {
 	return filepath.Join(dir, "trivet", "config.yaml"), nil
 }
 
-// Load reads the login, or says ErrNone.
-func Load(path string) (*Login, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, ErrNone
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the login: %w", err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("open the login: %w", err)
-	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s holds a token and others may read it (mode %04o): run chmod 600 on it, or log in again", path, info.Mode().Perm())
-	}
-	text, err := limited(f)
-	if err != nil {
-		return nil, fmt.Errorf("read the login %s: %w", path, err)
-	}
-	var l Login
-	d := yaml.NewDecoder(bytes.NewReader(text))
-	d.KnownFields(true)
-	// The decoder's error quotes what it could not read, which may be the token.
-	if d.Decode(&l) != nil || l.Token == "" || len(l.Endpoints) == 0 {
-		return nil, fmt.Errorf("%s is not as `trivet login` writes it: log in again, or remove it", path)
-	}
-	return &l, nil
-}
-
-// Save writes the login so that it is there whole or not at all, readable by its owner alone.
-func (l *Login) Save(path string) (err error) {
-	text, err := yaml.Marshal(l)
-	if err != nil {
-		return fmt.Errorf("write the login: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("write the login: %w", err)
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".config-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("write the login: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write the login: %w", err)
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
-}
-
 // ReadSecret reads a token or password from a file, without the newline at its end; "-" is in.
 func ReadSecret(path string, in io.Reader) (Secret, error) {
 	if path != "-" {
@@ -135,7 +79,7 @@ func ReadSecret(path string, in io.Reader) (Secret, error) {
 		defer f.Close()
 		in = f
 	}
-	text, err := limited(in)
+	text, err := limited(in, maxFile)
 	if err != nil {
 		return "", fmt.Errorf("read %s: %w", path, err)
 	}
@@ -146,10 +90,35 @@ func ReadSecret(path string, in io.Reader) (Secret, error) {
 	return Secret(s), nil
 }
 
-func limited(r io.Reader) ([]byte, error) {
-	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
-	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("longer than %d bytes", maxFile)
+// SecretFile is a new file that its owner alone may read. It is made before the secret is asked for, so that a secret
+// which is shown once is not lost to a directory that cannot be written.
+type SecretFile struct{ f *os.File }
+
+// NewSecretFile makes the file, which must not be there yet.
+func NewSecretFile(path string) (*SecretFile, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &SecretFile{f}, nil
+}
+
+// Write writes the secret and a newline, and closes the file.
+func (s *SecretFile) Write(secret Secret) error {
+	_, err := io.WriteString(s.f, string(secret)+"\n")
+	if err == nil {
+		err = s.f.Sync()
+	}
+	return errors.Join(err, s.f.Close())
+}
+
+// Remove takes the file away again, when no secret came.
+func (s *SecretFile) Remove() error { return errors.Join(s.f.Close(), os.Remove(s.f.Name())) }
+
+func limited(r io.Reader, most int64) ([]byte, error) {
+	text, err := io.ReadAll(io.LimitReader(r, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("longer than %d bytes", most)
 	}
 	return text, err
 }

@@ -6,67 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
-
-func TestALoginIsKept(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "new", "trivet", "config.yaml")
-	_, err := Load(path)
-	require.ErrorIs(t, err, ErrNone)
-
-	l := &Login{Endpoints: []string{"a:1", "b:2"}, User: "demo", Org: "o", Project: "p", Token: "eyJ.x.y", TLS: true, CA: "-----BEGIN\n-----END\n", ExpiresAt: time.Unix(1, 0).UTC()}
-	require.NoError(t, l.Save(path))
-	got, err := Load(path)
-	require.NoError(t, err)
-	require.Equal(t, l, got)
-
-	info, err := os.Stat(path)
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-	l.Token = "other"
-	require.NoError(t, l.Save(path))
-	entries, err := os.ReadDir(filepath.Dir(path))
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "nothing is left beside it")
-}
-
-func TestALoginThatCannotBeUsedSaysWhyAndShowsNoToken(t *testing.T) {
-	const token = "eyJ.very.secret"
-	for name, tc := range map[string]struct {
-		text string
-		mode os.FileMode
-		want string
-	}{
-		"others may read":  {"endpoints: [a:1]\ntoken: " + token, 0o640, "chmod 600"},
-		"unknown field":    {"endpoints: [a:1]\ntoken: x\n" + token + ": x", 0o600, "log in again"},
-		"wrong type":       {"endpoints: [a:1]\ntoken: x\nexpires_at: " + token, 0o600, "log in again"},
-		"not YAML":         {"{" + token, 0o600, "log in again"},
-		"empty":            {"", 0o600, "log in again"},
-		"without a token":  {"endpoints: [a:1]", 0o600, "log in again"},
-		"without a place":  {"token: " + token, 0o600, "log in again"},
-		"longer than sane": {strings.Repeat("# "+token+"\n", 5000), 0o600, "longer than"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "config.yaml")
-			require.NoError(t, os.WriteFile(path, []byte(tc.text), tc.mode))
-			_, err := Load(path)
-			require.ErrorContains(t, err, tc.want)
-			require.NotContains(t, err.Error(), token)
-		})
-	}
-}
-
-func TestALoginThatCannotBeWrittenLeavesNothing(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "trivet", "config.yaml")
-	require.NoError(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o700))
-	require.ErrorContains(t, (&Login{}).Save(path), "write the login")
-	entries, err := os.ReadDir(filepath.Join(dir, "trivet"))
-	require.NoError(t, err)
-	require.Len(t, entries, 1)
-}
 
 func TestPath(t *testing.T) {
 	env := func(pairs ...string) func(string) string {
@@ -171,4 +113,27 @@ func FuzzEndpoints(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, got, again)
 	})
+}
+
+// A secret goes into a file of its owner's alone, and never into one that is there.
+func TestSecretFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	f, err := NewSecretFile(path)
+	require.NoError(t, err)
+	require.NoError(t, f.Write("hunter2"))
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	got, err := ReadSecret(path, nil)
+	require.NoError(t, err)
+	require.Equal(t, Secret("hunter2"), got)
+
+	_, err = NewSecretFile(path)
+	require.ErrorIs(t, err, os.ErrExist)
+	other, err := NewSecretFile(path + "-2")
+	require.NoError(t, err)
+	require.NoError(t, other.Remove())
+	require.NoFileExists(t, path+"-2")
+	_, err = NewSecretFile(filepath.Join(path, "not a directory"))
+	require.Error(t, err)
 }

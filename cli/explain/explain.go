@@ -6,6 +6,7 @@
 package explain
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -28,6 +29,8 @@ type Facts struct {
 	Source string
 	// LoggingIn is set for the command that asks for a token.
 	LoggingIn bool
+	// Context is the saved login that was named; empty for the current one.
+	Context string
 	// Timeout is what the command was given.
 	Timeout time.Duration
 }
@@ -41,6 +44,8 @@ func Error(err error, f Facts) string {
 	var lost *dial.Unavailable
 	var st interface{ GRPCStatus() *status.Status }
 	switch {
+	case errors.Is(err, context.Canceled):
+		return "interrupted"
 	case errors.As(err, &nobody):
 		return unreachable(nobody)
 	case errors.As(err, &lost):
@@ -77,6 +82,10 @@ func answer(s *status.Status, f Facts) string {
 		if f.Source == "" && !f.LoggingIn {
 			message = "you are not logged in"
 		}
+		if info.GetReason() == notLinked {
+			return lines(message, fmt.Sprintf("an administrator does: `trivet user link USER --provider %s --subject %s`",
+				quoted(info.GetMetadata()["provider"]), quoted(info.GetMetadata()["subject"])))
+		}
 		return lines(message, unauthenticated(f))
 	case codes.PermissionDenied:
 		return lines(message, "`trivet login --org ORG --project PROJECT` asks for a token that acts there; roles are given by an administrator")
@@ -107,16 +116,36 @@ func answer(s *status.Status, f Facts) string {
 	return lines(message)
 }
 
+// quoted is a word of a command line that somebody may copy: a shell takes it for nothing but a word.
+func quoted(word string) string {
+	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && !strings.ContainsRune("._@-", r)
+	}) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// notLinked is the reason of a refusal of somebody whom an outside provider vouches for, and who is nobody here.
+const notLinked = "NOT_LINKED"
+
 func unauthenticated(f Facts) string {
 	switch {
 	case f.LoggingIn:
 		return ""
 	case f.Source == "":
-		return "run `trivet login`, or give a token with --token-file or TRIVET_TOKEN"
+		return "run " + login(f) + ", or give a token with --token-file or TRIVET_TOKEN"
 	case f.Source == SavedLogin:
-		return "the login has ended: run `trivet login`"
+		return "the login has ended: run " + login(f)
 	}
 	return "the token given by " + f.Source + " is not accepted: give another, or run `trivet login`"
+}
+
+func login(f Facts) string {
+	if f.Context != "" {
+		return "`trivet login --context " + f.Context + "`"
+	}
+	return "`trivet login`"
 }
 
 func invalid(message, field string) []string {
@@ -168,6 +197,30 @@ var flags = []struct{ field, flag, hint string }{
 	{"resource_id", "--resource", ""},
 	{"description", "--description", ""},
 	{"reason", "--reason", ""},
+	{"user_id", "USER", ""},
+	{"username", "--user", ""},
+	{"password", "--password-file", ""},
+	{"binding.role", "--role", ""},
+	{"binding.org_id", "--org", tenant},
+	{"binding.project_id", "--project", tenant},
+	{"binding", "--role", ""},
+	{"roles", "--role", ""},
+	{"quota.vcpus", "--vcpus", ""},
+	{"quota.memory_mib", "--memory", ""},
+	{"quota.storage_gib", "--storage", ""},
+	{"quota.vms", "--vms", ""},
+	{"quota.images", "--images", ""},
+	{"expires_at", "--ttl", ""},
+	{"identity.provider", "--provider", ""},
+	{"identity.subject", "--subject", ""},
+	{"provider", "--provider", ""},
+	{"principal", "--user", ""},
+	{"method", "--method", ""},
+	{"outcome", "--outcome", ""},
+	{"since", "--since", ""},
+	{"until", "--until", ""},
+	{"key_id", "KEY", ""},
+	{"token_id", "--id", ""},
 }
 
 func details(s *status.Status) (info *errdetails.ErrorInfo, field string) {

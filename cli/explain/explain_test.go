@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 )
 
-// A case is "status CODE [field=] [info] [NODE=reason]" with the message as input, or "unreachable", "unavailable",
+// A case is "status CODE [field=] [reason=] [info] [NODE=reason]" with the message as input, or "unreachable", "unavailable",
 // "other"; the facts are flags of any of them: source=, login, timeout=.
 func TestWhatToDo(t *testing.T) {
 	datadriven.RunTest(t, "testdata/explain.txt", func(t *testing.T, d *datadriven.TestData) string {
@@ -64,6 +64,8 @@ func statusOf(t *testing.T, d *datadriven.TestData) error {
 		case "field":
 			all = append(all, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: a.Vals[0]}}})
 		case "source", "login":
+		case "reason":
+			info.Reason = a.Vals[0]
 		case "nodes":
 			for i := range 22 {
 				info.Metadata[fmt.Sprintf("n%02d", i)] = "is NOT_READY"

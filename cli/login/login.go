@@ -1,9 +1,12 @@
-// Package login holds `trivet login`, which trades a name and a password for a token that the other commands use.
+// Package login holds `trivet login`, which trades a name and a password, or what an outside provider says, for a token that
+// the other commands use, and `trivet logout`, which ends it.
+//
+// Decision: a login renews the context it was made in. One as somebody else, to elsewhere or with another scope is a context
+// of its own, named after them, so that no login takes the place of another unasked; --context names one.
 package login
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -12,120 +15,168 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/account"
+	"github.com/trivet-cloud/trivet/cli/credential"
+	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
+// call bounds each command, but for what a person does.
+const call = 30 * time.Second
+
+// asked is what the command line says.
+type asked struct {
+	user, passwordFile string
+	provider           string
+	port               uint16
+	ttl                time.Duration
+}
+
 // Command is `trivet login`.
 func Command(s *session.Session) *cobra.Command {
-	var user, passwordFile string
-	var ttl time.Duration
+	var a asked
 	c := &cobra.Command{
 		Use:   "login",
 		Short: "Get a token and keep it for the other commands",
 		Long: `Ask for a token with a name and a password, and keep it in $XDG_CONFIG_HOME/trivet/config.yaml (mode 0600) for the
-other commands, together with --endpoint, what of TLS goes with it, --org and --project. The password is asked for, or read from a file.`,
-		Example: "  trivet login --endpoint 10.0.0.1,10.0.0.2,10.0.0.3 --tls-ca tls-ca.crt --user demo --project default",
-		Args:    session.Exactly(),
+other commands, together with --endpoint, what of TLS goes with it, --org and --project. The password is asked for, or read from a
+file.
+
+With --provider the name is proven by an outside OpenID provider: open the address that is printed in a browser of this
+host, and log in there. The provider sends the browser back to a port of this host.
+
+Logins are kept as contexts, of which one is the current one: ` + "`trivet context`" + ` lists them and changes between them. When the
+token has ended, ` + "`trivet login`" + ` alone gets another one for the same user, endpoints, org and project. A login as another
+user, to other endpoints or for another project makes a context of its own, named USER/PROJECT@HOST, unless --context
+gives it a name.`,
+		Example: `  trivet login --endpoint 10.0.0.1,10.0.0.2,10.0.0.3 --tls-ca tls-ca.crt --user demo --project default
+  trivet login --context prod --endpoint 10.0.0.1 --provider corp`,
+		Args: session.Exactly(),
 	}
-	c.Flags().StringVar(&user, "user", "", "who you are (default: asked)")
-	c.Flags().StringVar(&passwordFile, "password-file", "", "file with the password, - for standard input (default: asked)")
-	c.Flags().DurationVar(&ttl, "ttl", 0, "how long the token is good (default 1h, at most 720h)")
-	_ = c.MarkFlagFilename("password-file") // fails only for a flag that there is not
+	c.Flags().StringVar(&a.user, "user", "", "who you are (default: that of the context, or else asked)")
+	credential.FileFlag(c, &a.passwordFile)
+	c.Flags().StringVar(&a.provider, "provider", "", "the outside OpenID provider that proves who you are")
+	c.Flags().Uint16Var(&a.port, "callback-port", 0, "the port that the provider sends the browser to, where it knows only one (default any)")
+	c.Flags().DurationVar(&a.ttl, "ttl", 0, "how long the token is good (default 1h, at most 720h)")
+	_ = c.RegisterFlagCompletionFunc("provider", Providers(s)) // fails only for a flag that there is not
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
-		if ttl < 0 || ttl%time.Second != 0 {
-			return session.Usagef("--ttl %v: want whole seconds", ttl)
+		switch {
+		case a.ttl < 0 || a.ttl%time.Second != 0:
+			return session.Usagef("--ttl %v: want whole seconds", a.ttl)
+		case a.provider != "" && (a.user != "" || a.passwordFile != ""):
+			return session.Usagef("give --provider, or --user and --password-file, not both")
 		}
-		path, err := account.Path(s.Env)
+		named := s.ContextNamed()
+		if named != "" {
+			if err := account.CheckContext(named); err != nil {
+				return session.Usagef("--context: %v", err)
+			}
+		}
+		path, book, err := s.Book()
 		if err != nil {
 			return err
 		}
-		conn, login, err := s.ConnectToLogIn()
+		before, place := book.Contexts[book.Current], book.Contexts[book.Current]
+		if named != "" {
+			if before = book.Contexts[named]; before != nil {
+				place = before
+			} else {
+				s.Fresh()
+			}
+		}
+		conn, login, err := s.ConnectToLogIn(book, place)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		user, password, err := credentials(ctx, s, user, passwordFile)
-		if err != nil {
+		wanted(s, &a, before, login)
+		if err := a.ask(ctx, s, conn, login); err != nil {
 			return err
 		}
-		ctx, cancel := s.Limit(ctx, 30*time.Second)
+		ctx, cancel := s.Limit(ctx, call)
 		defer cancel()
-		login.User = user
-		login.Org, login.Project = s.Tenant()
-		token, err := identityv1.NewIdentityServiceClient(conn).IssueToken(ctx, &identityv1.IssueTokenRequest{
-			Username: user, Password: string(password), TtlSeconds: uint64(ttl / time.Second), OrgId: login.Org, ProjectId: login.Project,
-		})
-		if err != nil {
+		var name string
+		if err := account.Update(ctx, path, func(b *account.Book) error {
+			name = contextFor(b, login, named)
+			b.Contexts[name], b.Current = login, name
+			return nil
+		}); err != nil {
 			return err
 		}
-		login.Token, login.ExpiresAt = account.Secret(token.GetToken()), time.UnixMilli(token.GetExpiresAt()).UTC()
-		s.Keep(login.Token)
-		if err := login.Save(path); err != nil {
-			return err
-		}
-		for _, before := range []string{"TRIVET_TOKEN", "TRIVET_TOKEN_FILE"} {
-			if s.Env(before) != "" {
-				s.Note("%s is set and goes before this login", before)
+		for _, first := range []string{"TRIVET_TOKEN", "TRIVET_TOKEN_FILE"} {
+			if s.Env(first) != "" {
+				s.Note("%s is set and goes before this login", first)
 			}
 		}
-		return tell(s, &login)
+		return tell(s, name, login)
 	})
 	return c
 }
 
-// credentials asks for what was not given.
-func credentials(ctx context.Context, s *session.Session, user, passwordFile string) (string, account.Secret, error) {
-	if s.Ask == nil && (user == "" || passwordFile == "") {
-		return "", "", session.Usagef("there is no terminal to ask at: give --user and --password-file")
+// wanted says as whom and where the login l is to be made. What is not said is as in the context of before, as far as that
+// is about the same.
+func wanted(s *session.Session, a *asked, before, l *account.Login) {
+	l.User, l.Provider = a.user, a.provider
+	l.Org, l.Project = s.Named()
+	if before == nil || !sameEndpoints(before, l) {
+		return
 	}
-	var err error
-	if user == "" {
-		if user, err = s.Ask(ctx, "User: ", false); err != nil {
-			return "", "", err
+	if l.User == "" && l.Provider == "" {
+		if l.Provider = before.Provider; l.Provider == "" || a.passwordFile != "" {
+			l.User, l.Provider = before.User, ""
 		}
 	}
-	var password account.Secret
-	if passwordFile != "" {
-		if password, err = account.ReadSecret(passwordFile, s.Stdin); err != nil {
-			return "", "", fmt.Errorf("--password-file: %w", err)
+	if before.Provider == l.Provider && (l.Provider != "" || before.User == l.User) &&
+		l.Org == "" && l.Project == "" && !s.Given("org") && !s.Given("project") {
+		l.Org, l.Project = before.Org, before.Project
+	}
+}
+
+// ask gets the token.
+func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
+	var token *identityv1.IssueTokenResponse
+	client := identityv1.NewIdentityServiceClient(conn)
+	if l.Provider != "" {
+		var err error
+		if token, err = a.atProvider(ctx, s, client, l); err != nil {
+			return err
 		}
 	} else {
-		answer, err := s.Ask(ctx, "Password: ", true)
-		if err != nil {
-			return "", "", err
+		if a.user == "" && l.User != "" && s.Ask != nil && a.passwordFile == "" {
+			s.Note("logging in to %s as %s", strings.Join(l.Endpoints, ","), l.User)
 		}
-		password = account.Secret(answer)
+		user, password, err := credential.Known(ctx, s, l.User, a.passwordFile)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := s.Limit(ctx, call)
+		defer cancel()
+		l.User = user
+		token, err = client.IssueToken(ctx, &identityv1.IssueTokenRequest{
+			Username: user, Password: string(password), TtlSeconds: uint64(a.ttl / time.Second), OrgId: l.Org, ProjectId: l.Project,
+		})
+		if err != nil {
+			return err
+		}
 	}
-	s.Keep(password)
-	if user == "" || password == "" {
-		return "", "", fmt.Errorf("neither the name nor the password can be empty")
-	}
-	return user, password, nil
+	l.Token, l.ExpiresAt = account.Secret(token.GetToken()), time.UnixMilli(token.GetExpiresAt()).UTC()
+	s.Keep(l.Token)
+	return nil
 }
 
 // tell prints the login without its token.
-func tell(s *session.Session, l *account.Login) error {
-	switch s.Form {
-	case show.JSON:
-		text, err := json.MarshalIndent(struct {
-			User      string    `json:"user"`
-			Endpoints []string  `json:"endpoints"`
-			Org       string    `json:"org_id"`
-			Project   string    `json:"project_id"`
-			ExpiresAt time.Time `json:"expires_at"`
-		}{l.User, l.Endpoints, l.Org, l.Project, l.ExpiresAt}, "", "  ")
-		if err != nil {
-			return fmt.Errorf("print JSON: %w", err)
-		}
-		_, err = fmt.Fprintln(s.Stdout, string(text))
+func tell(s *session.Session, name string, l *account.Login) error {
+	return s.PrintValue(struct {
+		Context   string    `json:"context"`
+		User      string    `json:"user"`
+		Endpoints []string  `json:"endpoints"`
+		Org       string    `json:"org_id"`
+		Project   string    `json:"project_id"`
+		ExpiresAt time.Time `json:"expires_at"`
+	}{name, l.User, l.Endpoints, l.Org, l.Project, l.ExpiresAt}, []string{l.User}, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "logged in to %s as %s until %s; the context is %s\n",
+			strings.Join(l.Endpoints, ","), show.Text(l.User), show.When(l.ExpiresAt.UnixMilli()), name)
 		return err
-	case show.Name:
-		_, err := fmt.Fprintln(s.Stdout, show.Text(l.User))
-		return err
-	}
-	_, err := io.WriteString(s.Stdout, fmt.Sprintf("logged in to %s as %s until %s\n",
-		strings.Join(l.Endpoints, ","), show.Text(l.User), show.When(l.ExpiresAt.UnixMilli())))
-	return err
+	})
 }

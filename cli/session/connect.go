@@ -22,6 +22,7 @@ type flags struct {
 	endpoints        []string
 	token, tokenFile string
 	org, project     string
+	context          string
 	timeout          time.Duration
 	tls, plaintext   bool
 	tlsCA            string
@@ -34,6 +35,7 @@ func (f *flags) add(root *cobra.Command, form *show.Form) {
 	p.StringVar(&f.tokenFile, "token-file", "", "file with the token (TRIVET_TOKEN_FILE)")
 	p.StringVar(&f.org, "org", "", "org to act for, where the token leaves a choice (TRIVET_ORG)")
 	p.StringVar(&f.project, "project", "", "project to act for, where the token leaves a choice (TRIVET_PROJECT)")
+	p.StringVar(&f.context, "context", "", "which saved login to use (TRIVET_CONTEXT; default the current one)")
 	p.VarP((*formFlag)(form), "output", "o", "how to print: "+strings.Join(show.Forms(), ", "))
 	p.DurationVar(&f.timeout, "timeout", 0, "how long to wait at most, such as 90s (default depends on the command)")
 	p.BoolVar(&f.tls, "tls", false, "speak TLS, with the system's authorities; so does https:// before an endpoint")
@@ -73,7 +75,7 @@ func (s *Session) Connect() (*dial.Conn, error) {
 		return nil, err
 	}
 	var saved *account.Login
-	if token == "" || len(endpoints) == 0 { // a login that is not needed may be of any shape
+	if token == "" || len(endpoints) == 0 || s.flags.context != "" { // a login that is not needed may be of any shape
 		if saved, err = s.saved(); err != nil {
 			return nil, err
 		}
@@ -83,8 +85,10 @@ func (s *Session) Connect() (*dial.Conn, error) {
 		if err := covers(saved, endpoints); err != nil {
 			return nil, err
 		}
-		token, s.facts.Source = saved.Token, explain.SavedLogin
-		s.actFor(saved)
+		if token = saved.Token; token != "" {
+			s.facts.Source = explain.SavedLogin
+		}
+		s.scope = saved
 	}
 	s.Keep(token)
 	way, err := s.way(endpoints, secure, saved)
@@ -94,45 +98,108 @@ func (s *Session) Connect() (*dial.Conn, error) {
 	return s.open(way, token)
 }
 
-// ConnectToLogIn prepares a connection without a token, and says where it goes: a login without who.
-func (s *Session) ConnectToLogIn() (*dial.Conn, account.Login, error) {
+// ConnectToLogIn prepares a connection without a token, and says where it goes: a login without who. Saved is the login of
+// before; nil for none. What any saved login knows of the way to the endpoints counts.
+func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.Conn, *account.Login, error) {
 	s.facts.LoggingIn = true
 	endpoints, secure, err := s.endpoints()
 	if err != nil {
-		return nil, account.Login{}, err
+		return nil, nil, err
 	}
-	// A login that cannot be read is about to be replaced.
-	saved, _ := s.saved()
 	endpoints = orSaved(endpoints, saved)
+	if saved == nil || covers(saved, endpoints) != nil {
+		saved = nil
+		for _, name := range b.Names() {
+			if l := b.Contexts[name]; covers(l, endpoints) == nil && (saved == nil || l.TLS) {
+				saved = l
+			}
+		}
+	}
 	if s.flags.plaintext {
 		saved = nil // whoever says so may be leaving TLS
 	}
 	way, err := s.way(endpoints, secure, saved)
 	if err != nil {
-		return nil, way, err
+		return nil, nil, err
 	}
+	s.secret = "the password"
 	conn, err := s.open(way, "")
-	return conn, way, err
+	return conn, &way, err
 }
 
-// saved is the login, nil when there is none.
-func (s *Session) saved() (*account.Login, error) {
-	path, err := account.Path(s.Env)
+// ConnectWith prepares a connection with a token that was read for it; or with none when that is empty, to tell the secret
+// that told says, if any.
+func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, error) {
+	endpoints, secure, err := s.endpoints()
 	if err != nil {
-		return nil, nil // without a home there is no login; `trivet login` says so
+		return nil, err
 	}
-	l, err := account.Load(path)
-	if errors.Is(err, account.ErrNone) {
-		return nil, nil
+	saved, err := s.saved()
+	if err != nil && (len(endpoints) == 0 || s.flags.context != "") {
+		return nil, err
 	}
-	return l, err
+	s.facts.LoggingIn, s.secret = token == "", told
+	s.Keep(token)
+	way, err := s.way(orSaved(endpoints, saved), secure, saved)
+	if err != nil {
+		return nil, err
+	}
+	return s.open(way, token)
+}
+
+// Token is the one that a call would be made with. A saved one is not given out for other endpoints than its own.
+func (s *Session) Token() (account.Secret, error) {
+	token, err := s.token()
+	if err != nil {
+		return "", err
+	}
+	if token == "" {
+		saved, err := s.saved()
+		if err != nil {
+			return "", err
+		}
+		if saved == nil || saved.Token == "" {
+			return "", errors.New("there is no token: run `trivet login`, or give one")
+		}
+		named, _, err := s.endpoints()
+		if err != nil {
+			return "", err
+		}
+		if err := covers(saved, named); err != nil {
+			return "", err
+		}
+		token = saved.Token
+	}
+	s.Keep(token)
+	return token, nil
+}
+
+// ConnectFor prepares a connection for a saved login, to its own endpoints or to those of them that --endpoint names.
+func (s *Session) ConnectFor(l *account.Login) (*dial.Conn, error) {
+	endpoints, secure := l.Endpoints, false
+	if len(s.flags.endpoints) > 0 {
+		var err error
+		if endpoints, secure, err = s.endpoints(); err != nil {
+			return nil, err
+		}
+		if err := covers(l, endpoints); err != nil {
+			return nil, err
+		}
+	}
+	s.facts.Source = explain.SavedLogin
+	s.Keep(l.Token)
+	way, err := s.way(endpoints, secure, l)
+	if err != nil {
+		return nil, err
+	}
+	return s.open(way, l.Token)
 }
 
 // endpoints are those that were named: by flag before environment.
 func (s *Session) endpoints() (all []string, secure bool, err error) {
 	source, lists := "--endpoint", s.flags.endpoints
 	if len(lists) == 0 {
-		source, lists = "TRIVET_ENDPOINT", []string{s.Env("TRIVET_ENDPOINT")}
+		source, lists = "TRIVET_ENDPOINT", []string{s.env("TRIVET_ENDPOINT")}
 	}
 	if all, secure, err = account.Endpoints(lists...); err != nil {
 		return nil, false, Usagef("%s: %v", source, err)
@@ -159,7 +226,7 @@ func (s *Session) token() (account.Secret, error) {
 		source, token, file string
 	}{
 		{"--token", s.flags.token, ""}, {"--token-file", "", s.flags.tokenFile},
-		{"TRIVET_TOKEN", s.Env("TRIVET_TOKEN"), ""}, {"TRIVET_TOKEN_FILE", "", s.Env("TRIVET_TOKEN_FILE")},
+		{"TRIVET_TOKEN", s.env("TRIVET_TOKEN"), ""}, {"TRIVET_TOKEN_FILE", "", s.env("TRIVET_TOKEN_FILE")},
 	} {
 		if from.token == "" && from.file == "" {
 			continue
@@ -189,23 +256,4 @@ func covers(l *account.Login, endpoints []string) error {
 		}
 	}
 	return nil
-}
-
-// Tenant is the org and project to name in calls; empty leaves the choice to the token.
-func (s *Session) Tenant() (org, project string) {
-	org, project = s.flags.org, s.flags.project
-	if org == "" {
-		org = s.Env("TRIVET_ORG")
-	}
-	if project == "" {
-		project = s.Env("TRIVET_PROJECT")
-	}
-	return org, project
-}
-
-// actFor takes the tenant of the saved login, unless another was named.
-func (s *Session) actFor(l *account.Login) {
-	if org, project := s.Tenant(); org == "" && project == "" {
-		s.flags.org, s.flags.project = l.Org, l.Project
-	}
 }

@@ -90,8 +90,17 @@ const completing = 2 * time.Second
 
 // Names completes an argument with the names of what there is. A cluster that does not answer completes nothing.
 func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
+	return s.names(s.Connect, list)
+}
+
+// OpenNames is Names for what is told to whoever asks, as it is before a login.
+func (s *Session) OpenNames(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
+	return s.names(func() (*dial.Conn, error) { return s.ConnectWith("", "") }, list)
+}
+
+func (s *Session) names(connect func() (*dial.Conn, error), list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-		conn, err := s.Connect()
+		conn, err := connect()
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
@@ -102,14 +111,17 @@ func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]strin
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		var found []string
-		for _, n := range names {
-			if strings.HasPrefix(n, prefix) {
-				found = append(found, n)
-			}
-		}
-		return found, cobra.ShellCompDirectiveNoFileComp
+		return starting(names, prefix), cobra.ShellCompDirectiveNoFileComp
 	}
+}
+
+func starting(names []string, prefix string) (found []string) {
+	for _, n := range names {
+		if strings.HasPrefix(n, prefix) {
+			found = append(found, n)
+		}
+	}
+	return found
 }
 
 // FirstArg completes the first argument only.

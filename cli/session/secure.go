@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -20,7 +21,7 @@ const maxCA = 32 << 10
 // these endpoints. Nothing makes a way plaintext that the saved login has as TLS.
 func (s *Session) way(endpoints []string, secure bool, saved *account.Login) (account.Login, error) {
 	w := account.Login{Endpoints: endpoints, TLS: secure || s.flags.tls, Plaintext: s.flags.plaintext}
-	if text := s.Env("TRIVET_INSECURE_PLAINTEXT"); text != "" {
+	if text := s.env("TRIVET_INSECURE_PLAINTEXT"); text != "" {
 		forced, err := strconv.ParseBool(text)
 		if err != nil {
 			return w, Usagef("TRIVET_INSECURE_PLAINTEXT: want true or false, got %q", text)
@@ -29,7 +30,7 @@ func (s *Session) way(endpoints []string, secure bool, saved *account.Login) (ac
 	}
 	source, file := "--tls-ca", s.flags.tlsCA
 	if file == "" && !s.flags.tls {
-		source, file = "TRIVET_TLS_CA", s.Env("TRIVET_TLS_CA")
+		source, file = "TRIVET_TLS_CA", s.env("TRIVET_TLS_CA")
 	}
 	if file != "" {
 		text, err := readCA(file)
@@ -68,7 +69,7 @@ func readCA(path string) (string, error) {
 }
 
 func (s *Session) open(way account.Login, token account.Secret) (*dial.Conn, error) {
-	opts := dial.Options{Endpoints: way.Endpoints, Token: token, Confides: s.facts.LoggingIn, Plaintext: way.Plaintext, Dialer: s.Dialer}
+	opts := dial.Options{Endpoints: way.Endpoints, Token: token, Confides: s.secret != "", Plaintext: way.Plaintext, Dialer: s.Dialer}
 	if way.TLS {
 		opts.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
 		if way.CA != "" {
@@ -81,10 +82,7 @@ func (s *Session) open(way account.Login, token account.Secret) (*dial.Conn, err
 	conn, err := dial.Open(opts)
 	var bare *dial.Exposed
 	if errors.As(err, &bare) {
-		what := "the token"
-		if s.facts.LoggingIn {
-			what = "the password"
-		}
+		what := cmp.Or(s.secret, "the token")
 		err = fmt.Errorf("%s would go to %s in plaintext, for everybody on the way to read: give --tls-ca FILE, or --tls, or "+
 			"--insecure-plaintext to send it all the same", what, bare.Endpoint)
 	}

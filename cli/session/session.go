@@ -11,6 +11,7 @@ package session
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -51,6 +52,12 @@ type Session struct {
 	Form  show.Form
 	flags flags
 	facts explain.Facts
+	// scope is the login whose org and project calls act for, unless others are named.
+	scope *account.Login
+	given func(flag string) bool
+	fresh bool
+	// secret is what a call without a token tells; empty for nothing.
+	secret string
 	// secrets that were read, which no message may show.
 	secrets []account.Secret
 	// began is set when a command's own code was reached: the command line was understood until there.
@@ -61,6 +68,9 @@ type Session struct {
 func New(sh Shell, root *cobra.Command) *Session {
 	s := &Session{Shell: sh, Form: show.Table}
 	s.flags.add(root, &s.Form)
+	s.given = func(flag string) bool { return root.PersistentFlags().Changed(flag) }
+	// This fails only for a flag that there is not.
+	_ = root.RegisterFlagCompletionFunc("context", s.Contexts())
 	root.SetArgs(sh.Args)
 	root.SetIn(sh.Stdin)
 	root.SetOut(sh.Stdout)
@@ -136,6 +146,19 @@ func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) e
 		return nil
 	}
 	return table(s.Stdout)
+}
+
+// PrintValue is Print for what is no message.
+func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error) error {
+	if s.Form != show.JSON {
+		return s.Print(nil, names, table)
+	}
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("print JSON: %w", err)
+	}
+	_, err = fmt.Fprintln(s.Stdout, string(text))
+	return err
 }
 
 // Done prints that something without an object happened, such as a delete.

@@ -1,0 +1,381 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// More secrets: what the fake gives to whoever is not demo, and a service account's.
+const (
+	issuedToken = "eyJpc3N1ZWQ.t0ken.sig"
+	oidcToken   = "eyJvaWRj.t0ken.sig"
+	saSecret    = "service-s3cret"
+	newPassword = "another horse"
+)
+
+// fakeIdentity is as much of identity.v1 as the commands use: maps, and a list of what it was told.
+type fakeIdentity struct {
+	identityv1.UnimplementedIdentityServiceServer
+	cloud *fakeCloud
+
+	mu        sync.Mutex
+	orgs      []*identityv1.Org
+	projects  []*identityv1.Project
+	quotas    map[string]*identityv1.Quota
+	users     []*identityv1.User
+	passwords map[string]string
+	accounts  []*identityv1.ServiceAccount
+	keys      []*identityv1.Key
+	records   []*identityv1.AuditRecord
+	providers []*identityv1.LoginProvider
+	// ended are tokens that were revoked, by whom they stand for.
+	ended map[string]string
+	// vouched is what the last exchange was for.
+	vouched *identityv1.ExchangeTokenRequest
+	// revoking is called while a token is revoked; optional.
+	revoking func()
+}
+
+func newIdentity(c *fakeCloud) *fakeIdentity {
+	f := &fakeIdentity{
+		cloud: c, quotas: map[string]*identityv1.Quota{}, passwords: map[string]string{"demo": password}, ended: map[string]string{},
+		users: []*identityv1.User{{Id: "demo", Name: "Demo", Registered: true, HasPassword: true}},
+		keys:  []*identityv1.Key{{Id: "k2", Use: "staged", CreatedAt: now.UnixMilli()}, {Id: "k1", Use: "primary", CreatedAt: now.UnixMilli()}},
+	}
+	for n := range 300 {
+		outcome, message := "OK", ""
+		if n%100 == 7 {
+			outcome, message = "PERMISSION_DENIED", "ada may not"
+		}
+		f.records = append(f.records, &identityv1.AuditRecord{
+			Id: fmt.Sprintf("r%03d", n), Time: now.Add(-time.Duration(n) * time.Minute).UnixMilli(), Principal: "ada", OrgId: "acme", ProjectId: "web",
+			Method: "/vm.v1.VmService/CreateVm", Target: "name=web", Outcome: outcome, Message: message, RequestId: fmt.Sprint("q", n), Address: "10.0.0.9",
+			Suppressed: uint64(n / 207 * 5),
+		})
+	}
+	return f
+}
+
+// tokens is whom each token stands for.
+var tokens = map[string]string{tenantToken: "demo", adminToken: "admin", issuedToken: "ci", oidcToken: "ada"}
+
+func (f *fakeIdentity) note(format string, args ...any) {
+	f.cloud.mu.Lock()
+	defer f.cloud.mu.Unlock()
+	f.cloud.calls = append(f.cloud.calls, "  "+fmt.Sprintf(format, args...))
+}
+
+func find[T interface{ GetId() string }](all []T, kind, id string) (T, error) {
+	for _, o := range all {
+		if o.GetId() == id {
+			return o, nil
+		}
+	}
+	var none T
+	return none, failed(codes.NotFound, "", "no %s %s", kind, id)
+}
+
+// remove is find, and takes it out.
+func remove[T interface{ GetId() string }](all *[]T, kind, id string) (*emptypb.Empty, error) {
+	if _, err := find(*all, kind, id); err != nil {
+		return nil, err
+	}
+	*all = slices.DeleteFunc(*all, func(o T) bool { return o.GetId() == id })
+	return &emptypb.Empty{}, nil
+}
+
+func (f *fakeIdentity) IssueToken(_ context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if want := f.passwords[in.GetUsername()]; want == "" || in.GetPassword() != want {
+		return nil, failed(codes.Unauthenticated, "", "wrong user or password")
+	}
+	for token, user := range tokens {
+		if user == in.GetUsername() {
+			delete(f.ended, token)
+			ttl := cmp.Or(time.Duration(in.GetTtlSeconds())*time.Second, time.Hour)
+			return &identityv1.IssueTokenResponse{Token: token, ExpiresAt: now.Add(ttl).UnixMilli()}, nil
+		}
+	}
+	return nil, failed(codes.Internal, "", "the fake has no token for %s", in.GetUsername())
+}
+
+func (f *fakeIdentity) ListLoginProviders(context.Context, *identityv1.ListLoginProvidersRequest) (*identityv1.ListLoginProvidersResponse, error) {
+	return &identityv1.ListLoginProvidersResponse{Providers: f.providers}, nil
+}
+
+func (f *fakeIdentity) ExchangeToken(_ context.Context, in *identityv1.ExchangeTokenRequest) (*identityv1.IssueTokenResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.vouched = in
+	return &identityv1.IssueTokenResponse{Token: oidcToken, ExpiresAt: now.Add(time.Hour).UnixMilli()}, nil
+}
+
+func (f *fakeIdentity) holder(token string) *identityv1.WhoAmIResponse {
+	me := &identityv1.WhoAmIResponse{
+		PrincipalId: tokens[token], PrincipalName: strings.ToUpper(tokens[token]), Kind: "User", Proof: "password", OrgId: "default", ProjectId: "default",
+		ExpiresAt: now.Add(time.Hour).UnixMilli(), TokenId: "jti-" + tokens[token],
+		Bindings: []*identityv1.Binding{{Role: "project:member", OrgId: "default", ProjectId: "default"}},
+	}
+	if token == adminToken {
+		me.OrgId, me.ProjectId, me.Proof, me.Bindings = "", "", "hostkey", []*identityv1.Binding{{Role: "system:admin"}}
+	}
+	return me
+}
+
+func (f *fakeIdentity) VerifyToken(_ context.Context, in *identityv1.VerifyTokenRequest) (*identityv1.VerifyTokenResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch token := in.GetToken(); {
+	case tokens[token] == "":
+		return &identityv1.VerifyTokenResponse{Reason: "it is not one of ours"}, nil
+	case f.ended[token] != "":
+		return &identityv1.VerifyTokenResponse{Reason: "it is revoked"}, nil
+	default:
+		return &identityv1.VerifyTokenResponse{Valid: true, Holder: f.holder(token)}, nil
+	}
+}
+
+func (f *fakeIdentity) WhoAmI(ctx context.Context, _ *identityv1.WhoAmIRequest) (*identityv1.WhoAmIResponse, error) {
+	return f.holder(bearer(ctx)), nil
+}
+
+func (f *fakeIdentity) RevokeToken(ctx context.Context, in *identityv1.RevokeTokenRequest) (*emptypb.Empty, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.revoking != nil {
+		f.revoking()
+	}
+	for token, who := range tokens {
+		if token == in.GetToken() || "jti-"+who == in.GetTokenId() {
+			f.ended[token] = who
+			f.note("ended the token of %s, said by %s", who, tokens[bearer(ctx)])
+			return &emptypb.Empty{}, nil
+		}
+	}
+	return nil, failed(codes.NotFound, "", "no token %s", in.GetTokenId())
+}
+
+func (f *fakeIdentity) RevokeTokens(_ context.Context, in *identityv1.RevokeTokensRequest) (*emptypb.Empty, error) {
+	f.note("ended all tokens of %s", in.GetUserId())
+	return &emptypb.Empty{}, nil
+}
+
+func (f *fakeIdentity) CreateUser(_ context.Context, in *identityv1.CreateUserRequest) (*identityv1.User, error) {
+	if _, err := find(f.users, "user", in.GetId()); err == nil {
+		return nil, failed(codes.AlreadyExists, "", "there is a user %s", in.GetId())
+	}
+	u := &identityv1.User{Id: in.GetId(), Name: cmp.Or(in.GetName(), in.GetId()), CreatedAt: now.UnixMilli()}
+	f.users = append(f.users, u)
+	return u, nil
+}
+
+func (f *fakeIdentity) GetUser(_ context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
+	return find(f.users, "user", in.GetId())
+}
+
+func (f *fakeIdentity) ListUsers(context.Context, *identityv1.ListUsersRequest) (*identityv1.ListUsersResponse, error) {
+	return &identityv1.ListUsersResponse{Users: f.users}, nil
+}
+
+func (f *fakeIdentity) user(id string, change func(*identityv1.User)) (*identityv1.User, error) {
+	u, err := find(f.users, "user", id)
+	if err == nil {
+		change(u)
+		u.Registered = u.HasPassword || len(u.Identities) > 0
+	}
+	return u, err
+}
+
+func (f *fakeIdentity) DisableUser(_ context.Context, in *identityv1.DisableUserRequest) (*identityv1.User, error) {
+	return f.user(in.GetUserId(), func(u *identityv1.User) { u.Disabled = true })
+}
+
+func (f *fakeIdentity) EnableUser(_ context.Context, in *identityv1.EnableUserRequest) (*identityv1.User, error) {
+	return f.user(in.GetUserId(), func(u *identityv1.User) { u.Disabled = false })
+}
+
+func (f *fakeIdentity) DeleteUser(_ context.Context, in *identityv1.DeleteUserRequest) (*emptypb.Empty, error) {
+	return remove(&f.users, "user", in.GetUserId())
+}
+
+func (f *fakeIdentity) SetPassword(_ context.Context, in *identityv1.SetPasswordRequest) (*emptypb.Empty, error) {
+	if len(in.GetPassword()) < 8 {
+		return nil, failed(codes.InvalidArgument, "password", "password: must be 8 to 256 bytes")
+	}
+	_, err := f.user(in.GetUserId(), func(u *identityv1.User) { u.HasPassword = true })
+	f.passwords[in.GetUserId()] = in.GetPassword()
+	return &emptypb.Empty{}, err
+}
+
+func (f *fakeIdentity) LinkIdentity(_ context.Context, in *identityv1.LinkIdentityRequest) (*identityv1.User, error) {
+	return f.user(in.GetUserId(), func(u *identityv1.User) { u.Identities = append(u.Identities, in.GetIdentity()) })
+}
+
+func (f *fakeIdentity) UnlinkIdentity(_ context.Context, in *identityv1.UnlinkIdentityRequest) (*identityv1.User, error) {
+	return f.user(in.GetUserId(), func(u *identityv1.User) {
+		u.Identities = slices.DeleteFunc(u.Identities, func(i *identityv1.Identity) bool { return proto.Equal(i, in.GetIdentity()) })
+	})
+}
+
+func (f *fakeIdentity) BindRole(_ context.Context, in *identityv1.BindRoleRequest) (*emptypb.Empty, error) {
+	u, err := find(f.users, "user", in.GetUserId())
+	if err == nil && !u.GetRegistered() {
+		err = failed(codes.FailedPrecondition, "", "%s has no credential", u.GetId())
+	}
+	if err == nil {
+		u.Bindings = append(u.Bindings, in.GetBinding())
+	}
+	return &emptypb.Empty{}, err
+}
+
+func (f *fakeIdentity) UnbindRole(_ context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
+	_, err := f.user(in.GetUserId(), func(u *identityv1.User) {
+		u.Bindings = slices.DeleteFunc(u.Bindings, func(b *identityv1.Binding) bool { return proto.Equal(b, in.GetBinding()) })
+	})
+	return &emptypb.Empty{}, err
+}
+
+func (f *fakeIdentity) ListBindings(_ context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {
+	f.note("of %s/%s", in.GetOrgId(), in.GetProjectId())
+	resp := &identityv1.ListBindingsResponse{}
+	for _, u := range f.users {
+		for _, b := range u.GetBindings() {
+			if in.GetOrgId() == "" || b.GetOrgId() == in.GetOrgId() {
+				resp.Grants = append(resp.Grants, &identityv1.Grant{UserId: u.GetId(), Binding: b})
+			}
+		}
+	}
+	return resp, nil
+}
+
+func (f *fakeIdentity) CreateServiceAccount(_ context.Context, in *identityv1.CreateServiceAccountRequest) (*identityv1.CreateServiceAccountResponse, error) {
+	a := &identityv1.ServiceAccount{
+		Id: fmt.Sprint("sa-", len(f.accounts)+1), Name: in.GetName(), OrgId: cmp.Or(in.GetOrgId(), "default"), ProjectId: cmp.Or(in.GetProjectId(), "default"),
+		Roles: in.GetRoles(), CreatedAt: now.UnixMilli(), CreatedBy: "demo", ExpiresAt: in.GetExpiresAt(),
+	}
+	f.accounts = append(f.accounts, a)
+	return &identityv1.CreateServiceAccountResponse{Account: a, Secret: saSecret}, nil
+}
+
+func (f *fakeIdentity) ListServiceAccounts(context.Context, *identityv1.ListServiceAccountsRequest) (*identityv1.ListServiceAccountsResponse, error) {
+	return &identityv1.ListServiceAccountsResponse{Accounts: f.accounts}, nil
+}
+
+func (f *fakeIdentity) DeleteServiceAccount(_ context.Context, in *identityv1.DeleteServiceAccountRequest) (*emptypb.Empty, error) {
+	return remove(&f.accounts, "service account", in.GetId())
+}
+
+func (f *fakeIdentity) CreateOrg(_ context.Context, in *identityv1.CreateOrgRequest) (*identityv1.Org, error) {
+	if strings.ContainsRune(in.GetId(), ' ') {
+		return nil, failed(codes.InvalidArgument, "id", "must be 1 to 63 of A-Z a-z 0-9 . _ @ -")
+	}
+	o := &identityv1.Org{Id: in.GetId(), Name: cmp.Or(in.GetName(), in.GetId()), CreatedAt: now.UnixMilli()}
+	f.orgs = append(f.orgs, o)
+	return o, nil
+}
+
+func (f *fakeIdentity) GetOrg(_ context.Context, in *identityv1.GetOrgRequest) (*identityv1.Org, error) {
+	return find(f.orgs, "org", in.GetId())
+}
+
+func (f *fakeIdentity) ListOrgs(context.Context, *identityv1.ListOrgsRequest) (*identityv1.ListOrgsResponse, error) {
+	return &identityv1.ListOrgsResponse{Orgs: f.orgs}, nil
+}
+
+func (f *fakeIdentity) DeleteOrg(_ context.Context, in *identityv1.DeleteOrgRequest) (*emptypb.Empty, error) {
+	if slices.ContainsFunc(f.projects, func(p *identityv1.Project) bool { return p.GetOrgId() == in.GetId() }) {
+		return nil, failed(codes.FailedPrecondition, "", "org %s has projects", in.GetId())
+	}
+	return remove(&f.orgs, "org", in.GetId())
+}
+
+func (f *fakeIdentity) CreateProject(_ context.Context, in *identityv1.CreateProjectRequest) (*identityv1.Project, error) {
+	p := &identityv1.Project{Id: in.GetId(), OrgId: in.GetOrgId(), Name: cmp.Or(in.GetName(), in.GetId()), CreatedAt: now.UnixMilli()}
+	f.projects = append(f.projects, p)
+	f.quotas[p.GetId()] = in.GetQuota()
+	return p, nil
+}
+
+func (f *fakeIdentity) GetProject(_ context.Context, in *identityv1.GetProjectRequest) (*identityv1.Project, error) {
+	return find(f.projects, "project", in.GetId())
+}
+
+func (f *fakeIdentity) ListProjects(_ context.Context, in *identityv1.ListProjectsRequest) (*identityv1.ListProjectsResponse, error) {
+	resp := &identityv1.ListProjectsResponse{}
+	for _, p := range f.projects {
+		if in.GetOrgId() == "" || p.GetOrgId() == in.GetOrgId() {
+			resp.Projects = append(resp.Projects, p)
+		}
+	}
+	return resp, nil
+}
+
+func (f *fakeIdentity) DeleteProject(_ context.Context, in *identityv1.DeleteProjectRequest) (*emptypb.Empty, error) {
+	return remove(&f.projects, "project", in.GetId())
+}
+
+func (f *fakeIdentity) GetQuota(_ context.Context, in *identityv1.GetQuotaRequest) (*identityv1.QuotaStatus, error) {
+	return &identityv1.QuotaStatus{
+		OrgId: in.GetOrgId(), ProjectId: in.GetProjectId(), Quota: f.quotas[in.GetProjectId()],
+		Used: &identityv1.Usage{Vcpus: 3, MemoryMib: 2560, StorageGib: 40, Vms: 2},
+	}, nil
+}
+
+func (f *fakeIdentity) SetQuota(ctx context.Context, in *identityv1.SetQuotaRequest) (*identityv1.QuotaStatus, error) {
+	f.quotas[in.GetProjectId()] = in.GetQuota()
+	return f.GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: in.GetOrgId(), ProjectId: in.GetProjectId()})
+}
+
+func (f *fakeIdentity) ListKeys(context.Context, *identityv1.ListKeysRequest) (*identityv1.ListKeysResponse, error) {
+	return &identityv1.ListKeysResponse{Keys: f.keys}, nil
+}
+
+func (f *fakeIdentity) RotateKeys(_ context.Context, in *identityv1.RotateKeysRequest) (*identityv1.ListKeysResponse, error) {
+	if !in.GetForce() {
+		return nil, failed(codes.FailedPrecondition, "", "k2 is staged since 5m, others may not know it before 1h")
+	}
+	f.keys[0].Use, f.keys[1].Use, f.keys[1].EndsAt = "primary", "secondary", now.Add(720*time.Hour).UnixMilli()
+	return &identityv1.ListKeysResponse{Keys: f.keys}, nil
+}
+
+func (f *fakeIdentity) RevokeKey(_ context.Context, in *identityv1.RevokeKeyRequest) (*identityv1.ListKeysResponse, error) {
+	_, err := remove(&f.keys, "key", in.GetKeyId())
+	return &identityv1.ListKeysResponse{Keys: f.keys}, err
+}
+
+func (f *fakeIdentity) ListAuditRecords(_ context.Context, in *identityv1.ListAuditRecordsRequest) (*identityv1.ListAuditRecordsResponse, error) {
+	f.note("audit org=%s user=%s method=%s outcome=%s since=%s until=%s page=%s", in.GetOrgId(), in.GetPrincipal(), in.GetMethod(), in.GetOutcome(),
+		stamp(in.GetSince()), stamp(in.GetUntil()), in.GetPageToken())
+	var kept []*identityv1.AuditRecord
+	for _, r := range f.records {
+		if r.GetTime() >= in.GetSince() && (in.GetUntil() == 0 || r.GetTime() < in.GetUntil()) && (in.GetOutcome() == "" || (in.GetOutcome() == "OK") == (r.GetOutcome() == "OK")) {
+			kept = append(kept, r)
+		}
+	}
+	// Pages of three, whatever was asked for.
+	from, _ := strconv.Atoi(in.GetPageToken())
+	if to := from + 3; to < len(kept) {
+		return &identityv1.ListAuditRecordsResponse{Records: kept[from:to], NextPageToken: strconv.Itoa(to)}, nil
+	}
+	return &identityv1.ListAuditRecordsResponse{Records: kept[from:]}, nil
+}
+
+func stamp(ms int64) string {
+	if ms == 0 {
+		return "-"
+	}
+	return time.UnixMilli(ms).UTC().Format(time.RFC3339)
+}

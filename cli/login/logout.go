@@ -1,0 +1,81 @@
+package login
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/cli/account"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// Logout is `trivet logout`.
+func Logout(s *session.Session) *cobra.Command {
+	var local bool
+	c := &cobra.Command{
+		Use: "logout", Short: "End a login: its token is good no more", Args: session.Exactly(),
+		Long: `End the login of the current context, or of --context: its token is revoked, so that a copy of it is good no more, and
+removed from this host. The context stays, for the next ` + "`trivet login`" + `.`,
+	}
+	c.Flags().BoolVar(&local, "local", false, "do not ask the control plane: a copy of the token is good until it ends")
+	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
+		ctx, cancel := s.Limit(ctx, call)
+		defer cancel()
+		path, book, err := s.Book()
+		if err != nil {
+			return err
+		}
+		name := s.ContextNamed()
+		if name == "" {
+			name = book.Current
+		}
+		l := book.Contexts[name]
+		switch {
+		case l == nil && s.ContextNamed() != "":
+			return session.NoContext(name)
+		case l == nil:
+			return errors.New("you are not logged in")
+		}
+		if l.Token != "" && !local {
+			if err := revoke(ctx, s, l); err != nil {
+				s.Note("the login is kept; `trivet logout --local` forgets it without asking the control plane")
+				return err
+			}
+		}
+		if err := account.Update(ctx, path, func(b *account.Book) error {
+			// Another login in between is not this one's to end.
+			if now := b.Contexts[name]; now != nil && now.Token == l.Token {
+				now.Token, now.ExpiresAt = "", time.Time{}
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		return s.Done(name, "is logged out")
+	})
+	return c
+}
+
+func revoke(ctx context.Context, s *session.Session, l *account.Login) error {
+	conn, err := s.ConnectFor(l)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return Revoke(ctx, conn, l.Token)
+}
+
+// Revoke ends a token that is also what the connection calls with. One that has ended already is as good as revoked.
+func Revoke(ctx context.Context, conn *dial.Conn, token account.Secret) error {
+	_, err := identityv1.NewIdentityServiceClient(conn).RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: string(token)})
+	if status.Code(err) == codes.Unauthenticated {
+		return nil
+	}
+	return err
+}

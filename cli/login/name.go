@@ -1,0 +1,52 @@
+package login
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/cli/account"
+)
+
+// contextFor is the name that a login is kept under: the one that was asked for; that of the context which is about the
+// same, the current one first; or a new one.
+func contextFor(b *account.Book, l *account.Login, named string) string {
+	if named != "" {
+		return named
+	}
+	for _, name := range append([]string{b.Current}, b.Names()...) {
+		if have := b.Contexts[name]; have != nil && same(have, l) {
+			return name
+		}
+	}
+	name := derived(l)
+	for n := 2; b.Contexts[name] != nil; n++ {
+		name = derived(l) + "-" + strconv.Itoa(n)
+	}
+	return name
+}
+
+// same reports whether two logins differ in nothing but their tokens.
+func same(a, b *account.Login) bool {
+	return sameEndpoints(a, b) && a.User == b.User && a.Provider == b.Provider && a.Org == b.Org && a.Project == b.Project
+}
+
+func sameEndpoints(a, b *account.Login) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a.Endpoints)), slices.Sorted(slices.Values(b.Endpoints)))
+}
+
+// derived is USER/PROJECT@HOST, with the org where there is no project, and of several endpoints the first.
+func derived(l *account.Login) string {
+	name := l.User
+	switch {
+	case l.Project != "":
+		name += "/" + l.Project
+	case l.Org != "":
+		name += "/" + l.Org
+	}
+	name += "@" + strings.TrimSuffix(l.Endpoints[0], ":"+account.DefaultPort)
+	if account.CheckContext(name) != nil { // a service of a name beyond our own rules
+		return account.Before
+	}
+	return name
+}

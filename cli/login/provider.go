@@ -1,0 +1,83 @@
+package login
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/account"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/openid"
+	"github.com/trivet-cloud/trivet/cli/session"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// patience is how long a person may take with the browser.
+const patience = 5 * time.Minute
+
+// atProvider gets a token for whoever logs in at an outside provider, and learns who that is here.
+func (a *asked) atProvider(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, l *account.Login) (*identityv1.IssueTokenResponse, error) {
+	ctx, cancel := s.Limit(ctx, patience)
+	defer cancel()
+	provider, err := believed(ctx, client, l.Provider)
+	if err != nil {
+		return nil, err
+	}
+	proof, err := openid.Prove(ctx, openid.Provider{Issuer: provider.GetIssuer(), ClientID: provider.GetClientId(), Scopes: provider.GetScopes()},
+		openid.Options{Port: a.port, Now: s.Now, Show: func(address string) {
+			s.Note("open this address in a browser of this host, and log in there:")
+			fmt.Fprintf(s.Stderr, "\n  %s\n\n", address)
+		}})
+	if err != nil {
+		return nil, err
+	}
+	s.Keep(proof.IDToken)
+	token, err := client.ExchangeToken(ctx, &identityv1.ExchangeTokenRequest{
+		Provider: l.Provider, IdToken: string(proof.IDToken), Nonce: proof.Nonce, TtlSeconds: uint64(a.ttl / time.Second), OrgId: l.Org, ProjectId: l.Project,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Keep(account.Secret(token.GetToken()))
+	v, err := client.VerifyToken(ctx, &identityv1.VerifyTokenRequest{Token: token.GetToken()})
+	if err != nil {
+		return nil, fmt.Errorf("see whose the token is: %w", err)
+	}
+	if !v.GetValid() {
+		return nil, fmt.Errorf("the control plane does not know its own token: %s", v.GetReason())
+	}
+	l.User = v.GetHolder().GetPrincipalId()
+	return token, nil
+}
+
+func believed(ctx context.Context, client identityv1.IdentityServiceClient, name string) (*identityv1.LoginProvider, error) {
+	all, err := client.ListLoginProviders(ctx, &identityv1.ListLoginProvidersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, p := range all.GetProviders() {
+		if p.GetName() == name {
+			return p, nil
+		}
+		names = append(names, p.GetName())
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("the control plane believes no outside provider: log in with --user")
+	}
+	return nil, fmt.Errorf("there is no provider named %q: there is %s", name, strings.Join(names, ", "))
+}
+
+// Providers completes a flag with the outside providers' names.
+func Providers(s *session.Session) cobra.CompletionFunc {
+	return s.OpenNames(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
+		all, err := identityv1.NewIdentityServiceClient(conn).ListLoginProviders(ctx, &identityv1.ListLoginProvidersRequest{})
+		for _, p := range all.GetProviders() {
+			names = append(names, p.GetName())
+		}
+		return names, err
+	})
+}
