@@ -324,6 +324,9 @@ func (f *fakeIdentity) ListProjects(_ context.Context, in *identityv1.ListProjec
 }
 
 func (f *fakeIdentity) DeleteProject(_ context.Context, in *identityv1.DeleteProjectRequest) (*emptypb.Empty, error) {
+	if p, err := find(f.projects, "project", in.GetId()); err == nil && p.GetOrgId() != in.GetOrgId() {
+		return nil, failed(codes.InvalidArgument, "org_id", "org_id: is not the project's")
+	}
 	return remove(&f.projects, "project", in.GetId())
 }
 

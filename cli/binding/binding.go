@@ -1,0 +1,190 @@
+// Package binding holds the commands about who has which role where.
+//
+// It knows the roles' names and what each is given in; not what one may do with it, which the control plane decides.
+package binding
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// reach is what a role is given in.
+type reach int
+
+const (
+	everywhere reach = iota
+	inOrg
+	inProject
+)
+
+var roles = []struct {
+	name  string
+	reach reach
+}{
+	{"system:admin", everywhere}, {"billing:admin", everywhere}, {"org:admin", inOrg},
+	{"project:admin", inProject}, {"project:member", inProject}, {"project:viewer", inProject},
+}
+
+// Roles lists the roles that can be given.
+func Roles() (names []string) {
+	for _, r := range roles {
+		names = append(names, r.name)
+	}
+	return names
+}
+
+// ProjectRoles lists those that are given in a project.
+func ProjectRoles() (names []string) {
+	for _, r := range roles {
+		if r.reach == inProject {
+			names = append(names, r.name)
+		}
+	}
+	return names
+}
+
+// Text is a role and where it is held.
+func Text(b *identityv1.Binding) string {
+	switch {
+	case b.GetProjectId() != "":
+		return b.GetRole() + " of " + b.GetOrgId() + "/" + b.GetProjectId()
+	case b.GetOrgId() != "":
+		return b.GetRole() + " of " + b.GetOrgId()
+	}
+	return b.GetRole()
+}
+
+// Command is `trivet binding`; users completes the ids of users.
+func Command(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+	c := &cobra.Command{
+		Use: "binding", Short: "Give roles to users, and take them away", Args: cobra.NoArgs,
+		Long: `Give roles to users, and take them away. A role acts from the next call on, without a new login.
+
+  system:admin     may do everything, everywhere
+  billing:admin    makes and fills wallets, everywhere
+  org:admin        makes projects in an org, and gives roles in it
+  project:admin    does everything in a project, and gives roles in it
+  project:member   makes and runs machines in a project
+  project:viewer   looks at what is in a project
+
+Whoever is system:admin gives each of them, org:admin those in the org, project:admin those in the project. A user needs a
+credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
+		Example: "  trivet binding add --user ada --role project:member --org acme --project web\n  trivet binding list --org acme",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(
+		changing(s, users, "add", "Give a user a role", "has", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) error {
+			_, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: user, Binding: b})
+			return err
+		}),
+		changing(s, users, "remove", "Take a role from a user", "has no more", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) error {
+			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
+			return err
+		}),
+		listing(s, users))
+	return c
+}
+
+func changing(s *session.Session, users cobra.CompletionFunc, verb, short, now string,
+	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) error) *cobra.Command {
+	var user, role string
+	c := &cobra.Command{
+		Use: verb, Short: short, Args: session.Exactly(),
+		Long:    short + ". The org and the project are those of --org and --project, or else the login's.",
+		Example: "  trivet binding " + verb + " --user ada --role project:member --org acme --project web\n  trivet binding " + verb + " --user bob --role org:admin --org acme",
+	}
+	c.Flags().StringVar(&user, "user", "", "the user's id")
+	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(Roles(), ", "))
+	// These fail only for a flag that there is not.
+	_ = c.RegisterFlagCompletionFunc("user", users)
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(Roles(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.MarkFlagRequired("user")
+	_ = c.MarkFlagRequired("role")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		b, err := wanted(s, role)
+		if err != nil {
+			return err
+		}
+		if err := do(ctx, identityv1.NewIdentityServiceClient(conn), user, b); err != nil {
+			return err
+		}
+		return s.Done(user, now+" "+Text(b))
+	})
+	return c
+}
+
+// wanted is a role where it is to be held.
+func wanted(s *session.Session, role string) (*identityv1.Binding, error) {
+	i := slices.Index(Roles(), role)
+	if i < 0 {
+		return nil, session.Usagef("--role %q: want one of %s", role, strings.Join(Roles(), ", "))
+	}
+	reach := roles[i].reach
+	if reach < inProject && s.Given("project") {
+		return nil, session.Usagef("%s is not given in a project: leave --project out", role)
+	}
+	if reach < inOrg && s.Given("org") {
+		return nil, session.Usagef("%s is not given in an org: leave --org out", role)
+	}
+	b := &identityv1.Binding{Role: role}
+	org, project := s.Tenant()
+	if reach >= inOrg {
+		b.OrgId = org
+	}
+	if reach >= inProject {
+		b.ProjectId = project
+	}
+	return b, nil
+}
+
+func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+	var all bool
+	var user, role string
+	grants := &session.List[*identityv1.Grant]{
+		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Grant, string, error) {
+			req := &identityv1.ListBindingsRequest{PageSize: session.PageSize, PageToken: token}
+			switch {
+			case all && (s.Given("org") || s.Given("project")):
+				return nil, "", session.Usagef("give --all, or --org and --project, not both")
+			case !all:
+				req.OrgId, req.ProjectId = s.Tenant()
+			}
+			page, err := identityv1.NewIdentityServiceClient(conn).ListBindings(ctx, req)
+			return page.GetGrants(), page.GetNextPageToken(), err
+		},
+		Whole:  func(all []*identityv1.Grant) proto.Message { return &identityv1.ListBindingsResponse{Grants: all} },
+		Name:   (*identityv1.Grant).GetUserId,
+		Header: []string{"USER", "ROLE", "ORG", "PROJECT"},
+		Row: func(g *identityv1.Grant) []string {
+			b := g.GetBinding()
+			return []string{g.GetUserId(), b.GetRole(), b.GetOrgId(), b.GetProjectId()}
+		},
+	}
+	c := grants.Command(s, &cobra.Command{
+		Use: "list", Short: "List who has which role",
+		Long: `List who has which role in the org and project that --org and --project name, or else in the login's. With --all, or when
+neither names any, all roles are listed, which takes the role system:admin.`,
+		Example: "  trivet binding list --org acme\n  trivet binding list --all --role system:admin",
+	}, call, func(g *identityv1.Grant) bool {
+		return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())
+	})
+	c.Flags().BoolVar(&all, "all", false, "of every org and project")
+	c.Flags().StringVar(&user, "user", "", "only this user's")
+	c.Flags().StringVar(&role, "role", "", "only this role")
+	// These fail only for a flag that there is not.
+	_ = c.RegisterFlagCompletionFunc("user", users)
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(Roles(), cobra.ShellCompDirectiveNoFileComp))
+	return c
+}

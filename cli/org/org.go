@@ -1,0 +1,93 @@
+// Package org holds the commands about orgs: what projects belong to, and whose administrators make them.
+//
+// It knows the identity service's calls about orgs, and no other noun.
+package org
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// Command is `trivet org`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "org", Short: "Make, list and delete orgs", Args: cobra.NoArgs,
+		Long: `Make, list and delete orgs. An org is a customer or a department: it holds projects, and who has the role org:admin in it
+makes them and gives roles there. To make and delete orgs takes the role system:admin.`,
+		Example: "  trivet org create acme --name \"Acme Corp.\"\n  trivet project create web --org acme",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(creating(s), orgs.Command(s, &cobra.Command{Use: "list", Short: "List the orgs that you have a role in"}, call, nil),
+		showing(s), deleting(s))
+	return c
+}
+
+var orgs = &session.List[*identityv1.Org]{
+	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Org, string, error) {
+		page, err := identityv1.NewIdentityServiceClient(conn).ListOrgs(ctx, &identityv1.ListOrgsRequest{PageSize: session.PageSize, PageToken: token})
+		return page.GetOrgs(), page.GetNextPageToken(), err
+	},
+	Whole:  func(all []*identityv1.Org) proto.Message { return &identityv1.ListOrgsResponse{Orgs: all} },
+	Name:   (*identityv1.Org).GetId,
+	Header: []string{"ID", "NAME", "CREATED"},
+	Row:    func(o *identityv1.Org) []string { return []string{o.GetId(), o.GetName(), show.When(o.GetCreatedAt())} },
+}
+
+// Names completes an argument or a flag with the ids of orgs.
+func Names(s *session.Session) cobra.CompletionFunc { return orgs.Names(s) }
+
+func creating(s *session.Session) *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use: "create ORG", Short: "Make an org", Args: session.Exactly("ORG"),
+		Long:    "Make an org. ORG is its id, 1 to 63 of A-Z a-z 0-9 . _ @ -, which stays; --name is for people.",
+		Example: "  trivet org create acme --name \"Acme Corp.\"",
+	}
+	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		o, err := identityv1.NewIdentityServiceClient(conn).CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: args[0], Name: name})
+		if err != nil {
+			return err
+		}
+		return orgs.Print(s, o, o)
+	})
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := named(s, "show ORG", "Show an org")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		o, err := identityv1.NewIdentityServiceClient(conn).GetOrg(ctx, &identityv1.GetOrgRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		return orgs.Print(s, o, o)
+	})
+	return c
+}
+
+func deleting(s *session.Session) *cobra.Command {
+	c := named(s, "delete ORG", "Delete an org that has no projects")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteOrg(ctx, &identityv1.DeleteOrgRequest{Id: args[0]}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+func named(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("ORG"), ValidArgsFunction: session.FirstArg(Names(s))}
+}

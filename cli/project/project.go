@@ -1,0 +1,121 @@
+// Package project holds the commands about projects: where machines, images and credit are.
+//
+// It knows the identity service's calls about projects. Limits are read by package quota.
+package project
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/quota"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// Command is `trivet project`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "project", Short: "Make, list and delete projects", Args: cobra.NoArgs,
+		Long: `Make, list and delete projects. A project belongs to an org and holds machines, images and a wallet; nobody sees another
+project's. To make and delete one takes the role system:admin, or org:admin in its org.`,
+		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB\n  trivet login --user ada --org acme --project web",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	all := projects(s)
+	c.AddCommand(creating(s), all.Command(s, &cobra.Command{
+		Use: "list", Short: "List the projects that you have a role in", Long: "List the projects that you have a role in, with --org those of that org.",
+	}, call, nil), showing(s), deleting(s))
+	return c
+}
+
+func projects(s *session.Session) *session.List[*identityv1.Project] {
+	return &session.List[*identityv1.Project]{
+		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Project, string, error) {
+			org, _ := s.Named()
+			page, err := identityv1.NewIdentityServiceClient(conn).ListProjects(ctx,
+				&identityv1.ListProjectsRequest{OrgId: org, PageSize: session.PageSize, PageToken: token})
+			return page.GetProjects(), page.GetNextPageToken(), err
+		},
+		Whole:  func(all []*identityv1.Project) proto.Message { return &identityv1.ListProjectsResponse{Projects: all} },
+		Name:   (*identityv1.Project).GetId,
+		Header: []string{"ID", "ORG", "NAME", "CREATED"},
+		Row: func(p *identityv1.Project) []string {
+			return []string{p.GetId(), p.GetOrgId(), p.GetName(), show.When(p.GetCreatedAt())}
+		},
+	}
+}
+
+// Names completes an argument or a flag with the ids of projects.
+func Names(s *session.Session) cobra.CompletionFunc { return projects(s).Names(s) }
+
+func creating(s *session.Session) *cobra.Command {
+	var name string
+	var limits quota.Limits
+	c := &cobra.Command{
+		Use: "create PROJECT", Short: "Make a project in an org", Args: session.Exactly("PROJECT"),
+		Long: `Make a project in the org that --org names, or else in the login's. PROJECT is its id, 1 to 63 of A-Z a-z 0-9 . _ @ -,
+unique in the cloud and never used again. It may have as much as it likes of what no limit is given for; limits take the
+role system:admin.`,
+		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB --storage 2TiB --vms 10",
+	}
+	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
+	limits.Add(c.Flags())
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		req := &identityv1.CreateProjectRequest{Id: args[0], Name: name}
+		if limits.Given() {
+			req.Quota = &identityv1.Quota{}
+			if err := limits.Change(req.Quota); err != nil {
+				return err
+			}
+		}
+		req.OrgId, _ = s.Tenant()
+		p, err := identityv1.NewIdentityServiceClient(conn).CreateProject(ctx, req)
+		if err != nil {
+			return err
+		}
+		return projects(s).Print(s, p, p)
+	})
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := named(s, "show PROJECT", "Show a project")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		p, err := identityv1.NewIdentityServiceClient(conn).GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		return projects(s).Print(s, p, p)
+	})
+	return c
+}
+
+func deleting(s *session.Session) *cobra.Command {
+	c := named(s, "delete PROJECT", "Delete a project that is empty")
+	c.Long = "Delete a project that has no machines, images or other things any more. Its id is never used again."
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		client := identityv1.NewIdentityServiceClient(conn)
+		// The org has to be named by its own administrators.
+		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		if _, err := client.DeleteProject(ctx, &identityv1.DeleteProjectRequest{Id: p.GetId(), OrgId: p.GetOrgId()}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+func named(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("PROJECT"), ValidArgsFunction: session.FirstArg(Names(s))}
+}

@@ -1,0 +1,49 @@
+package quota
+
+import (
+	"github.com/spf13/pflag"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// unlimited is the limit that is none.
+const unlimited = "unlimited"
+
+// Limits are flags, one for each thing that is limited.
+type Limits struct {
+	flags *pflag.FlagSet
+}
+
+// Add makes the flags.
+func (l *Limits) Add(to *pflag.FlagSet) {
+	l.flags = to
+	for _, r := range resources {
+		to.String(r.name, "", "at most so much or so many: "+r.usage+"; or "+unlimited)
+	}
+}
+
+// Given reports whether any is on the command line.
+func (l *Limits) Given() bool {
+	for _, r := range resources {
+		if l.flags.Changed(r.name) {
+			return true
+		}
+	}
+	return false
+}
+
+// Change puts what is on the command line into q.
+func (l *Limits) Change(q *identityv1.Quota) error {
+	for _, r := range resources {
+		f := l.flags.Lookup(r.name)
+		if !f.Changed {
+			continue
+		}
+		n, err := r.read(f.Value.String())
+		if err != nil {
+			return err
+		}
+		*r.limit(q) = n
+	}
+	return nil
+}

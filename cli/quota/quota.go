@@ -1,0 +1,165 @@
+// Package quota holds the commands about what a project may have at most.
+//
+// It knows the identity service's calls about quotas. A project has one quota, so none is named but by --org and --project.
+// Decision: `set` changes what it names and reads the rest first, since the control plane takes a quota whole. Of two at the
+// same moment one may undo what the other named.
+package quota
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// Command is `trivet quota`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "quota", Short: "Show and set what a project may have at most", Args: cobra.NoArgs,
+		Long: `Show and set what a project may have at most. The project is the token's, or that of --project. A machine counts from its
+creation to its deletion, also while it is stopped. To set takes the role system:admin.`,
+		Example: "  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme --project web",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(showing(s), setting(s))
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "show", Short: "Show what a project has, and may have", Args: session.Exactly()}
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		org, project := s.Tenant()
+		q, err := identityv1.NewIdentityServiceClient(conn).GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org, ProjectId: project})
+		return printQuota(s, q, err)
+	})
+	return c
+}
+
+func setting(s *session.Session) *cobra.Command {
+	var limits Limits
+	c := &cobra.Command{
+		Use: "set", Short: "Set what a project may have at most", Args: session.Exactly(),
+		Long: `Set what a project may have at most: a number, or "unlimited" for no limit. What is not named stays as it is. A limit may
+be below what the project has: nothing is taken away, but nothing is added either.`,
+		Example: "  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota set --org acme --project web --vms unlimited",
+	}
+	limits.Add(c.Flags())
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		if !limits.Given() {
+			return session.Usagef("nothing to set: give --vcpus, --memory, --storage, --vms or --images")
+		}
+		if err := limits.Change(&identityv1.Quota{}); err != nil {
+			return err // before anything is asked
+		}
+		org, project := s.Tenant()
+		client := identityv1.NewIdentityServiceClient(conn)
+		was, err := client.GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org, ProjectId: project})
+		if err != nil {
+			return err
+		}
+		wanted := was.GetQuota()
+		if wanted == nil {
+			wanted = &identityv1.Quota{}
+		}
+		if err := limits.Change(wanted); err != nil {
+			return err
+		}
+		q, err := client.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, ProjectId: project, Quota: wanted})
+		return printQuota(s, q, err)
+	})
+	return c
+}
+
+func printQuota(s *session.Session, q *identityv1.QuotaStatus, err error) error {
+	if err != nil {
+		return err
+	}
+	return s.Print(q, []string{q.GetProjectId()}, func(w io.Writer) error {
+		var rows [][]string
+		for _, r := range resources {
+			limit := unlimited
+			if l := *r.limit(orEmpty(q.GetQuota())); l != nil {
+				limit = r.text(*l)
+			}
+			rows = append(rows, []string{q.GetOrgId() + "/" + q.GetProjectId(), r.name, r.text(r.used(q.GetUsed())), limit})
+		}
+		return show.Rows(w, []string{"PROJECT", "RESOURCE", "USED", "LIMIT"}, rows)
+	})
+}
+
+func orEmpty(q *identityv1.Quota) *identityv1.Quota {
+	if q == nil {
+		return &identityv1.Quota{}
+	}
+	return q
+}
+
+// resource is one of the things that are limited.
+type resource struct {
+	name, usage string
+	// unit is that of the number, for those that are amounts; 0 for those that are counted.
+	unit  uint64
+	limit func(*identityv1.Quota) **uint64
+	used  func(*identityv1.Usage) uint64
+}
+
+var resources = []resource{
+	{"vcpus", "virtual CPUs", 0, func(q *identityv1.Quota) **uint64 { return &q.Vcpus }, (*identityv1.Usage).GetVcpus},
+	{"memory", "memory of machines in MiB, or with a unit: 16GiB", session.MiB,
+		func(q *identityv1.Quota) **uint64 { return &q.MemoryMib }, (*identityv1.Usage).GetMemoryMib},
+	{"storage", "disks in GiB, or with a unit: 2TiB", session.GiB,
+		func(q *identityv1.Quota) **uint64 { return &q.StorageGib }, (*identityv1.Usage).GetStorageGib},
+	{"vms", "machines", 0, func(q *identityv1.Quota) **uint64 { return &q.Vms }, (*identityv1.Usage).GetVms},
+	{"images", "images", 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
+}
+
+// text is a number of the resource for people: a whole number of a unit, so that a limit is seen as it was set.
+func (r *resource) text(n uint64) string {
+	if r.unit == 0 || n == 0 {
+		return strconv.FormatUint(n, 10)
+	}
+	units := []string{"MiB", "GiB", "TiB"}
+	if r.unit == session.GiB {
+		units = units[1:]
+	}
+	for len(units) > 1 && n%1024 == 0 {
+		n, units = n/1024, units[1:]
+	}
+	return strconv.FormatUint(n, 10) + " " + units[0]
+}
+
+func (r *resource) read(text string) (*uint64, error) {
+	if text == unlimited {
+		return nil, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	ok := err == nil
+	if r.unit != 0 {
+		n, ok = session.Amount(text, r.unit)
+	}
+	if !ok {
+		return nil, session.Usagef("--%s %q: want %s, or %q", r.name, text, r.wanted(), unlimited)
+	}
+	return &n, nil
+}
+
+func (r *resource) wanted() string {
+	switch r.unit {
+	case session.MiB:
+		return "a number of MiB, or one with a unit: 16GiB"
+	case session.GiB:
+		return "a number of GiB, or one with a unit: 2TiB"
+	}
+	return fmt.Sprintf("a number of %s", r.usage)
+}

@@ -1,0 +1,75 @@
+package user
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/credential"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/login"
+	"github.com/trivet-cloud/trivet/cli/session"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+func passwording(s *session.Session) *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use: "password [USER]", Short: "Set a user's password, or your own", Args: cobra.MaximumNArgs(1),
+		Long: `Set a user's password, 8 to 256 bytes long; without USER your own. It is asked for twice and not shown, or read from a file.
+Tokens that the user has until now end: after a change of your own, log in again.`,
+		Example:           "  trivet user password ada\n  openssl rand -base64 18 > ada.password && trivet user password ada --password-file ada.password",
+		ValidArgsFunction: session.FirstArg(Names(s)),
+	}
+	credential.FileFlag(c, &file)
+	c.RunE = s.Local(func(ctx context.Context, args []string) error {
+		conn, err := s.Connect()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		// A person may take longer to type than a call may.
+		password, err := credential.New(ctx, s, file)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := s.Limit(ctx, call)
+		defer cancel()
+		client := identityv1.NewIdentityServiceClient(conn)
+		var user string
+		if len(args) > 0 {
+			user = args[0]
+		} else {
+			me, err := client.WhoAmI(ctx, &identityv1.WhoAmIRequest{})
+			if err != nil {
+				return err
+			}
+			user = me.GetPrincipalId()
+		}
+		if _, err := client.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: user, Password: string(password)}); err != nil {
+			return err
+		}
+		return s.Done(user, "has a new password; its tokens of before have ended")
+	})
+	return c
+}
+
+func linking(s *session.Session, verb, short string,
+	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Identity) (*identityv1.User, error)) *cobra.Command {
+	i := &identityv1.Identity{}
+	c := named(s, verb+" USER", short)
+	c.Long = short + `. PROVIDER is a name of the control plane's configuration, and SUBJECT what the provider calls the user:
+the "sub" of its ID tokens, which stays when a mail address changes.`
+	c.Example = "  trivet user " + verb + " ada --provider corp --subject 248289761001"
+	c.Flags().StringVar(&i.Provider, "provider", "", "the outside provider's name")
+	c.Flags().StringVar(&i.Subject, "subject", "", "who the user is there")
+	// These fail only for a flag that there is not.
+	_ = c.RegisterFlagCompletionFunc("provider", login.Providers(s))
+	_ = c.MarkFlagRequired("provider")
+	_ = c.MarkFlagRequired("subject")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), args[0], i)
+		return printUser(s, u, err)
+	})
+	return c
+}

@@ -1,0 +1,165 @@
+// Package user holds the commands about users: names with credentials, to which roles are given.
+//
+// It knows the identity service's calls about users. Passwords are asked for by package credential.
+package user
+
+import (
+	"context"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/binding"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// Command is `trivet user`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "user", Short: "Make users and give them passwords", Args: cobra.NoArgs,
+		Long: `Make users and give them passwords. A new user is a name and can do nothing: it takes a credential, which is a password or an
+identity at an outside provider, and a role, which ` + "`trivet binding add`" + ` gives. All of this takes the role system:admin, but
+that everybody may change their own password.`,
+		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding add --user ada --role project:member --org acme --project web",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(creating(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, call, nil), showing(s), deleting(s), passwording(s),
+		changing(s, "disable", "End a user's tokens, and give it no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+			return c.DisableUser(ctx, &identityv1.DisableUserRequest{UserId: id})
+		}),
+		changing(s, "enable", "Give a disabled user tokens again", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+			return c.EnableUser(ctx, &identityv1.EnableUserRequest{UserId: id})
+		}),
+		linking(s, "link", "Let a user log in by an outside provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+			return c.LinkIdentity(ctx, &identityv1.LinkIdentityRequest{UserId: id, Identity: i})
+		}),
+		linking(s, "unlink", "Let a user log in by an outside provider no more", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+			return c.UnlinkIdentity(ctx, &identityv1.UnlinkIdentityRequest{UserId: id, Identity: i})
+		}))
+	return c
+}
+
+var users = &session.List[*identityv1.User]{
+	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.User, string, error) {
+		page, err := identityv1.NewIdentityServiceClient(conn).ListUsers(ctx, &identityv1.ListUsersRequest{PageSize: session.PageSize, PageToken: token})
+		return page.GetUsers(), page.GetNextPageToken(), err
+	},
+	Whole:  func(all []*identityv1.User) proto.Message { return &identityv1.ListUsersResponse{Users: all} },
+	Name:   (*identityv1.User).GetId,
+	Header: []string{"ID", "NAME", "STATE", "LOGS IN BY", "ROLES"},
+	Row: func(u *identityv1.User) []string {
+		return []string{u.GetId(), u.GetName(), state(u), strings.Join(credentials(u), ", "), strings.Join(roles(u), ", ")}
+	},
+}
+
+// Names completes an argument or a flag with the ids of users.
+func Names(s *session.Session) cobra.CompletionFunc { return users.Names(s) }
+
+func creating(s *session.Session) *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use: "create USER", Short: "Make a user, without a credential", Args: session.Exactly("USER"),
+		Long: `Make a user. USER is the id that is typed to log in, 1 to 63 of A-Z a-z 0-9 . _ @ -. Give it a credential next, with
+` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
+		Example: "  trivet user create ada --name \"Ada Lovelace\"",
+	}
+	c.Flags().StringVar(&name, "name", "", "what people call it")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		u, err := identityv1.NewIdentityServiceClient(conn).CreateUser(ctx, &identityv1.CreateUserRequest{Id: args[0], Name: name})
+		return printUser(s, u, err)
+	})
+	return c
+}
+
+func showing(s *session.Session) *cobra.Command {
+	c := named(s, "show USER", "Show a user")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		u, err := identityv1.NewIdentityServiceClient(conn).GetUser(ctx, &identityv1.GetUserRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		return s.Print(u, []string{u.GetId()}, func(w io.Writer) error { return show.Fields(w, fields(u)) })
+	})
+	return c
+}
+
+func deleting(s *session.Session) *cobra.Command {
+	c := named(s, "delete USER", "Delete a user with its credentials and roles")
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteUser(ctx, &identityv1.DeleteUserRequest{UserId: args[0]}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+func changing(s *session.Session, verb, short string, do func(context.Context, identityv1.IdentityServiceClient, string) (*identityv1.User, error)) *cobra.Command {
+	c := named(s, verb+" USER", short)
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), args[0])
+		return printUser(s, u, err)
+	})
+	return c
+}
+
+func named(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(Names(s))}
+}
+
+func printUser(s *session.Session, u *identityv1.User, err error) error {
+	if err != nil {
+		return err
+	}
+	return users.Print(s, u, u)
+}
+
+func state(u *identityv1.User) string {
+	switch {
+	case u.GetDisabled():
+		return "DISABLED"
+	case !u.GetRegistered():
+		return "UNREGISTERED"
+	}
+	return "ACTIVE"
+}
+
+func credentials(u *identityv1.User) (all []string) {
+	if u.GetHasPassword() {
+		all = append(all, "password")
+	}
+	for _, i := range u.GetIdentities() {
+		all = append(all, i.GetProvider())
+	}
+	return all
+}
+
+func roles(u *identityv1.User) (all []string) {
+	for _, b := range u.GetBindings() {
+		all = append(all, binding.Text(b))
+	}
+	return all
+}
+
+func fields(u *identityv1.User) [][2]string {
+	f := [][2]string{{"ID", u.GetId()}, {"Name", u.GetName()}, {"State", state(u)}, {"Created", show.When(u.GetCreatedAt())}}
+	if u.GetHasPassword() {
+		f = append(f, [2]string{"Password", "is set"})
+	}
+	for _, i := range u.GetIdentities() {
+		f = append(f, [2]string{"Identity", i.GetSubject() + " at " + i.GetProvider()})
+	}
+	for _, r := range roles(u) {
+		f = append(f, [2]string{"Role", r})
+	}
+	return f
+}

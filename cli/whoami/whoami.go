@@ -1,0 +1,60 @@
+// Package whoami holds `trivet whoami`, and how a token's holder is shown.
+package whoami
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/binding"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// Command is `trivet whoami`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "whoami", Short: "Say whom your calls are made as, and what they may do", Args: session.Exactly(),
+		Long: `Say whom your calls are made as: the holder of the token that is given or saved, how that was proven, where the token acts, the
+roles, and until when the token is good.`,
+	}
+	c.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		me, err := identityv1.NewIdentityServiceClient(conn).WhoAmI(ctx, &identityv1.WhoAmIRequest{})
+		if err != nil {
+			return err
+		}
+		return s.Print(me, []string{me.GetPrincipalId()}, func(w io.Writer) error { return show.Fields(w, Fields(me)) })
+	})
+	return c
+}
+
+// Fields is a token's holder for people.
+func Fields(me *identityv1.WhoAmIResponse) [][2]string {
+	f := [][2]string{
+		{"ID", me.GetPrincipalId()},
+		{"Name", me.GetPrincipalName()},
+		{"Kind", me.GetKind()},
+		{"Proven by", me.GetProof()},
+		{"Acts in", scope(me)},
+		{"Token", me.GetTokenId()},
+		{"Good until", show.When(me.GetExpiresAt())},
+	}
+	for _, b := range me.GetBindings() {
+		f = append(f, [2]string{"Role", binding.Text(b)})
+	}
+	return f
+}
+
+func scope(me *identityv1.WhoAmIResponse) string {
+	switch {
+	case me.GetProjectId() != "":
+		return me.GetOrgId() + "/" + me.GetProjectId()
+	case me.GetOrgId() != "":
+		return "org " + me.GetOrgId()
+	}
+	return "the whole system"
+}
