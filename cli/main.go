@@ -16,18 +16,22 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/trivet-cloud/trivet/cli/audit"
 	"github.com/trivet-cloud/trivet/cli/binding"
 	"github.com/trivet-cloud/trivet/cli/cluster"
 	"github.com/trivet-cloud/trivet/cli/contexts"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/key"
 	"github.com/trivet-cloud/trivet/cli/kv"
 	"github.com/trivet-cloud/trivet/cli/login"
 	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/org"
 	"github.com/trivet-cloud/trivet/cli/project"
 	"github.com/trivet-cloud/trivet/cli/quota"
+	"github.com/trivet-cloud/trivet/cli/serviceaccount"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/terminal"
+	"github.com/trivet-cloud/trivet/cli/token"
 	"github.com/trivet-cloud/trivet/cli/user"
 	"github.com/trivet-cloud/trivet/cli/vm"
 	"github.com/trivet-cloud/trivet/cli/wallet"
@@ -71,8 +75,9 @@ Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not don
 		SilenceErrors: true,
 	}
 	s := session.New(sh, root)
+	users := user.Names(s)
 	root.AddCommand(login.Logout(s), contexts.Command(s), whoami.Command(s), org.Command(s), project.Command(s), quota.Command(s), user.Command(s),
-		binding.Command(s, user.Names(s)))
+		binding.Command(s, users), token.Command(s, users), serviceaccount.Command(s), key.Command(s), audit.Command(s, users))
 	// These fail only for a flag that there is not.
 	_ = root.RegisterFlagCompletionFunc("org", org.Names(s))
 	_ = root.RegisterFlagCompletionFunc("project", project.Names(s))
