@@ -273,7 +273,11 @@ func (f *fakeKeys) Watch(stream pb.Watch_WatchServer) error {
 		header, changed, lost := f.header(), f.changed, r.GetStartRevision() < f.compacted
 		f.cloud.mu.Unlock()
 		if lost {
-			return stream.Send(&pb.WatchResponse{Header: header, Canceled: true, CompactRevision: f.compacted})
+			if err := stream.Send(&pb.WatchResponse{Header: header, Canceled: true, CompactRevision: f.compacted}); err != nil {
+				return err
+			}
+			<-stream.Context().Done() // a stream outlives its watches, as etcd's does
+			return nil
 		}
 		for _, e := range all {
 			header.Revision, next = e.Kv.ModRevision, e.Kv.ModRevision+1
