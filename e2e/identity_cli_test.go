@@ -1,0 +1,199 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/cli/openid/openidtest"
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+// everyMember is what a login names.
+const everyMember = "127.0.0.1,127.0.0.2,127.0.0.3"
+
+// somebody is a person at the command line, with a home directory.
+type somebody struct {
+	w    *world
+	ctx  context.Context
+	home string
+	// as goes before every command.
+	as []string
+}
+
+// does runs the command line, which must do it.
+func (p *somebody) does(args ...string) string {
+	p.w.t.Helper()
+	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
+	require.Zero(p.w.t, code, "trivet %s: %s%s", strings.Join(args, " "), out, errs)
+	return out
+}
+
+// cannot runs the command line, which must say why not.
+func (p *somebody) cannot(want string, args ...string) {
+	p.w.t.Helper()
+	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
+	require.Equal(p.w.t, 1, code, "trivet %s: %s%s", strings.Join(args, " "), out, errs)
+	require.Contains(p.w.t, errs, want)
+}
+
+// writes makes a file that nobody else may read, and gives its path.
+func (p *somebody) writes(name, text string) string {
+	path := filepath.Join(p.home, name)
+	require.NoError(p.w.t, os.WriteFile(path, []byte(text+"\n"), 0o600))
+	return path
+}
+
+// browses logs in at an outside provider: the address that is printed is opened as a browser would.
+func (p *somebody) browses(args ...string) string {
+	cmd := exec.CommandContext(p.ctx, p.w.trio.Bin.CLI, append([]string{"login"}, args...)...)
+	cmd.Env = []string{"HOME=" + p.home, "XDG_CONFIG_HOME=" + p.home}
+	var out, errs strings.Builder
+	cmd.Stdout = &out
+	said, err := cmd.StderrPipe()
+	require.NoError(p.w.t, err)
+	require.NoError(p.w.t, cmd.Start())
+	address := regexp.MustCompile(`^  (http://\S+)$`)
+	for lines := bufio.NewScanner(said); lines.Scan(); {
+		errs.WriteString(lines.Text() + "\n")
+		if found := address.FindStringSubmatch(lines.Text()); found != nil {
+			resp, err := http.Get(found[1])
+			require.NoError(p.w.t, err)
+			require.NoError(p.w.t, resp.Body.Close())
+		}
+	}
+	require.NoError(p.w.t, cmd.Wait(), errs.String())
+	return out.String()
+}
+
+// An administrator makes a tenant from nothing, with the command line alone; whoever is in it logs in, works within its
+// quota and its roles, and is put out again.
+func TestCommandLineIdentity(t *testing.T) {
+	provider := openidtest.New(t, time.Now())
+	w := newWorld(t, func(w *world) {
+		config := fmt.Sprintf("identity:\n  providers:\n    - name: corp\n      issuer: %s\n      client_id: %s\n", provider.Issuer, provider.ClientID)
+		require.NoError(t, os.WriteFile(w.dir.Path("identity.yaml"), []byte(config), 0o644))
+		w.trio.Extra = append(w.trio.Extra, "--config", "identity.yaml")
+	})
+	ctx := w.context(4 * time.Minute)
+	admin := &somebody{w: w, ctx: ctx, home: t.TempDir()}
+	admin.as = []string{"--endpoint", everyMember, "--token-file", admin.writes("admin.token", w.adminToken)}
+	ada := &somebody{w: w, ctx: ctx, home: t.TempDir()}
+
+	admin.does("org", "create", "acme", "--name", "Acme Corp.")
+	admin.does("project", "create", "web", "--org", "acme", "--vcpus", "4", "--memory", "4GiB")
+	admin.does("quota", "set", "--org", "acme", "--project", "web", "--vms", "2")
+	require.Regexp(t, `memory +0 +4 GiB`, admin.does("quota", "show", "--org", "acme", "--project", "web"))
+	admin.does("user", "create", "ada", "--name", "Ada Lovelace")
+	admin.cannot("credential", "binding", "add", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
+	admin.does("user", "password", "ada", "--password-file", ada.writes("password", "correct horse"))
+	admin.does("binding", "add", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
+	require.Regexp(t, `ada +project:admin +acme +web`, admin.does("binding", "list", "--org", "acme"))
+
+	// Ada looks around. What she may not do is refused, and written down.
+	require.Contains(t, ada.does("login", "--endpoint", everyMember, "--user", "ada", "--password-file", filepath.Join(ada.home, "password"), "--project", "web"),
+		"the context is ada/web@127.0.0.1")
+	me := ada.does("whoami")
+	require.Regexp(t, `Proven by: +password`, me)
+	require.Regexp(t, `Acts in: +acme/web`, me)
+	require.Contains(t, me, "project:admin of acme/web")
+	require.Contains(t, ada.does("project", "list"), "web")
+	require.Equal(t, "acme\n", ada.does("org", "list", "-o", "name"))
+	require.Regexp(t, `vms +0 +2\n`, ada.does("quota", "show"))
+	ada.cannot("may not", "org", "create", "mine")
+	require.NoError(t, lab.Until(ctx, "the refusal is in the audit", func(context.Context) error {
+		if !strings.Contains(admin.does("audit", "list", "--user", "ada", "--outcome", "REFUSED", "--since", "10m"), "CreateOrg") {
+			return os.ErrNotExist
+		}
+		return nil
+	}))
+
+	// A program of hers gets a name, a secret and a token of its own.
+	secret, token := filepath.Join(ada.home, "ci.secret"), filepath.Join(ada.home, "ci.token")
+	ci := strings.TrimSpace(ada.does("service-account", "create", "ci", "--role", "project:viewer", "--secret-file", secret, "-o", "name"))
+	ada.does("token", "issue", "--user", ci, "--password-file", secret, "--file", token)
+	for _, path := range []string{secret, token, filepath.Join(ada.home, "trivet", "config.yaml")} {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), path)
+	}
+	require.Regexp(t, `Kind: +ServiceAccount`, ada.does("token", "verify", "--file", token))
+	require.Equal(t, ci+"\n", ada.does("--token-file", token, "whoami", "-o", "name"))
+	ada.does("token", "revoke", "--file", token)
+	ada.cannot("the token is not good", "token", "verify", "--file", token)
+	ada.does("sa", "delete", "ci")
+
+	// Keys are rotated beneath her, and a member goes.
+	admin.does("key", "rotate", "--force")
+	require.Contains(t, admin.does("key", "list"), "secondary")
+	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
+	ada.does("whoami")
+	require.NoError(t, w.trio.StartAll())
+	w.ready()
+
+	// A new password ends the tokens of before; a logout ends its own on each member, copies too.
+	ada.does("user", "password", "--password-file", ada.writes("password", "another horse"))
+	for host := range strings.SplitSeq(everyMember, ",") {
+		refused(ctx, t, ada, "run `trivet login`", "whoami", "--endpoint", host)
+	}
+	ada.does("login", "--password-file", filepath.Join(ada.home, "password"))
+	stolen := ada.writes("stolen", savedToken(t, ada))
+	ada.does("--token-file", stolen, "whoami")
+	ada.does("logout")
+	for host := range strings.SplitSeq(everyMember, ",") {
+		refused(ctx, t, ada, "not accepted", "--token-file", stolen, "--endpoint", host, "whoami")
+	}
+	ada.cannot("you are not logged in", "whoami")
+
+	// She logs in by an outside provider, once somebody said who she is there.
+	admin.does("user", "link", "ada", "--provider", "corp", "--subject", provider.Subject)
+	require.Contains(t, ada.browses("--provider", "corp", "--project", "web", "--context", "outside"), "as ada until")
+	require.Regexp(t, `Proven by: +oidc`, ada.does("whoami"))
+	var contexts struct {
+		Contexts []struct{ Name, State string }
+	}
+	require.NoError(t, json.Unmarshal([]byte(ada.does("context", "list", "-o", "json")), &contexts))
+	require.Equal(t, "[{ada/web@127.0.0.1 LOGGED_OUT} {outside LOGGED_IN}]", fmt.Sprint(contexts.Contexts))
+
+	// Put out, and everything is gone.
+	admin.does("binding", "remove", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
+	refused(ctx, t, ada, "may not", "service-account", "list")
+	admin.does("user", "disable", "ada")
+	refused(ctx, t, ada, "run `trivet login`", "whoami")
+	admin.does("user", "delete", "ada")
+	admin.cannot("has", "org", "delete", "acme")
+	admin.does("project", "delete", "web")
+	admin.does("org", "delete", "acme")
+}
+
+// refused waits until a member refuses: what it believed a moment ago may hold for a second more.
+func refused(ctx context.Context, t *testing.T, p *somebody, want string, args ...string) {
+	t.Helper()
+	require.NoError(t, lab.Until(ctx, "it is refused", func(ctx context.Context) error {
+		_, errs, code := p.w.trivet(ctx, p.home, args...)
+		if code != 1 || !strings.Contains(errs, want) {
+			return fmt.Errorf("trivet %s ended with %d: %s", strings.Join(args, " "), code, errs)
+		}
+		return nil
+	}))
+}
+
+// savedToken is the token of the current login.
+func savedToken(t *testing.T, p *somebody) string {
+	text, err := os.ReadFile(filepath.Join(p.home, "trivet", "config.yaml"))
+	require.NoError(t, err)
+	found := regexp.MustCompile(`token: (\S+)`).FindStringSubmatch(string(text))
+	require.NotNil(t, found)
+	return found[1]
+}
