@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
@@ -52,14 +53,19 @@ func TestTakenAwayEverywhere(t *testing.T) {
 	require.NoError(t, err)
 	everywhere(codes.OK)
 
-	watch, err := w.dial(3, text).VMs.WatchVm(ctx, &vmv1.WatchVmRequest{OrgId: "acme", ProjectId: "shop", VmId: "01890000-0000-7000-8000-000000000000"})
+	w.credit(ctx, 1, w.adminToken, 201, http.MethodPost, "/api/v1/wallets", map[string]any{"project_id": "shop", "org_id": "acme", "initial_balance": 7})
+	watch, err := creditv1.NewCreditServiceClient(w.dial(3, text).Conn()).WatchTransactions(ctx, &creditv1.WatchTransactionsRequest{})
 	require.NoError(t, err)
 	_, err = watch.Recv()
-	require.Equal(t, codes.NotFound, status.Code(err), "it was let in: %v", err)
+	require.NoError(t, err, "what is there already")
 	_, err = w.dial(2, text).Identity.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text})
 	require.NoError(t, err)
 	time.Sleep(seen)
 	everywhere(codes.Unauthenticated)
+	for err == nil {
+		_, err = watch.Recv()
+	}
+	require.Equal(t, codes.Unauthenticated, status.Code(err), "an open watch ends too: %v", err)
 
 	text, err = w.rest(3, "").IssueToken(ctx, "ada", "correct horse", nil)
 	require.NoError(t, err)
