@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/trivet-cloud/trivet/controlplane/clock"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -95,13 +96,13 @@ func (e *edges) close(drainTime time.Duration) {
 }
 
 // leaf signs this member's certificate, and a new one at half its life.
-func leaf(authority *mtls.Authority, member uint64) mtls.Source {
+func leaf(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
 	var mu sync.Mutex
 	var current *tls.Certificate
 	return func() (*tls.Certificate, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if now := time.Now(); current == nil || now.After(current.Leaf.NotAfter.Add(-leafLife/2)) {
+		if now := now(); current == nil || now.After(current.Leaf.NotAfter.Add(-leafLife/2)) {
 			c, err := authority.IssueFor(mtls.Member, strconv.FormatUint(member, 10), now, leafLife)
 			if err != nil {
 				return nil, err
@@ -121,4 +122,10 @@ func withAuthority(source mtls.Source, authority *mtls.Authority) mtls.Source {
 		}
 		return mtls.WithAuthority(c, authority.Certificate()), nil
 	}
+}
+
+// at makes a listener judge certificates by the member's time.
+func at(c *clock.Clock, config *tls.Config) *tls.Config {
+	config.Time = c.Now
+	return config
 }

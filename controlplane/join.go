@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/trivet-cloud/trivet/controlplane/clock"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/controlplane/peer"
@@ -30,7 +31,7 @@ func whoAmI(ctx context.Context, c Config, authority *mtls.Authority, log *slog.
 	if err != nil {
 		return 0, false, err
 	}
-	asker, err := peer.New(peer.Options{Self: c.NodeID, Certificate: leaf(authority, c.NodeID), Authority: authority, Log: log})
+	asker, err := peer.New(peer.Options{Self: c.NodeID, Certificate: leaf(authority, c.NodeID, clock.Wall), Authority: authority, Log: log, Now: clock.Wall})
 	if err != nil {
 		return 0, false, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/trivet-cloud/trivet/controlplane/clock"
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/identity/token"
@@ -104,7 +105,7 @@ func adminToken() *cobra.Command {
 			return err
 		}
 		scope := cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}
-		text, err := identity.HostToken(key, scope, time.Now(), ttl)
+		text, err := identity.HostToken(key, scope, clock.Wall(), ttl)
 		if err != nil {
 			return err
 		}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/clock"
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/credit"
@@ -92,7 +93,8 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	if joins {
 		members = Members{}
 	}
-	certificate := leaf(authority, c.NodeID)
+	clk := clock.New(clock.Options{Log: log})
+	certificate := leaf(authority, c.NodeID, clk.Now)
 	tenants, err := openTLS(c, certificate, authority, log)
 	if err != nil {
 		return err
@@ -127,12 +129,14 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	var runner *consensus.Runner
 	var memberships *member.Service
 	mesh, err := peer.New(peer.Options{
-		Self: c.NodeID, Members: members.addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log,
+		Self: c.NodeID, Members: members.addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log, Now: clk.Now,
 		Stranger: func(id uint64) { memberships.Stranger(id) }, Removed: func() { runner.Removed() },
 	})
 	if err != nil {
 		return err
 	}
+	clk.Attach(mesh)
+	mesh.HandleDirect(clock.Command, clk.Answer)
 	host, err := consensus.Open(consensus.Options{
 		ID: c.NodeID, Members: consensusMembers(c, joins), Join: joins, Dir: filepath.Join(c.DataDir, "raft"), Transport: mesh, Log: log,
 		ElectionTicks: electionTicks, FS: floor,
@@ -152,7 +156,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	defer system.Close()
 	kvLeads := store.NewGroup(runner, kvGroup)
 	defer kvLeads.Close()
-	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp})
+	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp, Now: clk.Now, Elapsed: clk.Elapsed})
 	commands := lead.NewCommands(c.NodeID, system, mesh)
 	first := firstMembers(c)
 	if host.Joined() {
@@ -170,7 +174,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	audits := audit.New(audit.Options{Store: records, Commands: commands, Log: log.With("service", "audit")})
 	identities := identity.New(identity.Options{
 		Store: records, Commands: commands, Key: key, Log: log, Audit: audits, Issuer: c.issuer(), Providers: c.Identity.Providers,
-		Holds: []func(store.Reader, cloud.ProjectID) error{credit.Holds}, Dev: c.Dev,
+		Holds: []func(store.Reader, cloud.ProjectID) error{credit.Holds}, Dev: c.Dev, Skew: clk.Skew,
 	})
 	images := image.New(image.Options{
 		Store: records, Commands: commands, Files: files, Self: c.NodeID, Count: memberships.Count, Peers: mesh,
@@ -178,7 +182,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	})
 	nodes := node.New(node.Options{
 		Store: records, Commands: commands, Leadership: system, Self: c.NodeID, Listeners: memberships.Listeners(c.Ports.Agents),
-		Authority: authority, Log: log, Now: time.Now,
+		Authority: authority, Log: log, Now: clk.Now, Steady: clk.Steady,
 	})
 	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), OrgOf: tenant.OrgOf, Metrics: registry})
 	bills := newBilling(c.Billing, records, credits, log)
@@ -190,7 +194,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		Tokens: users.NewTokens(key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: key.ClusterID(),
 		Transfer: func(ctx context.Context, to uint64) error { return memberships.Transfer(ctx, to, kvGroup) },
 		Members:  func(ctx context.Context) ([]snapfile.Member, error) { return snapshotMembers(ctx, memberships) },
-		Election: electionTicks * c.Tick, Quota: c.KV.Quota, CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"),
+		Election: electionTicks * c.Tick, Quota: c.KV.Quota, CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"), Now: clk.Now,
 		Limits: kv.Limits{RequestBytes: c.KV.MaxRequestBytes, TxnOps: c.KV.MaxTxnOps, Progress: c.KV.WatchProgress},
 	})
 	nodes.Attach(vms, files)
@@ -201,7 +205,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	var meshWork sync.WaitGroup
 	meshWork.Go(func() { mesh.Run(meshing) })
 	peers, _ := rpc.New(rpc.Options{
-		Credentials: mesh.Credentials(mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member))),
+		Credentials: mesh.Credentials(at(clk, mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member)))),
 		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
 	})
 	mesh.Register(peers)
@@ -238,14 +242,14 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	}
 
 	// Edges.
-	registry.MustRegister(grpcMetrics, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
+	registry.MustRegister(grpcMetrics, clk, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
 	if tenants.pair != nil {
 		registry.MustRegister(tenants.pair)
 	}
 	httpMetrics := rest.NewMetrics(registry)
 	agents, _ := rpc.New(rpc.Options{
-		Credentials: credentials.NewTLS(mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
-			mtls.OnlyKind(mtls.Node), node.RenewGrace)),
+		Credentials: credentials.NewTLS(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
+			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
 		Log: log, Metrics: grpcMetrics,
 	})
 	nodes.RegisterAgents(agents)
@@ -288,7 +292,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 
 	kvREST := kv.NewREST(kv.RESTOptions{
 		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
-		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Metrics: httpMetrics,
+		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Metrics: httpMetrics, Now: clk.Now,
 	})
 	defer kvREST.Close()
 
@@ -337,6 +341,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer cancel()
+	work.Go(func() { clk.Run(background) })
 	work.Go(func() { tasks.Run(background) })
 	work.Go(func() { memberships.Meet(background) })
 	work.Go(func() {
@@ -355,7 +360,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	work.Go(func() { audits.Run(background) })
 	work.Go(func() { tenants.run(background, c.Dev) })
 	work.Go(func() { keepAnnouncing(background, c, memberships, log) })
-	work.Go(func() { keepAdminToken(background, key, c.DataDir, validWith(identities), log) })
+	work.Go(func() { keepAdminToken(background, key, c.DataDir, validWith(identities), clk.Now, log) })
 	work.Go(func() { scrub(background, engines, log) })
 	work.Go(func() { keys.Run(background) })
 	work.Go(func() { etcd.Run(background) })

@@ -161,7 +161,7 @@ func tenantsEdge(t *testing.T) (keys, rpcs string, dir string, authority *mtls.A
 	require.NoError(t, err)
 	c := Default()
 	c.TLS = TLS{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
-	tenants, err := openTLS(c, leaf(authority, 1), authority, slog.New(slog.DiscardHandler))
+	tenants, err := openTLS(c, leaf(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	free := func() string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -217,7 +217,7 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 		config.NextProtos = []string{forwardProtocol, "http/1.1"}
 		return config
 	}
-	said, err = get(forwards(leaf(authority, 2), authority))
+	said, err = get(forwards(leaf(authority, 2, time.Now), authority))
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://"+authority.Cluster()+"/member/2", said)
 
@@ -228,14 +228,14 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 	for name, config := range map[string]*tls.Config{
 		"nobody":            forwards(nil, authority),
 		"a node":            forwards(func() (*tls.Certificate, error) { return node, nil }, authority),
-		"an impostor":       forwards(leaf(other, 2), authority),
-		"of another server": forwards(leaf(authority, 2), other),
+		"an impostor":       forwards(leaf(other, 2, time.Now), authority),
+		"of another server": forwards(leaf(authority, 2, time.Now), other),
 	} {
 		_, err := get(config)
 		require.Error(t, err, name)
 	}
 	// A member does not take what tenants are shown for a member.
-	lost := forwards(leaf(authority, 2), authority)
+	lost := forwards(leaf(authority, 2, time.Now), authority)
 	lost.NextProtos = []string{"http/1.1"}
 	_, err = get(lost)
 	require.ErrorContains(t, err, "want a member")
@@ -261,10 +261,10 @@ func TestTLSThatCannotBeRead(t *testing.T) {
 	c := Default()
 	c.TLS = TLS{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
 	require.NoError(t, os.Chmod(c.TLS.Key, 0o644))
-	_, err = openTLS(c, leaf(authority, 1), authority, slog.New(slog.DiscardHandler))
+	_, err = openTLS(c, leaf(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, "chmod 600")
 	c.TLS = TLS{}
-	tenants, err := openTLS(c, leaf(authority, 1), authority, slog.New(slog.DiscardHandler))
+	tenants, err := openTLS(c, leaf(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.Nil(t, tenants.rest)
 	require.Nil(t, tenants.grpc())

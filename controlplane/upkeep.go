@@ -99,10 +99,10 @@ const (
 
 // keepAdminToken keeps a token of the administrator in the data directory, for whoever may read that. valid says whether
 // one still is: a change of the administrator's password ends all that are older.
-func keepAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, log *slog.Logger) {
+func keepAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
 	path := filepath.Join(dir, "admin.token")
 	for {
-		if err := renewAdminToken(ctx, key, path, valid, time.Now()); err != nil {
+		if err := renewAdminToken(ctx, key, path, valid, now()); err != nil {
 			log.Error("admin token", "err", err)
 		}
 		select {

@@ -25,6 +25,7 @@ var arrows = map[string][]string{
 	"shared/cloud":  {"shared/fault", "shared/mutant"},
 	"shared/wire":   {"shared/cloud", "protos/…"},
 
+	"controlplane/clock":           {"shared/mutant"},
 	"controlplane/clusterkey":      {"shared/mtls"},
 	"controlplane/certfile":        {"shared/mutant"},
 	"controlplane/consensus":       {"shared/mutant"},
@@ -87,6 +88,7 @@ var arrows = map[string][]string{
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},
 	"e2e/lab":             {"protos/…", "controlplane/clusterkey", "nodeagent/cgroup"},
+	"e2e/history":         {"controlplane/credit/ledger", "controlplane/credit/ledger/ledgertest", "shared/cloud"},
 	"e2e/bench":           {"e2e/…", "nodeagent/uplink", "images/guest", "protos/…", "shared/…"},
 	"e2e/bench/figure":    {},
 	"e2e/bench/libvirt":   {},

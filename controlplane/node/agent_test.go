@@ -70,7 +70,7 @@ func TestEveryCertificate(t *testing.T) {
 		"none":                {nil, codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated},
 		"a member":            {w.certificate(mtls.Member, "2", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
 		"another cluster's":   {other.certificate(mtls.Node, "n", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
-		"not yet valid":       {w.certificate(mtls.Node, "n", now.Add(time.Hour), time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
+		"not yet valid":       {w.certificate(mtls.Node, "n", now.Add(2*time.Hour), time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
 		"a host of no record": {w.certificate(mtls.Node, string(guest(1)), now, time.Hour), codes.PermissionDenied, codes.Unauthenticated, codes.PermissionDenied},
 	} {
 		for method, err := range everything(ctx, w.with(1, c.own)) {
@@ -243,6 +243,14 @@ func TestNewLeader(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, s.Away(a.id))
 	require.Equal(t, cloud.NodeReady, states()[a.id])
+
+	// Whoever sets the clock of this member loses no host, and finds none that is lost.
+	for _, d := range []time.Duration{10 * time.Minute, -10 * time.Minute, 0} {
+		w.setClock(d)
+		require.False(t, s.Away(a.id), d)
+		require.True(t, s.Away(b.id), d)
+		require.Equal(t, cloud.NodeReady, states()[a.id], d)
+	}
 
 	// Deposed and back: what was heard before stays true and grows old; the grace begins anew.
 	stop()

@@ -26,7 +26,7 @@ func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, e
 	if err := checkHeartbeat(&said); err != nil {
 		return cloud.Node{}, err
 	}
-	now := s.opts.Now().UnixMilli()
+	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()
 	known, ok := s.fleet[said.ID]
 	s.mu.Unlock()

@@ -63,6 +63,9 @@ type Options struct {
 	Log       *slog.Logger
 	// Now is the clock.
 	Now func() time.Time
+	// Steady is a clock that is never set, by which hosts are known to be alive: one that is set must not make all of them
+	// look lost. Now when nil.
+	Steady func() time.Time
 }
 
 // Service is the node service of one member.
@@ -99,6 +102,9 @@ type liveness struct {
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
+	if opts.Steady == nil {
+		opts.Steady = opts.Now
+	}
 	s := &Service{
 		opts: opts, seen: map[cloud.NodeID]cloud.Time{}, fleet: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
 		reading: map[cloud.NodeID]int{}, consoles: consoles{open: map[string]*console{}},
@@ -152,7 +158,7 @@ func (s *Service) Follow(ctx context.Context) error {
 				delete(s.seen, id)
 			}
 		}
-		s.since = s.opts.Now().UnixMilli()
+		s.since = s.opts.Steady().UnixMilli()
 		return nil
 	}); err != nil {
 		return err
@@ -182,7 +188,7 @@ func (s *Service) Follow(ctx context.Context) error {
 func (s *Service) Fleet() []schedule.Candidate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.opts.Now().UnixMilli()
+	now := s.opts.Steady().UnixMilli()
 	out := make([]schedule.Candidate, 0, len(s.fleet))
 	for _, id := range slices.Sorted(maps.Keys(s.fleet)) {
 		n := s.fleet[id]
@@ -196,14 +202,14 @@ func (s *Service) Fleet() []schedule.Candidate {
 func (s *Service) Away(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.opts.Now().UnixMilli()
+	now := s.opts.Steady().UnixMilli()
 	return s.since != 0 && now-max(s.seen[id], s.since) > cloud.HeartbeatLost
 }
 
 func (s *Service) doHeard(_ context.Context, ids []cloud.NodeID) (liveness, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := liveness{Now: s.opts.Now().UnixMilli(), Seen: make(map[cloud.NodeID]cloud.Time, len(ids))}
+	out := liveness{Now: s.opts.Steady().UnixMilli(), Seen: make(map[cloud.NodeID]cloud.Time, len(ids))}
 	for _, id := range ids {
 		out.Seen[id] = s.seen[id]
 	}

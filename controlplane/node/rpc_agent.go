@@ -316,6 +316,6 @@ func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeReq
 	if err != nil {
 		return nil, err
 	}
-	now := h.s.opts.Now().UnixMilli()
+	now := h.s.opts.Steady().UnixMilli()
 	return wire.Node(&n, n.State(now, now), now), nil
 }

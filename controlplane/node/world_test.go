@@ -121,6 +121,8 @@ type world struct {
 
 	mu  sync.Mutex
 	off time.Duration
+	// set is how much further the clock was set that hosts are not judged by.
+	set time.Duration
 	// tick, when set, is called when a member looks at its clock.
 	tick func()
 }
@@ -128,7 +130,7 @@ type world struct {
 func (w *world) now() time.Time {
 	w.mu.Lock()
 	tick := w.tick
-	at := time.Now().Add(w.off)
+	at := time.Now().Add(w.off + w.set)
 	w.mu.Unlock()
 	if tick != nil {
 		tick()
@@ -136,7 +138,14 @@ func (w *world) now() time.Time {
 	return at
 }
 
-func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.off += d }
+func (w *world) steady() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Now().Add(w.off)
+}
+
+func (w *world) setClock(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.set = d }
+func (w *world) pass(d time.Duration)     { w.mu.Lock(); defer w.mu.Unlock(); w.off += d }
 
 func newWorld(t *testing.T) *world {
 	seed := make([]byte, ed25519.SeedSize)
@@ -160,7 +169,7 @@ func newWorld(t *testing.T) *world {
 		log := slog.New(slog.DiscardHandler)
 		s := New(Options{
 			Store: w.records, Commands: between[id], Leadership: w.throne, Self: id, AgentAddresses: w.addresses, Authority: authority,
-			Log: log, Now: w.now,
+			Log: log, Now: w.now, Steady: w.steady,
 		})
 		s.Attach(w.guests, images{"sum": []byte("0123456789")})
 		w.members[id] = s

@@ -100,6 +100,7 @@ func (m *Mesh) link(member uint64) *link {
 // dial prepares a connection to whoever accept accepts.
 func (m *Mesh) dial(address string, accept mtls.Accept) (*grpc.ClientConn, error) {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), accept)
+	config.Time = m.opts.Now
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),

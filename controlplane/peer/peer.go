@@ -50,6 +50,8 @@ type Options struct {
 	Certificate mtls.Source
 	Authority   *mtls.Authority
 	Log         *slog.Logger
+	// Now is the clock that certificates are judged by; time.Now when nil.
+	Now func() time.Time
 	// Stranger hears of members that call and are not known here: this one may be behind. It must not block. Optional.
 	Stranger func(member uint64)
 	// Removed hears that another member has refused this one as removed. Optional.

@@ -46,6 +46,8 @@ type Options struct {
 	Stamp func(context.Context, *Tx)
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
+	// Elapsed goes forward only, whatever becomes of the clock; when nil it is Now's, for a clock that nobody sets.
+	Elapsed func() time.Duration
 	// Rand draws proposal ids; crypto/rand when nil.
 	Rand io.Reader
 }
@@ -56,7 +58,7 @@ type Store struct {
 	// turn is held by an update that met a conflict, so that such updates run one after the other and each gets
 	// through.
 	turn chan struct{}
-	// fresh is when this member last proved to be up to date (Unix nanoseconds).
+	// fresh is when this member last proved to be up to date, in nanoseconds of Elapsed; 0 when it never has.
 	fresh atomic.Int64
 	// freshening is held by the one whose proof serves all who wait for it.
 	freshening chan struct{}
@@ -66,6 +68,10 @@ type Store struct {
 func New(opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
+	}
+	if opts.Elapsed == nil {
+		began, now := opts.Now(), opts.Now
+		opts.Elapsed = func() time.Duration { return now().Sub(began) }
 	}
 	if opts.Rand == nil {
 		opts.Rand = rand.Reader
@@ -78,11 +84,11 @@ func (s *Store) Revision() int64 { return s.opts.Engine.Revision() }
 
 // Barrier returns when everything acknowledged before the call can be read here.
 func (s *Store) Barrier(ctx context.Context) error {
-	asked := s.opts.Now()
+	asked := s.opts.Elapsed()
 	if err := s.opts.Proposer.ReadIndex(ctx); err != nil {
 		return err
 	}
-	s.fresh.Store(asked.UnixNano())
+	s.fresh.Store(max(int64(asked), 1))
 	return nil
 }
 
@@ -116,7 +122,8 @@ func (s *Store) Recent(ctx context.Context, age time.Duration, f func(*View) err
 }
 
 func (s *Store) stale(age time.Duration) bool {
-	return s.opts.Now().UnixNano()-s.fresh.Load() > int64(age)
+	fresh := s.fresh.Load()
+	return fresh == 0 || int64(s.opts.Elapsed())-fresh > int64(age)
 }
 
 // Local runs f on whatever is applied here. It may be old.

@@ -1,13 +1,59 @@
 package store_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/controlplane/store/storetest"
 )
 
 func TestMemory(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return storetest.Memory(t, now) })
+}
+
+// cut is a Proposer that the others can be kept from.
+type cut struct {
+	store.Proposer
+	off bool
+}
+
+func (c *cut) ReadIndex(ctx context.Context) error {
+	if c.off {
+		return errors.New("cut off")
+	}
+	return c.Proposer.ReadIndex(ctx)
+}
+
+// How new the records are that Recent shows is not judged by a clock that can be set: a member that is cut off would go on
+// believing them for as long as its clock was set back.
+func TestRecentDoesNotGoByTheClock(t *testing.T) {
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	require.NoError(t, err)
+	defer engine.Close()
+	proposer := &cut{Proposer: store.NewDirect(engine), off: true}
+	wall, elapsed := time.Now(), time.Duration(0)
+	s := store.New(store.Options{
+		Engine: engine, Proposer: proposer, PageKey: make([]byte, 32),
+		Now: func() time.Time { return wall }, Elapsed: func() time.Duration { return elapsed },
+	})
+	recent := func() error {
+		return s.Recent(t.Context(), time.Second, func(*store.View) error { return nil })
+	}
+	require.Error(t, recent(), "it has never proved anything")
+	proposer.off = false
+	require.NoError(t, recent())
+	proposer.off = true
+	for _, set := range []time.Duration{0, 10 * time.Minute, -20 * time.Minute} {
+		wall = wall.Add(set)
+		require.NoError(t, recent(), "it was a moment ago, whatever the clock says")
+	}
+	elapsed += time.Second + 2
+	require.Error(t, recent(), "the clock says that it was in the future")
 }

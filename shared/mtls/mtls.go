@@ -104,11 +104,13 @@ func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 	return c
 }
 
-// base verifies the chain itself: Go's own check wants host names, which our certificates do not carry.
+// base verifies the chain itself: Go's own check wants host names, which our certificates do not carry. It goes by the
+// clock that the caller sets as the configuration's Time, if it does before anybody connects.
 func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
-	return &tls.Config{
+	var c *tls.Config
+	c = &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		InsecureSkipVerify: true, // VerifyConnection below verifies the chain, the use and the party
 		// Tickets would let a resumed session outlive what accept says now.
@@ -119,6 +121,9 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, gr
 			}
 			leaf := state.PeerCertificates[0]
 			at := time.Now()
+			if c.Time != nil {
+				at = c.Time()
+			}
 			if late := at.Sub(leaf.NotAfter); late > 0 && late <= grace {
 				at = leaf.NotAfter
 			}
@@ -139,6 +144,7 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, gr
 			return accept(id)
 		},
 	}
+	return c
 }
 
 // Expired reports whether a certificate that was let in is over at now.

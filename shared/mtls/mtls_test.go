@@ -72,7 +72,7 @@ func TestEveryPair(t *testing.T) {
 		"other node":     issued(t, theirs, Node, "n1", now, time.Hour),
 		"impostor":       issued(t, impostor, Member, "2", now, time.Hour),
 		"expired member": issued(t, ours, Member, "2", now.Add(-2*time.Hour), time.Hour),
-		"early node":     issued(t, ours, Node, "n1", now.Add(time.Hour), time.Hour),
+		"early node":     issued(t, ours, Node, "n1", now.Add(2*time.Hour), time.Hour),
 		"late node":      issued(t, ours, Node, "n1", now.Add(-2*time.Hour), time.Hour),
 		"too late node":  issued(t, ours, Node, "n1", now.Add(-48*time.Hour), time.Hour),
 	}
@@ -136,4 +136,17 @@ func TestSameSeedSameAuthority(t *testing.T) {
 func TestOfRefusesOtherForms(t *testing.T) {
 	_, err := Of(&x509.Certificate{})
 	require.ErrorContains(t, err, "0 URIs")
+}
+
+// A certificate is judged by the clock that the configuration names.
+func TestWhoseTime(t *testing.T) {
+	ours, now := authority(t, "ours", 1), time.Now()
+	leaf, err := issued(t, ours, Member, "2", now, 24*time.Hour)()
+	require.NoError(t, err)
+	state := tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf.Leaf}}
+	c := Client(nil, ours.Certificate(), OnlyKind(Member))
+	for ahead, good := range map[time.Duration]bool{0: true, -10 * time.Minute: true, 10 * time.Minute: true, -2 * time.Hour: false, 25 * time.Hour: false} {
+		c.Time = func() time.Time { return now.Add(ahead) }
+		require.Equal(t, good, c.Clone().VerifyConnection(state) == nil, ahead)
+	}
 }

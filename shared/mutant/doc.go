@@ -28,4 +28,5 @@ const (
 	KeepPaidBill      = "keep-paid-bill"      // a bill stays when it is paid: controlplane/billing
 	KeepReservation   = "keep-reservation"    // a VM that goes keeps what was reserved for it: controlplane/billing
 	AdmitDebtor       = "admit-debtor"        // who owes may create more: controlplane/billing
+	OwnClock          = "own-clock"           // a member whose clock is wrong goes by it: controlplane/clock
 )

@@ -1,0 +1,395 @@
+package clock
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+)
+
+// The median finds the odd one out, and says nothing when nobody can.
+func TestOffset(t *testing.T) {
+	const s, m = time.Second, time.Minute
+	for _, c := range []struct {
+		name    string
+		own     time.Duration
+		others  []time.Duration
+		members int
+		want    time.Duration
+		known   bool
+	}{
+		{"alone by itself", 0, nil, 1, 0, false},
+		{"nobody answers", 0, nil, 3, 0, false},
+		{"one of three answers", 2 * s, []time.Duration{0}, 3, s, true},
+		{"two of five are no majority", 0, []time.Duration{0}, 5, 0, false},
+		{"three of five", 0, []time.Duration{s, 3 * s}, 5, -s, true},
+		{"all agree", 5 * s, []time.Duration{5 * s, 5 * s}, 3, 0, true},
+		{"ahead", 10 * m, []time.Duration{0, s}, 3, 10*m - s, true},
+		{"behind", -10 * m, []time.Duration{0, s}, 3, -10 * m, true},
+		{"another is ahead", 0, []time.Duration{10 * m, s}, 3, -s, true},
+		{"another is behind", s, []time.Duration{-10 * m, 0}, 3, s, true},
+		{"two that differ", 0, []time.Duration{2 * m}, 3, 0, false},
+		{"two that differ of two", 2 * m, []time.Duration{0}, 2, 0, false},
+		{"all differ: the one between is taken", 10 * m, []time.Duration{0, -10 * m}, 3, 10 * m, true},
+		{"two of four are wrong together", 0, []time.Duration{0, 10 * m, 10 * m}, 4, 0, false},
+		{"one of four is wrong", 10 * m, []time.Duration{0, 0, 2 * s}, 4, 10*m - s, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, known, apart := offset(c.own, c.others, c.members)
+			require.Equal(t, c.known, known)
+			require.Equal(t, strings.HasPrefix(c.name, "two that differ") || strings.HasPrefix(c.name, "two of four"), apart > 0)
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+// hall is members that hear each other's clocks, in a bubble of virtual time.
+type hall struct {
+	t      *testing.T
+	clocks map[uint64]*Clock
+	logs   map[uint64]*paper
+
+	// mu guards what follows where a clock runs meanwhile.
+	mu    sync.Mutex
+	ahead map[uint64]time.Duration
+	// trip is how long a question takes, and as long its answer; cut are members that nobody reaches, and that reach nobody.
+	trip time.Duration
+	// back is how much longer an answer takes.
+	back time.Duration
+	cut  map[uint64]bool
+	old  map[uint64]bool
+	lies map[uint64][]byte
+}
+
+func newHall(t *testing.T, members int) *hall {
+	h := &hall{
+		t: t, clocks: map[uint64]*Clock{}, ahead: map[uint64]time.Duration{}, logs: map[uint64]*paper{}, trip: time.Millisecond,
+		cut: map[uint64]bool{}, old: map[uint64]bool{}, lies: map[uint64][]byte{},
+	}
+	for id := range uint64(members) {
+		id++
+		h.logs[id] = &paper{}
+		h.clocks[id] = New(Options{
+			Log: slog.New(slog.NewTextHandler(h.logs[id], nil)),
+			Wall: func() time.Time {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				return time.Now().Add(h.ahead[id]).Round(0)
+			},
+		})
+		h.clocks[id].Attach(seat{h, id})
+	}
+	return h
+}
+
+// paper is what is logged.
+type paper struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (p *paper) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.Write(b)
+}
+
+// take is what was written since it was last taken.
+func (p *paper) take() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer p.text.Reset()
+	return p.text.String()
+}
+
+// seat is a member's way to the others.
+type seat struct {
+	h  *hall
+	id uint64
+}
+
+func (s seat) Members() map[uint64]string {
+	out := map[uint64]string{}
+	for id := range s.h.clocks {
+		if id != s.id {
+			out[id] = "there"
+		}
+	}
+	return out
+}
+
+func (s seat) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
+	s.h.mu.Lock()
+	away := s.h.cut[member] || s.h.cut[s.id]
+	s.h.mu.Unlock()
+	if away {
+		return nil, errors.New("cannot be reached")
+	}
+	if s.h.old[member] {
+		return nil, errors.New("this member knows no command " + command)
+	}
+	wait := func(more time.Duration) error {
+		select {
+		case <-time.After(s.h.trip + more):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := wait(0); err != nil {
+		return nil, err
+	}
+	answer, err := s.h.clocks[member].Answer(ctx, s.id, body)
+	if lie, ok := s.h.lies[member]; ok {
+		answer = lie
+	}
+	if err := wait(s.h.back); err != nil {
+		return nil, err
+	}
+	return answer, err
+}
+
+func (h *hall) round(ids ...uint64) {
+	for _, id := range ids {
+		h.clocks[id].round(h.t.Context())
+	}
+}
+
+func (h *hall) skew(id uint64, want time.Duration) {
+	h.t.Helper()
+	got, known := h.clocks[id].Skew()
+	require.True(h.t, known)
+	require.InDelta(h.t, want.Seconds(), got.Seconds(), 0.01)
+}
+
+func (h *hall) unknown(id uint64) {
+	h.t.Helper()
+	_, known := h.clocks[id].Skew()
+	require.False(h.t, known)
+}
+
+// gauge is what the metric says.
+func (h *hall) gauge(id uint64) (values []float64) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(h.clocks[id])
+	found, err := r.Gather()
+	require.NoError(h.t, err)
+	for _, f := range found {
+		require.Equal(h.t, "trivet_clock_skew_seconds", f.GetName())
+		for _, m := range f.GetMetric() {
+			values = append(values, m.GetGauge().GetValue())
+		}
+	}
+	return values
+}
+
+// A member whose clock is set wrong knows it at once, and gives the others' time; when it is set right, the same.
+func TestAWrongClockIsNoticedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHall(t, 3)
+		h.unknown(1)
+		h.round(1, 2, 3)
+		h.skew(1, 0)
+		before := h.clocks[1].Steady()
+		for _, ahead := range []time.Duration{10 * time.Minute, -10 * time.Minute, time.Minute, 24 * time.Hour} {
+			h.ahead[1] = ahead // no question is asked meanwhile
+			h.skew(1, ahead)
+			require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
+			require.InDelta(t, 0, time.Until(h.clocks[1].Steady()).Seconds(), 0.01)
+			h.round(2, 3)
+			h.skew(2, 0)
+			h.skew(3, 0)
+		}
+		require.WithinDuration(t, before, h.clocks[1].Steady(), time.Second, "whatever becomes of the clock")
+		h.ahead[1] = 900 * time.Millisecond
+		require.InDelta(t, 0.9, time.Until(h.clocks[1].Now()).Seconds(), 0.001, "it is taken as it is")
+		h.ahead[1] = 0
+		h.skew(1, 0)
+	})
+}
+
+// Two clocks that differ say nothing, unless the third was heard from lately.
+func TestTwoOfThree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHall(t, 3)
+		h.cut[3] = true
+		h.round(1, 2)
+		h.skew(1, 0)
+		h.ahead[1] = 10 * time.Minute
+		h.skew(1, 10*time.Minute)
+		h.round(2)
+		h.unknown(2)
+		h.round(1)
+		h.unknown(1)
+		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01, "what was right goes on")
+		h.cut[3] = false
+		h.round(1, 2)
+		h.skew(1, 10*time.Minute)
+		h.skew(2, 0)
+		h.cut[3] = true
+		time.Sleep(lately / 2)
+		h.round(1, 2)
+		h.skew(1, 10*time.Minute)
+		h.skew(2, 0)
+		time.Sleep(lately/2 + time.Second)
+		h.round(1, 2)
+		h.unknown(1)
+		h.unknown(2)
+	})
+}
+
+// Two clocks are set one after the other, so fast that a member hears of the first only what was true before: what was
+// right goes on until the others were asked again.
+func TestOneAfterTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHall(t, 3)
+		h.round(1, 2, 3)
+		h.ahead[2] = 10 * time.Minute
+		h.round(1, 3)
+		h.ahead[2], h.ahead[1] = 0, 10*time.Minute
+		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
+		h.skew(1, 10*time.Minute)
+		h.round(1)
+		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
+		h.skew(1, 10*time.Minute)
+	})
+}
+
+// A member that is alone goes by its clock, whoever sets it.
+func TestAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHall(t, 1)
+		h.round(1)
+		for _, ahead := range []time.Duration{10 * time.Minute, -time.Hour} {
+			h.ahead[1] = ahead
+			require.InDelta(t, ahead.Seconds(), time.Until(h.clocks[1].Now()).Seconds(), 0.01)
+			h.unknown(1)
+		}
+	})
+}
+
+// Members that are too old to say, too slow, or say something else do not count, and those that are none any more neither.
+func TestWhoDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHall(t, 3)
+		h.old[2], h.old[3] = true, true
+		h.round(1)
+		h.unknown(1)
+		h.old[2] = false
+		h.lies[2] = []byte("noon")
+		h.round(1)
+		h.unknown(1)
+		delete(h.lies, 2)
+		h.trip = mostTrip
+		h.round(1)
+		h.unknown(1)
+		h.trip = mostTrip/2 - time.Millisecond
+		h.round(1)
+		h.skew(1, 0)
+		h.trip = time.Millisecond
+		h.old[3] = false
+		h.ahead[2], h.ahead[3] = time.Hour, time.Hour
+		h.round(1)
+		h.skew(1, -time.Hour)
+		delete(h.clocks, 2)
+		delete(h.clocks, 3)
+		h.round(1)
+		h.unknown(1)
+		require.Empty(t, h.clocks[1].answers)
+	})
+}
+
+// The log says it once a minute at most, what to do, and when it is over; the gauge says it all the while.
+func TestWhatOperatorsSee(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHall(t, 3)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan struct{})
+		go func() { defer close(ended); h.clocks[1].Run(ctx) }()
+		at := func(d time.Duration, ahead time.Duration) string {
+			synctest.Wait()
+			h.mu.Lock()
+			h.ahead[1] = ahead
+			h.mu.Unlock()
+			h.logs[1].take()
+			time.Sleep(d)
+			synctest.Wait()
+			return h.logs[1].take()
+		}
+		require.Empty(t, at(10*time.Second, 0))
+		require.Equal(t, []float64{0}, h.gauge(1))
+		log := at(5*time.Minute, 2*time.Second)
+		require.Equal(t, 5, strings.Count(log, "level=WARN"), log)
+		require.Contains(t, log, "this member's clock is 2s ahead of the others': set it")
+		log = at(5*time.Minute, -10*time.Minute)
+		require.Equal(t, 5, strings.Count(log, "level=ERROR"), log)
+		require.Contains(t, log, "this member's clock is 10m0s behind the others': set it")
+		require.InDeltaSlice(t, []float64{-600}, h.gauge(1), 0.01)
+		log = at(5*time.Minute, 0)
+		require.Equal(t, 1, strings.Count(log, "agrees with the others' again"), log)
+		h.mu.Lock()
+		h.cut[1] = true
+		h.mu.Unlock()
+		time.Sleep(lately + time.Minute)
+		require.Empty(t, h.gauge(1), "nothing is known")
+		h.mu.Lock()
+		h.cut[1], h.cut[3] = false, true
+		h.mu.Unlock()
+		log = at(5*time.Minute, 10*time.Minute)
+		require.Equal(t, 5, strings.Count(log, "level=ERROR"), log)
+		require.Contains(t, log, "the members' clocks are 10m0s apart")
+		require.Empty(t, h.gauge(1), "nobody can say whose is wrong")
+		cancel()
+		<-ended
+	})
+}
+
+// A slow answer does not spoil what a fast one has told, unless it tells something else.
+func TestSlowAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHall(t, 3)
+		h.back = 900 * time.Millisecond
+		h.round(1)
+		got, _ := h.clocks[1].Skew()
+		require.InDelta(t, 0.45, got.Seconds(), 0.01, "as good as it gets: half of the way is guessed")
+		h.back = 0
+		h.round(1)
+		h.skew(1, 0)
+		h.back = 900 * time.Millisecond
+		h.round(1)
+		h.skew(1, 0)
+		h.ahead[2], h.ahead[3] = time.Minute, time.Minute
+		h.round(1)
+		got, _ = h.clocks[1].Skew()
+		require.InDelta(t, -60, got.Seconds(), 0.5)
+		h.back = 0
+		h.round(1)
+		h.skew(1, -time.Minute)
+		h.back = 900 * time.Millisecond
+		time.Sleep(keepFor)
+		h.round(1)
+		got, _ = h.clocks[1].Skew()
+		require.Greater(t, (got + time.Minute).Abs(), 100*time.Millisecond, "what is old counts no more")
+	})
+}
+
+// What travels is Unix time in nanoseconds.
+func TestAnswer(t *testing.T) {
+	at := time.Date(2026, 7, 1, 12, 0, 0, 5, time.UTC)
+	c := New(Options{Log: slog.New(slog.DiscardHandler), Wall: func() time.Time { return at }})
+	body, err := c.Answer(t.Context(), 2, nil)
+	require.NoError(t, err)
+	require.Equal(t, at, time.Unix(0, int64(binary.BigEndian.Uint64(body))).UTC())
+	require.Empty(t, maps.Collect(maps.All(c.answers)))
+}
