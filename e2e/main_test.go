@@ -63,6 +63,17 @@ func binaries(t *testing.T) lab.Binaries {
 	return lab.In(dir)
 }
 
+// faulty is the programs with a control plane that can be made to break rules, and whose clock can be set.
+func faulty(t *testing.T) lab.Binaries {
+	t.Helper()
+	bin := binaries(t).Faulty()
+	cmd := exec.Command("go", "build", "-trimpath", "-tags", "mutant", "-o", bin.ControlPlane, "../controlplane")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return bin
+}
+
 // guest is the directory of the small guest.
 func guest(t *testing.T) string {
 	t.Helper()

@@ -44,6 +44,8 @@ type Program struct {
 	Work string
 	// UID other than 0 is what it runs as.
 	UID int
+	// Net is the path of the network namespace that it runs in; the starter's when empty.
+	Net string
 	// Env is added to a small environment.
 	Env []string
 	// Ended is told its exit code, -1 when a signal ended it, if its starter still lives then. Optional.
@@ -104,6 +106,10 @@ func (d Dir) Start(p Program) error {
 		// Go would change the uid before the directory, which the uid may not be able to reach by its path.
 		drop := []string{"--reuid", strconv.Itoa(p.UID), "--regid", strconv.Itoa(p.UID), "--clear-groups", "--no-new-privs", "--", p.Binary}
 		cmd = exec.Command("setpriv", append(drop, p.Args...)...)
+	}
+	if p.Net != "" {
+		// It becomes the program, as setpriv does, and leaves it in our mount namespace.
+		cmd = exec.Command("nsenter", append([]string{"--net=" + p.Net, "--"}, cmd.Args...)...)
 	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Work, log, log
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GOTRACEBACK=all"}, p.Env...)

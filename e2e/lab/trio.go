@@ -34,6 +34,10 @@ type Trio struct {
 	Extra []string
 	// TLS is how clients speak with the members; nil for plaintext.
 	TLS *tls.Config
+	// Net is the network namespace that a member runs in; the starter's when nil. See Hosts.
+	Net func(id int) string
+	// Env is added to each member's environment. Optional.
+	Env func(id int) []string
 	// Ended is told how a member has ended: see Program. Optional.
 	Ended func(id, code int)
 }
@@ -102,6 +106,12 @@ func (t *Trio) Start(id int) error {
 		"--cluster", strings.Join(cluster, ","), "--import-dir", "import",
 	}
 	p := Program{Name: t.Name(id), Binary: "./bin/" + filepath.Base(binary), Args: append(args, t.Extra...), Work: string(t.Dir), UID: UID}
+	if t.Net != nil {
+		p.Net = t.Net(id)
+	}
+	if t.Env != nil {
+		p.Env = t.Env(id)
+	}
 	if t.Ended != nil {
 		p.Ended = func(code int) { t.Ended(id, code) }
 	}

@@ -1,0 +1,184 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+// newClocks starts a trio whose clocks can be set.
+func newClocks(t *testing.T) *world {
+	t.Helper()
+	bin := faulty(t)
+	return newWorld(t, func(w *world) {
+		w.trio.Bin = bin
+		w.trio.Env = func(id int) []string { return []string{lab.ClockEnv(id)} }
+	})
+}
+
+// skew is what a member's metrics say of its clock, in seconds; ok is false when they say nothing.
+func skew(ctx context.Context, host string) (seconds float64, ok bool, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+":8084/metrics", nil)
+	if err != nil {
+		return 0, false, err
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, false, err
+	}
+	defer answer.Body.Close()
+	for lines := bufio.NewScanner(answer.Body); lines.Scan(); {
+		if value, found := strings.CutPrefix(lines.Text(), "trivet_clock_skew_seconds "); found {
+			seconds, err = strconv.ParseFloat(value, 64)
+			return seconds, err == nil, err
+		}
+	}
+	return 0, false, nil
+}
+
+// off waits until a member says that its clock is so far ahead.
+func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
+	w.t.Helper()
+	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("member %d knows that its clock is %s ahead", member, ahead), func(ctx context.Context) error {
+		got, known, err := skew(ctx, w.trio.Members[member])
+		if err != nil || !known {
+			return errors.Join(err, fmt.Errorf("known: %v", known))
+		}
+		if d := got - ahead.Seconds(); d < -0.5 || d > 0.5 {
+			return fmt.Errorf("it says %v s", got)
+		}
+		return nil
+	}))
+}
+
+// Clocks that are a minute off are no trouble: a token of any member is good on every other. One that is ten minutes off is
+// named, by the member whose it is, and moves nobody else's time, whether it leads or not.
+func TestClocksThatDiffer(t *testing.T) {
+	w := newClocks(t)
+	ctx := w.context(4 * time.Minute)
+	w.credit(ctx, 2, w.adminToken, 201, http.MethodPost, "/api/v1/wallets", map[string]any{"project_id": "shop", "org_id": "acme", "initial_balance": 1_000_000})
+	w.tenant("ada", "acme", "shop", "project:member")
+	for member := range w.trio.Members {
+		w.off(ctx, member, 0)
+	}
+	for _, c := range []struct {
+		leads bool
+		ahead time.Duration
+		says  string
+	}{
+		{true, time.Minute, `level=(WARN|ERROR) msg="this member's clock is \S+ ahead of the others': set it`},
+		{true, -time.Minute, `level=(WARN|ERROR) msg="this member's clock is \S+ behind the others': set it`},
+		{false, time.Minute, `level=(WARN|ERROR) msg="this member's clock is \S+ ahead of the others': set it`},
+		{false, -time.Minute, `level=(WARN|ERROR) msg="this member's clock is \S+ behind the others': set it`},
+		{true, 10 * time.Minute, `level=ERROR msg="this member's clock is \S+ ahead of the others': set it`},
+		{true, -10 * time.Minute, `level=ERROR msg="this member's clock is \S+ behind the others': set it`},
+		{false, 10 * time.Minute, `level=ERROR msg="this member's clock is \S+ ahead of the others': set it`},
+		{false, -10 * time.Minute, `level=ERROR msg="this member's clock is \S+ behind the others': set it`},
+	} {
+		t.Run(fmt.Sprintf("leader %v, %s", c.leads, c.ahead), func(t *testing.T) {
+			w, odd := w.of(t), w.leader(1)
+			if !c.leads {
+				odd = odd%3 + 1
+			}
+			before := w.log(odd)
+			require.NoError(t, w.trio.SetClock(odd, c.ahead))
+			w.off(ctx, odd, c.ahead)
+			w.says(ctx, odd, before, c.says)
+			for other := range w.trio.Members {
+				if other != odd {
+					w.off(ctx, other, 0)
+				}
+			}
+			w.tokensTravel(ctx, odd, c.ahead.Abs() <= time.Minute)
+			if c.ahead.Abs() > time.Minute {
+				w.refusesTokens(ctx, odd, c.ahead)
+			}
+			before = w.log(odd)
+			require.NoError(t, w.trio.SetClock(odd, 0))
+			w.off(ctx, odd, 0)
+			w.says(ctx, odd, before, "clock agrees with the others' again")
+		})
+	}
+	for member := range w.trio.Members {
+		require.Less(t, strings.Count(w.log(member), "this member's clock is"), 20, "it is said once in a while")
+	}
+}
+
+// refusesTokens wants a member whose clock is far off to say so to whoever shows a token, or asks for one.
+func (w *world) refusesTokens(ctx context.Context, odd int, ahead time.Duration) {
+	w.t.Helper()
+	way := "ahead of"
+	if ahead < 0 {
+		way = "behind"
+	}
+	says := "this member's clock is 10m0s " + way + " the others'"
+	_, err := creditv1.NewCreditServiceClient(w.dial(odd, w.adminToken).Conn()).ListWallets(ctx, &creditv1.ListWalletsRequest{})
+	require.Equal(w.t, codes.Unavailable, status.Code(err), "%v", err)
+	require.ErrorContains(w.t, err, says)
+	_, err = w.rest(odd, "").IssueToken(ctx, "ada", "correct horse", nil)
+	require.ErrorContains(w.t, err, says)
+}
+
+// log is what a member has written.
+func (w *world) log(member int) string {
+	text, err := os.ReadFile(w.dir.LogFile(w.trio.Name(member)))
+	require.NoError(w.t, err)
+	return string(text)
+}
+
+// says waits until a member's log has a line that was not in it before.
+func (w *world) says(ctx context.Context, member int, before, line string) {
+	w.t.Helper()
+	pattern := regexp.MustCompile(line)
+	require.NoError(w.t, lab.Until(ctx, "the log says "+line, func(context.Context) error {
+		if fresh := strings.TrimPrefix(w.log(member), before); !pattern.MatchString(fresh) {
+			return errors.New(fresh)
+		}
+		return nil
+	}))
+}
+
+// tokensTravel issues a token on every member that should, and uses it on every one that should: all of them, or all but
+// the one whose clock is off. A reservation lasts as long as it says, by the right time.
+func (w *world) tokensTravel(ctx context.Context, odd int, whole bool) {
+	w.t.Helper()
+	for from := range w.trio.Members {
+		if from == odd && !whole {
+			continue
+		}
+		token, err := w.rest(from, "").IssueToken(ctx, "ada", "correct horse", nil)
+		require.NoError(w.t, err)
+		for at := range w.trio.Members {
+			if at == odd && !whole {
+				continue
+			}
+			made, err := creditv1.NewCreditServiceClient(w.dial(at, token).Conn()).
+				CreateReservation(ctx, &creditv1.CreateReservationRequest{Amount: 10, TtlSeconds: 300})
+			require.NoError(w.t, err, "a token of member %d, at member %d", from, at)
+			require.WithinDuration(w.t, time.Now().Add(300*time.Second), time.UnixMilli(made.GetExpiresAt()), 5*time.Second)
+		}
+	}
+}
+
+// of is the world as a part of a story sees it.
+func (w *world) of(t *testing.T) *world {
+	part := *w
+	part.t = t
+	return &part
+}

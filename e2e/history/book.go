@@ -1,0 +1,163 @@
+package history
+
+import (
+	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/credit/ledger/ledgertest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Sweeper is by whom reservations expire.
+const Sweeper = "system:expiry"
+
+// effect is what a call, or the sweep, did: it led the journal from one number to another.
+type effect struct {
+	kind     Kind
+	name     string
+	from, to int
+	amount   int64
+	at       cloud.Time
+}
+
+// fate is what became of a reservation: ended is 0 while it is pending at the end of the journal.
+type fate struct {
+	amount, charged int64
+	made, ended     int
+	status          ledger.ReservationStatus
+	deadline        cloud.Time
+}
+
+// at is the status when the journal had come so far, 0 before the reservation was made.
+func (f *fate) at(n int) ledger.ReservationStatus {
+	switch {
+	case f == nil || n < f.made:
+		return 0
+	case f.ended == 0 || n < f.ended:
+		return ledger.Pending
+	}
+	return f.status
+}
+
+// book is a journal that the ledger has confirmed.
+type book struct {
+	// after are the wallet's figures at each number.
+	after   []Figures
+	effects map[Kind]map[string]*effect
+	fates   map[string]*fate
+}
+
+// open carries the calls out again in the order of the journal, which begins with the wallet's creation with a balance.
+func open(org cloud.OrgID, project cloud.ProjectID, journal []ledger.Transaction, ops []Op) (*book, error) {
+	asked := map[string]*Op{}
+	for i := range ops {
+		if ops[i].Kind == Reserve {
+			asked[ops[i].Name] = &ops[i]
+		}
+	}
+	b := &book{after: make([]Figures, len(journal)+1), effects: map[Kind]map[string]*effect{}, fates: map[string]*fate{}}
+	m := ledgertest.NewMemory()
+	var last cloud.Time
+	for n := 0; n < len(journal); {
+		tx := &journal[n]
+		if tx.At < last {
+			return nil, fmt.Errorf("transaction %d is of %d, the one before it of %d", tx.Sequence, tx.At, last)
+		}
+		last = tx.At
+		c, kind, err := again(tx, n == 0, asked)
+		if err != nil {
+			return nil, fmt.Errorf("transaction %d: %w", tx.Sequence, err)
+		}
+		c.Tenant = cloud.Tenant{Org: org, Project: project}
+		if n+1 < len(journal) {
+			c.IDs[1] = journal[n+1].ID
+		}
+		out, err := m.Do(project, c)
+		if err != nil {
+			return nil, fmt.Errorf("transaction %d, %s %s: the ledger refuses it: %w", tx.Sequence, kind, tx.Reservation, err)
+		}
+		if len(out.Transactions) == 0 {
+			return nil, fmt.Errorf("transaction %d, %s %s at %d: the ledger would do nothing", tx.Sequence, kind, tx.Reservation, tx.At)
+		}
+		for i, want := range out.Transactions {
+			if n+i >= len(journal) {
+				return nil, fmt.Errorf("transaction %d is the last, the ledger would make %+v", tx.Sequence, want)
+			}
+			want.Totals = ledger.Totals{}
+			if got := journal[n+i]; got != want {
+				return nil, fmt.Errorf("transaction %d is %+v, the ledger would make %+v", got.Sequence, got, want)
+			}
+		}
+		to := n + len(out.Transactions)
+		if err := b.take(kind, c, &out, n, to); err != nil {
+			return nil, err
+		}
+		n = to
+	}
+	if len(journal) == 0 {
+		return nil, fmt.Errorf("the journal is empty")
+	}
+	return b, m.Audit()
+}
+
+// again is the command that made a transaction, or that and the next.
+func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.Command, kind Kind, err error) {
+	c = ledger.Command{
+		At: tx.At, By: tx.By, IDs: [2]string{tx.ID}, Amount: tx.Amount, Description: tx.Description, Reservation: tx.Reservation, ResourceID: tx.ResourceID,
+	}
+	switch {
+	case first:
+		c.Op = ledger.DoCreate
+	case tx.Type == ledger.TopUp:
+		c.Op, kind = ledger.DoTopUp, TopUp
+	case tx.Type == ledger.Hold:
+		o := asked[tx.Reservation]
+		if o == nil {
+			return c, kind, fmt.Errorf("nobody has asked for reservation %s", tx.Reservation)
+		}
+		c.Op, c.TTL, kind = ledger.DoReserve, o.TTL, Reserve
+	case tx.Type == ledger.Charge:
+		c.Op, kind = ledger.DoCommit, Commit
+	case tx.Type == ledger.Release && tx.By == Sweeper:
+		c.Op, kind = ledger.DoExpire, expire
+	case tx.Type == ledger.Release:
+		c.Op, kind = ledger.DoRelease, Release
+	default:
+		return c, kind, fmt.Errorf("nobody makes a %s here", tx.Type)
+	}
+	return c, kind, nil
+}
+
+// take notes what a command did.
+func (b *book) take(kind Kind, c ledger.Command, out *ledger.Outcome, from, to int) error {
+	for i := from + 1; i <= to; i++ {
+		b.after[i].Sequence = uint64(i) // nobody sees the wallet between the two of one command
+	}
+	b.after[to] = figuresOf(&out.Wallet)
+	if kind == 0 {
+		return nil
+	}
+	name := c.Reservation
+	if kind == TopUp {
+		name = c.Description
+	}
+	if b.effects[kind] == nil {
+		b.effects[kind] = map[string]*effect{}
+	}
+	if was := b.effects[kind][name]; was != nil {
+		return fmt.Errorf("transaction %d: %s %s was done before, by transaction %d", to, kind, name, was.to)
+	}
+	b.effects[kind][name] = &effect{kind: kind, name: name, from: from, to: to, amount: c.Amount, at: c.At}
+	if r := out.Reservation; r != nil {
+		f := b.fates[r.ID]
+		if f == nil {
+			f = &fate{amount: r.Amount, made: to, deadline: r.Deadline}
+			b.fates[r.ID] = f
+		}
+		f.status, f.charged = r.Status, r.Charged
+		if r.Status != ledger.Pending {
+			f.ended = to
+		}
+	}
+	return nil
+}

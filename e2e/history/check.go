@@ -1,0 +1,289 @@
+package history
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Wallet is one wallet's history.
+type Wallet struct {
+	Org     cloud.OrgID
+	Project cloud.ProjectID
+	// Journal is all its transactions, read after the last call that may still take effect. Totals are not looked at.
+	Journal []ledger.Transaction
+	Ops     []Op
+	// Began is the zero of the calls' clock by a clock that is right, and Tolerance how far a stamp may be from what that
+	// says. Zero Tolerance does not ask.
+	Began     time.Time
+	Tolerance time.Duration
+}
+
+// Summary says what was judged.
+type Summary struct {
+	// Known and Unknown are calls by whether an answer came; Refused are known, and Late those that took effect though no
+	// answer came.
+	Known, Unknown, Refused, Late int
+	Transactions, Expired         int
+	// Off is the most by which a stamp was outside of its call.
+	Off time.Duration
+}
+
+// ErrUndecided is returned when time ran out before an order was found, or found not to be.
+var ErrUndecided = errors.New("no order was found in time, and no proof that there is none")
+
+// Violation is a history that cannot be.
+type Violation struct{ Says string }
+
+func (v *Violation) Error() string { return v.Says }
+
+func violation(format string, args ...any) error { return &Violation{fmt.Sprintf(format, args...)} }
+
+// Check judges a history, for at most limit. Its error is a *Violation, or ErrUndecided.
+func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
+	b, err := open(w.Org, w.Project, w.Journal, w.Ops)
+	if err != nil {
+		return s, violation("the journal of %s is not what the ledger does: %v", w.Project, err)
+	}
+	s.Transactions, s.Expired = len(w.Journal), len(b.effects[expire])
+	calls, err := w.calls(b, &s)
+	if err != nil {
+		return s, err
+	}
+	model := porcupine.Model{
+		Init:  func() any { return 1 }, // the wallet is there
+		Step:  func(state, input, _ any) (bool, any) { return input.(*call).step(b, state.(int)) },
+		Equal: func(a, b any) bool { return a == b },
+	}
+	switch result, info := porcupine.CheckOperationsVerbose(model, calls, limit); result {
+	case porcupine.Ok:
+		return s, nil
+	case porcupine.Illegal:
+		return s, violation("wallet %s: no order of the calls is what the clients saw; the first that fits nowhere: %s", w.Project, stuck(calls, info))
+	default:
+		return s, fmt.Errorf("wallet %s: %w", w.Project, ErrUndecided)
+	}
+}
+
+// stuck is the earliest call that the longest order which was found leaves out.
+func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string {
+	var longest []int
+	for _, partial := range info.PartialLinearizations() {
+		for _, order := range partial {
+			if len(order) > len(longest) {
+				longest = order
+			}
+		}
+	}
+	in := map[int]bool{}
+	for _, i := range longest {
+		in[i] = true
+	}
+	first := -1
+	for i := range calls {
+		if !in[i] && (first < 0 || calls[i].Return < calls[first].Return) {
+			first = i
+		}
+	}
+	if first < 0 {
+		return "none"
+	}
+	return calls[first].Input.(*call).String()
+}
+
+// call is an Op with what it did, if the journal has that.
+type call struct {
+	Op
+	did *effect
+	// over says that the deadline of the reservation may have come by the end of the call.
+	over bool
+}
+
+// calls are those that say anything, and the sweep's.
+func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
+	var out []porcupine.Operation
+	began := map[string]time.Duration{}
+	done, late := map[*effect]bool{}, map[*effect]bool{}
+	for _, o := range w.Ops {
+		c := &call{Op: o, did: b.effects[o.Kind][o.Name]}
+		if c.did != nil && c.did.amount != o.Amount && (o.Kind == TopUp || o.Kind == Commit) {
+			c.did = nil // another call's of that name
+		}
+		if o.Kind == Reserve {
+			if at, ok := began[o.Name]; !ok || o.Call < at {
+				began[o.Name] = o.Call
+			}
+		}
+		if o.Return == Never {
+			s.Unknown++
+			if c.did == nil {
+				continue // it never took effect, and nobody was told anything
+			}
+			late[c.did] = true
+		} else {
+			s.Known++
+			if o.Refused != Done {
+				s.Refused++
+			}
+			if f := b.fates[o.Name]; f != nil {
+				c.over = w.Tolerance == 0 || w.Began.Add(o.Return+w.Tolerance).UnixMilli() >= f.deadline
+			}
+			if c.did != nil && o.Refused == Done {
+				done[c.did] = true
+			}
+		}
+		out = append(out, porcupine.Operation{ClientId: o.Client, Input: c, Call: int64(o.Call), Return: int64(o.Return)})
+	}
+	for _, e := range sorted(b.effects) {
+		switch {
+		case e.kind == expire:
+			c := &call{Op: Op{Client: sweeper, Kind: expire, Name: e.name, Call: began[e.name], Return: Never}, did: e}
+			out = append(out, porcupine.Operation{ClientId: sweeper, Input: c, Call: int64(c.Call), Return: math.MaxInt64})
+		case !done[e] && !late[e]:
+			return nil, violation("wallet %s: transaction %d, %s %s, is nobody's", w.Project, e.to, e.kind, e.name)
+		case !done[e]:
+			s.Late++
+		}
+	}
+	return out, w.stamps(b, s)
+}
+
+// sweeper is the client that expires.
+const sweeper = -1
+
+func sorted(effects map[Kind]map[string]*effect) []*effect {
+	var out []*effect
+	for _, kind := range effects {
+		out = slices.AppendSeq(out, maps.Values(kind))
+	}
+	slices.SortFunc(out, func(a, b *effect) int { return a.to - b.to })
+	return out
+}
+
+// stamps says by how much the times in the journal are wrong: each must lie within the calls that may have made it.
+func (w *Wallet) stamps(b *book, s *Summary) error {
+	if w.Tolerance == 0 {
+		return nil
+	}
+	type span struct{ from, to time.Duration }
+	spans := map[*effect]span{}
+	for _, o := range w.Ops {
+		e := b.effects[o.Kind][o.Name]
+		if e == nil {
+			continue
+		}
+		was, ok := spans[e]
+		if !ok {
+			was = span{o.Call, 0}
+		}
+		spans[e] = span{min(was.from, o.Call), max(was.to, o.Return)}
+	}
+	for _, e := range sorted(b.effects) {
+		within, ok := spans[e]
+		if !ok {
+			continue
+		}
+		at := time.UnixMilli(e.at).Sub(w.Began)
+		off := max(within.from-at, 0)
+		if within.to != Never {
+			off = max(off, at-within.to)
+		}
+		s.Off = max(s.Off, off)
+		if off > w.Tolerance {
+			return violation("wallet %s: transaction %d, %s %s, is stamped %s, and was called for from %s to %s", w.Project, e.to, e.kind, e.name, at, within.from, within.to)
+		}
+	}
+	return nil
+}
+
+// step says whether a call may come when the journal has come to n, and how far it has come then.
+func (c *call) step(b *book, n int) (bool, int) {
+	next := n
+	if c.did != nil && c.did.from == n && c.Refused == Done {
+		next = c.did.to
+	}
+	if c.Return == Never {
+		return c.Kind != expire || next != n, next
+	}
+	if c.Wallet != nil && c.Kind != TopUp && *c.Wallet != b.after[next] {
+		return false, n
+	}
+	return c.true(b, n, next), next
+}
+
+// true says whether the answer is true when the call leads from n to next.
+func (c *call) true(b *book, n, next int) bool {
+	f := b.fates[c.Name]
+	switch c.Kind {
+	case TopUp: // said again it gives the first answer
+		return c.Refused == Done && c.did != nil && next >= c.did.to && c.Wallet != nil && *c.Wallet == b.after[c.did.to]
+	case Reserve:
+		if c.Refused == Insufficient {
+			return f.at(n) == 0 && c.Amount > b.after[n].Available && c.Available == b.after[n].Available
+		}
+		return c.Refused == Done && f.at(next) != 0 && f.amount == c.Amount
+	case ReadWallet:
+		return c.Refused == Done && c.Wallet != nil
+	case ReadReservation:
+		if c.Refused == NotFound {
+			return f.at(n) == 0
+		}
+		return c.Refused == Done && f.at(n) == c.Status && (c.Status != ledger.Committed || f.charged == c.Charged)
+	case Commit:
+		return c.commit(f, n, next)
+	case Release:
+		return c.release(f, n, next)
+	}
+	return false
+}
+
+func (c *call) commit(f *fate, n, next int) bool {
+	switch c.Refused {
+	case Done:
+		return f.at(next) == ledger.Committed && f.charged == c.Amount
+	case NotFound:
+		return f.at(n) == 0
+	case WasCommitted:
+		return f.at(n) == ledger.Committed && f.charged != c.Amount
+	case WasReleased:
+		return f.at(n) == ledger.Released
+	case WasExpired:
+		return c.expired(f, n)
+	case TooMuch:
+		return f.at(n) == ledger.Pending && c.Amount > f.amount
+	}
+	return false
+}
+
+func (c *call) release(f *fate, n, next int) bool {
+	switch {
+	case c.Refused == NotFound:
+		return f.at(n) == 0
+	case c.Refused == WasCommitted:
+		return f.at(n) == ledger.Committed
+	case c.Refused != Done:
+		return false
+	case c.Released:
+		return f.at(next) == ledger.Released
+	}
+	return c.expired(f, n)
+}
+
+// expired says whether a reservation may be past its deadline: the sweep has found it, or will find it and nobody else can.
+func (c *call) expired(f *fate, n int) bool {
+	switch f.at(n) {
+	case ledger.Expired:
+		return c.over
+	case ledger.Pending:
+		return c.over && (f.ended == 0 || f.status == ledger.Expired)
+	}
+	return false
+}

@@ -1,0 +1,41 @@
+//go:build long
+
+package e2e
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/trivet-cloud/trivet/e2e/history"
+)
+
+// Each rule that is broken on purpose is noticed by who only sees the answers. Not always at once: it takes a fault at the
+// right moment.
+func TestHistoryNoticesMutants(t *testing.T) {
+	const most, ops = 6, 800
+	for name, faults := range map[string][]string{
+		"stale-read":  {"the leader is cut off", "a follower is cut off"},
+		"own-clock":   {"the leader's clock jumps", "the leader's clock jumps and it is killed"},
+		"late-commit": {"a follower is cut off"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seed := number(t, seedEnv, uint64(time.Now().UnixNano()))
+			for n := range uint64(most) {
+				var found *history.Violation
+				t.Run("round", func(t *testing.T) {
+					s := newSaga(t, seed+n, name)
+					ctx := s.context(3 * time.Minute)
+					s.live(ctx, ops, faults...)
+					_, err := s.judge(ctx)
+					t.Logf("seed %d: %v", seed+n, err)
+					errors.As(err, &found)
+				})
+				if found != nil || t.Failed() {
+					return
+				}
+			}
+			t.Fatalf("%d rounds found nothing", most)
+		})
+	}
+}

@@ -1,0 +1,302 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
+	"github.com/trivet-cloud/trivet/e2e/history"
+	"github.com/trivet-cloud/trivet/e2e/lab"
+	domain "github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// opsEnv is how many calls a history has, seedEnv what everything is drawn from.
+	opsEnv  = "TRIVET_HISTORY_OPS"
+	seedEnv = "TRIVET_HISTORY_SEED"
+	// shortHistory is that of a plain run.
+	shortHistory = 3000
+	// pace is how many calls begin in a second, by buyers, of which loyal ones stay at their member.
+	pace, buyers, loyal = 100, 12, 3
+	// stampTolerance is how far a time in the books may be from when somebody wanted it there.
+	stampTolerance = 5 * time.Second
+	checkTime      = 2 * time.Minute
+)
+
+// saga is a history in the making.
+type saga struct {
+	*world
+	hosts *lab.Hosts
+	seed  uint64
+	began time.Time
+	// credits and operators are the administrator's ways to each member.
+	credits   map[int]creditv1.CreditServiceClient
+	operators map[int]operatorv1.OperatorServiceClient
+
+	mu    sync.Mutex
+	ops   map[string][]history.Op
+	names map[string][]string // of reservations, the last of each wallet
+	lost  map[string]int      // outcomes that are not known, by why
+}
+
+func number(t *testing.T, env string, otherwise uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(env)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	require.NoError(t, err, env)
+	return n
+}
+
+// newSaga starts a trio on hosts of its own, whose clocks can be set and which may have a mutant, with wallets.
+func newSaga(t *testing.T, seed uint64, mutant string) *saga {
+	t.Helper()
+	hosts, err := lab.NewHosts(1, 2, 3)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, hosts.Close()) })
+	bin := faulty(t)
+	s := &saga{hosts: hosts, seed: seed, ops: map[string][]history.Op{}, lost: map[string]int{}, names: map[string][]string{}, credits: map[int]creditv1.CreditServiceClient{}, operators: map[int]operatorv1.OperatorServiceClient{}}
+	s.world = newWorld(t, func(w *world) {
+		w.trio.Bin, w.trio.Net, w.trio.Extra = bin, hosts.Net, []string{"--insecure-plaintext"}
+		for id := range w.trio.Members {
+			w.trio.Members[id] = hosts.Address(id)
+		}
+		w.trio.Env = func(id int) []string { return []string{lab.ClockEnv(id), "TRIVET_MUTANT=" + mutant} }
+	})
+	// What was cut is healed before the members are asked to stop.
+	t.Cleanup(func() { require.NoError(t, hosts.Heal()) })
+	s.began = time.Now()
+	for id := range s.trio.Members {
+		g := s.dial(id, s.adminToken)
+		s.credits[id], s.operators[id] = creditv1.NewCreditServiceClient(g.Conn()), g.Operator
+	}
+	for _, wallet := range walletNames {
+		_, err := s.credits[2].CreateWallet(s.context(time.Minute), &creditv1.CreateWalletRequest{OrgId: sagaOrg, ProjectId: wallet, InitialBalance: 2000})
+		require.NoError(t, err)
+	}
+	return s
+}
+
+const sagaOrg = "acme"
+
+var walletNames = []string{"w1", "w2", "w3", "w4"}
+
+// live lets buyers and faults loose until so many calls were made, and mends everything.
+func (s *saga) live(ctx context.Context, ops int, names ...string) {
+	s.t.Helper()
+	permits := make(chan struct{})
+	var work sync.WaitGroup
+	for n := range buyers {
+		b := s.newBuyer(n)
+		work.Go(func() { b.run(ctx, permits) })
+	}
+	ended := make(chan error, 1)
+	over := make(chan struct{})
+	go func() { ended <- s.hurt(ctx, over, names) }()
+	tick := time.NewTicker(time.Second / pace)
+	defer tick.Stop()
+	for range ops {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+		select {
+		case permits <- struct{}{}:
+		case <-ctx.Done():
+		}
+	}
+	close(over)
+	require.NoError(s.t, <-ended)
+	close(permits)
+	work.Wait()
+	require.NoError(s.t, s.trio.StartAll())
+	s.ready()
+}
+
+// Whatever is done to the members and their clocks, the buyers see one history of each wallet, and the books are it.
+func TestCreditHistory(t *testing.T) {
+	seed := number(t, seedEnv, uint64(time.Now().UnixNano()))
+	ops := int(number(t, opsEnv, shortHistory))
+	s := newSaga(t, seed, "")
+	ctx := s.context(2*time.Minute + time.Duration(ops)*3*time.Second/pace)
+	s.live(ctx, ops, everyFault()...)
+	s.rest(ctx)
+	total, err := s.judge(ctx)
+	require.NoError(t, err, "seed %d", seed)
+	t.Logf("seed %d, %.0f s: %+v; not known: %v", seed, time.Since(s.began).Seconds(), total, s.lost)
+	require.Greater(t, total.Known, 2*total.Unknown, "too little is known to say much")
+	require.Positive(t, total.Expired)
+	require.Positive(t, total.Refused)
+	for _, wallet := range walletNames {
+		journal, err := s.journal(ctx, wallet)
+		require.NoError(t, err)
+		s.once(wallet, journal)
+	}
+	s.audit(ctx)
+}
+
+// rest waits until everything that is to expire has, and reads each wallet once more at every member.
+func (s *saga) rest(ctx context.Context) {
+	s.t.Helper()
+	for id := range s.trio.Members {
+		for _, wallet := range walletNames {
+			require.NoError(s.t, lab.Until(ctx, "what nobody ends has expired", func(ctx context.Context) error {
+				o := history.Op{Client: buyers + id, Kind: history.ReadWallet, Call: time.Since(s.began)}
+				w, err := s.credits[id].GetWallet(ctx, &creditv1.GetWalletRequest{OrgId: sagaOrg, ProjectId: wallet})
+				if err != nil {
+					return err
+				}
+				o.Return, o.Wallet = time.Since(s.began), figures(w)
+				s.note(wallet, o)
+				if w.GetPendingReservations() > 0 {
+					return fmt.Errorf("%d reservations of %s are pending", w.GetPendingReservations(), wallet)
+				}
+				return nil
+			}))
+		}
+	}
+}
+
+// judge reads the journals and has each wallet's history checked.
+func (s *saga) judge(ctx context.Context) (total history.Summary, err error) {
+	for _, wallet := range walletNames {
+		journal, err := s.journal(ctx, wallet)
+		if err != nil {
+			return total, err
+		}
+		w := history.Wallet{
+			Org: sagaOrg, Project: domain.ProjectID(wallet), Journal: journal, Ops: s.ops[wallet], Began: s.began, Tolerance: stampTolerance,
+		}
+		began := time.Now()
+		sum, err := w.Check(checkTime)
+		if err != nil {
+			return total, err
+		}
+		s.t.Logf("%s: %+v, checked in %.1f s", wallet, sum, time.Since(began).Seconds())
+		total.Known, total.Unknown, total.Refused, total.Late = total.Known+sum.Known, total.Unknown+sum.Unknown, total.Refused+sum.Refused, total.Late+sum.Late
+		total.Transactions, total.Expired, total.Off = total.Transactions+sum.Transactions, total.Expired+sum.Expired, max(total.Off, sum.Off)
+	}
+	return total, nil
+}
+
+// once wants one charge for each commit that was acknowledged, and one end for each reservation. The check has said so
+// already; this says it without a model.
+func (s *saga) once(wallet string, journal []ledger.Transaction) {
+	charges, ends, made := map[string]int{}, map[string]int{}, 0
+	for _, tx := range journal {
+		switch {
+		case tx.Type == ledger.Hold:
+			made++
+		case tx.Type == ledger.Charge:
+			charges[tx.Reservation]++
+			ends[tx.Reservation]++
+		case tx.Type == ledger.Release && charges[tx.Reservation] == 0:
+			ends[tx.Reservation]++
+		}
+	}
+	for _, o := range s.ops[wallet] {
+		if o.Kind == history.Commit && o.Return != history.Never && o.Refused == history.Done {
+			require.Equal(s.t, 1, charges[o.Name], "%s of %s", o.Name, wallet)
+		}
+	}
+	for id, n := range ends {
+		require.Equal(s.t, 1, n, "%s of %s has ended", id, wallet)
+	}
+	require.Equal(s.t, made, len(ends), "reservations of %s that were made, and have ended", wallet)
+}
+
+func (s *saga) journal(ctx context.Context, wallet string) (out []ledger.Transaction, err error) {
+	for token := ""; ; {
+		page, err := s.credits[1].ListTransactions(ctx, &creditv1.ListTransactionsRequest{OrgId: sagaOrg, ProjectId: wallet, PageSize: 1000, PageToken: token})
+		if err != nil {
+			return nil, fmt.Errorf("list transactions of %s: %w", wallet, err)
+		}
+		for _, tx := range page.GetTransactions() {
+			out = append(out, ledger.Transaction{
+				ID: tx.GetId(), Project: domain.ProjectID(tx.GetProjectId()), Sequence: tx.GetSequence(), Type: ledger.Type(tx.GetType()), Amount: tx.GetAmount(),
+				BalanceAfter: tx.GetBalanceAfter(), Description: tx.GetDescription(), ResourceID: tx.GetResourceId(), Reservation: tx.GetReservationId(),
+				Charge: tx.GetChargeSequence(), At: tx.GetCreatedAt(), By: tx.GetCreatedBy(),
+			})
+		}
+		if token = page.GetNextPageToken(); token == "" {
+			return out, nil
+		}
+	}
+}
+
+// audit has every member recompute the books.
+func (s *saga) audit(ctx context.Context) {
+	s.t.Helper()
+	for id := range s.trio.Members {
+		stream, err := s.credits[id].AuditLedger(ctx, &creditv1.AuditLedgerRequest{})
+		require.NoError(s.t, err)
+		wallets := 0
+		for {
+			found, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(s.t, err)
+			require.Empty(s.t, found.GetProblem())
+			wallets++
+		}
+		require.Equal(s.t, len(walletNames), wallets)
+	}
+}
+
+// hurt lets faults happen until over is closed, each of the names once before any comes again. In the end everything is
+// mended, but for members that are still to be started.
+func (s *saga) hurt(ctx context.Context, over <-chan struct{}, names []string) error {
+	r := rand.New(rand.NewPCG(s.seed, 1))
+	for {
+		for _, i := range r.Perm(len(names)) {
+			select {
+			case <-over:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(500*time.Millisecond + time.Duration(r.IntN(1000))*time.Millisecond):
+			}
+			f := faults[slices.IndexFunc(faults, func(f fault) bool { return f.name == names[i] })]
+			at := time.Since(s.began)
+			if err := f.act(ctx, s, r); err != nil {
+				return fmt.Errorf("%s: %w", f.name, err)
+			}
+			s.t.Logf("%6.1f s to %6.1f s: %s", at.Seconds(), time.Since(s.began).Seconds(), f.name)
+		}
+	}
+}
+
+// sagaLeader is the member that leads the records, as far as one can tell; when nobody does, any.
+func (s *saga) sagaLeader(ctx context.Context) int {
+	leader, term := 1, uint64(0)
+	for id := range s.trio.Members {
+		ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		status, err := s.operators[id].ClusterStatus(ctx, nil)
+		cancel()
+		if err != nil {
+			continue
+		}
+		if g := status.GetGroups()[0]; g.GetLeaderId() != 0 && g.GetTerm() > term {
+			leader, term = int(g.GetLeaderId()), g.GetTerm()
+		}
+	}
+	return cmp.Or(leader, 1)
+}

@@ -1,0 +1,76 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Hosts are network namespaces, one a member, each behind a link of its own: what two members say to each other is
+// forwarded by the namespace of who made them, where it can be dropped. They end with that namespace.
+type Hosts struct{ ids []int }
+
+// NewHosts makes them, in a network and a mount namespace of the caller's own (Again).
+func NewHosts(ids ...int) (*Hosts, error) {
+	// Where ip keeps the names of namespaces.
+	if err := os.MkdirAll(netns, 0o755); err != nil {
+		return nil, fmt.Errorf("make %s: %w", netns, err)
+	}
+	if err := unix.Mount("tmpfs", netns, "tmpfs", 0, ""); err != nil {
+		return nil, fmt.Errorf("mount %s: %w", netns, err)
+	}
+	h := &Hosts{ids: ids}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("let packets be forwarded: %w", err), h.Close())
+	}
+	for _, id := range ids {
+		for _, line := range []string{
+			fmt.Sprintf("ip netns add m%d", id),
+			fmt.Sprintf("ip link add v%d type veth peer name eth0 netns m%d", id, id),
+			fmt.Sprintf("ip addr add 10.94.%d.1/30 dev v%d", id, id),
+			fmt.Sprintf("ip link set v%d up", id),
+			fmt.Sprintf("ip -n m%d addr add %s/30 dev eth0", id, h.Address(id)),
+			fmt.Sprintf("ip -n m%d link set lo up", id),
+			fmt.Sprintf("ip -n m%d link set eth0 up", id),
+			fmt.Sprintf("ip -n m%d route add default via 10.94.%d.1", id, id),
+		} {
+			words := strings.Fields(line)
+			if err := tool(words[0], words[1:]...); err != nil {
+				return nil, errors.Join(err, h.Close())
+			}
+		}
+	}
+	return h, nil
+}
+
+const netns = "/run/netns"
+
+// Address is a host's.
+func (h *Hosts) Address(id int) string { return fmt.Sprintf("10.94.%d.2", id) }
+
+// Net is a host's network namespace.
+func (h *Hosts) Net(id int) string { return fmt.Sprintf("%s/m%d", netns, id) }
+
+// Cut drops what one host says to another.
+func (h *Hosts) Cut(from, to int) error {
+	return tool("iptables", "-w", "-I", "FORWARD", "-s", h.Address(from), "-d", h.Address(to), "-j", "DROP")
+}
+
+// Heal ends all cuts.
+func (h *Hosts) Heal() error { return tool("iptables", "-w", "-F", "FORWARD") }
+
+// Close takes them down. What runs in them must have ended.
+func (h *Hosts) Close() error {
+	for _, id := range h.ids {
+		// Some may not have come to be; whatever is left goes with the namespace of who made them.
+		_ = tool("ip", "link", "del", fmt.Sprintf("v%d", id))
+		_ = tool("ip", "netns", "del", fmt.Sprintf("m%d", id))
+	}
+	if err := unix.Unmount(netns, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", netns, err)
+	}
+	return nil
+}
