@@ -3,6 +3,7 @@ package peer
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"hash/crc32"
 	"io"
@@ -65,13 +66,16 @@ func TestImpostors(t *testing.T) {
 	w := newTable(t, 2, 2)
 	ctx := limited(t)
 	now := time.Now()
+	forTenants, err := w.authority.IssueTenants([]string{"127.0.0.1"}, now, time.Hour)
+	require.NoError(t, err)
+	tenants := func() (*tls.Certificate, error) { return forTenants, nil }
 	for name, c := range map[string]struct {
 		own  mtls.Source
 		code codes.Code
 	}{
 		"no certificate":              {nil, codes.Unavailable},
 		"a host":                      {issued(t, w.authority, mtls.Node, "2", now), codes.Unavailable},
-		"another kind":                {issued(t, w.authority, "operator", "2", now), codes.Unavailable},
+		"a tenants' port":             {tenants, codes.Unavailable},
 		"a member of another cluster": {issued(t, authority(t, "other"), mtls.Member, "2", now), codes.Unavailable},
 		"another key, our name":       {issued(t, authority(t, "test"), mtls.Member, "2", now), codes.Unavailable},
 		"expired":                     {issued(t, w.authority, mtls.Member, "2", now.Add(-2*time.Hour)), codes.Unavailable},
