@@ -20,6 +20,8 @@ import (
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
 // seen is how soon every member must know of a revocation.
@@ -208,4 +210,56 @@ func TestQuotaAndClosedRecords(t *testing.T) {
 			require.NotContains(t, found, secret, path)
 		}
 	}
+}
+
+// A member that is cut off from the others believes nobody for longer than a second: a token that was revoked meanwhile is
+// refused there too, and so is every other, until it is back.
+func TestRevocationBehindAPartition(t *testing.T) {
+	hosts, err := lab.NewHosts(1, 2, 3)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, hosts.Close()) })
+	w := newWorld(t, func(w *world) {
+		w.trio.Net = hosts.Net
+		w.trio.Extra = append(w.trio.Extra, "--insecure-plaintext", "--rest-open", "identity")
+		for id := range w.trio.Members {
+			w.trio.Members[id] = hosts.Address(id)
+		}
+	})
+	t.Cleanup(func() { require.NoError(t, hosts.Heal()) })
+	ctx := w.context(3 * time.Minute)
+	text := w.tenant("ada", "acme", "shop", "project:member")
+	away := w.leader(1)%3 + 1 // one that follows
+	near := away%3 + 1
+	ask := func(member int) (*identityv1.WhoAmIResponse, error) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		return w.dial(member, text).Identity.WhoAmI(ctx, &identityv1.WhoAmIRequest{})
+	}
+	_, err = ask(away)
+	require.NoError(t, err)
+	for member := range w.trio.Members {
+		if member != away {
+			require.NoError(t, hosts.Cut(away, member))
+			require.NoError(t, hosts.Cut(member, away))
+		}
+	}
+	_, err = w.dial(near, text).Identity.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text})
+	require.NoError(t, err)
+	time.Sleep(seen)
+	_, err = ask(near)
+	require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
+	_, err = ask(away)
+	require.Equal(t, codes.Unavailable, status.Code(err), "it cannot know, so it does not believe: %v", err)
+	require.ErrorContains(t, err, "does not reach the others")
+	a, err := w.rest(away, text).Do(ctx, 8084, http.MethodGet, "/api/v1/vms", nil)
+	require.NoError(t, err)
+	require.Equal(t, 500, a.Status, a.Raw)
+
+	require.NoError(t, hosts.Heal())
+	require.NoError(t, lab.Until(ctx, "the member that was away knows", func(context.Context) error {
+		if _, err := ask(away); status.Code(err) != codes.Unauthenticated {
+			return fmt.Errorf("it says %w", err)
+		}
+		return nil
+	}))
 }
