@@ -91,16 +91,16 @@ func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 			say.Kind, say.Proof, say.Scope = token.ServiceAccount, cloud.ProofAppCred, token.ScopeOf(u.Account.Tenant)
 		}
 	}
-	s.note(q, "IssueToken", say.Proof, u != nil)
+	s.note(q, scope, "IssueToken", say.Proof, u != nil)
 	out, err := s.issue(ctx, say, ttl)
 	return out, u != nil, err
 }
 
 // note has the audit write who was given a token, and who tried to be somebody and was not.
-func (s *Service) note(q ask, method string, proof cloud.Proof, proven bool) {
+func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Proof, proven bool) {
 	r := audit.Record{
 		Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
-		Outcome: audit.OK, Proof: proof, Principal: string(q.User), Tenant: cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)},
+		Outcome: audit.OK, Proof: proof, Principal: string(q.User), Tenant: scope,
 	}
 	if !proven {
 		if q.Password == "" {
@@ -208,7 +208,7 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 			WithReason("NOT_LINKED").With("provider", provider).With("subject", subject)
 	}
 	q.User = u.ID
-	s.note(q, "ExchangeToken", cloud.ProofOIDC, true)
+	s.note(q, scope, "ExchangeToken", cloud.ProofOIDC, true)
 	say := token.Claims{
 		Claims: jwt.Claims{Subject: string(u.ID)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofOIDC, Epoch: u.Epoch,
 	}

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -10,7 +11,11 @@ import (
 // maxTarget bounds what of a request the audit keeps, in bytes.
 const maxTarget = 256
 
-// target names what a request is about: its ids and names, and nothing else. What may be secret has another name.
+// policy are the parts of a request that say what is to hold from then on.
+var policy = []string{"binding", "quota", "identity"}
+
+// target names what a request is about: its ids and names, the roles and the quota that it gives, and nothing else. What
+// may be secret has another name.
 func target(req any) string {
 	m, ok := req.(proto.Message)
 	if !ok {
@@ -18,17 +23,24 @@ func target(req any) string {
 	}
 	var parts []string
 	r := m.ProtoReflect()
-	fields := r.Descriptor().Fields()
-	for i := range fields.Len() {
-		f := fields.Get(i)
+	r.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		name := string(f.Name())
-		if f.Kind() != protoreflect.StringKind || f.IsList() || f.IsMap() || !names(name) {
-			continue
+		switch {
+		case f.Kind() == protoreflect.MessageKind && !f.IsList() && !f.IsMap() && slices.Contains(policy, name):
+			v.Message().Range(func(inner protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+				parts = append(parts, name+"."+string(inner.Name())+"="+v.String())
+				return true
+			})
+		case f.Kind() == protoreflect.StringKind && f.IsList() && name == "roles":
+			for i := range v.List().Len() {
+				parts = append(parts, "role="+v.List().Get(i).String())
+			}
+		case f.Kind() == protoreflect.StringKind && !f.IsList() && !f.IsMap() && names(name) && v.String() != "":
+			parts = append(parts, name+"="+v.String())
 		}
-		if value := r.Get(f).String(); value != "" {
-			parts = append(parts, name+"="+value)
-		}
-	}
+		return true
+	})
+	slices.Sort(parts) // Range has no order
 	text := strings.Join(parts, " ")
 	if len(text) > maxTarget {
 		text = strings.ToValidUTF8(text[:maxTarget], "") + "…"
