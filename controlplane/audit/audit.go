@@ -6,12 +6,15 @@
 // those of the last second before a member dies may be missing. It knows no service; package auth says what a call is.
 //
 // Decisions:
-//   - Refusals cannot fill the store: a member writes at most maxNotes a second, and like ones (principal, method,
-//     outcome, address) are one record that says how many it stands for.
+//   - Refusals cannot fill the store: a member writes at most maxNotes a second, and like ones are one record that says
+//     how many it stands for. Those of callers who proved nothing are alike when their outcome and network are, and have
+//     places of their own, so that nobody crowds out what is known of others.
+//   - The principal is who proved to be one; a name that was only claimed is part of the target.
 //   - Reading is not recorded, its refusal is. A call that commits in several steps has a record a step, under one request
 //     id.
 //   - No record holds a password, a secret, a token or a body: only the call's ids and names.
-//   - Records are kept for Keep, and at most maxRecords of them; the oldest go.
+//   - Records are kept for Keep. What changes who may what, or the cluster itself, stays that long whatever else happens;
+//     of the other classes only so many are kept (see class), and the oldest go.
 //
 // Keys: audit/<time, newest first>/<request id>; the time is 16 hexadecimal digits of what is left until the end of time.
 package audit
@@ -54,10 +57,35 @@ var records = store.NewTable[Record]("audit")
 
 // Of is a record of what a caller was let in for.
 func Of(c *cloud.Caller) Record {
-	return Record{
+	r := Record{
 		Principal: c.Name(), Proof: c.Proof, Tenant: c.Tenant, Method: c.Method, Target: c.Target, Outcome: OK,
 		RequestID: c.RequestID, Address: c.Address,
 	}
+	if !c.Proven() && c.Node == "" {
+		r.Principal, r.Tenant = "", cloud.Tenant{}
+		if c.User != "" {
+			r.Target = strings.TrimSpace("claims=" + string(c.User) + " " + r.Target)
+		}
+	}
+	r.clean()
+	return r
+}
+
+// clean bounds the texts that a caller chose, and makes them texts.
+func (r *Record) clean() {
+	for _, text := range []*string{&r.Principal, &r.Method, &r.Target, &r.Message, &r.Address, &r.RequestID} {
+		*text = cut(strings.ToValidUTF8(*text, "�"))
+	}
+}
+
+// maxText bounds a text of a record, in bytes.
+const maxText = 512
+
+func cut(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
 // Stamp adds to an update the record of the call that it is made for. An update of no call has none.

@@ -21,6 +21,15 @@ func NewTable[T any](name string) Table[T] { return Table[T]{name} }
 
 const recordVersion = 1
 
+// lenient reads texts that are not UTF-8 too: what was written can be read.
+var lenient = func() cbor.DecMode {
+	mode, err := cbor.DecOptions{UTF8: cbor.UTF8DecodeInvalid}.DecMode()
+	if err != nil {
+		panic(err) // only for options that there are not
+	}
+	return mode
+}()
+
 func (t Table[T]) key(path []string) []byte {
 	size := len(t.name)
 	for _, p := range path {
@@ -136,7 +145,7 @@ func (t Table[T]) decode(key, value []byte) (*T, error) {
 		return nil, fmt.Errorf("record %s is of a version that this program does not know: upgrade it", key)
 	}
 	out := new(T)
-	if err := cbor.Unmarshal(value[1:], out); err != nil {
+	if err := lenient.Unmarshal(value[1:], out); err != nil {
 		return nil, fmt.Errorf("decode %s: %w", key, err)
 	}
 	return out, nil
