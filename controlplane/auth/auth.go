@@ -97,7 +97,7 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 		return cloud.Tenant{}, err
 	}
 	c.Tenant = tenant
-	if !permitted(c, method, tenant, rule.rolesAt(c, tenant)) {
+	if !court.permitted(c, method, tenant, rule.rolesAt(c, tenant)) {
 		return cloud.Tenant{}, refusal(c, method, rule, tenant)
 	}
 	return tenant, nil

@@ -12,18 +12,26 @@ import (
 //go:embed policy.cedar
 var policyText []byte
 
-// policy is policyText, and actions what the table of rules says of each method.
-var (
-	policy  = parsePolicy(policyText)
-	actions = actionsOf(rules)
-)
+// judge is a policy, and what a table of rules says of each method.
+type judge struct {
+	policy  *cedar.PolicySet
+	actions cedar.EntityMap
+}
 
-func parsePolicy(text []byte) *cedar.PolicySet {
+// court is the judge of policyText and rules.
+var court = mustJudge(policyText, rules)
+
+func newJudge(text []byte, table map[Method]Rule) (judge, error) {
 	set, err := cedar.NewPolicySetFromBytes("policy.cedar", text)
+	return judge{set, actionsOf(table)}, err
+}
+
+func mustJudge(text []byte, table map[Method]Rule) judge {
+	j, err := newJudge(text, table)
 	if err != nil {
 		panic(fmt.Sprintf("the policy that is built in does not parse: %v", err))
 	}
-	return set
+	return j
 }
 
 func actionOf(m Method) cedar.EntityUID { return cedar.NewEntityUID("Action", cedar.String(m)) }
@@ -43,7 +51,7 @@ func actionsOf(table map[Method]Rule) cedar.EntityMap {
 }
 
 // permitted asks the policy whether a caller with those roles at a place may call a method.
-func permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
+func (j judge) permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
 	held := make([]cedar.Value, len(roles))
 	for i, role := range roles {
 		held[i] = cedar.String(role)
@@ -52,7 +60,7 @@ func permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) b
 	if c.Node != "" {
 		kind = "Host"
 	}
-	decision, _ := cedar.Authorize(policy, actions, cedar.Request{
+	decision, _ := cedar.Authorize(j.policy, j.actions, cedar.Request{
 		Principal: cedar.NewEntityUID(kind, cedar.String(c.Name())),
 		Action:    actionOf(m),
 		Resource:  cedar.NewEntityUID("Place", cedar.String(at.String())),

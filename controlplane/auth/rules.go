@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -172,8 +173,10 @@ var rules = map[Method]Rule{
 	credits + "AuditLedger":        {Nowhere, nil},
 }
 
-// anyProven marks a rule for every proven caller.
-var anyProven = []cloud.Role{"anybody proven"}
+// AnyProven stands in a rule for every proven caller.
+const AnyProven cloud.Role = "anybody proven"
+
+var anyProven = []cloud.Role{AnyProven}
 
 // Open are the methods that never ask Admit, and why they need not.
 var Open = map[Method]string{
@@ -204,8 +207,8 @@ func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
 	return false
 }
 
-// Ruled reports whether a method stands in the table, for the test that walks every served method.
-func Ruled(m Method) bool { _, ok := rules[m]; return ok }
+// Rules is a copy of the table, for the test that walks every served method.
+func Rules() map[Method]Rule { return maps.Clone(rules) }
 
 // reading are the beginnings of the names of methods that change nothing.
 var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger"}

@@ -1,0 +1,144 @@
+package auth
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// places are the cloud itself, two orgs, and projects of them.
+var places = []cloud.Tenant{{}, {Org: "o"}, {Org: "o", Project: "p"}, {Org: "o", Project: "q"}, {Org: "x"}, {Org: "x", Project: "y"}}
+
+// bindings are all roles at all places where they can be held.
+func bindings() (all []cloud.Binding) {
+	for _, role := range cloud.Roles() {
+		for _, at := range places {
+			if b := (cloud.Binding{Role: role, Org: at.Org, Project: at.Project}); b.Check() == nil {
+				all = append(all, b)
+			}
+		}
+	}
+	return all
+}
+
+// everybody is every sort of caller: each proof, host or not, with no role, one or two.
+func everybody() (all []*cloud.Caller) {
+	held := [][]cloud.Binding{nil}
+	for _, b := range bindings() {
+		held = append(held, []cloud.Binding{b})
+	}
+	proofs := []cloud.Proof{"", cloud.ProofNone, cloud.ProofPassword, cloud.ProofAppCred, cloud.ProofOIDC, cloud.ProofHostKey, cloud.ProofDev}
+	for _, proof := range proofs {
+		for _, h := range held {
+			all = append(all, &cloud.Caller{User: "u", Proof: proof, Bindings: h}, &cloud.Caller{Node: "n", Proof: proof, Bindings: h})
+		}
+	}
+	for i, a := range bindings() {
+		for _, b := range bindings()[:i] {
+			all = append(all, &cloud.Caller{User: "u", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{a, b}})
+		}
+	}
+	return all
+}
+
+// allowed is the decision by walking the table: written without the policy, and without what package cloud says of roles.
+func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
+	rule, ruled := table[m]
+	if c.Node != "" || c.Proof == "" || c.Proof == cloud.ProofNone {
+		return false
+	}
+	for _, b := range c.Bindings {
+		if b.Role == cloud.SystemAdmin {
+			return true
+		}
+		if !ruled || !slices.Contains(rule.Roles, b.Role) {
+			continue
+		}
+		switch b.Role {
+		case cloud.BillingAdmin:
+			return true
+		case cloud.OrgAdmin:
+			if b.Org == at.Org {
+				return true
+			}
+		default:
+			if b.Org == at.Org && (b.Project == at.Project || rule.Scope == OfOrg) {
+				return true
+			}
+		}
+	}
+	return ruled && slices.Contains(rule.Roles, AnyProven)
+}
+
+// compare counts the decisions of a judge, up to the first that the table makes otherwise, and says which that is.
+func compare(j judge, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
+	methods := append(slices.Sorted(maps.Keys(table)), "/nowhere.v1.Nothing/Ask")
+	for _, m := range methods {
+		for _, at := range places {
+			if table[m].Scope == OfOrg {
+				at.Project = ""
+			}
+			for _, c := range callers {
+				decisions++
+				if got, want := j.permitted(c, m, at, table[m].rolesAt(c, at)), allowed(table, c, m, at); got != want {
+					return decisions, fmt.Sprintf("%s in %q by %s with proof %q and %v: %t", m, at.String(), c.Name(), c.Proof, c.Bindings, got)
+				}
+			}
+		}
+	}
+	return decisions, ""
+}
+
+// Every method × every place × every sort of caller: the policy decides what the table says.
+func TestThePolicyIsTheTable(t *testing.T) {
+	decisions, wrong := compare(court, rules, everybody())
+	require.Empty(t, wrong)
+	t.Logf("%d decisions", decisions)
+}
+
+// A policy that is wrong in one thing, and a table that is not the one it was made of, are noticed.
+func TestAWrongPolicyIsNoticed(t *testing.T) {
+	callers := everybody()
+	const never = `forbid (principal, action, resource) when { false };`
+	for name, change := range map[string][2]string{
+		"the unproven act":          {`forbid (principal, action, resource) unless { context.proven };`, never},
+		"only the unproven act":     {`unless { context.proven }`, `when { context.proven }`},
+		"hosts act":                 {`forbid (principal is Host, action, resource);`, never},
+		"no administrator":          {`permit (principal, action, resource) when { context.roles.contains("system:admin") };`, never},
+		"org:admin is all":          {`context.roles.contains("system:admin")`, `context.roles.contains("org:admin")`},
+		"everybody is all":          {`when { context.roles.contains("system:admin") }`, ``},
+		"a viewer is a member":      {`permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:member") };`, `permit (principal, action in Grants::"project:member", resource) when { context.roles.contains("project:viewer") };`},
+		"a role need not be held":   {`resource) when { context.roles.contains("project:viewer") };`, `resource);`},
+		"no one for the bills":      {`permit (principal, action in Grants::"billing:admin", resource) when { context.roles.contains("billing:admin") };`, never},
+		"a member is not":           {`context.roles.contains("project:member")`, `context.roles.contains("project:owner")`},
+		"nothing for the proven":    {`permit (principal, action in Grants::"anybody proven", resource);`, never},
+		"everything for the proven": {`permit (principal, action in Grants::"anybody proven", resource);`, `permit (principal, action, resource);`},
+	} {
+		require.Equal(t, 1, bytes.Count(policyText, []byte(change[0])), name)
+		j, err := newJudge(bytes.Replace(policyText, []byte(change[0]), []byte(change[1]), 1), rules)
+		require.NoError(t, err, name)
+		_, wrong := compare(j, rules, callers)
+		require.NotEmpty(t, wrong, name)
+	}
+	for m, rule := range rules {
+		if slices.Contains(rule.Roles, AnyProven) {
+			continue
+		}
+		for _, role := range cloud.Roles()[1:] {
+			other := Rule{rule.Scope, append(slices.Clone(rule.Roles), role)}
+			if slices.Contains(rule.Roles, role) {
+				other.Roles = slices.DeleteFunc(other.Roles, func(r cloud.Role) bool { return r == role })
+			}
+			held := slices.DeleteFunc(bindings(), func(b cloud.Binding) bool { return b.Role != role })
+			j := judge{court.policy, actionsOf(map[Method]Rule{m: other})}
+			_, wrong := compare(j, map[Method]Rule{m: rule}, []*cloud.Caller{{User: "u", Proof: cloud.ProofPassword, Bindings: held}})
+			require.NotEmpty(t, wrong, "%s for %s", m, role)
+		}
+	}
+}
