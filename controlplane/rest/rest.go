@@ -101,7 +101,7 @@ func New(opts Options) *Server {
 		return map[string]string{"status": "healthy"}, nil
 	})
 	s.routes = append(s.routes, Route{Method: http.MethodGet, Path: "/ready", Open: "says whether the cluster can work"})
-	s.router.Handle("/ready", http.HandlerFunc(s.ready)).Methods(http.MethodGet)
+	s.router.Handle("/ready", http.HandlerFunc(s.ready)).Methods(http.MethodGet, http.MethodHead)
 	return s
 }
 
