@@ -19,9 +19,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
+// door is a listener that was opened, and what answers there: gRPC, HTTP, or on a port for etcd's clients both.
+type door struct {
+	name, address string
+	grpc          *grpc.Server
+	http          http.Handler
+}
+
 // edges are the listeners of a member.
 type edges struct {
-	log    *slog.Logger
+	log *slog.Logger
+	// opened is told of each; optional.
+	opened func(door)
 	failed chan error
 	grpc   []*grpc.Server
 	http   []*http.Server
@@ -39,6 +48,7 @@ func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler, secu
 	if err != nil {
 		return fmt.Errorf("listen for %s: %w", name, err)
 	}
+	e.tell(door{name, listener.Addr().String(), g, h})
 	if g != nil {
 		e.grpc = append(e.grpc, g)
 		e.work.Go(func() { e.ended(name, g.Serve(listener)) })
@@ -56,6 +66,12 @@ func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler, secu
 	e.http = append(e.http, s)
 	e.work.Go(func() { e.ended(name, s.Serve(listener)) })
 	return nil
+}
+
+func (e *edges) tell(d door) {
+	if e.opened != nil {
+		e.opened(d)
+	}
 }
 
 func (e *edges) ended(name string, err error) {

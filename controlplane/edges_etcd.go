@@ -47,10 +47,12 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 	etcd.Register(g)
 	h := health.NewServer()
 	healthv1.RegisterHealthServer(g, h)
+	pages := etcdrpc.HTTP(keys, metrics)
 	s := &http.Server{
-		Handler: etcdrpc.HTTP(keys, metrics), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
+		Handler: pages, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 	}
+	e.tell(door{"etcd", listener.Addr().String(), g, pages})
 	split := etcdrpc.Split(listener, config)
 	e.grpc, e.http, e.splits = append(e.grpc, g), append(e.http, s), append(e.splits, split)
 	e.work.Go(func() { e.ended("etcd", split.Serve()) })

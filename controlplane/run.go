@@ -66,7 +66,8 @@ const stopTime = 3 * time.Second
 const electionTicks = 10
 
 // run is the member, from bottom to top, until ctx ends or it cannot go on. It may not return when the floor has failed.
-func run(ctx context.Context, c Config, floor *floor) (err error) {
+// opened, when set, is told of each listener.
+func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err error) {
 	log := newLog(c)
 	key, err := openData(c)
 	if err != nil {
@@ -209,7 +210,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
 	})
 	mesh.Register(peers)
-	inner := &edges{log: log, failed: make(chan error, 1)}
+	inner := &edges{log: log, opened: opened, failed: make(chan error, 1)}
 	defer func() {
 		stopping, cancel := context.WithTimeout(context.Background(), stopTime)
 		defer cancel()
@@ -246,7 +247,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	if tenants.pair != nil {
 		registry.MustRegister(tenants.pair)
 	}
-	httpMetrics := rest.NewMetrics(registry)
+	httpMetrics, metrics := rest.NewMetrics(registry), metricsHandler(registry)
 	agents, _ := rpc.New(rpc.Options{
 		Credentials: credentials.NewTLS(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
@@ -296,10 +297,10 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 	})
 	defer kvREST.Close()
 
-	e := &edges{log: log, failed: make(chan error, 16)}
+	e := &edges{log: log, opened: opened, failed: make(chan error, 16)}
 	defer e.close(drainTime)
 	// Agents hold streams that have no end; they find another member at once.
-	agentEdge := &edges{log: log, failed: e.failed}
+	agentEdge := &edges{log: log, opened: opened, failed: e.failed}
 	defer agentEdge.close(0)
 	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents, nil, nil); err != nil {
 		return err
@@ -314,7 +315,7 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		{"credit rpc", c.Ports.CreditGRPC, creditOnly, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"credit", c.Ports.Credit, nil, creditREST},
-		{"vm", c.Ports.VM, nil, localMetrics(metricsHandler(registry), vmREST)},
+		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST), slices.Concat(vmREST.Routes(), metrics.routes)}},
 	} {
 		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http, tenants.rest); err != nil {
 			return err
@@ -326,12 +327,12 @@ func run(ctx context.Context, c Config, floor *floor) (err error) {
 		}
 	}
 	for _, address := range c.KV.EtcdListen {
-		if err := e.serveEtcd(address, c.KV, etcd, keys, grpcMetrics, metricsHandler(registry)); err != nil {
+		if err := e.serveEtcd(address, c.KV, etcd, keys, grpcMetrics, metrics); err != nil {
 			return err
 		}
 	}
 	if c.MetricsListen != "" {
-		if err := e.serve("metrics", c.MetricsListen, nil, metricsHandler(registry), nil); err != nil {
+		if err := e.serve("metrics", c.MetricsListen, nil, metrics, nil); err != nil {
 			return err
 		}
 	}
@@ -467,10 +468,19 @@ func snapshotMembers(ctx context.Context, memberships *member.Service) ([]snapfi
 	return out, nil
 }
 
-func metricsHandler(registry *prometheus.Registry) http.Handler {
+// routed is a handler that lists what it serves, as a rest.Server does.
+type routed struct {
+	http.Handler
+	routes []rest.Route
+}
+
+// Routes is rest.Server's.
+func (r routed) Routes() []rest.Route { return r.routes }
+
+func metricsHandler(registry *prometheus.Registry) routed {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return mux
+	return routed{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
 // localMetrics answers /metrics to callers on loopback, beside what everybody may ask.

@@ -134,6 +134,9 @@ func (o *RESTOptions) ready(context.Context) error {
 // ServeHTTP makes a REST an http.Handler.
 func (s *REST) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.server.ServeHTTP(w, r) }
 
+// Routes lists what is served, for the tests that walk all of it.
+func (s *REST) Routes() []rest.Route { return s.server.Routes() }
+
 // Close lets go of the connections to other members.
 func (s *REST) Close() { s.forward.client.CloseIdleConnections() }
 

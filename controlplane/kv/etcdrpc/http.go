@@ -15,15 +15,15 @@ import (
 // HTTP answers what an etcd answers by HTTP beside its gRPC: /health, /livez, /readyz, /version, and /metrics by the
 // handler that is given. A member is not ready before it counts keys without reading them: who restarts members one by one
 // waits for that. As with etcd everybody may ask who reaches the port.
-func HTTP(service *kv.Service, metrics http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics)
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+func HTTP(service *kv.Service, metrics http.Handler) *Pages {
+	p := &Pages{}
+	p.add("/metrics", metrics.ServeHTTP)
+	p.add("/version", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, map[string]string{
 			"etcdserver": version.Version, "etcdcluster": version.Cluster(version.Version) + ".0", "storage": version.Cluster(version.Version) + ".0",
 		})
 	})
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, r *http.Request) {
+	p.add("/health", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		except := func(a pb.AlarmType) bool { return slices.Contains(q["exclude"], a.String()) }
 		if err := service.Check(r.Context(), q.Get("serializable") == "true", except); err != nil {
@@ -33,7 +33,7 @@ func HTTP(service *kv.Service, metrics http.Handler) http.Handler {
 		answer(w, http.StatusOK, health{"true", ""})
 	})
 	for path, serializable := range map[string]bool{"/livez": true, "/readyz": false} {
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		p.add(path, func(w http.ResponseWriter, r *http.Request) {
 			// What is alive and ready does not depend on room for new keys.
 			except := func(a pb.AlarmType) bool { return serializable || a != pb.AlarmType_CORRUPT }
 			if err := service.Check(r.Context(), serializable, except); err != nil {
@@ -51,8 +51,25 @@ func HTTP(service *kv.Service, metrics http.Handler) http.Handler {
 			fmt.Fprintln(w, "ok")
 		})
 	}
-	return mux
+	return p
 }
+
+// Pages are what HTTP answers.
+type Pages struct {
+	mux   http.ServeMux
+	paths []string
+}
+
+func (p *Pages) add(path string, h http.HandlerFunc) {
+	p.paths = append(p.paths, path)
+	p.mux.HandleFunc("GET "+path, h)
+}
+
+// ServeHTTP makes Pages an http.Handler.
+func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.mux.ServeHTTP(w, r) }
+
+// Paths lists the pages, for the tests that walk all of them.
+func (p *Pages) Paths() []string { return p.paths }
 
 type health struct {
 	Health string `json:"health"`
