@@ -1,0 +1,33 @@
+package main
+
+const (
+	agentService = "agents /agent.v1.AgentService/"
+	agentNodes   = "agents /vmcontroller.v1.NodeService/"
+	peerService  = "peers /peer.v1.PeerService/"
+)
+
+// certifiedRows are those of the ports of hosts and members.
+var certifiedRows = []row{
+	{name: agentService + "Join", ask: `{"protocol":1,"token":"$ticket","name":"rack-1","csr":"$csr"}`, right: "OK", but: byTicket},
+	{name: agentService + "Renew", ask: `{}`, right: "INVALID_ARGUMENT"},
+	{name: agentService + "Watch", ask: `{"protocol":1}`, right: "OK"},
+	{name: agentService + "Report", ask: `{}`, right: "OK"},
+	{name: agentService + "ReadImage", ask: `{"sha256":"$sum"}`, right: "NOT_FOUND"},
+	{name: agentService + "SendConsole", ask: `{"request_id":"x"}`, right: "NOT_FOUND"},
+	{name: agentNodes + "HeartbeatNode", ask: `$beat`, right: "OK"},
+	{name: agentNodes + "ListNodes", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
+	{name: agentNodes + "GetNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
+	{name: agentNodes + "CordonNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
+	{name: agentNodes + "UncordonNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
+	{name: agentNodes + "DrainNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
+	{name: peerService + "SendSnapshot", ask: `{}`, right: "PERMISSION_DENIED", but: stranger},
+	{name: peerService + "Call", ask: `{}`, right: "PERMISSION_DENIED", but: stranger},
+	{name: peerService + "Open", ask: `{}`, right: "PERMISSION_DENIED", but: stranger},
+	{name: peerService + "ReadImage", ask: `{"sha256":"$sum"}`, right: "PERMISSION_DENIED", but: stranger},
+}
+
+var notServed = []exception{{[]string{"no certificate"}, "UNIMPLEMENTED", "agents may call nothing but HeartbeatNode of this service"}}
+
+var stranger = []exception{{why: "the certificate is good, but a lone member knows no other"}}
+
+var byTicket = []exception{{[]string{"no certificate"}, "OK", "a join token, which the request brings, gets a host its certificate"}}

@@ -1,0 +1,58 @@
+package main
+
+// The rows of HTTP, by listener.
+
+var restRows = []row{
+	{name: "vm GET /health", path: "/health", right: "200"},
+	{name: "vm GET /ready", path: "/ready", right: "200"},
+	{name: "vm GET /metrics", path: "/metrics", right: "200"},
+	{name: "vm GET /api/v1/vms", path: "/api/v1/vms", right: "200"},
+	{name: "vm POST /api/v1/vms", path: "/api/v1/vms", ask: in(``), right: "400 INVALID_ARGUMENT"},
+	{name: "vm GET /api/v1/vms/{id}", path: "/api/v1/vms/$vm", right: "200", own: "404 NOT_FOUND"},
+	{name: "vm DELETE /api/v1/vms/{id}", path: "/api/v1/vms/$no-vm", right: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/vms/{id}/start", path: "/api/v1/vms/$no-vm/start", right: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/vms/{id}/stop", path: "/api/v1/vms/$no-vm/stop", right: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/vms/{id}/migrate", path: "/api/v1/vms/$no-vm/migrate", ask: `{"destination_node_id":"$uuid"}`, right: "404 NOT_FOUND"},
+
+	{name: "credit GET /health", path: "/health", right: "200"},
+	{name: "credit GET /ready", path: "/ready", right: "200"},
+	{name: "credit POST /api/v1/wallets", path: "/api/v1/wallets", ask: in(`,"initial_balance":1`), right: "500 CREATE_FAILED"},
+	{name: "credit GET /api/v1/wallets/{project_id}", path: "/api/v1/wallets/$project", right: "200"},
+	{name: "credit POST /api/v1/wallets/{project_id}/topup", path: "/api/v1/wallets/$project/topup", ask: `{"amount":5}`, right: "200"},
+	{name: "credit GET /api/v1/wallets/{project_id}/transactions", path: "/api/v1/wallets/$project/transactions", right: "200"},
+	{name: "credit POST /api/v1/reservations", path: "/api/v1/reservations", ask: `{"project_id":"$project","amount":1}`, right: "201", own: "400 INVALID_ARGUMENT"},
+	{name: "credit POST /api/v1/reservations/{id}/commit", path: "/api/v1/reservations/$no-reservation/commit", ask: `{}`, right: "500 COMMIT_FAILED"},
+	{name: "credit POST /api/v1/reservations/{id}/release", path: "/api/v1/reservations/$no-reservation/release", ask: `{}`, right: "500 RELEASE_FAILED"},
+
+	{name: "identity GET /health", path: "/health", right: "200"},
+	{name: "identity GET /ready", path: "/ready", right: "200"},
+	{name: "identity POST /api/v1/auth/token", path: "/api/v1/auth/token", ask: `{"username":"ghost"}`, right: "200"},
+	{name: "identity POST /api/v1/auth/verify", path: "/api/v1/auth/verify", ask: `{"token":"garbage"}`, right: "200"},
+	{name: "identity POST /api/v1/users", path: "/api/v1/users", ask: `{}`, right: "400 INVALID_ARGUMENT"},
+	{name: "identity GET /api/v1/users", path: "/api/v1/users", right: "200"},
+	{name: "identity POST /api/v1/projects", path: "/api/v1/projects", ask: `{"id":"p","name":"P"}`, right: "501"},
+	{name: "identity GET /api/v1/projects", path: "/api/v1/projects", right: "200"},
+	{name: "identity GET /.well-known/openid-configuration", path: "/.well-known/openid-configuration", right: "200"},
+	{name: "identity GET /.well-known/jwks.json", path: "/.well-known/jwks.json", right: "200"},
+
+	{name: "kv GET /health", path: "/health", right: "200"},
+	{name: "kv GET /ready", path: "/ready", right: "200"},
+	{name: "kv GET /api/v1/kv", path: "/api/v1/kv", right: "200"},
+	{name: "kv GET /api/v1/kv/{key:.*}", path: "/api/v1/kv/none", right: "404 NOT_FOUND"},
+	{name: "kv PUT /api/v1/kv/{key:.*}", path: "/api/v1/kv/some", ask: `{"value":"v"}`, right: "200"},
+	{name: "kv DELETE /api/v1/kv/{key:.*}", path: "/api/v1/kv/none", right: "200"},
+	{name: "kv POST /api/v1/kv/{key:.*}/put", path: "/api/v1/kv/some/put", ask: `{"value":"v"}`, right: "200"},
+	{name: "kv POST /api/v1/kv/{key:.*}/delete", path: "/api/v1/kv/none/delete", right: "200"},
+	{name: "kv GET /api/v1/cluster/status", path: "/api/v1/cluster/status", right: "200"},
+	{name: "kv POST /api/v1/cluster/members", path: "/api/v1/cluster/members", ask: `{}`, right: "400 INVALID_ARGUMENT"},
+	{name: "kv DELETE /api/v1/cluster/members/{node_id}", path: "/api/v1/cluster/members/99", right: "412 PRECONDITION_FAILED"},
+	{name: "kv POST /api/v1/cluster/leader/transfer", path: "/api/v1/cluster/leader/transfer", ask: `{}`, right: "400 INVALID_ARGUMENT"},
+	{name: "kv POST /admin/member/add", path: "/admin/member/add", ask: `{}`, right: "400 INVALID_ARGUMENT"},
+
+	{name: "metrics GET /metrics", path: "/metrics", right: "200"},
+	{name: "etcd GET /metrics", path: "/metrics", right: "200"},
+	{name: "etcd GET /version", path: "/version", right: "200"},
+	{name: "etcd GET /health", path: "/health", right: "200"},
+	{name: "etcd GET /livez", path: "/livez", right: "200"},
+	{name: "etcd GET /readyz", path: "/readyz", right: "200"},
+}

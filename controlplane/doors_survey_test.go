@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/rest"
+)
+
+// The survey notices whatever somebody adds without saying who may call it, and what is there no more.
+func TestNothingIsForgotten(t *testing.T) {
+	g := grpc.NewServer()
+	g.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "new.v1.NewService", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
+			MethodName: "Do", Handler: func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
+				return &emptypb.Empty{}, nil
+			},
+		}},
+	}, struct{}{})
+	s := rest.New(rest.Options{Name: "vm", Metrics: rest.NewMetrics(prometheus.NewRegistry())})
+	nothing := func(*rest.Response, *http.Request) (any, error) { return nil, nil }
+	s.Handle(http.MethodPost, "/api/v1/new", "/new.v1.NewService/Do", nothing)
+	s.HandleOpen(http.MethodGet, "/api/v1/new", "", nothing)
+	s.HandleOpen(http.MethodGet, "/api/v1/open", "says why, but has no row", nothing)
+
+	b := &table{}
+	survey(b, []door{{name: "grpc", grpc: g}, {name: "vm", http: s}, {name: "mux", http: http.NewServeMux()}})
+	for _, complaint := range []string{
+		"/new.v1.NewService/Do: neither has a rule nor says why it is open",
+		"/new.v1.NewService/Do has no row",
+		"vm POST /api/v1/new: neither has a rule nor says why it is open",
+		"vm GET /api/v1/new: neither has a rule nor says why it is open",
+		"vm GET /api/v1/open has no row",
+		"mux: a *http.ServeMux does not say what it serves",
+		"vm GET /api/v1/vms has a row but is not served",
+		vms + "GetVm has a row but is not served",
+		vms + "GetVm has a rule but is not served",
+		identityService + "IssueToken is said to be open, but has a rule or is not served",
+	} {
+		require.Contains(t, b.complaints, complaint)
+	}
+	require.NotContains(t, b.complaints, "vm GET /health has no row")
+}
+
+// What is expected of a cell is not what package auth says: a rule that is changed shows in cells.
+func TestARuleIsCells(t *testing.T) {
+	e := endpoint{class: ruled, name: vms + "GetVm", as: vms + "GetVm"}
+	r := row{ask: in(`,"vm_id":"$vm"`), right: "OK", own: "NOT_FOUND"}
+	for name, want := range map[string]string{
+		"no token": "UNAUTHENTICATED", "expired": "UNAUTHENTICATED", "wrong aud": "UNAUTHENTICATED", "unproven": "PERMISSION_DENIED",
+		"proven without role": "PERMISSION_DENIED", "other org": "PERMISSION_DENIED", "other org, by id": "NOT_FOUND", "project:viewer": "OK",
+		"billing:admin": "PERMISSION_DENIED", "system:admin of no project": "OK", "system:admin of no project, naming none": "INVALID_ARGUMENT",
+	} {
+		require.Equal(t, want, expected(e, r, columnNamed(name)), name)
+	}
+	e = endpoint{class: ruled, name: "vm GET /api/v1/vms/{id}", as: vms + "GetVm", method: http.MethodGet}
+	r = row{path: "/api/v1/vms/$vm", right: "200", own: "404 NOT_FOUND"}
+	for name, want := range map[string]string{
+		"garbage": "401 UNAUTHENTICATED", "unproven": "403 FORBIDDEN", "other org": "404 NOT_FOUND", "project:viewer": "200",
+		"system:admin of no project": "403 FORBIDDEN",
+	} {
+		require.Equal(t, want, expected(e, r, columnNamed(name)), name)
+	}
+	require.NotEmpty(t, auth.Rules())
+}

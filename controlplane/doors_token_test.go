@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/stretchr/testify/require"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/identity/token"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// person is a user with at most one role.
+type person struct {
+	name string
+	role cloud.Role
+	at   cloud.Tenant
+}
+
+// people are one user for each role in project web, one whom nobody gave a role, and two who have theirs elsewhere.
+var people = []person{
+	{"sys", cloud.SystemAdmin, cloud.Tenant{}}, {"orga", cloud.OrgAdmin, web}, {"padm", cloud.ProjectAdmin, web},
+	{"memb", cloud.ProjectMember, web}, {"view", cloud.ProjectViewer, web}, {"bill", cloud.BillingAdmin, cloud.Tenant{}},
+	{name: "nobody"}, {"neighbour", cloud.ProjectAdmin, shop}, {"stranger", cloud.OrgAdmin, lab},
+}
+
+// robot is a service account of project web.
+var robot = person{"robot", cloud.ProjectMember, web}
+
+func (p person) binding() *identityv1.Binding {
+	b := &identityv1.Binding{Role: string(p.role), OrgId: string(p.at.Org), ProjectId: string(p.at.Project)}
+	switch p.role {
+	case "":
+		return nil
+	case cloud.OrgAdmin:
+		b.ProjectId = ""
+	}
+	return b
+}
+
+// nature is what sort of token a column shows.
+type nature uint8
+
+const (
+	absent    nature = iota
+	bad              // not a valid token: forged, over, not begun
+	unproven         // valid, of a holder who proved nothing
+	proven           // valid, of somebody without a role
+	elsewhere        // of somebody whose role is in another tenant, with a request that names this one
+	byID             // the same, with a request that names no tenant
+	role             // of somebody with a role here
+	roaming          // of the administrator, for the cloud instead of a project
+	mute             // the same, with a request that names no tenant
+)
+
+// column is a kind of token.
+type column struct {
+	name, short string
+	nature      nature
+	// who holds it, for those that name a person.
+	who person
+	// make makes the bad ones.
+	make func(h *house) string
+}
+
+// columns are the kinds of tokens of the table. The bad ones would all be the administrator's in project web, but for one
+// thing each.
+var columns = []column{
+	{name: "no token", short: "none"},
+	{name: "garbage", short: "garb", nature: bad, make: func(*house) string { return "garbage" }},
+	{name: "revoked", short: "revd", nature: bad, make: (*house).revoked},
+	{name: "expired", short: "expd", nature: bad, make: func(h *house) string { return h.hostToken(web, time.Now().Add(-2*time.Hour), time.Hour) }},
+	{name: "not yet valid", short: "soon", nature: bad, make: func(h *house) string { return h.hostToken(web, time.Now().Add(time.Hour), time.Hour) }},
+	{name: "wrong alg", short: "alg", nature: bad, make: func(h *house) string {
+		return forgery{alg: jose.HS256, key: []byte(h.hostKey().Public().(ed25519.PublicKey)), kid: "host", aud: token.Audience}.make(h)
+	}},
+	{name: "alg none", short: "unsg", nature: bad, make: (*house).unsigned},
+	{name: "wrong kid", short: "kid", nature: bad, make: func(h *house) string {
+		return forgery{alg: jose.EdDSA, key: h.hostKey(), kid: h.primary(), aud: token.Audience}.make(h)
+	}},
+	{name: "wrong key", short: "key", nature: bad, make: func(h *house) string {
+		_, mine, err := ed25519.GenerateKey(nil)
+		require.NoError(h.t, err)
+		return forgery{alg: jose.EdDSA, key: mine, kid: "host", aud: token.Audience}.make(h)
+	}},
+	{name: "wrong aud", short: "aud", nature: bad, make: func(h *house) string {
+		return forgery{alg: jose.EdDSA, key: h.hostKey(), kid: "host", aud: "billing"}.make(h)
+	}},
+	{name: "unproven", short: "unpr", nature: unproven},
+	{name: "proven without role", short: "norl", nature: proven, who: people[6]},
+	{name: "other project", short: "proj", nature: elsewhere, who: people[7]},
+	{name: "other org", short: "org", nature: elsewhere, who: people[8]},
+	{name: "other project, by id", short: "pid", nature: byID, who: people[7]},
+	{name: "other org, by id", short: "oid", nature: byID, who: people[8]},
+	{name: "system:admin", short: "sysa", nature: role, who: people[0]},
+	{name: "org:admin", short: "orga", nature: role, who: people[1]},
+	{name: "project:admin", short: "prja", nature: role, who: people[2]},
+	{name: "project:member", short: "memb", nature: role, who: people[3]},
+	{name: "project:viewer", short: "view", nature: role, who: people[4]},
+	{name: "billing:admin", short: "bill", nature: role, who: people[5]},
+	{name: "service account", short: "acct", nature: role, who: robot},
+	{name: "system:admin of no project", short: "sysc", nature: roaming, who: people[0]},
+	{name: "system:admin of no project, naming none", short: "sysn", nature: mute, who: people[0]},
+}
+
+func columnNamed(name string) column {
+	return columns[slices.IndexFunc(columns, func(c column) bool { return c.name == name })]
+}
+
+// purse makes each token once.
+type purse struct {
+	h    *house
+	made map[string]string
+}
+
+// of is the token of a column for a row; empty for no token.
+func (p *purse) of(c column, r row) string {
+	scope := r.scope(web)
+	switch c.nature {
+	case elsewhere, byID:
+		scope = r.scope(c.who.at)
+	case bad, unproven:
+		scope = web
+	case roaming, mute:
+		scope = cloud.Tenant{}
+	case absent:
+		return ""
+	}
+	key := cmp.Or(c.who.name, c.name) + " " + scope.String()
+	if p.made[key] == "" {
+		switch c.nature {
+		case bad:
+			p.made[key] = c.make(p.h)
+		case unproven:
+			p.made[key] = p.h.unproven()
+		default:
+			p.made[key] = p.h.login(c.who.name, scope)
+		}
+	}
+	return p.made[key]
+}
+
+// login is the service's own token for whoever knows the password.
+func (h *house) login(user string, scope cloud.Tenant) string {
+	username, word := user, secret
+	if user == robot.name {
+		username, word = h.things["account"], h.things["key"]
+	}
+	got, err := identityv1.NewIdentityServiceClient(h.public).IssueToken(h.limited(), &identityv1.IssueTokenRequest{
+		Username: username, Password: word, OrgId: string(scope.Org), ProjectId: string(scope.Project),
+	})
+	require.NoError(h.t, err)
+	return got.GetToken()
+}
+
+// unproven is what the token endpoint of the spec gives to whoever claims to be the administrator and is wrong.
+func (h *house) unproven() string {
+	ask, err := json.Marshal(map[string]string{
+		"username": "sys", "password": wrongSecret, "org_id": string(web.Org), "project_id": string(web.Project),
+	})
+	require.NoError(h.t, err)
+	var answer struct{ Data struct{ Token string } }
+	h.http(http.MethodPost, "/api/v1/auth/token", ask, &answer)
+	require.NotEmpty(h.t, answer.Data.Token)
+	return answer.Data.Token
+}
+
+// primary is the id of the key that tokens are signed with now.
+func (h *house) primary() string {
+	keys := do(h, identityv1.NewIdentityServiceClient(h.public).ListKeys, &identityv1.ListKeysRequest{})
+	for _, k := range keys.GetKeys() {
+		if k.GetUse() == "primary" {
+			return k.GetId()
+		}
+	}
+	h.t.Fatal("no primary key")
+	return ""
+}
+
+// http asks identity's REST and reads the answer.
+func (h *house) http(method, path string, body []byte, into any) {
+	r, err := http.NewRequestWithContext(h.limited(), method, "http://"+address(h.config, h.config.Ports.Identity)+path, bytes.NewReader(body))
+	require.NoError(h.t, err)
+	r.Header.Set("Content-Type", "application/json")
+	got, err := http.DefaultClient.Do(r)
+	require.NoError(h.t, err)
+	defer got.Body.Close()
+	require.NoError(h.t, json.NewDecoder(got.Body).Decode(into))
+}
+
+func (h *house) revoked() string {
+	text := h.login("sys", web)
+	_, err := identityv1.NewIdentityServiceClient(h.public).RevokeToken(h.with(text), &identityv1.RevokeTokenRequest{Token: text})
+	require.NoError(h.t, err)
+	return text
+}
+
+func (h *house) hostKey() ed25519.PrivateKey {
+	return ed25519.NewKeyFromSeed(h.key.Derive("host-token"))
+}
+
+// forgery makes a token of the administrator by hand.
+type forgery struct {
+	alg jose.SignatureAlgorithm
+	key any
+	kid string
+	aud string
+}
+
+func (f forgery) make(h *house) string {
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: f.alg, Key: f.key}, (&jose.SignerOptions{}).WithHeader("kid", f.kid))
+	require.NoError(h.t, err)
+	text, err := jwt.Signed(signer).Claims(h.claims(f.aud)).Serialize()
+	require.NoError(h.t, err)
+	return text
+}
+
+// unsigned has the form of a token that nobody signed.
+func (h *house) unsigned() string {
+	claims, err := json.Marshal(h.claims(token.Audience))
+	require.NoError(h.t, err)
+	return base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"host"}`)) + "." + base64.RawURLEncoding.EncodeToString(claims) + "."
+}
+
+func (h *house) claims(audience string) token.Claims {
+	now := time.Now()
+	return token.Claims{
+		Claims: jwt.Claims{
+			Issuer: "urn:trivet:" + h.key.Cluster(), Subject: "admin", ID: "by-hand", Audience: jwt.Audience{audience},
+			IssuedAt: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(time.Hour)),
+		},
+		Cluster: h.key.Cluster(), Kind: token.User, Scope: token.ScopeOf(web), Proof: cloud.ProofHostKey, At: now.UnixMilli(),
+	}
+}
