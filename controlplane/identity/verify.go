@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 const (
@@ -206,7 +207,7 @@ func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) err
 	switch {
 	case u == nil && c.Proof == cloud.ProofHostKey:
 		return settingUp() // the administrator is never deleted
-	case u == nil, j.denied, u.Disabled, u.Expired(now.UnixMilli()), (c.Kind == token.ServiceAccount) != (u.Account != nil),
+	case u == nil, j.denied && !mutant.On(mutant.IgnoreRevocation), u.Disabled, u.Expired(now.UnixMilli()), (c.Kind == token.ServiceAccount) != (u.Account != nil),
 		c.Proof == cloud.ProofHostKey && c.At < u.Since, c.Proof != cloud.ProofHostKey && c.Epoch != u.Epoch:
 		return token.Ended()
 	}

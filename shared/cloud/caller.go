@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Proof says how the holder of a token showed who they are.
@@ -97,7 +98,9 @@ type Caller struct {
 }
 
 // Proven reports whether the caller proved who they are.
-func (c *Caller) Proven() bool { return c.Proof != ProofNone && c.Proof != "" }
+func (c *Caller) Proven() bool {
+	return c.Proof != ProofNone && c.Proof != "" || mutant.On(mutant.TrustUnproven)
+}
 
 // Has reports whether the caller holds a role, at a place for roles that have one. An unproven caller holds nothing.
 func (c *Caller) Has(role Role, at Tenant) bool {

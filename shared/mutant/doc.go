@@ -29,4 +29,8 @@ const (
 	KeepReservation   = "keep-reservation"    // a VM that goes keeps what was reserved for it: controlplane/billing
 	AdmitDebtor       = "admit-debtor"        // who owes may create more: controlplane/billing
 	OwnClock          = "own-clock"           // a member whose clock is wrong goes by it: controlplane/clock
+	TrustUnproven     = "trust-unproven"      // whoever proved nothing counts as proven: controlplane
+	ForeignTenant     = "foreign-tenant"      // that a request names another tenant than the token is overlooked: controlplane
+	AnyAudience       = "any-audience"        // a token that was made for others is believed: controlplane
+	IgnoreRevocation  = "ignore-revocation"   // a token that was revoked is believed: controlplane
 )
