@@ -10,6 +10,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 
@@ -34,13 +35,21 @@ const (
 type entry struct {
 	caller *cloud.Caller
 	edge   Edge
+	let    *admission
+}
+
+// admission is what a call was let in for, for whoever asks again while it goes on.
+type admission struct {
+	mu     sync.Mutex
+	method Method
+	tenant cloud.Tenant
 }
 
 type key struct{}
 
 // With puts the caller of a call into its context.
 func With(ctx context.Context, caller *cloud.Caller, edge Edge) context.Context {
-	return context.WithValue(ctx, key{}, entry{caller, edge})
+	return context.WithValue(ctx, key{}, entry{caller, edge, &admission{}})
 }
 
 // Without is a context that belongs to no call.
@@ -134,6 +143,9 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 	if len(needs) == 0 {
 		needs = []cloud.Role{cloud.SystemAdmin}
 	}
+	if rule.allows(c, tenant) {
+		return fault.New(fault.PermissionDenied, "%s may not %s by the proof of %s: what it gives would outlive that", c.Name(), method.verb(), c.Proof)
+	}
 	f := fault.New(fault.PermissionDenied, "%s may not %s: it needs one of the roles %v", c.Name(), method.verb(), needs)
 	if tenant != (cloud.Tenant{}) {
 		f.Message += " in " + tenant.String()
@@ -145,6 +157,9 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.Tenant, error) {
 	switch rule.Scope {
 	case Nowhere:
+		if c.Scope != (cloud.Tenant{}) && !slices.Contains(rule.Roles, anyProven[0]) {
+			return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in %s only: ask for one without org_id and project_id", c.Scope)
+		}
 		return cloud.Tenant{}, nil
 	case OfOrg:
 		asked.Project = ""

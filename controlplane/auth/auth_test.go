@@ -78,7 +78,10 @@ func TestAdmit(t *testing.T) {
 		{name: "org admin without a project", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "o", "")), method: get, kind: fault.PermissionDenied, says: "no role in any project"},
 		{name: "a project that is not there", who: caller(cloud.ProofPassword, cloud.Tenant{Project: "p"}, in(cloud.OrgAdmin, "o", "")), method: get, kind: fault.PermissionDenied, says: "not there"},
 		{name: "a project that is not there, images", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: list, kind: fault.PermissionDenied, says: "not there"},
-		{name: "a project that is not there does not matter to nodes", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: cordon},
+		{name: "a token of a part rules no nodes", who: adminInP, method: cordon, kind: fault.PermissionDenied, says: "acts in o/p only"},
+		{name: "a project that is not there rules no nodes", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: cordon, kind: fault.PermissionDenied, says: "acts in /p only"},
+		{name: "an account makes no account", who: caller(cloud.ProofAppCred, op, in(cloud.ProjectAdmin, "o", "p")), method: identity + "CreateServiceAccount", kind: fault.PermissionDenied, says: "would outlive"},
+		{name: "a token of one project is none of another's images", who: caller(cloud.ProofPassword, op, in(cloud.ProjectViewer, "o", "p"), in(cloud.ProjectMember, "o", "q")), method: images + "DeleteImage", kind: fault.PermissionDenied, says: "may not DeleteImage"},
 		{name: "admin of an org's token", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, project: "p", tenant: op},
 		{name: "admin of an org's token elsewhere", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, org: "x", project: "p", kind: fault.PermissionDenied, says: "acts in org o"},
 		{name: "what only the admin may", who: member, method: operators + "ClusterStatus", kind: fault.PermissionDenied, says: "[system:admin]"},
@@ -141,10 +144,14 @@ func TestRolesHoldOnlyWhatTheyName(t *testing.T) {
 				b = in(role, "o", "p")
 			}
 			var at cloud.Tenant
-			if rule.Scope == OfPlace {
+			scope := op
+			switch rule.Scope {
+			case OfPlace:
 				at = op
+			case Nowhere:
+				scope = cloud.Tenant{}
 			}
-			_, err := Admit(With(t.Context(), caller(cloud.ProofPassword, op, b), RPC), method, string(at.Org), string(at.Project))
+			_, err := Admit(With(t.Context(), caller(cloud.ProofPassword, scope, b), RPC), method, string(at.Org), string(at.Project))
 			want := role == cloud.SystemAdmin || slices.Contains(rule.Roles, role) || slices.Contains(rule.Roles, anyProven[0])
 			require.Equal(t, want, err == nil, "%s %s: %v", role, method, err)
 			if role == cloud.ProjectViewer && err == nil {

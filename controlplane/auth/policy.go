@@ -66,6 +66,7 @@ func (j judge) permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []clo
 		Resource:  cedar.NewEntityUID("Place", cedar.String(at.String())),
 		Context: cedar.NewRecord(cedar.RecordMap{
 			"proven": cedar.Boolean(c.Proven()),
+			"proof":  cedar.String(c.Proof),
 			"roles":  cedar.NewSet(held...),
 		}),
 	})

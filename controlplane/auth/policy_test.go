@@ -49,6 +49,10 @@ func everybody() (all []*cloud.Caller) {
 
 // allowed is the decision by walking the table: written without the policy, and without what package cloud says of roles.
 func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
+	lasting := m == identity+"BindRole" || m == identity+"CreateServiceAccount"
+	if lasting && (c.Proof == cloud.ProofAppCred || c.Proof == cloud.ProofDev) {
+		return false
+	}
 	rule, ruled := table[m]
 	if c.Node != "" || c.Proof == "" || c.Proof == cloud.ProofNone {
 		return false
@@ -107,6 +111,7 @@ func TestAWrongPolicyIsNoticed(t *testing.T) {
 	callers := everybody()
 	const never = `forbid (principal, action, resource) when { false };`
 	for name, change := range map[string][2]string{
+		"accounts make accounts":    {`context.proof == "appcred" || `, ""},
 		"the unproven act":          {`forbid (principal, action, resource) unless { context.proven };`, never},
 		"only the unproven act":     {`unless { context.proven }`, `when { context.proven }`},
 		"hosts act":                 {`forbid (principal is Host, action, resource);`, never},

@@ -198,9 +198,19 @@ func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	return roles
 }
 
+// allows reports whether one of a caller's roles at a place may call it.
+func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
+	return slices.ContainsFunc(r.rolesAt(c, at), func(role cloud.Role) bool {
+		return role == cloud.SystemAdmin || slices.Contains(r.Roles, role)
+	})
+}
+
 func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
+	if !c.Proven() {
+		return false
+	}
 	for _, b := range c.Bindings {
-		if b.Role == role && b.Org == org {
+		if b.Role == role && b.Org == org && (b.Project == "" || c.Scope.Project == "" || b.Project == c.Scope.Project) {
 			return true
 		}
 	}

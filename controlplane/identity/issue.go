@@ -242,7 +242,7 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 		_, err := s.do.deny(ctx, denial{Token: id, Until: caller.Expires})
 		return err
 	}
-	if !caller.Has(cloud.SystemAdmin, cloud.Tenant{}) {
+	if !caller.Governs() {
 		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
 	}
 	_, err := s.do.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})

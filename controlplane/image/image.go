@@ -224,7 +224,7 @@ func count(tx *store.Tx, i *cloud.Image) error {
 
 // mayShow says whether the caller may give an image its visibility.
 func mayShow(ctx context.Context, i *cloud.Image) error {
-	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{}) {
+	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).Governs() {
 		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
 	}
 	if i.Visibility != cloud.Shared {

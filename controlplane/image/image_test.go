@@ -154,7 +154,9 @@ func as(t *testing.T, org cloud.OrgID, key string, roles ...cloud.Role) context.
 	c := &cloud.Caller{User: "ada", Proof: cloud.ProofPassword, Scope: cloud.Tenant{Org: org, Project: "p"}, IdempotencyKey: key}
 	for _, r := range roles {
 		b := cloud.Binding{Role: r}
-		if r != cloud.SystemAdmin {
+		if r == cloud.SystemAdmin {
+			c.Scope = cloud.Tenant{}
+		} else {
 			b.Org, b.Project = org, "p"
 		}
 		c.Bindings = append(c.Bindings, b)

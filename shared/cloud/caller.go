@@ -112,6 +112,9 @@ func (c *Caller) Has(role Role, at Tenant) bool {
 	})
 }
 
+// Governs reports whether the caller rules the whole cloud: system:admin, with a token that is not bound to a part of it.
+func (c *Caller) Governs() bool { return c.Scope == (Tenant{}) && c.Has(SystemAdmin, Tenant{}) }
+
 // Name is how the caller appears in records and logs.
 func (c *Caller) Name() string {
 	if c.Node != "" {

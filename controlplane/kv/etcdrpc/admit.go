@@ -106,7 +106,7 @@ func (s *Server) operator(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, rpctypes.ErrGRPCInvalidAuthToken
 	}
-	return caller.Node == "" && caller.Proof != cloud.ProofNone && caller.Proof != "" && caller.Has(cloud.SystemAdmin, cloud.Tenant{}), nil
+	return caller.Node == "" && caller.Proof != cloud.ProofNone && caller.Proof != "" && caller.Governs(), nil
 }
 
 func onLoopback(a net.Addr) bool {
