@@ -310,6 +310,11 @@ func TestReport(t *testing.T) {
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, string(a.id)); return nil })
 	s.Send(message) // the answer says whether it was taken
 	_, err = s.CloseAndRecv()
+	require.Error(t, err) // refused, or its connection was closed
+	_, err = a.HeartbeatNode(ctx, beat(a))
+	require.Error(t, err)
+	require.Eventually(t, func() bool { _, err = a.HeartbeatNode(ctx, beat(a)); return codeOf(err) == codes.PermissionDenied },
+		10*time.Second, time.Millisecond)
 	refused(t, err, codes.PermissionDenied, "join again")
 	b := w.host(1, 2)
 	s, err = b.Report(ctx)

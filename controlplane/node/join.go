@@ -51,13 +51,13 @@ func keep(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	if holder, err := holderOf(tx, key); err != nil || holder != "" {
 		return err
 	}
-	hostKeys.Put(tx, &id, hex.EncodeToString(key))
+	hostKeys.Put(tx, &id, keyText(key))
 	return nil
 }
 
 // holderOf is the host that holds a key, empty when none is known.
 func holderOf(tx *store.Tx, key []byte) (cloud.NodeID, error) {
-	id, err := hostKeys.Get(tx, hex.EncodeToString(key))
+	id, err := hostKeys.Get(tx, keyText(key))
 	if err != nil || id == nil {
 		return "", err
 	}
@@ -116,6 +116,9 @@ func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err 
 		if t.Name != "" && t.Name != q.Name {
 			return fault.New(fault.PermissionDenied, "the join token is for the host %s", t.Name)
 		}
+		if err := barred(tx, q.Key); err != nil {
+			return err
+		}
 		if t.Node != "" {
 			if subtle.ConstantTimeCompare(t.Key, q.Key) != 1 {
 				return errBadJoin()
@@ -173,38 +176,11 @@ func (s *Service) Expire(ctx context.Context) error {
 	return err
 }
 
-// maxRequest is the limit of a certificate request in bytes.
-const maxRequest = 8 << 10
-
-// checkRequest reads a certificate request and proves that its sender holds the key, which is of Ed25519 or ECDSA: what
-// anybody may send is cheap to check. Its subject is ignored.
+// checkRequest reads a certificate request and proves that its sender holds the key.
 func checkRequest(der []byte) (*x509.CertificateRequest, []byte, error) {
-	if len(der) > maxRequest {
-		return nil, nil, fault.Invalid("csr", "at most %d bytes", maxRequest)
-	}
-	csr, err := x509.ParseCertificateRequest(der)
+	csr, key, err := mtls.ParseRequest(der)
 	if err != nil {
-		return nil, nil, fault.Invalid("csr", "is not a certificate request").Because(err)
+		return nil, nil, fault.Invalid("csr", "%v", err)
 	}
-	if csr.PublicKeyAlgorithm != x509.Ed25519 && csr.PublicKeyAlgorithm != x509.ECDSA {
-		return nil, nil, fault.Invalid("csr", "the key must be of Ed25519 or ECDSA")
-	}
-	if err := csr.CheckSignature(); err != nil {
-		return nil, nil, fault.Invalid("csr", "is not signed by its own key").Because(err)
-	}
-	sum, err := sumOf(csr.PublicKey)
-	if err != nil {
-		return nil, nil, fault.Invalid("csr", "has a key of an unknown kind").Because(err)
-	}
-	return csr, sum, nil
-}
-
-// sumOf is by what a public key is known.
-func sumOf(public any) ([]byte, error) {
-	der, err := x509.MarshalPKIXPublicKey(public)
-	if err != nil {
-		return nil, err
-	}
-	sum := sha256.Sum256(der)
-	return sum[:], nil
+	return csr, key, nil
 }

@@ -107,7 +107,7 @@ func TestJoinRefused(t *testing.T) {
 		"no request":        {&ask{Protocol: 1, Token: token, Name: "h"}, codes.InvalidArgument, "csr"},
 		"garbage":           {&ask{Protocol: 1, Token: token, Csr: []byte("garbage"), Name: "h"}, codes.InvalidArgument, "csr"},
 		"a forged request":  {&ask{Protocol: 1, Token: token, Csr: forged, Name: "h"}, codes.InvalidArgument, "not signed by its own key"},
-		"a large request":   {&ask{Protocol: 1, Token: token, Csr: make([]byte, maxRequest+1), Name: "h"}, codes.InvalidArgument, "at most"},
+		"a large request":   {&ask{Protocol: 1, Token: token, Csr: make([]byte, mtls.MaxRequest+1), Name: "h"}, codes.InvalidArgument, "at most"},
 		"an RSA key":        {&ask{Protocol: 1, Token: token, Csr: request(t, weak), Name: "h"}, codes.InvalidArgument, "Ed25519 or ECDSA"},
 	} {
 		_, err := pinned.Join(ctx, c.ask)
@@ -182,14 +182,16 @@ func TestTokens(t *testing.T) {
 func TestRenew(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	id := w.host(1, 1).id
-	csr := request(t, newKey(t))
+	id, key := w.host(1, 1).id, newKey(t)
+	csr := request(t, key)
 	issued := func(ago, life time.Duration) agent {
-		return w.with(2, w.certificate(mtls.Node, string(id), time.Now().Add(-ago), life))
+		return w.with(2, w.certificateFor(id, key, time.Now().Add(-ago), life))
 	}
 	for name, a := range map[string]agent{
 		"valid": issued(0, time.Hour), "just over": issued(time.Hour+time.Minute, time.Hour), "six days over": issued(7*24*time.Hour, 24*time.Hour),
 	} {
+		_, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: request(t, newKey(t))})
+		refused(t, err, codes.InvalidArgument, "the key of the certificate")
 		c, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 		require.NoError(t, err, name)
 		require.Equal(t, string(id), c.GetNodeId())

@@ -15,6 +15,11 @@
 // a restored cluster keeps such a guest running (package machine of the agent): records that are older than the guest
 // cannot know it.
 //
+// A host that is evicted (evict.go) is not talked to until it joins again; a key that is banned (ban.go) is not until it is
+// unbanned. Neither frees what is placed on the host: its guests may run on, and nobody here can stop them. Whoever wants
+// them elsewhere has to fence the host first. Every member closes the host's connections (guard.go); a call after that is
+// refused by the record.
+//
 // Decisions of this version: a host has one session, and a newer one ends the older; it sends at most eight images and
 // 64 consoles at a time. What a host may write into records is bounded here, since a host can be stolen.
 package node
@@ -85,11 +90,15 @@ type Service struct {
 	// reading counts the images that each host reads from this member.
 	reading  map[cloud.NodeID]int
 	consoles consoles
+	guard    guard
 
 	heard     func(context.Context, []cloud.NodeID) (liveness, error)
 	cordon    func(context.Context, cordonChange) (cloud.Node, error)
 	newToken  func(context.Context, tokenAsk) (tokenMade, error)
 	admitHost func(context.Context, joinAsk) (cloud.NodeID, error)
+	evict     func(context.Context, evictAsk) (int, error)
+	ban       func(context.Context, banAsk) ([]Ban, error)
+	unban     func(context.Context, banAsk) (struct{}, error)
 	readTail  func(context.Context, consoleAsk, func([]byte) error) error
 }
 
@@ -108,11 +117,15 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, seen: map[cloud.NodeID]cloud.Time{}, fleet: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
 		reading: map[cloud.NodeID]int{}, consoles: consoles{open: map[string]*console{}},
+		guard: guard{conns: map[*guarded]bool{}},
 	}
 	s.heard = lead.Handle(opts.Commands, "node.heard", lead.Repeatable, s.doHeard)
 	s.cordon = lead.Handle(opts.Commands, "node.cordon", lead.Repeatable, s.doCordon)
 	s.newToken = lead.Handle(opts.Commands, "node.new-token", lead.Repeatable, s.doNewToken)
 	s.admitHost = lead.Handle(opts.Commands, "node.admit", lead.Repeatable, s.doAdmit)
+	s.evict = lead.Handle(opts.Commands, "node.evict", lead.Once, s.doEvict)
+	s.ban = lead.Handle(opts.Commands, "node.ban", lead.Repeatable, s.doBan)
+	s.unban = lead.Handle(opts.Commands, "node.unban", lead.Once, s.doUnban)
 	s.readTail = lead.HandleStream(opts.Commands, "node.console", s.doReadConsole)
 	return s
 }

@@ -51,7 +51,7 @@ func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
 	if err != nil || leaf == nil {
 		return err
 	}
-	sum, err := sumOf(leaf.PublicKey)
+	sum, err := mtls.KeyOf(leaf.PublicKey)
 	if err != nil {
 		return err
 	}
@@ -83,16 +83,9 @@ func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.Nod
 	// Streams come without a deadline of their own.
 	ctx, cancel := context.WithTimeout(ctx, knownTime)
 	defer cancel()
-	var known bool
-	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) (err error) {
-		known, err = Nodes.Has(v, id.Name)
-		return err
-	})
+	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return judge(v, cloud.NodeID(id.Name), leaf) })
 	if err != nil {
 		return "", err
-	}
-	if !known {
-		return "", fault.New(fault.PermissionDenied, "this host is no longer of the cluster: join again")
 	}
 	return cloud.NodeID(id.Name), nil
 }
@@ -139,12 +132,18 @@ func (a *agents) Join(ctx context.Context, r *agentv1.JoinRequest) (*agentv1.Cre
 	if err != nil {
 		return nil, err
 	}
-	a.s.opts.Log.Info("host joined", "node", id, "name", r.GetName())
-	return a.s.credential(id, csr.PublicKey)
+	a.s.opts.Log.Info("host joined", "node", id, "name", r.GetName(), "key", keyText(key))
+	return a.s.credential(ctx, id, csr.PublicKey)
 }
 
-func (s *Service) credential(id cloud.NodeID, public any) (*agentv1.Credential, error) {
-	cert, err := s.opts.Authority.Issue(mtls.Node, string(id), public, s.opts.Now(), CertificateLife)
+func (s *Service) credential(ctx context.Context, id cloud.NodeID, public any) (*agentv1.Credential, error) {
+	at := s.opts.Now()
+	if e, err := s.evicted(ctx, id); err != nil {
+		return nil, err
+	} else if e != nil {
+		at = e.signedAt(at)
+	}
+	cert, err := s.opts.Authority.Issue(mtls.Node, string(id), public, at, CertificateLife)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +155,8 @@ func (s *Service) credential(id cloud.NodeID, public any) (*agentv1.Credential, 
 	return c, nil
 }
 
-// Renew serves a host whose certificate is valid, or expired no longer than RenewGrace ago: TLS refuses others.
+// Renew serves a host whose certificate is valid, or expired no longer than RenewGrace ago: TLS refuses others. A host
+// keeps its key, by which it can be banned: another gets no certificate for this one's.
 func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.Credential, error) {
 	leaf, err := shown(ctx)
 	if err != nil {
@@ -170,7 +170,10 @@ func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.C
 	if err != nil {
 		return nil, err
 	}
-	return a.s.credential(id, csr.PublicKey)
+	if !sameKey(csr.PublicKey, leaf.PublicKey) {
+		return nil, fault.Invalid("csr", "must be for the key of the certificate that is shown")
+	}
+	return a.s.credential(ctx, id, csr.PublicKey)
 }
 
 func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_WatchServer) error {

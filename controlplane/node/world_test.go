@@ -179,12 +179,16 @@ func newWorld(t *testing.T) *world {
 			return mtls.WithAuthority(c, authority.Certificate()), err
 		}
 		g, _ := rpc.New(rpc.Options{
-			Credentials: credentials.NewTLS(mtls.ServerOptional(shows, authority.Certificate(), mtls.OnlyKind(mtls.Node), RenewGrace)),
+			Credentials: s.Credentials(mtls.ServerOptional(shows, authority.Certificate(), mtls.OnlyKind(mtls.Node), RenewGrace)),
 			Log:         log, Metrics: grpcprom.NewServerMetrics(),
 		})
 		s.RegisterAgents(g)
 		go g.Serve(l)
 		t.Cleanup(g.Stop)
+		guarding, end := context.WithCancel(context.Background())
+		var work sync.WaitGroup
+		work.Go(func() { s.Guard(guarding) })
+		t.Cleanup(func() { end(); work.Wait() })
 	}
 	return w
 }
@@ -193,6 +197,15 @@ func (w *world) certificate(kind mtls.Kind, name string, at time.Time, life time
 	c, err := w.authority.IssueFor(kind, name, at, life)
 	require.NoError(w.t, err)
 	return func() (*tls.Certificate, error) { return c, nil }
+}
+
+// certificateFor is a host's, for a key of its own.
+func (w *world) certificateFor(id cloud.NodeID, key ed25519.PrivateKey, at time.Time, life time.Duration) mtls.Source {
+	leaf, err := w.authority.Issue(mtls.Node, string(id), key.Public(), at, life)
+	require.NoError(w.t, err)
+	return func() (*tls.Certificate, error) {
+		return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
+	}
 }
 
 // follow makes a member the leader that follows the fleet, until the test or stop ends it.

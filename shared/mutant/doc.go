@@ -20,6 +20,10 @@ const (
 	SplitAppliedIndex = "split-applied-index" // the applied index is written beside the batch, not in it: controlplane/mvcc
 	IgnoreHolds       = "ignore-holds"        // credit that is reserved can be reserved again: controlplane/credit/ledger
 	CommitTwice       = "commit-twice"        // a reservation that has ended can be committed: controlplane/credit/ledger
+	EvictForgets      = "evict-forgets"       // a host is forgotten although VMs are placed on it: controlplane/node
+	IgnoreBans        = "ignore-bans"         // a banned key is let in: controlplane/node
+	KeepEvictedOpen   = "keep-evicted-open"   // what an evicted host has open stays open: controlplane/node
+	ReuseInvitation   = "reuse-invitation"    // a member's token works for a second key: controlplane/invite
 	LateCommit        = "late-commit"         // a reservation can be committed after its deadline: controlplane/credit/ledger
 	UnfitCertificate  = "unfit-certificate"   // a certificate that has expired takes the place of a good one: controlplane/certfile
 	SecretInPlaintext = "secret-in-plaintext" // a token goes to another host in plaintext: cli/dial
