@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -345,15 +346,15 @@ func forceNew(ctx context.Context, c Config) error {
 	if len(c.Cluster) > 1 || len(c.Join) > 0 {
 		return errors.New("force-new-cluster makes a cluster of this member alone: start it without cluster and join, and let the others join it")
 	}
-	key, err := openData(c)
-	if err != nil {
-		return err
-	}
 	unlock, err := lock(c.DataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	key, err := clusterKey(ctx, c, slog.Default())
+	if err != nil {
+		return err
+	}
 	have, err := clusterIn(c.DataDir)
 	if err != nil {
 		return err

@@ -37,8 +37,11 @@ type Config struct {
 	// Join are addresses, host or host:port, of members of a cluster that this one was added to, or will be; instead of
 	// Cluster. They count while the data directory is new.
 	Join []string `yaml:"join"`
-	// ClusterKey is the file that all members share. Required with Cluster and Join.
+	// ClusterKey is the file that all members share. Required with Cluster, and with Join unless there is a JoinToken.
 	ClusterKey string `yaml:"cluster_key"`
+	// JoinToken is a file with a token that brings the cluster key to a member that joins; needed once. Never the token
+	// itself: a command line can be read by everybody on the host.
+	JoinToken string `yaml:"join_token"`
 	// Dev lets everybody act in the project default. For one member on loopback only.
 	Dev bool `yaml:"dev"`
 	// MetricsListen is where /metrics is served to whoever asks. Callers on loopback find it on the VM port too.
@@ -257,15 +260,16 @@ func (c *Config) validateCluster() error {
 			return fmt.Errorf("join: %q is not host or host:port", host)
 		}
 	}
-	if len(c.Cluster) == 0 && len(c.Join) == 0 {
+	switch {
+	case c.JoinToken != "" && len(c.Join) == 0:
+		return errors.New("join_token is for a member that is added to a cluster: say with join where that is")
+	case c.JoinToken != "" && c.ClusterKey != "":
+		return errors.New("join_token brings the cluster key, and cluster_key has it: give one of them")
+	case len(c.Join) > 0, len(c.Cluster) == 0:
 		return nil
-	}
-	if c.ClusterKey == "" {
+	case c.ClusterKey == "":
 		return errors.New("a cluster needs cluster_key: make one with `trivet-controlplane keygen > cluster.key; chmod 600 cluster.key` " +
 			"and give the same file to every member")
-	}
-	if len(c.Join) > 0 {
-		return nil
 	}
 	if c.Cluster[c.NodeID] == "" {
 		return fmt.Errorf("cluster does not list this member, %d", c.NodeID)
@@ -323,6 +327,17 @@ func (c *Config) seeds() []string {
 	return out
 }
 
+// inviters are the ports for agents of the members to join, where a token can be shown.
+func (c *Config) inviters() (out []string) {
+	for _, host := range c.Join {
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		out = append(out, net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(int(c.Ports.Agents))))
+	}
+	return out
+}
+
 // addresses are the members' hosts with a port.
 func (m Members) addresses(port uint16) map[uint64]string {
 	out := make(map[uint64]string, len(m))
@@ -376,6 +391,7 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.Var(&c.Cluster, "cluster", "all members, this one included")
 	f.StringSliceVar(&c.Join, "join", c.Join, "members of the cluster that this one is added to, as HOST or HOST:PORT")
 	f.StringVar(&c.ClusterKey, "cluster-key", c.ClusterKey, "file with the key that all members share")
+	f.StringVar(&c.JoinToken, "join-token", c.JoinToken, "file with the token of `trivet cluster token` that brings that key to a member that joins")
 	f.BoolVar(&c.Dev, "dev", c.Dev, "let everybody act in project default (one member, loopback only)")
 	f.StringVar(&c.MetricsListen, "metrics-listen", c.MetricsListen, "host:port for /metrics")
 	f.StringVar(&c.TLS.Cert, "tls-cert", c.TLS.Cert, "file with the certificate of tenants' ports; read again when it changes")

@@ -230,8 +230,15 @@ func TestJoinConfig(t *testing.T) {
 	require.NoError(t, c.Validate())
 	require.Zero(t, c.NodeID)
 	require.Equal(t, []string{"10.0.0.1:2380", "10.0.0.2:9999"}, c.seeds())
+	require.Equal(t, []string{"10.0.0.1:7443", "10.0.0.2:7443"}, c.inviters())
+	c.JoinToken = "t"
+	require.ErrorContains(t, c.Validate(), "give one of them")
 	c.ClusterKey = ""
-	require.ErrorContains(t, c.Validate(), "cluster_key")
+	require.NoError(t, c.Validate())
+	c.JoinToken = "" // a data directory that has the key needs none
+	require.NoError(t, c.Validate())
+	c.Join, c.JoinToken, c.NodeID = nil, "t", 4
+	require.ErrorContains(t, c.Validate(), "say with join")
 
 	c, err = load("", []string{"TRIVET_JOIN=10.0.0.1", "TRIVET_CLUSTER_KEY=k", "TRIVET_NODE_ID=4"}, pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.NoError(t, err)

@@ -15,11 +15,57 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/controlplane/clock"
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/invite"
 	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/controlplane/peer"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
+
+// ownKeyFile is the cluster key in the data directory: that of a lone member, or one that a join token brought.
+const ownKeyFile = "cluster.key"
+
+// clusterKey reads the key that all members share. A lone member makes its own; one that joins by a token gets it, once.
+func clusterKey(ctx context.Context, c Config, log *slog.Logger) (*clusterkey.Key, error) {
+	own := filepath.Join(c.DataDir, ownKeyFile)
+	switch {
+	case c.ClusterKey != "":
+		return clusterkey.Load(c.ClusterKey)
+	case len(c.Join) == 0:
+		return clusterkey.LoadOrMake(own)
+	}
+	key, err := clusterkey.Load(own)
+	if !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			err = ofToken(c, key)
+		}
+		return key, err
+	}
+	if c.JoinToken == "" {
+		return nil, errors.New("a member that joins needs join_token, from `trivet cluster token`, or cluster_key, the file that the others have")
+	}
+	if err := invite.Bring(ctx, c.inviters(), c.JoinToken, own, log); err != nil {
+		return nil, err
+	}
+	return clusterkey.Load(own)
+}
+
+// ofToken refuses a key that an earlier run of another cluster has left. A token that is gone by now is no longer needed.
+func ofToken(c Config, key *clusterkey.Key) error {
+	if c.JoinToken == "" {
+		return nil
+	}
+	_, pin, err := invite.ReadToken(c.JoinToken)
+	if err != nil {
+		return nil
+	}
+	authority, err := key.Authority()
+	if err == nil && mtls.Pin(authority.Certificate()) != pin {
+		err = fmt.Errorf("%s holds the key of cluster %s, and the join token is of another: give an empty data directory", c.DataDir, key.Cluster())
+	}
+	return err
+}
 
 // idFile keeps the id that a member was told, in its data directory.
 const idFile = "node-id"

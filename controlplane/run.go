@@ -21,17 +21,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/clock"
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/credit"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/controlplane/invite"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
@@ -69,15 +68,15 @@ const electionTicks = 10
 // opened, when set, is told of each listener.
 func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err error) {
 	log := newLog(c)
-	key, err := openData(c)
-	if err != nil {
-		return err
-	}
 	unlock, err := lock(c.DataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	key, err := clusterKey(ctx, c, log)
+	if err != nil {
+		return err
+	}
 	if err := ofCluster(c.DataDir, key); err != nil {
 		return err
 	}
@@ -189,6 +188,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	bills := newBilling(c.Billing, records, credits, log)
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: c.Billing.of(bills)})
 	bills.Attach(vms)
+	invites := invite.New(invite.Options{Store: records, Commands: commands, Key: key, Log: log})
 	kvRaft := kv.NewRaft(runner, kvGroup, c.NodeID, kvLeads)
 	keys := kv.New(kv.Options{
 		Engine: engines[kvGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
@@ -237,6 +237,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			{Name: "expire reservations", Every: credit.SweepEvery, Run: credits.Sweep},
 			{Name: "bill", Every: bills.Every(), Run: bills.Run},
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
+			{Name: "expire invitations", Every: 10 * time.Minute, Run: invites.Expire},
 			{Name: "forget answers", Every: time.Minute, Run: forgetAnswers(records)},
 			{Name: "compact", Every: time.Minute, Run: compactor.compact},
 		},
@@ -249,11 +250,12 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	}
 	httpMetrics, metrics := rest.NewMetrics(registry), metricsHandler(registry)
 	agents, _ := rpc.New(rpc.Options{
-		Credentials: credentials.NewTLS(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
+		Credentials: nodes.Credentials(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
 		Log: log, Metrics: grpcMetrics,
 	})
 	nodes.RegisterAgents(agents)
+	invites.Register(agents)
 	etcd := etcdrpc.New(etcdrpc.Options{
 		Service: keys, Members: memberships, Verifier: identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir, Log: log.With("service", "kv"),
 		StrictReconfig: c.KV.StrictReconfig,
@@ -272,7 +274,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	archives := newArchives(c, key, engines, names, runner)
 	operator.Register(public, operator.Options{
 		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
-		ElectionTicks: electionTicks, Nodes: nodes, VMs: vms, Backup: archives.write,
+		ElectionTicks: electionTicks, Nodes: nodes, Invites: invites, VMs: vms, Backup: archives.write,
 	})
 	creditOnly, creditHealth := rpc.New(rpc.Options{Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true})
 	credits.Register(creditOnly)
@@ -357,6 +359,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			}
 		})
 	}
+	work.Go(func() { nodes.Guard(background) })
 	work.Go(func() { images.Run(background) })
 	work.Go(func() { audits.Run(background) })
 	work.Go(func() { tenants.run(background, c.Dev) })
@@ -410,19 +413,11 @@ func newLog(c Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, nil))
 }
 
-// openData makes the data directory and finds the cluster key; a lone member makes its own.
-func openData(c Config) (*clusterkey.Key, error) {
-	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+// lock makes the data directory and keeps a second process out of it.
+func lock(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)
 	}
-	if c.ClusterKey == "" {
-		return clusterkey.LoadOrMake(filepath.Join(c.DataDir, "cluster.key"))
-	}
-	return clusterkey.Load(c.ClusterKey)
-}
-
-// lock keeps a second process out of the data directory.
-func lock(dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock data directory: %w", err)

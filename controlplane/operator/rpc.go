@@ -12,6 +12,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/invite"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
 	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/controlplane/node"
@@ -32,6 +33,7 @@ type Options struct {
 	// ElectionTicks without a word from a member make it unreachable.
 	ElectionTicks uint64
 	Nodes         *node.Service
+	Invites       *invite.Service
 	VMs           *vm.Service
 	// Backup writes an archive of all groups. The error of write is returned as it is.
 	Backup func(ctx context.Context, write func([]byte) error) error
@@ -127,6 +129,72 @@ func (s *server) CreateNodeToken(ctx context.Context, in *operatorv1.CreateNodeT
 		return nil, err
 	}
 	return &operatorv1.CreateNodeTokenResponse{Token: token, ExpiresAt: expires}, nil
+}
+
+func (s *server) EvictNode(ctx context.Context, in *operatorv1.EvictNodeRequest) (*operatorv1.EvictNodeResponse, error) {
+	if _, err := auth.Admit(ctx, service+"EvictNode", "", ""); err != nil {
+		return nil, err
+	}
+	vms, err := s.opts.Nodes.Evict(ctx, cloud.NodeID(in.GetNodeId()), in.GetForce())
+	if err != nil {
+		return nil, err
+	}
+	return &operatorv1.EvictNodeResponse{Vms: uint32(vms)}, nil
+}
+
+func (s *server) BanNode(ctx context.Context, in *operatorv1.BanNodeRequest) (*operatorv1.BanNodeResponse, error) {
+	if _, err := auth.Admit(ctx, service+"BanNode", "", ""); err != nil {
+		return nil, err
+	}
+	made, err := s.opts.Nodes.Ban(ctx, cloud.NodeID(in.GetNodeId()), in.GetKey(), in.GetReason())
+	if err != nil {
+		return nil, err
+	}
+	out := &operatorv1.BanNodeResponse{}
+	for _, b := range made {
+		out.Bans = append(out.Bans, banOf(&b))
+	}
+	return out, nil
+}
+
+func (s *server) UnbanNode(ctx context.Context, in *operatorv1.UnbanNodeRequest) (*operatorv1.UnbanNodeResponse, error) {
+	if _, err := auth.Admit(ctx, service+"UnbanNode", "", ""); err != nil {
+		return nil, err
+	}
+	if err := s.opts.Nodes.Unban(ctx, cloud.NodeID(in.GetNodeId()), in.GetKey()); err != nil {
+		return nil, err
+	}
+	return &operatorv1.UnbanNodeResponse{}, nil
+}
+
+func (s *server) ListBans(ctx context.Context, in *operatorv1.ListBansRequest) (*operatorv1.ListBansResponse, error) {
+	if _, err := auth.Admit(ctx, service+"ListBans", "", ""); err != nil {
+		return nil, err
+	}
+	page, next, err := s.opts.Nodes.Bans(ctx, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &operatorv1.ListBansResponse{NextPageToken: next}
+	for _, b := range page {
+		out.Bans = append(out.Bans, banOf(b))
+	}
+	return out, nil
+}
+
+func banOf(b *node.Ban) *operatorv1.Ban {
+	return &operatorv1.Ban{Key: b.Key, NodeId: string(b.Node), Name: b.Name, Reason: b.Reason, BannedAt: b.At}
+}
+
+func (s *server) CreateMemberToken(ctx context.Context, in *operatorv1.CreateMemberTokenRequest) (*operatorv1.CreateMemberTokenResponse, error) {
+	if _, err := auth.Admit(ctx, service+"CreateMemberToken", "", ""); err != nil {
+		return nil, err
+	}
+	token, expires, err := s.opts.Invites.NewToken(ctx, time.Duration(in.GetTtlSeconds())*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	return &operatorv1.CreateMemberTokenResponse{Token: token, ExpiresAt: expires}, nil
 }
 
 func (s *server) ReadConsoleLog(in *operatorv1.ReadConsoleLogRequest, stream grpc.ServerStreamingServer[operatorv1.ReadConsoleLogResponse]) error {

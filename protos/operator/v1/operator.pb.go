@@ -1105,6 +1105,582 @@ func (x *CreateNodeTokenResponse) GetExpiresAt() int64 {
 	return 0
 }
 
+type EvictNodeRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Also while VMs are placed on it. They stay its own and are started nowhere else: its record stays, cordoned, and with
+	// the same key and a new token it is that host again.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictNodeRequest) Reset() {
+	*x = EvictNodeRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictNodeRequest) ProtoMessage() {}
+
+func (x *EvictNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictNodeRequest.ProtoReflect.Descriptor instead.
+func (*EvictNodeRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *EvictNodeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *EvictNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type EvictNodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many VMs are placed on it. Its record is gone when there are none.
+	Vms           uint32 `protobuf:"varint,1,opt,name=vms,proto3" json:"vms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictNodeResponse) Reset() {
+	*x = EvictNodeResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictNodeResponse) ProtoMessage() {}
+
+func (x *EvictNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictNodeResponse.ProtoReflect.Descriptor instead.
+func (*EvictNodeResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *EvictNodeResponse) GetVms() uint32 {
+	if x != nil {
+		return x.Vms
+	}
+	return 0
+}
+
+// BanNodeRequest names a host that is known, or the key of any.
+type BanNodeRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// SHA-256 of its public key (SubjectPublicKeyInfo), in hex, as ListBans and the log show it.
+	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// For people, at most 256 bytes.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BanNodeRequest) Reset() {
+	*x = BanNodeRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BanNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BanNodeRequest) ProtoMessage() {}
+
+func (x *BanNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BanNodeRequest.ProtoReflect.Descriptor instead.
+func (*BanNodeRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *BanNodeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *BanNodeRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *BanNodeRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type BanNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bans          []*Ban                 `protobuf:"bytes,1,rep,name=bans,proto3" json:"bans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BanNodeResponse) Reset() {
+	*x = BanNodeResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BanNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BanNodeResponse) ProtoMessage() {}
+
+func (x *BanNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BanNodeResponse.ProtoReflect.Descriptor instead.
+func (*BanNodeResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *BanNodeResponse) GetBans() []*Ban {
+	if x != nil {
+		return x.Bans
+	}
+	return nil
+}
+
+type Ban struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The host that held the key, if one did.
+	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name   string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Unix milliseconds.
+	BannedAt      int64 `protobuf:"varint,5,opt,name=banned_at,json=bannedAt,proto3" json:"banned_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ban) Reset() {
+	*x = Ban{}
+	mi := &file_operator_v1_operator_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ban) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ban) ProtoMessage() {}
+
+func (x *Ban) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ban.ProtoReflect.Descriptor instead.
+func (*Ban) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Ban) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Ban) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Ban) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Ban) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Ban) GetBannedAt() int64 {
+	if x != nil {
+		return x.BannedAt
+	}
+	return 0
+}
+
+// UnbanNodeRequest names one of the two.
+type UnbanNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbanNodeRequest) Reset() {
+	*x = UnbanNodeRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbanNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbanNodeRequest) ProtoMessage() {}
+
+func (x *UnbanNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbanNodeRequest.ProtoReflect.Descriptor instead.
+func (*UnbanNodeRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *UnbanNodeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *UnbanNodeRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type UnbanNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbanNodeResponse) Reset() {
+	*x = UnbanNodeResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbanNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbanNodeResponse) ProtoMessage() {}
+
+func (x *UnbanNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbanNodeResponse.ProtoReflect.Descriptor instead.
+func (*UnbanNodeResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{25}
+}
+
+type ListBansRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 is 100, at most 1000.
+	PageSize      int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBansRequest) Reset() {
+	*x = ListBansRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBansRequest) ProtoMessage() {}
+
+func (x *ListBansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBansRequest.ProtoReflect.Descriptor instead.
+func (*ListBansRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ListBansRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListBansRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListBansResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bans          []*Ban                 `protobuf:"bytes,1,rep,name=bans,proto3" json:"bans,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBansResponse) Reset() {
+	*x = ListBansResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBansResponse) ProtoMessage() {}
+
+func (x *ListBansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBansResponse.ProtoReflect.Descriptor instead.
+func (*ListBansResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ListBansResponse) GetBans() []*Ban {
+	if x != nil {
+		return x.Bans
+	}
+	return nil
+}
+
+func (x *ListBansResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type CreateMemberTokenRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 is 3600, at most 86400.
+	TtlSeconds    uint32 `protobuf:"varint,1,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateMemberTokenRequest) Reset() {
+	*x = CreateMemberTokenRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateMemberTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateMemberTokenRequest) ProtoMessage() {}
+
+func (x *CreateMemberTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateMemberTokenRequest.ProtoReflect.Descriptor instead.
+func (*CreateMemberTokenRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *CreateMemberTokenRequest) GetTtlSeconds() uint32 {
+	if x != nil {
+		return x.TtlSeconds
+	}
+	return 0
+}
+
+type CreateMemberTokenResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Unix milliseconds.
+	ExpiresAt     int64 `protobuf:"varint,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateMemberTokenResponse) Reset() {
+	*x = CreateMemberTokenResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateMemberTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateMemberTokenResponse) ProtoMessage() {}
+
+func (x *CreateMemberTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateMemberTokenResponse.ProtoReflect.Descriptor instead.
+func (*CreateMemberTokenResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CreateMemberTokenResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *CreateMemberTokenResponse) GetExpiresAt() int64 {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return 0
+}
+
 type ReadConsoleLogRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -1119,7 +1695,7 @@ type ReadConsoleLogRequest struct {
 
 func (x *ReadConsoleLogRequest) Reset() {
 	*x = ReadConsoleLogRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[19]
+	mi := &file_operator_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1131,7 +1707,7 @@ func (x *ReadConsoleLogRequest) String() string {
 func (*ReadConsoleLogRequest) ProtoMessage() {}
 
 func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[19]
+	mi := &file_operator_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1144,7 +1720,7 @@ func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReadConsoleLogRequest) GetOrgId() string {
@@ -1191,7 +1767,7 @@ type ReadConsoleLogResponse struct {
 
 func (x *ReadConsoleLogResponse) Reset() {
 	*x = ReadConsoleLogResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[20]
+	mi := &file_operator_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1779,7 @@ func (x *ReadConsoleLogResponse) String() string {
 func (*ReadConsoleLogResponse) ProtoMessage() {}
 
 func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[20]
+	mi := &file_operator_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1792,7 @@ func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogResponse.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReadConsoleLogResponse) GetData() []byte {
@@ -1302,6 +1878,41 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\x17CreateNodeTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x1d\n" +
 	"\n" +
+	"expires_at\x18\x02 \x01(\x03R\texpiresAt\"A\n" +
+	"\x10EvictNodeRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"%\n" +
+	"\x11EvictNodeResponse\x12\x10\n" +
+	"\x03vms\x18\x01 \x01(\rR\x03vms\"S\n" +
+	"\x0eBanNodeRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"7\n" +
+	"\x0fBanNodeResponse\x12$\n" +
+	"\x04bans\x18\x01 \x03(\v2\x10.operator.v1.BanR\x04bans\"y\n" +
+	"\x03Ban\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1b\n" +
+	"\tbanned_at\x18\x05 \x01(\x03R\bbannedAt\"=\n" +
+	"\x10UnbanNodeRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"\x13\n" +
+	"\x11UnbanNodeResponse\"M\n" +
+	"\x0fListBansRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"`\n" +
+	"\x10ListBansResponse\x12$\n" +
+	"\x04bans\x18\x01 \x03(\v2\x10.operator.v1.BanR\x04bans\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\";\n" +
+	"\x18CreateMemberTokenRequest\x12\x1f\n" +
+	"\vttl_seconds\x18\x01 \x01(\rR\n" +
+	"ttlSeconds\"P\n" +
+	"\x19CreateMemberTokenResponse\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12\x1d\n" +
+	"\n" +
 	"expires_at\x18\x02 \x01(\x03R\texpiresAt\"\x99\x01\n" +
 	"\x15ReadConsoleLogRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
@@ -1312,7 +1923,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"tail_bytes\x18\x05 \x01(\x04R\ttailBytes\",\n" +
 	"\x16ReadConsoleLogResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xaa\x06\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xb5\t\n" +
 	"\x0fOperatorService\x12V\n" +
 	"\rClusterStatus\x12!.operator.v1.ClusterStatusRequest\x1a\".operator.v1.ClusterStatusResponse\x12J\n" +
 	"\tAddMember\x12\x1d.operator.v1.AddMemberRequest\x1a\x1e.operator.v1.AddMemberResponse\x12V\n" +
@@ -1321,7 +1932,12 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\rReplaceMember\x12!.operator.v1.ReplaceMemberRequest\x1a\".operator.v1.ReplaceMemberResponse\x12Y\n" +
 	"\x0eTransferLeader\x12\".operator.v1.TransferLeaderRequest\x1a#.operator.v1.TransferLeaderResponse\x12X\n" +
 	"\rBackupCluster\x12!.operator.v1.BackupClusterRequest\x1a\".operator.v1.BackupClusterResponse0\x01\x12\\\n" +
-	"\x0fCreateNodeToken\x12#.operator.v1.CreateNodeTokenRequest\x1a$.operator.v1.CreateNodeTokenResponse\x12[\n" +
+	"\x0fCreateNodeToken\x12#.operator.v1.CreateNodeTokenRequest\x1a$.operator.v1.CreateNodeTokenResponse\x12J\n" +
+	"\tEvictNode\x12\x1d.operator.v1.EvictNodeRequest\x1a\x1e.operator.v1.EvictNodeResponse\x12D\n" +
+	"\aBanNode\x12\x1b.operator.v1.BanNodeRequest\x1a\x1c.operator.v1.BanNodeResponse\x12J\n" +
+	"\tUnbanNode\x12\x1d.operator.v1.UnbanNodeRequest\x1a\x1e.operator.v1.UnbanNodeResponse\x12G\n" +
+	"\bListBans\x12\x1c.operator.v1.ListBansRequest\x1a\x1d.operator.v1.ListBansResponse\x12b\n" +
+	"\x11CreateMemberToken\x12%.operator.v1.CreateMemberTokenRequest\x1a&.operator.v1.CreateMemberTokenResponse\x12[\n" +
 	"\x0eReadConsoleLog\x12\".operator.v1.ReadConsoleLogRequest\x1a#.operator.v1.ReadConsoleLogResponse0\x01B>Z<github.com/trivet-cloud/trivet/protos/operator/v1;operatorv1b\x06proto3"
 
 var (
@@ -1336,29 +1952,40 @@ func file_operator_v1_operator_proto_rawDescGZIP() []byte {
 	return file_operator_v1_operator_proto_rawDescData
 }
 
-var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_operator_v1_operator_proto_goTypes = []any{
-	(*ClusterStatusRequest)(nil),    // 0: operator.v1.ClusterStatusRequest
-	(*ClusterStatusResponse)(nil),   // 1: operator.v1.ClusterStatusResponse
-	(*Member)(nil),                  // 2: operator.v1.Member
-	(*AddMemberRequest)(nil),        // 3: operator.v1.AddMemberRequest
-	(*AddMemberResponse)(nil),       // 4: operator.v1.AddMemberResponse
-	(*PromoteMemberRequest)(nil),    // 5: operator.v1.PromoteMemberRequest
-	(*PromoteMemberResponse)(nil),   // 6: operator.v1.PromoteMemberResponse
-	(*RemoveMemberRequest)(nil),     // 7: operator.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),    // 8: operator.v1.RemoveMemberResponse
-	(*ReplaceMemberRequest)(nil),    // 9: operator.v1.ReplaceMemberRequest
-	(*ReplaceMemberResponse)(nil),   // 10: operator.v1.ReplaceMemberResponse
-	(*TransferLeaderRequest)(nil),   // 11: operator.v1.TransferLeaderRequest
-	(*TransferLeaderResponse)(nil),  // 12: operator.v1.TransferLeaderResponse
-	(*BackupClusterRequest)(nil),    // 13: operator.v1.BackupClusterRequest
-	(*BackupClusterResponse)(nil),   // 14: operator.v1.BackupClusterResponse
-	(*Group)(nil),                   // 15: operator.v1.Group
-	(*Progress)(nil),                // 16: operator.v1.Progress
-	(*CreateNodeTokenRequest)(nil),  // 17: operator.v1.CreateNodeTokenRequest
-	(*CreateNodeTokenResponse)(nil), // 18: operator.v1.CreateNodeTokenResponse
-	(*ReadConsoleLogRequest)(nil),   // 19: operator.v1.ReadConsoleLogRequest
-	(*ReadConsoleLogResponse)(nil),  // 20: operator.v1.ReadConsoleLogResponse
+	(*ClusterStatusRequest)(nil),      // 0: operator.v1.ClusterStatusRequest
+	(*ClusterStatusResponse)(nil),     // 1: operator.v1.ClusterStatusResponse
+	(*Member)(nil),                    // 2: operator.v1.Member
+	(*AddMemberRequest)(nil),          // 3: operator.v1.AddMemberRequest
+	(*AddMemberResponse)(nil),         // 4: operator.v1.AddMemberResponse
+	(*PromoteMemberRequest)(nil),      // 5: operator.v1.PromoteMemberRequest
+	(*PromoteMemberResponse)(nil),     // 6: operator.v1.PromoteMemberResponse
+	(*RemoveMemberRequest)(nil),       // 7: operator.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),      // 8: operator.v1.RemoveMemberResponse
+	(*ReplaceMemberRequest)(nil),      // 9: operator.v1.ReplaceMemberRequest
+	(*ReplaceMemberResponse)(nil),     // 10: operator.v1.ReplaceMemberResponse
+	(*TransferLeaderRequest)(nil),     // 11: operator.v1.TransferLeaderRequest
+	(*TransferLeaderResponse)(nil),    // 12: operator.v1.TransferLeaderResponse
+	(*BackupClusterRequest)(nil),      // 13: operator.v1.BackupClusterRequest
+	(*BackupClusterResponse)(nil),     // 14: operator.v1.BackupClusterResponse
+	(*Group)(nil),                     // 15: operator.v1.Group
+	(*Progress)(nil),                  // 16: operator.v1.Progress
+	(*CreateNodeTokenRequest)(nil),    // 17: operator.v1.CreateNodeTokenRequest
+	(*CreateNodeTokenResponse)(nil),   // 18: operator.v1.CreateNodeTokenResponse
+	(*EvictNodeRequest)(nil),          // 19: operator.v1.EvictNodeRequest
+	(*EvictNodeResponse)(nil),         // 20: operator.v1.EvictNodeResponse
+	(*BanNodeRequest)(nil),            // 21: operator.v1.BanNodeRequest
+	(*BanNodeResponse)(nil),           // 22: operator.v1.BanNodeResponse
+	(*Ban)(nil),                       // 23: operator.v1.Ban
+	(*UnbanNodeRequest)(nil),          // 24: operator.v1.UnbanNodeRequest
+	(*UnbanNodeResponse)(nil),         // 25: operator.v1.UnbanNodeResponse
+	(*ListBansRequest)(nil),           // 26: operator.v1.ListBansRequest
+	(*ListBansResponse)(nil),          // 27: operator.v1.ListBansResponse
+	(*CreateMemberTokenRequest)(nil),  // 28: operator.v1.CreateMemberTokenRequest
+	(*CreateMemberTokenResponse)(nil), // 29: operator.v1.CreateMemberTokenResponse
+	(*ReadConsoleLogRequest)(nil),     // 30: operator.v1.ReadConsoleLogRequest
+	(*ReadConsoleLogResponse)(nil),    // 31: operator.v1.ReadConsoleLogResponse
 }
 var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: operator.v1.ClusterStatusResponse.members:type_name -> operator.v1.Member
@@ -1369,29 +1996,41 @@ var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 5: operator.v1.RemoveMemberResponse.members:type_name -> operator.v1.Member
 	2,  // 6: operator.v1.ReplaceMemberResponse.member:type_name -> operator.v1.Member
 	16, // 7: operator.v1.Group.progress:type_name -> operator.v1.Progress
-	0,  // 8: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
-	3,  // 9: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
-	5,  // 10: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
-	7,  // 11: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
-	9,  // 12: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
-	11, // 13: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
-	13, // 14: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
-	17, // 15: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
-	19, // 16: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
-	1,  // 17: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
-	4,  // 18: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
-	6,  // 19: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
-	8,  // 20: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
-	10, // 21: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
-	12, // 22: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
-	14, // 23: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
-	18, // 24: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
-	20, // 25: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
-	17, // [17:26] is the sub-list for method output_type
-	8,  // [8:17] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	23, // 8: operator.v1.BanNodeResponse.bans:type_name -> operator.v1.Ban
+	23, // 9: operator.v1.ListBansResponse.bans:type_name -> operator.v1.Ban
+	0,  // 10: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
+	3,  // 11: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
+	5,  // 12: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
+	7,  // 13: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
+	9,  // 14: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
+	11, // 15: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
+	13, // 16: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
+	17, // 17: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
+	19, // 18: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
+	21, // 19: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
+	24, // 20: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
+	26, // 21: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
+	28, // 22: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
+	30, // 23: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
+	1,  // 24: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
+	4,  // 25: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
+	6,  // 26: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
+	8,  // 27: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
+	10, // 28: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
+	12, // 29: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
+	14, // 30: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
+	18, // 31: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
+	20, // 32: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
+	22, // 33: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
+	25, // 34: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
+	27, // 35: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
+	29, // 36: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
+	31, // 37: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
+	24, // [24:38] is the sub-list for method output_type
+	10, // [10:24] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_operator_v1_operator_proto_init() }
@@ -1405,7 +2044,7 @@ func file_operator_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_operator_v1_operator_proto_rawDesc), len(file_operator_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

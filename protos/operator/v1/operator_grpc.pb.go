@@ -21,15 +21,20 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	OperatorService_ClusterStatus_FullMethodName   = "/operator.v1.OperatorService/ClusterStatus"
-	OperatorService_AddMember_FullMethodName       = "/operator.v1.OperatorService/AddMember"
-	OperatorService_PromoteMember_FullMethodName   = "/operator.v1.OperatorService/PromoteMember"
-	OperatorService_RemoveMember_FullMethodName    = "/operator.v1.OperatorService/RemoveMember"
-	OperatorService_ReplaceMember_FullMethodName   = "/operator.v1.OperatorService/ReplaceMember"
-	OperatorService_TransferLeader_FullMethodName  = "/operator.v1.OperatorService/TransferLeader"
-	OperatorService_BackupCluster_FullMethodName   = "/operator.v1.OperatorService/BackupCluster"
-	OperatorService_CreateNodeToken_FullMethodName = "/operator.v1.OperatorService/CreateNodeToken"
-	OperatorService_ReadConsoleLog_FullMethodName  = "/operator.v1.OperatorService/ReadConsoleLog"
+	OperatorService_ClusterStatus_FullMethodName     = "/operator.v1.OperatorService/ClusterStatus"
+	OperatorService_AddMember_FullMethodName         = "/operator.v1.OperatorService/AddMember"
+	OperatorService_PromoteMember_FullMethodName     = "/operator.v1.OperatorService/PromoteMember"
+	OperatorService_RemoveMember_FullMethodName      = "/operator.v1.OperatorService/RemoveMember"
+	OperatorService_ReplaceMember_FullMethodName     = "/operator.v1.OperatorService/ReplaceMember"
+	OperatorService_TransferLeader_FullMethodName    = "/operator.v1.OperatorService/TransferLeader"
+	OperatorService_BackupCluster_FullMethodName     = "/operator.v1.OperatorService/BackupCluster"
+	OperatorService_CreateNodeToken_FullMethodName   = "/operator.v1.OperatorService/CreateNodeToken"
+	OperatorService_EvictNode_FullMethodName         = "/operator.v1.OperatorService/EvictNode"
+	OperatorService_BanNode_FullMethodName           = "/operator.v1.OperatorService/BanNode"
+	OperatorService_UnbanNode_FullMethodName         = "/operator.v1.OperatorService/UnbanNode"
+	OperatorService_ListBans_FullMethodName          = "/operator.v1.OperatorService/ListBans"
+	OperatorService_CreateMemberToken_FullMethodName = "/operator.v1.OperatorService/CreateMemberToken"
+	OperatorService_ReadConsoleLog_FullMethodName    = "/operator.v1.OperatorService/ReadConsoleLog"
 )
 
 // OperatorServiceClient is the client API for OperatorService service.
@@ -52,6 +57,17 @@ type OperatorServiceClient interface {
 	BackupCluster(ctx context.Context, in *BackupClusterRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupClusterResponse], error)
 	// CreateNodeToken makes a one-use token with which an agent joins. system:admin.
 	CreateNodeToken(ctx context.Context, in *CreateNodeTokenRequest, opts ...grpc.CallOption) (*CreateNodeTokenResponse, error)
+	// EvictNode ends a host's certificate and every call and stream of it, on all members. It may join again with a new
+	// token. FAILED_PRECONDITION (NODE_HAS_VMS) while VMs are placed on it, unless forced. system:admin, as the next four.
+	EvictNode(ctx context.Context, in *EvictNodeRequest, opts ...grpc.CallOption) (*EvictNodeResponse, error)
+	// BanNode keeps a host's key out until it is unbanned: it is not admitted, not renewed, and what it has open ends. What
+	// is placed on it stays its own.
+	BanNode(ctx context.Context, in *BanNodeRequest, opts ...grpc.CallOption) (*BanNodeResponse, error)
+	// UnbanNode lets the key in again, with the certificate that it has while that can be used.
+	UnbanNode(ctx context.Context, in *UnbanNodeRequest, opts ...grpc.CallOption) (*UnbanNodeResponse, error)
+	ListBans(ctx context.Context, in *ListBansRequest, opts ...grpc.CallOption) (*ListBansResponse, error)
+	// CreateMemberToken makes a one-use token that brings the cluster key to a member. Whoever has it can become one.
+	CreateMemberToken(ctx context.Context, in *CreateMemberTokenRequest, opts ...grpc.CallOption) (*CreateMemberTokenResponse, error)
 	// ReadConsoleLog sends the tail of a VM's serial console, and with follow what comes after it, to whoever may GetVm.
 	ReadConsoleLog(ctx context.Context, in *ReadConsoleLogRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadConsoleLogResponse], error)
 }
@@ -153,6 +169,56 @@ func (c *operatorServiceClient) CreateNodeToken(ctx context.Context, in *CreateN
 	return out, nil
 }
 
+func (c *operatorServiceClient) EvictNode(ctx context.Context, in *EvictNodeRequest, opts ...grpc.CallOption) (*EvictNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EvictNodeResponse)
+	err := c.cc.Invoke(ctx, OperatorService_EvictNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) BanNode(ctx context.Context, in *BanNodeRequest, opts ...grpc.CallOption) (*BanNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BanNodeResponse)
+	err := c.cc.Invoke(ctx, OperatorService_BanNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) UnbanNode(ctx context.Context, in *UnbanNodeRequest, opts ...grpc.CallOption) (*UnbanNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnbanNodeResponse)
+	err := c.cc.Invoke(ctx, OperatorService_UnbanNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ListBans(ctx context.Context, in *ListBansRequest, opts ...grpc.CallOption) (*ListBansResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListBansResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ListBans_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) CreateMemberToken(ctx context.Context, in *CreateMemberTokenRequest, opts ...grpc.CallOption) (*CreateMemberTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateMemberTokenResponse)
+	err := c.cc.Invoke(ctx, OperatorService_CreateMemberToken_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) ReadConsoleLog(ctx context.Context, in *ReadConsoleLogRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadConsoleLogResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[1], OperatorService_ReadConsoleLog_FullMethodName, cOpts...)
@@ -192,6 +258,17 @@ type OperatorServiceServer interface {
 	BackupCluster(*BackupClusterRequest, grpc.ServerStreamingServer[BackupClusterResponse]) error
 	// CreateNodeToken makes a one-use token with which an agent joins. system:admin.
 	CreateNodeToken(context.Context, *CreateNodeTokenRequest) (*CreateNodeTokenResponse, error)
+	// EvictNode ends a host's certificate and every call and stream of it, on all members. It may join again with a new
+	// token. FAILED_PRECONDITION (NODE_HAS_VMS) while VMs are placed on it, unless forced. system:admin, as the next four.
+	EvictNode(context.Context, *EvictNodeRequest) (*EvictNodeResponse, error)
+	// BanNode keeps a host's key out until it is unbanned: it is not admitted, not renewed, and what it has open ends. What
+	// is placed on it stays its own.
+	BanNode(context.Context, *BanNodeRequest) (*BanNodeResponse, error)
+	// UnbanNode lets the key in again, with the certificate that it has while that can be used.
+	UnbanNode(context.Context, *UnbanNodeRequest) (*UnbanNodeResponse, error)
+	ListBans(context.Context, *ListBansRequest) (*ListBansResponse, error)
+	// CreateMemberToken makes a one-use token that brings the cluster key to a member. Whoever has it can become one.
+	CreateMemberToken(context.Context, *CreateMemberTokenRequest) (*CreateMemberTokenResponse, error)
 	// ReadConsoleLog sends the tail of a VM's serial console, and with follow what comes after it, to whoever may GetVm.
 	ReadConsoleLog(*ReadConsoleLogRequest, grpc.ServerStreamingServer[ReadConsoleLogResponse]) error
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -227,6 +304,21 @@ func (UnimplementedOperatorServiceServer) BackupCluster(*BackupClusterRequest, g
 }
 func (UnimplementedOperatorServiceServer) CreateNodeToken(context.Context, *CreateNodeTokenRequest) (*CreateNodeTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateNodeToken not implemented")
+}
+func (UnimplementedOperatorServiceServer) EvictNode(context.Context, *EvictNodeRequest) (*EvictNodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EvictNode not implemented")
+}
+func (UnimplementedOperatorServiceServer) BanNode(context.Context, *BanNodeRequest) (*BanNodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BanNode not implemented")
+}
+func (UnimplementedOperatorServiceServer) UnbanNode(context.Context, *UnbanNodeRequest) (*UnbanNodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnbanNode not implemented")
+}
+func (UnimplementedOperatorServiceServer) ListBans(context.Context, *ListBansRequest) (*ListBansResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListBans not implemented")
+}
+func (UnimplementedOperatorServiceServer) CreateMemberToken(context.Context, *CreateMemberTokenRequest) (*CreateMemberTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateMemberToken not implemented")
 }
 func (UnimplementedOperatorServiceServer) ReadConsoleLog(*ReadConsoleLogRequest, grpc.ServerStreamingServer[ReadConsoleLogResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadConsoleLog not implemented")
@@ -389,6 +481,96 @@ func _OperatorService_CreateNodeToken_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_EvictNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EvictNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).EvictNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_EvictNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).EvictNode(ctx, req.(*EvictNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_BanNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BanNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).BanNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_BanNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).BanNode(ctx, req.(*BanNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_UnbanNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnbanNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).UnbanNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_UnbanNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).UnbanNode(ctx, req.(*UnbanNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ListBans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListBansRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ListBans(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ListBans_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ListBans(ctx, req.(*ListBansRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_CreateMemberToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateMemberTokenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).CreateMemberToken(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_CreateMemberToken_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).CreateMemberToken(ctx, req.(*CreateMemberTokenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_ReadConsoleLog_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ReadConsoleLogRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -434,6 +616,26 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateNodeToken",
 			Handler:    _OperatorService_CreateNodeToken_Handler,
+		},
+		{
+			MethodName: "EvictNode",
+			Handler:    _OperatorService_EvictNode_Handler,
+		},
+		{
+			MethodName: "BanNode",
+			Handler:    _OperatorService_BanNode_Handler,
+		},
+		{
+			MethodName: "UnbanNode",
+			Handler:    _OperatorService_UnbanNode_Handler,
+		},
+		{
+			MethodName: "ListBans",
+			Handler:    _OperatorService_ListBans_Handler,
+		},
+		{
+			MethodName: "CreateMemberToken",
+			Handler:    _OperatorService_CreateMemberToken_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
