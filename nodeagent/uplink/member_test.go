@@ -46,12 +46,15 @@ type member struct {
 	beats   chan *vmv1.HeartbeatNodeRequest
 	console chan *agentv1.SendConsoleRequest
 	renewed chan *agentv1.RenewRequest
+	denied  chan struct{} // watches that were refused
 	// say is what the watch sends; nil ends the stream. Said after the watch came, so that no earlier one takes it.
 	say  chan *agentv1.WatchResponse
 	turn chan struct{} // capacity 1: one watch at a time
 
 	mu       sync.Mutex // guards what follows
 	leader   string     // not us: redirect there
+	out      string     // the reason for which hosts are refused until they join again
+	secret   string     // of the one token that is good
 	joinErr  error      // said after the certificate is made: the lost answer
 	beatErr  error
 	life     time.Duration // of certificates; 24 h unless set
@@ -70,11 +73,11 @@ func testAuthority(t *testing.T, seed byte) *mtls.Authority {
 
 func newMember(t *testing.T, a *mtls.Authority) *member {
 	m := &member{
-		authority: a, life: 24 * time.Hour,
+		authority: a, secret: "secret", life: 24 * time.Hour,
 		joins: make(chan *agentv1.JoinRequest, 100), watches: make(chan *agentv1.WatchRequest, 100),
 		reports: make(chan *agentv1.ReportRequest, 100), beats: make(chan *vmv1.HeartbeatNodeRequest, 100),
 		console: make(chan *agentv1.SendConsoleRequest, 1000), renewed: make(chan *agentv1.RenewRequest, 100),
-		say: make(chan *agentv1.WatchResponse, 100), turn: make(chan struct{}, 1),
+		denied: make(chan struct{}, 100), say: make(chan *agentv1.WatchResponse, 100), turn: make(chan struct{}, 1),
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -92,7 +95,25 @@ func newMember(t *testing.T, a *mtls.Authority) *member {
 	return m
 }
 
-func (m *member) token() string { return "id.secret." + mtls.Pin(m.authority.Certificate()) }
+func (m *member) token() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return "id." + m.secret + "." + mtls.Pin(m.authority.Certificate())
+}
+
+// refuse is what a host is told that was put out.
+func (m *member) refuse() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.out == "" {
+		return nil
+	}
+	s, err := status.New(codes.PermissionDenied, "you are out").WithDetails(&errdetails.ErrorInfo{Reason: m.out, Domain: "trivet"})
+	if err != nil {
+		return err
+	}
+	return s.Err()
+}
 
 func (m *member) set(f func()) {
 	m.mu.Lock()
@@ -148,6 +169,7 @@ func (m *member) Join(_ context.Context, r *agentv1.JoinRequest) (*agentv1.Crede
 		err, m.joinErr = m.joinErr, nil
 		return nil, err
 	}
+	m.out = ""
 	return c, err
 }
 
@@ -163,6 +185,10 @@ func (m *member) Renew(_ context.Context, r *agentv1.RenewRequest) (*agentv1.Cre
 }
 
 func (m *member) Watch(r *agentv1.WatchRequest, stream grpc.ServerStreamingServer[agentv1.WatchResponse]) error {
+	if err := m.refuse(); err != nil {
+		m.denied <- struct{}{}
+		return err
+	}
 	if err := m.redirect(); err != nil {
 		return err
 	}

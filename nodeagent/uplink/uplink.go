@@ -26,6 +26,8 @@
 //     marked Stored: it still says what this host owns, but nothing may be destroyed by it.
 //   - A new identity (a Join as another node, or into another cluster) forgets the stored assignment and its term: they
 //     were another's, and a cluster that was made of a backup counts its terms from there.
+//   - A host that its cluster has evicted or banned says so once and asks nobody any more: not before its token is another,
+//     and, banned, once a minute. Its guests stay as they are, and after a restart it goes by no stored assignment.
 //   - A certificate is kept until it is replaced. A host leaves its cluster only when it is told so by that cluster's id
 //     ([Options.Leave]) and holds a token of another; its key stays, and by it the other cluster knows it again if its
 //     records do. A member of another cluster in the place of ours is named in one line, with what helps.
@@ -124,6 +126,8 @@ type Link struct {
 	// These belong to Run's goroutine, and to the one session that it runs.
 	assembly assembly
 	renewed  time.Time // last renewal of the certificate
+	out      string    // why the cluster does not talk to this host, as was said; see putOut
+	tried    string    // the last token that was tried since
 
 	handing sync.Mutex  // held while an assignment is handed on; guards stored
 	stored  *Assignment // the one on disk, until a member gave one
@@ -202,6 +206,12 @@ func (l *Link) keepSession(ctx context.Context) error {
 			return ctx.Err()
 		case errors.Is(err, errRenewed):
 			r.hint = addr
+			continue
+		}
+		if why := putOut(err); why != "" {
+			if err := l.outside(ctx, why); err != nil {
+				return err
+			}
 			continue
 		}
 		if time.Since(started) > settled {
