@@ -32,7 +32,7 @@ func Command(s *session.Session) *cobra.Command {
 		}
 		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
 	})
-	c.AddCommand(status, add(s), promote(s), remove(s), replace(s), transfer(s), backup(s))
+	c.AddCommand(status, add(s), promote(s), remove(s), replace(s), transfer(s), token(s), backup(s))
 	return c
 }
 

@@ -62,7 +62,8 @@ func add(s *session.Session) *cobra.Command {
 		Use:   "add ADDRESS",
 		Short: "Add a member, which then has to be started",
 		Long: `Add a member. ADDRESS is where the others reach it: HOST or HOST:PORT. It becomes a learner when it is started with
-an empty data directory and the cluster key, and votes as soon as it has caught up, unless --learner says that it shall not.`,
+an empty data directory and the cluster key, or a token that brings that ("trivet cluster token"). It votes as soon as
+it has caught up, unless --learner says that it shall not.`,
 		Example: "  trivet cluster add 10.0.0.4 --id 4\n" +
 			"  trivet-controlplane --node-id 4 --listen 10.0.0.4 --join 10.0.0.1 --cluster-key cluster.key --tls-cert ... --tls-key ... --data-dir ...  # there",
 		Args: session.Exactly("ADDRESS"),

@@ -26,7 +26,7 @@ const call = 30 * time.Second
 
 // Command is `trivet node`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "List, cordon and add hypervisor hosts", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "node", Short: "List, cordon, add and put out hypervisor hosts", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(list(s), showing(s), token(s),
 		changing(s, "cordon", "Place no more machines on a host", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
@@ -34,7 +34,8 @@ func Command(s *session.Session) *cobra.Command {
 		}),
 		changing(s, "uncordon", "Place machines on a host again", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
 			return c.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: id})
-		}))
+		}),
+		evict(s), ban(s), unban(s), banned(s))
 	return c
 }
 
