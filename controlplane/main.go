@@ -24,6 +24,8 @@ import (
 func orgID(s string) cloud.OrgID { return cloud.OrgID(s) }
 
 func main() {
+	// Whatever a member writes is its own: the libraries beneath it create files that all may read.
+	syscall.Umask(0o077)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {
