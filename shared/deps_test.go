@@ -100,7 +100,8 @@ var arrows = map[string][]string{
 	"e2e/kvbench/verdict": {"e2e/…"},
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},
 	"e2e/up":              {"e2e/lab", "protos/…"},
-	"e2e":                 {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/clusterkey"},
+	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/clusterkey",
+		"controlplane/mvcc", "controlplane/store", "controlplane/identity/keyring"}, // to look for secrets in what a member has written
 }
 
 // service is what every service may import, and more.

@@ -1,0 +1,225 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/store"
+)
+
+// secrets are what must be found nowhere, by what they are: random, so that no compression takes them apart.
+type secrets map[string][]byte
+
+// found names the secrets that a text holds.
+func (s secrets) found(text []byte) (what []string) {
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		if bytes.Contains(text, s[name]) {
+			what = append(what, name)
+		}
+	}
+	return what
+}
+
+// addKey adds bytes in the forms in which somebody could have written them.
+func (s secrets) addKey(name string, key []byte) {
+	s[name] = key
+	s[name+" in hex"] = []byte(hex.EncodeToString(key))
+	s[name+" in base64"] = []byte(base64.RawStdEncoding.EncodeToString(key))
+	s[name+" in base64 of URLs"] = []byte(base64.RawURLEncoding.EncodeToString(key))
+}
+
+func random() string {
+	b := make([]byte, 18)
+	rand.Read(b)
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// commandLines are those of all programs of the cloud.
+func (w *world) commandLines() (out []byte) {
+	names := []string{w.agent.Name}
+	for id := range w.trio.Members {
+		names = append(names, w.trio.Name(id))
+	}
+	for _, name := range names {
+		pid := w.dir.Running(name)
+		require.NotZero(w.t, pid, name)
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		require.NoError(w.t, err)
+		out = append(out, line...)
+	}
+	return out
+}
+
+// records are those of a directory as a reader gets them, decompressed, each version that is kept.
+func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
+	engine, err := mvcc.Open(vfs.Default, dir, mvcc.Options{})
+	require.NoError(t, err)
+	defer engine.Close()
+	s := store.New(store.Options{Engine: engine})
+	require.NoError(t, s.Local(func(v *store.View) (err error) { ring, err = keyring.Load(v); return err }))
+	snap := engine.Snapshot()
+	defer snap.Close()
+	for revision := max(snap.Floor(), 1); revision <= snap.Revision(); revision++ {
+		kvs, err := snap.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}, Revision: revision})
+		require.NoError(t, err)
+		for _, kv := range kvs.KVs {
+			if kv.ModRevision == revision {
+				all = append(append(all, kv.Key...), kv.Value...)
+			}
+		}
+	}
+	return all, ring
+}
+
+// A cloud is given every sort of secret. None of them is in what a member has written, in a log or on a command line, and
+// nobody else on the host may read what it has written.
+func TestNothingSecretIsWritten(t *testing.T) {
+	w := newWorld(t)
+	w.startAgent()
+	ctx := w.context(3 * time.Minute)
+	hidden := secrets{}
+	home := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(home, name)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	admin := file("admin", w.adminToken)
+	hidden["the administrator's token"] = []byte(w.adminToken)
+
+	for _, user := range []string{"ada-visible", "bob-visible"} {
+		password := random()
+		hidden["password of "+user] = []byte(password)
+		require.NoError(t, w.admin.EnsureUser(ctx, user, password, &identityv1.Binding{Role: "project:admin", OrgId: "default", ProjectId: "default"}))
+		token, err := w.rest(2, "").IssueToken(ctx, user, password, nil)
+		require.NoError(t, err)
+		hidden["token of "+user] = []byte(token[strings.LastIndex(token, ".")+1:])
+		_, errs, code := w.trivet(ctx, home, "login", "--user", user, "--password-file", file("password", password), "--endpoint", "127.0.0.1")
+		require.Zero(t, code, errs)
+		wrong := random()
+		hidden["a wrong password of "+user] = []byte(wrong)
+		_, _, code = w.trivet(ctx, home, "login", "--user", user, "--password-file", file("password", wrong), "--endpoint", "127.0.0.1")
+		require.NotZero(t, code)
+	}
+	account, err := w.admin.Identity.CreateServiceAccount(ctx, &identityv1.CreateServiceAccountRequest{
+		OrgId: "default", ProjectId: "default", Name: "robot", Roles: []string{"project:viewer"},
+	})
+	require.NoError(t, err)
+	require.NotEmpty(t, account.GetSecret())
+	hidden["secret of a service account"] = []byte(account.GetSecret())
+	node, err := w.admin.NodeToken(ctx)
+	require.NoError(t, err)
+	hidden["a host's token"] = []byte(strings.Split(node, ".")[1])
+	used, err := os.ReadFile(w.dir.Path(w.agent.Name + ".join"))
+	require.NoError(t, err)
+	hidden["the token that the host joined with"] = []byte(strings.Split(string(used), ".")[1])
+	member, err := w.admin.Operator.CreateMemberToken(ctx, &operatorv1.CreateMemberTokenRequest{})
+	require.NoError(t, err)
+	hidden["a member's token"] = []byte(strings.Split(member.GetToken(), ".")[1])
+	_, err = w.admin.Identity.RotateKeys(ctx, &identityv1.RotateKeysRequest{Force: true})
+	require.NoError(t, err)
+	_, errs, code := w.trivet(ctx, home, "--token-file", admin, "node", "list")
+	require.Zero(t, code, errs)
+
+	backup := filepath.Join(home, "backup")
+	_, errs, code = w.trivet(ctx, home, "--token-file", admin, "cluster", "backup", backup)
+	require.Zero(t, code, errs)
+
+	lines := w.commandLines()
+	require.Contains(t, string(lines), "--data-dir", "they can be read")
+	require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))
+	require.NoError(t, w.trio.StopAll())
+
+	key, err := clusterkey.Load(w.trio.KeyFile())
+	require.NoError(t, err)
+	hidden.addKey("the key that secrets are sealed with", key.Derive("secrets"))
+	// Members may have the newest records only in their logs; what is restored of a backup has all in one place.
+	w.renewKey("new.key")
+	out, err := w.controlplane("restore", "--from", backup, "--cluster-key", "new.key", "--data-dir", "restored", "--listen", "127.0.0.1")
+	require.NoError(t, err, out)
+	all, ring := records(t, w.dir.Path("restored", "system"))
+	require.NotNil(t, ring)
+	require.GreaterOrEqual(t, len(ring.Keys), 3)
+	for _, k := range ring.Keys {
+		private, err := k.Private(key)
+		require.NoError(t, err)
+		hidden.addKey("signing key "+k.ID, private.Seed())
+		require.True(t, bytes.Contains(all, k.Sealed), "what is not secret is found")
+	}
+	require.Contains(t, string(all), "ada-visible")
+	require.Empty(t, hidden.found(all), "in the records")
+	sealed, err := os.ReadFile(backup)
+	require.NoError(t, err)
+	require.Empty(t, hidden.found(sealed), "in the backup")
+	for id := range w.trio.Members {
+		w.scan(w.trio.DataDir(id), hidden)
+	}
+	require.Empty(t, hidden.found(lines), "on command lines")
+	logs, err := filepath.Glob(w.dir.Path("log", "*"))
+	require.NoError(t, err)
+	require.Len(t, logs, 4)
+	for _, path := range logs {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.NotEmpty(t, text)
+		require.Empty(t, hidden.found(text), "in %s", path)
+	}
+}
+
+// scan looks at every file of a member's data directory: what is in it, and who may read it. The administrator's token is
+// there for root and the member's user.
+func (w *world) scan(dir string, hidden secrets) {
+	visible := 0
+	require.NoError(w.t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			require.Equal(w.t, fs.FileMode(0o700), info.Mode().Perm(), path)
+			return nil
+		}
+		require.Equal(w.t, fs.FileMode(0o600), info.Mode().Perm(), path)
+		text, err := os.ReadFile(path)
+		if err != nil || d.Name() == "admin.token" {
+			return err
+		}
+		require.Empty(w.t, hidden.found(text), "in %s", path)
+		visible += bytes.Count(text, []byte("ada-visible"))
+		return nil
+	}))
+	require.NotZero(w.t, visible, "what is not secret is found")
+}
+
+// The scan finds what is there to be found.
+func TestSecretsAreFound(t *testing.T) {
+	hidden := secrets{"password": []byte("correct horse")}
+	hidden.addKey("key", []byte{1, 2, 3, 250, 251, 252})
+	require.Equal(t, []string{"password"}, hidden.found([]byte("a correct horse b")))
+	require.Equal(t, []string{"key"}, hidden.found([]byte{0, 1, 2, 3, 250, 251, 252}))
+	require.Equal(t, []string{"key in hex"}, hidden.found([]byte("010203fafbfc")))
+	require.Equal(t, []string{"key in base64", "key in base64 of URLs"}, hidden.found([]byte("AQID+vv8 AQID-vv8")))
+}
