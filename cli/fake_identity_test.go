@@ -215,6 +215,9 @@ func (f *fakeIdentity) SetPassword(_ context.Context, in *identityv1.SetPassword
 	if len(in.GetPassword()) < 8 {
 		return nil, failed(codes.InvalidArgument, "password", "password: must be 8 to 256 bytes")
 	}
+	if in.GetUserId() == "demo" && in.GetCurrentPassword() != f.passwords["demo"] {
+		return nil, failed(codes.PermissionDenied, "", "current_password is not your password; without one, ask an administrator")
+	}
 	_, err := f.user(in.GetUserId(), func(u *identityv1.User) { u.HasPassword = true })
 	f.passwords[in.GetUserId()] = in.GetPassword()
 	return &emptypb.Empty{}, err

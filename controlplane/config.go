@@ -180,6 +180,14 @@ func (i *Identity) validate() error {
 	return nil
 }
 
+// hosts are the names by which what asks for no credential may be called.
+func (c *Config) hosts() []string {
+	if u, err := url.Parse(c.Identity.Issuer); err == nil && u.Hostname() != "" {
+		return append(slices.Clone(c.REST.Hosts), u.Hostname())
+	}
+	return c.REST.Hosts
+}
+
 // issuer is Identity.Issuer, or this member's own address.
 func (c *Config) issuer() string {
 	if c.Identity.Issuer != "" {
@@ -192,6 +200,9 @@ func (c *Config) issuer() string {
 type REST struct {
 	// Open lists services that answer to everybody who can reach the member's address: kv, and of identity the users.
 	Open []string `yaml:"open"`
+	// Hosts are names by which what asks for no credential may be called over plaintext, beside IP addresses, localhost and
+	// the issuer's: any other may be a name that a web page has bound to this address.
+	Hosts []string `yaml:"hosts"`
 }
 
 // openable are the services that can be opened.
@@ -420,6 +431,7 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.DurationVar(&c.KV.TokenTTL, "kv-token-ttl", c.KV.TokenTTL, "how long a token of etcd's Auth lives")
 	f.IntVar(&c.KV.BcryptCost, "kv-bcrypt-cost", c.KV.BcryptCost, "cost of hashing passwords of etcd's Auth")
 	f.StringSliceVar(&c.REST.Open, "rest-open", c.REST.Open, "services that answer without a credential beyond loopback: kv, identity")
+	f.StringSliceVar(&c.REST.Hosts, "rest-host", c.REST.Hosts, "name by which endpoints that ask for no credential may be called; repeatable")
 	f.StringVar(&c.Identity.Issuer, "issuer", c.Identity.Issuer, "URL at which others find the keys that tokens are signed with (default: this member's own)")
 	f.Var(&importDirs{c}, "import-dir", "directory that images are imported from, as PATH or PATH=ORG,ORG; repeatable")
 }

@@ -174,7 +174,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	audits := audit.New(audit.Options{Store: records, Commands: commands, Log: log.With("service", "audit")})
 	identities := identity.New(identity.Options{
 		Store: records, Commands: commands, Key: key, Log: log, Audit: audits, Issuer: c.issuer(), Providers: c.Identity.Providers,
-		Holds: []func(store.Reader, cloud.ProjectID) error{credit.Holds}, Dev: c.Dev, Skew: clk.Skew,
+		Holds: []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds}, Dev: c.Dev, Skew: clk.Skew,
 	})
 	images := image.New(image.Options{
 		Store: records, Commands: commands, Files: files, Self: c.NodeID, Count: memberships.Count, Peers: mesh,
@@ -286,7 +286,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		}
 		return identities.Ready()
 	}
-	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Ready: ready, Log: log, Metrics: httpMetrics})
+	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Hosts: c.hosts(), Ready: ready, Log: log, Metrics: httpMetrics})
 	identities.Routes(identityREST, slices.Contains(c.REST.Open, "identity"))
 	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Audit: audits, Ready: ready, Log: log, Metrics: httpMetrics})
 	vms.Routes(vmREST)

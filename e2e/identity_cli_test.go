@@ -143,7 +143,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	w.ready()
 
 	// A new password ends the tokens of before; a logout ends its own on each member, copies too.
-	ada.does("user", "password", "--password-file", ada.writes("password", "another horse"))
+	ada.does("user", "password", "--current-password-file", ada.writes("old", "correct horse"), "--password-file", ada.writes("password", "another horse"))
 	for host := range strings.SplitSeq(everyMember, ",") {
 		refused(ctx, t, ada, "run `trivet login`", "whoami", "--endpoint", host)
 	}

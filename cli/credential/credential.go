@@ -61,16 +61,28 @@ func New(ctx context.Context, s *session.Session, file string) (account.Secret, 
 	return first, nil
 }
 
+// Present is the password that its owner has now, from a file or asked for.
+func Present(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
+	if s.Ask == nil && file == "" {
+		return "", session.Usagef("there is no terminal to ask at: give --current-password-file")
+	}
+	return read(ctx, s, "Current password: ", "--current-password-file", file)
+}
+
 func password(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
+	return read(ctx, s, "Password: ", "--password-file", file)
+}
+
+func read(ctx context.Context, s *session.Session, question, flag, file string) (account.Secret, error) {
 	if file != "" {
 		secret, err := account.ReadSecret(file, s.Stdin)
 		if err != nil {
-			return "", fmt.Errorf("--password-file: %w", err)
+			return "", fmt.Errorf("%s: %w", flag, err)
 		}
 		s.Keep(secret)
 		return secret, nil
 	}
-	answer, err := s.Ask(ctx, "Password: ", true)
+	answer, err := s.Ask(ctx, question, true)
 	if err != nil {
 		return "", err
 	}

@@ -13,45 +13,64 @@ import (
 )
 
 func passwording(s *session.Session) *cobra.Command {
-	var file string
+	var file, current string
 	c := &cobra.Command{
 		Use: "password [USER]", Short: "Set a user's password, or your own", Args: cobra.MaximumNArgs(1),
-		Long: `Set a user's password, 8 to 256 bytes long; without USER your own. It is asked for twice and not shown, or read from a file.
-Tokens that the user has until now end: after a change of your own, log in again.`,
+		Long: `Set a user's password, 8 to 256 bytes long; without USER your own, for which you give the one you have. It is asked for twice and
+not shown, or read from a file. A user's first password is given by an administrator. Tokens that the user has until now end: after a change of your own, log in again.`,
 		Example:           "  trivet user password ada\n  openssl rand -base64 18 > ada.password && trivet user password ada --password-file ada.password",
 		ValidArgsFunction: session.FirstArg(Names(s)),
 	}
 	credential.FileFlag(c, &file)
+	c.Flags().StringVar(&current, "current-password-file", "", "file with the password that you have now, - for standard input (default: asked)")
+	_ = c.MarkFlagFilename("current-password-file") // fails only for a flag that there is not
 	c.RunE = s.Local(func(ctx context.Context, args []string) error {
 		conn, err := s.Connect()
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
+		client := identityv1.NewIdentityServiceClient(conn)
+		ask := &identityv1.SetPasswordRequest{}
+		if len(args) > 0 {
+			ask.UserId = args[0]
+		}
+		if ask.CurrentPassword, err = own(ctx, s, client, ask, current); err != nil {
+			return err
+		}
 		// A person may take longer to type than a call may.
 		password, err := credential.New(ctx, s, file)
 		if err != nil {
 			return err
 		}
+		ask.Password = string(password)
 		ctx, cancel := s.Limit(ctx, call)
 		defer cancel()
-		client := identityv1.NewIdentityServiceClient(conn)
-		var user string
-		if len(args) > 0 {
-			user = args[0]
-		} else {
-			me, err := client.WhoAmI(ctx, &identityv1.WhoAmIRequest{})
-			if err != nil {
-				return err
-			}
-			user = me.GetPrincipalId()
-		}
-		if _, err := client.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: user, Password: string(password)}); err != nil {
+		if _, err := client.SetPassword(ctx, ask); err != nil {
 			return err
 		}
+		user := ask.GetUserId()
 		return s.Done(user, "has a new password; its tokens of before have ended")
 	})
 	return c
+}
+
+// own asks who set their own password for the one that they have. Who is not named is who asks.
+func own(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, ask *identityv1.SetPasswordRequest, file string) (string, error) {
+	short, cancel := s.Limit(ctx, call)
+	defer cancel()
+	me, err := client.WhoAmI(short, &identityv1.WhoAmIRequest{})
+	if err != nil {
+		return "", err
+	}
+	if ask.GetUserId() == "" {
+		ask.UserId = me.GetPrincipalId()
+	}
+	if ask.GetUserId() != me.GetPrincipalId() || me.GetProof() == "hostkey" {
+		return "", nil // another's, or the administrator's own: for whoever rules the cloud
+	}
+	secret, err := credential.Present(ctx, s, file)
+	return string(secret), err
 }
 
 func linking(s *session.Session, verb, short string,

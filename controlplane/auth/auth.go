@@ -110,12 +110,45 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	if !court.permitted(c, method, tenant, rule.rolesAt(c, tenant)) {
 		return cloud.Tenant{}, refusal(c, method, rule, tenant)
 	}
+	if e.let != nil {
+		e.let.mu.Lock()
+		e.let.method, e.let.tenant = method, tenant
+		e.let.mu.Unlock()
+	}
 	return tenant, nil
+}
+
+// Again says whether a call that was let in would be let in now, by who its caller has become. What was not let in yet is
+// not judged.
+func Again(ctx context.Context, now *cloud.Caller) error {
+	e, _ := ctx.Value(key{}).(entry)
+	if e.let == nil {
+		return nil
+	}
+	e.let.mu.Lock()
+	method, tenant := e.let.method, e.let.tenant
+	e.let.mu.Unlock()
+	if method == "" {
+		return nil
+	}
+	if rule := rules[method]; !court.permitted(now, method, tenant, rule.rolesAt(now, tenant)) {
+		return refusal(now, method, rule, tenant)
+	}
+	return nil
 }
 
 // Auditor is told of calls that were refused, and of those that were to change something and failed.
 type Auditor interface {
 	Failed(c *cloud.Caller, outcome, message string)
+	// Done is told of calls that were carried out and wrote no record.
+	Done(c *cloud.Caller)
+}
+
+// Carried tells an auditor of a call that was carried out, if nothing else has.
+func Carried(a Auditor, c *cloud.Caller, m Method) {
+	if a != nil && c != nil && slices.Contains(unwritten, m) {
+		a.Done(c)
+	}
 }
 
 // Report tells an auditor of a call that ended with a fault, if that is worth a record. The caller may be nil.

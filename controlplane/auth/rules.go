@@ -192,6 +192,9 @@ var Open = map[Method]string{
 	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
 }
 
+// unwritten are the methods that act without changing a record, so that the audit must be told.
+var unwritten = []Method{operators + "BackupCluster", operators + "TransferLeader"}
+
 // rolesAt are the caller's roles at a place.
 func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	for _, role := range cloud.Roles() {

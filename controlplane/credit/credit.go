@@ -99,7 +99,11 @@ func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet,
 }
 
 // Holds says that a project has a wallet that is not closed: it cannot go before.
-func Holds(r store.Reader, id cloud.ProjectID) error {
+func Holds(r store.Reader, t cloud.Tenant) error {
+	if t.Project == "" {
+		return nil
+	}
+	id := t.Project
 	w, err := wallets.Get(r, string(id))
 	if err != nil || w == nil || w.Status == ledger.Closed {
 		return err

@@ -92,13 +92,13 @@ func (s *Service) commands() commands {
 		disable: change(s, "disable", lead.Repeatable, func(tx *store.Tx, q newState) (principal.User, error) {
 			return of(principal.SetDisabled(tx, q.User, q.Disabled))
 		}),
-		deleteUser: change(s, "delete-user", lead.Keyed, func(tx *store.Tx, id cloud.UserID) (none, error) { return none{}, principal.Delete(tx, id) }),
+		deleteUser: change(s, "delete-user", lead.Keyed, s.doDeleteUser),
 		revoke:     change(s, "revoke", lead.Repeatable, func(tx *store.Tx, id cloud.UserID) (none, error) { return done(principal.Revoke(tx, id)) }),
 		deny:       change(s, "deny", lead.Repeatable, func(tx *store.Tx, q denial) (none, error) { return none{}, q.put(tx) }),
 		link: change(s, "link", lead.Repeatable, func(tx *store.Tx, q newIdentity) (principal.User, error) {
 			return of(principal.Link(tx, q.User, q.Identity))
 		}),
-		unlink: change(s, "unlink", lead.Keyed, func(tx *store.Tx, q newIdentity) (principal.User, error) {
+		unlink: change(s, "unlink", lead.Once, func(tx *store.Tx, q newIdentity) (principal.User, error) {
 			return of(principal.Unlink(tx, q.User, q.Identity))
 		}),
 
@@ -112,15 +112,15 @@ func (s *Service) commands() commands {
 		}),
 
 		createOrg: change(s, "create-org", lead.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
-		deleteOrg: change(s, "delete-org", lead.Keyed, func(tx *store.Tx, id cloud.OrgID) (none, error) { return none{}, tenant.DeleteOrg(tx, id) }),
+		deleteOrg: change(s, "delete-org", lead.Keyed, s.doDeleteOrg),
 		createProject: change(s, "create-project", lead.Keyed, func(tx *store.Tx, q newProject) (tenant.Project, error) {
 			return of(tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota))
 		}),
 		deleteProject: change(s, "delete-project", lead.Keyed, s.doDeleteProject),
 		setQuota:      change(s, "set-quota", lead.Repeatable, s.doSetQuota),
 
-		rotate:    change(s, "rotate-keys", lead.Keyed, s.doRotate),
-		revokeKey: change(s, "revoke-key", lead.Keyed, s.doRevokeKey),
+		rotate:    change(s, "rotate-keys", lead.Once, s.doRotate),
+		revokeKey: change(s, "revoke-key", lead.Once, s.doRevokeKey),
 	}
 }
 
@@ -134,13 +134,22 @@ func of[T any](record *T, err error) (T, error) {
 
 func done(_ *principal.User, err error) (none, error) { return none{}, err }
 
+func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
+	for _, hold := range s.opts.Holds {
+		if err := hold(tx, cloud.Tenant{Org: id}); err != nil {
+			return none{}, err
+		}
+	}
+	return none{}, tenant.DeleteOrg(tx, id)
+}
+
 // doDeleteProject removes an empty project with its service accounts. Org is empty for whoever may delete in each.
 func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 	if err := s.ofOrg(tx, t); err != nil {
 		return none{}, err
 	}
 	for _, hold := range s.opts.Holds {
-		if err := hold(tx, t.Project); err != nil {
+		if err := hold(tx, cloud.Tenant{Project: t.Project}); err != nil {
 			return none{}, err
 		}
 	}

@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
+	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
@@ -66,8 +67,8 @@ type Options struct {
 	Issuer string
 	// Providers are the outside OpenID providers that are believed.
 	Providers []outside.Provider
-	// Holds say what a project still has that it cannot be deleted with, beside what its quota counts.
-	Holds []func(store.Reader, cloud.ProjectID) error
+	// Holds say what a project, or an org alone, still has that it cannot be deleted with.
+	Holds []func(store.Reader, cloud.Tenant) error
 	// Skew is how far this member's clock is ahead of the others', when that is known. Optional.
 	Skew func() (time.Duration, bool)
 	// Dev lets holders who proved nothing act as project:admin and billing:admin of the default project.
@@ -83,14 +84,16 @@ type Service struct {
 	checked   checked
 	opened    opened
 	names     nameGate
-	do        commands
+	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
+	unknown, exchanges *rate.Limiter
+	do                 commands
 }
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(),
-		providers: outside.New(opts.Providers), names: newNameGate(),
+		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 	}
 	s.do = s.commands()
 	return s
@@ -117,7 +120,7 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 		if _, err := tenant.CreateProject(tx, tenant.Default, "Default", tenant.Quota{}); err != nil {
 			return err
 		}
-		_, err := principal.Create(tx, principal.Admin, "Administrator")
+		_, err := principal.Create(tx, principal.Admin, "Administrator", false)
 		if err != nil {
 			return err
 		}
@@ -155,6 +158,9 @@ func (s *Service) Ready() error {
 
 // Tend rotates keys when it is time, and forgets what need not be known any more. It is a leader's task.
 func (s *Service) Tend(ctx context.Context) error {
+	if err := forgetDenied(ctx, s.opts.Store); err != nil {
+		return err
+	}
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		ring, err := keyring.Load(tx)
 		if err != nil || ring == nil {
@@ -169,7 +175,7 @@ func (s *Service) Tend(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("tend the signing keys: %w", err)
 	}
-	return forgetDenied(ctx, s.opts.Store)
+	return nil
 }
 
 // longest is how long a token can be good on any member.
@@ -185,11 +191,11 @@ func change[Q, A any](s *Service, name string, mode lead.Mode, f func(tx *store.
 		}
 		caller := auth.CallerOf(ctx)
 		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-			if mode != lead.Keyed {
+			if mode != lead.Keyed || caller == nil {
 				out, err = f(tx, q)
 				return err
 			}
-			out, _, err = store.Idempotent(tx, caller, "identity", name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
+			out, _, err = store.Idempotent(tx, caller, "identity:"+caller.Name(), name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
 			return err
 		})
 		return out, err

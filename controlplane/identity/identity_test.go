@@ -195,7 +195,7 @@ func TestANewPasswordEndsTheOldTokens(t *testing.T) {
 	}
 
 	ada := w.as(w.first, old[0])
-	_, err = (&server{s: w.first}).SetPassword(ada, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one"})
+	_, err = (&server{s: w.first}).SetPassword(ada, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one", CurrentPassword: secret})
 	require.NoError(t, err, "their own")
 	late, err := w.first.issue(t.Context(), token.Claims{Claims: jwt.Claims{Subject: "ada"}, Kind: token.User, Scope: "system", Proof: cloud.ProofPassword, Epoch: stale.Epoch}, time.Hour)
 	require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4/jwt"
+	"google.golang.org/genproto/googleapis/rpc/code"
 
 	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
@@ -33,6 +34,9 @@ type ask struct {
 	Address, RequestID string
 }
 
+// exchangesPerSecond bounds how often tokens of other providers are looked at.
+const exchangesPerSecond = 20
+
 type issued struct {
 	text    string
 	expires time.Time
@@ -47,16 +51,21 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// scope checks the scope that is asked for; a project alone names its org.
-func (s *Service) scope(ctx context.Context, org, project string) (cloud.Tenant, error) {
-	t := cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}
-	for _, id := range []struct{ field, value string }{{"org_id", org}, {"project_id", project}} {
+// scope checks the scope that is asked for.
+func scopeOf(q ask) (cloud.Tenant, error) {
+	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
+	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
 		if id.value != "" {
 			if err := cloud.CheckCallerID(id.field, id.value); err != nil {
 				return t, err
 			}
 		}
 	}
+	return t, nil
+}
+
+// orgOf completes the scope of whoever proved who they are: a project alone names its org.
+func (s *Service) orgOf(ctx context.Context, t cloud.Tenant) (cloud.Tenant, error) {
 	if t.Project == "" || t.Org != "" {
 		return t, nil
 	}
@@ -76,13 +85,18 @@ func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 	if err != nil {
 		return issued{}, false, err
 	}
-	scope, err := s.scope(ctx, q.Org, q.Project)
+	scope, err := scopeOf(q)
 	if err != nil {
 		return issued{}, false, err
 	}
 	u, err := s.proven(ctx, q)
 	if err != nil {
 		return issued{}, false, err
+	}
+	if u != nil {
+		if scope, err = s.orgOf(ctx, scope); err != nil {
+			return issued{}, false, err
+		}
 	}
 	say := token.Claims{Claims: jwt.Claims{Subject: string(q.User)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofNone}
 	if u != nil {
@@ -106,7 +120,7 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 		if q.Password == "" {
 			return // who claims nothing is given a token that is worth nothing
 		}
-		r.Outcome, r.Message, r.Principal = "UNAUTHENTICATED", "wrong user or password", ""
+		r.Outcome, r.Message, r.Principal, r.Tenant = "UNAUTHENTICATED", "wrong user or password", "", cloud.Tenant{}
 	}
 	s.opts.Audit.Note(r)
 }
@@ -175,15 +189,27 @@ func (q *ask) may(u *principal.User, now cloud.Time) bool {
 }
 
 // exchange makes a token for whoever an outside provider vouches for.
-func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q ask) (issued, error) {
+func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q ask) (out issued, err error) {
+	defer func() {
+		if f, ok := fault.From(err); ok {
+			s.opts.Audit.Note(audit.Record{
+				Method: service + "ExchangeToken", Target: "provider=" + provider, RequestID: q.RequestID, Address: password.Network(q.Address),
+				Outcome: code.Code(f.Kind.RPC()).String(), Message: f.Message,
+			})
+		}
+	}()
 	if err := s.skewed(); err != nil {
 		return issued{}, err
+	}
+	// A token of a key that is not known has the provider asked again.
+	if !s.exchanges.Allow() {
+		return issued{}, fault.New(fault.Unavailable, "too many logins by other providers at once; try again in a moment").MayRetry()
 	}
 	ttl, err := token.TTL(q.TTL)
 	if err != nil {
 		return issued{}, err
 	}
-	scope, err := s.scope(ctx, q.Org, q.Project)
+	scope, err := scopeOf(q)
 	if err != nil {
 		return issued{}, err
 	}
@@ -193,7 +219,7 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	}
 	var u *principal.User
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		id, err := principal.Linked(v, principal.Identity{Provider: provider, Subject: subject})
+		id, err := principal.Linked(v, principal.Identity{Provider: provider, Subject: subject, Issuer: s.providers.Issuer(provider)})
 		if err != nil || id == "" {
 			return err
 		}
@@ -206,6 +232,9 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	if u == nil || u.Disabled {
 		return issued{}, fault.New(fault.Unauthenticated, "nobody here is linked with your identity at %s: ask an administrator to", provider).
 			WithReason("NOT_LINKED").With("provider", provider).With("subject", subject)
+	}
+	if scope, err = s.orgOf(ctx, scope); err != nil {
+		return issued{}, err
 	}
 	q.User = u.ID
 	s.note(q, scope, "ExchangeToken", cloud.ProofOIDC, true)

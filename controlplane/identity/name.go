@@ -7,6 +7,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -47,5 +48,24 @@ func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) 
 		}
 		openNames.Put(tx, count, "all")
 	}
-	return of(principal.Create(tx, q.ID, q.Name))
+	return of(principal.Create(tx, q.ID, q.Name, q.Open))
+}
+
+// doDeleteUser removes a user; a name that anybody had registered makes room for another.
+func (s *Service) doDeleteUser(tx *store.Tx, id cloud.UserID) (none, error) {
+	u, err := principal.Find(tx, id)
+	if err != nil {
+		return none{}, err
+	}
+	if u.Claimed {
+		count, err := openNames.Get(tx, "all")
+		if err != nil {
+			return none{}, err
+		}
+		if count != nil && *count > 0 {
+			*count--
+			openNames.Put(tx, count, "all")
+		}
+	}
+	return none{}, principal.Delete(tx, id)
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/identity/token"
 	"github.com/trivet-cloud/trivet/controlplane/rest"
@@ -177,6 +178,10 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, failed(w, "USER_CREATE_FAILED", err)
 	}
+	s.opts.Audit.Note(audit.Record{
+		Method: service + "CreateUser", Target: "id=" + string(u.ID), Outcome: audit.OK, RequestID: rest.RequestID(r.Context()), Address: rest.Remote(r),
+		Message: "registered without a token",
+	})
 	w.Status = http.StatusCreated
 	return onREST(&u), nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/identity/password"
 	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/identity/token"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -81,6 +82,14 @@ func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequ
 	if err := password.Check(in.GetPassword()); err != nil {
 		return nil, err
 	}
+	if caller := auth.CallerOf(ctx); !caller.Governs() {
+		q := ask{User: caller.User, Password: in.GetCurrentPassword(), Kind: token.User, Address: caller.Address}
+		if u, err := r.s.proven(ctx, q); err != nil {
+			return nil, err
+		} else if u == nil {
+			return nil, fault.New(fault.PermissionDenied, "current_password is not your password; without one, ask an administrator")
+		}
+	}
 	h, err := r.s.passwords.Hash(ctx, in.GetPassword())
 	if err != nil {
 		return nil, err
@@ -95,7 +104,7 @@ func (r *server) identity(in *identityv1.Identity) (principal.Identity, error) {
 	if !r.s.providers.Has(in.GetProvider()) {
 		return principal.Identity{}, fault.Invalid("identity.provider", "there is no login provider %q", in.GetProvider())
 	}
-	return principal.Identity{Provider: in.GetProvider(), Subject: in.GetSubject()}, nil
+	return principal.Identity{Provider: in.GetProvider(), Subject: in.GetSubject(), Issuer: r.s.providers.Issuer(in.GetProvider())}, nil
 }
 
 func (r *server) LinkIdentity(ctx context.Context, in *identityv1.LinkIdentityRequest) (*identityv1.User, error) {
@@ -131,7 +140,12 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 // rebind is admitted where the role holds: whoever gives it must rule there.
 func (r *server) rebind(ctx context.Context, method, user string, b *identityv1.Binding, do func(context.Context, newBinding) (none, error)) (*emptypb.Empty, error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
-		return nil, err
+		// Nobody must keep a role that somebody gave them.
+		caller := auth.CallerOf(ctx)
+		own := method == "UnbindRole" && caller != nil && caller.Proven() && caller.Proof != cloud.ProofDev && string(caller.User) == user
+		if !own || !fault.Is(err, fault.PermissionDenied) {
+			return nil, err
+		}
 	}
 	binding := cloud.Binding{Role: cloud.Role(b.GetRole()), Org: cloud.OrgID(b.GetOrgId()), Project: cloud.ProjectID(b.GetProjectId())}
 	if err := cloud.CheckCallerID("user_id", user); err != nil {

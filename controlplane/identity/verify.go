@@ -23,6 +23,10 @@ const (
 	hostKeyID = "host"
 	// verifyTime bounds how long a token may take to be judged: the others may have to be asked.
 	verifyTime = 3 * time.Second
+	// justIssued is how long after a token was made (milliseconds) its holder may have roles that this member has not heard
+	// of; unknownKeys a second are how many tokens of keys that are not known are worth asking the others for.
+	justIssued  = 10_000
+	unknownKeys = 10
 	// MaxSkew is how far this member's clock may be from the others' for it to judge dates.
 	MaxSkew = 5 * time.Minute
 )
@@ -67,7 +71,7 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	caller := &cloud.Caller{}
 	look := func(v *store.View) error { return j.look(v, s, caller) }
 	err = s.opts.Store.Recent(ctx, staleness, look)
-	if err == nil && j.behind(caller) {
+	if err == nil && j.behind(s, caller) {
 		// This member may be behind the one that made the token, or the key, or bound the role.
 		err = s.opts.Store.View(ctx, look)
 	}
@@ -154,7 +158,9 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 		return err
 	}
 	if j.user != nil {
-		caller.Bindings = j.user.Bindings
+		if caller.Bindings, err = alive(v, j.user.Bindings); err != nil {
+			return err
+		}
 	}
 	if j.denied, err = denials.Has(v, c.ID); err != nil || caller.Scope.Project == "" {
 		return err
@@ -174,15 +180,38 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 	return nil
 }
 
+// alive are the bindings whose org and project are there.
+func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err error) {
+	for _, b := range all {
+		if b.Org != "" {
+			if o, err := tenant.FindOrg(v, b.Org); err != nil {
+				return nil, err
+			} else if o == nil {
+				continue
+			}
+		}
+		if b.Project != "" {
+			if p, err := tenant.Find(v, b.Project); err != nil {
+				return nil, err
+			} else if p == nil {
+				continue
+			}
+		}
+		bindings = append(bindings, b)
+	}
+	return bindings, nil
+}
+
 // behind reports whether newer records might say better of the token.
-func (j *judgement) behind(caller *cloud.Caller) bool {
+func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
 	if j.kid != hostKeyID && j.key == nil {
-		return keyring.Possible(j.kid)
+		return keyring.Possible(j.kid) && s.unknown.Allow()
 	}
 	if j.claims.Proof == cloud.ProofNone {
 		return false
 	}
-	return j.user == nil || j.user.Epoch < j.claims.Epoch || len(j.user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
+	fresh := s.opts.Store.Now()-j.claims.At < justIssued
+	return j.user == nil || j.user.Epoch < j.claims.Epoch || fresh && len(j.user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
 }
 
 // verdict says whether the token is good now, by what was read.

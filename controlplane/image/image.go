@@ -191,7 +191,9 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 		return Created{}, err
 	}
 	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
-	i.Project = auth.CallerOf(ctx).ProjectIn(i.Org)
+	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).Governs() {
+		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: ask for a token with its project_id")
+	}
 	if i.Visibility == cloud.VisibilityUnspecified {
 		i.Visibility = cloud.Private
 	}
@@ -206,12 +208,26 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	return out, err
 }
 
+// Holds says that a project, or an org, has images: it cannot go before.
+func Holds(r store.Reader, t cloud.Tenant) error {
+	all, _, err := Images.List(r, 0)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if t.Project != "" && i.Value.Project == t.Project || t.Project == "" && i.Value.Org == t.Org {
+			return fault.New(fault.FailedPrecondition, "image %s is still there: delete its images first", i.Value.ID)
+		}
+	}
+	return nil
+}
+
 // count takes a new image of its project's quota.
 func count(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil
 	}
-	return tenant.Take(tx, i.Project, tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}, func() (sum tenant.Amount, err error) {
+	return tenant.Take(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}, func() (sum tenant.Amount, err error) {
 		all, _, err := Images.List(tx, 0)
 		for _, r := range all {
 			if r.Value.Project == i.Project {

@@ -119,8 +119,12 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	s.open(method, path, as, "", func(w *Response, r *http.Request) (_ any, err error) {
 		var caller *cloud.Caller
 		defer func() {
-			if f, ok := fault.From(err); ok {
-				auth.Report(s.opts.Audit, caller, as, f, RequestID(r.Context()), remote(r))
+			if err != nil {
+				f, ok := fault.From(err)
+				if !ok {
+					f = fault.New(fault.Internal, "internal error")
+				}
+				auth.Report(s.opts.Audit, caller, as, f, RequestID(r.Context()), Remote(r))
 			}
 		}()
 		token, err := auth.Bearer(r.Header.Get("Authorization"))
@@ -130,7 +134,7 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 		if caller, err = s.opts.Verifier.Verify(r.Context(), token); err != nil {
 			return nil, err
 		}
-		caller.RequestID, caller.Address, caller.Target = RequestID(r.Context()), remote(r), r.Method+" "+r.URL.Path
+		caller.RequestID, caller.Address, caller.Target = RequestID(r.Context()), Remote(r), r.Method+" "+r.URL.EscapedPath()
 		caller.IdempotencyKey = r.Header.Get("Idempotency-Key")
 		if err := auth.CheckIdempotencyKey("Idempotency-Key", caller.IdempotencyKey); err != nil {
 			return nil, err
@@ -139,8 +143,8 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	})
 }
 
-// remote is the address that a request came from, without the port.
-func remote(r *http.Request) string {
+// Remote is the address that a request came from, without the port.
+func Remote(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		return r.RemoteAddr
@@ -150,7 +154,7 @@ func remote(r *http.Request) string {
 
 // FromLoopback reports whether a request came from this host.
 func FromLoopback(r *http.Request) bool {
-	ip := net.ParseIP(remote(r))
+	ip := net.ParseIP(Remote(r))
 	return ip != nil && ip.IsLoopback()
 }
 

@@ -191,12 +191,17 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 		e.report(ctx, caller, info.FullMethod, err)
 		return nil, e.failure(id, info.FullMethod, err)
 	}
+	auth.Carried(e.opts.Audit, caller, auth.Method(info.FullMethod))
 	return resp, nil
 }
 
 // report tells the audit of a call that failed.
 func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, err error) {
-	if f, ok := fault.From(err); ok && e.opts.Public && auth.Open[auth.Method(method)] == "" {
+	f, ok := fault.From(err)
+	if !ok {
+		f = fault.New(fault.Internal, "internal error")
+	}
+	if e.opts.Public && auth.Open[auth.Method(method)] == "" {
 		auth.Report(e.opts.Audit, caller, auth.Method(method), f, RequestID(ctx), address(ctx))
 	}
 }
@@ -232,6 +237,8 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	})
 	if err != nil {
 		e.report(ctx, caller, info.FullMethod, err)
+	} else {
+		auth.Carried(e.opts.Audit, caller, auth.Method(info.FullMethod))
 	}
 	return e.failure(id, info.FullMethod, err)
 }

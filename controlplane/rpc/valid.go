@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -15,7 +16,10 @@ import (
 // unary call could.
 const recheck = time.Second
 
-// whileValid runs a stream for as long as the token that opened it is good.
+// unjudged is how long a stream goes on whose token cannot be judged: a member that is cut off, or waits for a leader.
+const unjudged = 10 * time.Second
+
+// whileValid runs a stream for as long as the token that opened it is good, and its holder may still do what was let in.
 func (e *edge) whileValid(ctx context.Context, run func(context.Context) error) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token, err := auth.Bearer(md.Get("authorization")[0])
@@ -27,6 +31,7 @@ func (e *edge) whileValid(ctx context.Context, run func(context.Context) error) 
 	defer watch.Wait()
 	defer end(nil)
 	watch.Go(func() {
+		judged := time.Now()
 		again := time.NewTicker(recheck)
 		defer again.Stop()
 		for {
@@ -35,15 +40,20 @@ func (e *edge) whileValid(ctx context.Context, run func(context.Context) error) 
 			case <-ctx.Done():
 				return
 			}
-			// What cannot be judged just now goes on: a member that is cut off has nothing new to tell.
-			if _, err := e.opts.Verifier.Verify(ctx, token); fault.Is(err, fault.Unauthenticated) {
+			caller, err := e.opts.Verifier.Verify(ctx, token)
+			if err == nil {
+				judged = time.Now()
+				err = auth.Again(ctx, caller)
+			}
+			if fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.PermissionDenied) || err != nil && time.Since(judged) > unjudged {
 				end(err)
 				return
 			}
 		}
 	})
 	err = run(ctx)
-	if cause := context.Cause(ctx); err != nil && fault.Is(cause, fault.Unauthenticated) {
+	var why *fault.Fault
+	if cause := context.Cause(ctx); err != nil && errors.As(cause, &why) {
 		return cause
 	}
 	return err

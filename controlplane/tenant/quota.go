@@ -108,13 +108,15 @@ func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
 // Counted sums what a project has, for the records that hold no sum yet.
 type Counted func() (Amount, error)
 
-// Take adds more to what a project has and takes less away, if its quota allows that. The project must be there.
-func Take(tx *store.Tx, id cloud.ProjectID, kind Kind, more, less Amount, counted Counted) error {
+// Take adds more to what a project has and takes less away, if its quota allows that. The project must be there, and of
+// that org.
+func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Counted) error {
+	id := t.Project
 	p, err := Find(tx, id)
 	if err != nil {
 		return err
 	}
-	if p == nil {
+	if p == nil || p.Org != t.Org {
 		return NoProject(id)
 	}
 	q, err := quotaOf(tx, id)

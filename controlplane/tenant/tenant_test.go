@@ -39,7 +39,7 @@ func (w *world) do(f func(tx *store.Tx) error) error {
 
 func (w *world) take(more, less tenant.Amount) error {
 	return w.do(func(tx *store.Tx) error {
-		return tenant.Take(tx, web.Project, tenant.Machines, more, less, func() (tenant.Amount, error) { return tenant.Amount{}, nil })
+		return tenant.Take(tx, web, tenant.Machines, more, less, func() (tenant.Amount, error) { return tenant.Amount{}, nil })
 	})
 }
 
@@ -85,6 +85,16 @@ func TestQuota(t *testing.T) {
 	require.Zero(t, w.used())
 }
 
+// Nothing is made in a project under the name of another org.
+func TestQuotaIsOfTheOrgToo(t *testing.T) {
+	w := newWorld(t)
+	err := w.do(func(tx *store.Tx) error {
+		return tenant.Take(tx, cloud.Tenant{Org: "evil", Project: web.Project}, tenant.Machines, tenant.Amount{VMs: 1}, tenant.Amount{}, nil)
+	})
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+	require.Zero(t, w.used())
+}
+
 // No sum of large numbers passes for a small one.
 func TestQuotaDoesNotOverflow(t *testing.T) {
 	q := tenant.Quota{MemoryMiB: upTo(100)}
@@ -111,7 +121,7 @@ func TestUsageIsCountedOnce(t *testing.T) {
 	counted := 0
 	for range 2 {
 		require.NoError(t, w.do(func(tx *store.Tx) error {
-			return tenant.Take(tx, "old", tenant.Machines, tenant.Amount{VMs: 1}, tenant.Amount{}, func() (tenant.Amount, error) {
+			return tenant.Take(tx, cloud.Tenant{Org: "acme", Project: "old"}, tenant.Machines, tenant.Amount{VMs: 1}, tenant.Amount{}, func() (tenant.Amount, error) {
 				counted++
 				return tenant.Amount{VMs: 7}, nil
 			})

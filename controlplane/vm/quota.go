@@ -4,6 +4,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // amountOf is what a VM takes of its project's quota, from its creation to its deletion: a stopped one keeps its room.
@@ -12,9 +13,21 @@ func amountOf(spec *cloud.Spec) tenant.Amount {
 	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
 }
 
+// Holds says that a project has VMs: it cannot go before.
+func Holds(r store.Reader, t cloud.Tenant) error {
+	if t.Project == "" {
+		return nil
+	}
+	found, _, err := VMs.List(r, 1, string(t.Project))
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	return fault.New(fault.FailedPrecondition, "project %s has VM %s: delete its VMs first", t.Project, found[0].Value.Name)
+}
+
 // count takes what a VM needs more than before of its project's quota.
 func count(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
-	return tenant.Take(tx, vm.Project, tenant.Machines, more, less, func() (sum tenant.Amount, err error) {
+	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func() (sum tenant.Amount, err error) {
 		all, _, err := VMs.List(tx, 0, string(vm.Project))
 		for _, r := range all {
 			sum = sum.Plus(amountOf(&r.Value.Spec))

@@ -90,6 +90,16 @@ func (p *Providers) List() []Provider { return p.list }
 // Has reports whether there is a provider of a name.
 func (p *Providers) Has(name string) bool { return p.known[name] != nil }
 
+// Issuer is a provider's, by its name here.
+func (p *Providers) Issuer(name string) string {
+	for _, one := range p.list {
+		if one.Name == name {
+			return one.Issuer
+		}
+	}
+	return ""
+}
+
 // Subject is whom a provider's ID token names. Unauthenticated when it is not good, Unavailable when the provider cannot
 // be asked. A nonce that is not empty must be the token's.
 func (p *Providers) Subject(ctx context.Context, provider, text, nonce string, now func() time.Time) (string, error) {
@@ -114,6 +124,12 @@ func (p *Providers) Subject(ctx context.Context, provider, text, nonce string, n
 			return "", unavailable(provider, err)
 		}
 		return "", fault.New(fault.Unauthenticated, "the ID token is not a good one of %s", provider).Because(err)
+	}
+	var more struct {
+		AuthorizedParty string `json:"azp"`
+	}
+	if err := token.Claims(&more); err != nil || more.AuthorizedParty != "" && more.AuthorizedParty != p.list[i].ClientID {
+		return "", fault.New(fault.Unauthenticated, "the ID token of %s was made for another program", provider)
 	}
 	if token.Subject == "" || nonce != "" && token.Nonce != nonce {
 		return "", fault.New(fault.Unauthenticated, "the ID token of %s was made for another login", provider)

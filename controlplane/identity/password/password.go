@@ -54,11 +54,14 @@ const (
 	maxHashing = 4
 	maxQueue   = 256
 	hashWait   = 10 * time.Second
+	// maxShare of the queue are one network's.
+	maxShare = 64
 )
 
 // Desk is where passwords are hashed and tried.
 type Desk struct {
 	misses         throttle
+	share          share
 	hashing, queue chan struct{}
 }
 
@@ -73,13 +76,16 @@ func NewDesk() *Desk {
 func (d *Desk) Hash(ctx context.Context, password string) (Hash, error) {
 	h := Hash{Salt: make([]byte, 16), Time: hashTime, MemoryKiB: hashMemoryKiB}
 	rand.Read(h.Salt)
-	err := d.turn(ctx, func() { h.Sum = h.sum(password) })
+	err := d.turn(ctx, "", func() { h.Sum = h.sum(password) })
 	return h, err
 }
 
 // Try tries a password against what look finds for a name; nil is a name without a password. It is false, without an
 // error, for a wrong one, a name without one, and a name that was missed too often from address.
 func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (*Hash, error)) (bool, error) {
+	if password == "" {
+		return false, nil // who claims nothing costs nothing, and takes nobody's turn
+	}
 	a := attempt{id, Network(address)}
 	if !d.misses.allow(a, now()) {
 		return false, nil
@@ -96,7 +102,7 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 		password, known = "", false
 	}
 	var right bool
-	err = d.turn(ctx, func() {
+	err = d.turn(ctx, a.address, func() {
 		// Asked again: those who waited here together are not all tried after the last of the misses.
 		at := now()
 		if !d.misses.allow(a, at) {
@@ -127,7 +133,11 @@ func errTooMany() error {
 }
 
 // turn runs f when there is room for another password.
-func (d *Desk) turn(ctx context.Context, f func()) error {
+func (d *Desk) turn(ctx context.Context, from string, f func()) error {
+	if !d.share.enter(from) {
+		return errTooMany()
+	}
+	defer d.share.leave(from)
 	select {
 	case d.queue <- struct{}{}:
 		defer func() { <-d.queue }()

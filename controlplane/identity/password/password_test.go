@@ -149,3 +149,23 @@ func TestNetwork(t *testing.T) {
 		require.Equal(t, want, Network(in), in)
 	}
 }
+
+// Who claims nothing takes nobody's turn and misses nothing; one network fills the desk for itself only.
+func TestOneNetworkDoesNotShutOthersOut(t *testing.T) {
+	d := newDoor(t)
+	for range 2 * MaxMisses {
+		require.False(t, d.try("ada", "192.0.2.1:1", ""))
+	}
+	require.True(t, d.try("ada", "192.0.2.1:1", right))
+	for range maxShare {
+		require.True(t, d.desk.share.enter("192.0.2.1"))
+	}
+	_, err := d.attempt("ada", "192.0.2.1:1", right)
+	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+	require.True(t, d.try("ada", "192.0.2.2:1", right))
+	for range maxShare {
+		d.desk.share.leave("192.0.2.1")
+	}
+	require.True(t, d.try("ada", "192.0.2.1:1", right))
+	require.Empty(t, d.desk.share.at)
+}

@@ -77,3 +77,30 @@ func (t *throttle) miss(a attempt, now cloud.Time) {
 	}
 	t.names[a] = &count{since: now, n: 1}
 }
+
+// share bounds how many of one network are at the desk at once, so that the others find room.
+type share struct {
+	mu sync.Mutex
+	at map[string]int
+}
+
+func (s *share) enter(from string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at == nil {
+		s.at = map[string]int{}
+	}
+	if from != "" && s.at[from] >= maxShare {
+		return false
+	}
+	s.at[from]++
+	return true
+}
+
+func (s *share) leave(from string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at[from]--; s.at[from] <= 0 {
+		delete(s.at, from)
+	}
+}

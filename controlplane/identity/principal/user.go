@@ -9,7 +9,7 @@
 //   - A service account's secret is kept sealed, not hashed: it is too long to be guessed, and the same record is a key of
 //     the object storage, whose signatures need the secret itself.
 //
-// Keys: user/<id>, user-retired/<id>, user-identity/<provider>/<SHA-256 of the subject>, service-account/<project>/<name>.
+// Keys: user/<id>, user-retired/<id>, user-identity/<provider>/<SHA-256 of issuer and subject>, service-account/<project>/<name>.
 package principal
 
 import (
@@ -36,7 +36,11 @@ const (
 )
 
 // Identity is who somebody is at an outside provider.
-type Identity struct{ Provider, Subject string }
+type Identity struct {
+	Provider, Subject string
+	// Issuer is the provider's: who takes its name later vouches for nobody of it.
+	Issuer string
+}
 
 // User is a principal. Account is set of a service account.
 type User struct {
@@ -48,7 +52,9 @@ type User struct {
 	Identities []Identity `cbor:",omitempty"`
 	Account    *Account   `cbor:",omitempty"`
 	Disabled   bool       `cbor:",omitempty"`
-	CreatedAt  cloud.Time
+	// Claimed is set of a name that anybody registered.
+	Claimed   bool `cbor:",omitempty"`
+	CreatedAt cloud.Time
 	// Epoch counts what ended all tokens: one proven under another count is no longer valid.
 	Epoch uint64
 	// Since cuts the tokens that were made without looking at the record: one made before it is no longer valid.
@@ -102,15 +108,15 @@ func Find(r store.Reader, id cloud.UserID) (*User, error) {
 	return u, err
 }
 
-// Create makes a name: no credential, no role.
-func Create(tx *store.Tx, id cloud.UserID, name string) (*User, error) {
+// Create makes a name: no credential, no role. open says that anybody asked for it.
+func Create(tx *store.Tx, id cloud.UserID, name string, open bool) (*User, error) {
 	if err := cloud.CheckCallerID("id", string(id)); err != nil {
 		return nil, err
 	}
 	if err := tenant.CheckName("name", name); err != nil {
 		return nil, err
 	}
-	return add(tx, &User{ID: id, Name: name})
+	return add(tx, &User{ID: id, Name: name, Claimed: open})
 }
 
 func add(tx *store.Tx, u *User) (*User, error) {
@@ -208,13 +214,15 @@ func remove(tx *store.Tx, u *User) error {
 	for _, i := range u.Identities {
 		linked.Delete(tx, i.key()...)
 	}
-	retired.Put(tx, &u.Epoch, string(u.ID))
+	if u.Account == nil { // the id of an account is drawn, and never again
+		retired.Put(tx, &u.Epoch, string(u.ID))
+	}
 	Users.Delete(tx, string(u.ID))
 	return nil
 }
 
 func (i Identity) key() []string {
-	sum := sha256.Sum256([]byte(i.Subject))
+	sum := sha256.Sum256([]byte(i.Issuer + "\x00" + i.Subject))
 	return []string{i.Provider, hex.EncodeToString(sum[:])}
 }
 
@@ -246,12 +254,12 @@ func Link(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 // Unlink takes an identity away from a user, and ends the tokens that it may have proved.
 func Unlink(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	return Change(tx, id, func(u *User) error {
-		at := slices.Index(u.Identities, i)
+		at := slices.IndexFunc(u.Identities, func(had Identity) bool { return had.Provider == i.Provider && had.Subject == i.Subject })
 		if at < 0 {
 			return fault.New(fault.NotFound, "user %s has no such identity at %s", id, i.Provider)
 		}
+		linked.Delete(tx, u.Identities[at].key()...)
 		u.Identities = slices.Delete(u.Identities, at, at+1)
-		linked.Delete(tx, i.key()...)
 		u.cut(tx)
 		return nil
 	})

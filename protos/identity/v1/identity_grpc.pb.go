@@ -91,14 +91,14 @@ type IdentityServiceClient interface {
 	EnableUser(ctx context.Context, in *EnableUserRequest, opts ...grpc.CallOption) (*User, error)
 	// DeleteUser removes a user with credentials and roles. Tokens of before do not fit a later user of that name.
 	DeleteUser(ctx context.Context, in *DeleteUserRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// SetPassword registers or changes a user's password. system:admin, or the user itself.
-	// Tokens issued before it stop working.
+	// SetPassword registers or changes a user's password. system:admin, or the user itself with the one that they have: a
+	// first password is given by system:admin. Tokens issued before it stop working.
 	SetPassword(ctx context.Context, in *SetPasswordRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// LinkIdentity registers an identity at an outside OpenID provider as a credential of a user. system:admin.
 	LinkIdentity(ctx context.Context, in *LinkIdentityRequest, opts ...grpc.CallOption) (*User, error)
 	UnlinkIdentity(ctx context.Context, in *UnlinkIdentityRequest, opts ...grpc.CallOption) (*User, error)
 	// BindRole gives a role to a user that has a registered credential (FAILED_PRECONDITION otherwise). system:admin gives
-	// each, org:admin those in its org, project:admin those in its project.
+	// each, org:admin those in its org, project:admin those in its project. UnbindRole is open to whose role it is, too.
 	BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	UnbindRole(ctx context.Context, in *UnbindRoleRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// ListBindings lists who has roles in an org or a project; without either, system roles too (system:admin).
@@ -533,14 +533,14 @@ type IdentityServiceServer interface {
 	EnableUser(context.Context, *EnableUserRequest) (*User, error)
 	// DeleteUser removes a user with credentials and roles. Tokens of before do not fit a later user of that name.
 	DeleteUser(context.Context, *DeleteUserRequest) (*emptypb.Empty, error)
-	// SetPassword registers or changes a user's password. system:admin, or the user itself.
-	// Tokens issued before it stop working.
+	// SetPassword registers or changes a user's password. system:admin, or the user itself with the one that they have: a
+	// first password is given by system:admin. Tokens issued before it stop working.
 	SetPassword(context.Context, *SetPasswordRequest) (*emptypb.Empty, error)
 	// LinkIdentity registers an identity at an outside OpenID provider as a credential of a user. system:admin.
 	LinkIdentity(context.Context, *LinkIdentityRequest) (*User, error)
 	UnlinkIdentity(context.Context, *UnlinkIdentityRequest) (*User, error)
 	// BindRole gives a role to a user that has a registered credential (FAILED_PRECONDITION otherwise). system:admin gives
-	// each, org:admin those in its org, project:admin those in its project.
+	// each, org:admin those in its org, project:admin those in its project. UnbindRole is open to whose role it is, too.
 	BindRole(context.Context, *BindRoleRequest) (*emptypb.Empty, error)
 	UnbindRole(context.Context, *UnbindRoleRequest) (*emptypb.Empty, error)
 	// ListBindings lists who has roles in an org or a project; without either, system roles too (system:admin).
