@@ -155,8 +155,8 @@ func (r results) rows(wanted []string) (rows []verdict.Row) {
 		if !slices.Contains(wanted, l.row) {
 			continue
 		}
-		row := verdict.Row{What: what, Unit: l.unit, Target: l.target, Ours: r[key(l.row, l.metric, ours)], Etcd: r[key(l.row, l.metric, etcd)]}
-		if len(row.Ours) == 0 && len(row.Etcd) == 0 && l.target == (verdict.Target{}) {
+		row := verdict.Row{What: what, Unit: l.unit, Target: l.target, Ours: r[key(l.row, l.metric, ours)], Peer: r[key(l.row, l.metric, etcd)]}
+		if len(row.Ours) == 0 && len(row.Peer) == 0 && l.target == (verdict.Target{}) {
 			continue
 		}
 		rows = append(rows, row)

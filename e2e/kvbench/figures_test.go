@@ -40,7 +40,7 @@ func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
 	const title = "put, 1000 clients, 200k keys, values of 256 bytes"
 	require.Equal(t, []string{title, title + ": p50", title + ": server CPU a put", title + ": bytes written a put"}, whats(rows))
 	require.Equal(t, []float64{140, 150}, rows[0].Ours)
-	require.Equal(t, []float64{100}, rows[0].Etcd)
+	require.Equal(t, []float64{100}, rows[0].Peer)
 	require.Equal(t, "not measured", rows[2].Verdict(), "a target that nobody measured is not passed over")
 }
 

@@ -147,7 +147,7 @@ func (b *bench) main(work, out string) (err error) {
 		}
 	}
 	rows := b.results.rows(b.wanted)
-	text := facts + "\n\n" + verdict.Markdown(rows) + "\n" + verdict.Summary(rows) + "\n"
+	text := facts + "\n\n" + verdict.Markdown(etcd, rows) + "\n" + verdict.Summary(rows) + "\n"
 	if b.quick {
 		text += "\n**A quick run: a tenth of what the lines say. The figures are not to be used.**\n"
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -55,6 +56,64 @@ func Of(pids ...int) (sum Sample, err error) {
 	return sum, nil
 }
 
+// Tree is what a process, its children and those of its children that are gone have used: for a server that starts a
+// process a connection. Of grandchildren only those are in it that a child has waited for.
+func Tree(pid int) (sum Sample, err error) {
+	// A child that ends between two looks is in the sum twice or not at all: look again until none did.
+	for range 10 {
+		before, err := childrenOf(pid)
+		if err != nil {
+			return Sample{}, err
+		}
+		sum, err = Of(append(before, pid)...)
+		if err == nil {
+			var reaped time.Duration
+			if reaped, err = reapedBy(append(before, pid)...); err == nil {
+				sum.CPU += reaped
+			}
+		}
+		after, failed := childrenOf(pid)
+		if failed != nil {
+			return Sample{}, failed
+		}
+		if err == nil && slices.Equal(before, after) {
+			return sum, nil
+		}
+	}
+	return Sample{}, fmt.Errorf("process %d starts and ends children all the time", pid)
+}
+
+func childrenOf(pid int) (pids []int, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return nil, fmt.Errorf("read children: %w", err)
+	}
+	for _, f := range strings.Fields(string(text)) {
+		child, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, fmt.Errorf("read children: %w", err)
+		}
+		pids = append(pids, child)
+	}
+	return pids, nil
+}
+
+// reapedBy is the CPU time of processes that these have waited for. The kernel has added what they wrote already.
+func reapedBy(pids ...int) (sum time.Duration, err error) {
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time: %w", err)
+		}
+		reaped, err := parseTimes(stat, 13)
+		if err != nil {
+			return 0, fmt.Errorf("process %d: %w", pid, err)
+		}
+		sum += reaped
+	}
+	return sum, nil
+}
+
 // Memory is what processes have resident, in bytes, summed: pages that two share count twice.
 type Memory struct {
 	Resident  uint64
@@ -80,13 +139,16 @@ func MemoryOf(pids ...int) (sum Memory, err error) {
 }
 
 // parseStat reads user and system time of /proc/PID/stat. The name in parentheses may hold anything.
-func parseStat(text []byte) (time.Duration, error) {
+func parseStat(text []byte) (time.Duration, error) { return parseTimes(text, 11) }
+
+// parseTimes sums two fields, which are counted from the one after the name.
+func parseTimes(text []byte, from int) (time.Duration, error) {
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	if len(fields) < 13 {
+	if len(fields) < from+2 {
 		return 0, fmt.Errorf("%d fields after the name in stat", len(fields))
 	}
 	var ticks uint64
-	for _, f := range fields[11:13] {
+	for _, f := range fields[from : from+2] {
 		n, err := strconv.ParseUint(f, 10, 63)
 		if err != nil {
 			return 0, fmt.Errorf("times in stat: %w", err)

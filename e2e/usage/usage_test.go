@@ -1,7 +1,9 @@
 package usage
 
 import (
+	"bufio"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -53,6 +55,32 @@ func TestOfThisProcess(t *testing.T) {
 	require.Greater(t, m.Resident, m.Anonymous)
 	_, err = Of(os.Getpid(), 1<<22+1) // above the kernel's highest pid
 	require.ErrorContains(t, err, "read CPU time")
+}
+
+func TestTreeHasChildrenThatRunAndThatAreGone(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	require.NoError(t, err)
+	defer reader.Close()
+	// A shell whose children work: one ends, one waits until the shell's input ends.
+	cmd := exec.Command("sh", "-c", `i=0; (while [ $i -lt 60000 ]; do i=$((i+1)); done); (while [ $i -lt 60000 ]; do i=$((i+1)); done; echo; read x) & echo; read x`)
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	cmd.Stdout = writer
+	require.NoError(t, cmd.Start())
+	require.NoError(t, writer.Close())
+	lines := bufio.NewScanner(reader)
+	for range 2 {
+		require.True(t, lines.Scan())
+	}
+	alone, err := Of(cmd.Process.Pid)
+	require.NoError(t, err)
+	all, err := Tree(cmd.Process.Pid)
+	require.NoError(t, err)
+	require.Greater(t, all.CPU, alone.CPU)
+	require.NoError(t, in.Close())
+	_ = cmd.Wait() // read found the end of its input
+	_, err = Tree(cmd.Process.Pid)
+	require.ErrorContains(t, err, "read children")
 }
 
 func TestDiskOf(t *testing.T) {

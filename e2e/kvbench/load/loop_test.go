@@ -55,6 +55,23 @@ func TestClosedAsksEachOnce(t *testing.T) {
 	require.Len(t, all.Latencies(), 99)
 }
 
+func TestForAsksUntilTheTimeIsOver(t *testing.T) {
+	var asked [3]atomic.Int32
+	all, err := For(t.Context(), len(asked), 10*time.Millisecond, func(_ context.Context, caller int) error {
+		if asked[caller].Add(1) == 1 {
+			return errors.New("broken")
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	n, _ := all.Failed()
+	require.Equal(t, 3, n)
+	require.EqualValues(t, asked[0].Load()+asked[1].Load()+asked[2].Load(), len(all))
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err = For(ctx, 2, time.Hour, func(context.Context, int) error { cancel(); return nil })
+	require.ErrorIs(t, err, context.Canceled)
+}
+
 func TestOpenGoesOnWhileAnswersAreMissing(t *testing.T) {
 	hold, enough := make(chan struct{}), make(chan struct{})
 	var asked atomic.Int32

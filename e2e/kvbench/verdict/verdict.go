@@ -1,4 +1,4 @@
-// Package verdict puts what was measured of us and of etcd, round by round, beside each other: medians, spread, ratio,
+// Package verdict puts what was measured of us and of a peer, round by round, beside each other: medians, spread, ratio,
 // and whether the target is met. It knows no clock and no subject.
 //
 // A target has two numbers: what must be reached, and what is aimed at. One that is missed is said, never an error.
@@ -17,7 +17,7 @@ type Target struct {
 	Must, Aim float64
 	// Least says that more is better.
 	Least bool
-	// Absolute compares our median itself, in the row's unit, not its ratio to etcd's.
+	// Absolute compares our median itself, in the row's unit, not its ratio to the peer's.
 	Absolute bool
 }
 
@@ -56,19 +56,19 @@ type Row struct {
 	What string
 	// Unit of the figures: "/s", "µs", "ms", "s", "B", "MB", or empty for a count.
 	Unit string
-	// Ours and Etcd have one figure a round. Where the two alternate, equal places are of the same round.
-	Ours, Etcd []float64
+	// Ours and Peer have one figure a round. Where the two alternate, equal places are of the same round.
+	Ours, Peer []float64
 	Target     Target
 	// Note is what the reader must know beside the spread, which is written anyway.
 	Note string
 }
 
-// Ratio is our median over etcd's; false when one has none, or etcd's is 0.
+// Ratio is our median over the peer's; false when one has none, or etcd's is 0.
 func (r Row) Ratio() (float64, bool) {
-	if len(r.Ours) == 0 || len(r.Etcd) == 0 || figure.Median(r.Etcd) == 0 {
+	if len(r.Ours) == 0 || len(r.Peer) == 0 || figure.Median(r.Peer) == 0 {
 		return 0, false
 	}
-	return figure.Median(r.Ours) / figure.Median(r.Etcd), true
+	return figure.Median(r.Ours) / figure.Median(r.Peer), true
 }
 
 // Verdict is "aim met", "met", "**missed**", "not measured", or nothing for a row without target.
@@ -91,7 +91,7 @@ func (r Row) Verdict() string {
 	return "**missed**"
 }
 
-func (r Row) cells() []string {
+func (r Row) cells(peer string) []string {
 	ratio := ""
 	if value, ok := r.Ratio(); ok {
 		ratio = fmt.Sprintf("%.2f ×", value)
@@ -105,14 +105,14 @@ func (r Row) cells() []string {
 		target += " ×"
 	}
 	var notes []string
-	if n := max(len(r.Ours), len(r.Etcd)); n > 1 {
+	if n := max(len(r.Ours), len(r.Peer)); n > 1 {
 		notes = append(notes, fmt.Sprintf("%d rounds: %s", n, strings.Join(slices.DeleteFunc([]string{
-			spread("ours", r.Ours), spread("etcd", r.Etcd), r.pairs()}, func(s string) bool { return s == "" }), ", ")))
+			spread("ours", r.Ours), spread(peer, r.Peer), r.pairs()}, func(s string) bool { return s == "" }), ", ")))
 	}
 	if r.Note != "" {
 		notes = append(notes, r.Note)
 	}
-	return []string{r.What, r.middle(r.Ours), r.middle(r.Etcd), ratio, target, r.Verdict(), strings.Join(notes, "; ")}
+	return []string{r.What, r.middle(r.Ours), r.middle(r.Peer), ratio, target, r.Verdict(), strings.Join(notes, "; ")}
 }
 
 func (r Row) middle(series []float64) string {
@@ -131,12 +131,12 @@ func spread(whose string, series []float64) string {
 
 // pairs is the spread of the ratios of single rounds: how far the machine's moods reach.
 func (r Row) pairs() string {
-	if len(r.Ours) != len(r.Etcd) || len(r.Ours) == 0 || slices.Min(r.Etcd) == 0 {
+	if len(r.Ours) != len(r.Peer) || len(r.Ours) == 0 || slices.Min(r.Peer) == 0 {
 		return ""
 	}
 	ratios := make([]float64, len(r.Ours))
 	for i := range ratios {
-		ratios[i] = r.Ours[i] / r.Etcd[i]
+		ratios[i] = r.Ours[i] / r.Peer[i]
 	}
 	return fmt.Sprintf("ratio %.2f to %.2f", slices.Min(ratios), slices.Max(ratios))
 }
@@ -152,16 +152,15 @@ func Number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-var heads = []string{"what", "ours", "etcd", "ratio", "must / aim", "", "note"}
-
-// Markdown is a table of the rows.
-func Markdown(rows []Row) string {
+// Markdown is a table of the rows, with the peer under its name.
+func Markdown(peer string, rows []Row) string {
+	heads := []string{"what", "ours", peer, "ratio", "must / aim", "", "note"}
 	var b strings.Builder
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
 	line(heads)
 	line(slices.Repeat([]string{"---"}, len(heads)))
 	for _, r := range rows {
-		line(r.cells())
+		line(r.cells(peer))
 	}
 	return b.String()
 }

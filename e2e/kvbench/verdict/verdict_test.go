@@ -13,18 +13,18 @@ func TestVerdict(t *testing.T) {
 		want   string
 		target string
 	}{
-		{"more is better, aim", Row{Ours: []float64{140}, Etcd: []float64{100}, Target: AtLeast(1.15, 1.4)}, "aim met", "≥ 1.15 / 1.4"},
-		{"more is better, must", Row{Ours: []float64{120}, Etcd: []float64{100}, Target: AtLeast(1.15, 1.4)}, "met", "≥ 1.15 / 1.4"},
-		{"more is better, missed", Row{Ours: []float64{110}, Etcd: []float64{100}, Target: AtLeast(1.15, 1.4)}, "**missed**", "≥ 1.15 / 1.4"},
-		{"less is better, aim", Row{Ours: []float64{45}, Etcd: []float64{100}, Target: AtMost(0.55, 0.45)}, "aim met", "≤ 0.55 / 0.45"},
-		{"less is better, missed", Row{Ours: []float64{56}, Etcd: []float64{100}, Target: AtMost(0.55, 0.45)}, "**missed**", "≤ 0.55 / 0.45"},
-		{"our own figure, whatever etcd's is", Row{Ours: []float64{31}, Etcd: []float64{9}, Target: Within(100, 30)}, "met", "≤ 100 / 30"},
+		{"more is better, aim", Row{Ours: []float64{140}, Peer: []float64{100}, Target: AtLeast(1.15, 1.4)}, "aim met", "≥ 1.15 / 1.4"},
+		{"more is better, must", Row{Ours: []float64{120}, Peer: []float64{100}, Target: AtLeast(1.15, 1.4)}, "met", "≥ 1.15 / 1.4"},
+		{"more is better, missed", Row{Ours: []float64{110}, Peer: []float64{100}, Target: AtLeast(1.15, 1.4)}, "**missed**", "≥ 1.15 / 1.4"},
+		{"less is better, aim", Row{Ours: []float64{45}, Peer: []float64{100}, Target: AtMost(0.55, 0.45)}, "aim met", "≤ 0.55 / 0.45"},
+		{"less is better, missed", Row{Ours: []float64{56}, Peer: []float64{100}, Target: AtMost(0.55, 0.45)}, "**missed**", "≤ 0.55 / 0.45"},
+		{"our own figure, whatever the peer's is", Row{Ours: []float64{31}, Peer: []float64{9}, Target: Within(100, 30)}, "met", "≤ 100 / 30"},
 		{"one bound", Row{Ours: []float64{1.6}, Target: Within(1.5, 1.5)}, "**missed**", "≤ 1.5"},
 		{"our own figure may be nothing", Row{Ours: []float64{0}, Target: Within(0, 0)}, "aim met", "≤ 0"},
 		{"a bound of nothing", Row{Ours: []float64{1}, Target: Within(0, 0)}, "**missed**", "≤ 0"},
-		{"etcd was not run", Row{Ours: []float64{140}, Target: AtLeast(1.15, 1.4)}, "not measured", "≥ 1.15 / 1.4"},
-		{"we were not run", Row{Etcd: []float64{140}, Target: Within(1, 1)}, "not measured", "≤ 1"},
-		{"no target", Row{Ours: []float64{140}, Etcd: []float64{100}}, "", ""},
+		{"the peer was not run", Row{Ours: []float64{140}, Target: AtLeast(1.15, 1.4)}, "not measured", "≥ 1.15 / 1.4"},
+		{"we were not run", Row{Peer: []float64{140}, Target: Within(1, 1)}, "not measured", "≤ 1"},
+		{"no target", Row{Ours: []float64{140}, Peer: []float64{100}}, "", ""},
 	} {
 		require.Equal(t, c.want, c.row.Verdict(), c.name)
 		require.Equal(t, c.target, c.row.Target.String(), c.name)
@@ -33,11 +33,11 @@ func TestVerdict(t *testing.T) {
 
 func TestMarkdown(t *testing.T) {
 	rows := []Row{
-		{What: "put", Unit: "/s", Ours: []float64{9000, 10236, 11000}, Etcd: []float64{6000, 8000, 6988}, Target: AtLeast(1.15, 1.4)},
-		{What: "CPU per put", Unit: "µs", Ours: []float64{83.33}, Etcd: []float64{127}, Target: AtMost(0.8, 0.65), Note: "one round"},
-		{What: "longest put", Unit: "ms", Ours: []float64{120, 130}, Etcd: []float64{900.123, 4}, Target: Within(100, 30)},
-		{What: "leases lost", Ours: []float64{0}, Etcd: []float64{0}},
-		{What: "restart", Unit: "s", Etcd: []float64{2.5}, Target: AtMost(1, 1)},
+		{What: "put", Unit: "/s", Ours: []float64{9000, 10236, 11000}, Peer: []float64{6000, 8000, 6988}, Target: AtLeast(1.15, 1.4)},
+		{What: "CPU per put", Unit: "µs", Ours: []float64{83.33}, Peer: []float64{127}, Target: AtMost(0.8, 0.65), Note: "one round"},
+		{What: "longest put", Unit: "ms", Ours: []float64{120, 130}, Peer: []float64{900.123, 4}, Target: Within(100, 30)},
+		{What: "leases lost", Ours: []float64{0}, Peer: []float64{0}},
+		{What: "restart", Unit: "s", Peer: []float64{2.5}, Target: AtMost(1, 1)},
 	}
 	require.Equal(t, `| what | ours | etcd | ratio | must / aim |  | note |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -46,7 +46,7 @@ func TestMarkdown(t *testing.T) {
 | longest put | 120 ms | 4.00 ms | 30.00 × | ≤ 100 / 30 ms | **missed** | 2 rounds: ours 120 to 130, etcd 4.00 to 900, ratio 0.13 to 32.50 |
 | leases lost | 0 | 0 |  |  |  |  |
 | restart |  | 2.50 s |  | ≤ 1 × | not measured |  |
-`, Markdown(rows))
+`, Markdown("etcd", rows))
 	require.Equal(t, "Targets: 1 aims met, 1 met, 1 missed, 1 not measured. Missed: longest put.", Summary(rows))
 }
 
