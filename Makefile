@@ -8,7 +8,7 @@ GUEST := .build/guest
 RUN_PACKAGES := qemu-system-x86 $(shell cat images/guest/packages)
 TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 iptables e2fsprogs util-linux systemd
 
-.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv run-packages test-packages
+.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(DIR) bin $(GUEST)
@@ -82,3 +82,7 @@ bench: run-packages build guest
 # bench-kv measures the key-value store beside etcd.
 bench-kv: run-packages build
 	.ci/bench-kv
+
+# bench-credit measures wallets beside PostgreSQL, and tokens beside others' libraries.
+bench-credit: run-packages build
+	.ci/bench-credit

@@ -102,6 +102,11 @@ var arrows = map[string][]string{
 	"e2e/up":              {"e2e/lab", "protos/…"},
 	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/clusterkey",
 		"controlplane/mvcc", "controlplane/store", "controlplane/identity/keyring"}, // to look for secrets in what a member has written
+
+	"e2e/creditbench":          {"e2e/…"},
+	"e2e/creditbench/books":    {},
+	"e2e/creditbench/members":  {"e2e/…", "protos/…"},
+	"e2e/creditbench/postgres": {"e2e/…"},
 }
 
 // service is what every service may import, and more.

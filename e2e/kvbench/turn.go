@@ -5,12 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
-	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -254,18 +251,10 @@ func (t *turn) perf(ctx context.Context, row string, pids []int) (stop func()) {
 	if t.profile == "" || t.round > 0 {
 		return func() {}
 	}
-	var list []string
-	for _, pid := range pids {
-		list = append(list, itoa(pid))
-	}
-	cmd := exec.CommandContext(ctx, "perf", "record", "-q", "-F", "499", "-g", "-o", t.profile+"."+row+"."+t.kind, "-p", strings.Join(list, ","))
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
+	stop, err := usage.Profile(ctx, t.profile+"."+row+"."+t.kind, pids...)
+	if err != nil {
 		say("no profile: %v", err)
 		return func() {}
 	}
-	return func() {
-		_ = cmd.Process.Signal(syscall.SIGINT)
-		_ = cmd.Wait() // it ends by the signal
-	}
+	return stop
 }

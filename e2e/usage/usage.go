@@ -61,7 +61,7 @@ func Of(pids ...int) (sum Sample, err error) {
 func Tree(pid int) (sum Sample, err error) {
 	// A child that ends between two looks is in the sum twice or not at all: look again until none did.
 	for range 10 {
-		before, err := childrenOf(pid)
+		before, err := Children(pid)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -72,7 +72,7 @@ func Tree(pid int) (sum Sample, err error) {
 				sum.CPU += reaped
 			}
 		}
-		after, failed := childrenOf(pid)
+		after, failed := Children(pid)
 		if failed != nil {
 			return Sample{}, failed
 		}
@@ -83,7 +83,8 @@ func Tree(pid int) (sum Sample, err error) {
 	return Sample{}, fmt.Errorf("process %d starts and ends children all the time", pid)
 }
 
-func childrenOf(pid int) (pids []int, err error) {
+// Children are the processes that a process has started and not waited for.
+func Children(pid int) (pids []int, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil {
 		return nil, fmt.Errorf("read children: %w", err)

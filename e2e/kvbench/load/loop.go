@@ -93,15 +93,16 @@ func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, c
 	return all, ctx.Err()
 }
 
-// For has callers ask for a time, each again as soon as it has its answer; what was asked by its end is waited for. ask
-// gives its context a deadline. A failure is an answer; the error is that of ctx. Answers stand in no order.
+// For has callers ask for a time, once at least, each again as soon as it has its answer; what was asked by its end is
+// waited for, so ask gives its context a deadline. A failure is an answer; the error is that of ctx. Answers stand in no
+// order.
 func For(ctx context.Context, callers int, length time.Duration, ask func(ctx context.Context, caller int) error) (Answers, error) {
 	each := make([]Answers, callers)
 	until := time.Now().Add(length)
 	var asking sync.WaitGroup
 	for caller := range callers {
 		asking.Go(func() {
-			for due := time.Now(); due.Before(until) && ctx.Err() == nil; due = time.Now() {
+			for due := time.Now(); ctx.Err() == nil && (len(each[caller]) == 0 || due.Before(until)); due = time.Now() {
 				err := ask(ctx, caller)
 				each[caller] = append(each[caller], Answer{Due: due, Done: time.Now(), Err: err})
 			}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
+)
+
+// The kinds of banks.
+const (
+	ours = "trivet"
+	trio = "trio"
+	peer = "postgres"
+)
+
+// partNames are what -run takes, in the order in which they run.
+var partNames = []string{"pairs", "trio", "verify"}
+
+// Metrics of the rows.
+const (
+	rate = "rate" // answered a second
+	p50  = "p50"  // ms
+	p99  = "p99"  // ms
+	cpu  = "cpu"  // µs of the servers a pair
+)
+
+// line is one of a table: a metric of a row of two kinds, and its target. … stands for what the last line without it says.
+type line struct {
+	part, row, metric, kind, peer, what, unit string
+	target                                    verdict.Target
+}
+
+// table is lines that are held against one peer.
+type table struct {
+	peer  string
+	lines []line
+}
+
+// least is a bound from below on our own figure.
+func least(v float64) verdict.Target {
+	return verdict.Target{Must: v, Aim: v, Least: true, Absolute: true}
+}
+
+// The targets are those of the design: 2,000 pairs a second of one wallet, 20 ms, 10,000 tokens a second and core.
+var tables = []table{
+	{"PostgreSQL", slices.Concat(
+		pairs("pairs", "hot", ours, peer, "pairs on one wallet", least(2000)),
+		pairs("pairs", "many", ours, peer, "pairs on 10,000 wallets", verdict.Target{}),
+		open("pairs", ours, peer, "500 pairs a second on 1,000 wallets", verdict.Within(20, 20)),
+		pairs("trio", "hot", trio, "", "three members: pairs on one wallet", verdict.Target{}),
+		pairs("trio", "many", trio, "", "three members: pairs on 10,000 wallets", verdict.Target{}),
+		open("trio", trio, "", "three members: 500 pairs a second on 1,000 wallets", verdict.Target{}),
+	)},
+	{"library", []line{
+		{"verify", "verify 1", rate, "new", "go-oidc", "tokens not seen before, one core, beside go-oidc", "/s", least(10_000)},
+		{"verify", "verify 1", rate, "new", "golang-jwt", "tokens not seen before, one core, beside golang-jwt", "/s", least(10_000)},
+		{"verify", "verify 1", rate, "seen", "go-oidc", "tokens seen before, one core, beside go-oidc", "/s", verdict.Target{}},
+		{"verify", "verify 2", rate, "new", "go-oidc", "tokens not seen before, two cores, a core, beside go-oidc", "/s", least(10_000)},
+		{"verify", "verify 2", rate, "new", "golang-jwt", "tokens not seen before, two cores, a core, beside golang-jwt", "/s", least(10_000)},
+		{"verify", "verify 2", rate, "seen", "go-oidc", "tokens seen before, two cores, a core, beside go-oidc", "/s", verdict.Target{}},
+	}},
+}
+
+// pairs are the lines of a row whose callers ask again as soon as they have their answer.
+func pairs(part, row, kind, peer, what string, target verdict.Target) []line {
+	return []line{
+		{part, row, rate, kind, peer, what, "/s", target},
+		{part, row, p50, kind, peer, "… p50", "ms", verdict.Target{}},
+		{part, row, p99, kind, peer, "… p99", "ms", verdict.Target{}},
+		{part, row, cpu, kind, peer, "… servers' CPU a pair", "µs", verdict.Target{}},
+	}
+}
+
+// open are the lines of the row whose requests come at a fixed rate.
+func open(part, kind, peer, what string, target verdict.Target) []line {
+	return []line{
+		{part, "open", p99, kind, peer, what + ": p99", "ms", target},
+		{part, "open", p50, kind, peer, "… p50", "ms", verdict.Target{}},
+		{part, "open", cpu, kind, peer, "… servers' CPU a pair", "µs", verdict.Target{}},
+	}
+}
+
+// results are figures by row, metric and kind, one a round.
+type results map[string][]float64
+
+func key(parts ...string) string { return strings.Join(parts, "\x00") }
+
+func (r results) add(row, metric, kind string, v float64) {
+	k := key(row, metric, kind)
+	r[k] = append(r[k], v)
+}
+
+// rows is a table of the parts that were wanted, with a row for each target, measured or not. A row of a rate says how
+// many callers there were.
+func (r results) rows(t table, parts []string, callers map[string]int) (rows []verdict.Row) {
+	subject := ""
+	for _, l := range t.lines {
+		what, more := strings.CutPrefix(l.what, "… ")
+		if more {
+			what = subject + ": " + what
+		} else {
+			subject = strings.TrimSuffix(what, ": p99")
+		}
+		if !slices.Contains(parts, l.part) {
+			continue
+		}
+		row := verdict.Row{What: what, Unit: l.unit, Target: l.target, Ours: r[key(l.row, l.metric, l.kind)]}
+		if l.peer != "" {
+			row.Peer = r[key(l.row, l.metric, l.peer)]
+		}
+		if n := callers[key(l.row, l.kind)]; n > 0 && l.metric == rate {
+			row.Note = fmt.Sprintf("%d callers", n)
+			if p := callers[key(l.row, l.peer)]; p > 0 {
+				row.Note += fmt.Sprintf(", %s %d", t.peer, p)
+			}
+		}
+		if len(row.Ours) > 0 || len(row.Peer) > 0 || l.target != (verdict.Target{}) {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}

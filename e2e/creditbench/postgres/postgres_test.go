@@ -1,0 +1,13 @@
+package postgres
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWhatCannotStartIsAnErrorAndNothingIsLeftToClose(t *testing.T) {
+	b, err := Start(t.Context(), t.TempDir(), t.TempDir())
+	require.Error(t, err, "there are no programs")
+	require.Nil(t, b)
+}

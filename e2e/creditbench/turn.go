@@ -1,0 +1,338 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/e2e/bench/figure"
+	"github.com/trivet-cloud/trivet/e2e/creditbench/books"
+	"github.com/trivet-cloud/trivet/e2e/creditbench/members"
+	"github.com/trivet-cloud/trivet/e2e/creditbench/postgres"
+	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
+	"github.com/trivet-cloud/trivet/e2e/usage"
+)
+
+// bank is what is measured.
+type bank interface {
+	// Fill makes wallets with a deposit each.
+	Fill(ctx context.Context, wallets []string, deposit int64) error
+	// Connect makes it possible for so many callers to ask at once.
+	Connect(ctx context.Context, callers int) error
+	// Pair reserves an amount in a wallet and commits all of it.
+	Pair(ctx context.Context, caller int, wallet string, amount int64) error
+	// Books recomputes the ledger.
+	Books(ctx context.Context) (books.Books, error)
+	Usage() (usage.Sample, error)
+	PIDs() ([]int, error)
+	Close() error
+}
+
+const (
+	deposit = 1_000_000_000_000
+	amount  = 10
+	// openRate is pairs a second of the row open, openCallers how many may be on their way at once before one waits for
+	// another.
+	openRate, openCallers = 500, 64
+	startWithin           = time.Minute
+	turnWithin            = 5 * time.Minute
+	answerWithin          = 20 * time.Second
+	// trioRounds is for the record.
+	trioRounds = 3
+)
+
+// size is how much is done.
+type size struct {
+	wallets, openWallets  int
+	warm, probe, length   time.Duration // of a row: before it counts, of each number of callers, as it counts
+	openWarm, openMeasure time.Duration
+	callers               []int // numbers that the sweep tries
+}
+
+// sizes of a full and of a quick run.
+var sizes = map[bool]size{
+	false: {10_000, 1_000, 500 * time.Millisecond, time.Second, 3 * time.Second, time.Second, 5 * time.Second, []int{4, 16, 64, 256}},
+	true:  {1_000, 100, 100 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, []int{16, 64}},
+}
+
+// turn is one kind's part of one round.
+type turn struct {
+	*bench
+	kind    string
+	round   int
+	bank    bank
+	wallets []string // the first is the hot one, which nobody else draws from
+	pairs   int64    // answered
+}
+
+// run runs all rounds of all parts. What fails in a turn is noted and the next goes on; the error is that of ctx.
+func (b *bench) run(ctx context.Context) error {
+	for _, part := range []struct {
+		name   string
+		kinds  []string
+		rounds int
+	}{{"pairs", []string{ours, peer}, b.rounds}, {"trio", []string{trio}, min(b.rounds, trioRounds)}, {"verify", []string{"verify"}, b.rounds}} {
+		if !slices.Contains(b.parts, part.name) {
+			continue
+		}
+		for round := range part.rounds {
+			kinds := slices.Clone(part.kinds)
+			if round%2 == 1 {
+				slices.Reverse(kinds)
+			}
+			for _, kind := range kinds {
+				if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
+					return err
+				}
+				say("%s, round %d of %d, %s; load %s", part.name, round+1, part.rounds, kind, usage.Load())
+				err := b.turn(ctx, kind, round)
+				if ctx.Err() != nil {
+					return errors.Join(ctx.Err(), err)
+				}
+				if err != nil {
+					b.failures = append(b.failures, fmt.Sprintf("%s, round %d, %s: %v", part.name, round+1, kind, err))
+					say("failed: %v", err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// turn starts a bank from nothing, measures it, and ends it.
+func (b *bench) turn(ctx context.Context, kind string, round int) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	defer cancel()
+	if kind == "verify" {
+		return b.verify(ctx)
+	}
+	dir := filepath.Join(b.dir, kind)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	bank, err := b.start(ctx, kind, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bank.Close()) }()
+	return b.measure(ctx, kind, round, bank)
+}
+
+func (b *bench) start(ctx context.Context, kind, dir string) (bank, error) {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	switch kind {
+	case ours:
+		return members.Start(ctx, dir, b.bin, 1, b.extra...)
+	case trio:
+		return members.Start(ctx, dir, b.bin, 3, b.extra...)
+	}
+	return postgres.Start(ctx, dir, b.postgres)
+}
+
+// measure takes the figures of a bank that serves, and keeps them only if its books add up afterwards.
+func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) error {
+	t := &turn{bench: b, kind: kind, round: round, bank: bank, wallets: []string{"hot"}}
+	for i := range b.size.wallets {
+		t.wallets = append(t.wallets, fmt.Sprintf("w%05d", i))
+	}
+	mine := *b
+	mine.results = results{}
+	t.bench = &mine
+	if err := bank.Fill(ctx, t.wallets, deposit); err != nil {
+		return err
+	}
+	for _, row := range []struct {
+		name    string
+		wallets []string
+	}{{"hot", t.wallets[:1]}, {"many", t.wallets[1:]}} {
+		if err := t.closed(ctx, row.name, row.wallets); err != nil {
+			return fmt.Errorf("%s: %w", row.name, err)
+		}
+	}
+	if err := t.open(ctx, t.wallets[1:1+b.size.openWallets]); err != nil {
+		return fmt.Errorf("open: %w", err)
+	}
+	got, err := bank.Books(ctx)
+	if err != nil {
+		return err
+	}
+	if err := got.Compare(books.After(int64(len(t.wallets)), deposit, t.pairs, amount)); err != nil {
+		return err
+	}
+	say("%s: the books add up after %d pairs", kind, t.pairs)
+	for k, v := range mine.results {
+		b.results[k] = append(b.results[k], v...)
+	}
+	return nil
+}
+
+// ask has callers make pairs in some wallets for a time. Any failure is an error: nobody knows then what the books must be.
+func (t *turn) ask(ctx context.Context, callers int, length time.Duration, wallets []string) (load.Answers, error) {
+	all, err := load.For(ctx, callers, length, func(ctx context.Context, caller int) error {
+		return t.pair(ctx, caller, wallets)
+	})
+	return all, errors.Join(err, t.count(all))
+}
+
+func (t *turn) pair(ctx context.Context, caller int, wallets []string) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	return t.bank.Pair(ctx, caller, wallets[rand.IntN(len(wallets))], amount)
+}
+
+func (t *turn) count(all load.Answers) error {
+	n, first := all.Failed()
+	if n > 0 {
+		return fmt.Errorf("%d of %d pairs failed: %w", n, len(all), first)
+	}
+	t.pairs += int64(len(all))
+	return nil
+}
+
+// sweep says how many callers to have for a row: of the first round, with which the rate was highest.
+func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, error) {
+	if n := t.callers[key(row, t.kind)]; n > 0 {
+		return n, nil
+	}
+	rates := map[int]float64{}
+	for _, callers := range t.size.callers {
+		if err := t.bank.Connect(ctx, callers); err != nil {
+			return 0, err
+		}
+		if _, err := t.ask(ctx, callers, t.size.probe/4, wallets); err != nil {
+			return 0, err
+		}
+		all, err := t.ask(ctx, callers, t.size.probe, wallets)
+		if err != nil {
+			return 0, err
+		}
+		rates[callers] = rateOf(all)
+		say("%s, %s, %d callers: %.0f/s", row, t.kind, callers, rates[callers])
+	}
+	n := best(rates)
+	t.callers[key(row, t.kind)] = n
+	return n, nil
+}
+
+// best is the number of callers with the highest rate, of equals the smaller.
+func best(rates map[int]float64) (n int) {
+	for callers, rate := range rates {
+		if n == 0 || rate > rates[n] || rate == rates[n] && callers < n {
+			n = callers
+		}
+	}
+	return n
+}
+
+// rateOf is how many were answered a second, from the first question to the last answer.
+func rateOf(all load.Answers) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	from, to := all[0].Due, all[0].Done
+	for _, a := range all {
+		if a.Due.Before(from) {
+			from = a.Due
+		}
+		if a.Done.After(to) {
+			to = a.Done
+		}
+	}
+	return float64(len(all)) / to.Sub(from).Seconds()
+}
+
+// closed measures a row whose callers ask again as soon as they have their answer.
+func (t *turn) closed(ctx context.Context, row string, wallets []string) error {
+	callers, err := t.sweep(ctx, row, wallets)
+	if err != nil {
+		return err
+	}
+	if err := t.bank.Connect(ctx, callers); err != nil {
+		return err
+	}
+	if _, err := t.ask(ctx, callers, t.size.warm, wallets); err != nil {
+		return err
+	}
+	return t.used(ctx, row, func() (load.Answers, int, error) {
+		all, err := t.ask(ctx, callers, t.size.length, wallets)
+		t.add(row, rate, rateOf(all))
+		return all, len(all), err
+	})
+}
+
+// open measures pairs that come at a fixed rate, whatever becomes of the answers.
+func (t *turn) open(ctx context.Context, wallets []string) error {
+	if err := t.bank.Connect(ctx, openCallers); err != nil {
+		return err
+	}
+	return t.used(ctx, "open", func() (load.Answers, int, error) {
+		began := time.Now()
+		o := load.StartOpen(ctx, openRate, func(ctx context.Context, i int) error { return t.pair(ctx, i, wallets) })
+		select {
+		case <-time.After(t.size.openWarm + t.size.openMeasure):
+		case <-ctx.Done():
+		}
+		all, err := o.Stop()
+		if err := errors.Join(err, ctx.Err(), t.count(all)); err != nil {
+			return nil, 0, err
+		}
+		return all.Within(began.Add(t.size.openWarm), time.Now()), len(all), nil
+	})
+}
+
+// used runs f, which gives the answers that count and how many there were in all, and adds their latencies and what the
+// servers used for each of all.
+func (t *turn) used(ctx context.Context, row string, f func() (load.Answers, int, error)) error {
+	stop := t.perf(ctx, row)
+	defer stop()
+	before, err := t.bank.Usage()
+	if err != nil {
+		return err
+	}
+	all, n, err := f()
+	if err != nil {
+		return err
+	}
+	after, err := t.bank.Usage()
+	if err != nil {
+		return err
+	}
+	if n == 0 || len(all) == 0 {
+		return errors.New("no pair was answered")
+	}
+	used, latencies := after.Since(before), all.Latencies()
+	t.add(row, cpu, float64(used.CPU.Microseconds())/float64(n))
+	t.add(row, p50, ms(figure.Median(latencies)))
+	t.add(row, p99, ms(figure.Quantile(latencies, 0.99)))
+	say("%s, %s: %d pairs, %.0f/s, p50 %s, p99 %s, %.0f µs of CPU each", row, t.kind, n, rateOf(all), figure.Median(latencies),
+		figure.Quantile(latencies, 0.99), float64(used.CPU.Microseconds())/float64(n))
+	return nil
+}
+
+func (t *turn) add(row, metric string, v float64) { t.results.add(row, metric, t.kind, v) }
+
+func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
+
+// perf records where the servers spend their time until stop is called, in the first round. Without perf it says so and
+// goes on.
+func (t *turn) perf(ctx context.Context, row string) (stop func()) {
+	if t.profile == "" || t.round > 0 {
+		return func() {}
+	}
+	pids, err := t.bank.PIDs()
+	if err == nil {
+		stop, err = usage.Profile(ctx, t.profile+"."+row+"."+t.kind, pids...)
+	}
+	if err != nil {
+		say("no profile: %v", err)
+		return func() {}
+	}
+	return stop
+}
