@@ -108,8 +108,9 @@ func TestATurnWhoseBooksDoNotAddUpCountsNothing(t *testing.T) {
 	require.ErrorIs(t, b.measure(ctx, peer, 0, &purse{}), context.Canceled)
 }
 
-func TestBestIsTheHighestRateOfTheFewest(t *testing.T) {
-	require.Equal(t, 16, best(map[int]float64{4: 100, 16: 200, 64: 200, 256: 150}))
+func TestBestAreTheFewestWithEnoughOfTheHighestRate(t *testing.T) {
+	require.Equal(t, 16, best(map[int]float64{4: 189, 16: 191, 64: 200, 256: 150}))
+	require.Equal(t, 256, best(map[int]float64{4: 10, 256: 150}))
 }
 
 func TestRateCountsFromTheFirstQuestionToTheLastAnswer(t *testing.T) {

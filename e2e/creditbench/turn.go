@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -196,7 +197,7 @@ func (t *turn) count(all load.Answers) error {
 	return nil
 }
 
-// sweep says how many callers to have for a row: of the first round, with which the rate was highest.
+// sweep says how many callers to have for a row: the best of those that were tried in the first round.
 func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, error) {
 	if n := t.callers[key(row, t.kind)]; n > 0 {
 		return n, nil
@@ -221,14 +222,18 @@ func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, er
 	return n, nil
 }
 
-// best is the number of callers with the highest rate, of equals the smaller.
-func best(rates map[int]float64) (n int) {
-	for callers, rate := range rates {
-		if n == 0 || rate > rates[n] || rate == rates[n] && callers < n {
-			n = callers
+// enough of the highest rate is as good: more callers would only wait longer for one another.
+const enough = 0.95
+
+// best is the smallest number of callers with enough of the highest rate.
+func best(rates map[int]float64) int {
+	highest := slices.Max(slices.Collect(maps.Values(rates)))
+	for _, callers := range slices.Sorted(maps.Keys(rates)) {
+		if rates[callers] >= enough*highest {
+			return callers
 		}
 	}
-	return n
+	return 0
 }
 
 // rateOf is how many were answered a second, from the first question to the last answer.
