@@ -69,7 +69,7 @@ func (p *purse) Close() error         { return nil }
 
 func small() *bench {
 	return &bench{
-		parts: partNames, rounds: 1, results: results{}, callers: map[string]int{},
+		parts: partNames, kinds: kindNames, rounds: 1, results: results{}, callers: map[string]int{},
 		size: size{20, 5, time.Millisecond, 4 * time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 500 * time.Millisecond, []int{2, 3}},
 	}
 }
@@ -166,6 +166,9 @@ func TestCheck(t *testing.T) {
 	b := small()
 	b.parts = []string{"pair"}
 	require.ErrorContains(t, b.check(), `no part "pair"; there are pairs, trio, verify`)
+	b = small()
+	b.kinds = []string{"mysql"}
+	require.ErrorContains(t, b.check(), `no kind "mysql"; there are trivet, postgres, trio`)
 	b = small()
 	b.rounds = 0
 	require.ErrorContains(t, b.check(), "one round at least")

@@ -15,6 +15,8 @@ const (
 	peer = "postgres"
 )
 
+var kindNames = []string{ours, peer, trio}
+
 // partNames are what -run takes, in the order in which they run.
 var partNames = []string{"pairs", "trio", "verify"}
 

@@ -4,8 +4,8 @@
 //
 // Both kinds take their turn in each round, the other one first each time, and never run at the same time; each turn
 // starts from empty directories. How many callers ask at once is looked for in the first round, by one rule for all: of 4,
-// 16, 64 and 256 the fewest with 95 % of the highest rate. After the load each ledger is recomputed, and its sums must be those of the
-// pairs that were answered: a turn in which they are not is a failure, and no figure of it counts.
+// 16, 64 and 256 the fewest with 95 % of the highest rate. After the load each ledger is recomputed, and its sums must be
+// those of the pairs that were answered: a turn in which they are not is a failure, and no figure of it counts.
 //
 // Everything runs in namespaces of its own (network, mounts, IPC, processes), as root: what is started ends with this
 // program, however that ends. Nothing here asserts a time: a figure that misses its target is a row that says so.
@@ -43,6 +43,7 @@ type bench struct {
 	// dir holds everything of this run and is removed at its end.
 	dir      string
 	parts    []string
+	kinds    []string // of banks
 	rounds   int
 	quick    bool
 	patience time.Duration // left; see usage.AwaitCalm
@@ -60,7 +61,7 @@ func say(format string, args ...any) {
 
 func main() {
 	b := bench{results: results{}, callers: map[string]int{}}
-	var work, out, run, extra string
+	var work, out, run, only, extra string
 	flag.StringVar(&b.bin, "bin", "bin", "`directory` of our programs")
 	flag.StringVar(&b.postgres, "postgres", "/usr/lib/postgresql/15/bin", "`directory` of PostgreSQL's programs")
 	flag.StringVar(&b.identity, "identity", ".build/identity.test", "`file` with the tests of controlplane/identity")
@@ -68,6 +69,7 @@ func main() {
 	flag.StringVar(&work, "work", ".build", "`directory` on the disk to measure on")
 	flag.StringVar(&out, "out", ".build/bench-credit.md", "`file` for the table")
 	flag.StringVar(&run, "run", strings.Join(partNames, ","), "`parts` to run")
+	flag.StringVar(&only, "only", strings.Join(kindNames, ","), "`kinds` of banks to measure")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds")
 	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
 	flag.DurationVar(&b.patience, "patience", 2*time.Minute, "how long to wait, in all, for others on this machine to leave it alone")
@@ -76,7 +78,7 @@ func main() {
 	if !lab.Inside() {
 		os.Exit(lab.Again(unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWPID))
 	}
-	b.parts, b.extra = strings.Split(run, ","), strings.Fields(extra)
+	b.parts, b.kinds, b.extra = strings.Split(run, ","), strings.Split(only, ","), strings.Fields(extra)
 	b.size = sizes[b.quick]
 	if b.quick {
 		b.rounds = 1
@@ -91,6 +93,11 @@ func (b *bench) check() error {
 	for _, part := range b.parts {
 		if !slices.Contains(partNames, part) {
 			return fmt.Errorf("no part %q; there are %s", part, strings.Join(partNames, ", "))
+		}
+	}
+	for _, kind := range b.kinds {
+		if !slices.Contains(kindNames, kind) {
+			return fmt.Errorf("no kind %q; there are %s", kind, strings.Join(kindNames, ", "))
 		}
 	}
 	if b.rounds < 1 {
