@@ -114,13 +114,21 @@ func Holds(r store.Reader, t cloud.Tenant) error {
 // walletOf reads a tenant's wallet. Who acts in every project need not name the org.
 func walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	w, err := wallets.Get(r, string(t.Project))
+	if err == nil {
+		err = isOf(w, t)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if w == nil || t.Org != "" && w.Org != t.Org {
-		return nil, ledger.NoWallet()
-	}
 	return w, nil
+}
+
+// isOf refuses a wallet that is not there for a tenant; nil is none.
+func isOf(w *ledger.Wallet, t cloud.Tenant) error {
+	if w == nil || t.Org != "" && w.Org != t.Org {
+		return ledger.NoWallet()
+	}
+	return nil
 }
 
 // Wallets is a page of all wallets, or of an org's, in order of their projects' ids.

@@ -202,7 +202,7 @@ func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err erro
 		if err := s.checkOrg(tx, o.Tenant); err != nil {
 			return out, err
 		}
-	} else if _, err := walletOf(tx, o.Tenant); err != nil {
+	} else if err := isOf(touched.Wallet, o.Tenant); err != nil {
 		return out, err
 	}
 	if c.Reservation != "" {
