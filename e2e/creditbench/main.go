@@ -3,8 +3,8 @@
 // libraries of others. It prints a table; BENCHMARKS.md holds what came of it and why.
 //
 // Both kinds take their turn in each round, the other one first each time, and never run at the same time; each turn
-// starts from empty directories. How many callers ask at once is looked for in the first round, by one rule for all: of 4,
-// 16, 64 and 256 the fewest with 95 % of the highest rate. After the load each ledger is recomputed, and its sums must be
+// starts from empty directories. How many callers ask at once is looked for in the first round, by one rule for all: of 2,
+// 4, 16, 64 and 256 the fewest with 95 % of the highest rate. After the load each ledger is recomputed, and its sums must be
 // those of the pairs that were answered: a turn in which they are not is a failure, and no figure of it counts.
 //
 // Everything runs in namespaces of its own (network, mounts, IPC, processes), as root: what is started ends with this

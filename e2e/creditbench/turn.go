@@ -57,7 +57,7 @@ type size struct {
 
 // sizes of a full and of a quick run.
 var sizes = map[bool]size{
-	false: {10_000, 1_000, 500 * time.Millisecond, time.Second, 3 * time.Second, time.Second, 5 * time.Second, []int{4, 16, 64, 256}},
+	false: {10_000, 1_000, 500 * time.Millisecond, time.Second, 3 * time.Second, time.Second, 5 * time.Second, []int{2, 4, 16, 64, 256}},
 	true:  {1_000, 100, 100 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, []int{16, 64}},
 }
 
