@@ -46,7 +46,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 		{Method: vms + "GetVm", Outcome: "PERMISSION_DENIED", Principal: "stranger", Proof: "password", Target: "vm_id=" + h.things["vm"]},
 		// By an expired token on gRPC, and by none on REST: nobody has proved to be anybody.
 		{Method: vms + "GetVm", Outcome: "UNAUTHENTICATED"},
-		{Method: credits + "TopUpWallet", Outcome: "PERMISSION_DENIED", Principal: "sys", Proof: "none"},
+		{Method: credits + "TopUpWallet", Outcome: "PERMISSION_DENIED", Proof: "none", Target: "claims=sys"},
 		// Two names were tried; within a second one record stands for both.
 		{Method: identityService + "IssueToken", Outcome: "UNAUTHENTICATED", Proof: "none", Target: "username="},
 	} {

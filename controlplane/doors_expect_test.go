@@ -84,7 +84,7 @@ func expectedOfEtcd(r row, c column) string {
 	switch {
 	case c.nature == bad:
 		return unauthenticated[false]
-	case r.asks == "nothing", c.who.role == cloud.SystemAdmin, c.nature == absent && r.asks == "no token":
+	case r.asks == "nothing", c.nature == roaming, c.nature == mute, c.nature == absent && r.asks == "no token":
 		return r.right
 	case c.nature == absent:
 		return "INVALID_ARGUMENT" // etcdserver: user name is empty
@@ -101,10 +101,11 @@ func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
 	case unproven:
 		return denied[isREST]
 	case proven, role:
-		if allowed {
-			return r.right
+		// These tokens are for a project or an org. What belongs to the cloud asks for one that is for all of it.
+		if !allowed || rule.Scope == auth.Nowhere && !slices.Contains(rule.Roles, auth.AnyProven) {
+			return denied[isREST]
 		}
-		return denied[isREST]
+		return r.right
 	case roaming, mute:
 		return expectedOfAdmin(rule.Scope, isREST, r, c.nature == roaming)
 	}

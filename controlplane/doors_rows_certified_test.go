@@ -14,6 +14,7 @@ var certifiedRows = []row{
 	{name: agentService + "Report", ask: `{}`, right: "OK"},
 	{name: agentService + "ReadImage", ask: `{"sha256":"$sum"}`, right: "NOT_FOUND"},
 	{name: agentService + "SendConsole", ask: `{"request_id":"x"}`, right: "NOT_FOUND"},
+	{name: "agents /member.v1.MemberService/BringKey", ask: `{}`, right: "FAILED_PRECONDITION", but: byInvitation},
 	{name: agentNodes + "HeartbeatNode", ask: `$beat`, right: "OK"},
 	{name: agentNodes + "ListNodes", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
 	{name: agentNodes + "GetNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
@@ -31,3 +32,5 @@ var notServed = []exception{{[]string{"no certificate"}, "UNIMPLEMENTED", "agent
 var stranger = []exception{{why: "the certificate is good, but a lone member knows no other"}}
 
 var byTicket = []exception{{[]string{"no certificate"}, "OK", "a join token, which the request brings, gets a host its certificate"}}
+
+var byInvitation = []exception{{[]string{"no certificate"}, "FAILED_PRECONDITION", "a member's token, which the request brings, gets a member the cluster key"}}

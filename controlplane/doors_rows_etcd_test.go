@@ -56,6 +56,6 @@ var etcdRows = []row{
 
 var inTheAnswer = []exception{{
 	[]string{"no token", "unproven", "proven without role", "other project", "other org", "other project, by id", "other org, by id", "org:admin",
-		"project:admin", "project:member", "project:viewer", "billing:admin", "service account"},
+		"system:admin", "project:admin", "project:member", "project:viewer", "billing:admin", "service account"},
 	"PERMISSION_DENIED", "a watch is refused within its answer, as in etcd, which has no code there",
 }}

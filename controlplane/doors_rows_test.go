@@ -60,6 +60,11 @@ var machineRows = []row{
 
 	{name: operators + "ClusterStatus", ask: `{}`, right: "OK"},
 	{name: operators + "CreateNodeToken", ask: `{}`, right: "OK"},
+	{name: operators + "EvictNode", ask: `{"nodeId":"$uuid"}`, right: "NOT_FOUND"},
+	{name: operators + "BanNode", ask: `{"nodeId":"$uuid"}`, right: "NOT_FOUND"},
+	{name: operators + "UnbanNode", ask: `{"nodeId":"$uuid"}`, right: "NOT_FOUND"},
+	{name: operators + "ListBans", ask: `{}`, right: "OK"},
+	{name: operators + "CreateMemberToken", ask: `{}`, right: "OK"},
 	{name: operators + "AddMember", ask: `{}`, right: "INVALID_ARGUMENT"},
 	{name: operators + "PromoteMember", ask: `{"id":99}`, right: "FAILED_PRECONDITION"},
 	{name: operators + "RemoveMember", ask: `{"id":99}`, right: "FAILED_PRECONDITION"},
@@ -128,7 +133,7 @@ var identityRows = []row{
 }
 
 var onlyThemselves = []exception{{
-	[]string{"proven without role", "other project", "other org", "other project, by id", "other org, by id", "org:admin", "project:admin",
+	[]string{"proven without role", "system:admin", "other project", "other org", "other project, by id", "other org, by id", "org:admin", "project:admin",
 		"project:member", "project:viewer", "billing:admin", "service account"},
 	"PERMISSION_DENIED", "users may do this to themselves only, and it is about another",
 }}

@@ -3,6 +3,7 @@ package audit
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -98,7 +99,11 @@ func (s *Service) Note(r Record) {
 	if r.Principal != "" {
 		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address})
 	} else {
-		s.claimed.add(&r, kind{outcome: r.Outcome, address: r.Address})
+		k := kind{outcome: r.Outcome, address: r.Address}
+		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") {
+			k.method = r.Method // who tries to log in is told apart from who just knocks
+		}
+		s.claimed.add(&r, k)
 	}
 	select {
 	case s.awake <- struct{}{}:

@@ -135,6 +135,9 @@ func (s *Store) Local(f func(*View) error) error {
 
 // Update runs f and commits what it did, and returns the revision of the commit. An error of f is returned as it is,
 // and nothing has happened. The function may run several times.
+//
+// What commits stands on the newest records, or it would not. So does a refusal (a *fault.Fault), and an f that found
+// nothing to do: other members may have applied, and answered by, what is not applied here yet.
 func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 	locked := false
 	defer func() {
@@ -142,8 +145,16 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 			<-s.turn
 		}
 	}()
-	for {
-		result, err := s.attempt(ctx, f)
+	for proven := false; ; {
+		result, seen, err := s.attempt(ctx, f)
+		if _, refused := fault.From(err); !proven && seen != 0 && (refused || err == nil) {
+			if err := s.Barrier(ctx); err != nil {
+				return 0, err
+			}
+			if proven = true; s.opts.Engine.Revision() != seen {
+				continue
+			}
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -161,10 +172,11 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 	}
 }
 
-// attempt is one run of an update against the records as they are here. A member that is behind fails its guards.
-func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Result, err error) {
+// attempt is one run of an update against the records as they are here. A member that is behind fails its guards. When
+// nothing was proposed, seen is the revision that f saw.
+func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Result, seen int64, err error) {
 	if err := ctx.Err(); err != nil {
-		return result, err
+		return result, 0, err
 	}
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
@@ -173,30 +185,30 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Res
 		now:  max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime()),
 	}
 	if err := f(tx); err != nil {
-		return result, err
+		return result, snap.Revision(), err
 	}
 	if len(tx.writes) == 0 && tx.err == nil {
-		// What was read was true at the snapshot; nothing else is claimed of it.
-		return mvcc.Result{Revision: snap.Revision(), Time: tx.now}, nil
+		// What was read was true at the snapshot, and Update sees to it that this was the newest.
+		return mvcc.Result{Revision: snap.Revision(), Time: tx.now}, snap.Revision(), nil
 	}
 	if s.opts.Stamp != nil {
 		s.opts.Stamp(ctx, tx)
 	}
 	if tx.err != nil {
-		return result, tx.err
+		return result, 0, tx.err
 	}
 	data, err := mvcc.EncodeTxn(tx.txn())
 	if err != nil {
-		return result, fmt.Errorf("encode transaction: %w", err)
+		return result, 0, fmt.Errorf("encode transaction: %w", err)
 	}
 	var id [16]byte
 	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
-		return result, fmt.Errorf("draw proposal id: %w", err)
+		return result, 0, fmt.Errorf("draw proposal id: %w", err)
 	}
 	if result, err = s.opts.Proposer.Propose(ctx, id, data); err != nil || result.Conflict {
-		return result, err
+		return result, 0, err
 	}
-	return result, result.Err()
+	return result, 0, result.Err()
 }
 
 // Compact forgets the history before a revision: watches and pages from there fail from now on.

@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/controlplane/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 func TestMemory(t *testing.T) {
@@ -56,4 +57,63 @@ func TestRecentDoesNotGoByTheClock(t *testing.T) {
 	}
 	elapsed += time.Second + 2
 	require.Error(t, recent(), "the clock says that it was in the future")
+}
+
+// late is a proposer whose member has not applied yet what others have.
+type late struct {
+	*store.Direct
+	rest func()
+}
+
+func (l *late) ReadIndex(ctx context.Context) error {
+	if f := l.rest; f != nil {
+		l.rest = nil
+		f()
+	}
+	return l.Direct.ReadIndex(ctx)
+}
+
+// What is refused, or finds nothing to do, stands on the newest records: a client that was answered by a member that is
+// ahead is not told otherwise by one that is behind.
+func TestRefusalsStandOnTheNewestRecords(t *testing.T) {
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, engine.Close()) })
+	wire := &late{Direct: store.NewDirect(engine)}
+	s := store.New(store.Options{Engine: engine, Proposer: wire, PageKey: make([]byte, 32)})
+	things := store.NewTable[string]("thing")
+	put := func(value string) {
+		_, err := store.New(store.Options{Engine: engine, Proposer: wire.Direct, PageKey: make([]byte, 32)}).Update(t.Context(), func(tx *store.Tx) error {
+			things.Put(tx, &value, "a")
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	put("running")
+	runs := 0
+	remove := func(tx *store.Tx) error {
+		runs++
+		state, err := things.Get(tx, "a")
+		if err != nil {
+			return err
+		}
+		if *state != "stopped" {
+			return fault.New(fault.FailedPrecondition, "it is %s", *state)
+		}
+		things.Delete(tx, "a")
+		return nil
+	}
+	_, err = s.Update(t.Context(), remove)
+	require.EqualError(t, err, "it is running")
+	require.Equal(t, 1, runs, "what was the newest is not read again")
+	wire.rest = func() { put("stopped") }
+	_, err = s.Update(t.Context(), remove)
+	require.NoError(t, err)
+
+	var seen bool
+	look := func(tx *store.Tx) (err error) { seen, err = things.Has(tx, "a"); return err }
+	wire.rest = func() { put("again") }
+	_, err = s.Update(t.Context(), look)
+	require.NoError(t, err)
+	require.True(t, seen)
 }
