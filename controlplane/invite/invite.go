@@ -146,7 +146,7 @@ func (s *Service) doAdmit(ctx context.Context, q admitAsk) (none struct{}, err e
 		t.Key = q.Key
 		invitations.Put(tx, t, q.ID)
 		audit.Add(tx, &cloud.Caller{
-			User: cloud.UserID("member-token/" + q.ID), Method: method, Target: "key/" + hex.EncodeToString(q.Key), Address: q.Address, RequestID: q.RequestID,
+			User: cloud.UserID("member-token/" + q.ID), Proof: cloud.ProofInvitation, Method: method, Target: "key/" + hex.EncodeToString(q.Key), Address: q.Address, RequestID: q.RequestID,
 		})
 		return nil
 	})

@@ -19,6 +19,8 @@ const (
 	ProofAppCred Proof = "appcred"
 	// ProofOIDC is the word of an outside OpenID provider.
 	ProofOIDC Proof = "oidc"
+	// ProofInvitation is a one-use token with which a member joins.
+	ProofInvitation Proof = "invitation"
 	// ProofHostKey is the token that a member signs for itself: its holder reads the member's directory.
 	ProofHostKey Proof = "hostkey"
 	// ProofDev is what a holder without proof counts as under --dev.
