@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -15,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	etcdusers "github.com/trivet-cloud/trivet/controlplane/kv/users"
-	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // class is what a method is about.
@@ -90,23 +91,65 @@ func denied(err error) error {
 
 // operator says whether the call shows a token of the cloud's administrator. One that is not valid fails.
 func (s *Server) operator(ctx context.Context) (bool, error) {
-	if s.opts.Verifier == nil {
+	token := cloudToken(ctx)
+	if s.opts.Verifier == nil || token == "" {
 		return false, nil
 	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	header := md[rpctypes.TokenFieldNameSwagger]
-	if len(header) == 0 {
-		return false, nil
-	}
-	token, err := auth.Bearer(header[0])
-	if err != nil || etcdusers.IsToken(token) {
-		return false, nil // Auth's, which needs no scheme
-	}
-	caller, err := s.opts.Verifier.Verify(ctx, token)
+	governs, err := s.governs(ctx, token)
 	if err != nil {
 		return false, rpctypes.ErrGRPCInvalidAuthToken
 	}
-	return caller.Node == "" && caller.Proof != cloud.ProofNone && caller.Proof != "" && caller.Governs(), nil
+	return governs, nil
+}
+
+// cloudToken is the token of the cloud that a call shows; empty when it shows none, or one of Auth.
+func cloudToken(ctx context.Context) string {
+	md, _ := metadata.FromIncomingContext(ctx)
+	header := md[rpctypes.TokenFieldNameSwagger]
+	if len(header) == 0 {
+		return ""
+	}
+	token, err := auth.Bearer(header[0])
+	if err != nil || etcdusers.IsToken(token) {
+		return "" // Auth's, which needs no scheme
+	}
+	return token
+}
+
+func (s *Server) governs(ctx context.Context, token string) (bool, error) {
+	caller, err := s.opts.Verifier.Verify(ctx, token)
+	return err == nil && caller.Node == "" && caller.Proven() && caller.Governs(), err
+}
+
+// recheck is how often the administrator's token of a stream is judged again.
+const recheck = time.Second
+
+// whileGoverning ends a stream that a token of the administrator opened when that token, or the role, does. What cannot be
+// judged just now goes on: a member that is cut off has nothing new to tell.
+func (s *Server) whileGoverning(ctx context.Context) (context.Context, func()) {
+	token := cloudToken(ctx)
+	if s.opts.Verifier == nil || token == "" {
+		return ctx, func() {}
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		again := time.NewTicker(recheck)
+		defer again.Stop()
+		for {
+			select {
+			case <-again.C:
+			case <-ctx.Done():
+				return
+			}
+			if governs, err := s.governs(ctx, token); err == nil && !governs || fault.Is(err, fault.Unauthenticated) {
+				end(rpctypes.ErrGRPCInvalidAuthToken)
+				return
+			}
+		}
+	}()
+	return ctx, func() { end(nil); <-done }
 }
 
 func onLoopback(a net.Addr) bool {

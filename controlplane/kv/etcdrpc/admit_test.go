@@ -8,10 +8,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"math/big"
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,8 +22,10 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -244,4 +248,48 @@ func TestStrangeConnections(t *testing.T) {
 	}
 	_, err := w.client(t).Put(t.Context(), "a", "1")
 	require.NoError(t, err)
+}
+
+// fading is a verifier whose administrator is none after the first call.
+type fading struct{ asked atomic.Int64 }
+
+func (f *fading) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+	c := &cloud.Caller{Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
+	if f.asked.Add(1) > 1 {
+		if token == "demoted" {
+			c.Bindings = nil
+			return c, nil
+		}
+		return nil, fault.New(fault.Unauthenticated, "no longer")
+	}
+	return c, nil
+}
+
+// opened is a stream that somebody far away has opened.
+type opened struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (o opened) Context() context.Context { return o.ctx }
+
+// A stream that the administrator's token opened ends with the token, and with the role.
+func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
+	w := newWorld(t)
+	for _, token := range []string{"revoked", "demoted"} {
+		t.Run(token, func(t *testing.T) {
+			s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: &fading{}})
+			ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 1}})
+			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
+			err := s.Stream(nil, opened{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
+				select {
+				case <-ss.Context().Done():
+					return context.Cause(ss.Context())
+				case <-time.After(30 * time.Second):
+					return errors.New("it goes on")
+				}
+			})
+			require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
+		})
+	}
 }

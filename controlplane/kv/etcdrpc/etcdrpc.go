@@ -145,6 +145,9 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 		return err
 	}
 	admitted = s.opts.Service.Begin(admitted)
+	governed, done := s.whileGoverning(admitted)
+	defer done()
+	admitted = governed
 	if wants {
 		led, cancel := context.WithCancelCause(admitted)
 		defer cancel(nil)
