@@ -62,12 +62,16 @@ func (c *corp) rekey(kid string) {
 }
 
 // vouch issues an ID token.
-func (c *corp) vouch(subject, client, nonce string, at time.Time) string {
+func (c *corp) vouch(subject, client, nonce string, at time.Time, more ...string) string {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: c.key, KeyID: c.kid}}, nil)
 	require.NoError(c.t, err)
+	own := map[string]any{"nonce": nonce}
+	for i := 0; i+1 < len(more); i += 2 {
+		own[more[i]] = more[i+1]
+	}
 	text, err := jwt.Signed(signer).Claims(jwt.Claims{
 		Issuer: c.server.URL, Subject: subject, Audience: jwt.Audience{client}, IssuedAt: jwt.NewNumericDate(at), Expiry: jwt.NewNumericDate(at.Add(time.Hour)),
-	}).Claims(map[string]any{"nonce": nonce}).Serialize()
+	}).Claims(own).Serialize()
 	require.NoError(c.t, err)
 	return text
 }
@@ -126,15 +130,16 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 		provider, text, nonce string
 		kind                  fault.Kind
 	}{
-		"another provider":       {"else", good(), "", fault.InvalidArgument},
-		"no token":               {"corp", "", "", fault.InvalidArgument},
-		"garbage":                {"corp", "a.b.c", "", fault.Unauthenticated},
-		"for another client":     {"corp", idp.vouch("ada@corp", "wiki", "n1", w.at), "n1", fault.Unauthenticated},
-		"for another login":      {"corp", good(), "n2", fault.Unauthenticated},
-		"that has expired":       {"corp", idp.vouch("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
-		"of somebody else's key": {"corp", stranger.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
-		"of somebody unknown":    {"corp", idp.vouch("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
-		"our own token":          {"corp", made.GetToken(), "", fault.Unauthenticated},
+		"another provider":         {"else", good(), "", fault.InvalidArgument},
+		"no token":                 {"corp", "", "", fault.InvalidArgument},
+		"garbage":                  {"corp", "a.b.c", "", fault.Unauthenticated},
+		"for another client":       {"corp", idp.vouch("ada@corp", "wiki", "n1", w.at), "n1", fault.Unauthenticated},
+		"for another login":        {"corp", good(), "n2", fault.Unauthenticated},
+		"given to another program": {"corp", idp.vouch("ada@corp", "trivet-cloud", "n1", w.at, "azp", "wiki"), "n1", fault.Unauthenticated},
+		"that has expired":         {"corp", idp.vouch("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
+		"of somebody else's key":   {"corp", stranger.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"of somebody unknown":      {"corp", idp.vouch("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"our own token":            {"corp", made.GetToken(), "", fault.Unauthenticated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := login(c.provider, c.text, c.nonce)
@@ -151,4 +156,11 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	_, err = login("corp", good(), "n1")
 	require.ErrorContains(t, err, "nobody here is linked")
 	require.NoError(t, link("eve", "ada@corp"), "it is free again")
+
+	// Who takes the provider's name later vouches for nobody of it.
+	later := newCorp(t)
+	w.providers[0].Issuer = later.server.URL
+	r.s = w.member(0, false)
+	_, err = login("corp", later.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1")
+	require.ErrorContains(t, err, "nobody here is linked")
 }
