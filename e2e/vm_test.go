@@ -340,7 +340,7 @@ func TestAgentIsKilled(t *testing.T) {
 		text, err := w.admin.ReadConsole(ctx, id)
 		require.NoError(t, err)
 		require.Equal(t, 1, strings.Count(text, banner), "the guest did not boot again")
-		require.Equal(t, "trivet-e2e", cgroupRoot(t, pids[id]))
+		require.Equal(t, w.agent.Cgroup, cgroupRoot(t, pids[id]))
 	}
 
 	second := ids[1]

@@ -210,6 +210,11 @@ func (g *Group) step(e Envelope) {
 	if e.Raft.GetType() == raftpb.MsgReadIndex && g.role != raft.StateLeader {
 		return // it asks another member by now; raft would pass it on in the name of the first
 	}
+	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
+		// So a member answers a leader of an older term, to tell it the term. Of this term it says nothing; but raft would
+		// take a member that it probes for one that has nothing, and send it all there is.
+		return
+	}
 	if err := g.node.Step(e.Raft); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) && !errors.Is(err, raft.ErrProposalDropped) {
 		g.log.Debug("raft refused a message", "from", e.From, "type", e.Raft.GetType(), "err", err)
 	}

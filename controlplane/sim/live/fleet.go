@@ -193,7 +193,7 @@ func (f *fleet) run(dir string) (err error) {
 	if f.authority, err = f.key.Authority(); err != nil {
 		return err
 	}
-	if f.token, err = identity.HostToken(f.key, tenant.Default, time.Now(), 24*time.Hour); err != nil {
+	if f.token, err = identity.HostToken(f.key, cloud.Tenant{}, time.Now(), 24*time.Hour); err != nil {
 		return err
 	}
 	f.net, f.audit = newFabric(f.source(2)), newAudit(f)
