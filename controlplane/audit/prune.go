@@ -50,11 +50,7 @@ func (s *Service) prune(ctx context.Context, most [classes]int) error {
 	for more := true; more && ctx.Err() == nil; {
 		var gone [][]string
 		err := s.opts.Store.Local(func(v *store.View) error {
-			list := func() ([]store.Record[Record], bool, error) { return records.List(v, pruneAtOnce) }
-			if after != nil {
-				list = func() ([]store.Record[Record], bool, error) { return records.ListAfter(v, pruneAtOnce, after) }
-			}
-			page, rest, err := list()
+			page, rest, err := records.ListAfter(v, pruneAtOnce, after)
 			if err != nil {
 				return err
 			}

@@ -175,3 +175,50 @@ func TestIdempotencyKeys(t *testing.T) {
 		require.Equal(t, ok, CheckIdempotencyKey("k", key) == nil, "%q", key)
 	}
 }
+
+// A call that was let in is judged again by who its caller has become; one that was not let in yet is not judged.
+func TestAgain(t *testing.T) {
+	now := func(bindings ...cloud.Binding) *cloud.Caller {
+		return caller(cloud.ProofPassword, cloud.Tenant{}, bindings...)
+	}
+	member := in(cloud.ProjectMember, "o", "p")
+	ctx := With(t.Context(), now(member), RPC)
+	require.NoError(t, Again(ctx, now()), "nothing was let in")
+	_, err := Admit(ctx, vms+"WatchVm", "", "")
+	require.NoError(t, err)
+	require.NoError(t, Again(ctx, now(member)))
+	require.NoError(t, Again(ctx, now(member, in(cloud.ProjectMember, "o", "q"))), "the place is the one that it was let in at")
+	for name, c := range map[string]*cloud.Caller{
+		"no role": now(), "elsewhere": now(in(cloud.ProjectMember, "o", "q")), "unproven": caller(cloud.ProofNone, cloud.Tenant{}, member),
+	} {
+		require.True(t, fault.Is(Again(ctx, c), fault.PermissionDenied), name)
+	}
+}
+
+// told is an auditor that counts.
+type told struct{ done, failed int }
+
+func (a *told) Done(*cloud.Caller)                   { a.done++ }
+func (a *told) Failed(*cloud.Caller, string, string) { a.failed++ }
+
+// What acts without writing a record is told to the audit, and what fails to act; reading is only when it is refused.
+func TestTheAuditIsTold(t *testing.T) {
+	c := caller(cloud.ProofPassword, cloud.Tenant{})
+	for _, x := range []struct {
+		method Method
+		kind   fault.Kind
+		want   told
+	}{
+		{operators + "BackupCluster", 0, told{done: 1}}, {operators + "TransferLeader", 0, told{done: 1}}, {vms + "CreateVm", 0, told{}},
+		{vms + "CreateVm", fault.ResourceExhausted, told{failed: 1}}, {vms + "GetVm", fault.NotFound, told{}},
+		{vms + "GetVm", fault.PermissionDenied, told{failed: 1}}, {vms + "GetVm", fault.Unauthenticated, told{failed: 1}},
+	} {
+		var a told
+		if x.kind == 0 {
+			Carried(&a, c, x.method)
+		} else {
+			Report(&a, c, x.method, fault.New(x.kind, "no"), "", "")
+		}
+		require.Equal(t, x.want, a, x.method)
+	}
+}

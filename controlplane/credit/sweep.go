@@ -49,11 +49,7 @@ func (s *Service) overdue(after []string) (page map[cloud.ProjectID][]string, la
 	now := number(s.opts.Store.Now())
 	page = map[cloud.ProjectID][]string{}
 	err = s.opts.Store.Local(func(v *store.View) error {
-		list := func() ([]store.Record[struct{}], bool, error) { return due.List(v, sweepPage) }
-		if after != nil {
-			list = func() ([]store.Record[struct{}], bool, error) { return due.ListAfter(v, sweepPage, after) }
-		}
-		rows, more, err := list()
+		rows, more, err := due.ListAfter(v, sweepPage, after)
 		if err != nil {
 			return err
 		}

@@ -51,7 +51,7 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// scope checks the scope that is asked for.
+// scopeOf checks the scope that is asked for.
 func scopeOf(q ask) (cloud.Tenant, error) {
 	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
 	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {

@@ -118,8 +118,11 @@ func (t Table[T]) List(r Reader, limit int, path ...string) (records []Record[T]
 	return t.list(r, start, end, limit)
 }
 
-// ListAfter is List from behind the record at after, which need not be there.
+// ListAfter is List from behind the record at after, which need not be there; from the first when after is empty.
 func (t Table[T]) ListAfter(r Reader, limit int, after []string, path ...string) (records []Record[T], more bool, err error) {
+	if len(after) == 0 {
+		return t.List(r, limit, path...)
+	}
 	_, end := t.below(path)
 	return t.list(r, append(t.key(after), 0), end, limit)
 }
