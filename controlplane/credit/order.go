@@ -143,51 +143,38 @@ func newTicket(caller *cloud.Caller, o Order) (*ticket, error) {
 	return &ticket{caller: caller, order: o, settled: make(chan struct{})}, nil
 }
 
-// settle carries out tickets on one wallet in one transaction. Its error is that of all of them; else each has its own.
+// settle carries out tickets on one wallet in one transaction, which sees to it that a "no", too, stands on the newest
+// records. Its error is that of all of them; else each has its own.
 func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
-	for proven := false; ; proven = true {
-		var wrote bool
-		// Each order is recorded as its own caller's.
-		_, err := s.opts.Store.Update(auth.Without(ctx), func(tx *store.Tx) error {
-			wrote = false
-			for _, t := range tickets {
-				changed, err := s.attempt(tx, t)
-				if err != nil {
-					return err
-				}
-				wrote = wrote || changed
+	// Each order is recorded as its own caller's.
+	_, err := s.opts.Store.Update(auth.Without(ctx), func(tx *store.Tx) error {
+		for _, t := range tickets {
+			if err := s.attempt(tx, t); err != nil {
+				return err
 			}
-			return nil
-		})
-		// What was written stands on the newest records, or it would not have been agreed on. What was not might stand on
-		// old ones: a leader that has lost its office without knowing.
-		if err != nil || wrote || proven {
-			return err
 		}
-		if err := s.opts.Store.Barrier(ctx); err != nil {
-			return err
-		}
-	}
+		return nil
+	})
+	return err
 }
 
 // attempt carries out one ticket. Only a failure of ours is an error; a refusal is the ticket's.
-func (s *Service) attempt(tx *store.Tx, t *ticket) (changed bool, err error) {
+func (s *Service) attempt(tx *store.Tx, t *ticket) error {
 	op := t.order.Command.Op
 	t.done = Done{}
 	t.done.Outcome, t.done.Replayed, t.err = store.Idempotent(tx, t.caller, string(t.order.Tenant.Project), names[op], t.order.Body,
 		func() (ledger.Outcome, error) { return s.carryOut(tx, &t.order) })
 	if t.err != nil {
 		if _, refused := fault.From(t.err); refused {
-			return false, nil
+			return nil
 		}
 		s.note(t.err)
-		return false, t.err
+		return t.err
 	}
 	if t.done.Changed && t.caller != nil {
 		audit.Add(tx, t.caller)
 	}
-	keyed := t.caller != nil && t.caller.IdempotencyKey != ""
-	return t.done.Changed || keyed && !t.done.Replayed, nil
+	return nil
 }
 
 // carryOut reads what the ledger wants to see, and writes what it says.
