@@ -236,7 +236,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			{Name: "settle members", Every: member.SettleEvery, Run: memberships.Run},
 			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
 			{Name: "tend keys", Every: time.Minute, Run: identities.Tend},
-			{Name: "prune the audit", Every: time.Hour, Run: audits.Prune},
+			{Name: "prune the audit", Every: audit.PruneEvery, Run: audits.Prune},
 			{Name: "follow nodes", Every: time.Second, Run: nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
