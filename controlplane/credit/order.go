@@ -167,7 +167,7 @@ func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
 func (s *Service) attempt(tx *store.Tx, t *ticket) error {
 	op := t.order.Command.Op
 	t.done = Done{}
-	t.done.Outcome, t.done.Replayed, t.err = store.Idempotent(tx, t.caller, string(t.order.Tenant.Project), names[op], t.order.Body,
+	t.done.Outcome, t.done.Replayed, t.err = store.Idempotent(tx, t.caller, store.InProject(t.order.Tenant.Project), names[op], t.order.Body,
 		func() (ledger.Outcome, error) { return s.carryOut(tx, &t.order) })
 	if t.err != nil {
 		if _, refused := fault.From(t.err); refused {

@@ -194,7 +194,7 @@ func change[Q, A any](s *Service, name string, mode lead.Mode, f func(tx *store.
 			if mode != lead.Keyed || caller == nil {
 				out, err = f(tx, q)
 			} else {
-				out, _, err = store.Idempotent(tx, caller, "identity:"+caller.Name(), name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
+				out, _, err = store.Idempotent(tx, caller, store.OfPrincipal(caller.Name()), name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
 			}
 			if err != nil {
 				return err
