@@ -229,7 +229,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	if err := inner.serve("peers", address(c, c.Ports.Peers), peers, nil, nil); err != nil {
 		return err
 	}
-	compactor := &compactor{store: records}
+	compactor := &compactor{store: records, engine: engines[systemGroup], now: clk.Elapsed}
 	tasks := &lead.Tasks{
 		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
 		List: []lead.Task{
@@ -246,7 +246,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
 			{Name: "expire invitations", Every: 10 * time.Minute, Run: invites.Expire},
 			{Name: "forget answers", Every: time.Minute, Run: forgetAnswers(records)},
-			{Name: "compact", Every: time.Minute, Run: compactor.compact},
+			{Name: "compact", Every: compactEvery, Run: compactor.compact},
 		},
 	}
 
