@@ -2,7 +2,8 @@
 // while there is room to make room. Its main type is Monitor.
 //
 // Decisions:
-//   - Each member measures the file system of its data directory and asks the other members for theirs, every CheckEvery.
+//   - Each member measures the file system of its data directory and asks the other members for theirs, every CheckEvery,
+//     and measures its own again when a change comes.
 //     One member that is low is enough to refuse, as one etcd that exceeds its quota is: all members write the same log, and
 //     the smallest disk would stop its member. A member that does not answer does not count, because it writes nothing.
 //   - The leader refuses commands of the platform, each member requests of users' keys that add data (etcd's ErrNoSpace,
@@ -37,11 +38,13 @@ const (
 	Command = "disk.space"
 	// Reason is that of the refusals.
 	Reason = "DISK_SPACE_LOW"
-	// CheckEvery is the time between two measurements, which is also that between two rounds of questions to others.
-	CheckEvery = 2 * time.Second
+	// CheckEvery is the time between two measurements, which is also that between two rounds of questions to others. A
+	// measurement that a call asks about is at most fresh old: a disk may take 100 MiB within a second.
+	CheckEvery = time.Second
+	fresh      = 100 * time.Millisecond
 	// answerTime is how long another member has to answer, keepAnswer how long its answer counts.
 	answerTime = time.Second
-	keepAnswer = 3 * CheckEvery
+	keepAnswer = 5 * CheckEvery
 	// retryAfter is what a refused caller is told to wait.
 	retryAfter = 30 * time.Second
 )
@@ -81,6 +84,7 @@ type Monitor struct {
 	mu     sync.Mutex
 	peers  Peers
 	own    Space
+	at     time.Time // when own was measured
 	others map[uint64]answer
 	lowest uint64 // the member that was logged as low; 0 for none
 }
@@ -91,7 +95,8 @@ type answer struct {
 }
 
 // DefaultReserve returns the reserve of a file system that no configuration sets: a twentieth of it, at least 512 MiB and
-// at most 4 GiB, but never more than a quarter.
+// at most 4 GiB, but never more than a quarter. What members have acknowledged and not yet written to the state's files,
+// up to 128 MiB, must fit into it.
 func DefaultReserve(size int64) int64 {
 	return min(max(size/20, 512<<20), 4<<30, size/4)
 }
@@ -138,7 +143,7 @@ func (m *Monitor) measure() {
 		s.Reserve = DefaultReserve(size)
 	}
 	s.Low = free < s.Reserve || m.own.Low && free < s.Reserve+s.Reserve/8
-	m.own = s
+	m.own, m.at = s, m.opts.Now()
 }
 
 // Run measures and asks until ctx ends.
@@ -232,6 +237,12 @@ func (m *Monitor) Members() map[uint64]Space {
 
 // Low returns the first member that is low and its space, or 0.
 func (m *Monitor) Low() (uint64, Space) {
+	m.mu.Lock()
+	old := m.opts.Now().Sub(m.at).Abs() > fresh
+	m.mu.Unlock()
+	if old {
+		m.measure()
+	}
 	all := m.Members()
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		if all[id].Low {
