@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/trivet-cloud/trivet/controlplane/budget"
 	"github.com/trivet-cloud/trivet/controlplane/identity/outside"
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
@@ -52,6 +53,8 @@ type Config struct {
 	// Identity configures tokens, and who else is believed.
 	Identity Identity `yaml:"identity"`
 	Billing  Billing  `yaml:"billing"`
+	// Limits bound what tenants may write.
+	Limits Limits `yaml:"limits"`
 	// REST says which services answer without a credential beyond loopback.
 	REST REST `yaml:"rest"`
 	// TLS is the certificate of tenants' ports.
@@ -226,6 +229,7 @@ func Default() Config {
 			Quota: kv.DefaultQuota, MaxRequestBytes: kv.DefaultRequestBytes, MaxTxnOps: kv.DefaultTxnOps, WatchProgress: kv.DefaultProgress,
 			TokenTTL: users.DefaultTokenLife, BcryptCost: users.DefaultCost, CorruptCheck: kv.DefaultCorruptCheck, StrictReconfig: true,
 		},
+		Limits: Limits{Limits: budget.Default},
 	}
 }
 
@@ -251,7 +255,7 @@ func (c *Config) Validate() error {
 			return errors.New("images.import_dirs: a directory has no path")
 		}
 	}
-	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.Identity, &c.REST, &c.Billing} {
+	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.Identity, &c.REST, &c.Billing, &c.Limits} {
 		if err := part.validate(); err != nil {
 			return err
 		}
@@ -396,6 +400,7 @@ func (m *Members) Type() string { return "ID=ADDRESS,…" }
 // flags binds a configuration to flags.
 func (c *Config) flags(f *pflag.FlagSet) {
 	c.Billing.flags(f)
+	c.Limits.flags(f)
 	f.Uint64Var(&c.NodeID, "node-id", c.NodeID, "this member's id")
 	f.StringVar(&c.Listen, "listen", c.Listen, "IP address that every port is served on")
 	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory for everything that must survive")

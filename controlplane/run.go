@@ -25,9 +25,11 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/budget"
 	"github.com/trivet-cloud/trivet/controlplane/clock"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/credit"
+	"github.com/trivet-cloud/trivet/controlplane/diskspace"
 	"github.com/trivet-cloud/trivet/controlplane/identity"
 	"github.com/trivet-cloud/trivet/controlplane/image"
 	"github.com/trivet-cloud/trivet/controlplane/invite"
@@ -135,6 +137,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	if err != nil {
 		return err
 	}
+	space := diskspace.New(diskspace.Options{Dir: c.DataDir, Self: c.NodeID, Reserve: c.Limits.DiskReserve, Log: log})
+	space.Attach(mesh)
+	mesh.HandleDirect(diskspace.Command, space.Answer)
 	clk.Attach(mesh)
 	mesh.HandleDirect(clock.Command, clk.Answer)
 	host, err := consensus.Open(consensus.Options{
@@ -156,8 +161,10 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	defer system.Close()
 	kvLeads := store.NewGroup(runner, kvGroup)
 	defer kvLeads.Close()
-	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp, Now: clk.Now, Elapsed: clk.Elapsed})
+	budgets := budget.New(c.Limits.Limits, clk.Elapsed)
+	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp, Spend: budgets.Spend, Now: clk.Now, Elapsed: clk.Elapsed})
 	commands := lead.NewCommands(c.NodeID, system, mesh)
+	commands.SetGate(gate(budgets, space))
 	first := firstMembers(c)
 	if host.Joined() {
 		first = nil
@@ -195,7 +202,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		Tokens: users.NewTokens(key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: key.ClusterID(),
 		Transfer: func(ctx context.Context, to uint64) error { return memberships.Transfer(ctx, to, kvGroup) },
 		Members:  func(ctx context.Context) ([]snapfile.Member, error) { return snapshotMembers(ctx, memberships) },
-		Election: electionTicks * c.Tick, Quota: c.KV.Quota, CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"), Now: clk.Now,
+		Election: electionTicks * c.Tick, Quota: c.KV.Quota, Full: space.Full, CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"), Now: clk.Now,
 		Limits: kv.Limits{RequestBytes: c.KV.MaxRequestBytes, TxnOps: c.KV.MaxTxnOps, Progress: c.KV.WatchProgress},
 	})
 	nodes.Attach(vms, files)
@@ -222,14 +229,14 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	if err := inner.serve("peers", address(c, c.Ports.Peers), peers, nil, nil); err != nil {
 		return err
 	}
-	compactor := &compactor{store: records}
+	compactor := &compactor{store: records, engine: engines[systemGroup], now: clk.Elapsed}
 	tasks := &lead.Tasks{
 		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
 		List: []lead.Task{
 			{Name: "settle members", Every: member.SettleEvery, Run: memberships.Run},
 			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
 			{Name: "tend keys", Every: time.Minute, Run: identities.Tend},
-			{Name: "prune the audit", Every: time.Hour, Run: audits.Prune},
+			{Name: "prune the audit", Every: audit.PruneEvery, Run: audits.Prune},
 			{Name: "follow nodes", Every: time.Second, Run: nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
@@ -239,12 +246,12 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
 			{Name: "expire invitations", Every: 10 * time.Minute, Run: invites.Expire},
 			{Name: "forget answers", Every: time.Minute, Run: forgetAnswers(records)},
-			{Name: "compact", Every: time.Minute, Run: compactor.compact},
+			{Name: "compact", Every: compactEvery, Run: compactor.compact},
 		},
 	}
 
 	// Edges.
-	registry.MustRegister(grpcMetrics, clk, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
+	registry.MustRegister(grpcMetrics, clk, space, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
 	if tenants.pair != nil {
 		registry.MustRegister(tenants.pair)
 	}
@@ -274,7 +281,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	archives := newArchives(c, key, engines, names, runner)
 	operator.Register(public, operator.Options{
 		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
-		ElectionTicks: electionTicks, Nodes: nodes, Invites: invites, VMs: vms, Backup: archives.write,
+		ElectionTicks: electionTicks, Nodes: nodes, Invites: invites, VMs: vms, Disks: space.Members, Backup: archives.write,
 	})
 	creditOnly, creditHealth := rpc.New(rpc.Options{Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true})
 	credits.Register(creditOnly)
@@ -345,6 +352,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	defer work.Wait()
 	defer cancel()
 	work.Go(func() { clk.Run(background) })
+	work.Go(func() { space.Run(background) })
 	work.Go(func() { tasks.Run(background) })
 	work.Go(func() { memberships.Meet(background) })
 	work.Go(func() {
@@ -383,6 +391,16 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		return err
 	case <-runner.Done():
 		return runner.Err()
+	}
+}
+
+// gate refuses commands of callers over their budget, and changes while a member's disk is nearly full.
+func gate(budgets *budget.Budget, space *diskspace.Monitor) lead.Gate {
+	return func(ctx context.Context) error {
+		if err := space.Admit(ctx); err != nil {
+			return err
+		}
+		return budgets.Admit(ctx)
 	}
 }
 

@@ -21,38 +21,6 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// history is how long old revisions are kept.
-const history = 15 * time.Minute
-
-// compactor forgets revisions that are older than history. What it remembers of them dies with the leadership: a new
-// leader keeps more for a while.
-type compactor struct {
-	store *store.Store
-	marks []mark
-}
-
-type mark struct {
-	at       time.Time
-	revision int64
-}
-
-func (c *compactor) compact(ctx context.Context) error {
-	now := time.Now()
-	c.marks = append(c.marks, mark{now, c.store.Revision()})
-	old := -1
-	for i, m := range c.marks {
-		if now.Sub(m.at) >= history {
-			old = i
-		}
-	}
-	if old < 0 {
-		return nil
-	}
-	revision := c.marks[old].revision
-	c.marks = c.marks[old+1:]
-	return c.store.Compact(ctx, revision)
-}
-
 // forgetAnswers removes the remembered answers that are over, a few at a time.
 func forgetAnswers(s *store.Store) func(context.Context) error {
 	return func(ctx context.Context) error {

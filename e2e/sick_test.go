@@ -33,10 +33,12 @@ type sick struct {
 	count  int              // of what was acknowledged
 }
 
-// newSick starts a trio; these members have a disk of their own, of so many MiB.
-func newSick(t *testing.T, mib map[int]int) *sick {
+// newSick starts a trio; these members have a disk of their own, of so many MiB. No room is reserved on it, unless further
+// flags say so: these stories are about disks that are full.
+func newSick(t *testing.T, mib map[int]int, flags ...string) *sick {
 	s := &sick{disks: map[int]*lab.Disk{}, codes: map[int]chan int{}, acked: map[string]int{}}
 	s.world = newWorld(t, func(w *world) {
+		w.trio.Extra = append([]string{"--limits-disk-reserve=-1"}, flags...)
 		for id := range w.trio.Members {
 			s.codes[id] = make(chan int, 20)
 		}

@@ -13,8 +13,10 @@
 //   - Reading is not recorded, its refusal is. A call that commits in several steps has a record a step, under one request
 //     id.
 //   - No record holds a password, a secret, a token or a body: only the call's ids and names.
-//   - Records are kept for Keep. What changes who may what, or the cluster itself, stays that long whatever else happens;
-//     of the other classes only so many are kept (see class), and the oldest go.
+//   - Records are kept for Keep, and of each class only so many of each org or principal (see limits): the oldest of their
+//     own go, so that nobody can push out what is kept of others, and what changes roles or the cluster is not pushed out
+//     by traffic. Counting and removing is the leader's work (Prune); until it runs again the budget of writes bounds
+//     what is added.
 //
 // Keys: audit/<time, newest first>/<request id>; the time is 16 hexadecimal digits of what is left until the end of time.
 package audit

@@ -119,9 +119,109 @@ func TestClassesAreBoundedByThemselves(t *testing.T) {
 		}
 		return n
 	}
-	require.NoError(t, s.prune(t.Context(), [classes]int{policy: 100, changes: 2, credits: 5, refusals: 7}))
+	require.NoError(t, s.prune(t.Context(), [classes]limit{policy: {100, 100, 100}, changes: {2, 2, 2}, credits: {5, 5, 5}, refusals: {7, 7, 7}}))
 	require.Equal(t, map[string]int{"BindRole OK": 3, "CreateVm OK": 2, "CommitReservation OK": 5, "BindRole PERMISSION_DENIED": 7}, count())
 	now = now.Add(time.Duration(Keep)*time.Millisecond - 10*time.Second)
 	require.NoError(t, s.Prune(t.Context()))
 	require.Equal(t, map[string]int{"BindRole PERMISSION_DENIED": 7}, count(), "what is too old goes")
+}
+
+// act writes the records of a call that was carried out n times.
+func (s *Service) act(t *testing.T, now *time.Time, n int, principal, method, outcome string, at cloud.Tenant) {
+	for range n {
+		*now = now.Add(time.Second)
+		_, err := s.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+			put(tx, &Record{Principal: principal, Method: method, Outcome: outcome, Tenant: at})
+			return nil
+		})
+		require.NoError(t, err)
+	}
+}
+
+// A tenant makes as many records of every kind as it can. What is kept of other orgs, of the cloud, and of what operators
+// did to the tenant itself stays.
+func TestATenantPushesOutItsOwnRecordsOnly(t *testing.T) {
+	const identity, vms = "/identity.v1.IdentityService/", "/vmcontroller.v1.VmService/"
+	now := time.UnixMilli(1_800_000_000_000)
+	s := newService(t, &now)
+	evil, acme := cloud.Tenant{Org: "evil"}, cloud.Tenant{Org: "acme"}
+	evilP := cloud.Tenant{Org: "evil", Project: "evil-p"}
+	for _, victim := range []struct {
+		principal, method string
+		at                cloud.Tenant
+	}{
+		{"admin", identity + "CreateUser", cloud.Tenant{}}, {"admin", identity + "RevokeTokens", cloud.Tenant{}}, {"admin", "/operator.v1.OperatorService/BanNode", cloud.Tenant{}},
+		{"admin", identity + "SetQuota", evilP}, {"bob", identity + "BindRole", acme}, {"bob", identity + "DeleteProject", acme},
+		{"carol", identity + "SetPassword", cloud.Tenant{}}, {"bob", vms + "DeleteVm", acme},
+	} {
+		s.act(t, &now, 1, victim.principal, victim.method, OK, victim.at)
+	}
+	s.act(t, &now, 1, "eve", vms+"GetVm", "PERMISSION_DENIED", acme)
+
+	const n = 40
+	for _, attack := range []struct {
+		principal, method, outcome string
+		at                         cloud.Tenant
+	}{
+		{"mallory", identity + "BindRole", OK, evilP}, {"mallory", identity + "CreateProject", OK, evil},
+		{"TVAAAA", identity + "IssueToken", OK, evilP}, {"TVAAAA", identity + "RevokeToken", OK, cloud.Tenant{}}, {"mallory", identity + "SetPassword", OK, cloud.Tenant{}},
+		{"mallory", vms + "UpdateVm", OK, evilP}, {"mallory", vms + "GetVm", "PERMISSION_DENIED", acme}, {"", "", "UNAUTHENTICATED", cloud.Tenant{}},
+	} {
+		s.act(t, &now, n, attack.principal, attack.method, attack.outcome, attack.at)
+	}
+
+	small := [classes]limit{}
+	for c := range small {
+		small[c] = limit{each: 10, cloud: 15, total: 30}
+	}
+	require.NoError(t, s.prune(t.Context(), small))
+	left := map[string]int{}
+	for _, r := range s.all(t) {
+		left[r.Principal+" "+r.Method[strings.LastIndex(r.Method, "/")+1:]+" "+r.Outcome]++
+	}
+	require.Equal(t, map[string]int{
+		"admin CreateUser OK": 1, "admin RevokeTokens OK": 1, "admin BanNode OK": 1, "admin SetQuota OK": 1, "bob BindRole OK": 1,
+		"bob DeleteProject OK": 1, "carol SetPassword OK": 1, "bob DeleteVm OK": 1, "eve GetVm PERMISSION_DENIED": 1,
+		"mallory CreateProject OK": 10, // the newest of BindRole and CreateProject together
+		"TVAAAA RevokeToken OK":    10, "mallory SetPassword OK": 10, "mallory UpdateVm OK": 10, "mallory GetVm PERMISSION_DENIED": 10, "  UNAUTHENTICATED": 15,
+	}, left)
+}
+
+// Many principals of one org share a total, so that more of them are not more records without an end.
+func TestAnOrgHasATotal(t *testing.T) {
+	now := time.UnixMilli(1_800_000_000_000)
+	s := newService(t, &now)
+	s.act(t, &now, 1, "bob", "/identity.v1.IdentityService/BindRole", OK, cloud.Tenant{Org: "acme"})
+	for i := range 8 {
+		s.act(t, &now, 10, fmt.Sprint("mallory", i), "/identity.v1.IdentityService/BindRole", OK, cloud.Tenant{Org: "evil"})
+	}
+	require.NoError(t, s.prune(t.Context(), [classes]limit{policy: {each: 5, cloud: 5, total: 20}}))
+	require.Len(t, s.all(t), 21)
+}
+
+// Pruning often costs nothing while little has happened, and looks at the records soon when much has.
+func TestPruneLooksWhenItIsDue(t *testing.T) {
+	now := time.UnixMilli(1_800_000_000_000)
+	s := newService(t, &now)
+	stale := func() {
+		_, err := s.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+			records.Put(tx, &Record{Outcome: OK}, newestFirst(now.UnixMilli()-Keep-1000), "old")
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	stale()
+	require.NoError(t, s.Prune(t.Context()))
+	require.Empty(t, s.all(t), "a new leader looks")
+	stale()
+	now = now.Add(PruneEvery)
+	require.NoError(t, s.Prune(t.Context()))
+	require.Len(t, s.all(t), 1, "it looked five minutes ago")
+	now = now.Add(pruneAfter)
+	require.NoError(t, s.Prune(t.Context()))
+	require.Empty(t, s.all(t))
+	stale()
+	s.prunedAt -= pruneWrites
+	require.NoError(t, s.Prune(t.Context()))
+	require.Empty(t, s.all(t), "so many updates were made")
 }

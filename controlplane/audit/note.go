@@ -41,6 +41,9 @@ type Service struct {
 	mu sync.Mutex
 	// proven are notes of those who proved who they are, claimed of the others.
 	proven, claimed notes
+	// pruned is when Prune last looked at the records, 0 if it never did, and prunedAt the revision then.
+	pruned   cloud.Time
+	prunedAt int64
 	// awake is signalled by the first note after a quiet time.
 	awake chan struct{}
 }

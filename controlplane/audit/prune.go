@@ -3,6 +3,7 @@ package audit
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/store"
 )
@@ -11,8 +12,10 @@ import (
 type class uint8
 
 const (
-	// policy changes who may what, or the cluster itself.
+	// policy changes roles, tenants, quotas or the cluster itself.
 	policy class = iota
+	// credentials are tokens that were issued and revoked, and passwords that were set.
+	credentials
 	// changes are all other changes but those of credit.
 	changes
 	// credits are orders on wallets, whose own journal says by whom, too, and is kept for good.
@@ -22,30 +25,128 @@ const (
 	classes
 )
 
-// most are how many records of a class are kept.
-var most = [classes]int{policy: 1_000_000, changes: 1_000_000, credits: 300_000, refusals: 300_000}
+// limit is how many records of a class are kept.
+type limit struct {
+	// each is for each share of the class; see share.
+	each int
+	// cloud is for the share of records that belong to no org, or to nobody.
+	cloud int
+	// total is for all shares of an org together; of classes that are not shared by org, for the whole class.
+	total int
+}
+
+// limits are how many records are kept of each class. A record takes about 300 bytes.
+var limits = [classes]limit{
+	policy:      {each: 100_000, cloud: 1_000_000, total: 1_000_000},
+	credentials: {each: 10_000, cloud: 10_000, total: 1_000_000},
+	changes:     {each: 200_000, cloud: 1_000_000, total: 1_000_000},
+	credits:     {each: 100_000, cloud: 300_000, total: 300_000},
+	refusals:    {each: 10_000, cloud: 300_000, total: 1_000_000},
+}
 
 func (r *Record) class() class {
-	switch {
-	case r.Outcome != OK:
+	if r.Outcome != OK {
 		return refusals
-	case strings.HasPrefix(r.Method, "/identity."), strings.HasPrefix(r.Method, "/operator."), strings.HasPrefix(r.Method, "/member."):
+	}
+	service, method, _ := strings.Cut(strings.TrimPrefix(r.Method, "/"), "/")
+	switch {
+	case strings.HasPrefix(service, "identity."):
+		switch method {
+		case "IssueToken", "ExchangeToken", "RevokeToken", "RevokeTokens", "SetPassword":
+			return credentials
+		}
 		return policy
-	case strings.HasPrefix(r.Method, "/credit."):
+	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
+		return policy
+	case strings.HasPrefix(service, "credit."):
 		return credits
 	}
 	return changes
 }
 
-// pruneAtOnce bounds the records that are read at a time, and those that a transaction removes.
-const pruneAtOnce = 1000
+// share is whose records push out whose.
+type share struct {
+	class     class
+	org, name string
+}
 
-// Prune removes the records that are too old, and of each class the oldest when there are too many. It is a leader's task.
-func (s *Service) Prune(ctx context.Context) error { return s.prune(ctx, most) }
+// shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org and
+// principal: an org's administrator cannot push out what the cloud's did to the org. Credentials and refusals are shared
+// by principal, because anybody can be refused in any org. The rest is shared by org.
+func (r *Record) shares() (own, total share) {
+	c := r.class()
+	switch c {
+	case policy:
+		return share{c, string(r.Tenant.Org), r.Principal}, share{class: c, org: string(r.Tenant.Org)}
+	case credentials, refusals:
+		return share{c, "", r.Principal}, share{class: c}
+	}
+	return share{class: c, org: string(r.Tenant.Org)}, share{class: c, org: string(r.Tenant.Org)}
+}
 
-func (s *Service) prune(ctx context.Context, most [classes]int) error {
+// most returns how many records of a share are kept.
+func (l *limit) most(s share) int {
+	byOrg := s.class != credentials && s.class != refusals
+	if byOrg && s.org == "" || !byOrg && s.name == "" {
+		return l.cloud
+	}
+	return l.each
+}
+
+// counter counts the records that are kept, from the newest on.
+type counter struct {
+	limits       [classes]limit
+	kept, totals map[share]int
+}
+
+func newCounter(limits [classes]limit) *counter {
+	return &counter{limits: limits, kept: map[share]int{}, totals: map[share]int{}}
+}
+
+// keeps reports whether there is room for one record more, and counts it if so.
+func (c *counter) keeps(r *Record) bool {
+	own, total := r.shares()
+	l := &c.limits[own.class]
+	inCloud := own.class == policy && own.org == "" // only operators write there, each with a share of their own
+	if c.kept[own] >= l.most(own) || !inCloud && c.totals[total] >= l.total {
+		return false
+	}
+	c.kept[own]++
+	c.totals[total]++
+	return true
+}
+
+const (
+	// pruneAtOnce bounds the records that are read at a time, and those that a transaction removes.
+	pruneAtOnce = 1000
+	// PruneEvery is the time between two runs of Prune, which looks at the records when pruneAfter have passed since it did,
+	// or pruneWrites updates have been made.
+	PruneEvery  = 5 * time.Minute
+	pruneAfter  = time.Hour
+	pruneWrites = 200_000
+)
+
+// Prune removes the records that are too old, and of each share the oldest when there are too many. It is a leader's task.
+func (s *Service) Prune(ctx context.Context) error {
+	now, revision := s.opts.Store.Now(), s.opts.Store.Revision()
+	s.mu.Lock()
+	due := s.pruned == 0 || now-s.pruned >= pruneAfter.Milliseconds() || now < s.pruned || revision-s.prunedAt >= pruneWrites
+	s.mu.Unlock()
+	if !due {
+		return nil
+	}
+	if err := s.prune(ctx, limits); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pruned, s.prunedAt = now, revision
+	return nil
+}
+
+func (s *Service) prune(ctx context.Context, limits [classes]limit) error {
 	oldest := newestFirst(s.opts.Store.Now() - Keep)
-	var seen [classes]int
+	count := newCounter(limits)
 	var after []string
 	for more := true; more && ctx.Err() == nil; {
 		var gone [][]string
@@ -57,8 +158,7 @@ func (s *Service) prune(ctx context.Context, most [classes]int) error {
 			more = rest
 			for _, r := range page {
 				after = r.Path
-				c := r.Value.class()
-				if seen[c]++; seen[c] > most[c] || r.Path[0] > oldest {
+				if r.Path[0] > oldest || !count.keeps(r.Value) {
 					gone = append(gone, r.Path)
 				}
 			}

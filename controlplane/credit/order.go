@@ -8,6 +8,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/budget"
 	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -146,8 +147,12 @@ func newTicket(caller *cloud.Caller, o Order) (*ticket, error) {
 // settle carries out tickets on one wallet in one transaction, which sees to it that a "no", too, stands on the newest
 // records. Its error is that of all of them; else each has its own.
 func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
-	// Each order is recorded as its own caller's.
-	_, err := s.opts.Store.Update(auth.Without(ctx), func(tx *store.Tx) error {
+	callers := make([]*cloud.Caller, len(tickets))
+	for i, t := range tickets {
+		callers[i] = t.caller
+	}
+	// Each order is recorded as its own caller's, who also pays their share of the entry.
+	_, err := s.opts.Store.Update(budget.Shared(auth.Without(ctx), callers), func(tx *store.Tx) error {
 		for _, t := range tickets {
 			if err := s.attempt(tx, t); err != nil {
 				return err
@@ -162,7 +167,7 @@ func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
 func (s *Service) attempt(tx *store.Tx, t *ticket) error {
 	op := t.order.Command.Op
 	t.done = Done{}
-	t.done.Outcome, t.done.Replayed, t.err = store.Idempotent(tx, t.caller, string(t.order.Tenant.Project), names[op], t.order.Body,
+	t.done.Outcome, t.done.Replayed, t.err = store.Idempotent(tx, t.caller, store.InProject(t.order.Tenant.Project), names[op], t.order.Body,
 		func() (ledger.Outcome, error) { return s.carryOut(tx, &t.order) })
 	if t.err != nil {
 		if _, refused := fault.From(t.err); refused {

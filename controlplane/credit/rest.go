@@ -131,12 +131,13 @@ func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
 }
 
 // failed is the answer when the operation failed: its own code with the underlying message, whatever it is (the spec's
-// part 7.3). A key that was used for something else is wrong in the request itself, and stays what it is.
+// part 7.3). A key that was used for something else is wrong in the request itself, and stays what it is. A call that was
+// refused for load was not tried, and stays 429, which clients know to repeat later.
 func (o operation) failed(w *rest.Response, err error) error {
 	w.Failure = o.failure
 	f, ok := fault.From(err)
 	switch {
-	case ok && f.Reason == "IDEMPOTENCY_KEY_REUSED":
+	case ok && (f.Reason == "IDEMPOTENCY_KEY_REUSED" || f.Kind == fault.Throttled):
 		return err
 	case ok:
 		said := *f

@@ -193,10 +193,14 @@ func change[Q, A any](s *Service, name string, mode lead.Mode, f func(tx *store.
 		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			if mode != lead.Keyed || caller == nil {
 				out, err = f(tx, q)
+			} else {
+				out, _, err = store.Idempotent(tx, caller, store.OfPrincipal(caller.Name()), name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
+			}
+			if err != nil {
 				return err
 			}
-			out, _, err = store.Idempotent(tx, caller, "identity:"+caller.Name(), name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
-			return err
+			// A role that is given again, or a quota that is set as it was, is no change to be recorded.
+			return tx.DropUnchanged()
 		})
 		return out, err
 	})

@@ -272,7 +272,7 @@ func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err e
 		return out, err
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		out.Image, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Image.Org), "CreateImage", q.Body, func() (cloud.Image, error) {
+		out.Image, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Image.Org), "CreateImage", q.Body, func() (cloud.Image, error) {
 			if q.Missing {
 				return cloud.Image{}, errNoSource()
 			}
@@ -366,7 +366,7 @@ func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 
 func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), string(q.Org), "DeleteImage", q.Body, func() (struct{}, error) {
+		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Org), "DeleteImage", q.Body, func() (struct{}, error) {
 			i, err := owned(tx, q.Org, q.ID)
 			if err != nil {
 				return struct{}{}, err

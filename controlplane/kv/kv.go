@@ -105,6 +105,9 @@ type Options struct {
 	Limits Limits
 	// Quota is how large the keyspace may become, in bytes; 0 is DefaultQuota, below 0 none.
 	Quota int64
+	// Full reports whether the disks have no room for what adds data, which is then refused as over Quota is, but without
+	// the alarm: it ends when there is room. Optional.
+	Full func() bool
 	// CompactAge is how long history is kept, 0: until somebody compacts it.
 	CompactAge time.Duration
 	// CorruptCheck is the pause between two comparisons of all members' keys, at least: 0 is DefaultCorruptCheck, below 0

@@ -23,6 +23,9 @@ func (s *Service) write(ctx context.Context, steps []mvcc.Step, cost int64, c ch
 			p, err = s.retry(ctx, p, err)
 			continue
 		}
+		if cost > 0 && s.opts.Full != nil && s.opts.Full() {
+			return mvcc.Result{}, rpctypes.ErrGRPCNoSpace
+		}
 		if cost > 0 && !s.fits(cost) {
 			return mvcc.Result{}, s.raise(ctx, pb.AlarmType_NOSPACE, rpctypes.ErrGRPCNoSpace)
 		}

@@ -57,6 +57,7 @@ type Commands struct {
 	self       uint64
 	leadership Leadership
 	peers      Caller
+	gate       Gate
 	table      map[string]func(ctx context.Context, body []byte) ([]byte, error)
 	streams    map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
 }
@@ -66,6 +67,25 @@ func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
 	return &Commands{
 		self: self, leadership: leadership, peers: peers, table: map[string]func(context.Context, []byte) ([]byte, error){},
 		streams: map[string]func(context.Context, []byte, func([]byte) error) error{},
+	}
+}
+
+// Gate decides whether a command may run for the caller in its context. It returns nil or a *fault.Fault, at once.
+type Gate func(ctx context.Context) error
+
+// SetGate has the leader ask a gate before it runs a command, whichever member the call came to. Call it before serving.
+// Commands that answer with a stream only read and are not asked about.
+func (c *Commands) SetGate(g Gate) { c.gate = g }
+
+// gated returns a command's function behind the gate.
+func gated[Q, A any](c *Commands, f func(context.Context, Q) (A, error)) func(context.Context, Q) (A, error) {
+	return func(ctx context.Context, q Q) (a A, err error) {
+		if c.gate != nil {
+			if err := c.gate(ctx); err != nil {
+				return a, err
+			}
+		}
+		return f(ctx, q)
 	}
 }
 
@@ -92,6 +112,7 @@ func Handle[Q, A any](c *Commands, name string, mode Mode, f func(context.Contex
 	if _, ok := c.table[name]; ok {
 		panic("command " + name + " is handled twice")
 	}
+	f = gated(c, f)
 	c.table[name] = func(ctx context.Context, body []byte) ([]byte, error) {
 		var q Q
 		if err := cbor.Unmarshal(body, &q); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/diskspace"
 	"github.com/trivet-cloud/trivet/controlplane/invite"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
 	"github.com/trivet-cloud/trivet/controlplane/member"
@@ -35,6 +36,8 @@ type Options struct {
 	Nodes         *node.Service
 	Invites       *invite.Service
 	VMs           *vm.Service
+	// Disks returns the disk space of the members that have answered lately.
+	Disks func() map[uint64]diskspace.Space
 	// Backup writes an archive of all groups. The error of write is returned as it is.
 	Backup func(ctx context.Context, write func([]byte) error) error
 }
@@ -104,9 +107,12 @@ func (s *server) ClusterStatus(ctx context.Context, _ *operatorv1.ClusterStatusR
 	if err != nil {
 		return nil, err
 	}
+	disks := s.opts.Disks()
 	for _, m := range members {
 		say := memberOf(m)
 		say.Reachable = m.ID == status.ID || reachable[m.ID]
+		disk := disks[m.ID]
+		say.DiskFreeBytes, say.DiskSizeBytes, say.DiskLow = disk.Free, disk.Size, disk.Low
 		out.Members = append(out.Members, say)
 	}
 	for _, g := range status.Groups {

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
@@ -223,7 +224,7 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 			var body envelope
 			status, body = s.failure(f, resp.Failure)
 			if f.Retry {
-				w.Header().Set("Retry-After", "1")
+				w.Header().Set("Retry-After", strconv.Itoa(int(f.RetryDelay().Seconds())))
 			}
 			if status == http.StatusUnauthorized {
 				w.Header().Set("WWW-Authenticate", "Bearer")

@@ -306,9 +306,6 @@ func (e *edge) failure(id, method string, err error) error {
 // domain of the ErrorInfo that every error carries.
 const domain = "trivet"
 
-// retryAfter is what a caller is told to wait before a retry that may help.
-const retryAfter = time.Second
-
 // maxMessage bounds what of a request comes back in the message that refuses it: it travels in a header.
 const maxMessage = 2 << 10
 
@@ -333,7 +330,7 @@ func Status(f *fault.Fault) *status.Status {
 		})
 	}
 	if f.Retry {
-		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(f.RetryDelay())})
 	}
 	if withDetails, err := s.WithDetails(details...); err == nil {
 		return withDetails
@@ -353,7 +350,7 @@ func FaultOf(err error) *fault.Fault {
 				f = f.With(k, v)
 			}
 		case *errdetails.RetryInfo:
-			f = f.MayRetry()
+			f = f.MayRetryAfter(d.GetRetryDelay().AsDuration())
 		case *errdetails.BadRequest:
 			for _, v := range d.GetFieldViolations() {
 				f.Field = v.GetField()

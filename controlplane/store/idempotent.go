@@ -15,7 +15,7 @@ import (
 const (
 	// KeepAnswers is how long an answer is given again (milliseconds).
 	KeepAnswers = 24 * 3600_000
-	// MaxAnswers are kept of a project; the oldest goes.
+	// MaxAnswers are kept of a place; the oldest goes.
 	MaxAnswers = 10_000
 )
 
@@ -23,11 +23,11 @@ type answer struct {
 	Body   [32]byte
 	Answer []byte
 	At     cloud.Time
-	// Turn is where the answer stands in the project's order of age.
+	// Turn is where the answer stands in the place's order of age.
 	Turn uint64
 }
 
-// turns counts a project's answers: those from First up to Next are kept.
+// turns counts a place's answers: those from First up to Next are kept.
 type turns struct{ First, Next uint64 }
 
 var (
@@ -36,22 +36,51 @@ var (
 	answerTurns = NewTable[turns]("idem-turns")
 )
 
+// Place is whose answers push out each other's when there are MaxAnswers. Ids of orgs, projects and principals are apart: a
+// project with the id of an org shares nothing with it.
+type Place struct{ kind, id string }
+
+// InProject is the place of what belongs to a project, InOrg of what belongs to an org itself, OfPrincipal of what
+// belongs to neither.
+func InProject(id cloud.ProjectID) Place { return Place{"project", string(id)} }
+func InOrg(id cloud.OrgID) Place         { return Place{"org", string(id)} }
+func OfPrincipal(name string) Place      { return Place{"identity", name} }
+
+// path returns the part of the keys that names the place.
+func (p Place) path() string { return p.kind + ":" + p.id }
+
+// bare returns the same as versions wrote it that did not tell projects from orgs.
+func (p Place) bare() string {
+	switch {
+	case p.kind == "identity":
+		return p.path()
+	case p.id == "":
+		return "-"
+	}
+	return p.id
+}
+
 // Idempotent does what do does, once for each key. The same caller, method and key with the same body get the first
 // answer again, with replayed true, even when what it speaks of is gone; another body is refused. Without a key it is
-// just do. A failure stores nothing. The place is the project, or the org for what belongs to no project.
-func Idempotent[A any](tx *Tx, caller *cloud.Caller, place, method string, body [32]byte, do func() (A, error)) (out A, replayed bool, err error) {
+// just do. A failure stores nothing.
+func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, body [32]byte, do func() (A, error)) (out A, replayed bool, err error) {
 	if caller == nil || caller.IdempotencyKey == "" {
 		out, err = do()
 		return out, false, err
 	}
-	if place == "" {
-		place = "-"
-	}
+	place := at.path()
 	sum := sha256.Sum256([]byte(caller.Name() + "\x00" + method + "\x00" + caller.IdempotencyKey))
 	id := hex.EncodeToString(sum[:16])
-	kept, err := answers.Get(tx, place, id)
+	stored, err := answers.Get(tx, place, id)
 	if err != nil {
 		return out, false, err
+	}
+	kept := stored
+	if kept == nil {
+		// An answer from before the kind was part of the place. Its id has the method, and no method is of two kinds.
+		if kept, err = answers.Get(tx, at.bare(), id); err != nil {
+			return out, false, err
+		}
 	}
 	if kept != nil && tx.Now()-kept.At < KeepAnswers {
 		if kept.Body != body {
@@ -69,7 +98,7 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, place, method string, body 
 	if err != nil {
 		return out, false, fmt.Errorf("encode answer: %w", err)
 	}
-	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, kept)
+	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, stored)
 }
 
 // remember stores an answer as the newest and removes the oldest past the limit.

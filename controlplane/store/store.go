@@ -44,6 +44,9 @@ type Options struct {
 	PageKey []byte
 	// Stamp may add to an update that writes, before it is committed, on whose behalf it is. Optional.
 	Stamp func(context.Context, *Tx)
+	// Spend is asked before an update of so many bytes is proposed; its error is that of the update, which then has done
+	// nothing. An update that meets a conflict asks again, because each attempt is an entry of the log. Optional.
+	Spend func(ctx context.Context, bytes int) error
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 	// Elapsed goes forward only, whatever becomes of the clock; when nil it is Now's, for a clock that nobody sets.
@@ -200,6 +203,11 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Res
 	data, err := mvcc.EncodeTxn(tx.txn())
 	if err != nil {
 		return result, 0, fmt.Errorf("encode transaction: %w", err)
+	}
+	if s.opts.Spend != nil {
+		if err := s.opts.Spend(ctx, len(data)); err != nil {
+			return result, 0, err
+		}
 	}
 	var id [16]byte
 	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {

@@ -129,6 +129,21 @@ func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: val
 
 func (tx *Tx) delete(key []byte) { tx.writes[string(key)] = write{delete: true} }
 
+// DropUnchanged forgets the writes that would store what is stored already, so that an update which changes nothing has no
+// entry in the log and no record in the audit. What was read stays a condition of the commit.
+func (tx *Tx) DropUnchanged() error {
+	for key, w := range tx.writes {
+		kv, there, err := tx.snap.Get([]byte(key))
+		if err != nil {
+			return history(fmt.Errorf("read %s: %w", key, err))
+		}
+		if w.delete && !there || !w.delete && there && bytes.Equal(kv.Value, w.value) {
+			delete(tx.writes, key)
+		}
+	}
+	return nil
+}
+
 // txn is the transaction as the engine takes it, in key order so that the same changes are the same bytes.
 func (tx *Tx) txn() mvcc.Txn {
 	t := mvcc.Txn{Time: tx.now, Guards: tx.reads.guards}

@@ -109,7 +109,7 @@ func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err e
 	defer patience.Stop()
 	for {
 		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-			vm, replayed, err := store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), "CreateVm", q.Body, func() (cloud.VM, error) {
+			vm, replayed, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "CreateVm", q.Body, func() (cloud.VM, error) {
 				return s.record(ctx, tx, cloud.VMID(made.String()), q)
 			})
 			out = Created{vm, replayed}

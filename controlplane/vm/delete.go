@@ -52,7 +52,7 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 func (s *Service) doRemove(ctx context.Context, q removeAsk) (out removed, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		var replayed bool
-		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {
+		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {
 			vm, err := of(tx, q.Tenant, q.VM)
 			if err != nil {
 				return removed{}, err

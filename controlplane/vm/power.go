@@ -45,7 +45,7 @@ type powered struct {
 // doPower records what is wanted.
 func (s *Service) doPower(ctx context.Context, q powerAsk) (out powered, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), string(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
+		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
 			vm, err := of(tx, q.Tenant, q.VM)
 			if err != nil {
 				return cloud.VM{}, err

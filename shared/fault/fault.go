@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 )
 
 // Kind says what sort of failure it is. The zero Kind is Internal.
@@ -35,6 +36,9 @@ const (
 	MethodNotAllowed
 	// BadGateway is a call that was handed on to another member and broke on the way there or back.
 	BadGateway
+	// Throttled is a call that the cluster does not carry out now, whatever its arguments: the caller's budget is spent, or
+	// the members' disks are nearly full. It is RESOURCE_EXHAUSTED with HTTP status 429 on every service.
+	Throttled
 	kinds
 )
 
@@ -48,6 +52,8 @@ type Fault struct {
 	Details map[string]any
 	// Retry tells that the same call may succeed soon.
 	Retry bool
+	// RetryAfter is how long to wait before that; 0 is a second.
+	RetryAfter time.Duration `cbor:",omitempty"`
 
 	cause error
 }
@@ -88,6 +94,17 @@ func (f *Fault) With(key string, value any) *Fault {
 
 // MayRetry marks a failure that the same call may not meet again soon.
 func (f *Fault) MayRetry() *Fault { f.Retry = true; return f }
+
+// MayRetryAfter is MayRetry for a caller who had better wait longer than a second.
+func (f *Fault) MayRetryAfter(wait time.Duration) *Fault {
+	f.Retry, f.RetryAfter = true, wait
+	return f
+}
+
+// RetryDelay returns how long the caller should wait before the same call may succeed, in whole seconds, at least one.
+func (f *Fault) RetryDelay() time.Duration {
+	return max((f.RetryAfter + time.Second - 1).Truncate(time.Second), time.Second)
+}
 
 // From finds the Fault in err's chain.
 func From(err error) (*Fault, bool) {

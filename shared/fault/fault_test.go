@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -46,6 +47,7 @@ func TestCreditColumn(t *testing.T) {
 	want := map[Kind]Shape{
 		Unauthenticated: {"UNAUTHENTICATED", 401}, PermissionDenied: {"FORBIDDEN", 403}, InvalidArgument: {"INVALID_ARGUMENT", 400},
 		NotFound: {"NOT_FOUND", 404}, TooLarge: {"INVALID_ARGUMENT", 413}, MethodNotAllowed: {"INVALID_ARGUMENT", 405},
+		Throttled: {"RESOURCE_EXHAUSTED", 429},
 	}
 	for k := Internal; k < kinds; k++ {
 		shape, listed := want[k]
@@ -72,4 +74,15 @@ func TestInvalidNamesItsField(t *testing.T) {
 	f := Invalid("spec.cpu.vcpus", "must be 1 to 288, got %d", 0)
 	require.Equal(t, "spec.cpu.vcpus: must be 1 to 288, got 0", f.Error())
 	require.Equal(t, "spec.cpu.vcpus", f.Field)
+}
+
+// A caller is told to wait whole seconds: a fraction, rounded down, would have the call refused again.
+func TestRetryDelay(t *testing.T) {
+	for wait, want := range map[time.Duration]time.Duration{
+		0: time.Second, time.Millisecond: time.Second, time.Second: time.Second, 1001 * time.Millisecond: 2 * time.Second, 31900 * time.Millisecond: 32 * time.Second,
+	} {
+		f := New(Throttled, "wait").MayRetryAfter(wait)
+		require.True(t, f.Retry)
+		require.Equal(t, want, f.RetryDelay(), "%s", wait)
+	}
 }

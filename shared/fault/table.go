@@ -69,6 +69,7 @@ var table = [kinds]row{
 	TooLarge:           {codes.InvalidArgument, [services]Shape{VM: tooLarge, Identity: tooLarge, KV: tooLarge, Credit: tooLarge}},
 	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: badMethod, Identity: badMethod, KV: badMethod, Credit: badMethod}},
 	BadGateway:         {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvProxy, Credit: internal}},
+	Throttled:          {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: exhausted, Credit: exhausted}},
 }
 
 // RPC is the gRPC code of a kind.

@@ -37,4 +37,5 @@ const (
 	ForeignTenant     = "foreign-tenant"      // that a request names another tenant than the token is overlooked: controlplane
 	AnyAudience       = "any-audience"        // a token that was made for others is believed: controlplane
 	IgnoreRevocation  = "ignore-revocation"   // a token that was revoked is believed: controlplane
+	NoWriteBudget     = "no-write-budget"     // a tenant may write as much as it likes: controlplane/budget
 )

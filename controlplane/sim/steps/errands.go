@@ -190,7 +190,7 @@ func (c *client) order() error {
 		var answer string
 		var replayed bool
 		_, err = s.Update(context.Background(), func(tx *store.Tx) (err error) {
-			answer, replayed, err = store.Idempotent(tx, caller, "p", "Order", [32]byte{}, func() (string, error) {
+			answer, replayed, err = store.Idempotent(tx, caller, store.InProject("p"), "Order", [32]byte{}, func() (string, error) {
 				orders.Put(tx, &row{Op: key}, made)
 				return made, nil
 			})

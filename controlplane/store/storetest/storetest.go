@@ -445,7 +445,7 @@ func idempotency(t *testing.T, s *store.Store, _ *clock) {
 		var replayed bool
 		_, err := s.Update(t.Context(), func(tx *store.Tx) (err error) {
 			caller := &cloud.Caller{User: "ada", IdempotencyKey: key}
-			out, replayed, err = store.Idempotent(tx, caller, "p", "create", [32]byte([]byte(fmt.Sprintf("%32s", body))), func() (string, error) {
+			out, replayed, err = store.Idempotent(tx, caller, store.InProject("p"), "create", [32]byte([]byte(fmt.Sprintf("%32s", body))), func() (string, error) {
 				a, err := accounts.Get(tx, "p", "n")
 				if err != nil {
 					return "", err
@@ -489,7 +489,7 @@ func answersExpire(t *testing.T, s *store.Store, clk *clock) {
 	runs := 0
 	do := func(key string) {
 		_, err := s.Update(t.Context(), func(tx *store.Tx) error {
-			_, _, err := store.Idempotent(tx, &cloud.Caller{User: "ada", IdempotencyKey: key}, "p", "m", [32]byte{}, func() (int, error) {
+			_, _, err := store.Idempotent(tx, &cloud.Caller{User: "ada", IdempotencyKey: key}, store.InProject("p"), "m", [32]byte{}, func() (int, error) {
 				runs++
 				return runs, nil
 			})

@@ -150,7 +150,12 @@ type Member struct {
 	// WAITING for its process, JOINED, LEARNER, VOTER or LEAVING.
 	State string `protobuf:"bytes,7,opt,name=state,proto3" json:"state,omitempty"`
 	// VOTER or LEARNER: what it shall become.
-	Wanted        string `protobuf:"bytes,8,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Wanted string `protobuf:"bytes,8,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	// Free space and size of the file system of its data directory, in bytes; 0 for a member that has not answered lately.
+	DiskFreeBytes int64 `protobuf:"varint,9,opt,name=disk_free_bytes,json=diskFreeBytes,proto3" json:"disk_free_bytes,omitempty"`
+	DiskSizeBytes int64 `protobuf:"varint,10,opt,name=disk_size_bytes,json=diskSizeBytes,proto3" json:"disk_size_bytes,omitempty"`
+	// Whether its free space is below the reserve, so that tenants' changes are refused.
+	DiskLow       bool `protobuf:"varint,11,opt,name=disk_low,json=diskLow,proto3" json:"disk_low,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -239,6 +244,27 @@ func (x *Member) GetWanted() string {
 		return x.Wanted
 	}
 	return ""
+}
+
+func (x *Member) GetDiskFreeBytes() int64 {
+	if x != nil {
+		return x.DiskFreeBytes
+	}
+	return 0
+}
+
+func (x *Member) GetDiskSizeBytes() int64 {
+	if x != nil {
+		return x.DiskSizeBytes
+	}
+	return 0
+}
+
+func (x *Member) GetDiskLow() bool {
+	if x != nil {
+		return x.DiskLow
+	}
+	return false
 }
 
 type AddMemberRequest struct {
@@ -1813,7 +1839,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x1b\n" +
 	"\tmember_id\x18\x03 \x01(\x04R\bmemberId\x12-\n" +
 	"\amembers\x18\x04 \x03(\v2\x13.operator.v1.MemberR\amembers\x12*\n" +
-	"\x06groups\x18\x05 \x03(\v2\x12.operator.v1.GroupR\x06groups\"\xd0\x01\n" +
+	"\x06groups\x18\x05 \x03(\v2\x12.operator.v1.GroupR\x06groups\"\xbb\x02\n" +
 	"\x06Member\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
@@ -1823,7 +1849,11 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\vclient_urls\x18\x06 \x03(\tR\n" +
 	"clientUrls\x12\x14\n" +
 	"\x05state\x18\a \x01(\tR\x05state\x12\x16\n" +
-	"\x06wanted\x18\b \x01(\tR\x06wanted\"\x8e\x01\n" +
+	"\x06wanted\x18\b \x01(\tR\x06wanted\x12&\n" +
+	"\x0fdisk_free_bytes\x18\t \x01(\x03R\rdiskFreeBytes\x12&\n" +
+	"\x0fdisk_size_bytes\x18\n" +
+	" \x01(\x03R\rdiskSizeBytes\x12\x19\n" +
+	"\bdisk_low\x18\v \x01(\bR\adiskLow\"\x8e\x01\n" +
 	"\x10AddMemberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +

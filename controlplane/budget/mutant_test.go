@@ -1,0 +1,18 @@
+//go:build mutant
+
+package budget
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// A budget that counts nothing is noticed.
+func TestMutants(t *testing.T) {
+	t.Cleanup(func() { mutant.Set("") })
+	mutant.Set(mutant.NoWriteBudget)
+	require.Error(t, checkFlood())
+}
