@@ -128,7 +128,7 @@ func heapInUse() uint64 {
 }
 
 // Two orgs open as many watches as they may on the largest of VMs, read next to none of them, and change the VMs all the
-// time. The member and the clients of this test, which are one process, need less than 512 MiB; those that read miss
+// time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that read miss
 // nothing, and nothing is left when the streams have ended.
 func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
 	h := newHouse(t)
@@ -172,7 +172,7 @@ func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
 	}
 	reading.Wait()
 	t.Logf("in use: %d MiB before, %d MiB with %d streams, at most %d MiB while they are not read", before>>20, opened>>20, projects*rpc.MaxProjectStreams, peak>>20)
-	require.Less(t, max(opened, peak), before+512<<20)
+	require.Less(t, max(opened, peak), before+256<<20)
 	for range projects * readers {
 		require.NoError(t, <-missed)
 	}

@@ -179,5 +179,5 @@ func (s *Service) Console(ctx context.Context, t cloud.Tenant, id cloud.VMID, fo
 	if vm.Node == "" {
 		return fault.New(fault.FailedPrecondition, "VM %s is on no host yet", vm.Name)
 	}
-	return s.opts.Nodes.ReadConsole(ctx, vm.Node, id, follow, tail, send)
+	return s.opts.Nodes.ReadConsole(ctx, t, vm.Node, id, follow, tail, send)
 }
