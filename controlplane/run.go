@@ -267,8 +267,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		Service: keys, Members: memberships, Verifier: identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir, Log: log.With("service", "kv"),
 		StrictReconfig: c.KV.StrictReconfig,
 	})
+	streams := rpc.NewStreams()
 	public, health := rpc.New(rpc.Options{
-		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true,
+		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
 		Guest: &rpc.Guest{Prefix: etcdrpc.Prefix, Unary: etcd.Unary, Stream: etcd.Stream},
 	})
 	etcd.Register(public)
@@ -283,7 +284,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
 		ElectionTicks: electionTicks, Nodes: nodes, Invites: invites, VMs: vms, Disks: space.Members, Backup: archives.write,
 	})
-	creditOnly, creditHealth := rpc.New(rpc.Options{Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true})
+	creditOnly, creditHealth := rpc.New(rpc.Options{
+		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
+	})
 	credits.Register(creditOnly)
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)

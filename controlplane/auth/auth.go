@@ -43,6 +43,8 @@ type admission struct {
 	mu     sync.Mutex
 	method Method
 	tenant cloud.Tenant
+	// count is OnAdmit's; nil when there is none.
+	count func(cloud.Tenant) error
 }
 
 type key struct{}
@@ -59,6 +61,16 @@ func Without(ctx context.Context) context.Context { return context.WithValue(ctx
 func CallerOf(ctx context.Context) *cloud.Caller {
 	e, _ := ctx.Value(key{}).(entry)
 	return e.caller
+}
+
+// OnAdmit makes Admit call f with the tenant for which it is about to admit the call of ctx; an error of f refuses the
+// call. ctx must come from With. f is called again when the handler calls Admit again.
+func OnAdmit(ctx context.Context, f func(cloud.Tenant) error) {
+	if e, _ := ctx.Value(key{}).(entry); e.let != nil {
+		e.let.mu.Lock()
+		e.let.count = f
+		e.let.mu.Unlock()
+	}
 }
 
 // Bearer takes the token out of an Authorization header.
@@ -113,7 +125,13 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	if e.let != nil {
 		e.let.mu.Lock()
 		e.let.method, e.let.tenant = method, tenant
+		count := e.let.count
 		e.let.mu.Unlock()
+		if count != nil {
+			if err := count(tenant); err != nil {
+				return cloud.Tenant{}, err
+			}
+		}
 	}
 	return tenant, nil
 }

@@ -1,6 +1,7 @@
 package mvcc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -44,6 +45,11 @@ func (g *gatherer) gather() error {
 			}
 			if !g.room(e.KV.ModRevision, int(e.place)) {
 				return g.fetchPrevious(nil)
+			}
+			if g.w.opts.KeysOnly {
+				// The key is cloned, so that the block is not kept for it.
+				g.add(Event{Type: e.Type, place: e.place, PrevModRevision: e.PrevModRevision, KV: KV{Key: bytes.Clone(e.KV.Key), ModRevision: e.KV.ModRevision}})
+				continue
 			}
 			g.add(*e)
 		}
@@ -166,7 +172,9 @@ func (g *gatherer) scanChunk(values *pebble.Iterator, l *changes) (bool, error) 
 		}
 		e := c.event()
 		e.place = int32(l.place)
-		if c.deleted || c.superseded {
+		if g.w.opts.KeysOnly {
+			e.KV = KV{Key: bytes.Clone(c.key), ModRevision: c.revision}
+		} else if c.deleted || c.superseded {
 			e.clone()
 		} else if e.KV, err = exactly(values, c.key, c.revision); err != nil {
 			return false, err

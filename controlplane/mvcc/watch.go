@@ -15,6 +15,7 @@ type WatchOptions struct {
 	FromRevision int64
 
 	PrevKV    bool // events bring what they replaced
+	KeysOnly  bool // of KV, events bring Key and ModRevision only; not with PrevKV
 	MaxEvents int  // of a Batch, about; default 1000
 	MaxBytes  int  // of keys and values of a Batch, about; default 1 MiB
 

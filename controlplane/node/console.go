@@ -22,7 +22,8 @@ type consoles struct {
 }
 
 type console struct {
-	node cloud.NodeID
+	node   cloud.NodeID
+	tenant cloud.Tenant
 	// pieces has room for little: a slow reader slows the agent's stream down and nothing else.
 	pieces chan piece
 	// taken is closed when the agent has answered.
@@ -40,26 +41,42 @@ type piece struct {
 const (
 	// answerTime is how long an agent has to begin to answer, and to go on where it does not wait for the guest.
 	answerTime = 10 * time.Second
-	// maxConsoles are open on a host at a time. An agent sends fewer.
+	// maxConsoles are open on a host at a time. An agent sends as many.
 	maxConsoles = 64
+	// maxProjectConsoles of them read VMs of one project, and maxOrgConsoles VMs of one org, so that it takes many orgs to
+	// keep others from their consoles.
+	maxProjectConsoles = 4
+	maxOrgConsoles     = 8
 	// maxPiece bounds one message of an agent in bytes; it sends less.
 	maxPiece = 256 << 10
 )
 
-// add makes a reader, unless the host has too many.
-func (c *consoles) add(id string, node cloud.NodeID) (*console, error) {
+// add makes a reader, unless the host, the org or the project has as many as it may.
+func (c *consoles) add(id string, q consoleAsk) (*console, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := 0
+	host, org, project := 0, 0, 0
 	for _, other := range c.open {
-		if other.node == node {
-			n++
+		if other.node != q.Node {
+			continue
+		}
+		host++
+		if other.tenant.Org == q.Tenant.Org {
+			org++
+		}
+		if other.tenant == q.Tenant {
+			project++
 		}
 	}
-	if n >= maxConsoles {
-		return nil, fault.New(fault.Unavailable, "too many consoles are being read on the host of the VM").MayRetry()
+	switch {
+	case project >= maxProjectConsoles:
+		return nil, tooMany("project", q.Tenant.String(), maxProjectConsoles)
+	case org >= maxOrgConsoles:
+		return nil, tooMany("org", string(q.Tenant.Org), maxOrgConsoles)
+	case host >= maxConsoles:
+		return nil, fault.New(fault.Unavailable, "too many consoles are being read on the host of the VM: try again later").MayRetry()
 	}
-	one := &console{node: node, pieces: make(chan piece, 4), taken: make(chan struct{}), gone: make(chan struct{})}
+	one := &console{node: q.Node, tenant: q.Tenant, pieces: make(chan piece, 4), taken: make(chan struct{}), gone: make(chan struct{})}
 	c.open[id] = one
 	return one, nil
 }
@@ -71,16 +88,23 @@ func (c *consoles) remove(id string) {
 	delete(c.open, id)
 }
 
+// tooMany refuses one more console of a tenant.
+func tooMany(what, id string, most int) error {
+	return fault.New(fault.ResourceExhausted, "%s %s reads %d consoles on the host of the VM, which is the limit: end one of them", what, id, most).
+		WithReason("TOO_MANY_CONSOLES").With("limit", most).MayRetry()
+}
+
 type consoleAsk struct {
+	Tenant cloud.Tenant
 	Node   cloud.NodeID
 	VM     cloud.VMID
 	Follow bool
 	Tail   uint64
 }
 
-// ReadConsole sends a VM's console log from its host, wherever the leader is.
-func (s *Service) ReadConsole(ctx context.Context, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
-	return s.readTail(ctx, consoleAsk{node, vm, follow, tail}, send)
+// ReadConsole sends the console log of a tenant's VM from its host, wherever the leader is.
+func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
+	return s.readTail(ctx, consoleAsk{t, node, vm, follow, tail}, send)
 }
 
 func (s *Service) doReadConsole(ctx context.Context, q consoleAsk, send func([]byte) error) error {
@@ -91,7 +115,7 @@ func (s *Service) doReadConsole(ctx context.Context, q consoleAsk, send func([]b
 		return fault.New(fault.Unavailable, "the host of the VM is not connected").MayRetry()
 	}
 	id := rand.Text()
-	c, err := s.consoles.add(id, q.Node)
+	c, err := s.consoles.add(id, q)
 	if err != nil {
 		return err
 	}

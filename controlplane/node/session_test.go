@@ -198,7 +198,7 @@ func (w *world) read(member uint64, on cloud.NodeID, follow bool) *reading {
 	ctx, cancel := context.WithCancel(limited(w.t))
 	r := &reading{make(chan string, 100), make(chan error, 1), cancel}
 	go func() {
-		r.end <- w.members[member].ReadConsole(ctx, on, guest(1), follow, 4096, func(b []byte) error { r.pieces <- string(b); return nil })
+		r.end <- w.members[member].ReadConsole(ctx, cloud.Tenant{Org: "acme", Project: "web"}, on, guest(1), follow, 4096, func(b []byte) error { r.pieces <- string(b); return nil })
 	}()
 	return r
 }
@@ -299,20 +299,22 @@ func TestConsolesAreBounded(t *testing.T) {
 	a := s.begin("host", func(error) {})
 	ctx, cancel := context.WithCancel(limited(t))
 	ends := make(chan error, maxConsoles)
-	for range maxConsoles {
-		go func() {
-			ends <- s.doReadConsole(ctx, consoleAsk{Node: "host", VM: guest(1)}, func([]byte) error { return nil })
-		}()
+	reader := func(i int) consoleAsk {
+		org := fmt.Sprint("org-", i/maxOrgConsoles)
+		return consoleAsk{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: guest(1)}
+	}
+	for i := range maxConsoles {
+		go func() { ends <- s.doReadConsole(ctx, reader(i), func([]byte) error { return nil }) }()
 	}
 	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.asks) }
 	require.Eventually(t, func() bool { return waiting() == maxConsoles }, 10*time.Second, time.Millisecond)
 	for range 10 {
-		err := s.doReadConsole(ctx, consoleAsk{Node: "host", VM: guest(1)}, nil)
+		err := s.doReadConsole(ctx, reader(maxConsoles), nil)
 		require.True(t, fault.Is(err, fault.Unavailable))
 		require.ErrorContains(t, err, "too many consoles")
 	}
 	require.Equal(t, maxConsoles, waiting())
-	_, err := s.consoles.add("x", "another host")
+	_, err := s.consoles.add("x", consoleAsk{Node: "another host"})
 	require.NoError(t, err)
 	s.consoles.remove("x")
 	cancel()
@@ -325,6 +327,56 @@ func TestConsolesAreBounded(t *testing.T) {
 	a.taken()
 	a.withdraw("seen")
 	require.True(t, a.taken()[0].GetCancel())
+}
+
+// One project, and one org, read no more consoles of a host than their part of them: others still can.
+func TestConsolesOfATenantAreBounded(t *testing.T) {
+	w := newWorld(t)
+	s := w.members[1]
+	s.begin("host", func(error) {})
+	ctx, cancel := context.WithCancel(limited(t))
+	ends := make(chan error, maxConsoles)
+	reading := 0
+	read := func(org cloud.OrgID, project cloud.ProjectID) error {
+		q := consoleAsk{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: guest(1), Follow: true}
+		ended := make(chan error, 1)
+		go func() { ended <- s.doReadConsole(ctx, q, func([]byte) error { return nil }) }()
+		var err error
+		require.Eventually(t, func() bool {
+			s.consoles.mu.Lock()
+			defer s.consoles.mu.Unlock()
+			select {
+			case err = <-ended:
+				return true
+			default:
+				return len(s.consoles.open) == reading+1
+			}
+		}, 10*time.Second, time.Millisecond)
+		if err == nil {
+			reading++
+			go func() { ends <- <-ended }()
+		}
+		return err
+	}
+	refused := func(err error, text string) {
+		t.Helper()
+		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+		require.ErrorContains(t, err, text)
+	}
+	for range maxProjectConsoles {
+		require.NoError(t, read("evil", "one"))
+	}
+	refused(read("evil", "one"), "project evil/one reads 4 consoles")
+	for range maxOrgConsoles - maxProjectConsoles {
+		require.NoError(t, read("evil", "two"))
+	}
+	refused(read("evil", "three"), "org evil reads 8 consoles")
+	require.NoError(t, read("acme", "web"), "another org's consoles are not theirs to block")
+	cancel()
+	for range reading {
+		require.ErrorIs(t, <-ends, context.Canceled)
+	}
+	require.Empty(t, s.consoles.open)
 }
 
 // What an agent's stream may say, to the reader.

@@ -69,6 +69,8 @@ type Options struct {
 	MaxMessage int
 	// Guest serves another protocol's methods beside ours; optional.
 	Guest *Guest
+	// Streams counts the streams of callers with tokens; the servers of a member share one. Its own when nil.
+	Streams *Streams
 }
 
 // Guest are services whose errors, metadata and callers are another protocol's: nothing of ours is done to their calls
@@ -86,7 +88,14 @@ func New(opts Options) (*grpc.Server, *health.Server) {
 	if limit == 0 {
 		limit = MaxMessage
 	}
-	e := &edge{opts}
+	e := &edge{opts: opts}
+	if opts.Verifier != nil {
+		if e.opts.Streams == nil {
+			e.opts.Streams = NewStreams()
+		}
+		e.checks = auth.NewRechecker(opts.Verifier)
+		opts.Credentials = counting(opts.Credentials, e.opts.Streams)
+	}
 	unary := []grpc.UnaryServerInterceptor{opts.Metrics.UnaryServerInterceptor(), e.unary}
 	stream := []grpc.StreamServerInterceptor{opts.Metrics.StreamServerInterceptor(), e.stream}
 	settings := []grpc.ServerOption{
@@ -95,6 +104,7 @@ func New(opts Options) (*grpc.Server, *health.Server) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 4 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.ConnectionTimeout(10 * time.Second),
+		grpc.ForceServerCodecV2(newCodec()),
 	}
 	if opts.Credentials != nil {
 		settings = append(settings, grpc.Creds(opts.Credentials))
@@ -111,7 +121,10 @@ func New(opts Options) (*grpc.Server, *health.Server) {
 	return s, h
 }
 
-type edge struct{ opts Options }
+type edge struct {
+	opts   Options
+	checks *auth.Rechecker // nil without a Verifier
+}
 
 // name gives a call its id.
 func name(ctx context.Context) (context.Context, string) {
@@ -230,10 +243,10 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		if err != nil {
 			return nil, err
 		}
-		if caller = auth.CallerOf(ctx); caller == nil || e.opts.Verifier == nil {
-			return nil, handler(srv, &stream{ss, ctx, e})
+		if caller = auth.CallerOf(ctx); e.opts.Verifier == nil {
+			return nil, handler(srv, &stream{ServerStream: ss, ctx: ctx, edge: e})
 		}
-		return nil, e.whileValid(ctx, func(ctx context.Context) error { return handler(srv, &stream{ss, ctx, e}) })
+		return nil, e.bounded(ctx, ss, func(ss grpc.ServerStream) error { return handler(srv, ss) })
 	})
 	if err != nil {
 		e.report(ctx, caller, info.FullMethod, err)
@@ -256,6 +269,7 @@ type stream struct {
 	grpc.ServerStream
 	ctx  context.Context
 	edge *edge
+	flow *flow // nil where streams are not counted
 }
 
 func (s *stream) Context() context.Context { return s.ctx }

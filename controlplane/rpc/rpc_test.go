@@ -346,7 +346,7 @@ func TestAStreamEndsWithItsToken(t *testing.T) {
 				select {
 				case <-ctx.Done():
 					return ctx.Err()
-				case <-time.After(5 * recheck / 2):
+				case <-time.After(5 * auth.RecheckEvery / 2):
 					return fault.New(fault.Aborted, "it went on")
 				}
 			}}

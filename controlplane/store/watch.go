@@ -16,6 +16,10 @@ type Change[T any] struct {
 	Revision int64
 }
 
+// watchBytes is about how much of keys and values a watch reads at a time: what a watch whose reader waits keeps in memory,
+// beside the same decoded. Thousands of streams may wait for their clients.
+const watchBytes = 16 << 10
+
 // Watch follows the records below a path. Close it.
 type Watch[T any] struct {
 	table   Table[T]
@@ -34,6 +38,7 @@ func (t Table[T]) WatchOne(s *Store, from int64, path ...string) *Watch[T] {
 }
 
 func (t Table[T]) watch(s *Store, opts mvcc.WatchOptions) *Watch[T] {
+	opts.MaxBytes = watchBytes
 	return &Watch[T]{table: t, watcher: s.opts.Engine.Watch(opts)}
 }
 

@@ -8,8 +8,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/node"
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -293,13 +297,21 @@ func TestWatch(t *testing.T) {
 	w := newWorld(t)
 	w.host("h1", plenty())
 	vm := w.create("web")
-	events := make(chan Event, 100)
+	events := make(chan *vmv1.VmEvent, 100)
 	ended := make(chan error)
 	first := make(chan struct{})
 	go func() {
-		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(e Event) error {
+		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Late) error {
 			if len(events) == 0 {
 				defer close(first)
+			}
+			m, err := late()
+			if err != nil {
+				return err
+			}
+			e := &vmv1.VmEvent{}
+			if err := proto.Unmarshal(m.Data(), e); err != nil {
+				return err
 			}
 			events <- e
 			return nil
@@ -324,10 +336,11 @@ func TestWatch(t *testing.T) {
 	var said []string
 	last := int64(0)
 	for e := range events {
-		require.Equal(t, vm.ID, e.VM.ID)
-		require.GreaterOrEqual(t, e.At, last)
-		last = e.At
-		said = append(said, fmt.Sprintf("%d %s", e.Type, e.VM.State))
+		require.Equal(t, string(vm.ID), e.GetVmId())
+		require.Equal(t, string(vm.ID), e.GetVm().GetId())
+		require.GreaterOrEqual(t, e.GetTimestamp(), last)
+		last = e.GetTimestamp()
+		said = append(said, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
 	}
 	require.Equal(t, []string{
 		"2 CREATING", "2 CREATING", "4 STOPPED", "4 STARTING", "4 RUNNING", "2 RUNNING", "2 RUNNING", "4 STOPPING", "4 STOPPED", "3 DELETED",

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -284,7 +285,7 @@ func TestIDs(t *testing.T) {
 			return err
 		},
 		"watch": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
-			return w.vms.Watch(ctx, t, id, func(Event) error { return nil })
+			return w.vms.Watch(ctx, t, id, func(rpc.Late) error { return nil })
 		},
 		"console": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
 			return w.vms.Console(ctx, t, id, false, 0, func([]byte) error { return nil })

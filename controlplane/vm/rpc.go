@@ -188,9 +188,7 @@ func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingSer
 	if err != nil {
 		return err
 	}
-	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(e Event) error {
-		return stream.Send(&vmv1.VmEvent{VmId: string(e.VM.ID), EventType: vmv1.VmEventType(e.Type), Vm: wire.VM(e.VM, nil), Timestamp: e.At})
-	})
+	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Late) error { return stream.SendMsg(m) })
 }
 
 // The calls below are not served yet. They answer as they will for whoever may not call, or calls wrongly.

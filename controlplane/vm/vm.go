@@ -57,7 +57,8 @@ type Options struct {
 
 // Service is the VM controller of one member.
 type Service struct {
-	opts Options
+	opts     Options
+	messages *messages
 
 	mu sync.Mutex
 	// usage is what hosts last said, on the leader.
@@ -79,7 +80,7 @@ func New(opts Options) *Service {
 	if opts.Billing == nil {
 		opts.Billing = unbilled{}
 	}
-	s := &Service{opts: opts, usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]due{}}
+	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]due{}}
 	s.create = lead.Handle(opts.Commands, "vm.create", lead.Keyed, s.doCreate)
 	s.level = lead.Handle(opts.Commands, "vm.power", lead.Repeatable, s.doPower)
 	s.press = lead.Handle(opts.Commands, "vm.press", lead.Keyed, s.doPower)
@@ -178,5 +179,5 @@ func (s *Service) Console(ctx context.Context, t cloud.Tenant, id cloud.VMID, fo
 	if vm.Node == "" {
 		return fault.New(fault.FailedPrecondition, "VM %s is on no host yet", vm.Name)
 	}
-	return s.opts.Nodes.ReadConsole(ctx, vm.Node, id, follow, tail, send)
+	return s.opts.Nodes.ReadConsole(ctx, t, vm.Node, id, follow, tail, send)
 }

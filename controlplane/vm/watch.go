@@ -3,8 +3,12 @@ package vm
 import (
 	"context"
 
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/wire"
 )
 
 // EventType numbers are the spec's (part 6).
@@ -24,39 +28,62 @@ type Event struct {
 	At   cloud.Time
 }
 
-// Watch sends the VM as it is, then one event for each commit, in log order, until it is deleted or ctx ends. A reader
-// that falls behind the kept history gets OutOfRange and reads again.
-func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(Event) error) error {
+// eventBytes is how much of the newest messages about VMs is kept for watches that come to them later, in bytes.
+const eventBytes = 16 << 20
+
+// messages are the events of all VMs as WatchVm sends them: each is made once, for all who watch its VM.
+type messages = store.Shared[cloud.VM, *rpc.Encoded]
+
+func newMessages(s *store.Store) *messages {
+	return store.NewShared(s, VMs, eventBytes, func(c store.Change[cloud.VM]) (*rpc.Encoded, int, error) {
+		e := event(c, s.Now())
+		m, err := rpc.Encode(&vmv1.VmEvent{
+			VmId: string(e.VM.ID), EventType: vmv1.VmEventType(e.Type), Vm: wire.VM(e.VM, nil), Timestamp: e.At,
+		})
+		return m, m.Size(), err
+	})
+}
+
+// Watch sends the VM as it is, then one event for each commit, in log order, until it is deleted or ctx ends. Each event
+// is a VmEvent that send can make when it has room for it: until then the watch keeps no record. A reader that falls
+// behind the kept history gets OutOfRange and reads again.
+func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Late) error) error {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return err
 	}
-	var first *cloud.VM
-	var from int64
-	err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
-		from = v.Revision() + 1
-		first, err = of(v, t, id)
-		return err
-	})
+	first, from, err := s.current(ctx, t, id)
 	if err != nil {
 		return err
 	}
-	w := VMs.WatchOne(s.opts.Store, from, string(t.Project), string(id))
+	w := s.messages.WatchOne(from, string(t.Project), string(id))
 	defer w.Close()
-	if err := send(Event{UpdatedEvent, first, first.UpdatedAt}); err != nil {
+	if err := send(first); err != nil {
 		return err
 	}
 	for {
-		changes, _, err := w.Next(ctx)
+		changes, err := w.Next(ctx)
 		if err != nil {
 			return err
 		}
 		for _, c := range changes {
-			e := event(c, s.opts.Store.Now())
-			if err := send(e); err != nil || e.Type == DeletedEvent {
+			if err := send(c.Value); err != nil || c.Deleted {
 				return err
 			}
 		}
 	}
+}
+
+// current returns the first event of a watch, and the revision after it.
+func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (first rpc.Late, next int64, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		next = v.Revision() + 1
+		if _, err = of(v, t, id); err != nil {
+			return err
+		}
+		first, err = s.messages.Current(v, string(t.Project), string(id))
+		return err
+	})
+	return first, next, err
 }
 
 // event says what a commit means.

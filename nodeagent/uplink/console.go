@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// consolesAtOnce is how many consoles are sent at the same time.
-	consolesAtOnce = 16
+	// consolesAtOnce is how many consoles are sent at the same time: as many as the control plane asks for. It sees to it
+	// that no tenant has more than a part of them.
+	consolesAtOnce = 64
 	// consoleChunk bounds one message, in bytes.
 	consoleChunk = 32 << 10
 	// consoleRate is how fast one console is sent in the long run, in bytes a second. The first consoleBurst go at once:

@@ -1,0 +1,136 @@
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// RecheckEvery is how often the token of an open stream is verified again, in time: a stream outlives its token, or the
+// role that admitted it, by at most this and one verification.
+const RecheckEvery = time.Second
+
+// Rechecker verifies the tokens of open streams again, once every RecheckEvery for each distinct token, however many
+// streams a token has opened.
+type Rechecker struct {
+	verifier Verifier
+
+	mu     sync.Mutex
+	tokens map[[sha256.Size]byte]*recheck
+}
+
+// recheck verifies one token while it has subscribers.
+type recheck struct {
+	text string
+	end  context.CancelFunc
+	done chan struct{}
+
+	subscribers map[*func(*Check)]struct{} // guarded by Rechecker.mu
+}
+
+// Check is the outcome of one verification, which all streams of a token share.
+type Check struct {
+	// Caller is who holds the token now; nil when Err is set.
+	Caller *cloud.Caller
+	// Err is Unauthenticated when the token has ended, and another error when this member cannot tell.
+	Err error
+
+	admitted map[admitted]error
+}
+
+// admitted is what a call was admitted for.
+type admitted struct {
+	method Method
+	tenant cloud.Tenant
+}
+
+// NewRechecker makes a Rechecker that asks verifier.
+func NewRechecker(verifier Verifier) *Rechecker {
+	return &Rechecker{verifier: verifier, tokens: map[[sha256.Size]byte]*recheck{}}
+}
+
+// Subscribe calls f with the outcome of each verification of token until stop is called. All calls for one token are made
+// by one goroutine, one after the other: f must return at once, and must not call stop. After stop has returned, f may
+// run once more if it was about to.
+func (r *Rechecker) Subscribe(token string, f func(*Check)) (stop func()) {
+	sum := sha256.Sum256([]byte(token))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.tokens[sum]
+	if c == nil {
+		ctx, end := context.WithCancel(context.Background())
+		c = &recheck{text: token, end: end, done: make(chan struct{}), subscribers: map[*func(*Check)]struct{}{}}
+		r.tokens[sum] = c
+		go func() {
+			defer close(c.done)
+			r.run(ctx, c)
+		}()
+	}
+	c.subscribers[&f] = struct{}{}
+	return func() {
+		r.mu.Lock()
+		delete(c.subscribers, &f)
+		last := len(c.subscribers) == 0 && r.tokens[sum] == c
+		if last {
+			delete(r.tokens, sum)
+		}
+		r.mu.Unlock()
+		if last {
+			c.end()
+			<-c.done
+		}
+	}
+}
+
+// run verifies c's token until ctx ends.
+func (r *Rechecker) run(ctx context.Context, c *recheck) {
+	again := time.NewTicker(RecheckEvery)
+	defer again.Stop()
+	var calls []func(*Check)
+	for {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return
+		}
+		check := &Check{admitted: map[admitted]error{}}
+		check.Caller, check.Err = r.verifier.Verify(ctx, c.text)
+		if ctx.Err() != nil {
+			return
+		}
+		calls = calls[:0]
+		r.mu.Lock()
+		for f := range c.subscribers {
+			calls = append(calls, *f)
+		}
+		r.mu.Unlock()
+		for _, f := range calls {
+			f(check)
+		}
+		clear(calls)
+	}
+}
+
+// Again reports whether the call of ctx would be admitted now, as the function Again does. The policy is evaluated once
+// for all streams of the token that have the same method and tenant. Only the subscriber that received c may call it.
+func (c *Check) Again(ctx context.Context) error {
+	if c.Err != nil {
+		return c.Err
+	}
+	e, _ := ctx.Value(key{}).(entry)
+	if e.let == nil {
+		return nil
+	}
+	e.let.mu.Lock()
+	what := admitted{e.let.method, e.let.tenant}
+	e.let.mu.Unlock()
+	if err, known := c.admitted[what]; known {
+		return err
+	}
+	err := Again(ctx, c.Caller)
+	c.admitted[what] = err
+	return err
+}

@@ -1,0 +1,82 @@
+package rpc
+
+import (
+	"context"
+	"net"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+)
+
+// conn is a connection whose streams are counted.
+type conn struct {
+	net.Conn
+	s     *Streams
+	key   string
+	flows map[*flow]struct{} // guarded by Streams.mu
+}
+
+// Close closes the connection. What its streams held is gone with it: gRPC does not say so.
+func (c *conn) Close() error {
+	err := c.Conn.Close()
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	if c.s.conns[c.key] == c {
+		delete(c.s.conns, c.key)
+	}
+	for f := range c.flows {
+		f.lose()
+	}
+	return err
+}
+
+// lose releases what a flow holds whose connection is closed. What gRPC releases later does not count any more.
+func (f *flow) lose() {
+	f.lost = true
+	f.free(f.held)
+}
+
+// connKey tells connections apart: by both ends.
+func connKey(remote, local net.Addr) string { return remote.String() + " " + local.String() }
+
+// connOf is the key of the connection of a call.
+func connOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil || p.LocalAddr == nil {
+		return ""
+	}
+	return connKey(p.Addr, p.LocalAddr)
+}
+
+// counted keeps account of the connections that its credentials accept.
+type counted struct {
+	credentials.TransportCredentials
+	s *Streams
+}
+
+// counting wraps the credentials of a listener; nil is plaintext.
+func counting(c credentials.TransportCredentials, s *Streams) credentials.TransportCredentials {
+	if c == nil {
+		c = insecure.NewCredentials()
+	}
+	return counted{c, s}
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (c counted) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secure, info, err := c.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return secure, info, err
+	}
+	one := &conn{Conn: secure, s: c.s, key: connKey(secure.RemoteAddr(), secure.LocalAddr()), flows: map[*flow]struct{}{}}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.conns[one.key] = one
+	return one, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c counted) Clone() credentials.TransportCredentials {
+	return counted{c.TransportCredentials.Clone(), c.s}
+}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// watchers are many WatchVm streams of one tenant, of which each has had its first event.
+type watchers struct {
+	h       *house
+	tenant  cloud.Tenant
+	vm      string
+	tokens  []string
+	streams []grpc.ServerStreamingClient[vmv1.VmEvent]
+}
+
+// fat are 60 labels, or metadata, of 1 KiB.
+func fat(mark int) map[string]string {
+	m := map[string]string{"mark": fmt.Sprint(mark)}
+	for i := range 60 {
+		m[fmt.Sprint("key-", i)] = strings.Repeat("x", cloud.MaxPairValue)
+	}
+	return m
+}
+
+// newWatchers makes a project with a VM as large as can be, and service accounts of it.
+func newWatchers(h *house, t cloud.Tenant, accounts int) *watchers {
+	who := identityv1.NewIdentityServiceClient(h.public)
+	do(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(t.Project), OrgId: string(t.Org)})
+	do(h, creditv1.NewCreditServiceClient(h.public).CreateWallet,
+		&creditv1.CreateWalletRequest{OrgId: string(t.Org), ProjectId: string(t.Project), InitialBalance: 1000})
+	w := &watchers{h: h, tenant: t}
+	w.vm = do(h, vmv1.NewVmServiceClient(h.public).CreateVm, &vmv1.CreateVmRequest{
+		Name: "fat", OrgId: string(t.Org), ProjectId: string(t.Project), Labels: fat(0), Metadata: fat(0), Spec: &vmv1.VmSpec{
+			Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 512},
+			Disks: []*vmv1.DiskSpec{{Id: "root", SizeGib: 1, Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}}},
+		},
+	}).GetId()
+	for i := range accounts {
+		made := do(h, who.CreateServiceAccount, &identityv1.CreateServiceAccountRequest{
+			OrgId: string(t.Org), ProjectId: string(t.Project), Name: fmt.Sprint("watcher-", i), Roles: []string{string(cloud.ProjectViewer)},
+		})
+		token, err := who.IssueToken(h.limited(), &identityv1.IssueTokenRequest{
+			Username: made.GetAccount().GetId(), Password: made.GetSecret(), OrgId: string(t.Org), ProjectId: string(t.Project),
+		})
+		require.NoError(h.t, err)
+		w.tokens = append(w.tokens, token.GetToken())
+	}
+	return w
+}
+
+// open opens n streams with a token and waits for the first event of each. Those that are refused are counted by code.
+func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, token string, n int) map[codes.Code]int {
+	vms := vmv1.NewVmServiceClient(conn)
+	ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	got := map[codes.Code]int{}
+	for range n {
+		s, err := vms.WatchVm(ctx, &vmv1.WatchVmRequest{OrgId: string(w.tenant.Org), ProjectId: string(w.tenant.Project), VmId: w.vm})
+		require.NoError(w.h.t, err)
+		e, err := s.Recv()
+		if got[status.Code(err)]++; err == nil {
+			require.Equal(w.h.t, w.vm, e.GetVmId())
+			w.streams = append(w.streams, s)
+		} else {
+			require.ErrorContains(w.h.t, err, "streams open on this member, which is the limit")
+		}
+	}
+	return got
+}
+
+// update changes the VM.
+func (w *watchers) update(mark int) {
+	do(w.h, vmv1.NewVmServiceClient(w.h.public).UpdateVm, &vmv1.UpdateVmRequest{
+		OrgId: string(w.tenant.Org), ProjectId: string(w.tenant.Project), VmId: w.vm, Labels: fat(mark), Metadata: fat(mark),
+	})
+}
+
+// dial connects to the member.
+func (w *watchers) dial() *grpc.ClientConn {
+	conn, err := grpc.NewClient(address(w.h.config, w.h.config.Ports.GRPC), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		// The client takes no more than half of an event of its own accord: the rest stays with the member.
+		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
+	require.NoError(w.h.t, err)
+	w.h.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// read reads a stream up to the event of the last mark, and fails unless every event comes once and in order.
+func (w *watchers) read(s grpc.ServerStreamingClient[vmv1.VmEvent], last int) error {
+	for next := 1; next <= last; next++ {
+		e, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		if got := e.GetVm().GetLabels()["mark"]; got != fmt.Sprint(next) {
+			return fmt.Errorf("event %s follows %d", got, next-1)
+		}
+	}
+	return nil
+}
+
+// heapInUse is what this process needs, in bytes, without what a collection frees.
+func heapInUse() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
+}
+
+// Two orgs open as many watches as they may on the largest of VMs, read next to none of them, and change the VMs all the
+// time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that read miss
+// nothing, and nothing is left when the streams have ended.
+func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
+	h := newHouse(t)
+	h.furnish()
+	const projects, updates, readers = 4, 40, 4
+	var all []*watchers
+	for i := range projects {
+		all = append(all, newWatchers(h, cloud.Tenant{Org: []cloud.OrgID{web.Org, lab.Org}[i%2], Project: cloud.ProjectID(fmt.Sprint("load-", i))}, 3))
+	}
+	before := heapInUse()
+	ctx, hangUp := context.WithCancel(context.Background())
+	defer hangUp()
+	for _, w := range all {
+		// One principal reaches its own limit, then others that of the project.
+		const each = rpc.MaxPrincipalStreams
+		slow := w.dial()
+		require.Equal(t, map[codes.Code]int{codes.OK: readers}, w.open(ctx, w.dial(), w.tokens[0], readers))
+		require.Equal(t, map[codes.Code]int{codes.OK: each - readers, codes.ResourceExhausted: 50}, w.open(ctx, slow, w.tokens[0], each-readers+50))
+		require.Equal(t, map[codes.Code]int{codes.OK: rpc.MaxProjectStreams - each}, w.open(ctx, slow, w.tokens[1], rpc.MaxProjectStreams-each))
+		require.Equal(t, map[codes.Code]int{codes.ResourceExhausted: 5}, w.open(ctx, slow, w.tokens[2], 5))
+	}
+	opened := heapInUse()
+
+	var reading sync.WaitGroup
+	missed := make(chan error, projects*readers)
+	for _, w := range all {
+		for _, s := range w.streams[:readers] {
+			reading.Go(func() { missed <- w.read(s, updates) })
+		}
+	}
+	var peak uint64
+	for mark := range updates {
+		var work sync.WaitGroup
+		for _, w := range all {
+			work.Go(func() { w.update(mark + 1) })
+		}
+		work.Wait()
+		if mark%8 == 7 {
+			peak = max(peak, heapInUse())
+		}
+	}
+	reading.Wait()
+	t.Logf("in use: %d MiB before, %d MiB with %d streams, at most %d MiB while they are not read", before>>20, opened>>20, projects*rpc.MaxProjectStreams, peak>>20)
+	require.Less(t, max(opened, peak), before+256<<20)
+	for range projects * readers {
+		require.NoError(t, <-missed)
+	}
+
+	// The others go on where they were, or are told to begin anew: their stream was ended, or its connection closed.
+	for _, w := range all {
+		for _, s := range w.streams[readers : 10*readers] {
+			switch err := w.read(s, updates); status.Code(err) {
+			case codes.OK, codes.ResourceExhausted, codes.Unavailable:
+			default:
+				require.NoError(t, err)
+			}
+		}
+		w.streams = nil
+	}
+	hangUp()
+	require.Eventually(t, func() bool { return heapInUse() < before+128<<20 }, 30*time.Second, 500*time.Millisecond, "nothing is left")
+	t.Logf("in use: %d MiB after", heapInUse()>>20)
+}
