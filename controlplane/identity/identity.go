@@ -17,6 +17,8 @@
 //     stands on a list of those that are denied until it would have ended.
 //   - A token that names a project which is not in the org that it names acts nowhere.
 //   - A member whose clock is too far from the others' issues no tokens and believes none: dates would mean nothing.
+//   - An unauthenticated token is signed by a key of its own that discovery does not publish, for an audience and in a name
+//     of its own, so that no program that trusts this service takes it for a login.
 //   - The administrator's tokens are signed by a key that follows from the cluster key, so whoever holds that can make
 //     one without a running member: `trivet-controlplane admin-token`.
 //   - Anybody may register a name over REST, as the spec says; it is worth nothing. How many names without a credential
@@ -87,6 +89,8 @@ type Service struct {
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
 	do                 commands
+	// unprovenKey signs unauthenticated tokens.
+	unprovenKey ed25519.PrivateKey
 }
 
 // New makes the service and adds its commands.
@@ -94,6 +98,7 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(),
 		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
+		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")),
 	}
 	s.do = s.commands()
 	return s

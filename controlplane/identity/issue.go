@@ -125,11 +125,15 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 	s.opts.Audit.Note(r)
 }
 
-// issue signs claims with the cluster's key.
+// issue signs claims with the primary signing key, or with the unproven key when the holder is unauthenticated. Either way
+// it is Unavailable when the records cannot be read (the spec's part 4.6).
 func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
 	id, private, err := s.signer(ctx)
 	if err != nil {
 		return issued{}, err
+	}
+	if say.Proof == cloud.ProofNone {
+		id, private = unprovenKeyID, s.unprovenKey
 	}
 	now := s.now()
 	say.Issuer, say.Cluster = s.opts.Issuer, s.opts.Key.Cluster()
