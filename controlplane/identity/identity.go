@@ -14,7 +14,8 @@
 //     that was revoked is refused everywhere within a second, behind a partition too.
 //   - A principal's tokens die when its password is set, when it is disabled or deleted, or when they are revoked
 //     together: a token carries the count of those (its epoch), and one of another count is refused. A single token
-//     stands on a list of those that are denied until it would have ended.
+//     stands on a list of those that are denied until it would have ended. Issuing and revoking is bounded per principal,
+//     and so is the list: when it is full for a principal, all tokens of that principal end instead.
 //   - A token that names a project which is not in the org that it names acts nowhere.
 //   - A member whose clock is too far from the others' issues no tokens and believes none: dates would mean nothing.
 //   - An unauthenticated token is signed by a key of its own that discovery does not publish, for an audience and in a name
@@ -91,6 +92,8 @@ type Service struct {
 	do                 commands
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
+	// issues and revocations bound the tokens of each principal.
+	issues, revocations *principalRates
 }
 
 // New makes the service and adds its commands.
@@ -98,7 +101,7 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(),
 		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
-		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")),
+		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
 	}
 	s.do = s.commands()
 	return s

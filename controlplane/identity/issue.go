@@ -94,6 +94,9 @@ func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 		return issued{}, false, err
 	}
 	if u != nil {
+		if !s.issues.allow(u.ID, s.now()) {
+			return issued{}, false, errTooManyTokens(u.ID)
+		}
 		if scope, err = s.orgOf(ctx, scope); err != nil {
 			return issued{}, false, err
 		}
@@ -237,6 +240,9 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 		return issued{}, fault.New(fault.Unauthenticated, "nobody here is linked with your identity at %s: ask an administrator to", provider).
 			WithReason("NOT_LINKED").With("provider", provider).With("subject", subject)
 	}
+	if !s.issues.allow(u.ID, s.now()) {
+		return issued{}, errTooManyTokens(u.ID)
+	}
 	if scope, err = s.orgOf(ctx, scope); err != nil {
 		return issued{}, err
 	}
@@ -251,10 +257,13 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 // revokeToken denies one token. Whoever holds it may, and system:admin names it by its id.
 func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	caller := auth.CallerOf(ctx)
-	switch {
-	case (text == "") == (id == ""):
+	if (text == "") == (id == "") {
 		return fault.Invalid("token", "give the token, or its id")
-	case text != "":
+	}
+	if !s.revocations.allow(caller.User, s.now()) {
+		return errTooManyRevocations(caller.User)
+	}
+	if text != "" {
 		holder, err := s.Verify(ctx, text)
 		if fault.Is(err, fault.Unauthenticated) {
 			return nil // it is over already
@@ -265,19 +274,25 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 		if !holder.Proven() {
 			return nil // it is worth nothing
 		}
-		_, err = s.do.deny(ctx, denial{Token: holder.TokenID, Until: holder.Expires})
-		return err
+		return s.deny(ctx, denialOf(holder))
 	}
 	if err := cloud.CheckUUID("token_id", id); err != nil {
 		return err
 	}
 	if id == caller.TokenID {
-		_, err := s.do.deny(ctx, denial{Token: id, Until: caller.Expires})
-		return err
+		return s.deny(ctx, denialOf(caller))
 	}
 	if !caller.Governs() {
 		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
 	}
-	_, err := s.do.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
+	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
+}
+
+// deny denies a token, and logs when that ended all tokens of the principal.
+func (s *Service) deny(ctx context.Context, d denial) error {
+	out, err := s.do.deny(ctx, d)
+	if out.AllEnded {
+		s.opts.Log.Warn("a principal revoked so many single tokens that all its tokens were ended", "principal", d.User, "limit", maxDenials)
+	}
 	return err
 }
