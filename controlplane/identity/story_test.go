@@ -554,6 +554,47 @@ func TestOnesOwn(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
+// A name that somebody registered over REST does not keep an administrator from creating the user: the user is new, with
+// nothing of what was registered. A user that was given something is not created again, nor is one made by CreateUser.
+func TestRegisteredNamesAreNotTaken(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	register := func(id cloud.UserID) {
+		require.NoError(t, second(w.first.do.createUser(t.Context(), newName{ID: id, Name: "Squatter", Open: true})))
+	}
+	create := func(id string) (*identityv1.User, error) {
+		return r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: id, Name: "Ada Lovelace"})
+	}
+	register("ada")
+	w.wait(time.Hour)
+	u, err := create("ada")
+	require.NoError(t, err)
+	require.Equal(t, []any{"Ada Lovelace", w.at.UnixMilli(), false}, []any{u.GetName(), u.GetCreatedAt(), u.GetRegistered()})
+	_, err = create("ada")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "an administrator made it: %v", err)
+	require.True(t, fault.Is(second(w.first.do.createUser(t.Context(), newName{ID: "ada", Open: true})), fault.AlreadyExists))
+
+	for id, give := range map[string]func(id string) error{
+		"with-password": func(id string) error {
+			return second(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: id, Password: secret}))
+		},
+		"disabled": func(id string) error {
+			return second(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: id}))
+		},
+	} {
+		register(cloud.UserID(id))
+		require.NoError(t, give(id))
+		_, err = create(id)
+		require.True(t, fault.Is(err, fault.AlreadyExists), "%s: %v", id, err)
+	}
+	require.True(t, fault.Is(second(create("admin")), fault.AlreadyExists))
+	require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
+		count, err := openNames.Get(v, "all")
+		require.EqualValues(t, 2, *count, "the name that was created anew makes room for another")
+		return err
+	}))
+}
+
 // A name that anybody registered makes room for another when it is deleted.
 func TestOpenNamesAreCounted(t *testing.T) {
 	w := newWorld(t)
