@@ -32,6 +32,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
@@ -99,7 +100,7 @@ type Service struct {
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{
-		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(),
+		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
 	}

@@ -148,10 +148,14 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 // too often from the address.
 func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 	var u *principal.User
+	var networks []string
 	// As it is now: whoever has just set a password logs in on another member next.
 	read := func() error {
 		return s.opts.Store.View(ctx, func(v *store.View) (err error) {
-			u, err = principal.Users.Get(v, string(q.User))
+			if u, err = principal.Users.Get(v, string(q.User)); err != nil {
+				return err
+			}
+			networks, err = networksOf(v, q.User)
 			return err
 		})
 	}
@@ -171,18 +175,20 @@ func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 			return nil, nil
 		}
 	}
-	right, err := s.passwords.Try(ctx, q.User, q.Address, q.Password, now, func() (*password.Hash, error) {
+	var account password.Account
+	right, err := s.passwords.Try(ctx, q.User, q.Address, q.Password, now, func() (password.Account, error) {
 		if err := read(); err != nil {
-			return nil, fmt.Errorf("read user: %w", err)
+			return account, fmt.Errorf("read user: %w", err)
 		}
-		if u == nil {
-			return nil, nil
+		if u != nil {
+			account = password.Account{Hash: u.Password, Networks: networks}
 		}
-		return u.Password, nil
+		return account, nil
 	})
 	if err != nil || !right || !q.may(u, now()) {
 		return nil, err
 	}
+	s.rememberNetwork(ctx, u.ID, password.Network(q.Address), account.Networks)
 	return u, nil
 }
 

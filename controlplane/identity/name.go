@@ -80,5 +80,6 @@ func (s *Service) doDeleteUser(tx *store.Tx, id cloud.UserID) (none, error) {
 			openNames.Put(tx, count, "all")
 		}
 	}
+	loginNetworks.Delete(tx, string(id))
 	return none{}, principal.Delete(tx, id)
 }
