@@ -162,7 +162,7 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 	case "file":
 		return s.file(t, d)
 	case "stdin":
-		s.stdin = strings.NewReplacer("KVPASSWORD", kvPassword, "EMPTY", "", "ISSUED", issuedToken).Replace(d.Input) + "\n"
+		s.stdin = strings.NewReplacer("KVPASSWORD", kvPassword, "EMPTY", "", "ISSUED", issuedToken, "UNPROVEN", unprovenToken).Replace(d.Input) + "\n"
 	case "files":
 		entries, err := os.ReadDir(s.home)
 		require.NoError(t, err)

@@ -20,9 +20,11 @@ import (
 // More secrets: what the fake gives to whoever is not demo, and a service account's.
 const (
 	issuedToken = "eyJpc3N1ZWQ.t0ken.sig"
-	oidcToken   = "eyJvaWRj.t0ken.sig"
-	saSecret    = "service-s3cret"
-	newPassword = "another horse"
+	// unprovenToken is one that REST gave without a password.
+	unprovenToken = "eyJ1bnByb3Zlbg.t0ken.sig"
+	oidcToken     = "eyJvaWRj.t0ken.sig"
+	saSecret      = "service-s3cret"
+	newPassword   = "another horse"
 )
 
 // fakeIdentity is as much of identity.v1 as the commands use: maps, and a list of what it was told.
@@ -69,7 +71,7 @@ func newIdentity(c *fakeCloud) *fakeIdentity {
 }
 
 // tokens is whom each token stands for.
-var tokens = map[string]string{tenantToken: "demo", adminToken: "admin", issuedToken: "ci", oidcToken: "ada"}
+var tokens = map[string]string{tenantToken: "demo", adminToken: "admin", issuedToken: "ci", oidcToken: "ada", unprovenToken: "root"}
 
 func (f *fakeIdentity) note(format string, args ...any) {
 	f.cloud.mu.Lock()
@@ -131,6 +133,9 @@ func (f *fakeIdentity) holder(token string) *identityv1.WhoAmIResponse {
 	}
 	if token == adminToken {
 		me.OrgId, me.ProjectId, me.Proof, me.Bindings = "", "", "hostkey", []*identityv1.Binding{{Role: "system:admin"}}
+	}
+	if token == unprovenToken {
+		me.Proof, me.Bindings = "none", nil
 	}
 	return me
 }

@@ -106,6 +106,12 @@ func TestForeignProgramsCheckTokens(t *testing.T) {
 	require.NotContains(t, said, "roles")
 	_, err = verifiers[1].Verify(ctx, text)
 	require.ErrorContains(t, err, "issued by a different provider", "another URL is another issuer")
+	for _, word := range []string{"", "wrong password"} {
+		unproven, err := w.rest(2, "").IssueToken(ctx, "admin", word, nil)
+		require.NoError(t, err)
+		_, err = verifiers[2].Verify(ctx, unproven)
+		require.ErrorContains(t, err, "failed to verify signature", "anybody gets this token in the administrator's name")
+	}
 
 	var mu sync.Mutex
 	current := text

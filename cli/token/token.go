@@ -7,6 +7,7 @@ package token
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -111,8 +112,10 @@ func verifying(s *session.Session) *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use: "verify", Short: "Say whose a token is, and whether it is good", Args: none,
-		Long: `Say whose a token is, and whether it is good: one that is not ends the program with 1. The token is that of --file, or else
-the one that other commands would use: that of --token-file, TRIVET_TOKEN, TRIVET_TOKEN_FILE or the login.`,
+		Long: `Say whose a token is, and whether it is good: one that is not ends the program with 1. So does an unauthenticated one, which
+the REST token endpoint gives to anybody in any name when the password is missing or wrong: it proves nothing about its
+holder. The token is that of --file, or else the one that other commands would use: that of --token-file, TRIVET_TOKEN,
+TRIVET_TOKEN_FILE or the login.`,
 		Example: "  trivet token verify --file ci.token\n  pass show ci-token | trivet token verify --file -",
 	}
 	fileFlag(c, &file)
@@ -133,7 +136,8 @@ the one that other commands would use: that of --token-file, TRIVET_TOKEN, TRIVE
 			return err
 		}
 		var names []string
-		if v.GetValid() {
+		unauthenticated := v.GetHolder().GetProof() == whoami.NoProof
+		if v.GetValid() && !unauthenticated {
 			names = []string{v.GetHolder().GetPrincipalId()}
 		}
 		if err := s.Print(v, names, func(w io.Writer) error {
@@ -147,10 +151,16 @@ the one that other commands would use: that of --token-file, TRIVET_TOKEN, TRIVE
 		if !v.GetValid() {
 			return fmt.Errorf("the token is not good: %s", v.GetReason())
 		}
+		if unauthenticated {
+			return errUnauthenticated
+		}
 		return nil
 	})
 	return c
 }
+
+var errUnauthenticated = errors.New("the token is unauthenticated: it was issued without the right password, so every call with it is refused; " +
+	"get another with `trivet token issue` or `trivet login`")
 
 func revoking(s *session.Session) *cobra.Command {
 	var file, id string

@@ -32,13 +32,20 @@ roles, and until when the token is good.`,
 	return c
 }
 
+// NoProof is the proof of an unauthenticated token: anybody gets one in any name.
+const NoProof = "none"
+
 // Fields is a token's holder for people.
 func Fields(me *identityv1.WhoAmIResponse) [][2]string {
+	proof := me.GetProof()
+	if proof == NoProof {
+		proof = "nothing: the token is unauthenticated"
+	}
 	f := [][2]string{
 		{"ID", me.GetPrincipalId()},
 		{"Name", me.GetPrincipalName()},
 		{"Kind", me.GetKind()},
-		{"Proven by", me.GetProof()},
+		{"Proven by", proof},
 		{"Acts in", scope(me)},
 		{"Token", me.GetTokenId()},
 		{"Good until", show.When(me.GetExpiresAt())},

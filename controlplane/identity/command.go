@@ -64,7 +64,8 @@ type commands struct {
 	disable     func(context.Context, newState) (principal.User, error)
 	deleteUser  func(context.Context, cloud.UserID) (none, error)
 	revoke      func(context.Context, cloud.UserID) (none, error)
-	deny        func(context.Context, denial) (none, error)
+	deny        func(context.Context, denial) (denied, error)
+	remember    func(context.Context, newNetwork) (none, error)
 	link        func(context.Context, newIdentity) (principal.User, error)
 	unlink      func(context.Context, newIdentity) (principal.User, error)
 
@@ -94,7 +95,8 @@ func (s *Service) commands() commands {
 		}),
 		deleteUser: change(s, "delete-user", lead.Keyed, s.doDeleteUser),
 		revoke:     change(s, "revoke", lead.Repeatable, func(tx *store.Tx, id cloud.UserID) (none, error) { return done(principal.Revoke(tx, id)) }),
-		deny:       change(s, "deny", lead.Repeatable, func(tx *store.Tx, q denial) (none, error) { return none{}, q.put(tx) }),
+		deny:       change(s, "deny", lead.Repeatable, func(tx *store.Tx, q denial) (denied, error) { return q.put(tx) }),
+		remember:   change(s, "remember-network", lead.Repeatable, doRemember),
 		link: change(s, "link", lead.Repeatable, func(tx *store.Tx, q newIdentity) (principal.User, error) {
 			return of(principal.Link(tx, q.User, q.Identity))
 		}),

@@ -14,9 +14,12 @@
 //     that was revoked is refused everywhere within a second, behind a partition too.
 //   - A principal's tokens die when its password is set, when it is disabled or deleted, or when they are revoked
 //     together: a token carries the count of those (its epoch), and one of another count is refused. A single token
-//     stands on a list of those that are denied until it would have ended.
+//     stands on a list of those that are denied until it would have ended. Issuing and revoking is bounded per principal,
+//     and so is the list: when it is full for a principal, all tokens of that principal end instead.
 //   - A token that names a project which is not in the org that it names acts nowhere.
 //   - A member whose clock is too far from the others' issues no tokens and believes none: dates would mean nothing.
+//   - An unauthenticated token is signed by a key of its own that discovery does not publish, for an audience and in a name
+//     of its own, so that no program that trusts this service takes it for a login.
 //   - The administrator's tokens are signed by a key that follows from the cluster key, so whoever holds that can make
 //     one without a running member: `trivet-controlplane admin-token`.
 //   - Anybody may register a name over REST, as the spec says; it is worth nothing. How many names without a credential
@@ -29,6 +32,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
@@ -87,13 +91,18 @@ type Service struct {
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
 	do                 commands
+	// unprovenKey signs unauthenticated tokens.
+	unprovenKey ed25519.PrivateKey
+	// issues and revocations bound the tokens of each principal.
+	issues, revocations *principalRates
 }
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{
-		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(),
+		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
+		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
 	}
 	s.do = s.commands()
 	return s

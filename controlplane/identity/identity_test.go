@@ -65,11 +65,13 @@ func (w *world) member(ahead time.Duration, dev bool) *Service {
 	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at.Add(ahead) }
 	records := store.New(store.Options{Engine: w.engine, Proposer: w.direct, PageKey: make([]byte, 32), Now: now, Stamp: audit.Stamp})
 	commands, log := lead.NewCommands(1, alone{}, nil), slog.New(slog.DiscardHandler)
-	return New(Options{
+	s := New(Options{
 		Store: records, Commands: commands, Key: w.key, Log: log, Dev: dev, Issuer: "https://cloud.example",
 		Audit:     audit.New(audit.Options{Store: records, Commands: commands, Log: log}),
 		Providers: w.providers, Skew: func() (time.Duration, bool) { return w.skew, true },
 	})
+	s.passwords = password.NewDesk(64) // on a host of many cores there is no pause after a hash
+	return s
 }
 
 func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }

@@ -94,6 +94,9 @@ func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 		return issued{}, false, err
 	}
 	if u != nil {
+		if !s.issues.allow(u.ID, s.now()) {
+			return issued{}, false, errTooManyTokens(u.ID)
+		}
 		if scope, err = s.orgOf(ctx, scope); err != nil {
 			return issued{}, false, err
 		}
@@ -125,11 +128,15 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 	s.opts.Audit.Note(r)
 }
 
-// issue signs claims with the cluster's key.
+// issue signs claims with the primary signing key, or with the unproven key when the holder is unauthenticated. Either way
+// it is Unavailable when the records cannot be read (the spec's part 4.6).
 func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
 	id, private, err := s.signer(ctx)
 	if err != nil {
 		return issued{}, err
+	}
+	if say.Proof == cloud.ProofNone {
+		id, private = unprovenKeyID, s.unprovenKey
 	}
 	now := s.now()
 	say.Issuer, say.Cluster = s.opts.Issuer, s.opts.Key.Cluster()
@@ -141,10 +148,14 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 // too often from the address.
 func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 	var u *principal.User
+	var networks []string
 	// As it is now: whoever has just set a password logs in on another member next.
 	read := func() error {
 		return s.opts.Store.View(ctx, func(v *store.View) (err error) {
-			u, err = principal.Users.Get(v, string(q.User))
+			if u, err = principal.Users.Get(v, string(q.User)); err != nil {
+				return err
+			}
+			networks, err = networksOf(v, q.User)
 			return err
 		})
 	}
@@ -164,18 +175,20 @@ func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 			return nil, nil
 		}
 	}
-	right, err := s.passwords.Try(ctx, q.User, q.Address, q.Password, now, func() (*password.Hash, error) {
+	var account password.Account
+	right, err := s.passwords.Try(ctx, q.User, q.Address, q.Password, now, func() (password.Account, error) {
 		if err := read(); err != nil {
-			return nil, fmt.Errorf("read user: %w", err)
+			return account, fmt.Errorf("read user: %w", err)
 		}
-		if u == nil {
-			return nil, nil
+		if u != nil {
+			account = password.Account{Hash: u.Password, Networks: networks}
 		}
-		return u.Password, nil
+		return account, nil
 	})
 	if err != nil || !right || !q.may(u, now()) {
 		return nil, err
 	}
+	s.rememberNetwork(ctx, u.ID, password.Network(q.Address), account.Networks)
 	return u, nil
 }
 
@@ -233,6 +246,9 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 		return issued{}, fault.New(fault.Unauthenticated, "nobody here is linked with your identity at %s: ask an administrator to", provider).
 			WithReason("NOT_LINKED").With("provider", provider).With("subject", subject)
 	}
+	if !s.issues.allow(u.ID, s.now()) {
+		return issued{}, errTooManyTokens(u.ID)
+	}
 	if scope, err = s.orgOf(ctx, scope); err != nil {
 		return issued{}, err
 	}
@@ -247,10 +263,13 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 // revokeToken denies one token. Whoever holds it may, and system:admin names it by its id.
 func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	caller := auth.CallerOf(ctx)
-	switch {
-	case (text == "") == (id == ""):
+	if (text == "") == (id == "") {
 		return fault.Invalid("token", "give the token, or its id")
-	case text != "":
+	}
+	if !s.revocations.allow(caller.User, s.now()) {
+		return errTooManyRevocations(caller.User)
+	}
+	if text != "" {
 		holder, err := s.Verify(ctx, text)
 		if fault.Is(err, fault.Unauthenticated) {
 			return nil // it is over already
@@ -261,19 +280,25 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 		if !holder.Proven() {
 			return nil // it is worth nothing
 		}
-		_, err = s.do.deny(ctx, denial{Token: holder.TokenID, Until: holder.Expires})
-		return err
+		return s.deny(ctx, denialOf(holder))
 	}
 	if err := cloud.CheckUUID("token_id", id); err != nil {
 		return err
 	}
 	if id == caller.TokenID {
-		_, err := s.do.deny(ctx, denial{Token: id, Until: caller.Expires})
-		return err
+		return s.deny(ctx, denialOf(caller))
 	}
 	if !caller.Governs() {
 		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
 	}
-	_, err := s.do.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
+	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
+}
+
+// deny denies a token, and logs when that ended all tokens of the principal.
+func (s *Service) deny(ctx context.Context, d denial) error {
+	out, err := s.do.deny(ctx, d)
+	if out.AllEnded {
+		s.opts.Log.Warn("a principal revoked so many single tokens that all its tokens were ended", "principal", d.User, "limit", maxDenials)
+	}
 	return err
 }

@@ -47,8 +47,21 @@ func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) 
 			return principal.User{}, fault.New(fault.ResourceExhausted, "%d names were registered without a token: no more are taken", maxOpenNames)
 		}
 		openNames.Put(tx, count, "all")
+	} else if err := s.dropUnused(tx, q.ID); err != nil {
+		return principal.User{}, err
 	}
 	return of(principal.Create(tx, q.ID, q.Name, q.Open))
+}
+
+// dropUnused deletes a name that somebody registered over REST and that was given nothing since: registering a name must
+// not keep an administrator from creating the user.
+func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
+	u, err := principal.Users.Get(tx, string(id))
+	if err != nil || u == nil || !u.Unused() {
+		return err
+	}
+	_, err = s.doDeleteUser(tx, id)
+	return err
 }
 
 // doDeleteUser removes a user; a name that anybody had registered makes room for another.
@@ -67,5 +80,6 @@ func (s *Service) doDeleteUser(tx *store.Tx, id cloud.UserID) (none, error) {
 			openNames.Put(tx, count, "all")
 		}
 	}
+	loginNetworks.Delete(tx, string(id))
 	return none{}, principal.Delete(tx, id)
 }

@@ -90,7 +90,7 @@ func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequ
 			return nil, fault.New(fault.PermissionDenied, "current_password is not your password; without one, ask an administrator")
 		}
 	}
-	h, err := r.s.passwords.Hash(ctx, in.GetPassword())
+	h, err := r.s.passwords.Hash(ctx, cloud.UserID(in.GetUserId()), in.GetPassword())
 	if err != nil {
 		return nil, err
 	}

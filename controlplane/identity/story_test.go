@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
+	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
@@ -306,6 +307,11 @@ func TestForeignersAndRotation(t *testing.T) {
 		require.NoError(t, err)
 		return out.GetKeys()[0].GetId()
 	}
+	ada, err := w.first.user(t.Context(), "ada")
+	require.NoError(t, err)
+	proven := token.Claims{
+		Claims: jwt.Claims{Subject: "ada"}, Kind: token.User, Scope: "system", Proof: cloud.ProofPassword, Epoch: ada.Epoch,
+	}
 	done := make(chan struct{})
 	var checks atomic.Int64
 	var load sync.WaitGroup
@@ -317,8 +323,8 @@ func TestForeignersAndRotation(t *testing.T) {
 					return
 				default:
 				}
-				// Unproven tokens cost no password; what signs and checks them is the same.
-				fresh, _, err := w.first.token(t.Context(), ask{User: "ada"})
+				// Signed directly: trying a password each time would take longer than all the rest.
+				fresh, err := w.first.issue(t.Context(), proven, time.Hour)
 				if !checkNo(t, err) || !checkNo(t, second(other.Verify(t.Context(), fresh.text))) ||
 					!checkNo(t, second(foreign.Verify(t.Context(), fresh.text))) {
 					return
@@ -546,6 +552,47 @@ func TestOnesOwn(t *testing.T) {
 	require.NoError(t, err)
 	err = second(r.UnbindRole(w.login("ada"), &identityv1.UnbindRoleRequest{UserId: "eve", Binding: oneOnWire(cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+}
+
+// A name that somebody registered over REST does not keep an administrator from creating the user: the user is new, with
+// nothing of what was registered. A user that was given something is not created again, nor is one made by CreateUser.
+func TestRegisteredNamesAreNotTaken(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	register := func(id cloud.UserID) {
+		require.NoError(t, second(w.first.do.createUser(t.Context(), newName{ID: id, Name: "Squatter", Open: true})))
+	}
+	create := func(id string) (*identityv1.User, error) {
+		return r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: id, Name: "Ada Lovelace"})
+	}
+	register("ada")
+	w.wait(time.Hour)
+	u, err := create("ada")
+	require.NoError(t, err)
+	require.Equal(t, []any{"Ada Lovelace", w.at.UnixMilli(), false}, []any{u.GetName(), u.GetCreatedAt(), u.GetRegistered()})
+	_, err = create("ada")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "an administrator made it: %v", err)
+	require.True(t, fault.Is(second(w.first.do.createUser(t.Context(), newName{ID: "ada", Open: true})), fault.AlreadyExists))
+
+	for id, give := range map[string]func(id string) error{
+		"with-password": func(id string) error {
+			return second(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: id, Password: secret}))
+		},
+		"disabled": func(id string) error {
+			return second(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: id}))
+		},
+	} {
+		register(cloud.UserID(id))
+		require.NoError(t, give(id))
+		_, err = create(id)
+		require.True(t, fault.Is(err, fault.AlreadyExists), "%s: %v", id, err)
+	}
+	require.True(t, fault.Is(second(create("admin")), fault.AlreadyExists))
+	require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
+		count, err := openNames.Get(v, "all")
+		require.EqualValues(t, 2, *count, "the name that was created anew makes room for another")
+		return err
+	}))
 }
 
 // A name that anybody registered makes room for another when it is deleted.

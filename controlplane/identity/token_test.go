@@ -91,36 +91,67 @@ func TestForgedTokens(t *testing.T) {
 	require.NoError(t, err, "the forgeries below differ from a good token by one thing each")
 	with := func(change func(*token.Claims)) forgery { f := ours; f.change = change; return f }
 	host := ed25519.NewKeyFromSeed(w.key.Derive("host-token"))
+	// unproven is an unauthenticated token made by hand, with one change.
+	unproven := func(change func(*token.Claims)) forgery {
+		return forgery{alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
+			c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
+			change(c)
+		}}
+	}
+	_, err = w.first.Verify(t.Context(), unproven(func(*token.Claims) {}).make(t, w))
+	require.NoError(t, err, "the unproven forgeries below differ from an unauthenticated token by one thing each")
+	published := with(func(c *token.Claims) {
+		c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
+	})
+	hostUnproven := published
+	hostUnproven.key, hostUnproven.kid = host, hostKeyID
 	for name, f := range map[string]forgery{
-		"another key under our kid":          {alg: jose.EdDSA, key: mine, kid: kid},
-		"another key under the host's kid":   {alg: jose.EdDSA, key: mine, kid: hostKeyID},
-		"our key under the host's kid":       {alg: jose.EdDSA, key: private, kid: hostKeyID},
-		"the host's key under our kid":       {alg: jose.EdDSA, key: host, kid: kid},
-		"no kid":                             {alg: jose.EdDSA, key: private},
-		"an empty kid":                       {alg: jose.EdDSA, key: private, kid: ""},
-		"an unknown kid":                     {alg: jose.EdDSA, key: mine, kid: "0000000000000000"},
-		"a kid that is a path":               {alg: jose.EdDSA, key: mine, kid: "../signing-key/" + kid},
-		"a kid of 4 KiB":                     {alg: jose.EdDSA, key: mine, kid: strings.Repeat("k", 4<<10)},
-		"the public key as an HMAC secret":   {alg: jose.HS256, key: []byte(public), kid: kid},
-		"a key that the token itself brings": {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: mine.Public(), KeyID: kid}}},
-		"a header that must be understood":   {alg: jose.EdDSA, key: private, kid: kid, header: map[jose.HeaderKey]any{"crit": []string{"x"}, "x": 1}},
-		"another cluster's":                  with(func(c *token.Claims) { c.Cluster = clusterkey.Generate().Cluster() }),
-		"no issuer":                          with(func(c *token.Claims) { c.Issuer = "" }),
-		"another token.Audience":             with(func(c *token.Claims) { c.Audience = jwt.Audience{"billing"} }),
-		"no token.Audience":                  with(func(c *token.Claims) { c.Audience = nil }),
-		"no end":                             with(func(c *token.Claims) { c.Expiry = nil }),
-		"over for a second":                  with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Second)) }),
-		"over for an hour":                   with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Hour)) }),
-		"no cluster":                         with(func(c *token.Claims) { c.Cluster = "" }),
-		"no id":                              with(func(c *token.Claims) { c.ID = "" }),
-		"no beginning":                       with(func(c *token.Claims) { c.IssuedAt = nil }),
-		"no scope":                           with(func(c *token.Claims) { c.Scope = "" }),
-		"a scope that is none":               with(func(c *token.Claims) { c.Scope = "everything" }),
-		"a service account's, for a user":    with(func(c *token.Claims) { c.Kind = token.ServiceAccount }),
-		"from the far future":                with(func(c *token.Claims) { c.IssuedAt = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
-		"not good yet":                       with(func(c *token.Claims) { c.NotBefore = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
-		"nobody's":                           with(func(c *token.Claims) { c.Subject = "" }),
-		"a host's":                           with(func(c *token.Claims) { c.Kind = "node" }),
+		"unproven, by a published key":          published,
+		"unproven, by the host key":             hostUnproven,
+		"unproven as issued in former versions": with(func(c *token.Claims) { c.Proof = cloud.ProofNone }),
+		"proven, by the unproven key":           {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID},
+		"a host key's proof, by the unproven key": {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
+			c.Proof = cloud.ProofHostKey
+		}},
+		"a password's proof, unproven otherwise": unproven(func(c *token.Claims) { c.Proof = cloud.ProofPassword }),
+		"no proof, by the unproven key":          unproven(func(c *token.Claims) { c.Proof = "" }),
+		"another key under the unproven kid":     {alg: jose.EdDSA, key: mine, kid: unprovenKeyID},
+		"the unproven key under our kid":         {alg: jose.EdDSA, key: w.first.unprovenKey, kid: kid},
+		"unproven, for other programs":           unproven(func(c *token.Claims) { c.Audience = jwt.Audience{token.Audience} }),
+		"unproven, for other programs too":       unproven(func(c *token.Claims) { c.Audience = append(c.Audience, token.Audience) }),
+		"unproven, in a user's own name":         unproven(func(c *token.Claims) { c.Subject = "admin" }),
+		"unproven, in no name":                   unproven(func(c *token.Claims) { c.Subject = "unproven:" }),
+		"proven, in an unproven name":            with(func(c *token.Claims) { c.Subject = "unproven:admin" }),
+		"proven, for the unproven audience":      with(func(c *token.Claims) { c.Audience = jwt.Audience{token.UnprovenAudience} }),
+		"another key under our kid":              {alg: jose.EdDSA, key: mine, kid: kid},
+		"another key under the host's kid":       {alg: jose.EdDSA, key: mine, kid: hostKeyID},
+		"our key under the host's kid":           {alg: jose.EdDSA, key: private, kid: hostKeyID},
+		"the host's key under our kid":           {alg: jose.EdDSA, key: host, kid: kid},
+		"no kid":                                 {alg: jose.EdDSA, key: private},
+		"an empty kid":                           {alg: jose.EdDSA, key: private, kid: ""},
+		"an unknown kid":                         {alg: jose.EdDSA, key: mine, kid: "0000000000000000"},
+		"a kid that is a path":                   {alg: jose.EdDSA, key: mine, kid: "../signing-key/" + kid},
+		"a kid of 4 KiB":                         {alg: jose.EdDSA, key: mine, kid: strings.Repeat("k", 4<<10)},
+		"the public key as an HMAC secret":       {alg: jose.HS256, key: []byte(public), kid: kid},
+		"a key that the token itself brings":     {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: mine.Public(), KeyID: kid}}},
+		"a header that must be understood":       {alg: jose.EdDSA, key: private, kid: kid, header: map[jose.HeaderKey]any{"crit": []string{"x"}, "x": 1}},
+		"another cluster's":                      with(func(c *token.Claims) { c.Cluster = clusterkey.Generate().Cluster() }),
+		"no issuer":                              with(func(c *token.Claims) { c.Issuer = "" }),
+		"another token.Audience":                 with(func(c *token.Claims) { c.Audience = jwt.Audience{"billing"} }),
+		"no token.Audience":                      with(func(c *token.Claims) { c.Audience = nil }),
+		"no end":                                 with(func(c *token.Claims) { c.Expiry = nil }),
+		"over for a second":                      with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Second)) }),
+		"over for an hour":                       with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Hour)) }),
+		"no cluster":                             with(func(c *token.Claims) { c.Cluster = "" }),
+		"no id":                                  with(func(c *token.Claims) { c.ID = "" }),
+		"no beginning":                           with(func(c *token.Claims) { c.IssuedAt = nil }),
+		"no scope":                               with(func(c *token.Claims) { c.Scope = "" }),
+		"a scope that is none":                   with(func(c *token.Claims) { c.Scope = "everything" }),
+		"a service account's, for a user":        with(func(c *token.Claims) { c.Kind = token.ServiceAccount }),
+		"from the far future":                    with(func(c *token.Claims) { c.IssuedAt = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"not good yet":                           with(func(c *token.Claims) { c.NotBefore = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"nobody's":                               with(func(c *token.Claims) { c.Subject = "" }),
+		"a host's":                               with(func(c *token.Claims) { c.Kind = "node" }),
 		"a proof that only the host key gives": with(func(c *token.Claims) {
 			c.Proof = cloud.ProofHostKey
 		}),

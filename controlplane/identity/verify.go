@@ -21,6 +21,9 @@ import (
 const (
 	// hostKeyID names the key that follows from the cluster key.
 	hostKeyID = "host"
+	// unprovenKeyID names the key of unauthenticated tokens. It follows from the cluster key too, and it is not published:
+	// other programs, which know the published keys only, refuse these tokens.
+	unprovenKeyID = "unproven"
 	// verifyTime bounds how long a token may take to be judged: the others may have to be asked.
 	verifyTime = 3 * time.Second
 	// justIssued is how long after a token was made (milliseconds) its holder may have roles that this member has not heard
@@ -118,9 +121,12 @@ func (s *Service) judged(text string) (*judgement, error) {
 // cannot find it leaves out.
 func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error {
 	var public ed25519.PublicKey
-	if j.kid == hostKeyID {
+	switch j.kid {
+	case hostKeyID:
 		public = s.hostKey.Public().(ed25519.PublicKey)
-	} else {
+	case unprovenKeyID:
+		public = s.unprovenKey.Public().(ed25519.PublicKey)
+	default:
 		ring, err := keyring.Load(v)
 		if err != nil {
 			return err
@@ -140,8 +146,9 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 		if err != nil {
 			return err
 		}
-		// What only the host key can prove, and what it proves.
-		if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) {
+		// The host key proves ProofHostKey only and nothing else proves that; the unproven key signs ProofNone only and
+		// nothing else signs that.
+		if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
 			return token.NotValid()
 		}
 		j.claims = claims
@@ -202,9 +209,15 @@ func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err er
 	return bindings, nil
 }
 
+// keyKnown reports whether the key that the token names was found: a signing key, or one of the two that follow from the
+// cluster key.
+func (j *judgement) keyKnown() bool {
+	return j.key != nil || j.kid == hostKeyID || j.kid == unprovenKeyID
+}
+
 // behind reports whether newer records might say better of the token.
 func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
-	if j.kid != hostKeyID && j.key == nil {
+	if !j.keyKnown() {
 		return keyring.Possible(j.kid) && s.unknown.Allow()
 	}
 	if j.claims.Proof == cloud.ProofNone {
@@ -216,7 +229,7 @@ func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
 
 // verdict says whether the token is good now, by what was read.
 func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) error {
-	if j.kid != hostKeyID && j.key == nil {
+	if !j.keyKnown() {
 		return token.NotValid()
 	}
 	c := j.claims

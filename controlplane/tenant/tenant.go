@@ -17,9 +17,6 @@
 package tenant
 
 import (
-	"strings"
-	"unicode"
-
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -56,10 +53,11 @@ var (
 // maxName is the limit of a name for people, in bytes.
 const maxName = 256
 
-// CheckName says whether text can be the name for people of an org, a project or a user.
+// CheckName returns InvalidArgument unless text can be the display name of an org, a project or a user: at most maxName
+// bytes of UTF-8 without characters that are invisible or change the direction of text. It may be empty.
 func CheckName(field, text string) error {
-	if len(text) > maxName || strings.ContainsFunc(text, unicode.IsControl) || strings.ToValidUTF8(text, "") != text {
-		return fault.Invalid(field, "at most %d printable bytes", maxName)
+	if len(text) > maxName || !printable(text) {
+		return fault.Invalid(field, "must be at most %d bytes of printable text, without control characters and invisible ones", maxName)
 	}
 	return nil
 }

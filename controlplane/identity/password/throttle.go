@@ -27,16 +27,24 @@ func Network(address string) string {
 	return ip.String()
 }
 
-// After MaxMisses in a window a name is not tried from an address until the window ends.
+// Limits of wrong passwords on one member.
 const (
-	MaxMisses    = 10
-	missWindow   = int64(time.Minute / time.Millisecond)
+	// MaxMisses in missWindow from one network end the trying of a name from there until the window ends.
+	MaxMisses  = 10
+	missWindow = int64(time.Minute / time.Millisecond)
+	// MaxNameMisses in nameWindow from all networks end the trying of a name from networks from which it never logged in,
+	// until the window ends. A person who mistypes stays far below it; a guesser has 2,400 tries a day.
+	MaxNameMisses = 100
+	nameWindow    = int64(time.Hour / time.Millisecond)
+	// maxRemembers is how many names, and how many names from a network, have their misses counted.
 	maxRemembers = 10_000
+	// evictSample is how many of them are compared to find one that can be forgotten.
+	evictSample = 16
 )
 
 type attempt struct {
 	user    cloud.UserID
-	address string
+	network string
 }
 
 type count struct {
@@ -44,63 +52,59 @@ type count struct {
 	n     int
 }
 
-// throttle counts misses, of a bounded number of attempts: when it is full, the windows that are over go, and if none
-// is, all.
-type throttle struct {
-	mu    sync.Mutex
-	names map[attempt]*count
+// throttle counts misses in windows, for a bounded number of keys.
+type throttle[K comparable] struct {
+	most   int
+	window int64
+
+	mu     sync.Mutex
+	counts map[K]*count
 }
 
-func (t *throttle) allow(a attempt, now cloud.Time) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	c := t.names[a]
-	return c == nil || now-c.since >= missWindow || c.n < MaxMisses
+func newThrottle[K comparable](most int, window int64) *throttle[K] {
+	return &throttle[K]{most: most, window: window, counts: map[K]*count{}}
 }
 
-func (t *throttle) miss(a attempt, now cloud.Time) {
+// allow reports whether a key has fewer misses than most in its window.
+func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.names[a]; c != nil && now-c.since < missWindow {
+	c := t.counts[k]
+	return c == nil || now-c.since >= t.window || c.n < t.most
+}
+
+// miss counts one miss.
+func (t *throttle[K]) miss(k K, now cloud.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.counts[k]; c != nil && now-c.since < t.window {
 		c.n++
 		return
 	}
-	if len(t.names) >= maxRemembers {
-		for k, c := range t.names {
-			if now-c.since >= missWindow {
-				delete(t.names, k)
-			}
+	if _, had := t.counts[k]; !had && len(t.counts) >= maxRemembers {
+		t.evict(now)
+	}
+	t.counts[k] = &count{since: now, n: 1}
+}
+
+// evict forgets one of a few keys, which a map gives in no order: one whose window is over, or else the one with the fewest
+// misses, or else the oldest. Misses in many other names do not make a name that is being guessed forgotten: each of them
+// would have to be missed as often.
+func (t *throttle[K]) evict(now cloud.Time) {
+	var victim K
+	var least *count
+	sampled := 0
+	for k, c := range t.counts {
+		if now-c.since >= t.window {
+			victim = k
+			break
 		}
-		if len(t.names) >= maxRemembers {
-			clear(t.names)
+		if least == nil || c.n < least.n || c.n == least.n && c.since < least.since {
+			victim, least = k, c
+		}
+		if sampled++; sampled == evictSample {
+			break
 		}
 	}
-	t.names[a] = &count{since: now, n: 1}
-}
-
-// share bounds how many of one network are at the desk at once, so that the others find room.
-type share struct {
-	mu sync.Mutex
-	at map[string]int
-}
-
-func (s *share) enter(from string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.at == nil {
-		s.at = map[string]int{}
-	}
-	if from != "" && s.at[from] >= maxShare {
-		return false
-	}
-	s.at[from]++
-	return true
-}
-
-func (s *share) leave(from string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.at[from]--; s.at[from] <= 0 {
-		delete(s.at, from)
-	}
+	delete(t.counts, victim)
 }

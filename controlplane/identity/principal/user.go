@@ -90,6 +90,12 @@ func (u *User) Registered() bool {
 	return u.Password != nil || len(u.Identities) > 0 || u.Account != nil || u.ID == Admin
 }
 
+// Unused reports whether the principal is a name that somebody registered without a token and that nobody gave anything
+// since: no credential, no role. One that an administrator disabled is not unused.
+func (u *User) Unused() bool {
+	return u.Claimed && !u.Registered() && len(u.Bindings) == 0 && !u.Disabled
+}
+
 // cut ends all tokens of a principal.
 func (u *User) cut(tx *store.Tx) {
 	u.Epoch++

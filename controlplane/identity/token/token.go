@@ -4,7 +4,10 @@
 // It is pure: keys and the time are given. It knows no users and no store. Decisions:
 //   - "iss" is the URL at which OpenID discovery finds the keys, for programs of others. What binds a token to this cluster
 //     is its key and "cluster": members of one cluster may be reached at several URLs.
-//   - "aud" is always Audience, the client id that programs of others expect.
+//   - "aud" is Audience, the client ID that other programs expect, and "sub" is the principal's ID.
+//   - A token with proof "none" is unauthenticated: anybody gets one in any name (the spec's part 4.6). Its "aud" is
+//     UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that a program that checks either one
+//     refuses it. Package identity signs these tokens with a key that is not published.
 //   - Members' clocks may be Leeway apart when a token begins. It ends when it says (RFC 7519 part 4.1.4).
 package token
 
@@ -31,6 +34,10 @@ const (
 	// Leeway is how far the clocks of members may be apart.
 	Leeway   = time.Minute
 	Audience = "trivet"
+	// UnprovenAudience is the only audience of an unauthenticated token.
+	UnprovenAudience = "trivet:unproven"
+	// unprovenSubject begins the subject of an unauthenticated token. A principal's ID has no colon.
+	unprovenSubject = "unproven:"
 	// maxText is the limit of a token in bytes.
 	maxText = 8 << 10
 )
@@ -41,7 +48,8 @@ const (
 	ServiceAccount = "service_account"
 )
 
-// Claims are what a token says.
+// Claims are what a token says. Subject is the principal's ID alone; Sign adds the prefix of an unauthenticated token and
+// Verify removes it.
 type Claims struct {
 	jwt.Claims
 	// Cluster is the cluster's id.
@@ -102,6 +110,9 @@ func Sign(key ed25519.PrivateKey, id string, say Claims, now time.Time, ttl time
 		return "", fmt.Errorf("make signer: %w", err)
 	}
 	say.Audience, say.ID, say.At = jwt.Audience{Audience}, uuid.NewString(), now.UnixMilli()
+	if say.Proof == cloud.ProofNone {
+		say.Audience, say.Subject = jwt.Audience{UnprovenAudience}, unprovenSubject+say.Subject
+	}
 	say.IssuedAt, say.Expiry = jwt.NewNumericDate(now), jwt.NewNumericDate(Ends(now, ttl))
 	return jwt.Signed(signer).Claims(say).Serialize()
 }
@@ -139,14 +150,27 @@ func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) 
 	if err := p.jwt.Claims(key, c); err != nil {
 		return nil, NotValid()
 	}
-	if c.Expiry == nil || c.IssuedAt == nil || c.Subject == "" || c.ID == "" || c.Issuer == "" || c.Cluster != cluster ||
-		!slices.Contains(c.Audience, Audience) && !mutant.On(mutant.AnyAudience) || c.Kind != User && c.Kind != ServiceAccount {
+	if c.Expiry == nil || c.IssuedAt == nil || c.ID == "" || c.Issuer == "" || c.Cluster != cluster ||
+		!c.forUs() && !mutant.On(mutant.AnyAudience) || c.Kind != User && c.Kind != ServiceAccount {
 		return nil, NotValid()
 	}
+	subject, unproven := strings.CutPrefix(c.Subject, unprovenSubject)
+	if subject == "" || unproven != (c.Proof == cloud.ProofNone) {
+		return nil, NotValid()
+	}
+	c.Subject = subject
 	if _, ok := c.Tenant(); !ok {
 		return nil, NotValid()
 	}
 	return c, nil
+}
+
+// forUs reports whether the audience is the one that belongs to the proof.
+func (c *Claims) forUs() bool {
+	if c.Proof == cloud.ProofNone {
+		return slices.Equal(c.Audience, jwt.Audience{UnprovenAudience})
+	}
+	return slices.Contains(c.Audience, Audience)
 }
 
 // Current says whether the token's time is now.

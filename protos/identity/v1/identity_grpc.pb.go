@@ -67,22 +67,30 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type IdentityServiceClient interface {
-	// IssueToken gives a token whose holder proved who they are, or UNAUTHENTICATED.
+	// IssueToken gives a token whose holder proved who they are, or UNAUTHENTICATED. RESOURCE_EXHAUSTED when the same
+	// principal was issued too many tokens just now: a member issues 120 at once and then one a second. UNAVAILABLE when too
+	// many passwords are being tried. Both may be tried again after the delay of their RetryInfo.
 	IssueToken(ctx context.Context, in *IssueTokenRequest, opts ...grpc.CallOption) (*IssueTokenResponse, error)
 	// ExchangeToken is IssueToken for whoever an outside OpenID provider vouches for. UNAUTHENTICATED when nobody here is
-	// linked with that identity.
+	// linked with that identity. RESOURCE_EXHAUSTED as with IssueToken.
 	ExchangeToken(ctx context.Context, in *ExchangeTokenRequest, opts ...grpc.CallOption) (*IssueTokenResponse, error)
 	// ListLoginProviders lists the outside OpenID providers that are believed. It asks for no token.
 	ListLoginProviders(ctx context.Context, in *ListLoginProvidersRequest, opts ...grpc.CallOption) (*ListLoginProvidersResponse, error)
 	// VerifyToken says whose a token is. One that is not valid is an answer, not an error. It asks for no other token.
+	// A token whose holder.proof is "none" is valid and unauthenticated: the REST token endpoint gives one to anybody in any
+	// name, so it says nothing about its holder.
 	VerifyToken(ctx context.Context, in *VerifyTokenRequest, opts ...grpc.CallOption) (*VerifyTokenResponse, error)
 	// WhoAmI says whom the call's own token stands for.
 	WhoAmI(ctx context.Context, in *WhoAmIRequest, opts ...grpc.CallOption) (*WhoAmIResponse, error)
 	// RevokeToken ends a token, on every member within a second. Whoever holds it may; system:admin by its id too.
+	// Repeats do nothing. RESOURCE_EXHAUSTED when the caller revoked too many just now: a member takes 120 at once and then
+	// one a second. When 1,000 tokens of one principal are revoked and have not expired, revoking another ends all tokens
+	// that this principal has until now, as RevokeTokens does.
 	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// RevokeTokens ends all tokens that a user, or a service account, has until now. system:admin, or the user itself.
 	RevokeTokens(ctx context.Context, in *RevokeTokensRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// CreateUser makes a name: no credential, no role. ALREADY_EXISTS when it is taken. system:admin.
+	// CreateUser makes a name: no credential, no role. ALREADY_EXISTS when it is taken. A name that somebody registered over
+	// REST without a token, and that was given nothing since, is not taken: it is made anew. system:admin.
 	CreateUser(ctx context.Context, in *CreateUserRequest, opts ...grpc.CallOption) (*User, error)
 	GetUser(ctx context.Context, in *GetUserRequest, opts ...grpc.CallOption) (*User, error)
 	ListUsers(ctx context.Context, in *ListUsersRequest, opts ...grpc.CallOption) (*ListUsersResponse, error)
@@ -509,22 +517,30 @@ func (c *identityServiceClient) ListAuditRecords(ctx context.Context, in *ListAu
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
 type IdentityServiceServer interface {
-	// IssueToken gives a token whose holder proved who they are, or UNAUTHENTICATED.
+	// IssueToken gives a token whose holder proved who they are, or UNAUTHENTICATED. RESOURCE_EXHAUSTED when the same
+	// principal was issued too many tokens just now: a member issues 120 at once and then one a second. UNAVAILABLE when too
+	// many passwords are being tried. Both may be tried again after the delay of their RetryInfo.
 	IssueToken(context.Context, *IssueTokenRequest) (*IssueTokenResponse, error)
 	// ExchangeToken is IssueToken for whoever an outside OpenID provider vouches for. UNAUTHENTICATED when nobody here is
-	// linked with that identity.
+	// linked with that identity. RESOURCE_EXHAUSTED as with IssueToken.
 	ExchangeToken(context.Context, *ExchangeTokenRequest) (*IssueTokenResponse, error)
 	// ListLoginProviders lists the outside OpenID providers that are believed. It asks for no token.
 	ListLoginProviders(context.Context, *ListLoginProvidersRequest) (*ListLoginProvidersResponse, error)
 	// VerifyToken says whose a token is. One that is not valid is an answer, not an error. It asks for no other token.
+	// A token whose holder.proof is "none" is valid and unauthenticated: the REST token endpoint gives one to anybody in any
+	// name, so it says nothing about its holder.
 	VerifyToken(context.Context, *VerifyTokenRequest) (*VerifyTokenResponse, error)
 	// WhoAmI says whom the call's own token stands for.
 	WhoAmI(context.Context, *WhoAmIRequest) (*WhoAmIResponse, error)
 	// RevokeToken ends a token, on every member within a second. Whoever holds it may; system:admin by its id too.
+	// Repeats do nothing. RESOURCE_EXHAUSTED when the caller revoked too many just now: a member takes 120 at once and then
+	// one a second. When 1,000 tokens of one principal are revoked and have not expired, revoking another ends all tokens
+	// that this principal has until now, as RevokeTokens does.
 	RevokeToken(context.Context, *RevokeTokenRequest) (*emptypb.Empty, error)
 	// RevokeTokens ends all tokens that a user, or a service account, has until now. system:admin, or the user itself.
 	RevokeTokens(context.Context, *RevokeTokensRequest) (*emptypb.Empty, error)
-	// CreateUser makes a name: no credential, no role. ALREADY_EXISTS when it is taken. system:admin.
+	// CreateUser makes a name: no credential, no role. ALREADY_EXISTS when it is taken. A name that somebody registered over
+	// REST without a token, and that was given nothing since, is not taken: it is made anew. system:admin.
 	CreateUser(context.Context, *CreateUserRequest) (*User, error)
 	GetUser(context.Context, *GetUserRequest) (*User, error)
 	ListUsers(context.Context, *ListUsersRequest) (*ListUsersResponse, error)

@@ -1,0 +1,42 @@
+package tenant
+
+import (
+	"unicode"
+	"unicode/utf8"
+)
+
+// invisible are the characters that a name must not have: control and format characters (among them those that change the
+// direction of text and those of no width), surrogates, private use, line and paragraph separators, and what Unicode calls
+// default ignorable. A name with them looks like another, or turns around the text beside it.
+var invisible = []*unicode.RangeTable{unicode.C, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point}
+
+// joined are the scripts that write words with the zero-width joiner and non-joiner, U+200D and U+200C (RFC 5892,
+// appendix A): cursive ones, and those with a virama.
+var joined = []*unicode.RangeTable{
+	unicode.Arabic, unicode.Syriac, unicode.Mongolian, unicode.Nko,
+	unicode.Devanagari, unicode.Bengali, unicode.Gurmukhi, unicode.Gujarati, unicode.Oriya, unicode.Tamil, unicode.Telugu,
+	unicode.Kannada, unicode.Malayalam, unicode.Sinhala, unicode.Khmer, unicode.Myanmar, unicode.Tibetan,
+}
+
+// printable reports whether text is UTF-8 without invisible characters. A joiner or non-joiner is allowed between two
+// characters of scripts that need it.
+func printable(text string) bool {
+	if !utf8.ValidString(text) {
+		return false
+	}
+	for i, r := range text {
+		if !unicode.In(r, invisible...) {
+			continue
+		}
+		if r != '\u200c' && r != '\u200d' {
+			return false
+		}
+		before, _ := utf8.DecodeLastRuneInString(text[:i])
+		after, _ := utf8.DecodeRuneInString(text[i+utf8.RuneLen(r):])
+		// Vowel marks of these scripts are inherited ones.
+		if !unicode.In(before, joined...) && !unicode.Is(unicode.Inherited, before) || !unicode.In(after, joined...) {
+			return false
+		}
+	}
+	return true
+}
