@@ -27,8 +27,11 @@ type answer struct {
 	Turn uint64
 }
 
-// turns counts a project's answers: those from First up to Next are kept.
-type turns struct{ First, Next uint64 }
+// turns counts a project's answers: those from First up to Next are kept, and those before Forgotten are not given again.
+type turns struct {
+	First, Next uint64
+	Forgotten   uint64 `cbor:",omitempty"`
+}
 
 var (
 	answers     = NewTable[answer]("idem")
@@ -53,7 +56,11 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, place, method string, body 
 	if err != nil {
 		return out, false, err
 	}
-	if kept != nil && tx.Now()-kept.At < KeepAnswers {
+	current, err := kept.current(tx, place)
+	if err != nil {
+		return out, false, err
+	}
+	if current {
 		if kept.Body != body {
 			return out, false, fault.Invalid("idempotency-key", "was used before with another request").WithReason("IDEMPOTENCY_KEY_REUSED")
 		}
@@ -70,6 +77,27 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, place, method string, body 
 		return out, false, fmt.Errorf("encode answer: %w", err)
 	}
 	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, kept)
+}
+
+// current reports whether an answer of a place may be given again; nil may not.
+func (a *answer) current(tx *Tx, place string) (bool, error) {
+	if a == nil || tx.Now()-a.At >= KeepAnswers {
+		return false, nil
+	}
+	t, err := answerTurns.Get(tx, place)
+	return err == nil && (t == nil || a.Turn >= t.Forgotten), err
+}
+
+// ForgetPlace has no answer of a place given again that is remembered now, for a place that is used for something else
+// from now on. The answers are removed when they are old, as ever.
+func ForgetPlace(tx *Tx, place string) error {
+	t, err := answerTurns.Get(tx, place)
+	if err != nil || t == nil {
+		return err
+	}
+	t.Forgotten = t.Next
+	answerTurns.Put(tx, t, place)
+	return nil
 }
 
 // remember stores an answer as the newest and removes the oldest past the limit.
