@@ -159,7 +159,11 @@ func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 	return none{}, principal.DeleteAccounts(tx, t.Project)
 }
 
+// doSetQuota sets a project's quota; without a project that of an org.
 func (s *Service) doSetQuota(tx *store.Tx, q newQuota) (none, error) {
+	if q.Tenant.Project == "" {
+		return none{}, tenant.SetOrgQuota(tx, q.Tenant.Org, q.Quota)
+	}
 	if err := s.ofOrg(tx, q.Tenant); err != nil {
 		return none{}, err
 	}

@@ -127,6 +127,9 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 
 // issue signs claims with the cluster's key.
 func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
+	if err := s.setIncarnation(ctx, &say); err != nil {
+		return issued{}, err
+	}
 	id, private, err := s.signer(ctx)
 	if err != nil {
 		return issued{}, err
