@@ -111,11 +111,9 @@ func (s *Service) commands() commands {
 			return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
 		}),
 
-		createOrg: change(s, "create-org", lead.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
-		deleteOrg: change(s, "delete-org", lead.Keyed, s.doDeleteOrg),
-		createProject: change(s, "create-project", lead.Keyed, func(tx *store.Tx, q newProject) (tenant.Project, error) {
-			return of(tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota))
-		}),
+		createOrg:     change(s, "create-org", lead.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
+		deleteOrg:     change(s, "delete-org", lead.Keyed, s.doDeleteOrg),
+		createProject: change(s, "create-project", lead.Keyed, s.doCreateProject),
 		deleteProject: change(s, "delete-project", lead.Keyed, s.doDeleteProject),
 		setQuota:      change(s, "set-quota", lead.Repeatable, s.doSetQuota),
 
@@ -141,6 +139,19 @@ func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
 		}
 	}
 	return none{}, tenant.DeleteOrg(tx, id)
+}
+
+func (s *Service) doCreateProject(tx *store.Tx, q newProject) (tenant.Project, error) {
+	p, err := tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota)
+	if err != nil {
+		return tenant.Project{}, err
+	}
+	for _, vacant := range s.opts.Vacant {
+		if err := vacant(tx, p.ID); err != nil {
+			return tenant.Project{}, err
+		}
+	}
+	return *p, nil
 }
 
 // doDeleteProject removes an empty project with its service accounts. Org is empty for whoever may delete in each.
