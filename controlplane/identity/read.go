@@ -166,7 +166,9 @@ func orgQuota(v *store.View, id cloud.OrgID) (*identityv1.QuotaStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &identityv1.QuotaStatus{OrgId: string(id), Quota: quotaOnWire(q), Used: usageOnWire(used)}, nil
+	out := &identityv1.QuotaStatus{OrgId: string(id), Quota: quotaOnWire(q), Used: usageOnWire(used)}
+	out.Used.Projects = &used.Projects
+	return out, nil
 }
 
 func quotaOnWire(q tenant.Quota) *identityv1.Quota {
@@ -176,7 +178,5 @@ func quotaOnWire(q tenant.Quota) *identityv1.Quota {
 }
 
 func usageOnWire(a tenant.Amount) *identityv1.Usage {
-	return &identityv1.Usage{
-		Vcpus: a.VCPUs, MemoryMib: a.MemoryMiB, StorageGib: a.StorageGiB, Vms: a.VMs, Images: a.Images, Projects: a.Projects,
-	}
+	return &identityv1.Usage{Vcpus: a.VCPUs, MemoryMib: a.MemoryMiB, StorageGib: a.StorageGiB, Vms: a.VMs, Images: a.Images}
 }

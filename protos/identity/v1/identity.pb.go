@@ -2930,7 +2930,7 @@ type Usage struct {
 	Vms        uint64                 `protobuf:"varint,4,opt,name=vms,proto3" json:"vms,omitempty"`
 	Images     uint64                 `protobuf:"varint,5,opt,name=images,proto3" json:"images,omitempty"`
 	// Of an org only.
-	Projects      uint64 `protobuf:"varint,6,opt,name=projects,proto3" json:"projects,omitempty"`
+	Projects      *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3001,8 +3001,8 @@ func (x *Usage) GetImages() uint64 {
 }
 
 func (x *Usage) GetProjects() uint64 {
-	if x != nil {
-		return x.Projects
+	if x != nil && x.Projects != nil {
+		return *x.Projects
 	}
 	return 0
 }
@@ -3966,7 +3966,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\f_storage_gibB\x06\n" +
 	"\x04_vmsB\t\n" +
 	"\a_imagesB\v\n" +
-	"\t_projects\"\xa3\x01\n" +
+	"\t_projects\"\xb5\x01\n" +
 	"\x05Usage\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
@@ -3974,8 +3974,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\vstorage_gib\x18\x03 \x01(\x04R\n" +
 	"storageGib\x12\x10\n" +
 	"\x03vms\x18\x04 \x01(\x04R\x03vms\x12\x16\n" +
-	"\x06images\x18\x05 \x01(\x04R\x06images\x12\x1a\n" +
-	"\bprojects\x18\x06 \x01(\x04R\bprojects\"\x95\x01\n" +
+	"\x06images\x18\x05 \x01(\x04R\x06images\x12\x1f\n" +
+	"\bprojects\x18\x06 \x01(\x04H\x00R\bprojects\x88\x01\x01B\v\n" +
+	"\t_projects\"\x95\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -4268,6 +4269,7 @@ func file_identity_v1_identity_proto_init() {
 		return
 	}
 	file_identity_v1_identity_proto_msgTypes[48].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
