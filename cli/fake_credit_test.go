@@ -103,6 +103,14 @@ func (f *fakeCredits) GetWallet(_ context.Context, _ *creditv1.GetWalletRequest)
 	return shownWallet(w), nil
 }
 
+func (f *fakeCredits) ListWallets(context.Context, *creditv1.ListWalletsRequest) (*creditv1.ListWalletsResponse, error) {
+	out := &creditv1.ListWalletsResponse{}
+	if w, _ := f.book.Wallet("default"); w != nil {
+		out.Wallets = append(out.Wallets, shownWallet(w))
+	}
+	return out, nil
+}
+
 func (f *fakeCredits) TopUpWallet(_ context.Context, in *creditv1.TopUpWalletRequest) (*creditv1.TransactionResponse, error) {
 	return f.moved(in, ledger.Command{Op: ledger.DoTopUp, Amount: in.GetAmount(), Description: in.GetDescription()})
 }

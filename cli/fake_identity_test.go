@@ -339,14 +339,22 @@ func (f *fakeIdentity) DeleteProject(_ context.Context, in *identityv1.DeletePro
 }
 
 func (f *fakeIdentity) GetQuota(_ context.Context, in *identityv1.GetQuotaRequest) (*identityv1.QuotaStatus, error) {
-	return &identityv1.QuotaStatus{
+	q := &identityv1.QuotaStatus{
 		OrgId: in.GetOrgId(), ProjectId: in.GetProjectId(), Quota: f.quotas[in.GetProjectId()],
 		Used: &identityv1.Usage{Vcpus: 3, MemoryMib: 2560, StorageGib: 40, Vms: 2},
-	}, nil
+	}
+	if in.GetOrgId() != "" && in.GetProjectId() == "" {
+		q.Quota, q.Used.Projects = f.quotas["org "+in.GetOrgId()], new(uint64(2))
+	}
+	return q, nil
 }
 
 func (f *fakeIdentity) SetQuota(ctx context.Context, in *identityv1.SetQuotaRequest) (*identityv1.QuotaStatus, error) {
-	f.quotas[in.GetProjectId()] = in.GetQuota()
+	key := in.GetProjectId()
+	if key == "" {
+		key = "org " + in.GetOrgId()
+	}
+	f.quotas[key] = in.GetQuota()
 	return f.GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: in.GetOrgId(), ProjectId: in.GetProjectId()})
 }
 

@@ -181,7 +181,8 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	audits := audit.New(audit.Options{Store: records, Commands: commands, Log: log.With("service", "audit")})
 	identities := identity.New(identity.Options{
 		Store: records, Commands: commands, Key: key, Log: log, Audit: audits, Issuer: c.issuer(), Providers: c.Identity.Providers,
-		Holds: []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds}, Dev: c.Dev, Skew: clk.Skew,
+		Holds:  []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds(walletProject)},
+		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: c.Dev, Skew: clk.Skew,
 	})
 	images := image.New(image.Options{
 		Store: records, Commands: commands, Files: files, Self: c.NodeID, Count: memberships.Count, Peers: mesh,
@@ -191,7 +192,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		Store: records, Commands: commands, Leadership: system, Self: c.NodeID, Listeners: memberships.Listeners(c.Ports.Agents),
 		Authority: authority, Log: log, Now: clk.Now, Steady: clk.Steady,
 	})
-	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), OrgOf: tenant.OrgOf, Metrics: registry})
+	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), Project: walletProject, Metrics: registry})
 	bills := newBilling(c.Billing, records, credits, log)
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: c.Billing.of(bills)})
 	bills.Attach(vms)
@@ -237,6 +238,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
 			{Name: "tend keys", Every: time.Minute, Run: identities.Tend},
 			{Name: "prune the audit", Every: audit.PruneEvery, Run: audits.Prune},
+			{Name: "free IDs of deleted projects", Every: time.Hour, Run: func(ctx context.Context) error { return tenant.PruneDeleted(ctx, records) }},
 			{Name: "follow nodes", Every: time.Second, Run: nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
 			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
@@ -513,3 +515,12 @@ func localMetrics(metrics, other http.Handler) http.Handler {
 
 // leafLife is the life of a member's own certificate, which it signs anew at half of it.
 const leafLife = 30 * 24 * time.Hour
+
+// walletProject tells package credit what it needs to know of a project.
+func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
+	p, err := tenant.Projects.Get(r, string(id))
+	if err != nil || p == nil {
+		return credit.Project{}, err
+	}
+	return credit.Project{Exists: p.DeletedAt == 0, Org: p.Org, Incarnation: p.Incarnation}, nil
+}

@@ -72,8 +72,8 @@ func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
 func TestClocksThatDiffer(t *testing.T) {
 	w := newClocks(t)
 	ctx := w.context(4 * time.Minute)
-	w.credit(ctx, 2, w.adminToken, 201, http.MethodPost, "/api/v1/wallets", map[string]any{"project_id": "shop", "org_id": "acme", "initial_balance": 1_000_000})
 	w.tenant("ada", "acme", "shop", "project:member")
+	w.credit(ctx, 2, w.adminToken, 201, http.MethodPost, "/api/v1/wallets", map[string]any{"project_id": "shop", "org_id": "acme", "initial_balance": 1_000_000})
 	for member := range w.trio.Members {
 		w.off(ctx, member, 0)
 	}

@@ -70,8 +70,8 @@ func TestCreditOutlivesItsLeader(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(4 * time.Minute)
 	const clients, pairs, lost = 8, 150, 25
-	w.credit(ctx, 2, w.adminToken, 201, http.MethodPost, "/api/v1/wallets", map[string]any{"project_id": "shop", "org_id": "acme", "initial_balance": 1_000_000})
 	token := w.tenant("ada", "acme", "shop", "project:member")
+	w.credit(ctx, 2, w.adminToken, 201, http.MethodPost, "/api/v1/wallets", map[string]any{"project_id": "shop", "org_id": "acme", "initial_balance": 1_000_000})
 	for n := range lost {
 		w.credit(ctx, n%3+1, token, 201, http.MethodPost, "/api/v1/reservations", map[string]any{"project_id": "shop", "amount": 100, "ttl_seconds": 1 + n%8})
 	}
@@ -168,6 +168,7 @@ func (w *world) badOrders(ctx context.Context, token string) {
 		{"no wallet", "GET", "/api/v1/wallets/other", "", w.adminToken, 404, "NOT_FOUND", "Wallet not found"},
 		{"a wallet that is there", "POST", "/api/v1/wallets", `{"project_id":"shop","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "has a wallet"},
 		{"a wallet in another org", "POST", "/api/v1/wallets", `{"project_id":"default","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "another org"},
+		{"a wallet for no project", "POST", "/api/v1/wallets", `{"project_id":"nope","org_id":"acme"}`, w.adminToken, 500, "CREATE_FAILED", "no project nope"},
 		{"an id that is a path", "GET", "/api/v1/wallets/..%2fetc", "", token, 400, "INVALID_ARGUMENT", "project_id"},
 		{"broken JSON", "POST", "/api/v1/reservations", `{"project_id":`, token, 400, "INVALID_ARGUMENT", "not JSON"},
 		{"10 MiB", "POST", "/api/v1/reservations", `{"description":"` + strings.Repeat("x", 10<<20) + `"}`, token, 413, "INVALID_ARGUMENT", "1048576"},

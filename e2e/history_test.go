@@ -88,6 +88,7 @@ func newSaga(t *testing.T, seed uint64, mutant string) *saga {
 		s.credits[id], s.operators[id] = creditv1.NewCreditServiceClient(g.Conn()), g.Operator
 	}
 	for _, wallet := range walletNames {
+		require.NoError(t, s.admin.EnsureProject(s.context(time.Minute), sagaOrg, wallet))
 		_, err := s.credits[2].CreateWallet(s.context(time.Minute), &creditv1.CreateWalletRequest{OrgId: sagaOrg, ProjectId: wallet, InitialBalance: 2000})
 		require.NoError(t, err)
 	}

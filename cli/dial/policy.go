@@ -48,6 +48,7 @@ var policies = map[string]policy{
 	creditv1.CreditService_CreateReservation_FullMethodName: create,
 
 	creditv1.CreditService_GetWallet_FullMethodName:          again,
+	creditv1.CreditService_ListWallets_FullMethodName:        again,
 	creditv1.CreditService_ListTransactions_FullMethodName:   again,
 	creditv1.CreditService_CommitReservation_FullMethodName:  again,
 	creditv1.CreditService_ReleaseReservation_FullMethodName: again,

@@ -51,7 +51,9 @@ func creating(s *session.Session) *cobra.Command {
 	var name string
 	c := &cobra.Command{
 		Use: "create ORG", Short: "Make an org", Args: session.Exactly("ORG"),
-		Long:    "Make an org. ORG is its id, 1 to 63 of A-Z a-z 0-9 . _ @ -, which stays; --name is for people.",
+		Long: `Make an org. ORG is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -; --name is for people. The ID cannot be changed, and is never
+used again after the org is deleted. An org has no quota at first but for the number of its projects, at most 100: set one
+with "trivet quota set --org ORG".`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"",
 	}
 	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
@@ -79,6 +81,7 @@ func showing(s *session.Session) *cobra.Command {
 
 func deleting(s *session.Session) *cobra.Command {
 	c := named(s, "delete ORG", "Delete an org that has no projects")
+	c.Long = "Delete an org that has no projects. Its ID is never used again; the IDs of its deleted projects become free."
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteOrg(ctx, &identityv1.DeleteOrgRequest{Id: args[0]}); err != nil {
 			return err

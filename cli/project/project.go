@@ -61,9 +61,10 @@ func creating(s *session.Session) *cobra.Command {
 	var limits quota.Limits
 	c := &cobra.Command{
 		Use: "create PROJECT", Short: "Make a project in an org", Args: session.Exactly("PROJECT"),
-		Long: `Make a project in the org that --org names, or else in the login's. PROJECT is its id, 1 to 63 of A-Z a-z 0-9 . _ @ -,
-unique in the cloud and never used again. It may have as much as it likes of what no limit is given for; limits take the
-role system:admin.`,
+		Long: `Make a project in the org that --org names, or else in the login's. PROJECT is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -,
+unique in the cloud. The limits given here are the project's own; it never has more than the quota of its org allows
+(see "trivet quota"), and an org has 100 projects at most unless its quota says otherwise. Changing limits later requires
+the role system:admin.`,
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB --storage 2TiB --vms 10",
 	}
 	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
@@ -100,7 +101,9 @@ func showing(s *session.Session) *cobra.Command {
 
 func deleting(s *session.Session) *cobra.Command {
 	c := named(s, "delete PROJECT", "Delete a project that is empty")
-	c.Long = "Delete a project that has no machines, images or other things any more. Its id is never used again."
+	c.Long = `Delete a project that has no VMs and images any more, and whose wallet is closed. Its service accounts, and the roles and
+tokens that were given in it, end. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and is free for
+every org after that. A project created under the ID later is another one: nothing of the deleted project belongs to it.`
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
 		// The org has to be named by its own administrators.

@@ -12,19 +12,22 @@ const unlimited = "unlimited"
 // Limits are flags, one for each thing that is limited.
 type Limits struct {
 	flags *pflag.FlagSet
+	of    []resource
 }
 
-// Add makes the flags.
-func (l *Limits) Add(to *pflag.FlagSet) {
-	l.flags = to
-	for _, r := range resources {
-		to.String(r.name, "", "at most so much or so many: "+r.usage+"; or "+unlimited)
+// Add makes the flags for what a project's quota limits.
+func (l *Limits) Add(to *pflag.FlagSet) { l.add(to, resources) }
+
+func (l *Limits) add(to *pflag.FlagSet, of []resource) {
+	l.flags, l.of = to, of
+	for _, r := range of {
+		to.String(r.name, "", "at most so much or so many: "+r.usage+"; or "+r.absent)
 	}
 }
 
 // Given reports whether any is on the command line.
 func (l *Limits) Given() bool {
-	for _, r := range resources {
+	for _, r := range l.of {
 		if l.flags.Changed(r.name) {
 			return true
 		}
@@ -34,7 +37,7 @@ func (l *Limits) Given() bool {
 
 // Change puts what is on the command line into q.
 func (l *Limits) Change(q *identityv1.Quota) error {
-	for _, r := range resources {
+	for _, r := range l.of {
 		f := l.flags.Lookup(r.name)
 		if !f.Changed {
 			continue

@@ -1,11 +1,13 @@
-// Package quota holds the commands about what a project may have at most.
+// Package quota holds the commands about what a project may have at most, and the projects of an org together.
 //
-// It knows the identity service's calls about quotas. A project has one quota, so none is named but by --org and --project.
+// It knows the identity service's calls about quotas. A project has one quota and an org has one, so none is named but by
+// --org and --project.
 // Decision: `set` changes what it names and reads the rest first, since the control plane takes a quota whole. Of two at the
 // same moment one may undo what the other named.
 package quota
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,18 +28,21 @@ const call = 30 * time.Second
 // Command is `trivet quota`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "quota", Short: "Show and set what a project may have at most", Args: cobra.NoArgs,
-		Long: `Show and set what a project may have at most. The project is the token's, or that of --project. A machine counts from its
-creation to its deletion, also while it is stopped. To set takes the role system:admin.`,
-		Example: "  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme --project web",
-		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+		Use: "quota", Short: "Show and set the quotas of projects and orgs", Args: cobra.NoArgs,
+		Long: `Show and set what a project may have at most and, with --org alone, what the projects of an org may have together. What
+is created must fit into both quotas. The project is the token's, or that of --project. A VM counts from its creation to
+its deletion, also while it is stopped. Setting a quota requires the role system:admin.`,
+		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
+			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme",
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(showing(s), setting(s))
 	return c
 }
 
 func showing(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "show", Short: "Show what a project has, and may have", Args: session.Exactly()}
+	c := &cobra.Command{Use: "show", Short: "Show what a project, or an org, has and may have", Args: session.Exactly(),
+		Long: "Show what a project has and may have or, with --org alone, what the projects of an org have and may have together."}
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		q, err := identityv1.NewIdentityServiceClient(conn).GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org, ProjectId: project})
@@ -49,20 +54,25 @@ func showing(s *session.Session) *cobra.Command {
 func setting(s *session.Session) *cobra.Command {
 	var limits Limits
 	c := &cobra.Command{
-		Use: "set", Short: "Set what a project may have at most", Args: session.Exactly(),
-		Long: `Set what a project may have at most: a number, or "unlimited" for no limit. What is not named stays as it is. A limit may
-be below what the project has: nothing is taken away, but nothing is added either.`,
-		Example: "  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota set --org acme --project web --vms unlimited",
+		Use: "set", Short: "Set what a project, or an org, may have at most", Args: session.Exactly(),
+		Long: `Set what a project may have at most or, with --org alone, what the projects of an org may have together: a number, or
+"unlimited" for no limit. What is not named stays as it is. A limit may be below what there is: nothing is taken away, but
+nothing is added either. --projects is for orgs, and "default" is 100 projects.`,
+		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
+			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota set --org acme --project web --vms unlimited",
 	}
-	limits.Add(c.Flags())
+	limits.add(c.Flags(), ofOrg)
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		if !limits.Given() {
-			return session.Usagef("nothing to set: give --vcpus, --memory, --storage, --vms or --images")
+			return session.Usagef("nothing to set: give --vcpus, --memory, --storage, --vms, --images or --projects")
 		}
 		if err := limits.Change(&identityv1.Quota{}); err != nil {
 			return err // before anything is asked
 		}
 		org, project := s.Tenant()
+		if project != "" && c.Flags().Changed(projects.name) {
+			return session.Usagef("--projects limits an org: name it with --org, without --project")
+		}
 		client := identityv1.NewIdentityServiceClient(conn)
 		was, err := client.GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org, ProjectId: project})
 		if err != nil {
@@ -85,16 +95,23 @@ func printQuota(s *session.Session, q *identityv1.QuotaStatus, err error) error 
 	if err != nil {
 		return err
 	}
-	return s.Print(q, []string{q.GetProjectId()}, func(w io.Writer) error {
+	return s.Print(q, []string{cmp.Or(q.GetProjectId(), q.GetOrgId())}, func(w io.Writer) error {
+		header, name, of := "PROJECT", q.GetOrgId()+"/"+q.GetProjectId(), resources
+		if q.GetProjectId() == "" {
+			header, name, of = "ORG", q.GetOrgId(), ofOrg
+		}
 		var rows [][]string
-		for _, r := range resources {
-			limit := unlimited
+		for _, r := range of {
+			limit := r.absent
+			if limit == projects.absent {
+				limit = "100 (default)"
+			}
 			if l := *r.limit(orEmpty(q.GetQuota())); l != nil {
 				limit = r.text(*l)
 			}
-			rows = append(rows, []string{q.GetOrgId() + "/" + q.GetProjectId(), r.name, r.text(r.used(q.GetUsed())), limit})
+			rows = append(rows, []string{name, r.name, r.text(r.used(q.GetUsed())), limit})
 		}
-		return show.Rows(w, []string{"PROJECT", "RESOURCE", "USED", "LIMIT"}, rows)
+		return show.Rows(w, []string{header, "RESOURCE", "USED", "LIMIT"}, rows)
 	})
 }
 
@@ -108,6 +125,8 @@ func orEmpty(q *identityv1.Quota) *identityv1.Quota {
 // resource is one of the things that are limited.
 type resource struct {
 	name, usage string
+	// absent is the word for no limit of one's own.
+	absent string
 	// unit is that of the number, for those that are amounts; 0 for those that are counted.
 	unit  uint64
 	limit func(*identityv1.Quota) **uint64
@@ -115,14 +134,20 @@ type resource struct {
 }
 
 var resources = []resource{
-	{"vcpus", "virtual CPUs", 0, func(q *identityv1.Quota) **uint64 { return &q.Vcpus }, (*identityv1.Usage).GetVcpus},
-	{"memory", "memory of machines in MiB, or with a unit: 16GiB", session.MiB,
+	{"vcpus", "virtual CPUs", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Vcpus }, (*identityv1.Usage).GetVcpus},
+	{"memory", "memory of machines in MiB, or with a unit: 16GiB", unlimited, session.MiB,
 		func(q *identityv1.Quota) **uint64 { return &q.MemoryMib }, (*identityv1.Usage).GetMemoryMib},
-	{"storage", "disks in GiB, or with a unit: 2TiB", session.GiB,
+	{"storage", "disks in GiB, or with a unit: 2TiB", unlimited, session.GiB,
 		func(q *identityv1.Quota) **uint64 { return &q.StorageGib }, (*identityv1.Usage).GetStorageGib},
-	{"vms", "machines", 0, func(q *identityv1.Quota) **uint64 { return &q.Vms }, (*identityv1.Usage).GetVms},
-	{"images", "images", 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
+	{"vms", "machines", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Vms }, (*identityv1.Usage).GetVms},
+	{"images", "images", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
 }
+
+// projects are limited for orgs only, and always.
+var projects = resource{"projects", "projects of an org", "default", 0, func(q *identityv1.Quota) **uint64 { return &q.Projects }, (*identityv1.Usage).GetProjects}
+
+// ofOrg is what the quota of an org limits.
+var ofOrg = append([]resource{projects}, resources...)
 
 // text is a number of the resource for people: a whole number of a unit, so that a limit is seen as it was set.
 func (r *resource) text(n uint64) string {
@@ -140,7 +165,7 @@ func (r *resource) text(n uint64) string {
 }
 
 func (r *resource) read(text string) (*uint64, error) {
-	if text == unlimited {
+	if text == r.absent {
 		return nil, nil
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
@@ -149,7 +174,7 @@ func (r *resource) read(text string) (*uint64, error) {
 		n, ok = session.Amount(text, r.unit)
 	}
 	if !ok {
-		return nil, session.Usagef("--%s %q: want %s, or %q", r.name, text, r.wanted(), unlimited)
+		return nil, session.Usagef("--%s %q: want %s, or %q", r.name, text, r.wanted(), r.absent)
 	}
 	return &n, nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -29,7 +30,7 @@ func Command(s *session.Session) *cobra.Command {
 and close takes the role billing:admin; to reserve, commit and release a role in the project.`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(creating(s), showing(s), toppingUp(s), refunding(s), transactions(s), reserving(s), committing(s), releasing(s))
+	c.AddCommand(creating(s), showing(s), listing(s), toppingUp(s), refunding(s), transactions(s), reserving(s), committing(s), releasing(s))
 	for _, b := range becoming {
 		c.AddCommand(b.command(s))
 	}
@@ -39,6 +40,7 @@ and close takes the role billing:admin; to reserve, commit and release a role in
 func creating(s *session.Session) *cobra.Command {
 	var balance int64
 	c := &cobra.Command{Use: "create", Short: "Make a project's wallet", Args: session.Exactly(),
+		Long:    "Make the wallet of a project that exists.",
 		Example: "  trivet wallet create --org acme --project web --balance 1000"}
 	c.Flags().Int64Var(&balance, "balance", 0, "units to begin with")
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
@@ -58,6 +60,26 @@ func showing(s *session.Session) *cobra.Command {
 		return printWallet(s, w, err)
 	})
 	return c
+}
+
+func listing(s *session.Session) *cobra.Command {
+	wallets := &session.List[*creditv1.Wallet]{
+		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*creditv1.Wallet, string, error) {
+			org, _ := s.Named()
+			page, err := creditv1.NewCreditServiceClient(conn).ListWallets(ctx,
+				&creditv1.ListWalletsRequest{OrgId: org, PageSize: session.PageSize, PageToken: token})
+			return page.GetWallets(), page.GetNextPageToken(), err
+		},
+		Whole:  func(all []*creditv1.Wallet) proto.Message { return &creditv1.ListWalletsResponse{Wallets: all} },
+		Name:   (*creditv1.Wallet).GetProjectId,
+		Header: header,
+		Row:    row,
+	}
+	return wallets.Command(s, &cobra.Command{
+		Use: "list", Short: "List all wallets",
+		Long: `List all wallets, with --org those of that org; also the closed wallets of deleted projects, whose IDs may be in use
+again. Requires the role billing:admin.`,
+	}, call, nil)
 }
 
 func toppingUp(s *session.Session) *cobra.Command {
@@ -144,11 +166,17 @@ func printWallet(s *session.Session, w *creditv1.Wallet, err error) error {
 		return err
 	}
 	return s.Print(w, []string{w.GetProjectId()}, func(out io.Writer) error {
-		return show.Rows(out, []string{"PROJECT", "STATUS", "BALANCE", "RESERVED", "AVAILABLE", "DEPOSITED", "CONSUMED"}, [][]string{{
-			w.GetOrgId() + "/" + w.GetProjectId(), show.Enum("WALLET_STATUS", w.GetStatus()), units(w.GetBalance()), units(w.GetReserved()),
-			units(w.GetAvailable()), units(w.GetTotalDeposited()), units(w.GetTotalConsumed()),
-		}})
+		return show.Rows(out, header, [][]string{row(w)})
 	})
+}
+
+var header = []string{"PROJECT", "STATUS", "BALANCE", "RESERVED", "AVAILABLE", "DEPOSITED", "CONSUMED"}
+
+func row(w *creditv1.Wallet) []string {
+	return []string{
+		w.GetOrgId() + "/" + w.GetProjectId(), show.Enum("WALLET_STATUS", w.GetStatus()), units(w.GetBalance()), units(w.GetReserved()),
+		units(w.GetAvailable()), units(w.GetTotalDeposited()), units(w.GetTotalConsumed()),
+	}
 }
 
 func units(n int64) string { return strconv.FormatInt(n, 10) }

@@ -185,7 +185,7 @@ func Report(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, add
 
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {
 	needs := rule.Roles
-	if rule.Scope == OfPlace {
+	if rule.Scope == OfPlace || rule.Scope == OfProjectOrOrg && tenant.Project == "" {
 		// What rules a part does not rule the whole.
 		needs = slices.DeleteFunc(slices.Clone(needs), func(r cloud.Role) bool {
 			return tenant.Org == "" || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
@@ -216,6 +216,11 @@ func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.T
 		asked.Project = ""
 	case OfPlace:
 		return place(c.Scope, asked)
+	case OfProjectOrOrg:
+		if asked.Org != "" && asked.Project == "" {
+			return place(c.Scope, asked)
+		}
+		rule.Scope = OfNamedProject
 	}
 	scope := c.Scope
 	switch {

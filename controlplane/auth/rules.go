@@ -28,6 +28,8 @@ const (
 	// OfPlace: to the place that the request itself names: an org, a project, or with neither the cloud. The token must
 	// reach there.
 	OfPlace
+	// OfProjectOrOrg is OfNamedProject or, for a request that names an org and no project, OfPlace at that org.
+	OfProjectOrOrg
 )
 
 // Rule says who may call a method. system:admin may call each.
@@ -145,8 +147,8 @@ var rules = map[Method]Rule{
 	identity + "DeleteOrg":     {Nowhere, nil},
 	identity + "CreateProject": {OfPlace, govern},
 	identity + "DeleteProject": {OfPlace, govern},
-	identity + "SetQuota":      {OfNamedProject, nil},
-	identity + "GetQuota":      {OfNamedProject, look},
+	identity + "SetQuota":      {OfProjectOrOrg, nil},
+	identity + "GetQuota":      {OfProjectOrOrg, look},
 
 	identity + "BindRole":     {OfPlace, manage},
 	identity + "UnbindRole":   {OfPlace, manage},

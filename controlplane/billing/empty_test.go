@@ -135,9 +135,13 @@ func TestABrokenWallet(t *testing.T) {
 	id := w.create("web")
 	wallets := store.NewTable[ledger.Wallet]("wallet")
 	w.update(func(tx *store.Tx) error {
-		broken, err := wallets.Get(tx, string(acme.Project))
-		broken.Accounts.Wallet += 5
-		wallets.Put(tx, broken, string(acme.Project))
+		all, _, err := wallets.List(tx, 0)
+		for _, r := range all {
+			if r.Value.Project == acme.Project {
+				r.Value.Accounts.Wallet += 5
+				wallets.Put(tx, r.Value, r.Path...)
+			}
+		}
 		return err
 	})
 	w.seen(id, cloud.ObservedBuilt)

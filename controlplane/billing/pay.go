@@ -20,14 +20,27 @@ const (
 )
 
 // settle charges what a project owes, oldest first, until nothing of a page is left, the wallet refuses, or enough is
-// done for one transaction. It says how many hours it charged, what of the page is left unpaid, and the refusal.
+// done for one transaction. It returns how many hours it charged or wrote off, what of the page is left unpaid, and the
+// refusal.
+//
+// Bills from before the project was created are those of a deleted project that had the ID. They are written off: the
+// wallet that owed them is closed, and a later project does not pay for them.
 func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*Bill, refusal *fault.Fault, err error) {
 	page, _, err := owed.List(tx, maxBills, string(p))
 	if err != nil {
 		return 0, nil, nil, err
 	}
+	born, err := s.opts.Credits.Born(tx, p)
+	if err != nil {
+		return 0, nil, nil, err
+	}
 	for _, r := range page {
 		b := r.Value
+		if b.From < born {
+			owed.Delete(tx, r.Path...)
+			hours++
+			continue
+		}
 		before := hours
 		for b.Hours > 0 && refusal == nil && hours < maxHours {
 			if refusal, err = s.charge(tx, b); err != nil {

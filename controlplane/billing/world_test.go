@@ -124,7 +124,7 @@ func newWorld(t testing.TB, rules Rules) *world {
 		Store: w.store, Commands: commands, Leadership: alone{}, Self: 1, Authority: authority, Log: log,
 		Now: func() time.Time { return began }, // the host is never late
 	})
-	w.credits = credit.New(credit.Options{Store: w.store, Commands: commands, Log: log})
+	w.credits = credit.New(credit.Options{Store: w.store, Commands: commands, Log: log, Project: lookUp})
 	w.bills = w.member(rules)
 	o := vm.Options{Store: w.store, Commands: commands, Nodes: nodes, Log: log}
 	if rules.Enabled {
@@ -140,6 +140,15 @@ func newWorld(t testing.TB, rules Rules) *world {
 	t.Cleanup(func() { cancel(); following.Wait() })
 	w.addHost(nodes, authority)
 	return w
+}
+
+// lookUp is what package controlplane tells wallets of projects.
+func lookUp(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
+	p, err := tenant.Projects.Get(r, string(id))
+	if err != nil || p == nil {
+		return credit.Project{}, err
+	}
+	return credit.Project{Exists: p.DeletedAt == 0, Org: p.Org, Incarnation: p.Incarnation}, nil
 }
 
 // member is the billing of another member, with other rules if it likes.

@@ -16,6 +16,8 @@ const auditPage = 1000
 // Finding is what an audit found of a wallet.
 type Finding struct {
 	Project cloud.ProjectID
+	// Incarnation is that of the project whose wallet it is; a project that has the ID now may be a later one.
+	Incarnation cloud.Incarnation
 	// Problem is empty when everything adds up.
 	Problem                    string
 	Transactions, Reservations uint64
@@ -54,23 +56,24 @@ func (s *Service) Audit(ctx context.Context, send func(Finding) error) error {
 	return nil
 }
 
-func (s *Service) auditOf(ctx context.Context, project string) (f Finding, err error) {
-	f.Project = cloud.ProjectID(project)
+func (s *Service) auditOf(ctx context.Context, of string) (f Finding, err error) {
+	f.Project = projectOf(of)
 	err = s.opts.Store.Local(func(v *store.View) error {
-		w, err := wallets.Get(v, project)
+		w, err := wallets.Get(v, of)
 		if err != nil || w == nil {
 			return err
 		}
+		f.Incarnation = w.Incarnation
 		a := ledger.NewAudit(*w)
-		if err := each(ctx, v, transactions, project, func(_ string, tx *ledger.Transaction) error {
+		if err := each(ctx, v, transactions, of, func(_ string, tx *ledger.Transaction) error {
 			a.Transaction(tx)
 			return nil
 		}); err != nil {
 			return err
 		}
-		if err := each(ctx, v, reservations, project, func(_ string, r *ledger.Reservation) error {
+		if err := each(ctx, v, reservations, of, func(_ string, r *ledger.Reservation) error {
 			a.Reservation(r)
-			awaited, err := due.Has(v, number(r.Deadline), project, r.ID)
+			awaited, err := due.Has(v, number(r.Deadline), of, r.ID)
 			if pending := r.Status == ledger.Pending; err == nil && awaited != pending && f.Problem == "" {
 				f.Problem = fmt.Sprintf("I5: reservation %s is %s; that it waits for its deadline is %v", r.ID, r.Status, awaited)
 			}
@@ -78,8 +81,8 @@ func (s *Service) auditOf(ctx context.Context, project string) (f Finding, err e
 		}); err != nil {
 			return err
 		}
-		if err := each(ctx, v, refunds, project, func(sequence string, amount *int64) error {
-			charge, err := transactions.Get(v, project, sequence)
+		if err := each(ctx, v, refunds, of, func(sequence string, amount *int64) error {
+			charge, err := transactions.Get(v, of, sequence)
 			if err != nil {
 				return err
 			}
@@ -102,7 +105,7 @@ func (s *Service) auditOf(ctx context.Context, project string) (f Finding, err e
 		return nil
 	})
 	if err != nil {
-		return f, fmt.Errorf("audit %s: %w", project, err)
+		return f, fmt.Errorf("audit %s: %w", of, err)
 	}
 	if f.Problem != "" {
 		s.note(&ledger.Violation{Project: f.Project, Says: f.Problem})
@@ -110,9 +113,9 @@ func (s *Service) auditOf(ctx context.Context, project string) (f Finding, err e
 	return f, nil
 }
 
-// each visits a project's records of a table, a page at a time, with the last part of their paths.
-func each[T any](ctx context.Context, v *store.View, table store.Table[T], project string, visit func(string, *T) error) error {
-	page, more, err := table.List(v, auditPage, project)
+// each visits an account's records of a table, a page at a time, with the last part of their paths.
+func each[T any](ctx context.Context, v *store.View, table store.Table[T], of string, visit func(string, *T) error) error {
+	page, more, err := table.List(v, auditPage, of)
 	for {
 		if err != nil {
 			return err
@@ -128,6 +131,6 @@ func each[T any](ctx context.Context, v *store.View, table store.Table[T], proje
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		page, more, err = table.ListAfter(v, auditPage, page[len(page)-1].Path, project)
+		page, more, err = table.ListAfter(v, auditPage, page[len(page)-1].Path, of)
 	}
 }

@@ -6,7 +6,9 @@
 // agreed on.
 //
 // Decisions where the design is silent:
-//   - A wallet's org is named by who makes it. A project that has an org already keeps it: another is refused.
+//   - A wallet is made for a project that exists, and names its org. A wallet that an earlier version made for no project
+//     stays readable and can be closed.
+//   - Calls mean the wallet of the project that has the ID now; see account.go.
 //   - Wallets, transactions and reservations are kept for good.
 //   - An answer that says "no", or "that was done before", is given from records that are proven to be the newest, like
 //     one that writes.
@@ -22,8 +24,9 @@
 //
 // Prices, and what machines owe, are package billing's, which gives its orders within its own transactions.
 //
-// Keys: wallet/<project>, wallet-tx/<project>/<sequence>, wallet-refunded/<project>/<sequence>,
-// reservation/<project>/<id>, reservation-due/<deadline>/<project>/<id>; numbers as 16 hexadecimal digits.
+// Keys: wallet/<account>, wallet-tx/<account>/<sequence>, wallet-refunded/<account>/<sequence>,
+// reservation/<account>/<id>, reservation-due/<deadline>/<account>/<id>; an account is <project> or
+// <project>:<incarnation>, and numbers are 16 hexadecimal digits.
 package credit
 
 import (
@@ -65,8 +68,8 @@ type Options struct {
 	Store    *store.Store
 	Commands *lead.Commands
 	Log      *slog.Logger
-	// OrgOf is the org of a project that has one, "" for another. Optional.
-	OrgOf func(store.Reader, cloud.ProjectID) (cloud.OrgID, error)
+	// Project finds a project. Optional: without it a wallet is made for every ID.
+	Project Lookup
 	// Metrics is where violations of the ledger are counted. Optional.
 	Metrics prometheus.Registerer
 }
@@ -92,28 +95,19 @@ func New(opts Options) *Service {
 // Wallet is a project's wallet. One of another org is not found.
 func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		w, err = walletOf(v, t)
+		w, err = s.walletOf(v, t)
 		return err
 	})
 	return w, err
 }
 
-// Holds says that a project has a wallet that is not closed: it cannot go before.
-func Holds(r store.Reader, t cloud.Tenant) error {
-	if t.Project == "" {
-		return nil
+// walletOf reads a tenant's wallet. A caller who acts in every project need not name the org.
+func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
+	p, err := s.lookUp(r, t.Project)
+	if err != nil {
+		return nil, err
 	}
-	id := t.Project
-	w, err := wallets.Get(r, string(id))
-	if err != nil || w == nil || w.Status == ledger.Closed {
-		return err
-	}
-	return fault.New(fault.FailedPrecondition, "project %s has a wallet: close it first", id)
-}
-
-// walletOf reads a tenant's wallet. Who acts in every project need not name the org.
-func walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
-	w, err := wallets.Get(r, string(t.Project))
+	w, err := wallets.Get(r, accountOf(t.Project, p.Incarnation))
 	if err == nil {
 		err = isOf(w, t)
 	}
@@ -148,10 +142,11 @@ func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r
 		return nil, err
 	}
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		if _, err := walletOf(v, t); err != nil {
+		w, err := s.walletOf(v, t)
+		if err != nil {
 			return err
 		}
-		if r, err = reservations.Get(v, string(t.Project), id); err == nil && r == nil {
+		if r, err = reservations.Get(v, account(w), id); err == nil && r == nil {
 			err = fault.New(fault.NotFound, "no reservation %s", id)
 		}
 		return err
@@ -161,12 +156,13 @@ func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r
 
 // Reservations is a page of a tenant's reservations, of one status or of all (0), in order of their ids.
 func (s *Service) Reservations(ctx context.Context, t cloud.Tenant, status ledger.ReservationStatus, size int32, token string) ([]*ledger.Reservation, string, error) {
-	if _, err := s.Wallet(ctx, t); err != nil {
+	w, err := s.Wallet(ctx, t)
+	if err != nil {
 		return nil, "", err
 	}
 	req := store.PageRequest{Size: size, Token: token, Query: "reservations\x00" + status.String()}
 	return store.Page(ctx, s.opts.Store, reservations, req,
-		func(r *ledger.Reservation) bool { return status == 0 || r.Status == status }, string(t.Project))
+		func(r *ledger.Reservation) bool { return status == 0 || r.Status == status }, account(w))
 }
 
 // number is a number as a part of a key, in whose order it stands.

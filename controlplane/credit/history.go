@@ -32,6 +32,8 @@ type Which struct {
 	Types                   []ledger.Type
 	Reservation, ResourceID string
 	Period                  Period
+	// Of, when not nil, selects the wallet of that incarnation of the project instead of the present one.
+	Of *cloud.Incarnation
 }
 
 func (q *Which) accepts(tx *ledger.Transaction) bool {
@@ -44,11 +46,27 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Which, siz
 	if err := q.Period.check(); err != nil {
 		return nil, "", err
 	}
-	if _, err := s.Wallet(ctx, t); err != nil {
+	w, err := s.selected(ctx, t, q.Of)
+	if err != nil {
 		return nil, "", err
 	}
+	q.Of = nil // the path of the list says so
 	req := store.PageRequest{Size: size, Token: token, Query: fmt.Sprintf("transactions\x00%+v", q)}
-	return store.Page(ctx, s.opts.Store, transactions, req, q.accepts, string(t.Project))
+	return store.Page(ctx, s.opts.Store, transactions, req, q.accepts, account(w))
+}
+
+// selected returns the wallet of a tenant's project or, when of is not nil, that of one of its incarnations.
+func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
+	if of == nil {
+		return s.Wallet(ctx, t)
+	}
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if w, err = wallets.Get(v, accountOf(t.Project, *of)); err == nil {
+			err = isOf(w, t)
+		}
+		return err
+	})
+	return w, err
 }
 
 // Statement sums up a time of a tenant's wallet. It reads the transactions at both ends, however many lie between.
@@ -57,7 +75,7 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 		return out, p, err
 	}
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		w, err := walletOf(v, t)
+		w, err := s.walletOf(v, t)
 		if err != nil {
 			return err
 		}
@@ -99,7 +117,7 @@ func lastBefore(v *store.View, w *ledger.Wallet, at cloud.Time) (*ledger.Transac
 }
 
 func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction, error) {
-	tx, err := transactions.Get(v, string(w.Project), number(n))
+	tx, err := transactions.Get(v, account(w), number(n))
 	if err == nil && tx == nil {
 		err = &ledger.Violation{Project: w.Project, Says: fmt.Sprintf("I4: transaction %d is not there", n)}
 	}
@@ -118,15 +136,19 @@ func (s *Service) Watch(ctx context.Context, t cloud.Tenant, from uint64, send f
 		return err
 	}
 	var revision int64
+	var of string
 	for more := true; more; {
 		var page []store.Record[ledger.Transaction]
 		if err := s.opts.Store.Local(func(v *store.View) (err error) {
 			revision = v.Revision()
-			if _, err = walletOf(v, t); err != nil {
+			w, err := s.walletOf(v, t)
+			if err != nil {
 				return err
 			}
-			project := string(t.Project)
-			page, more, err = transactions.ListAfter(v, watchPage, []string{project, number(next - 1)}, project)
+			if of == "" {
+				of = account(w)
+			}
+			page, more, err = transactions.ListAfter(v, watchPage, []string{of, number(next - 1)}, of)
 			return err
 		}); err != nil {
 			return err
@@ -138,7 +160,7 @@ func (s *Service) Watch(ctx context.Context, t cloud.Tenant, from uint64, send f
 			next = r.Value.Sequence + 1
 		}
 	}
-	w := transactions.Watch(s.opts.Store, revision+1, string(t.Project))
+	w := transactions.Watch(s.opts.Store, revision+1, of)
 	defer w.Close()
 	for {
 		changes, _, err := w.Next(ctx)

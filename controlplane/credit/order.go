@@ -22,6 +22,8 @@ type Order struct {
 	Command ledger.Command
 	// Body is the hash of the request, for its idempotency key.
 	Body [32]byte
+	// account, when set, is that of the wallet, whatever project has the ID now. It does not travel to the leader.
+	account string
 }
 
 // Done is what came of an order, now or when the same was given before.
@@ -184,21 +186,27 @@ func (s *Service) attempt(tx *store.Tx, t *ticket) error {
 
 // carryOut reads what the ledger wants to see, and writes what it says.
 func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err error) {
-	project, c := string(o.Tenant.Project), o.Command
+	p, of, c := Project{}, o.account, o.Command
+	if of == "" {
+		if p, err = s.lookUp(tx, o.Tenant.Project); err != nil {
+			return out, err
+		}
+		of = accountOf(o.Tenant.Project, p.Incarnation)
+	}
 	c.At, c.Tenant = tx.Now(), o.Tenant
 	var touched ledger.Touched
-	if touched.Wallet, err = wallets.Get(tx, project); err != nil {
+	if touched.Wallet, err = wallets.Get(tx, of); err != nil {
 		return out, err
 	}
 	if c.Op == ledger.DoCreate {
-		if err := s.checkOrg(tx, o.Tenant); err != nil {
+		if err := p.mayCreate(o.Tenant); err != nil {
 			return out, err
 		}
 	} else if err := isOf(touched.Wallet, o.Tenant); err != nil {
 		return out, err
 	}
 	if c.Reservation != "" {
-		if touched.Reservation, err = reservations.Get(tx, project, c.Reservation); err != nil {
+		if touched.Reservation, err = reservations.Get(tx, of, c.Reservation); err != nil {
 			return out, err
 		}
 		if err := mayEnd(touched.Reservation, &c); err != nil {
@@ -206,10 +214,10 @@ func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err erro
 		}
 	}
 	if c.Charge != 0 {
-		if touched.Charge, err = transactions.Get(tx, project, number(c.Charge)); err != nil {
+		if touched.Charge, err = transactions.Get(tx, of, number(c.Charge)); err != nil {
 			return out, err
 		}
-		refunded, err := refunds.Get(tx, project, number(c.Charge))
+		refunded, err := refunds.Get(tx, of, number(c.Charge))
 		if err != nil {
 			return out, err
 		}
@@ -220,40 +228,29 @@ func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err erro
 	if out, err = ledger.Apply(touched, c); err != nil || !out.Changed {
 		return out, err
 	}
+	if c.Op == ledger.DoCreate {
+		out.Wallet.Incarnation = p.Incarnation
+	}
 	write(tx, touched, &c, &out)
 	return out, nil
 }
 
-func (s *Service) checkOrg(tx *store.Tx, t cloud.Tenant) error {
-	if s.opts.OrgOf == nil {
-		return nil
-	}
-	org, err := s.opts.OrgOf(tx, t.Project)
-	if err != nil {
-		return err
-	}
-	if org != "" && org != t.Org {
-		return fault.New(fault.FailedPrecondition, "project %s is of another org", t.Project)
-	}
-	return nil
-}
-
 // write puts an outcome into the records.
 func write(tx *store.Tx, before ledger.Touched, c *ledger.Command, out *ledger.Outcome) {
-	project := string(out.Wallet.Project)
-	wallets.Put(tx, &out.Wallet, project)
+	of := account(&out.Wallet)
+	wallets.Put(tx, &out.Wallet, of)
 	for i := range out.Transactions {
-		transactions.Put(tx, &out.Transactions[i], project, number(out.Transactions[i].Sequence))
+		transactions.Put(tx, &out.Transactions[i], of, number(out.Transactions[i].Sequence))
 	}
 	if before.Charge != nil {
-		refunds.Put(tx, &out.Refunded, project, number(c.Charge))
+		refunds.Put(tx, &out.Refunded, of, number(c.Charge))
 	}
 	r, was := out.Reservation, before.Reservation
 	if r == nil || was != nil && *was == *r {
 		return
 	}
-	reservations.Put(tx, r, project, r.ID)
-	row := []string{number(r.Deadline), project, r.ID}
+	reservations.Put(tx, r, of, r.ID)
+	row := []string{number(r.Deadline), of, r.ID}
 	if r.Status == ledger.Pending {
 		due.Put(tx, &struct{}{}, row...)
 	} else {

@@ -136,6 +136,13 @@ func (r *server) ListTransactions(ctx context.Context, in *creditv1.ListTransact
 			q.Types = append(q.Types, ledger.Type(which))
 		}
 	}
+	if in.Incarnation != nil {
+		if c := auth.CallerOf(ctx); !c.Has(cloud.BillingAdmin, cloud.Tenant{}) && !c.Has(cloud.SystemAdmin, cloud.Tenant{}) {
+			return nil, fault.New(fault.PermissionDenied, "only %s and %s may name an incarnation: leave it out for the wallet of the project",
+				cloud.BillingAdmin, cloud.SystemAdmin)
+		}
+		q.Of = new(cloud.Incarnation(in.GetIncarnation()))
+	}
 	list, next, err := r.s.Transactions(ctx, t, q, in.GetPageSize(), in.GetPageToken())
 	if err != nil {
 		return nil, err
@@ -238,6 +245,7 @@ func (r *server) AuditLedger(_ *creditv1.AuditLedgerRequest, out grpc.ServerStre
 	return r.s.Audit(out.Context(), func(f Finding) error {
 		return out.Send(&creditv1.AuditLedgerResponse{
 			ProjectId: string(f.Project), Problem: f.Problem, Transactions: f.Transactions, Reservations: f.Reservations,
+			Incarnation: int64(f.Incarnation),
 		})
 	})
 }
@@ -248,7 +256,7 @@ func walletRPC(w *ledger.Wallet) *creditv1.Wallet {
 	return &creditv1.Wallet{
 		ProjectId: string(w.Project), OrgId: string(w.Org), Balance: w.Balance(), Reserved: w.Reserved(), Available: w.Available(),
 		TotalDeposited: w.Deposited(), TotalConsumed: w.Consumed(), Status: creditv1.WalletStatus(w.Status), PendingReservations: w.Pending,
-		Sequence: w.Sequence, CreatedAt: w.CreatedAt, UpdatedAt: w.UpdatedAt,
+		Sequence: w.Sequence, CreatedAt: w.CreatedAt, UpdatedAt: w.UpdatedAt, Incarnation: int64(w.Incarnation),
 	}
 }
 

@@ -44,10 +44,10 @@ func (s *Service) Sweep(ctx context.Context) error {
 	return failed
 }
 
-// overdue is a page of reservations past their deadline, by project, and where to go on; nowhere when there is no more.
-func (s *Service) overdue(after []string) (page map[cloud.ProjectID][]string, last []string, err error) {
+// overdue is a page of reservations past their deadline, by account, and where to go on; nowhere when there is no more.
+func (s *Service) overdue(after []string) (page map[string][]string, last []string, err error) {
 	now := number(s.opts.Store.Now())
-	page = map[cloud.ProjectID][]string{}
+	page = map[string][]string{}
 	err = s.opts.Store.Local(func(v *store.View) error {
 		rows, more, err := due.ListAfter(v, sweepPage, after)
 		if err != nil {
@@ -57,8 +57,7 @@ func (s *Service) overdue(after []string) (page map[cloud.ProjectID][]string, la
 			if r.Path[0] > now {
 				return nil
 			}
-			project := cloud.ProjectID(r.Path[1])
-			page[project] = append(page[project], r.Path[2])
+			page[r.Path[1]] = append(page[r.Path[1]], r.Path[2])
 		}
 		if more {
 			last = rows[len(rows)-1].Path
@@ -72,19 +71,19 @@ func (s *Service) overdue(after []string) (page map[cloud.ProjectID][]string, la
 }
 
 // expire orders the expiry of reservations, a few wallets at a time. A wallet that fails does not hold up the others.
-func (s *Service) expire(ctx context.Context, page map[cloud.ProjectID][]string) error {
+func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 	var work sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
 	slots := make(chan struct{}, sweepers)
-	for project, ids := range page {
+	for of, ids := range page {
 		slots <- struct{}{}
 		work.Go(func() {
 			defer func() { <-slots }()
-			if err := s.expireOf(ctx, project, ids); err != nil {
+			if err := s.expireOf(ctx, of, ids); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				failed = errors.Join(failed, fmt.Errorf("expire reservations of %s: %w", project, err))
+				failed = errors.Join(failed, fmt.Errorf("expire reservations of %s: %w", of, err))
 			}
 		})
 	}
@@ -93,10 +92,10 @@ func (s *Service) expire(ctx context.Context, page map[cloud.ProjectID][]string)
 }
 
 // expireOf queues all of one wallet before it waits for any, so that they share transactions.
-func (s *Service) expireOf(ctx context.Context, project cloud.ProjectID, ids []string) error {
-	tickets := make([]*ticket, len(ids))
+func (s *Service) expireOf(ctx context.Context, of string, ids []string) error {
+	tickets, project := make([]*ticket, len(ids)), projectOf(of)
 	for i, id := range ids {
-		o := Order{Tenant: cloud.Tenant{Project: project}, Command: ledger.Command{Op: ledger.DoExpire, By: sweeper, Reservation: id}}
+		o := Order{Tenant: cloud.Tenant{Project: project}, account: of, Command: ledger.Command{Op: ledger.DoExpire, By: sweeper, Reservation: id}}
 		t, err := newTicket(nil, o)
 		if err != nil {
 			return err

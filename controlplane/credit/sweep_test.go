@@ -120,6 +120,7 @@ func TestSweepGoesOn(t *testing.T) {
 	}
 	for n := range 40 {
 		many := cloud.Tenant{Org: "o", Project: cloud.ProjectID(fmt.Sprint("p", n))}
+		w.projects[many.Project] = Project{Exists: true, Org: many.Org, Incarnation: cloud.Incarnation(n)}
 		for _, c := range []ledger.Command{{Op: ledger.DoCreate, Amount: 10}, {Op: ledger.DoReserve, Amount: 10, TTL: 1}} {
 			_, err := w.credits.Give(w.as("ada", ""), Order{Tenant: many, Command: c})
 			require.NoError(t, err)

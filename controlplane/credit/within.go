@@ -42,18 +42,19 @@ func mayEnd(r *ledger.Reservation, c *ledger.Command) error {
 
 // WalletAt is a tenant's wallet as a transaction or a view sees it. NotFound when there is none.
 func (s *Service) WalletAt(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
-	return walletOf(r, t)
+	return s.walletOf(r, t)
 }
 
 // HeldAt is what a reservation of a tenant's holds for a commit at now: 0 when there is none, or when it has ended.
 func (s *Service) HeldAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
-	if _, err := walletOf(r, t); err != nil {
+	w, err := s.walletOf(r, t)
+	if err != nil {
 		if fault.Is(err, fault.NotFound) {
 			err = nil
 		}
 		return 0, err
 	}
-	held, err := reservations.Get(r, string(t.Project), id)
+	held, err := reservations.Get(r, account(w), id)
 	if err != nil || held == nil || held.Status != ledger.Pending || held.Over(now) {
 		return 0, err
 	}

@@ -57,6 +57,9 @@ type world struct {
 	quorum  *quorum
 	credits *Service
 
+	// projects are those that exist.
+	projects map[cloud.ProjectID]Project
+
 	mu sync.Mutex
 	at time.Time
 }
@@ -67,7 +70,9 @@ var (
 )
 
 func newWorld(t testing.TB) *world {
-	w := &world{t: t, at: time.UnixMilli(1_800_000_000_000)}
+	w := &world{t: t, at: time.UnixMilli(1_800_000_000_000), projects: map[cloud.ProjectID]Project{
+		"web": {Exists: true, Org: "acme"}, "lair": {Exists: true, Org: "evil"}, "empty": {Exists: true, Org: "acme"},
+	}}
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
@@ -75,9 +80,7 @@ func newWorld(t testing.TB) *world {
 	w.store = store.New(store.Options{Engine: engine, Proposer: w.quorum, PageKey: make([]byte, 32), Now: w.now})
 	w.credits = New(Options{
 		Store: w.store, Commands: lead.NewCommands(1, alone{}, nil), Log: slog.New(slog.DiscardHandler),
-		OrgOf: func(_ store.Reader, p cloud.ProjectID) (cloud.OrgID, error) {
-			return map[cloud.ProjectID]cloud.OrgID{"web": "acme", "lair": "evil"}[p], nil
-		},
+		Project: func(_ store.Reader, p cloud.ProjectID) (Project, error) { return w.projects[p], nil },
 	})
 	return w
 }

@@ -113,11 +113,9 @@ func (s *Service) commands() commands {
 			return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
 		}),
 
-		createOrg: change(s, "create-org", lead.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
-		deleteOrg: change(s, "delete-org", lead.Keyed, s.doDeleteOrg),
-		createProject: change(s, "create-project", lead.Keyed, func(tx *store.Tx, q newProject) (tenant.Project, error) {
-			return of(tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota))
-		}),
+		createOrg:     change(s, "create-org", lead.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
+		deleteOrg:     change(s, "delete-org", lead.Keyed, s.doDeleteOrg),
+		createProject: change(s, "create-project", lead.Keyed, s.doCreateProject),
 		deleteProject: change(s, "delete-project", lead.Keyed, s.doDeleteProject),
 		setQuota:      change(s, "set-quota", lead.Repeatable, s.doSetQuota),
 
@@ -145,6 +143,19 @@ func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
 	return none{}, tenant.DeleteOrg(tx, id)
 }
 
+func (s *Service) doCreateProject(tx *store.Tx, q newProject) (tenant.Project, error) {
+	p, err := tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota)
+	if err != nil {
+		return tenant.Project{}, err
+	}
+	for _, vacant := range s.opts.Vacant {
+		if err := vacant(tx, p.ID); err != nil {
+			return tenant.Project{}, err
+		}
+	}
+	return *p, nil
+}
+
 // doDeleteProject removes an empty project with its service accounts. Org is empty for whoever may delete in each.
 func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 	if err := s.ofOrg(tx, t); err != nil {
@@ -161,7 +172,11 @@ func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 	return none{}, principal.DeleteAccounts(tx, t.Project)
 }
 
+// doSetQuota sets a project's quota; without a project that of an org.
 func (s *Service) doSetQuota(tx *store.Tx, q newQuota) (none, error) {
+	if q.Tenant.Project == "" {
+		return none{}, tenant.SetOrgQuota(tx, q.Tenant.Org, q.Quota)
+	}
 	if err := s.ofOrg(tx, q.Tenant); err != nil {
 		return none{}, err
 	}

@@ -73,6 +73,8 @@ type Options struct {
 	Providers []outside.Provider
 	// Holds say what a project, or an org alone, still has that it cannot be deleted with.
 	Holds []func(store.Reader, cloud.Tenant) error
+	// Vacant return an error when something that no project has stands in the way of a new project of an ID.
+	Vacant []func(store.Reader, cloud.ProjectID) error
 	// Skew is how far this member's clock is ahead of the others', when that is known. Optional.
 	Skew func() (time.Duration, bool)
 	// Dev lets holders who proved nothing act as project:admin and billing:admin of the default project.

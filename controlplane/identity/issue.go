@@ -131,6 +131,9 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 // issue signs claims with the primary signing key, or with the unproven key when the holder is unauthenticated. Either way
 // it is Unavailable when the records cannot be read (the spec's part 4.6).
 func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
+	if err := s.setIncarnation(ctx, &say); err != nil {
+		return issued{}, err
+	}
 	id, private, err := s.signer(ctx)
 	if err != nil {
 		return issued{}, err

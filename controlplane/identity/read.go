@@ -39,7 +39,9 @@ func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoA
 // user is one principal, as new as every change acknowledged before.
 func (s *Service) user(ctx context.Context, id cloud.UserID) (u *principal.User, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		u, err = principal.Find(v, id)
+		if u, err = principal.Find(v, id); err == nil {
+			u.Bindings, err = alive(v, u.Bindings)
+		}
 		return err
 	})
 	return u, err
@@ -48,13 +50,23 @@ func (s *Service) user(ctx context.Context, id cloud.UserID) (u *principal.User,
 // users is a page of principals.
 func (s *Service) users(ctx context.Context, size int32, page string) ([]*principal.User, string, error) {
 	all := func(*principal.User) bool { return true }
-	return store.Page(ctx, s.opts.Store, principal.Users, store.PageRequest{Size: size, Token: page, Query: "users"}, all)
+	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, store.PageRequest{Size: size, Token: page, Query: "users"}, all)
+	if err != nil {
+		return nil, "", err
+	}
+	list, err = s.current(list)
+	return list, next, err
 }
 
 // bound is a page of the principals that have roles at a place.
 func (s *Service) bound(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
 	req := store.PageRequest{Size: size, Token: page, Query: "bindings\x00" + at.String()}
-	return store.Page(ctx, s.opts.Store, principal.Users, req, func(u *principal.User) bool { return len(u.At(at)) > 0 })
+	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, req, func(u *principal.User) bool { return len(u.At(at)) > 0 })
+	if err != nil {
+		return nil, "", err
+	}
+	list, err = s.current(list)
+	return list, next, err
 }
 
 // accounts is a page of a project's service accounts.
@@ -110,9 +122,13 @@ func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID
 	return store.Page(ctx, s.opts.Store, tenant.Projects, req, keep)
 }
 
-// quota is what a project may have and has.
+// quota returns what a project may have and has; without a project that of an org.
 func (s *Service) quota(ctx context.Context, at cloud.Tenant) (out *identityv1.QuotaStatus, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if at.Project == "" {
+			out, err = orgQuota(v, at.Org)
+			return err
+		}
 		if err := s.ofOrg(v, at); err != nil {
 			return err
 		}
@@ -128,12 +144,39 @@ func (s *Service) quota(ctx context.Context, at cloud.Tenant) (out *identityv1.Q
 		if err != nil {
 			return err
 		}
-		out = &identityv1.QuotaStatus{
-			OrgId: string(org), ProjectId: string(at.Project),
-			Quota: &identityv1.Quota{Vcpus: q.VCPUs, MemoryMib: q.MemoryMiB, StorageGib: q.StorageGiB, Vms: q.VMs, Images: q.Images},
-			Used:  &identityv1.Usage{Vcpus: used.VCPUs, MemoryMib: used.MemoryMiB, StorageGib: used.StorageGiB, Vms: used.VMs, Images: used.Images},
-		}
+		out = &identityv1.QuotaStatus{OrgId: string(org), ProjectId: string(at.Project), Quota: quotaOnWire(q), Used: usageOnWire(used)}
 		return nil
 	})
 	return out, err
+}
+
+func orgQuota(v *store.View, id cloud.OrgID) (*identityv1.QuotaStatus, error) {
+	o, err := tenant.FindOrg(v, id)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		return nil, tenant.NoOrg(id)
+	}
+	q, err := tenant.OrgQuotaOf(v, id)
+	if err != nil {
+		return nil, err
+	}
+	used, err := tenant.OrgUsed(v, id)
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.QuotaStatus{OrgId: string(id), Quota: quotaOnWire(q), Used: usageOnWire(used)}
+	out.Used.Projects = &used.Projects
+	return out, nil
+}
+
+func quotaOnWire(q tenant.Quota) *identityv1.Quota {
+	return &identityv1.Quota{
+		Vcpus: q.VCPUs, MemoryMib: q.MemoryMiB, StorageGib: q.StorageGiB, Vms: q.VMs, Images: q.Images, Projects: q.Projects,
+	}
+}
+
+func usageOnWire(a tenant.Amount) *identityv1.Usage {
+	return &identityv1.Usage{Vcpus: a.VCPUs, MemoryMib: a.MemoryMiB, StorageGib: a.StorageGiB, Vms: a.VMs, Images: a.Images}
 }

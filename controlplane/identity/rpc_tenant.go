@@ -133,7 +133,12 @@ func (r *server) SetQuota(ctx context.Context, in *identityv1.SetQuotaRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if err := cloud.CheckCallerID("project_id", string(at.Project)); err != nil {
+	if at.Project != "" {
+		err = cloud.CheckCallerID("project_id", string(at.Project))
+	} else {
+		err = cloud.CheckCallerID("org_id", string(at.Org))
+	}
+	if err != nil {
 		return nil, err
 	}
 	if _, err := r.s.do.setQuota(ctx, newQuota{at, quotaOf(in.GetQuota())}); err != nil {
@@ -154,7 +159,7 @@ func quotaOf(q *identityv1.Quota) tenant.Quota {
 	if q == nil {
 		return tenant.Quota{}
 	}
-	return tenant.Quota{VCPUs: q.Vcpus, MemoryMiB: q.MemoryMib, StorageGiB: q.StorageGib, VMs: q.Vms, Images: q.Images}
+	return tenant.Quota{VCPUs: q.Vcpus, MemoryMiB: q.MemoryMib, StorageGiB: q.StorageGib, VMs: q.Vms, Images: q.Images, Projects: q.Projects}
 }
 
 func orgOnWire(o *tenant.Org) *identityv1.Org {

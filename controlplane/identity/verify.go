@@ -176,10 +176,10 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 	if err != nil {
 		return err
 	}
-	// A project that is not in the org that the token names comes without an org, and auth refuses that. One alone names
-	// its org.
+	// The scope of a project that is not in the org that the token names, or that is another incarnation, has no org, and
+	// auth refuses that. A project alone names its org.
 	switch {
-	case p != nil && (caller.Scope.Org == "" || caller.Scope.Org == p.Org):
+	case p != nil && actsIn(c, p) && (caller.Scope.Org == "" || caller.Scope.Org == p.Org):
 		caller.Scope.Org = p.Org
 	default:
 		caller.Scope.Org = ""
@@ -187,7 +187,7 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 	return nil
 }
 
-// alive are the bindings whose org and project are there.
+// alive returns the bindings whose org and project exist. Those in an earlier incarnation of the project do not count.
 func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err error) {
 	for _, b := range all {
 		if b.Org != "" {
@@ -200,7 +200,7 @@ func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err er
 		if b.Project != "" {
 			if p, err := tenant.Find(v, b.Project); err != nil {
 				return nil, err
-			} else if p == nil {
+			} else if p == nil || p.Incarnation != b.Incarnation {
 				continue
 			}
 		}

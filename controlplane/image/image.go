@@ -222,15 +222,15 @@ func Holds(r store.Reader, t cloud.Tenant) error {
 	return nil
 }
 
-// count takes a new image of its project's quota.
+// count takes a new image from the quotas of its project and its org.
 func count(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil
 	}
-	return tenant.Take(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}, func() (sum tenant.Amount, err error) {
+	return tenant.Take(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1}, tenant.Amount{}, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := Images.List(tx, 0)
 		for _, r := range all {
-			if r.Value.Project == i.Project {
+			if r.Value.Project == p {
 				sum.Images++
 			}
 		}
@@ -380,7 +380,7 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 			}
 			Images.Delete(tx, string(q.ID))
 			if i.Project != "" {
-				return struct{}{}, tenant.Give(tx, i.Project, tenant.Pictures, tenant.Amount{Images: 1})
+				return struct{}{}, tenant.Give(tx, cloud.Tenant{Org: i.Org, Project: i.Project}, tenant.Pictures, tenant.Amount{Images: 1})
 			}
 			return struct{}{}, nil
 		})

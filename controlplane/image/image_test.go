@@ -617,3 +617,25 @@ func TestQuota(t *testing.T) {
 	_, err = s.Create(member(t), described(url), [32]byte{})
 	require.NoError(t, err)
 }
+
+// Images of all projects count in the quota of their org.
+func TestOrgQuota(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	set := func(limit uint64) {
+		_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+			return tenant.SetOrgQuota(tx, "acme", tenant.Quota{Images: &limit})
+		})
+		require.NoError(t, err)
+	}
+	set(1)
+	url := w.write("disk.raw", noise(1000))
+	first, err := s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "the quota of org acme (shared by its projects) allows 1 images: 1 are used")
+	require.NoError(t, s.Delete(member(t), "acme", first.Image.ID, [32]byte{}))
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+}

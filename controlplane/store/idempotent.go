@@ -27,8 +27,11 @@ type answer struct {
 	Turn uint64
 }
 
-// turns counts a place's answers: those from First up to Next are kept.
-type turns struct{ First, Next uint64 }
+// turns counts a place's answers: those from First up to Next are kept, and those before Forgotten are not given again.
+type turns struct {
+	First, Next uint64
+	Forgotten   uint64 `cbor:",omitempty"`
+}
 
 var (
 	answers     = NewTable[answer]("idem")
@@ -75,14 +78,19 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	if err != nil {
 		return out, false, err
 	}
-	kept := stored
+	kept, keptAt := stored, place
 	if kept == nil {
 		// An answer from before the kind was part of the place. Its id has the method, and no method is of two kinds.
-		if kept, err = answers.Get(tx, at.bare(), id); err != nil {
+		keptAt = at.bare()
+		if kept, err = answers.Get(tx, keptAt, id); err != nil {
 			return out, false, err
 		}
 	}
-	if kept != nil && tx.Now()-kept.At < KeepAnswers {
+	current, err := kept.current(tx, keptAt)
+	if err != nil {
+		return out, false, err
+	}
+	if current {
 		if kept.Body != body {
 			return out, false, fault.Invalid("idempotency-key", "was used before with another request").WithReason("IDEMPOTENCY_KEY_REUSED")
 		}
@@ -99,6 +107,32 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 		return out, false, fmt.Errorf("encode answer: %w", err)
 	}
 	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, stored)
+}
+
+// current reports whether an answer of a place may be given again; nil may not.
+func (a *answer) current(tx *Tx, place string) (bool, error) {
+	if a == nil || tx.Now()-a.At >= KeepAnswers {
+		return false, nil
+	}
+	t, err := answerTurns.Get(tx, place)
+	return err == nil && (t == nil || a.Turn >= t.Forgotten), err
+}
+
+// ForgetPlace makes Idempotent ignore every answer that is stored for a place now, because the place's ID is given to
+// something else. The answers are removed when they are old, as ever.
+func ForgetPlace(tx *Tx, place Place) error {
+	for _, path := range []string{place.path(), place.bare()} {
+		t, err := answerTurns.Get(tx, path)
+		if err != nil {
+			return err
+		}
+		if t == nil {
+			continue
+		}
+		t.Forgotten = t.Next
+		answerTurns.Put(tx, t, path)
+	}
+	return nil
 }
 
 // remember stores an answer as the newest and removes the oldest past the limit.

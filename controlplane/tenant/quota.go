@@ -12,6 +12,8 @@ import (
 // Amount is how much there is of everything that a quota bounds.
 type Amount struct {
 	VCPUs, MemoryMiB, StorageGiB, VMs, Images uint64
+	// Projects is an org's; a project has none.
+	Projects uint64 `cbor:",omitempty"`
 }
 
 // Quota bounds each of an Amount. Nil bounds nothing.
@@ -21,6 +23,8 @@ type Quota struct {
 	StorageGiB *uint64 `cbor:",omitempty"`
 	VMs        *uint64 `cbor:",omitempty"`
 	Images     *uint64 `cbor:",omitempty"`
+	// Projects limits the projects of an org: nil means DefaultProjects. A project's quota has none.
+	Projects *uint64 `cbor:",omitempty"`
 }
 
 // Kind is a sort of thing whose use of the quota is counted together.
@@ -53,6 +57,7 @@ var dimensions = []dimension{
 	{"storage_gib", func(a *Amount) *uint64 { return &a.StorageGiB }, func(q *Quota) *uint64 { return q.StorageGiB }},
 	{"vms", func(a *Amount) *uint64 { return &a.VMs }, func(q *Quota) *uint64 { return q.VMs }},
 	{"images", func(a *Amount) *uint64 { return &a.Images }, func(q *Quota) *uint64 { return q.Images }},
+	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) *uint64 { return q.Projects }},
 }
 
 // String names what is not nothing.
@@ -86,9 +91,14 @@ func (a Amount) Minus(b Amount) Amount {
 	return a
 }
 
-// Fits says whether a project that has used may have used − less + more: ResourceExhausted naming what is used, the limit
-// and what was asked for. Only what grows is judged.
+// Fits returns ResourceExhausted unless a project that uses used may use used − less + more. The error names what is used,
+// the limit and what was asked for. Only what grows is checked.
 func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
+	return q.fits(fmt.Sprintf("project %s", id), used, more, less)
+}
+
+// fits is Fits for a project or an org; owner names it in the error.
+func (q *Quota) fits(owner string, used, more, less Amount) error {
 	for _, d := range dimensions {
 		limit, plus, minus := d.bound(q), *d.of(&more), *d.of(&less)
 		if limit == nil || plus <= minus {
@@ -97,19 +107,19 @@ func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
 		now := *d.of(&used)
 		// In this order, so that no sum overflows.
 		if left := *limit - min(*limit, now-min(now, minus)); plus > left {
-			return fault.New(fault.ResourceExhausted, "the quota of project %s allows %d %s: %d are used, %d more are asked for",
-				id, *limit, d.name, now, plus-minus).
+			return fault.New(fault.ResourceExhausted, "the quota of %s allows %d %s: %d are used, %d more are asked for",
+				owner, *limit, d.name, now, plus-minus).
 				WithReason("QUOTA_EXCEEDED").With("quota", d.name).With("used", now).With("limit", *limit)
 		}
 	}
 	return nil
 }
 
-// Counted sums what a project has, for the records that hold no sum yet.
-type Counted func() (Amount, error)
+// Counted sums what a project has of one kind, for the records that hold no sum yet.
+type Counted func(cloud.ProjectID) (Amount, error)
 
-// Take adds more to what a project has and takes less away, if its quota allows that. The project must be there, and of
-// that org.
+// Take adds more to what a project uses and subtracts less, if the quotas of the project and of its org allow it. It
+// returns NotFound unless the project exists and belongs to that org.
 func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Counted) error {
 	id := t.Project
 	p, err := Find(tx, id)
@@ -130,20 +140,30 @@ func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Co
 	if err := q.Fits(id, used, more, less); err != nil {
 		return err
 	}
+	if err := takeOfOrg(tx, t.Org, kind, more, less, counted); err != nil {
+		return err
+	}
 	used = used.Minus(less).Plus(more)
 	usages.Put(tx, &used, string(id), string(kind))
 	return nil
 }
 
-// Give takes away from what a project has, whatever its quota says. Of a project without a sum nothing is noted: the next
-// Take counts.
-func Give(tx *store.Tx, id cloud.ProjectID, kind Kind, less Amount) error {
-	used, err := usages.Get(tx, string(id), string(kind))
-	if err != nil || used == nil {
-		return err
+// Give subtracts less from what a project and its org use, whatever their quotas are. Where no sum is recorded yet,
+// nothing is written: the next Take counts.
+func Give(tx *store.Tx, t cloud.Tenant, kind Kind, less Amount) error {
+	for _, sum := range []struct {
+		table store.Table[Amount]
+		path  []string
+	}{{usages, []string{string(t.Project), string(kind)}}, {orgUsages, []string{string(t.Org), string(kind)}}} {
+		used, err := sum.table.Get(tx, sum.path...)
+		if err != nil {
+			return err
+		}
+		if used != nil {
+			left := used.Minus(less)
+			sum.table.Put(tx, &left, sum.path...)
+		}
 	}
-	left := used.Minus(less)
-	usages.Put(tx, &left, string(id), string(kind))
 	return nil
 }
 
@@ -153,7 +173,7 @@ func usageOf(tx *store.Tx, id cloud.ProjectID, kind Kind, counted Counted) (Amou
 		return Amount{}, err
 	}
 	if used == nil {
-		return counted()
+		return counted(id)
 	}
 	return *used, nil
 }
@@ -191,6 +211,9 @@ func quotaOf(r store.Reader, id cloud.ProjectID) (*Quota, error) {
 
 // SetQuota replaces a project's quota.
 func SetQuota(tx *store.Tx, id cloud.ProjectID, q Quota) error {
+	if err := q.checkProject(); err != nil {
+		return err
+	}
 	if p, err := Find(tx, id); err != nil {
 		return err
 	} else if p == nil {

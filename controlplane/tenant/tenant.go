@@ -5,15 +5,22 @@
 // in its quota, so that what is made is counted in the same entry, or not made. It knows no VM, no image and no user.
 //
 // Decisions:
-//   - Ids of orgs and projects are unique in the cloud and never used again: roles in them, and what was billed and
-//     recorded under them, stay theirs. The record of a deleted one remains, marked.
-//   - An absent bound bounds nothing, 0 allows none. A bound below what is there takes nothing away; only what would add
+//   - IDs of orgs and projects are unique in the cloud: the wire contract addresses wallets by the project ID alone. The ID
+//     of an org is never used again. The ID of a deleted project stays reserved for its org for a bounded time (ReserveFor,
+//     MaxReserved) and is free for every org after that.
+//   - A project that is created again under an ID is another incarnation. Bindings, tokens and wallets carry the
+//     incarnation of their project, so those of an earlier one do not match it.
+//   - An absent limit limits nothing, 0 allows none. A limit below what is there takes nothing away; only what would add
 //     to it is refused.
-//   - Usage is counted in records of its own, one a project and kind of thing, so that making an image and making a VM do
-//     not get in each other's way. Where there is none yet, it is counted from the things themselves.
+//   - An org has a quota too, which its projects share: without one, who may create projects escapes those of projects.
+//     The number of an org's projects is always limited.
+//   - Usage is counted in records of its own, one a project and kind of thing and one an org and kind, so that making an
+//     image and making a VM do not get in each other's way. Where there is none yet, it is counted from the things
+//     themselves, an org's from those of its projects.
 //   - What is counted is what was asked for: a stopped VM keeps its room on its host, so it counts like a running one.
 //
-// Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>.
+// Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
+// project-deleted/<org>/<when, 16 hexadecimal digits>/<id>.
 package tenant
 
 import (
@@ -42,6 +49,9 @@ type Project struct {
 	CreatedAt cloud.Time
 	// DeletedAt is 0 while it is there.
 	DeletedAt cloud.Time `cbor:",omitempty"`
+	// Incarnation tells the projects that have had this ID apart. It is the time of creation, later than that of every
+	// earlier project of the ID, or 0 for a project that was created before there were incarnations.
+	Incarnation cloud.Incarnation `cbor:",omitempty"`
 }
 
 var (
@@ -116,6 +126,9 @@ func CreateOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
 	}
 	o := &Org{ID: id, Name: name, CreatedAt: tx.Now()}
 	Orgs.Put(tx, o, string(id))
+	for _, kind := range orgKinds {
+		orgUsages.Put(tx, &Amount{}, string(id), string(kind))
+	}
 	return o, nil
 }
 
@@ -142,10 +155,15 @@ func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
 	}
 	o.DeletedAt = tx.Now()
 	Orgs.Put(tx, o, string(id))
+	orgQuotas.Delete(tx, string(id))
+	for _, kind := range orgKinds {
+		orgUsages.Delete(tx, string(id), string(kind))
+	}
 	return nil
 }
 
-// CreateProject makes a project in an org that is there.
+// CreateProject makes a project in an org that exists. AlreadyExists for an ID that a project has, or that is reserved for
+// another org; ResourceExhausted when the org has as many projects as it may have.
 func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project, error) {
 	if err := cloud.CheckCallerID("id", string(t.Project)); err != nil {
 		return nil, err
@@ -156,23 +174,25 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 	if err := CheckName("name", name); err != nil {
 		return nil, err
 	}
+	if err := q.checkProject(); err != nil {
+		return nil, err
+	}
 	if o, err := FindOrg(tx, t.Org); err != nil {
 		return nil, err
 	} else if o == nil {
 		return nil, NoOrg(t.Org)
 	}
-	switch p, err := Projects.Get(tx, string(t.Project)); {
-	case err != nil:
+	incarnation, err := claim(tx, t)
+	if err != nil {
 		return nil, err
-	case p != nil && p.DeletedAt != 0:
-		return nil, fault.New(fault.AlreadyExists, "project %s was deleted; ids of projects are not used again", t.Project)
-	case p != nil:
-		return nil, fault.New(fault.AlreadyExists, "project %s exists; ids of projects are unique in the cloud", t.Project)
+	}
+	if err := takeOfOrg(tx, t.Org, orgProjects, Amount{Projects: 1}, Amount{}, nil); err != nil {
+		return nil, err
 	}
 	if name == "" {
 		name = string(t.Project)
 	}
-	p := &Project{ID: t.Project, Org: t.Org, Name: name, CreatedAt: tx.Now()}
+	p := &Project{ID: t.Project, Org: t.Org, Name: name, CreatedAt: tx.Now(), Incarnation: incarnation}
 	Projects.Put(tx, p, string(t.Project))
 	quotas.Put(tx, &q, string(t.Project))
 	for _, kind := range kinds {
@@ -181,8 +201,8 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 	return p, nil
 }
 
-// DeleteProject marks a project as gone. What it still has is refused by name; what only others know of, they refuse
-// before.
+// DeleteProject marks a project as deleted and reserves its ID for its org. It refuses a project that uses anything of its
+// quota; what only other packages know of, they refuse before.
 func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	p, err := Find(tx, id)
 	if err != nil {
@@ -201,13 +221,14 @@ func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	if used != (Amount{}) {
 		return fault.New(fault.FailedPrecondition, "project %s still has %s: delete them first", id, used)
 	}
-	p.DeletedAt = tx.Now()
-	Projects.Put(tx, p, string(id))
 	quotas.Delete(tx, string(id))
 	for _, kind := range kinds {
 		usages.Delete(tx, string(id), string(kind))
 	}
-	return nil
+	if err := giveToOrg(tx, p.Org, orgProjects, Amount{Projects: 1}); err != nil {
+		return err
+	}
+	return reserve(tx, p)
 }
 
 // Adopt makes records whole that were made when orgs and projects came to be with the first role in them.

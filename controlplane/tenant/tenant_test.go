@@ -39,7 +39,7 @@ func (w *world) do(f func(tx *store.Tx) error) error {
 
 func (w *world) take(more, less tenant.Amount) error {
 	return w.do(func(tx *store.Tx) error {
-		return tenant.Take(tx, web, tenant.Machines, more, less, func() (tenant.Amount, error) { return tenant.Amount{}, nil })
+		return tenant.Take(tx, web, tenant.Machines, more, less, func(cloud.ProjectID) (tenant.Amount, error) { return tenant.Amount{}, nil })
 	})
 }
 
@@ -81,7 +81,7 @@ func TestQuota(t *testing.T) {
 	require.NoError(t, w.take(shrunk, one), "what does not grow is not judged")
 	require.ErrorContains(t, w.take(tenant.Amount{VMs: 1}, tenant.Amount{}), "allows 0 vms")
 	require.NoError(t, w.take(tenant.Amount{StorageGiB: 1 << 60}, tenant.Amount{}), "what is not bounded stays so")
-	require.NoError(t, w.do(func(tx *store.Tx) error { return tenant.Give(tx, web.Project, tenant.Machines, w.used()) }))
+	require.NoError(t, w.do(func(tx *store.Tx) error { return tenant.Give(tx, web, tenant.Machines, w.used()) }))
 	require.Zero(t, w.used())
 }
 
@@ -121,7 +121,7 @@ func TestUsageIsCountedOnce(t *testing.T) {
 	counted := 0
 	for range 2 {
 		require.NoError(t, w.do(func(tx *store.Tx) error {
-			return tenant.Take(tx, cloud.Tenant{Org: "acme", Project: "old"}, tenant.Machines, tenant.Amount{VMs: 1}, tenant.Amount{}, func() (tenant.Amount, error) {
+			return tenant.Take(tx, cloud.Tenant{Org: "acme", Project: "old"}, tenant.Machines, tenant.Amount{VMs: 1}, tenant.Amount{}, func(cloud.ProjectID) (tenant.Amount, error) {
 				counted++
 				return tenant.Amount{VMs: 7}, nil
 			})
@@ -135,8 +135,8 @@ func TestUsageIsCountedOnce(t *testing.T) {
 	}))
 }
 
-// Ids are unique in the cloud and stay whoever's they were.
-func TestIDsAreNotUsedAgain(t *testing.T) {
+// IDs of orgs are never used again, those of projects not while a project has them.
+func TestIDsAreUnique(t *testing.T) {
 	w := newWorld(t)
 	create := func(org cloud.OrgID, id cloud.ProjectID) error {
 		return w.do(func(tx *store.Tx) error {
@@ -147,7 +147,7 @@ func TestIDsAreNotUsedAgain(t *testing.T) {
 	remove := func() error { return w.do(func(tx *store.Tx) error { return tenant.DeleteProject(tx, web.Project) }) }
 	removeOrg := func() error { return w.do(func(tx *store.Tx) error { return tenant.DeleteOrg(tx, web.Org) }) }
 	require.NoError(t, w.do(func(tx *store.Tx) error { _, err := tenant.CreateOrg(tx, "other", ""); return err }))
-	require.ErrorContains(t, create("other", web.Project), "unique in the cloud")
+	require.ErrorContains(t, create("other", web.Project), "is taken: IDs are unique in the cloud")
 	require.ErrorContains(t, create("nowhere", "x"), "no org nowhere")
 	require.ErrorContains(t, removeOrg(), "has project web")
 
@@ -157,7 +157,6 @@ func TestIDsAreNotUsedAgain(t *testing.T) {
 	require.NoError(t, remove())
 	require.True(t, fault.Is(remove(), fault.NotFound))
 	require.True(t, fault.Is(w.take(tenant.Amount{VMs: 1}, tenant.Amount{}), fault.NotFound), "nothing is made in a project that is gone")
-	require.ErrorContains(t, create("acme", web.Project), "not used again")
 	require.NoError(t, removeOrg())
 	require.ErrorContains(t, w.do(func(tx *store.Tx) error { _, err := tenant.CreateOrg(tx, "acme", ""); return err }), "not used again")
 	require.ErrorContains(t, create("acme", "later"), "no org acme")

@@ -88,7 +88,7 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 	if group := vm.Labels[AntiAffinity]; group != "" {
 		groups.Delete(tx, project, groupKey(group), string(vm.ID))
 	}
-	if err := tenant.Give(tx, vm.Project, tenant.Machines, amountOf(&vm.Spec)); err != nil {
+	if err := tenant.Give(tx, vm.Tenant(), tenant.Machines, amountOf(&vm.Spec)); err != nil {
 		return removed{}, err
 	}
 	for _, id := range vm.Spec.Images() {

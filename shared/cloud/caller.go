@@ -49,6 +49,14 @@ type Binding struct {
 	Role    Role
 	Org     OrgID     `cbor:",omitempty"`
 	Project ProjectID `cbor:",omitempty"`
+	// Incarnation is that of the project: the binding gives nothing in a later project of the same ID.
+	Incarnation Incarnation `cbor:",omitempty"`
+}
+
+// Same reports whether both give the same role at the same place, whatever the incarnation of its project.
+func (b Binding) Same(other Binding) bool {
+	b.Incarnation = other.Incarnation
+	return b == other
 }
 
 // Check says whether the binding makes sense.

@@ -28,6 +28,10 @@ type (
 // Time is Unix milliseconds.
 type Time = int64
 
+// Incarnation tells the projects that have had the same ID apart. No two of them have the same; 0 is that of a project
+// that was created before there were incarnations.
+type Incarnation int64
+
 var (
 	namePattern   = regexp.MustCompile(`^[a-z][a-z0-9-]{0,62}$`)
 	callerID      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$`)

@@ -107,6 +107,8 @@ type Wallet struct {
 	Project  cloud.ProjectID
 	Status   WalletStatus
 	Accounts Accounts
+	// Incarnation is that of the project whose wallet it is.
+	Incarnation cloud.Incarnation `cbor:",omitempty"`
 	// Pending counts the pending reservations.
 	Pending uint64
 	// Sequence is that of its last transaction; the first has 1.

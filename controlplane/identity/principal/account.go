@@ -100,7 +100,8 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 	if err := n.Check(tx.Now()); err != nil {
 		return nil, err
 	}
-	if err := there(tx, n.Tenant); err != nil {
+	at := cloud.Binding{Org: n.Tenant.Org, Project: n.Tenant.Project}
+	if err := place(tx, &at); err != nil {
 		return nil, err
 	}
 	project := string(n.Tenant.Project)
@@ -119,7 +120,9 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 		Account: &Account{Tenant: n.Tenant, Name: n.Name, Sealed: n.Sealed, CreatedBy: n.By, Expires: n.Expires},
 	}
 	for _, role := range n.Roles {
-		u.Bindings = append(u.Bindings, cloud.Binding{Role: role, Org: n.Tenant.Org, Project: n.Tenant.Project})
+		b := at
+		b.Role = role
+		u.Bindings = append(u.Bindings, b)
 	}
 	if u, err = add(tx, u); err != nil {
 		return nil, err

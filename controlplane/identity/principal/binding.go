@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/trivet-cloud/trivet/controlplane/store"
-	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -18,12 +17,14 @@ func Bind(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 		if !u.Registered() {
 			return fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
 		}
-		if err := there(tx, cloud.Tenant{Org: b.Org, Project: b.Project}); err != nil {
+		if err := place(tx, &b); err != nil {
 			return err
 		}
 		if slices.Contains(u.Bindings, b) {
 			return nil
 		}
+		// A binding of an earlier incarnation of the project gives nothing any more, and the new one takes its place.
+		u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), b.Same)
 		if len(u.Bindings) >= maxBindings {
 			return fault.New(fault.ResourceExhausted, "user %s has %d roles", u.ID, maxBindings)
 		}
@@ -42,31 +43,10 @@ func Unbind(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 		if u.ID == Admin && b.Role == cloud.SystemAdmin {
 			return fault.New(fault.FailedPrecondition, "%s keeps %s: nobody could undo it", Admin, cloud.SystemAdmin)
 		}
-		u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), func(had cloud.Binding) bool { return had == b })
+		u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), b.Same)
 		return nil
 	})
 	return err
-}
-
-// there says whether an org and a project, when named, are.
-func there(r store.Reader, t cloud.Tenant) error {
-	if t.Org != "" {
-		if o, err := tenant.FindOrg(r, t.Org); err != nil {
-			return err
-		} else if o == nil {
-			return tenant.NoOrg(t.Org)
-		}
-	}
-	if t.Project != "" {
-		p, err := tenant.Find(r, t.Project)
-		if err != nil {
-			return err
-		}
-		if p == nil || p.Org != t.Org {
-			return tenant.NoProject(t.Project)
-		}
-	}
-	return nil
 }
 
 // At are those of a principal's bindings that stand for a place: an org's own and those of its projects, one project's, or

@@ -56,7 +56,10 @@ type Claims struct {
 	Cluster string `json:"cluster"`
 	Kind    string `json:"kind"`
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be missing.
-	Scope string      `json:"scope"`
+	Scope string `json:"scope"`
+	// Incarnation is that of the scope's project when the token was made. A token acts in no other.
+	Incarnation cloud.Incarnation `json:"incarnation,omitempty"`
+
 	Proof cloud.Proof `json:"proof"`
 	// Epoch is the principal's when the holder was proven.
 	Epoch uint64 `json:"epoch,omitempty"`

@@ -57,6 +57,7 @@ func Run(t *testing.T, open func(t *testing.T, now func() time.Time) *store.Stor
 		{"waiting for a record", awaits},
 		{"the same key gives the same answer", idempotency},
 		{"old answers are forgotten", answersExpire},
+		{"a place that is used for something else forgets its answers", placeForgotten},
 		{"time never goes back", monotone},
 		{"a path with a slash is no path", badPaths},
 	} {
@@ -517,6 +518,40 @@ func answersExpire(t *testing.T, s *store.Store, clk *clock) {
 	require.Equal(t, 6, runs)
 	do("0")
 	require.Equal(t, 7, runs, "its answer was forgotten")
+}
+
+func placeForgotten(t *testing.T, s *store.Store, clk *clock) {
+	runs := 0
+	do := func(place, key string) (out int) {
+		_, err := s.Update(t.Context(), func(tx *store.Tx) (err error) {
+			out, _, err = store.Idempotent(tx, &cloud.Caller{User: "ada", IdempotencyKey: key}, store.InProject(cloud.ProjectID(place)), "m", [32]byte{}, func() (int, error) {
+				runs++
+				return runs, nil
+			})
+			return err
+		})
+		require.NoError(t, err)
+		return out
+	}
+	forget := func(place string) {
+		_, err := s.Update(t.Context(), func(tx *store.Tx) error { return store.ForgetPlace(tx, store.InProject(cloud.ProjectID(place))) })
+		require.NoError(t, err)
+	}
+	forget("p")
+	require.Equal(t, 1, do("p", "a"))
+	require.Equal(t, 2, do("p", "b"))
+	require.Equal(t, 3, do("q", "a"))
+	forget("p")
+	require.Equal(t, 4, do("p", "a"), "the answer is of before")
+	require.Equal(t, 4, do("p", "a"), "and this one is remembered, in the same millisecond")
+	require.Equal(t, 3, do("q", "a"), "another place is not touched")
+	clk.advance(25 * time.Hour)
+	for more := true; more; {
+		_, err := s.Update(t.Context(), func(tx *store.Tx) (err error) { more, err = store.ForgetAnswers(tx, 1); return err })
+		require.NoError(t, err)
+	}
+	require.Equal(t, 5, do("p", "a"))
+	require.Equal(t, 5, do("p", "a"))
 }
 
 func monotone(t *testing.T, s *store.Store, clk *clock) {

@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/e2e/usage"
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
 const (
@@ -84,13 +85,24 @@ func (b *Bank) ids() []int { return slices.Sorted(maps.Keys(b.trio.Members)) }
 // Connect has nothing to do: callers share connections.
 func (b *Bank) Connect(context.Context, int) error { return nil }
 
-// Fill makes wallets with a deposit each.
+// Fill makes projects, and their wallets with a deposit each.
 func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error {
+	if err := b.conns[0].EnsureProject(ctx, org, ""); err != nil {
+		return fmt.Errorf("make org: %w", err)
+	}
+	projects := uint64(len(wallets))
+	if _, err := b.conns[0].Identity.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, Quota: &identityv1.Quota{Projects: &projects}}); err != nil {
+		return fmt.Errorf("allow %d projects: %w", projects, err)
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(fillers)
 	for i, w := range wallets {
 		g.Go(func() error {
-			_, err := b.ask(i).CreateWallet(ctx, &creditv1.CreateWalletRequest{OrgId: org, ProjectId: w, InitialBalance: deposit})
+			_, err := b.conns[i%len(b.conns)].Identity.CreateProject(ctx, &identityv1.CreateProjectRequest{Id: w, OrgId: org})
+			if err != nil {
+				return fmt.Errorf("make project %s: %w", w, err)
+			}
+			_, err = b.ask(i).CreateWallet(ctx, &creditv1.CreateWalletRequest{OrgId: org, ProjectId: w, InitialBalance: deposit})
 			if err != nil {
 				return fmt.Errorf("make wallet %s: %w", w, err)
 			}

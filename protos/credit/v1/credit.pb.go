@@ -210,9 +210,11 @@ type Wallet struct {
 	// How many reservations are pending.
 	PendingReservations uint64 `protobuf:"varint,9,opt,name=pending_reservations,json=pendingReservations,proto3" json:"pending_reservations,omitempty"`
 	// The sequence number of the last transaction; the first has 1.
-	Sequence      uint64 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	CreatedAt     int64  `protobuf:"varint,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	UpdatedAt     int64  `protobuf:"varint,12,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	Sequence  uint64 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	CreatedAt int64  `protobuf:"varint,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt int64  `protobuf:"varint,12,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	// Tells the projects that have had the same ID apart.
+	Incarnation   int64 `protobuf:"varint,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -327,6 +329,13 @@ func (x *Wallet) GetCreatedAt() int64 {
 func (x *Wallet) GetUpdatedAt() int64 {
 	if x != nil {
 		return x.UpdatedAt
+	}
+	return 0
+}
+
+func (x *Wallet) GetIncarnation() int64 {
+	if x != nil {
+		return x.Incarnation
 	}
 	return 0
 }
@@ -1268,8 +1277,10 @@ type ListTransactionsRequest struct {
 	ReservationId string            `protobuf:"bytes,6,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
 	ResourceId    string            `protobuf:"bytes,7,opt,name=resource_id,json=resourceId,proto3" json:"resource_id,omitempty"`
 	// From this time on, and before that one; 0 is no limit.
-	From          int64 `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
-	To            int64 `protobuf:"varint,9,opt,name=to,proto3" json:"to,omitempty"`
+	From int64 `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
+	To   int64 `protobuf:"varint,9,opt,name=to,proto3" json:"to,omitempty"`
+	// The wallet of an earlier project of this ID, by the incarnation that ListWallets shows. billing:admin, system:admin.
+	Incarnation   *int64 `protobuf:"varint,10,opt,name=incarnation,proto3,oneof" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1363,6 +1374,13 @@ func (x *ListTransactionsRequest) GetFrom() int64 {
 func (x *ListTransactionsRequest) GetTo() int64 {
 	if x != nil {
 		return x.To
+	}
+	return 0
+}
+
+func (x *ListTransactionsRequest) GetIncarnation() int64 {
+	if x != nil && x.Incarnation != nil {
+		return *x.Incarnation
 	}
 	return 0
 }
@@ -2276,9 +2294,11 @@ type AuditLedgerResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	ProjectId string                 `protobuf:"bytes,1,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	// Empty when everything adds up; else what does not.
-	Problem       string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
-	Transactions  uint64 `protobuf:"varint,3,opt,name=transactions,proto3" json:"transactions,omitempty"`
-	Reservations  uint64 `protobuf:"varint,4,opt,name=reservations,proto3" json:"reservations,omitempty"`
+	Problem      string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	Transactions uint64 `protobuf:"varint,3,opt,name=transactions,proto3" json:"transactions,omitempty"`
+	Reservations uint64 `protobuf:"varint,4,opt,name=reservations,proto3" json:"reservations,omitempty"`
+	// That of the wallet.
+	Incarnation   int64 `protobuf:"varint,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2341,11 +2361,18 @@ func (x *AuditLedgerResponse) GetReservations() uint64 {
 	return 0
 }
 
+func (x *AuditLedgerResponse) GetIncarnation() int64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
 var File_credit_v1_credit_proto protoreflect.FileDescriptor
 
 const file_credit_v1_credit_proto_rawDesc = "" +
 	"\n" +
-	"\x16credit/v1/credit.proto\x12\tcredit.v1\"\xa0\x03\n" +
+	"\x16credit/v1/credit.proto\x12\tcredit.v1\"\xc2\x03\n" +
 	"\x06Wallet\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x15\n" +
@@ -2362,7 +2389,8 @@ const file_credit_v1_credit_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\v \x01(\x03R\tcreatedAt\x12\x1d\n" +
 	"\n" +
-	"updated_at\x18\f \x01(\x03R\tupdatedAt\"\x96\x03\n" +
+	"updated_at\x18\f \x01(\x03R\tupdatedAt\x12 \n" +
+	"\vincarnation\x18\r \x01(\x03R\vincarnation\"\x96\x03\n" +
 	"\vTransaction\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -2452,7 +2480,7 @@ const file_credit_v1_credit_proto_rawDesc = "" +
 	"\x12CloseWalletRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
-	"project_id\x18\x02 \x01(\tR\tprojectId\"\xa9\x02\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\"\xe0\x02\n" +
 	"\x17ListTransactionsRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -2465,7 +2493,10 @@ const file_credit_v1_credit_proto_rawDesc = "" +
 	"\vresource_id\x18\a \x01(\tR\n" +
 	"resourceId\x12\x12\n" +
 	"\x04from\x18\b \x01(\x03R\x04from\x12\x0e\n" +
-	"\x02to\x18\t \x01(\x03R\x02to\"~\n" +
+	"\x02to\x18\t \x01(\x03R\x02to\x12%\n" +
+	"\vincarnation\x18\n" +
+	" \x01(\x03H\x00R\vincarnation\x88\x01\x01B\x0e\n" +
+	"\f_incarnation\"~\n" +
 	"\x18ListTransactionsResponse\x12:\n" +
 	"\ftransactions\x18\x01 \x03(\v2\x16.credit.v1.TransactionR\ftransactions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"u\n" +
@@ -2539,13 +2570,14 @@ const file_credit_v1_credit_proto_rawDesc = "" +
 	"\breleased\x18\x01 \x01(\bR\breleased\x12)\n" +
 	"\x06wallet\x18\x02 \x01(\v2\x11.credit.v1.WalletR\x06wallet\x128\n" +
 	"\vreservation\x18\x03 \x01(\v2\x16.credit.v1.ReservationR\vreservation\"\x14\n" +
-	"\x12AuditLedgerRequest\"\x96\x01\n" +
+	"\x12AuditLedgerRequest\"\xb8\x01\n" +
 	"\x13AuditLedgerResponse\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\"\n" +
 	"\ftransactions\x18\x03 \x01(\x04R\ftransactions\x12\"\n" +
-	"\freservations\x18\x04 \x01(\x04R\freservations*~\n" +
+	"\freservations\x18\x04 \x01(\x04R\freservations\x12 \n" +
+	"\vincarnation\x18\x05 \x01(\x03R\vincarnation*~\n" +
 	"\fWalletStatus\x12\x1d\n" +
 	"\x19WALLET_STATUS_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14WALLET_STATUS_ACTIVE\x10\x01\x12\x1b\n" +
@@ -2699,6 +2731,7 @@ func file_credit_v1_credit_proto_init() {
 	if File_credit_v1_credit_proto != nil {
 		return
 	}
+	file_credit_v1_credit_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

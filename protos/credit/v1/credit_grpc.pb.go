@@ -48,10 +48,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type CreditServiceClient interface {
-	// CreateWallet makes a project's wallet. billing:admin. ALREADY_EXISTS when there is one.
+	// CreateWallet makes the wallet of a project that exists (NOT_FOUND otherwise). billing:admin. ALREADY_EXISTS when the
+	// project has one. A project that was created again under the ID of a deleted one begins without a wallet: calls about
+	// the project never reach that of an earlier project.
 	CreateWallet(ctx context.Context, in *CreateWalletRequest, opts ...grpc.CallOption) (*Wallet, error)
 	GetWallet(ctx context.Context, in *GetWalletRequest, opts ...grpc.CallOption) (*Wallet, error)
-	// ListWallets lists all wallets. billing:admin.
+	// ListWallets lists all wallets, also those of deleted projects. billing:admin.
 	ListWallets(ctx context.Context, in *ListWalletsRequest, opts ...grpc.CallOption) (*ListWalletsResponse, error)
 	// TopUpWallet puts credit in. billing:admin.
 	TopUpWallet(ctx context.Context, in *TopUpWalletRequest, opts ...grpc.CallOption) (*TransactionResponse, error)
@@ -297,10 +299,12 @@ type CreditService_AuditLedgerClient = grpc.ServerStreamingClient[AuditLedgerRes
 // All implementations must embed UnimplementedCreditServiceServer
 // for forward compatibility.
 type CreditServiceServer interface {
-	// CreateWallet makes a project's wallet. billing:admin. ALREADY_EXISTS when there is one.
+	// CreateWallet makes the wallet of a project that exists (NOT_FOUND otherwise). billing:admin. ALREADY_EXISTS when the
+	// project has one. A project that was created again under the ID of a deleted one begins without a wallet: calls about
+	// the project never reach that of an earlier project.
 	CreateWallet(context.Context, *CreateWalletRequest) (*Wallet, error)
 	GetWallet(context.Context, *GetWalletRequest) (*Wallet, error)
-	// ListWallets lists all wallets. billing:admin.
+	// ListWallets lists all wallets, also those of deleted projects. billing:admin.
 	ListWallets(context.Context, *ListWalletsRequest) (*ListWalletsResponse, error)
 	// TopUpWallet puts credit in. billing:admin.
 	TopUpWallet(context.Context, *TopUpWalletRequest) (*TransactionResponse, error)

@@ -2834,14 +2834,17 @@ func (x *DeleteProjectRequest) GetOrgId() string {
 	return ""
 }
 
-// Quota bounds what a project has. What is absent is not bounded; 0 is none.
+// Quota limits what a project has, or what the projects of an org have together: what is created must fit into both.
+// What is absent is not limited; 0 is none.
 type Quota struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Vcpus         *uint64                `protobuf:"varint,1,opt,name=vcpus,proto3,oneof" json:"vcpus,omitempty"`
-	MemoryMib     *uint64                `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3,oneof" json:"memory_mib,omitempty"`
-	StorageGib    *uint64                `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3,oneof" json:"storage_gib,omitempty"`
-	Vms           *uint64                `protobuf:"varint,4,opt,name=vms,proto3,oneof" json:"vms,omitempty"`
-	Images        *uint64                `protobuf:"varint,5,opt,name=images,proto3,oneof" json:"images,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Vcpus      *uint64                `protobuf:"varint,1,opt,name=vcpus,proto3,oneof" json:"vcpus,omitempty"`
+	MemoryMib  *uint64                `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3,oneof" json:"memory_mib,omitempty"`
+	StorageGib *uint64                `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3,oneof" json:"storage_gib,omitempty"`
+	Vms        *uint64                `protobuf:"varint,4,opt,name=vms,proto3,oneof" json:"vms,omitempty"`
+	Images     *uint64                `protobuf:"varint,5,opt,name=images,proto3,oneof" json:"images,omitempty"`
+	// Of an org only, INVALID_ARGUMENT for a project. Absent: 100.
+	Projects      *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2911,14 +2914,23 @@ func (x *Quota) GetImages() uint64 {
 	return 0
 }
 
-// Usage is what a project has. A stopped VM counts: its host keeps room for it.
+func (x *Quota) GetProjects() uint64 {
+	if x != nil && x.Projects != nil {
+		return *x.Projects
+	}
+	return 0
+}
+
+// Usage is what a project has, or the projects of an org together. A stopped VM counts: its host keeps room for it.
 type Usage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Vcpus         uint64                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
-	MemoryMib     uint64                 `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
-	StorageGib    uint64                 `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3" json:"storage_gib,omitempty"`
-	Vms           uint64                 `protobuf:"varint,4,opt,name=vms,proto3" json:"vms,omitempty"`
-	Images        uint64                 `protobuf:"varint,5,opt,name=images,proto3" json:"images,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Vcpus      uint64                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
+	MemoryMib  uint64                 `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	StorageGib uint64                 `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3" json:"storage_gib,omitempty"`
+	Vms        uint64                 `protobuf:"varint,4,opt,name=vms,proto3" json:"vms,omitempty"`
+	Images     uint64                 `protobuf:"varint,5,opt,name=images,proto3" json:"images,omitempty"`
+	// Of an org only.
+	Projects      *uint64 `protobuf:"varint,6,opt,name=projects,proto3,oneof" json:"projects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2988,12 +3000,20 @@ func (x *Usage) GetImages() uint64 {
 	return 0
 }
 
+func (x *Usage) GetProjects() uint64 {
+	if x != nil && x.Projects != nil {
+		return *x.Projects
+	}
+	return 0
+}
+
 type QuotaStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
-	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
-	Quota         *Quota                 `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
-	Used          *Usage                 `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	OrgId string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	// Empty: it is the org's.
+	ProjectId     string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Quota         *Quota `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	Used          *Usage `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3057,10 +3077,11 @@ func (x *QuotaStatus) GetUsed() *Usage {
 }
 
 type SetQuotaRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
-	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
-	Quota         *Quota                 `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	OrgId string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	// Empty: the org's quota.
+	ProjectId     string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Quota         *Quota `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3117,9 +3138,10 @@ func (x *SetQuotaRequest) GetQuota() *Quota {
 }
 
 type GetQuotaRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
-	ProjectId     string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	OrgId string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	// Empty with an org_id: the org's quota. Both empty: that of the token's project.
+	ProjectId     string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3929,7 +3951,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"=\n" +
 	"\x14DeleteProjectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
-	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xdc\x01\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\x8a\x02\n" +
 	"\x05Quota\x12\x19\n" +
 	"\x05vcpus\x18\x01 \x01(\x04H\x00R\x05vcpus\x88\x01\x01\x12\"\n" +
 	"\n" +
@@ -3937,12 +3959,14 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\vstorage_gib\x18\x03 \x01(\x04H\x02R\n" +
 	"storageGib\x88\x01\x01\x12\x15\n" +
 	"\x03vms\x18\x04 \x01(\x04H\x03R\x03vms\x88\x01\x01\x12\x1b\n" +
-	"\x06images\x18\x05 \x01(\x04H\x04R\x06images\x88\x01\x01B\b\n" +
+	"\x06images\x18\x05 \x01(\x04H\x04R\x06images\x88\x01\x01\x12\x1f\n" +
+	"\bprojects\x18\x06 \x01(\x04H\x05R\bprojects\x88\x01\x01B\b\n" +
 	"\x06_vcpusB\r\n" +
 	"\v_memory_mibB\x0e\n" +
 	"\f_storage_gibB\x06\n" +
 	"\x04_vmsB\t\n" +
-	"\a_images\"\x87\x01\n" +
+	"\a_imagesB\v\n" +
+	"\t_projects\"\xb5\x01\n" +
 	"\x05Usage\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
@@ -3950,7 +3974,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\vstorage_gib\x18\x03 \x01(\x04R\n" +
 	"storageGib\x12\x10\n" +
 	"\x03vms\x18\x04 \x01(\x04R\x03vms\x12\x16\n" +
-	"\x06images\x18\x05 \x01(\x04R\x06images\"\x95\x01\n" +
+	"\x06images\x18\x05 \x01(\x04R\x06images\x12\x1f\n" +
+	"\bprojects\x18\x06 \x01(\x04H\x00R\bprojects\x88\x01\x01B\v\n" +
+	"\t_projects\"\x95\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -4243,6 +4269,7 @@ func file_identity_v1_identity_proto_init() {
 		return
 	}
 	file_identity_v1_identity_proto_msgTypes[48].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

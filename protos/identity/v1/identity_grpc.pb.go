@@ -116,24 +116,30 @@ type IdentityServiceClient interface {
 	CreateServiceAccount(ctx context.Context, in *CreateServiceAccountRequest, opts ...grpc.CallOption) (*CreateServiceAccountResponse, error)
 	ListServiceAccounts(ctx context.Context, in *ListServiceAccountsRequest, opts ...grpc.CallOption) (*ListServiceAccountsResponse, error)
 	DeleteServiceAccount(ctx context.Context, in *DeleteServiceAccountRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// CreateOrg makes an org. system:admin.
+	// CreateOrg makes an org. system:admin. ALREADY_EXISTS when there is, or was, an org of that ID: IDs of orgs are never
+	// used again.
 	CreateOrg(ctx context.Context, in *CreateOrgRequest, opts ...grpc.CallOption) (*Org, error)
 	GetOrg(ctx context.Context, in *GetOrgRequest, opts ...grpc.CallOption) (*Org, error)
 	// ListOrgs lists those that the caller has a role in; system:admin sees all.
 	ListOrgs(ctx context.Context, in *ListOrgsRequest, opts ...grpc.CallOption) (*ListOrgsResponse, error)
 	// DeleteOrg removes an org without projects (FAILED_PRECONDITION otherwise). system:admin.
 	DeleteOrg(ctx context.Context, in *DeleteOrgRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// CreateProject makes a project in an org. system:admin, org:admin.
+	// CreateProject makes a project in an org. system:admin, org:admin. ALREADY_EXISTS when the ID is taken: IDs are unique
+	// in the cloud. RESOURCE_EXHAUSTED when the org has as many projects as its quota allows. The ID of a deleted project is
+	// reserved for its org for 30 days, and then free for every org; of an org the 100 newest are reserved. Nothing of a
+	// deleted project (roles, tokens, service accounts, its wallet) belongs to a later one of the same ID.
 	CreateProject(ctx context.Context, in *CreateProjectRequest, opts ...grpc.CallOption) (*Project, error)
 	GetProject(ctx context.Context, in *GetProjectRequest, opts ...grpc.CallOption) (*Project, error)
 	// ListProjects lists those that the caller has a role in, of an org when one is named; system:admin sees all.
 	ListProjects(ctx context.Context, in *ListProjectsRequest, opts ...grpc.CallOption) (*ListProjectsResponse, error)
-	// DeleteProject removes an empty project (FAILED_PRECONDITION otherwise). Its id is never used again.
+	// DeleteProject removes an empty project (FAILED_PRECONDITION otherwise). See CreateProject on using its ID again.
 	// system:admin, org:admin.
 	DeleteProject(ctx context.Context, in *DeleteProjectRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// SetQuota sets what a project may have at most; what is absent is not bounded. What is there already stays.
-	// system:admin.
+	// SetQuota sets what a project may have at most or, with org_id alone, what the projects of an org may have together. It
+	// replaces the whole quota. What exists already stays. system:admin.
 	SetQuota(ctx context.Context, in *SetQuotaRequest, opts ...grpc.CallOption) (*QuotaStatus, error)
+	// GetQuota returns a project's quota and usage or, with org_id alone, an org's. A project's: everyone with a role in it;
+	// an org's: org:admin; both: billing:admin and system:admin.
 	GetQuota(ctx context.Context, in *GetQuotaRequest, opts ...grpc.CallOption) (*QuotaStatus, error)
 	// ListKeys lists the keys that tokens are signed with. system:admin.
 	ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error)
@@ -566,24 +572,30 @@ type IdentityServiceServer interface {
 	CreateServiceAccount(context.Context, *CreateServiceAccountRequest) (*CreateServiceAccountResponse, error)
 	ListServiceAccounts(context.Context, *ListServiceAccountsRequest) (*ListServiceAccountsResponse, error)
 	DeleteServiceAccount(context.Context, *DeleteServiceAccountRequest) (*emptypb.Empty, error)
-	// CreateOrg makes an org. system:admin.
+	// CreateOrg makes an org. system:admin. ALREADY_EXISTS when there is, or was, an org of that ID: IDs of orgs are never
+	// used again.
 	CreateOrg(context.Context, *CreateOrgRequest) (*Org, error)
 	GetOrg(context.Context, *GetOrgRequest) (*Org, error)
 	// ListOrgs lists those that the caller has a role in; system:admin sees all.
 	ListOrgs(context.Context, *ListOrgsRequest) (*ListOrgsResponse, error)
 	// DeleteOrg removes an org without projects (FAILED_PRECONDITION otherwise). system:admin.
 	DeleteOrg(context.Context, *DeleteOrgRequest) (*emptypb.Empty, error)
-	// CreateProject makes a project in an org. system:admin, org:admin.
+	// CreateProject makes a project in an org. system:admin, org:admin. ALREADY_EXISTS when the ID is taken: IDs are unique
+	// in the cloud. RESOURCE_EXHAUSTED when the org has as many projects as its quota allows. The ID of a deleted project is
+	// reserved for its org for 30 days, and then free for every org; of an org the 100 newest are reserved. Nothing of a
+	// deleted project (roles, tokens, service accounts, its wallet) belongs to a later one of the same ID.
 	CreateProject(context.Context, *CreateProjectRequest) (*Project, error)
 	GetProject(context.Context, *GetProjectRequest) (*Project, error)
 	// ListProjects lists those that the caller has a role in, of an org when one is named; system:admin sees all.
 	ListProjects(context.Context, *ListProjectsRequest) (*ListProjectsResponse, error)
-	// DeleteProject removes an empty project (FAILED_PRECONDITION otherwise). Its id is never used again.
+	// DeleteProject removes an empty project (FAILED_PRECONDITION otherwise). See CreateProject on using its ID again.
 	// system:admin, org:admin.
 	DeleteProject(context.Context, *DeleteProjectRequest) (*emptypb.Empty, error)
-	// SetQuota sets what a project may have at most; what is absent is not bounded. What is there already stays.
-	// system:admin.
+	// SetQuota sets what a project may have at most or, with org_id alone, what the projects of an org may have together. It
+	// replaces the whole quota. What exists already stays. system:admin.
 	SetQuota(context.Context, *SetQuotaRequest) (*QuotaStatus, error)
+	// GetQuota returns a project's quota and usage or, with org_id alone, an org's. A project's: everyone with a role in it;
+	// an org's: org:admin; both: billing:admin and system:admin.
 	GetQuota(context.Context, *GetQuotaRequest) (*QuotaStatus, error)
 	// ListKeys lists the keys that tokens are signed with. system:admin.
 	ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error)
