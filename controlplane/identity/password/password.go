@@ -107,7 +107,7 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 	if err != nil {
 		return false, err
 	}
-	r := request{rank: stranger, name: id, network: a.network}
+	r := request{rank: stranger, name: id, network: wider(a.network)}
 	switch {
 	case slices.Contains(account.Networks, a.network):
 		r.rank = familiar

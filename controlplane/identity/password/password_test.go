@@ -203,6 +203,9 @@ func TestNetwork(t *testing.T) {
 	} {
 		require.Equal(t, want, Network(in), in)
 	}
+	for in, want := range map[string]string{"192.0.2.1": "192.0.2.0/24", "2001:db8:1:2::/64": "2001:db8:1:2::/64", "bufconn": "bufconn", "": ""} {
+		require.Equal(t, want, wider(in), in)
+	}
 }
 
 // Who claims nothing takes nobody's turn and misses nothing.

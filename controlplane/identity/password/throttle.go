@@ -27,6 +27,17 @@ func Network(address string) string {
 	return ip.String()
 }
 
+// wider is the network whose requests share the queue: the /24 of an IPv4 address, else what Network gives. Misses are not
+// counted by it: a user would be refused for a neighbour's.
+func wider(network string) string {
+	if ip, err := netip.ParseAddr(network); err == nil && ip.Is4() {
+		if p, err := ip.Prefix(24); err == nil {
+			return p.String()
+		}
+	}
+	return network
+}
+
 // Limits of wrong passwords on one member.
 const (
 	// MaxMisses in missWindow from one network end the trying of a name from there until the window ends.

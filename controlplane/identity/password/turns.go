@@ -26,15 +26,16 @@ const (
 	// maxWaiting is how many strangers wait, maxReserved how many of each other rank.
 	maxWaiting  = 256
 	maxReserved = 64
-	// maxShare is how many requests of one network, a /64 of IPv6, wait or are served, beyond the familiar ones.
+	// maxShare is how many requests of one network, a /24 of IPv4 or a /64 of IPv6, wait or are served, beyond the familiar
+	// ones.
 	maxShare = 16
 	// maxNameShare is how many requests in one name wait or are served in each of the two ranks of users: somebody who knows
 	// the name of a user does not fill that rank.
 	maxNameShare = 4
 	// hashWait is how long a request waits for its turn.
 	hashWait = 10 * time.Second
-	// maxPause bounds the pause after a turn: the work seems long when the process was suspended.
-	maxPause = time.Second
+	// maxPause bounds the pause after a turn: on a busy host the work takes longer by the clock than it used a core.
+	maxPause = 200 * time.Millisecond
 )
 
 // request is one password to be hashed.

@@ -89,7 +89,7 @@ func TestAFloodOfWrongPasswordsKeepsNoUserOut(t *testing.T) {
 		var mu sync.Mutex
 		for n := range 5 {
 			for i := range 64 {
-				c.login(fmt.Sprintf("guess%d", i), fmt.Sprintf("192.0.2.%d", n), "wrong", nil, func(ok bool, err error) {
+				c.login(fmt.Sprintf("guess%d", i), fmt.Sprintf("10.0.%d.%d", n, i), "wrong", nil, func(ok bool, err error) {
 					mu.Lock()
 					defer mu.Unlock()
 					if err != nil {
@@ -106,7 +106,7 @@ func TestAFloodOfWrongPasswordsKeepsNoUserOut(t *testing.T) {
 		require.Equal(t, 5*(64-maxShare), refused)
 		for _, user := range []string{"ada", "bob", "eve"} {
 			home := []string{"198.51.100.7"}
-			from := map[string]string{"ada": "198.51.100.7", "bob": "203.0.113.1", "eve": "192.0.2.1"}[user] // eve's network is the attacker's too
+			from := map[string]string{"ada": "198.51.100.7", "bob": "203.0.113.1", "eve": "10.0.1.200"}[user] // eve's network is the attacker's too
 			if user == "eve" {
 				home = []string{from}
 			}
@@ -138,7 +138,7 @@ func TestGuessingInUsersNamesTakesAFewTurns(t *testing.T) {
 		c.desk.sum = c.hash
 		for n := range 16 {
 			for range 4 {
-				c.login("bob", fmt.Sprintf("192.0.2.%d", n), "wrong", []string{"198.51.100.9"}, func(bool, error) {})
+				c.login("bob", fmt.Sprintf("10.0.%d.1", n), "wrong", []string{"198.51.100.9"}, func(bool, error) {})
 			}
 		}
 		synctest.Wait()
