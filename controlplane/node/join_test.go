@@ -8,13 +8,17 @@ import (
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
@@ -133,6 +137,34 @@ func TestJoinRefused(t *testing.T) {
 
 	_, err = w.dial(1, mtls.ClientPinned(strings.Repeat("0", 64))).Join(ctx, &ask{Protocol: 1, Token: token, Csr: good, Name: "h"})
 	refused(t, err, codes.Unavailable, "another authority")
+}
+
+// TestHostsRaceForAToken has twenty hosts join at two members with one token at the same time. One of them joins.
+func TestHostsRaceForAToken(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	token := w.token("", 0)
+	pin := token[strings.LastIndex(token, ".")+1:]
+	var joined atomic.Int64
+	var hosts sync.WaitGroup
+	for n := range 20 {
+		agent, csr := w.dial(uint64(1+n%2), mtls.ClientPinned(pin)), request(t, newKey(t))
+		hosts.Go(func() {
+			_, err := agent.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: csr, Name: fmt.Sprint("rack-", n)})
+			if err == nil {
+				joined.Add(1)
+			} else if status.Code(err) != codes.Unauthenticated {
+				t.Errorf("host %d: %v", n, err)
+			}
+		})
+	}
+	hosts.Wait()
+	require.EqualValues(t, 1, joined.Load())
+	require.NoError(t, w.records.Local(func(v *store.View) error {
+		all, _, err := Nodes.List(v, 0)
+		require.Len(t, all, 1)
+		return err
+	}))
 }
 
 // Tokens: how long they live, and that they go.

@@ -54,6 +54,30 @@ func TestBadFilter(t *testing.T) {
 	}
 }
 
+// TestHostileFilters parses and evaluates filters that are made to cost much. Each is refused, or is evaluated in a bounded
+// number of steps: the length of a filter is bounded, and so is its depth.
+func TestHostileFilters(t *testing.T) {
+	vm := &cloud.VM{ID: "i", Name: "web-1", Labels: map[string]string{"a": "b"}}
+	for name, text := range map[string]string{
+		"deep nesting":       strings.Repeat("(", 900) + `name="x"` + strings.Repeat(")", 900),
+		"300 terms":          strings.TrimSuffix(strings.Repeat(`name = "x" OR `, 300), " OR "),
+		"a field of 900":     strings.TrimSuffix(strings.Repeat("a.", 900), ".") + ` = "x"`,
+		"a chain of NOT":     strings.Repeat("NOT ", 400) + `name = "x"`,
+		"a chain of minuses": strings.Repeat("-", 900) + `name = "x"`,
+		"escapes":            `name = "` + strings.Repeat(`\\\"`, 300) + `"`,
+		"not UTF-8":          "name = \"\xff\xfe\"",
+		"a NUL":              "name = \"a\x00b\"",
+		"an open string":     `name = "` + strings.Repeat("x", 900),
+	} {
+		m, err := parseFilter(text)
+		if err != nil {
+			require.True(t, fault.Is(err, fault.InvalidArgument), "%s: %v", name, err)
+			continue
+		}
+		require.False(t, m(vm), name)
+	}
+}
+
 func FuzzFilter(f *testing.F) {
 	f.Add(`state = RUNNING AND labels.env = "prod"`)
 	f.Add(`NOT (name = "a" OR labels:x)`)

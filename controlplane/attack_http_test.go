@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// TestHTTPAttacks sends requests to a running member that browsers, smugglers of requests and forgers of proxies send.
+// Every request is refused, and no key is written.
+func TestHTTPAttacks(t *testing.T) {
+	m := newHouse(t)
+	kvPort, identityPort := m.config.Ports.KV, m.config.Ports.Identity
+	const put = "PUT /api/v1/kv/attack HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+	const body = `{"value":"v"}`
+	own := "Host: " + address(m.config, kvPort) + "\r\n"
+	length := fmt.Sprintf("Content-Length: %d\r\n", len(body))
+	for _, c := range []struct {
+		name    string
+		port    uint16
+		request string
+		// want are the statuses that are right. 0 is a connection that closes without an answer.
+		want []int
+	}{
+		{"the Host of a web page", kvPort, put + "Host: evil.example\r\n" + length + "\r\n" + body, []int{403}},
+		{"a Host that resolves to loopback", kvPort, put + "Host: 127.0.0.1.nip.io\r\n" + length + "\r\n" + body, []int{403}},
+		{"localhost with a dot", kvPort, put + "Host: localhost.\r\n" + length + "\r\n" + body, []int{403}},
+		{"a Host with user info", kvPort, put + "Host: 127.0.0.1@evil.example\r\n" + length + "\r\n" + body, []int{400, 403}},
+		{"no Host", kvPort, put + length + "\r\n" + body, []int{400}},
+		{"two Hosts", kvPort, put + own + "Host: evil.example\r\n" + length + "\r\n" + body, []int{400}},
+		{"an absolute URL of another host", kvPort, strings.Replace(put, " /api", " http://evil.example/api", 1) + own + length + "\r\n" + body, []int{403}},
+		{"the Origin of a web page", kvPort, put + own + "Origin: https://evil.example\r\n" + length + "\r\n" + body, []int{403}},
+		{"the Origin null", kvPort, put + own + "Origin: null\r\n" + length + "\r\n" + body, []int{403}},
+		{"text/plain", kvPort, strings.Replace(put, "application/json", "text/plain", 1) + own + length + "\r\n" + body, []int{400}},
+		{"a form", kvPort, strings.Replace(put, "application/json", "application/x-www-form-urlencoded", 1) + own + length + "\r\n" + body, []int{400}},
+		{"a length beside chunks", kvPort, put + own + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n", []int{400}},
+		{"two lengths", kvPort, put + own + "Content-Length: 13\r\nContent-Length: 14\r\n\r\n" + body, []int{400}},
+		{"an unknown transfer encoding", kvPort, put + own + "Transfer-Encoding: gzip\r\n\r\n" + body, []int{400, 501}},
+		{"200 KB of header", kvPort, put + own + "X: " + strings.Repeat("x", 200<<10) + "\r\n" + length + "\r\n" + body, []int{431, 0}},
+		{"TRACE", kvPort, "TRACE /api/v1/kv/attack HTTP/1.1\r\n" + own + "\r\n", []int{405}},
+		{"CONNECT", kvPort, "CONNECT 127.0.0.1:22 HTTP/1.1\r\n" + own + "\r\n", []int{400, 404, 405}},
+		{"another method in a header", kvPort, "POST /api/v1/kv/attack HTTP/1.1\r\n" + own + "Content-Type: application/json\r\nX-HTTP-Method-Override: PUT\r\n" + length + "\r\n" + body, []int{405}},
+		{"a forged forward", kvPort, put + own + "X-Forwarded-For: 127.0.0.1\r\nX-Forwarded-Host: localhost\r\nHost: evil.example\r\n" + length + "\r\n" + body, []int{400}},
+		{"a user by a web page", identityPort, "POST /api/v1/users HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n" + `{"id":"mole"}`, []int{403}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			require.Contains(t, c.want, rawStatus(t, address(m.config, c.port), c.request))
+		})
+	}
+	listed, err := http.Get("http://" + address(m.config, kvPort) + "/api/v1/kv?prefix=attack")
+	require.NoError(t, err)
+	defer listed.Body.Close()
+	text, err := io.ReadAll(listed.Body)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), `"attack"`, "a refused request wrote the key")
+	users := do(m, identityv1.NewIdentityServiceClient(m.public).ListUsers, &identityv1.ListUsersRequest{})
+	for _, u := range users.GetUsers() {
+		require.NotEqual(t, "mole", u.GetId())
+	}
+}
+
+// rawStatus sends bytes as they are and returns the status of the answer, or 0 for a connection that was closed.
+func rawStatus(t *testing.T, address, request string) int {
+	conn, err := net.Dial("tcp", address)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(callTime)))
+	// The server may answer and close before it has read everything.
+	_, _ = io.WriteString(conn, request)
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the server neither answers nor closes")
+		return 0
+	}
+	answer.Body.Close()
+	return answer.StatusCode
+}
+
+// TestSlowHeaders opens connections whose requests never become complete. The member closes each of them, and answers
+// others meanwhile.
+func TestSlowHeaders(t *testing.T) {
+	m := newHouse(t)
+	door := address(m.config, m.config.Ports.KV)
+	var slow []net.Conn
+	for range 200 {
+		conn, err := net.Dial("tcp", door)
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+		require.NoError(t, err)
+		slow = append(slow, conn)
+	}
+	require.Equal(t, 200, rawStatus(t, door, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+	for _, conn := range slow {
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
+		_, err := io.Copy(io.Discard, conn)
+		require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the member keeps a connection whose header never ends")
+	}
+}
+
+// TestRapidResets opens streams and cancels them at once, over and over. The member goes on answering on other
+// connections; it may close the attacker's.
+func TestRapidResets(t *testing.T) {
+	m := newHouse(t)
+	conn, err := net.Dial("tcp", address(m.config, m.config.Ports.GRPC))
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+	out := bufio.NewWriter(conn)
+	_, err = io.WriteString(out, http2.ClientPreface)
+	require.NoError(t, err)
+	framer := http2.NewFramer(out, nil)
+	require.NoError(t, framer.WriteSettings())
+	var block strings.Builder
+	encoder := hpack.NewEncoder(&block)
+	for n := range uint32(20_000) {
+		block.Reset()
+		for _, f := range [][2]string{
+			{":method", "POST"}, {":scheme", "http"}, {":path", vms + "ListVms"}, {":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+		} {
+			require.NoError(t, encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}))
+		}
+		stream := 2*n + 1
+		err = errors.Join(
+			framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: []byte(block.String()), EndHeaders: true}),
+			framer.WriteRSTStream(stream, http2.ErrCodeCancel),
+		)
+		if err != nil {
+			break // the member closed the connection
+		}
+	}
+	_ = out.Flush()
+	_, err = identityv1.NewIdentityServiceClient(m.public).WhoAmI(m.admin(), &identityv1.WhoAmIRequest{})
+	require.NoError(t, err)
+}
