@@ -317,7 +317,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		{"credit rpc", c.Ports.CreditGRPC, creditOnly, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"credit", c.Ports.Credit, nil, creditREST},
-		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST), slices.Concat(vmREST.Routes(), metrics.routes)}},
+		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST, c.hosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},
 	} {
 		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http, tenants.rest); err != nil {
 			return err
@@ -478,15 +478,19 @@ func metricsHandler(registry *prometheus.Registry) routed {
 	return routed{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
-// localMetrics answers /metrics to callers on loopback, beside what everybody may ask.
-func localMetrics(metrics, other http.Handler) http.Handler {
+// localMetrics answers /metrics to callers on loopback, beside what everybody may ask. A web page gets nothing, not even by
+// a name that was rebound to loopback: see rest.CheckPage.
+func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.RemoteAddr)
-		if err == nil && r.URL.Path == "/metrics" && net.ParseIP(host).IsLoopback() {
-			metrics.ServeHTTP(w, r)
+		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {
+			other.ServeHTTP(w, r)
 			return
 		}
-		other.ServeHTTP(w, r)
+		if err := rest.CheckPage(r, hosts); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		metrics.ServeHTTP(w, r)
 	})
 }
 

@@ -189,18 +189,11 @@ func (s *REST) admit(r *http.Request) (*forwarded, error) {
 		}
 		return from, err
 	}
-	if !s.opts.Open && !onLoopback(r) {
+	if !s.opts.Open && !rest.FromLoopback(r) {
 		return nil, fault.New(fault.PermissionDenied,
 			"the key-value store asks for no credential, so it answers on this host's loopback only: call it there, or by gRPC, or open it with rest.open: [kv]")
 	}
 	return nil, s.server.NotABrowser(r)
-}
-
-// onLoopback reports whether the address that was called is one of loopback. Nobody reaches that from another host.
-func onLoopback(r *http.Request) bool {
-	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	tcp, ok := local.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
 }
 
 // hop is what a request that the leader must see has come to.
