@@ -98,6 +98,7 @@ func TestBadConfigurations(t *testing.T) {
 		"one member on a loopback":     func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
 		"tick must be":                 func(c *Config) { c.Tick = time.Millisecond },
 		"log_format must be":           func(c *Config) { c.LogFormat = "xml" },
+		"etcd_trust_loopback":          func(c *Config) { c.KV.EtcdListen, c.KV.EtcdTrustLoopback = []string{"10.0.0.1:2379"}, true },
 		"kv.etcd_listen":               func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1"} },
 		"etcd_cert and etcd_key":       func(c *Config) { c.KV.EtcdCert = "c" },
 		"etcd_client_ca needs":         func(c *Config) { c.KV.EtcdClientCA = "c" },

@@ -256,10 +256,13 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	})
 	nodes.RegisterAgents(agents)
 	invites.Register(agents)
-	etcd := etcdrpc.New(etcdrpc.Options{
+	etcdOptions := etcdrpc.Options{
 		Service: keys, Members: memberships, Verifier: identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir, Log: log.With("service", "kv"),
-		StrictReconfig: c.KV.StrictReconfig,
-	})
+		StrictReconfig: c.KV.StrictReconfig, Audit: audits,
+	}
+	etcd := etcdrpc.New(etcdOptions)
+	etcdOptions.TrustLoopback = c.KV.EtcdTrustLoopback
+	etcdPorts := etcdrpc.New(etcdOptions)
 	public, health := rpc.New(rpc.Options{
 		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true,
 		Guest: &rpc.Guest{Prefix: etcdrpc.Prefix, Unary: etcd.Unary, Stream: etcd.Stream},
@@ -295,7 +298,8 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 
 	kvREST := kv.NewREST(kv.RESTOptions{
 		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
-		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Metrics: httpMetrics, Now: clk.Now,
+		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Audit: audits,
+		Metrics: httpMetrics, Now: clk.Now,
 	})
 	defer kvREST.Close()
 
@@ -329,7 +333,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		}
 	}
 	for _, address := range c.KV.EtcdListen {
-		if err := e.serveEtcd(address, c.KV, etcd, keys, grpcMetrics, metrics); err != nil {
+		if err := e.serveEtcd(address, c.KV, etcdPorts, keys, grpcMetrics, metrics); err != nil {
 			return err
 		}
 	}
@@ -368,8 +372,12 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	work.Go(func() { scrub(background, engines, log) })
 	work.Go(func() { keys.Run(background) })
 	work.Go(func() { etcd.Run(background) })
+	work.Go(func() { etcdPorts.Run(background) })
 	if c.Dev {
 		log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
+	}
+	if c.KV.EtcdTrustLoopback {
+		log.Error("INSECURE: kv.etcd_trust_loopback lets every process of this host change the members of the cluster", "addresses", c.KV.EtcdListen)
 	}
 	warnOfPlaintext(c, log)
 	log.Info("serving", "member", c.NodeID, "address", c.Listen, "cluster", authority.Cluster(), "version", version())

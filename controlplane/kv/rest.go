@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/rest"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -75,6 +76,8 @@ type RESTOptions struct {
 	// ToMember is how another member's REST is spoken with; nil for plaintext.
 	ToMember *tls.Config
 	Log      *slog.Logger
+	// Audit records changes of the members and of the leader that were refused or failed; optional.
+	Audit auth.Auditor
 	// Metrics takes the request counters.
 	Metrics *rest.Metrics
 	// Now is time.Now unless set.
@@ -163,18 +166,28 @@ type request struct {
 type handler func(request) (any, error)
 
 func (s *REST) route(method, path string, h handler) {
+	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) { return s.serve(w, r, h) })
+}
+
+func (s *REST) handle(method, path string, h rest.Handler) {
 	const why = "the spec's part 5.5: the keys' REST checks no credential; it answers on loopback, and other members, unless it is opened"
-	s.server.HandleBare(method, path, why, func(w *rest.Response, r *http.Request) (any, error) {
-		from, err := s.admit(r)
-		if err != nil {
-			return nil, err
-		}
-		data, err := h(request{r.WithContext(As(r.Context(), RESTUser)), w, from})
-		if err != nil {
-			return nil, faultOf(err)
-		}
-		return data, nil
-	})
+	s.server.HandleBare(method, path, why, h)
+}
+
+// serve runs a handler for a caller that admit accepts.
+func (s *REST) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
+	from, err := s.admit(r)
+	if err != nil {
+		return nil, err
+	}
+	if c := auth.CallerOf(r.Context()); c != nil && from != nil {
+		c.Address = from.address
+	}
+	data, err := h(request{r.WithContext(As(r.Context(), RESTUser)), w, from})
+	if err != nil {
+		return nil, faultOf(err)
+	}
+	return data, nil
 }
 
 // admit says who may call, before anything of a body is read.

@@ -224,7 +224,7 @@ func FuzzBodies(f *testing.F) {
 	} {
 		f.Add(body, "")
 	}
-	f.Add(`{"value":"v"}`, seal{[]byte("another key"), time.Now}.put(1, "PUT", "/api/v1/kv/k", nil))
+	f.Add(`{"value":"v"}`, seal{[]byte("another key"), time.Now}.put(1, "PUT", "/api/v1/kv/k", nil, "127.0.0.1"))
 	f.Add(`{"value":"v"}`, "v1 0 0 0 0")
 	f.Fuzz(func(t *testing.T, body, header string) {
 		s := newStage(t, 1, false, false)
