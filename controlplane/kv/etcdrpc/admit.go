@@ -47,7 +47,10 @@ var classes = map[string]class{
 }
 
 func classOf(method string) class {
-	rest := method[min(len(Prefix), len(method)):]
+	rest, ours := strings.CutPrefix(method, Prefix)
+	if !ours {
+		return administration // gRPC's own: health
+	}
 	switch service, _, _ := strings.Cut(rest, "/"); service {
 	case "KV", "Watch", "Lease":
 		return data
