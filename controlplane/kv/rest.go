@@ -32,9 +32,8 @@ const (
 	memberTime  = 30 * time.Second
 	forwardMore = 2 * time.Second
 
-	// bodiesBytes is how much of request bodies is held at a time, maxLists how many lists are written at a time.
-	bodiesBytes = 128 << 20
-	maxLists    = 64
+	// maxLists is how many lists are written at a time.
+	maxLists = 64
 
 	// staleHeader says of a read that it was served here because no leader is known.
 	staleHeader = "X-Trivet-Stale"
@@ -99,7 +98,7 @@ type REST struct {
 	server  *rest.Server
 	forward *forwarder
 	once    onceOnly
-	bodies  *semaphore.Weighted
+	bodies  bodyBudget
 	lists   *semaphore.Weighted
 }
 
@@ -110,7 +109,7 @@ func NewREST(opts RESTOptions) *REST {
 	}
 	s := &REST{
 		opts: opts, forward: newForwarder(seal{opts.Key, opts.Now}, opts.Port, opts.ToMember),
-		bodies: semaphore.NewWeighted(bodiesBytes), lists: semaphore.NewWeighted(maxLists),
+		bodies: newBodyBudget(), lists: semaphore.NewWeighted(maxLists),
 		server: rest.New(rest.Options{
 			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxRESTBody, Hosts: opts.Hosts,
 		}),
@@ -348,22 +347,4 @@ func (s *REST) delete(r request) (any, error) {
 		return nil, err
 	}
 	return doneWith(key), nil
-}
-
-// body reads a JSON body into v, when there is room for it. Call free when it is not needed any more.
-func (s *REST) body(r request, v any) (raw []byte, free func(), err error) {
-	size := r.ContentLength
-	if size < 0 || size > MaxRESTBody {
-		size = MaxRESTBody
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
-	defer cancel()
-	if err := s.bodies.Acquire(ctx, size); err != nil {
-		return nil, func() {}, err
-	}
-	free = func() { s.bodies.Release(size) }
-	if raw, err = rest.Decode(r.Request, v); err != nil {
-		return nil, free, err
-	}
-	return raw, free, r.from.verify(raw)
 }

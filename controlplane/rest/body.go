@@ -26,6 +26,9 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 		if errors.As(err, &big) {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
 		}
+		if f, ok := fault.From(err); ok {
+			return nil, f // of a reader that a service put before the body
+		}
 		return nil, fault.New(fault.InvalidArgument, "the body broke off").Because(err)
 	}
 	return raw, parse(raw, v)
