@@ -66,6 +66,7 @@ func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
 	}
 	a := s.put(1 << 20)
 	require.Equal(t, 200, a.status, "%s", a.body)
+	require.Empty(t, silent, "it did not wait for those before it to be refused")
 	require.Zero(t, s.held()[1]+s.held()[2], "what is not sent is not held")
 
 	const each = 11 << 20 // of 80 MiB
