@@ -177,7 +177,7 @@ func (s *REST) add(r request, body []byte, in memberBody) (any, error) {
 	if strings.TrimSpace(in.RaftAddr) == "" {
 		return nil, fault.Invalid("raft_addr", "is required")
 	}
-	q := member.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner}
+	q := member.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner, Open: true}
 	if in.ClientURL != "" {
 		q.ClientURLs = []string{in.ClientURL}
 	}

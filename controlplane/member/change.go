@@ -99,7 +99,7 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 }
 
 // RemoveOpen is Remove for a caller without a credential. It also fails, with ReasonLastVoter, when fewer than three voters
-// would be left and, with ReasonReplacing, when an operator has replaced the member and its entry waits for a new directory.
+// would be left and, with ReasonOperator, when the member's entry waits for its process and an operator has made it.
 func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -113,9 +113,9 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 // checkOpen refuses a removal without a credential that would weaken the cluster. It reads the records of the transaction
 // that marks the member as leaving, so that of two removals at a time one sees the other.
 func checkOpen(tx *store.Tx, m *Member) error {
-	if m.Kept || m.State == Leaving && m.Replace {
-		return fault.New(fault.FailedPrecondition, "member %d is being replaced by an operator: removing it takes a credential, by trivet cluster remove %d",
-			m.ID, m.ID).WithReason(ReasonReplacing)
+	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
+		return fault.New(fault.FailedPrecondition, "an operator has made the entry of member %d: removing it takes a credential, by trivet cluster remove %d",
+			m.ID, m.ID).WithReason(ReasonOperator)
 	}
 	if !m.Votes() {
 		return nil

@@ -17,7 +17,7 @@
 //     call of the leader: an address that is wrong cuts a member off, and two wrong ones end a trio.
 //   - A voter leaves only while a quorum of those who stay is heard from, and the last but one only by force. A caller
 //     without a credential (RemoveOpen, for the key-value REST) cannot remove one when fewer than three would be left, nor
-//     the entry of a member that an operator has replaced. A pair and a lone member lose nobody that way.
+//     an entry that an operator has made, to put another address in its place. A pair and a lone member lose nobody that way.
 //   - The id of a member that once was proven does not come back, but by Replace: the old directory is removed from
 //     all groups, and only then may a new one prove itself.
 //
@@ -42,7 +42,7 @@ import (
 
 // Limits of the unproven.
 const (
-	// MaxWaiting entries may wait for their process at a time.
+	// MaxWaiting entries may wait for their process at a time, and as many that were added without a credential.
 	MaxWaiting = 8
 	// WaitingTime is how long one that was added waits.
 	WaitingTime = 10 * time.Minute
@@ -66,7 +66,7 @@ const (
 	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not take the leadership
 	ReasonWiped        = "MEMBER_WIPED"       // the directory is not the one that the cluster knows
 	ReasonUnverified   = "ADDRESS_UNVERIFIED" // the member did not show its certificate at the address
-	ReasonReplacing    = "MEMBER_REPLACED"    // an operator has replaced the member: only an operator removes its entry
+	ReasonOperator     = "OPERATOR_NEEDED"    // an operator has made the entry: removing it takes a credential
 )
 
 // Role is what a member shall be, or is.
@@ -116,6 +116,8 @@ type Member struct {
 	Kept bool
 	// Replace says of a leaving member that its id comes back, for another directory.
 	Replace bool
+	// Open says of an entry that a caller without a credential added it.
+	Open bool `cbor:",omitempty"`
 	// Force says of a leaving member that an operator takes the consequences.
 	Force bool
 }

@@ -395,13 +395,20 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	require.NoError(t, w.join(5, 55))
 	w.settle()
 	require.NoError(t, remove(w, 5))
-	_, _, err = w.add(6)
-	require.NoError(t, err)
-	require.NoError(t, remove(w, 6))
+	for id := uint64(20); id < 20+MaxWaiting; id++ {
+		_, _, err = w.s.Add(t.Context(), AddRequest{ID: id, RaftAddr: fmt.Sprintf("10.0.0.%d", id), Open: true})
+		require.NoError(t, err)
+	}
+	_, _, err = w.s.Add(t.Context(), AddRequest{ID: 30, RaftAddr: "10.0.0.30", Open: true})
+	w.refused(err, ReasonTooMany)
+	require.NoError(t, remove(w, 20))
 
-	// A stranger could otherwise put an entry with another address in its place.
+	// A stranger could otherwise put an entry with another address in the place of an operator's.
+	_, _, err = w.add(6)
+	require.NoError(t, err, "strangers have not taken the operator's places")
+	w.refused(remove(w, 6), ReasonOperator)
 	require.NoError(t, w.in(func() error { _, err := w.s.Replace(t.Context(), 3, false); return err }))
-	w.refused(remove(w, 3), ReasonReplacing)
+	w.refused(remove(w, 3), ReasonOperator)
 	require.Equal(t, Waiting, w.state(3))
 	_, err = w.s.Remove(t.Context(), 3, false)
 	require.NoError(t, err, "an operator may")
