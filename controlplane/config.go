@@ -95,9 +95,14 @@ type KV struct {
 	// EtcdCert and EtcdKey are the files of those ports' certificate; without them they are plaintext.
 	EtcdCert string `yaml:"etcd_cert"`
 	EtcdKey  string `yaml:"etcd_key"`
-	// EtcdClientCA is the file of the authority whose certificates clients of those ports must show. Once Auth is enabled
-	// the common name is the user of whoever shows no token.
+	// EtcdClientCA is the file of the authority whose certificates clients of those ports must show. Until Auth is enabled
+	// each of its certificates may change the members, so give them to operators only; once Auth is enabled the common name
+	// is the user of a client that shows no token.
 	EtcdClientCA string `yaml:"etcd_client_ca"`
+	// EtcdTrustLoopback lets every process of this host change the members and etcd's users by the ports of EtcdListen without
+	// a credential, until Auth is enabled, as etcd does. It is for test suites of etcd: with it any local process can take
+	// the cluster down. Those ports must be on loopback.
+	EtcdTrustLoopback bool `yaml:"etcd_trust_loopback"`
 	// Quota is how large the keyspace with its history may become, in bytes; negative: as large as it likes.
 	Quota int64 `yaml:"quota"`
 	// CompactAge is how long history is kept; 0: until somebody compacts it, as etcd does.
@@ -130,6 +135,9 @@ func (k *KV) validate() error {
 		if _, _, err := net.SplitHostPort(address); err != nil {
 			return fmt.Errorf("kv.etcd_listen: %w", err)
 		}
+	}
+	if k.EtcdTrustLoopback && slices.ContainsFunc(k.EtcdListen, func(a string) bool { return !loopback(a) }) {
+		return errors.New("kv.etcd_trust_loopback is for test suites: the addresses of etcd_listen must be on loopback")
 	}
 	switch {
 	case (k.EtcdCert == "") != (k.EtcdKey == ""):
@@ -426,6 +434,7 @@ func (c *Config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.KV.EtcdCert, "kv-etcd-cert", c.KV.EtcdCert, "file with the certificate of those ports")
 	f.StringVar(&c.KV.EtcdKey, "kv-etcd-key", c.KV.EtcdKey, "file with its key")
 	f.StringVar(&c.KV.EtcdClientCA, "kv-etcd-client-ca", c.KV.EtcdClientCA, "file with the authority of certificates that clients of those ports must show")
+	f.BoolVar(&c.KV.EtcdTrustLoopback, "kv-etcd-trust-loopback", c.KV.EtcdTrustLoopback, "let every local process change members and etcd's users by those ports (for test suites)")
 	f.Int64Var(&c.KV.Quota, "kv-quota", c.KV.Quota, "bytes that keys and their history may take; negative: no limit")
 	f.DurationVar(&c.KV.CompactAge, "kv-compact-age", c.KV.CompactAge, "how long history is kept; 0: until somebody compacts it")
 	f.DurationVar(&c.KV.CorruptCheck, "kv-corrupt-check", c.KV.CorruptCheck, "time between comparisons of all members' keys; 0: never")

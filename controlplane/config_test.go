@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -97,6 +98,7 @@ func TestBadConfigurations(t *testing.T) {
 		"one member on a loopback":     func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
 		"tick must be":                 func(c *Config) { c.Tick = time.Millisecond },
 		"log_format must be":           func(c *Config) { c.LogFormat = "xml" },
+		"etcd_trust_loopback":          func(c *Config) { c.KV.EtcdListen, c.KV.EtcdTrustLoopback = []string{"10.0.0.1:2379"}, true },
 		"kv.etcd_listen":               func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1"} },
 		"etcd_cert and etcd_key":       func(c *Config) { c.KV.EtcdCert = "c" },
 		"etcd_client_ca needs":         func(c *Config) { c.KV.EtcdClientCA = "c" },
@@ -209,13 +211,31 @@ func TestSecondProcessIsRefused(t *testing.T) {
 }
 
 func TestMetricsAreForLoopback(t *testing.T) {
-	h := localMetrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), http.NotFoundHandler())
-	for from, status := range map[string]int{"127.0.0.1:1": http.StatusTeapot, "[::1]:1": http.StatusTeapot, "10.0.0.1:1": http.StatusNotFound, "": http.StatusNotFound} {
+	h := localMetrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), http.NotFoundHandler(),
+		[]string{"cloud.example"})
+	const near, far = "127.0.0.1", "10.0.0.1"
+	for name, c := range map[string]struct {
+		local, remote, host, site string
+		status                    int
+	}{
+		"loopback":                 {near, near, "127.0.0.1:8084", "", http.StatusTeapot},
+		"localhost":                {near, near, "localhost:8084", "", http.StatusTeapot},
+		"a configured name":        {near, near, "cloud.example:8084", "", http.StatusTeapot},
+		"IPv6":                     {"::1", "::1", "[::1]:8084", "", http.StatusTeapot},
+		"elsewhere":                {far, far, "10.0.0.1:8084", "", http.StatusNotFound},
+		"source bound to loopback": {far, near, "10.0.0.1:8084", "", http.StatusNotFound},
+		"a rebound name":           {near, near, "evil.example:8084", "", http.StatusForbidden},
+		"a web page":               {near, near, "127.0.0.1:8084", "cross-site", http.StatusForbidden},
+	} {
 		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
-		r.RemoteAddr = from
+		r.RemoteAddr, r.Host = net.JoinHostPort(c.remote, "1"), c.host
+		if c.site != "" {
+			r.Header.Set("Sec-Fetch-Site", c.site)
+		}
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.ParseIP(c.local), Port: 8084}))
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
-		require.Equal(t, status, w.Code, from)
+		require.Equal(t, c.status, w.Code, name)
 	}
 }
 

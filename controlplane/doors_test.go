@@ -43,7 +43,7 @@ func TestDoors(t *testing.T) {
 	all, rows := survey(b, h.doors)
 	require.Empty(t, b.complaints, "endpoints without a class or a row, or these without an endpoint")
 
-	// As long as etcd's Auth is not enabled, whoever is on this host may do everything with the users' keys, as with etcd.
+	// For what callers on loopback may do before etcd's Auth is enabled see TestGoverningTakesACredential.
 	tokens := &purse{h, map[string]string{}}
 	for _, etcdToo := range []bool{false, true} {
 		if etcdToo {
@@ -279,7 +279,7 @@ x  PERMISSION_DENIED, on REST 403 FORBIDDEN
 	b.WriteString(`
 Of another project and another org the request names the tenant that the thing belongs to; "by id" it does not. The others
 are roles in that project, and last the administrator's token for the cloud. etcd's API is called with its Auth enabled:
-before that, whoever calls from this host may, as with etcd.
+before that, callers on loopback may use keys and read without a token; changes of the cluster and of Auth take one.
 
 `)
 	fmt.Fprintf(&b, "%-62s", "")

@@ -265,10 +265,13 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	})
 	nodes.RegisterAgents(agents)
 	invites.Register(agents)
-	etcd := etcdrpc.New(etcdrpc.Options{
+	etcdOptions := etcdrpc.Options{
 		Service: keys, Members: memberships, Verifier: identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir, Log: log.With("service", "kv"),
-		StrictReconfig: c.KV.StrictReconfig,
-	})
+		StrictReconfig: c.KV.StrictReconfig, Audit: audits,
+	}
+	etcd := etcdrpc.New(etcdOptions)
+	etcdOptions.TrustLoopback = c.KV.EtcdTrustLoopback
+	etcdPorts := etcdrpc.New(etcdOptions)
 	streams := rpc.NewStreams()
 	public, health := rpc.New(rpc.Options{
 		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
@@ -307,7 +310,8 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 
 	kvREST := kv.NewREST(kv.RESTOptions{
 		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
-		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Metrics: httpMetrics, Now: clk.Now,
+		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Audit: audits,
+		Metrics: httpMetrics, Now: clk.Now,
 	})
 	defer kvREST.Close()
 
@@ -329,7 +333,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		{"credit rpc", c.Ports.CreditGRPC, creditOnly, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"credit", c.Ports.Credit, nil, creditREST},
-		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST), slices.Concat(vmREST.Routes(), metrics.routes)}},
+		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST, c.hosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},
 	} {
 		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http, tenants.rest); err != nil {
 			return err
@@ -341,7 +345,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		}
 	}
 	for _, address := range c.KV.EtcdListen {
-		if err := e.serveEtcd(address, c.KV, etcd, keys, grpcMetrics, metrics); err != nil {
+		if err := e.serveEtcd(address, c.KV, etcdPorts, keys, grpcMetrics, metrics); err != nil {
 			return err
 		}
 	}
@@ -381,8 +385,12 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	work.Go(func() { scrub(background, engines, log) })
 	work.Go(func() { keys.Run(background) })
 	work.Go(func() { etcd.Run(background) })
+	work.Go(func() { etcdPorts.Run(background) })
 	if c.Dev {
 		log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
+	}
+	if c.KV.EtcdTrustLoopback {
+		log.Error("INSECURE: kv.etcd_trust_loopback lets every process of this host change the members of the cluster", "addresses", c.KV.EtcdListen)
 	}
 	warnOfPlaintext(c, log)
 	log.Info("serving", "member", c.NodeID, "address", c.Listen, "cluster", authority.Cluster(), "version", version())
@@ -501,15 +509,19 @@ func metricsHandler(registry *prometheus.Registry) routed {
 	return routed{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
-// localMetrics answers /metrics to callers on loopback, beside what everybody may ask.
-func localMetrics(metrics, other http.Handler) http.Handler {
+// localMetrics answers /metrics to callers on loopback, beside what everybody may ask. A web page gets nothing, not even by
+// a name that was rebound to loopback: see rest.CheckPage.
+func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.RemoteAddr)
-		if err == nil && r.URL.Path == "/metrics" && net.ParseIP(host).IsLoopback() {
-			metrics.ServeHTTP(w, r)
+		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {
+			other.ServeHTTP(w, r)
 			return
 		}
-		other.ServeHTTP(w, r)
+		if err := rest.CheckPage(r, hosts); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		metrics.ServeHTTP(w, r)
 	})
 }
 

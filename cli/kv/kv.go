@@ -54,7 +54,8 @@ func Command(s *session.Session) *cobra.Command {
 		Long: `Read and write keys of the key-value store.
 
 The control plane answers on a member's own host, or to a token of an administrator, or, once the store has users of its
-own, to one of those. Any client of etcd works as well: point it at the control plane's gRPC port.`,
+own, to one of those. A snapshot takes an administrator's token, or the store's user root, on a member's own host too. Any
+client of etcd works as well: point it at the control plane's gRPC port.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

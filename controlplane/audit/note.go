@@ -103,8 +103,9 @@ func (s *Service) Note(r Record) {
 		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address})
 	} else {
 		k := kind{outcome: r.Outcome, address: r.Address}
-		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") {
-			k.method = r.Method // who tries to log in is told apart from who just knocks
+		// Attempts to log in, and to change the cluster or etcd's users, must not hide behind other refusals.
+		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") || strings.HasPrefix(r.Method, "/etcdserverpb.") {
+			k.method = r.Method
 		}
 		s.claimed.add(&r, k)
 	}

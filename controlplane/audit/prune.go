@@ -58,6 +58,8 @@ func (r *Record) class() class {
 		return policy
 	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
 		return policy
+	case strings.HasPrefix(service, "etcdserverpb.") && r.Principal != "":
+		return policy // without a credential any process on a member's host could fill the class: those are changes
 	case strings.HasPrefix(service, "credit."):
 		return credits
 	}

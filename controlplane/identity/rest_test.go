@@ -2,9 +2,11 @@ package identity
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -41,6 +43,7 @@ func TestREST(t *testing.T) {
 		q := httptest.NewRequest(strings.ToUpper(d.Cmd), "http://127.0.0.1:8083"+strings.Join(append([]string{d.CmdArgs[0].Key}, d.CmdArgs[0].Vals...), "="), strings.NewReader(body))
 		q.Header.Set("Content-Type", "application/json")
 		q.RemoteAddr = "127.0.0.1:1000"
+		q = q.WithContext(context.WithValue(q.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8083}))
 		if d.HasArg("from") {
 			d.ScanArgs(t, "from", &q.RemoteAddr)
 		}

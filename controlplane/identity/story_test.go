@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -518,6 +519,7 @@ func TestNamesAreBounded(t *testing.T) {
 		q := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/api/v1/users", strings.NewReader(fmt.Sprintf(`{"id":"n%d","name":"x"}`, i)))
 		q.Header.Set("Content-Type", "application/json")
 		q.RemoteAddr = "127.0.0.1:1"
+		q = q.WithContext(context.WithValue(q.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8083}))
 		a := httptest.NewRecorder()
 		handler.ServeHTTP(a, q)
 		codes[a.Code]++

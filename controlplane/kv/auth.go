@@ -295,3 +295,16 @@ func (s *Service) MustBeKnown(ctx context.Context) error {
 func (s *Service) MustBeAdmin(ctx context.Context) error {
 	return failure(ctx, s.checked(ctx, mustBeAdmin))
 }
+
+// RootUser returns the caller's name if Auth is enabled and the caller has the role root. Otherwise it fails, also while
+// Auth is disabled, when MustBeAdmin lets everybody pass.
+func (s *Service) RootUser(ctx context.Context) (name string, err error) {
+	err = s.checked(ctx, func(p *policy, user string) error {
+		if !p.users.Enabled() {
+			return rpctypes.ErrGRPCPermissionDenied
+		}
+		name = user
+		return p.users.CanAdmin(user)
+	})
+	return name, failure(ctx, err)
+}

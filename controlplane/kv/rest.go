@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/rest"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -31,9 +32,8 @@ const (
 	memberTime  = 30 * time.Second
 	forwardMore = 2 * time.Second
 
-	// bodiesBytes is how much of request bodies is held at a time, maxLists how many lists are written at a time.
-	bodiesBytes = 128 << 20
-	maxLists    = 64
+	// maxLists is how many lists are written at a time.
+	maxLists = 64
 
 	// staleHeader says of a read that it was served here because no leader is known.
 	staleHeader = "X-Trivet-Stale"
@@ -75,6 +75,8 @@ type RESTOptions struct {
 	// ToMember is how another member's REST is spoken with; nil for plaintext.
 	ToMember *tls.Config
 	Log      *slog.Logger
+	// Audit records changes of the members and of the leader that were refused or failed; optional.
+	Audit auth.Auditor
 	// Metrics takes the request counters.
 	Metrics *rest.Metrics
 	// Now is time.Now unless set.
@@ -96,7 +98,7 @@ type REST struct {
 	server  *rest.Server
 	forward *forwarder
 	once    onceOnly
-	bodies  *semaphore.Weighted
+	bodies  bodyBudget
 	lists   *semaphore.Weighted
 }
 
@@ -107,7 +109,7 @@ func NewREST(opts RESTOptions) *REST {
 	}
 	s := &REST{
 		opts: opts, forward: newForwarder(seal{opts.Key, opts.Now}, opts.Port, opts.ToMember),
-		bodies: semaphore.NewWeighted(bodiesBytes), lists: semaphore.NewWeighted(maxLists),
+		bodies: newBodyBudget(), lists: semaphore.NewWeighted(maxLists),
 		server: rest.New(rest.Options{
 			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxRESTBody, Hosts: opts.Hosts,
 		}),
@@ -163,18 +165,28 @@ type request struct {
 type handler func(request) (any, error)
 
 func (s *REST) route(method, path string, h handler) {
+	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) { return s.serve(w, r, h) })
+}
+
+func (s *REST) handle(method, path string, h rest.Handler) {
 	const why = "the spec's part 5.5: the keys' REST checks no credential; it answers on loopback, and other members, unless it is opened"
-	s.server.HandleBare(method, path, why, func(w *rest.Response, r *http.Request) (any, error) {
-		from, err := s.admit(r)
-		if err != nil {
-			return nil, err
-		}
-		data, err := h(request{r.WithContext(As(r.Context(), RESTUser)), w, from})
-		if err != nil {
-			return nil, faultOf(err)
-		}
-		return data, nil
-	})
+	s.server.HandleBare(method, path, why, h)
+}
+
+// serve runs a handler for a caller that admit accepts.
+func (s *REST) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
+	from, err := s.admit(r)
+	if err != nil {
+		return nil, err
+	}
+	if c := auth.CallerOf(r.Context()); c != nil && from != nil {
+		c.Address = from.address
+	}
+	data, err := h(request{r.WithContext(As(r.Context(), RESTUser)), w, from})
+	if err != nil {
+		return nil, faultOf(err)
+	}
+	return data, nil
 }
 
 // admit says who may call, before anything of a body is read.
@@ -189,18 +201,11 @@ func (s *REST) admit(r *http.Request) (*forwarded, error) {
 		}
 		return from, err
 	}
-	if !s.opts.Open && !onLoopback(r) {
+	if !s.opts.Open && !rest.FromLoopback(r) {
 		return nil, fault.New(fault.PermissionDenied,
 			"the key-value store asks for no credential, so it answers on this host's loopback only: call it there, or by gRPC, or open it with rest.open: [kv]")
 	}
 	return nil, s.server.NotABrowser(r)
-}
-
-// onLoopback reports whether the address that was called is one of loopback. Nobody reaches that from another host.
-func onLoopback(r *http.Request) bool {
-	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	tcp, ok := local.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
 }
 
 // hop is what a request that the leader must see has come to.
@@ -342,22 +347,4 @@ func (s *REST) delete(r request) (any, error) {
 		return nil, err
 	}
 	return doneWith(key), nil
-}
-
-// body reads a JSON body into v, when there is room for it. Call free when it is not needed any more.
-func (s *REST) body(r request, v any) (raw []byte, free func(), err error) {
-	size := r.ContentLength
-	if size < 0 || size > MaxRESTBody {
-		size = MaxRESTBody
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
-	defer cancel()
-	if err := s.bodies.Acquire(ctx, size); err != nil {
-		return nil, func() {}, err
-	}
-	free = func() { s.bodies.Release(size) }
-	if raw, err = rest.Decode(r.Request, v); err != nil {
-		return nil, free, err
-	}
-	return raw, free, r.from.verify(raw)
 }

@@ -42,7 +42,7 @@ const (
 )
 
 // seal is the proof that a request comes from a member: a MAC over where it goes, when it was made, a number that was
-// used once, method, path with query, and the body's SHA-256.
+// used once, method, path with query, the body's SHA-256, and the address of the client that asked the member.
 type seal struct {
 	key []byte
 	now func() time.Time
@@ -50,34 +50,35 @@ type seal struct {
 
 // forwarded is a header that was checked, and what is left to check.
 type forwarded struct {
-	body  [sha256.Size]byte
-	nonce string
+	body    [sha256.Size]byte
+	nonce   string
+	address string // of the client
 }
 
-func (s seal) mac(to uint64, at, nonce, method, uri, body string) string {
+func (s seal) mac(to uint64, at, nonce, method, uri, body, address string) string {
 	h := hmac.New(sha256.New, s.key)
-	fmt.Fprintf(h, "v1\n%d\n%s\n%s\n%s\n%s\n%s", to, at, nonce, method, uri, body)
+	fmt.Fprintf(h, "v2\n%d\n%s\n%s\n%s\n%s\n%s\n%s", to, at, nonce, method, uri, body, address)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// put gives the header of a request to a member.
-func (s seal) put(to uint64, method, uri string, body []byte) string {
+// put gives the header of a request to a member, for a client at an address without spaces.
+func (s seal) put(to uint64, method, uri string, body []byte, address string) string {
 	var nonce [16]byte
 	rand.Read(nonce[:])
 	sum := sha256.Sum256(body)
 	at, n, b := strconv.FormatInt(s.now().UnixMilli(), 10), hex.EncodeToString(nonce[:]), hex.EncodeToString(sum[:])
-	return strings.Join([]string{"v1", at, n, b, s.mac(to, at, n, method, uri, b)}, " ")
+	return strings.Join([]string{"v2", at, n, b, address, s.mac(to, at, n, method, uri, b, address)}, " ")
 }
 
 // check reads the header of a request to this member. The body has not been read yet: see forwarded.verify.
 func (s seal) check(self uint64, header, method, uri string) (*forwarded, error) {
 	refused := fault.New(fault.PermissionDenied, "%s: not made by a member of this cluster", forwardHeader)
 	part := strings.Split(header, " ")
-	if len(part) != 5 || part[0] != "v1" || len(part[1]) > 20 || len(part[2]) > 64 {
+	if len(part) != 6 || part[0] != "v2" || len(part[1]) > 20 || len(part[2]) > 64 {
 		return nil, refused
 	}
-	at, nonce, body, mac := part[1], part[2], part[3], part[4]
-	if !hmac.Equal([]byte(mac), []byte(s.mac(self, at, nonce, method, uri, body))) {
+	at, nonce, body, address, mac := part[1], part[2], part[3], part[4], part[5]
+	if !hmac.Equal([]byte(mac), []byte(s.mac(self, at, nonce, method, uri, body, address))) {
 		return nil, refused
 	}
 	ms, err := strconv.ParseInt(at, 10, 64)
@@ -88,7 +89,7 @@ func (s seal) check(self uint64, header, method, uri string) (*forwarded, error)
 		return nil, fault.New(fault.PermissionDenied, "%s: made %v ago by its maker's clock: see that the members' clocks agree", forwardHeader,
 			late.Round(time.Millisecond))
 	}
-	f := &forwarded{nonce: nonce}
+	f := &forwarded{nonce: nonce, address: address}
 	if n, err := hex.Decode(f.body[:], []byte(body)); err != nil || n != len(f.body) {
 		return nil, refused
 	}
@@ -182,7 +183,7 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 		stop()
 		return nil, proxyFailed(to, err)
 	}
-	req.Header.Set(forwardHeader, f.seal.put(to, r.Method, target.RequestURI(), body))
+	req.Header.Set(forwardHeader, f.seal.put(to, r.Method, target.RequestURI(), body, rest.Remote(r)))
 	if len(body) > 0 {
 		req.Header.Set("Content-Type", "application/json")
 	}

@@ -125,6 +125,7 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 	if err != nil {
 		return // net/http answers this itself
 	}
+	r.RemoteAddr = "127.0.0.1:1"
 	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 	w := httptest.NewRecorder()
 	s.rest[1].ServeHTTP(w, r)
@@ -223,7 +224,7 @@ func FuzzBodies(f *testing.F) {
 	} {
 		f.Add(body, "")
 	}
-	f.Add(`{"value":"v"}`, seal{[]byte("another key"), time.Now}.put(1, "PUT", "/api/v1/kv/k", nil))
+	f.Add(`{"value":"v"}`, seal{[]byte("another key"), time.Now}.put(1, "PUT", "/api/v1/kv/k", nil, "127.0.0.1"))
 	f.Add(`{"value":"v"}`, "v1 0 0 0 0")
 	f.Fuzz(func(t *testing.T, body, header string) {
 		s := newStage(t, 1, false, false)
@@ -232,6 +233,7 @@ func FuzzBodies(f *testing.F) {
 		if header != "" {
 			r.Header.Set(forwardHeader, header)
 		}
+		r.RemoteAddr = "127.0.0.1:1"
 		r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 		w := httptest.NewRecorder()
 		s.rest[1].ServeHTTP(w, r)

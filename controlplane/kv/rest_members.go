@@ -5,16 +5,20 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
 	"strconv"
 	"strings"
 
 	"github.com/gorilla/mux"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/controlplane/rest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -23,17 +27,37 @@ import (
 type Membership interface {
 	List(ctx context.Context, serializable bool) ([]member.Member, error)
 	Add(context.Context, member.AddRequest) (member.Member, []member.Member, error)
-	Remove(ctx context.Context, id uint64, force bool) ([]member.Member, error)
+	// RemoveOpen removes a member for a caller without a credential: never one of three voters.
+	RemoveOpen(ctx context.Context, id uint64) ([]member.Member, error)
 	// Transfer makes a member lead groups.
 	Transfer(ctx context.Context, to uint64, groups ...uint64) error
 }
 
 func (s *REST) memberRoutes() {
 	s.route(http.MethodGet, "/api/v1/cluster/status", s.status)
-	s.route(http.MethodPost, "/api/v1/cluster/members", s.addMember)
-	s.route(http.MethodDelete, "/api/v1/cluster/members/{node_id}", s.removeMember)
-	s.route(http.MethodPost, "/api/v1/cluster/leader/transfer", s.transfer)
-	s.route(http.MethodPost, "/admin/member/add", s.legacyAdd)
+	s.audited(http.MethodPost, "/api/v1/cluster/members", pb.Cluster_MemberAdd_FullMethodName, s.addMember)
+	s.audited(http.MethodDelete, "/api/v1/cluster/members/{node_id}", pb.Cluster_MemberRemove_FullMethodName, s.removeMember)
+	s.audited(http.MethodPost, "/api/v1/cluster/leader/transfer", pb.Maintenance_MoveLeader_FullMethodName, s.transfer)
+	s.audited(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd)
+}
+
+// audited is route for a change of the cluster. The audit records it as the gRPC method that does the same, with the
+// caller's address, which is all that is known of a caller without a credential: here when it is refused or fails, and
+// with the change itself (audit.Stamp) when it is carried out. A request that is forwarded is recorded by the leader.
+func (s *REST) audited(method, path, as string, h handler) {
+	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
+		caller := &cloud.Caller{
+			Method: as, Target: r.Method + " " + r.URL.EscapedPath(), Address: rest.Remote(r), RequestID: rest.RequestID(r.Context()),
+		}
+		data, err := s.serve(w, r.WithContext(auth.With(r.Context(), caller, auth.REST)), h)
+		if f, ok := fault.From(err); s.opts.Audit != nil && err != nil {
+			if !ok {
+				f = fault.New(fault.Internal, "internal error")
+			}
+			auth.Report(s.opts.Audit, caller, auth.Method(as), f, "", "")
+		}
+		return data, err
+	})
 }
 
 // clusterStatus is what this member knows of the users' group. A learner's role is raft's too: Follower.
@@ -76,6 +100,13 @@ func (s *REST) hostOf(ctx context.Context, id uint64) (string, error) {
 		return "", notLeader("member %d, the leader, has an address that cannot be used: %q", id, m.RaftAddr)
 	}
 	return "", notLeader("member %d, the leader, is not in the list of members", id)
+}
+
+// about adds to the audit's record of a request what its body names.
+func (r request) about(format string, args ...any) {
+	if c := auth.CallerOf(r.Context()); c != nil {
+		c.Target += " " + fmt.Sprintf(format, args...)
+	}
 }
 
 type memberBody struct {
@@ -146,10 +177,11 @@ func (s *REST) add(r request, body []byte, in memberBody) (any, error) {
 	if strings.TrimSpace(in.RaftAddr) == "" {
 		return nil, fault.Invalid("raft_addr", "is required")
 	}
-	q := member.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner}
+	q := member.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner, Open: true}
 	if in.ClientURL != "" {
 		q.ClientURLs = []string{in.ClientURL}
 	}
+	r.about("node_id=%d raft_addr=%s", q.ID, q.RaftAddr)
 	return s.change(r, body, func(ctx context.Context, w *rest.Response) (any, error) {
 		added, all, err := s.opts.Members.Add(ctx, q)
 		if err != nil {
@@ -166,7 +198,7 @@ func (s *REST) removeMember(r request) (any, error) {
 		return nil, fault.Invalid("node_id", "want a whole number from 1")
 	}
 	return s.change(r, nil, func(ctx context.Context, _ *rest.Response) (any, error) {
-		all, err := s.opts.Members.Remove(ctx, id, false)
+		all, err := s.opts.Members.RemoveOpen(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -190,9 +222,13 @@ func (s *REST) transfer(r request) (any, error) {
 	if in.TargetID == 0 {
 		return nil, fault.Invalid("target_id", "want the id of a member, from 1")
 	}
+	r.about("target_id=%d", in.TargetID)
 	return s.change(r, body, func(ctx context.Context, _ *rest.Response) (any, error) {
 		if err := s.opts.Members.Transfer(ctx, in.TargetID, s.opts.GroupID); err != nil {
 			return nil, err
+		}
+		if s.opts.Audit != nil {
+			s.opts.Audit.Done(auth.CallerOf(ctx)) // nothing is written that the record could be part of
 		}
 		return struct {
 			Leader  uint64 `json:"leader"`

@@ -138,10 +138,10 @@ func (m *stageMembers) Add(_ context.Context, q member.AddRequest) (member.Membe
 	return added, m.list, nil
 }
 
-func (m *stageMembers) Remove(_ context.Context, id uint64, force bool) ([]member.Member, error) {
+func (m *stageMembers) RemoveOpen(_ context.Context, id uint64) ([]member.Member, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.said("remove %d force=%v", id, force); err != nil {
+	if err := m.said("remove %d", id); err != nil {
 		return nil, err
 	}
 	return m.list[1:], nil

@@ -239,17 +239,18 @@ func TestForwardsAreMembersOwn(t *testing.T) {
 		return s.ask(1, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
 			method, path, forwardHeader, header, len(body), body))
 	}
-	good := own.put(1, "PUT", "/api/v1/kv/a?x=1", []byte(body))
+	good := own.put(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
 	for name, a := range map[string]answer{
-		"of another key":    put(seal{[]byte("another key"), own.now}.put(1, "PUT", "/api/v1/kv/a", []byte(body)), "PUT", "/api/v1/kv/a", body),
-		"for another":       put(own.put(2, "PUT", "/api/v1/kv/a", []byte(body)), "PUT", "/api/v1/kv/a", body),
-		"of another method": put(own.put(1, "DELETE", "/api/v1/kv/a", []byte(body)), "PUT", "/api/v1/kv/a", body),
-		"of another path":   put(own.put(1, "PUT", "/api/v1/kv/b", []byte(body)), "PUT", "/api/v1/kv/a", body),
-		"of another query":  put(own.put(1, "PUT", "/api/v1/kv/a?x", []byte(body)), "PUT", "/api/v1/kv/a", body),
-		"of another body":   put(own.put(1, "PUT", "/api/v1/kv/a", []byte(`{"value":"w"}`)), "PUT", "/api/v1/kv/a", body),
+		"of another key":    put(seal{[]byte("another key"), own.now}.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"for another":       put(own.put(2, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another method": put(own.put(1, "DELETE", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another path":   put(own.put(1, "PUT", "/api/v1/kv/b", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another query":  put(own.put(1, "PUT", "/api/v1/kv/a?x", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another body":   put(own.put(1, "PUT", "/api/v1/kv/a", []byte(`{"value":"w"}`), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
 		"cut":               put(good[:len(good)-2], "PUT", "/api/v1/kv/a?x=1", body),
-		"of other words":    put("v2"+good[2:], "PUT", "/api/v1/kv/a?x=1", body),
-		"nothing":           put("v1 0 0 0 0", "PUT", "/api/v1/kv/a", body),
+		"of other words":    put("v1"+good[2:], "PUT", "/api/v1/kv/a?x=1", body),
+		"of other address":  put(strings.Replace(good, " 127.0.0.1 ", " 127.0.0.2 ", 1), "PUT", "/api/v1/kv/a?x=1", body),
+		"nothing":           put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
 	} {
 		require.Equal(t, 403, a.status, "%s: %s", name, a.body)
 		require.Empty(t, keysIn(t, s.agreement.engines[1]), name)
@@ -261,7 +262,7 @@ func TestForwardsAreMembersOwn(t *testing.T) {
 	made := s.clock
 	for _, late := range []time.Duration{-forwardSkew - time.Millisecond, forwardSkew + time.Millisecond} {
 		s.clock = made
-		header := own.put(1, "PUT", "/api/v1/kv/a", []byte(body))
+		header := own.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1")
 		s.clock = made.Add(late)
 		a := put(header, "PUT", "/api/v1/kv/a", body)
 		require.Equal(t, 403, a.status)

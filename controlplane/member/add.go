@@ -36,6 +36,8 @@ type AddRequest struct {
 	ClientURLs []string
 	// Learner is one that is not promoted by itself.
 	Learner bool
+	// Open is a request without a credential.
+	Open bool `cbor:",omitempty"`
 }
 
 // Add makes an entry, which then waits for its process. Asked again with the same id and address, it is the entry that
@@ -157,7 +159,7 @@ func (s *Service) doAdd(ctx context.Context, q AddRequest) (made Member, err err
 			return err
 		}
 		made = Member{
-			ID: q.ID, Name: q.Name, RaftAddr: q.RaftAddr, ClientURLs: q.ClientURLs, Wanted: Voter, State: Waiting, Since: tx.Now(),
+			ID: q.ID, Name: q.Name, RaftAddr: q.RaftAddr, ClientURLs: q.ClientURLs, Wanted: Voter, State: Waiting, Since: tx.Now(), Open: q.Open,
 		}
 		if q.Learner {
 			made.Wanted = Learner
@@ -182,7 +184,7 @@ func admit(tx *store.Tx, all []Member, q AddRequest) error {
 		if HostPort(m.RaftAddr) == HostPort(q.RaftAddr) {
 			return fault.New(fault.FailedPrecondition, "member %d has the address %s", m.ID, m.RaftAddr).WithReason(ReasonAddressTaken)
 		}
-		if !m.Proven() && !m.Kept {
+		if !m.Proven() && !m.Kept && m.Open == q.Open { // strangers do not take an operator's places
 			waiting++
 		}
 	}

@@ -56,7 +56,7 @@ func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
 	case m.State != Learning:
 		return struct{}{}, fault.New(fault.FailedPrecondition, "member %d has not joined yet", id).WithReason(ReasonNotReady)
 	}
-	if err := s.judge(ctx, consensus.Change{Kind: consensus.Promote, Member: id}, false); err != nil {
+	if err := s.mayVote(ctx, find(all, id)); err != nil {
 		return struct{}{}, err
 	}
 	err = s.rewrite(ctx, id, func(m *Member) error { m.Wanted = Voter; return nil })
@@ -64,10 +64,25 @@ func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
 	return struct{}{}, err
 }
 
+// mayVote fails unless every group would make the learner a voter, and the learner answers at its address with its own
+// certificate. The address may come from a caller without a credential.
+func (s *Service) mayVote(ctx context.Context, m *Member) error {
+	if err := s.judge(ctx, consensus.Change{Kind: consensus.Promote, Member: m.ID}, false); err != nil {
+		return err
+	}
+	return s.verify(ctx, m.ID, m.RaftAddr)
+}
+
 type removeAsk struct {
 	ID             uint64
 	Force, Replace bool
+	// Open is a removal that was asked for without a credential.
+	Open bool `cbor:",omitempty"`
 }
+
+// trio is how many voters a removal without a credential leaves at least. With two, the cluster does not survive the loss
+// of a member.
+const trio = 3
 
 // Remove takes a member out of all groups, and returns when the first of them, kv, has it: it may be this member that
 // goes, and has no say in the rest. The answer does not list it. Its id does not come back, unless no process had
@@ -81,6 +96,45 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 		return nil, s.inTime(ctx, err)
 	}
 	return s.awaitGone(ctx, id)
+}
+
+// RemoveOpen is Remove for a caller without a credential. It also fails, with ReasonLastVoter, when fewer than three voters
+// would be left and, with ReasonOperator, when the member's entry waits for its process and an operator has made it.
+func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
+	if _, err := s.before(ctx, id); err != nil {
+		return nil, err
+	}
+	if _, err := s.remove(ctx, removeAsk{ID: id, Open: true}); err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	return s.awaitGone(ctx, id)
+}
+
+// checkOpen refuses a removal without a credential that would weaken the cluster. It reads the records of the transaction
+// that marks the member as leaving, so that of two removals at a time one sees the other.
+func checkOpen(tx *store.Tx, m *Member) error {
+	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
+		return fault.New(fault.FailedPrecondition, "an operator has made the entry of member %d: removing it takes a credential, by trivet cluster remove %d",
+			m.ID, m.ID).WithReason(ReasonOperator)
+	}
+	if !m.Votes() {
+		return nil
+	}
+	all, err := list(tx)
+	if err != nil {
+		return err
+	}
+	left := 0
+	for i := range all {
+		if all[i].ID != m.ID && all[i].Votes() {
+			left++
+		}
+	}
+	if left < trio {
+		return fault.New(fault.FailedPrecondition, "%d voters would be left, and fewer than %d do not survive the loss of another member: "+
+			"removing one takes a credential, by trivet cluster remove %d", left, trio, m.ID).WithReason(ReasonLastVoter)
+	}
+	return nil
 }
 
 // Replace is for a member whose directory is lost: the old one is removed from all groups, and the entry then waits for
@@ -115,6 +169,11 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 		if err != nil || m == nil {
 			return err
 		}
+		if q.Open {
+			if err := checkOpen(tx, m); err != nil {
+				return err
+			}
+		}
 		if m.State == Waiting && !q.Replace {
 			Members.Delete(tx, path(q.ID)) // nobody was it: the id is free again
 			return nil
@@ -137,7 +196,9 @@ type UpdateRequest struct {
 	ClientURLs []string
 }
 
-// Update changes a member's addresses. FailedPrecondition: ReasonNotFound, ReasonAddressTaken.
+// Update changes a member's addresses. A raft address of a member that was proven is recorded only after the leader has
+// dialled it and the member answered there with its own certificate. FailedPrecondition: ReasonNotFound,
+// ReasonAddressTaken, ReasonUnverified.
 func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error) {
 	var err error
 	if q.RaftAddr != "" {
@@ -156,19 +217,31 @@ func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error)
 }
 
 func (s *Service) doUpdate(ctx context.Context, q UpdateRequest) (struct{}, error) {
-	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+	all, err := s.List(ctx, false)
+	if err != nil {
+		return struct{}{}, err
+	}
+	m, err := q.of(all)
+	if err != nil {
+		return struct{}{}, err
+	}
+	verified := q.moves(m)
+	if verified {
+		if err := s.verify(ctx, q.ID, q.RaftAddr); err != nil {
+			return struct{}{}, err
+		}
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, err := list(tx)
 		if err != nil {
 			return err
 		}
-		m := find(all, q.ID)
-		if m == nil {
-			return notFound(q.ID)
+		m, err := q.of(all)
+		if err != nil {
+			return err
 		}
-		for _, other := range all {
-			if q.RaftAddr != "" && other.ID != q.ID && HostPort(other.RaftAddr) == HostPort(q.RaftAddr) {
-				return fault.New(fault.FailedPrecondition, "member %d has the address %s", other.ID, other.RaftAddr).WithReason(ReasonAddressTaken)
-			}
+		if q.moves(m) && !verified {
+			return fault.New(fault.FailedPrecondition, "member %d has joined meanwhile: ask again", q.ID).WithReason(ReasonBusy).MayRetry()
 		}
 		if q.RaftAddr != "" {
 			m.RaftAddr = q.RaftAddr
@@ -180,6 +253,44 @@ func (s *Service) doUpdate(ctx context.Context, q UpdateRequest) (struct{}, erro
 		return nil
 	})
 	return struct{}{}, err
+}
+
+// of returns the member that the request changes, unless another one has the address.
+func (q *UpdateRequest) of(all []Member) (*Member, error) {
+	m := find(all, q.ID)
+	if m == nil {
+		return nil, notFound(q.ID)
+	}
+	for _, other := range all {
+		if q.RaftAddr != "" && other.ID != q.ID && HostPort(other.RaftAddr) == HostPort(q.RaftAddr) {
+			return nil, fault.New(fault.FailedPrecondition, "member %d has the address %s", other.ID, other.RaftAddr).WithReason(ReasonAddressTaken)
+		}
+	}
+	return m, nil
+}
+
+// moves reports whether the request changes where a member that was proven is reached by the others.
+func (q *UpdateRequest) moves(m *Member) bool {
+	return q.RaftAddr != "" && m.Proven() && HostPort(m.RaftAddr) != HostPort(q.RaftAddr)
+}
+
+// verifyTime bounds how long a member may take to show its certificate at an address.
+const verifyTime = 5 * time.Second
+
+// verify fails unless the member with this id shows its certificate at a raft address, now.
+func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error {
+	if s.opts.Peers == nil {
+		return fault.New(fault.FailedPrecondition, "this member has no connections to others: the address %s cannot be checked", raftAddr).
+			WithReason(ReasonUnverified)
+	}
+	limited, cancel := context.WithTimeout(ctx, verifyTime)
+	defer cancel()
+	err := s.opts.Peers.Verify(limited, HostPort(raftAddr), id)
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fault.New(fault.FailedPrecondition, "member %d did not show its certificate at %s: %v. Start it there first", id, raftAddr, err).
+		WithReason(ReasonUnverified).Because(err)
 }
 
 // rewrite changes a member's record. FailedPrecondition with ReasonNotFound when it is gone.

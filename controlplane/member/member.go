@@ -10,8 +10,14 @@
 //     cluster key can make, it brings the birth of its directory. Only then does a group learn of it, as a learner that
 //     is bound to that directory. So whoever may add entries without proof can lengthen a list by eight for ten minutes,
 //     and no more: no quorum, no log, no traffic is touched by an entry.
-//   - A learner is promoted when it is caught up in all groups, unless it shall stay one.
-//   - A voter leaves only while a quorum of those who stay is heard from, and the last but one only by force.
+//   - A learner is promoted when it is caught up in all groups, unless it shall stay one. Its address comes from the entry,
+//     so before it votes the leader dials that address and checks the certificate member/<id>. At a wrong address a learner
+//     gets nothing of the log and stays a learner: no quorum counts it.
+//   - The address of a member that was proven changes only after the member has shown its certificate at the new one, on a
+//     call of the leader: an address that is wrong cuts a member off, and two wrong ones end a trio.
+//   - A voter leaves only while a quorum of those who stay is heard from, and the last but one only by force. A caller
+//     without a credential (RemoveOpen, for the key-value REST) cannot remove one when fewer than three would be left, nor
+//     an entry that an operator has made, to put another address in its place. A pair and a lone member lose nobody that way.
 //   - The id of a member that once was proven does not come back, but by Replace: the old directory is removed from
 //     all groups, and only then may a new one prove itself.
 //
@@ -36,7 +42,7 @@ import (
 
 // Limits of the unproven.
 const (
-	// MaxWaiting entries may wait for their process at a time.
+	// MaxWaiting entries may wait for their process at a time, and as many that were added without a credential.
 	MaxWaiting = 8
 	// WaitingTime is how long one that was added waits.
 	WaitingTime = 10 * time.Minute
@@ -53,12 +59,14 @@ const (
 	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // it votes already
 	ReasonNotReady     = "LEARNER_NOT_READY"  // it has not joined, or not caught up
 	ReasonQuorum       = "UNHEALTHY_CLUSTER"  // those who would stay cannot be heard
-	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would be left
+	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would be left, or fewer than three without a credential
 	ReasonTooMany      = "TOO_MANY_UNPROVEN"  // MaxWaiting entries wait already
 	ReasonBusy         = "CHANGE_UNDER_WAY"   // the group changes its members, or this member is leaving
 	ReasonIsLearner    = "TARGET_IS_LEARNER"  // leadership cannot go to a learner
 	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not take the leadership
 	ReasonWiped        = "MEMBER_WIPED"       // the directory is not the one that the cluster knows
+	ReasonUnverified   = "ADDRESS_UNVERIFIED" // the member did not show its certificate at the address
+	ReasonOperator     = "OPERATOR_NEEDED"    // an operator has made the entry: removing it takes a credential
 )
 
 // Role is what a member shall be, or is.
@@ -108,6 +116,8 @@ type Member struct {
 	Kept bool
 	// Replace says of a leaving member that its id comes back, for another directory.
 	Replace bool
+	// Open says of an entry that a caller without a credential added it.
+	Open bool `cbor:",omitempty"`
 	// Force says of a leaving member that an operator takes the consequences.
 	Force bool
 }
@@ -149,6 +159,8 @@ type Consensus interface {
 
 // Peers reaches a certain member, whoever leads; *peer.Mesh.
 type Peers interface {
+	// Verify fails unless the member answers at the address (host:port) with its own certificate.
+	Verify(ctx context.Context, address string, member uint64) error
 	// Direct calls a command on a member. Errors are as those of lead.Caller.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	// HandleDirect adds a command that members call here.

@@ -42,6 +42,8 @@ type world struct {
 	// refuse, when set, refuses changes and judgements.
 	refuse func(group uint64, c consensus.Change, judge bool) error
 	log    []string // what was done to groups
+	// at are the members that answer at addresses (host:port); without an entry member N answers at 10.0.0.N:2380.
+	at map[string]uint64
 }
 
 func newWorld(t *testing.T, first ...uint64) *world {
@@ -63,10 +65,33 @@ func newWorld(t *testing.T, first ...uint64) *world {
 func (w *world) open(first []Member) {
 	w.leads = lead.NewCommands(1, alone{}, nil)
 	w.s = New(Options{
-		Cluster: w.cluster, Store: w.store, Commands: w.leads, Consensus: w, Self: 1, First: first, Log: slog.New(slog.DiscardHandler),
+		Cluster: w.cluster, Store: w.store, Commands: w.leads, Consensus: w, Peers: network{w}, Self: 1, First: first,
+		Log:    slog.New(slog.DiscardHandler),
 		Groups: []Group{{kvGroup, "kv", reign{w, kvGroup}}, {systemGroup, "system", reign{w, systemGroup}}},
 	})
 }
+
+// network answers as the members that w.at names. Nothing else can be asked over it.
+type network struct{ w *world }
+
+func (n network) Verify(_ context.Context, address string, member uint64) error {
+	answers, known := n.w.at[address]
+	if !known {
+		fmt.Sscanf(address, "10.0.0.%d:2380", &answers)
+	}
+	if answers != member {
+		return fmt.Errorf("member/%d answers", answers)
+	}
+	return nil
+}
+
+func (network) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
+	return nil, lead.ErrNotSent
+}
+func (network) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error))   {}
+func (network) HandleStranger(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
+func (network) Members() map[uint64]string                                                   { return nil }
+func (network) SetMembers(map[uint64]string, []uint64) error                                 { return nil }
 
 // alone is the leadership of the only member that answers.
 type alone struct{}
@@ -321,6 +346,74 @@ func TestPromote(t *testing.T) {
 	require.Equal(t, Voting, w.state(2))
 }
 
+// A learner whose entry has a wrong address gets no vote, however far it is caught up, until the address is right.
+func TestNoVoteAtAWrongAddress(t *testing.T) {
+	w := newWorld(t, 1, 2, 3)
+	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 4, RaftAddr: "10.0.0.99:2380"})
+	require.NoError(t, err)
+	require.NoError(t, w.join(4, 44))
+	w.ready[4] = true
+	w.settle()
+	w.settle()
+	require.Equal(t, Learning, w.state(4))
+	require.Equal(t, []uint64{1, 2, 3}, w.groups[kvGroup].Voters)
+	_, err = w.s.Promote(t.Context(), 4)
+	w.refused(err, ReasonUnverified)
+	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 4, RaftAddr: "10.0.0.4:2380"})
+	require.NoError(t, err)
+	w.settle()
+	require.Equal(t, Voting, w.state(4))
+}
+
+// Without a credential a trio keeps its three voters, a pair its two, and an operator's replacement its entry.
+func TestRemovalWithoutACredential(t *testing.T) {
+	remove := func(w *world, id uint64) error {
+		return w.in(func() error { _, err := w.s.RemoveOpen(t.Context(), id); return err })
+	}
+	for _, first := range [][]uint64{{1}, {1, 2}, {1, 2, 3}} {
+		w := newWorld(t, first...)
+		for _, id := range first {
+			w.refused(remove(w, id), ReasonLastVoter)
+		}
+		w.refused(remove(w, 9), ReasonNotFound)
+		require.Empty(t, w.log)
+	}
+
+	// Two at a time are judged one after the other: of four voters one goes.
+	w := newWorld(t, 1, 2, 3, 4)
+	_, err := w.s.doRemove(t.Context(), removeAsk{ID: 4, Open: true})
+	require.NoError(t, err)
+	require.Equal(t, Leaving, w.state(4))
+	_, err = w.s.doRemove(t.Context(), removeAsk{ID: 3, Open: true})
+	w.refused(err, ReasonLastVoter)
+	w.settle()
+	require.Equal(t, []uint64{1, 2, 3}, w.groups[kvGroup].Voters)
+
+	// Learners and entries that nobody proved to be may go.
+	_, _, err = w.s.Add(t.Context(), AddRequest{ID: 5, RaftAddr: "10.0.0.5", Learner: true})
+	require.NoError(t, err)
+	require.NoError(t, w.join(5, 55))
+	w.settle()
+	require.NoError(t, remove(w, 5))
+	for id := uint64(20); id < 20+MaxWaiting; id++ {
+		_, _, err = w.s.Add(t.Context(), AddRequest{ID: id, RaftAddr: fmt.Sprintf("10.0.0.%d", id), Open: true})
+		require.NoError(t, err)
+	}
+	_, _, err = w.s.Add(t.Context(), AddRequest{ID: 30, RaftAddr: "10.0.0.30", Open: true})
+	w.refused(err, ReasonTooMany)
+	require.NoError(t, remove(w, 20))
+
+	// A stranger could otherwise put an entry with another address in the place of an operator's.
+	_, _, err = w.add(6)
+	require.NoError(t, err, "strangers have not taken the operator's places")
+	w.refused(remove(w, 6), ReasonOperator)
+	require.NoError(t, w.in(func() error { _, err := w.s.Replace(t.Context(), 3, false); return err }))
+	w.refused(remove(w, 3), ReasonOperator)
+	require.Equal(t, Waiting, w.state(3))
+	_, err = w.s.Remove(t.Context(), 3, false)
+	require.NoError(t, err, "an operator may")
+}
+
 // losing is another member's way to the leader, which does what it is told and is lost with its answer, once.
 type losing struct {
 	w    *world
@@ -467,6 +560,8 @@ func (d dead) Direct(_ context.Context, member uint64, _ string, _ []byte) ([]by
 	return nil, fmt.Errorf("member %d cannot be reached: %w", member, lead.ErrNotSent)
 }
 
+func (dead) Verify(context.Context, string, uint64) error { return errors.New("cannot be reached") }
+
 func (dead) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error))   {}
 func (dead) HandleStranger(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
 func (dead) Members() map[uint64]string                                                   { return nil }
@@ -491,6 +586,18 @@ func TestUpdate(t *testing.T) {
 	w.refused(err, ReasonAddressTaken)
 	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 9, RaftAddr: "10.0.0.9:2380"})
 	w.refused(err, ReasonNotFound)
+	// A proven member's address is where it has shown its certificate. One that it does not answer at would cut it off.
+	for address, answers := range map[string]uint64{"10.0.0.7:2380": 0, "10.0.0.8:2380": 1} {
+		w.at = map[string]uint64{address: answers}
+		_, err = w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: address})
+		w.refused(err, ReasonUnverified)
+		unchanged, err := w.s.List(t.Context(), false)
+		require.NoError(t, err)
+		require.Equal(t, "https://10.0.0.2:2380", find(unchanged, 2).RaftAddr)
+	}
+	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: "http://10.0.0.2"})
+	require.NoError(t, err, "the same address in other words")
+	w.at = map[string]uint64{"10.0.0.9:2380": 2}
 	all, err := w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: "10.0.0.9:2380", ClientURLs: []string{"https://h:1"}})
 	require.NoError(t, err)
 	require.Equal(t, "http://10.0.0.9:2380", find(all, 2).RaftAddr)

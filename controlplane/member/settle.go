@@ -138,6 +138,9 @@ func (s *Service) settle(ctx context.Context, m *Member) error {
 		if m.Wanted != Voter {
 			return nil
 		}
+		if err := s.mayVote(ctx, m); err != nil {
+			return err
+		}
 		return s.advance(ctx, m, consensus.Change{Kind: consensus.Promote, Member: m.ID}, Voting)
 	case Leaving:
 		return s.leave(ctx, m)

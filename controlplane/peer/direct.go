@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
@@ -47,6 +48,18 @@ func (m *Mesh) Ask(ctx context.Context, address, command string, body []byte) ([
 		return nil, err
 	}
 	return answer.GetBody(), nil
+}
+
+// Verify fails unless the member answers at the address (host:port) with its own certificate. It ends the connection
+// after the handshake of TLS, which proves that the other side has the certificate's key.
+func (m *Mesh) Verify(ctx context.Context, address string, member uint64) error {
+	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), func(other mtls.ID) error { return isMember(other, member) })
+	config.Time, config.NextProtos = m.opts.Now, []string{"h2"}
+	conn, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // serveDirect runs a command of this member's own, if it is one.

@@ -26,6 +26,9 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 		if errors.As(err, &big) {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
 		}
+		if f, ok := fault.From(err); ok {
+			return nil, f // of a reader that a service put before the body
+		}
 		return nil, fault.New(fault.InvalidArgument, "the body broke off").Because(err)
 	}
 	return raw, parse(raw, v)
@@ -93,23 +96,40 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// NotABrowser refuses what a web page can make a browser send: a foreign Origin, a name that was rebound to loopback, a
-// body in one of the types that need no preflight.
-//
-// Over TLS a name cannot be rebound: the certificate does not have it, and the browser sees that.
+// NotABrowser refuses what a web page can make a browser send: a foreign Origin or Sec-Fetch-Site, a name that was rebound
+// to loopback, a body in one of the types that need no preflight.
 func (s *Server) NotABrowser(r *http.Request) error {
-	if r.Header.Get("Origin") != "" {
-		return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
-	}
-	host := r.Host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
-	}
-	if r.TLS == nil && !strings.EqualFold(host, "localhost") && net.ParseIP(strings.Trim(host, "[]")) == nil && !slices.Contains(s.opts.Hosts, host) {
-		return fault.New(fault.PermissionDenied, "call this endpoint by an IP address or as localhost, not as %q", host)
+	if err := CheckPage(r, s.opts.Hosts); err != nil {
+		return err
 	}
 	if r.ContentLength != 0 && r.Header.Get("Content-Type") == "" {
 		return fault.Invalid("Content-Type", "want application/json")
 	}
 	return jsonType(r)
+}
+
+// CheckPage is PermissionDenied for a request that a web page made, and for one that names a host which is neither an IP
+// address, nor localhost, nor one of hosts: DNS rebinding gives an attacker's name the address of loopback.
+//
+// Browsers set Sec-Fetch-Site (Fetch Metadata Request Headers) by themselves. "none" is what a person typed into the
+// address bar, "same-origin" what a page that was served here asked for; "same-site" and "cross-site" are other pages.
+//
+// Over TLS a name cannot be rebound: the certificate does not have it, and the browser sees that.
+func CheckPage(r *http.Request, hosts []string) error {
+	if r.Header.Get("Origin") != "" {
+		return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
+	}
+	for _, site := range r.Header.Values("Sec-Fetch-Site") {
+		if site != "none" && site != "same-origin" {
+			return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
+		}
+	}
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	if r.TLS == nil && !strings.EqualFold(host, "localhost") && net.ParseIP(strings.Trim(host, "[]")) == nil && !slices.Contains(hosts, host) {
+		return fault.New(fault.PermissionDenied, "call this endpoint by an IP address or as localhost, not as %q", host)
+	}
+	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/loopback"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -153,10 +155,11 @@ func Remote(r *http.Request) string {
 	return host
 }
 
-// FromLoopback reports whether a request came from this host.
+// FromLoopback reports whether both addresses of the request's connection are loopback addresses: see package loopback.
 func FromLoopback(r *http.Request) bool {
-	ip := net.ParseIP(Remote(r))
-	return ip != nil && ip.IsLoopback()
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	remote, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && loopback.Both(local, net.TCPAddrFromAddrPort(remote))
 }
 
 // HandleOpen adds a route that asks for no token; why says why it need not. A page in a browser on an operator's laptop

@@ -23,6 +23,8 @@ const (
 	ProofInvitation Proof = "invitation"
 	// ProofHostKey is the token that a member signs for itself: its holder reads the member's directory.
 	ProofHostKey Proof = "hostkey"
+	// ProofMTLS is a client certificate.
+	ProofMTLS Proof = "mtls"
 	// ProofDev is what a holder without proof counts as under --dev.
 	ProofDev Proof = "dev"
 )

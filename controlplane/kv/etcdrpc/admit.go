@@ -3,7 +3,6 @@ package etcdrpc
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"time"
 
@@ -16,28 +15,42 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	etcdusers "github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/loopback"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// class is what a method is about.
+// class says which callers a method is for; see the package doc.
 type class uint8
 
 const (
-	administration class = iota // the cluster, and who may what; what is not listed is this
-	data                        // keys, and proving who one is
+	governing      class = iota // for callers with a credential, on loopback too; methods that are not listed are governing
+	administration              // for callers on loopback or with a credential
+	data                        // keys, and logging in
 	own                         // of Auth, what users may ask about themselves
 )
 
-// classes are the services and methods that are not administration.
+// classes are the methods that are not governing, but for the services of keys.
 var classes = map[string]class{
-	pb.Auth_Authenticate_FullMethodName: data,
-	pb.Auth_AuthStatus_FullMethodName:   own,
-	pb.Auth_UserGet_FullMethodName:      own,
-	pb.Auth_RoleGet_FullMethodName:      own,
+	pb.Cluster_MemberList_FullMethodName:     administration,
+	pb.Maintenance_Alarm_FullMethodName:      administration,
+	pb.Maintenance_Status_FullMethodName:     administration,
+	pb.Maintenance_Defragment_FullMethodName: administration,
+	pb.Maintenance_Hash_FullMethodName:       administration,
+	pb.Maintenance_HashKV_FullMethodName:     administration,
+	pb.Auth_UserList_FullMethodName:          administration,
+	pb.Auth_RoleList_FullMethodName:          administration,
+	pb.Auth_Authenticate_FullMethodName:      data,
+	pb.Auth_AuthStatus_FullMethodName:        own,
+	pb.Auth_UserGet_FullMethodName:           own,
+	pb.Auth_RoleGet_FullMethodName:           own,
 }
 
 func classOf(method string) class {
-	rest := method[min(len(Prefix), len(method)):]
+	rest, ours := strings.CutPrefix(method, Prefix)
+	if !ours {
+		return administration // gRPC's own: health
+	}
 	switch service, _, _ := strings.Cut(rest, "/"); service {
 	case "KV", "Watch", "Lease":
 		return data
@@ -45,37 +58,82 @@ func classOf(method string) class {
 	return classes[method]
 }
 
-// admit lets a call in, with the context to carry it out with, or says that it may not.
-func (s *Server) admit(ctx context.Context, method string) (context.Context, error) {
+// admit decides whether a call may go on, and returns the context to carry it out with. token is set when nothing but that
+// token of the cloud admitted the call: a stream ends with it.
+func (s *Server) admit(ctx context.Context, method string) (_ context.Context, token string, err error) {
+	class := classOf(method)
+	if class == governing {
+		return s.admitGoverning(ctx)
+	}
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
-	local := from != nil && onLoopback(from.Addr)
+	local := onLoopback(from)
 	if local && !enabled {
-		return ctx, nil
+		return ctx, "", nil
 	}
-	class := classOf(method)
 	operator, err := s.operator(ctx)
 	if err != nil {
-		return ctx, err
+		return ctx, "", err
+	}
+	if enabled && operator != nil {
+		return kv.As(ctx, etcdusers.Root), cloudToken(ctx), nil
 	}
 	name, certified := certificate(from)
-	if enabled {
-		switch md, _ := metadata.FromIncomingContext(ctx); {
-		case operator:
-			return kv.As(ctx, etcdusers.Root), nil
-		case s.opts.CommonName && certified && name != "" && len(md[rpctypes.TokenFieldNameGRPC])+len(md[rpctypes.TokenFieldNameSwagger]) == 0:
-			ctx = kv.As(ctx, name)
-		}
+	if enabled && s.asCommonName(ctx, name, certified) {
+		ctx = kv.As(ctx, name)
 	}
 	switch {
-	case local, certified, operator:
-		return ctx, nil
+	case local, certified:
+		return ctx, "", nil
 	case class == data && (enabled || s.opts.Open), class == own && enabled:
-		return ctx, nil
+		return ctx, "", nil
+	case operator != nil:
+		return ctx, cloudToken(ctx), nil
 	case enabled:
-		return ctx, denied(s.opts.Service.MustBeAdmin(ctx))
+		return ctx, "", denied(s.opts.Service.MustBeAdmin(ctx))
 	}
-	return ctx, rpctypes.ErrGRPCPermissionDenied
+	return ctx, "", rpctypes.ErrGRPCPermissionDenied
+}
+
+// admitGoverning is admit for a method that needs a credential. The context that it returns has the caller for the audit.
+func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token string, err error) {
+	from, _ := peer.FromContext(ctx)
+	enabled := s.opts.Service.AuthEnabled()
+	name, certified := certificate(from)
+	operator, err := s.operator(ctx)
+	switch {
+	case err != nil:
+		return ctx, "", err
+	case operator != nil:
+		if enabled {
+			ctx = kv.As(ctx, etcdusers.Root)
+		}
+		return as(ctx, operator), cloudToken(ctx), nil
+	case enabled:
+		if s.asCommonName(ctx, name, certified) {
+			ctx = kv.As(ctx, name)
+		}
+		// This asks for Auth again: it may have been disabled since, and then everybody would pass for an administrator.
+		user, err := s.opts.Service.RootUser(ctx)
+		if err != nil && !certified && !onLoopback(from) {
+			err = denied(err)
+		}
+		if user == "" {
+			return ctx, "", err
+		}
+		return as(ctx, &cloud.Caller{User: cloud.UserID("etcd:" + user), Proof: cloud.ProofPassword}), "", err
+	case certified:
+		return as(ctx, &cloud.Caller{User: cloud.UserID("certificate:" + name), Proof: cloud.ProofMTLS}), "", nil
+	case s.opts.TrustLoopback && onLoopback(from):
+		return as(ctx, &cloud.Caller{}), "", nil
+	}
+	return ctx, "", rpctypes.ErrGRPCPermissionDenied
+}
+
+// asCommonName reports whether the common name of the caller's certificate is the user: when the call has no token.
+func (s *Server) asCommonName(ctx context.Context, name string, certified bool) bool {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return s.opts.CommonName && certified && name != "" && len(md[rpctypes.TokenFieldNameGRPC])+len(md[rpctypes.TokenFieldNameSwagger]) == 0
 }
 
 // denied is what whoever may not administrate is told, whether that is a user or nobody. Every other error stays as it is:
@@ -89,46 +147,48 @@ func denied(err error) error {
 	return err
 }
 
-// operator says whether the call shows a token of the cloud's administrator. One that is not valid fails.
-func (s *Server) operator(ctx context.Context) (bool, error) {
+// operator returns the cloud's administrator if the call shows a token of theirs, else nil. A token that is not valid fails.
+func (s *Server) operator(ctx context.Context) (*cloud.Caller, error) {
 	token := cloudToken(ctx)
 	if s.opts.Verifier == nil || token == "" {
-		return false, nil
+		return nil, nil
 	}
-	governs, err := s.governs(ctx, token)
+	caller, err := s.opts.Verifier.Verify(ctx, token)
 	if err != nil {
-		return false, rpctypes.ErrGRPCInvalidAuthToken
+		return nil, rpctypes.ErrGRPCInvalidAuthToken
 	}
-	return governs, nil
+	if !governs(caller) {
+		return nil, nil
+	}
+	return caller, nil
 }
 
-// cloudToken is the token of the cloud that a call shows; empty when it shows none, or one of Auth.
+// cloudToken returns the cloud's token that a call shows; empty when it shows none, or one of Auth. clientv3 and
+// etcdctl --auth-jwt-token send theirs as the metadata "token".
 func cloudToken(ctx context.Context) string {
 	md, _ := metadata.FromIncomingContext(ctx)
-	header := md[rpctypes.TokenFieldNameSwagger]
-	if len(header) == 0 {
-		return ""
+	token := ""
+	if header := md[rpctypes.TokenFieldNameSwagger]; len(header) > 0 {
+		token, _ = auth.Bearer(header[0])
+	} else if header := md[rpctypes.TokenFieldNameGRPC]; len(header) > 0 && strings.Count(header[0], ".") == 2 {
+		token = header[0]
 	}
-	token, err := auth.Bearer(header[0])
-	if err != nil || etcdusers.IsToken(token) {
+	if etcdusers.IsToken(token) {
 		return "" // Auth's, which needs no scheme
 	}
 	return token
 }
 
-func (s *Server) governs(ctx context.Context, token string) (bool, error) {
-	caller, err := s.opts.Verifier.Verify(ctx, token)
-	return err == nil && caller.Node == "" && caller.Proven() && caller.Governs(), err
-}
+func governs(c *cloud.Caller) bool { return c.Node == "" && c.Proven() && c.Governs() }
 
 // recheck is how often the administrator's token of a stream is judged again.
 const recheck = time.Second
 
-// whileGoverning ends a stream that a token of the administrator opened when that token, or the role, does. What cannot be
-// judged just now goes on: a member that is cut off has nothing new to tell.
-func (s *Server) whileGoverning(ctx context.Context) (context.Context, func()) {
-	token := cloudToken(ctx)
-	if s.opts.Verifier == nil || token == "" {
+// whileGoverning ends a stream that only this token of the administrator admitted when the token ends, or the role does. A
+// token that cannot be checked just now does not end it: a member that is cut off has nothing new to send. An empty token
+// is a stream that needed none.
+func (s *Server) whileGoverning(ctx context.Context, token string) (context.Context, func()) {
+	if token == "" {
 		return ctx, func() {}
 	}
 	ctx, end := context.WithCancelCause(ctx)
@@ -143,7 +203,8 @@ func (s *Server) whileGoverning(ctx context.Context) (context.Context, func()) {
 			case <-ctx.Done():
 				return
 			}
-			if governs, err := s.governs(ctx, token); err == nil && !governs || fault.Is(err, fault.Unauthenticated) {
+			caller, err := s.opts.Verifier.Verify(ctx, token)
+			if err == nil && !governs(caller) || fault.Is(err, fault.Unauthenticated) {
 				end(rpctypes.ErrGRPCInvalidAuthToken)
 				return
 			}
@@ -152,10 +213,7 @@ func (s *Server) whileGoverning(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { end(nil); <-done }
 }
 
-func onLoopback(a net.Addr) bool {
-	tcp, ok := a.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
-}
+func onLoopback(p *peer.Peer) bool { return p != nil && loopback.Both(p.LocalAddr, p.Addr) }
 
 // certificate is the common name of the certificate that the client showed, if it showed one that was verified.
 func certificate(p *peer.Peer) (name string, ok bool) {

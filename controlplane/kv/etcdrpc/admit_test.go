@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"math/big"
 	"net"
 	"net/http"
@@ -38,7 +37,7 @@ type tokens struct{}
 func (tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	c := &cloud.Caller{Proof: cloud.ProofPassword}
 	switch token {
-	case "operator":
+	case "operator", "a.jwt.operator":
 		c.Bindings = []cloud.Binding{{Role: cloud.SystemAdmin}}
 	case "tenant":
 		c.Bindings = []cloud.Binding{{Role: cloud.ProjectAdmin, Org: "o", Project: "p"}}
@@ -48,43 +47,77 @@ func (tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	return c, nil
 }
 
-// enter asks whether a call is let in.
+// near and far are addresses on loopback and of another network.
+const near, far = "127.0.0.1", "192.0.2.1"
+
+// enter asks whether a call is let in that comes over a connection from an address to one of the same network.
 func enter(s *etcdrpc.Server, method, from string, header ...string) error {
-	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(from), Port: 1}})
+	return over(s, method, from, from, header...)
+}
+
+// over is enter with both addresses of the connection.
+func over(s *etcdrpc.Server, method, local, remote string, header ...string) error {
+	ctx := peer.NewContext(context.Background(), &peer.Peer{
+		LocalAddr: &net.TCPAddr{IP: net.ParseIP(local), Port: 50051}, Addr: &net.TCPAddr{IP: net.ParseIP(remote), Port: 1},
+	})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(header...))
 	_, err := s.Unary(ctx, &pb.StatusRequest{}, &grpc.UnaryServerInfo{FullMethod: method},
 		func(context.Context, any) (any, error) { return nil, nil })
 	return err
 }
 
+// Methods by who may call them. Those that change the cluster, or who has access, take a credential on loopback too.
+var (
+	dataMethods  = []string{pb.KV_Range_FullMethodName, pb.KV_Put_FullMethodName, pb.Lease_LeaseGrant_FullMethodName, pb.Auth_Authenticate_FullMethodName}
+	ownMethods   = []string{pb.Auth_UserGet_FullMethodName, pb.Auth_AuthStatus_FullMethodName, pb.Auth_RoleGet_FullMethodName}
+	adminMethods = []string{
+		pb.Cluster_MemberList_FullMethodName, pb.Maintenance_Status_FullMethodName, pb.Maintenance_Alarm_FullMethodName,
+		pb.Maintenance_Defragment_FullMethodName, pb.Maintenance_Hash_FullMethodName, pb.Maintenance_HashKV_FullMethodName,
+		pb.Auth_UserList_FullMethodName, pb.Auth_RoleList_FullMethodName,
+	}
+	governingMethods = []string{
+		pb.Cluster_MemberAdd_FullMethodName, pb.Cluster_MemberRemove_FullMethodName, pb.Cluster_MemberUpdate_FullMethodName,
+		pb.Cluster_MemberPromote_FullMethodName, pb.Maintenance_MoveLeader_FullMethodName, pb.Maintenance_Downgrade_FullMethodName, pb.Maintenance_Snapshot_FullMethodName,
+		pb.Auth_AuthEnable_FullMethodName, pb.Auth_AuthDisable_FullMethodName, pb.Auth_UserAdd_FullMethodName, pb.Auth_UserDelete_FullMethodName,
+		pb.Auth_UserChangePassword_FullMethodName, pb.Auth_UserGrantRole_FullMethodName, pb.Auth_UserRevokeRole_FullMethodName,
+		pb.Auth_RoleAdd_FullMethodName, pb.Auth_RoleDelete_FullMethodName, pb.Auth_RoleGrantPermission_FullMethodName,
+		pb.Auth_RoleRevokePermission_FullMethodName, etcdrpc.Prefix + "Cluster/OfALaterEtcd",
+	}
+)
+
 func TestWhoMayComeIn(t *testing.T) {
-	const near, far = "127.0.0.1", "192.0.2.1"
-	data := []string{pb.KV_Range_FullMethodName, pb.KV_Put_FullMethodName, pb.Lease_LeaseGrant_FullMethodName, pb.Auth_Authenticate_FullMethodName}
-	admin := []string{pb.Cluster_MemberList_FullMethodName, pb.Maintenance_Status_FullMethodName, pb.Auth_UserAdd_FullMethodName, pb.Maintenance_Alarm_FullMethodName}
-	own := []string{pb.Auth_UserGet_FullMethodName, pb.Auth_AuthStatus_FullMethodName}
-	denied := rpctypes.ErrGRPCPermissionDenied
+	denied, invalid := rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCInvalidAuthToken
 	for name, c := range map[string]struct {
-		open             bool
-		from             string
-		header           []string
-		data, own, admin error
+		open, trust                 bool
+		local, remote               string
+		header                      []string
+		data, own, admin, governing error
 	}{
-		"loopback":                   {false, near, nil, nil, nil, nil},
-		"elsewhere":                  {false, far, nil, denied, denied, denied},
-		"elsewhere, open":            {true, far, nil, nil, denied, denied},
-		"operator":                   {false, far, []string{"authorization", "Bearer operator"}, nil, nil, nil},
-		"tenant":                     {false, far, []string{"authorization", "Bearer tenant"}, denied, denied, denied},
-		"nobody":                     {false, far, []string{"authorization", "Bearer x"}, rpctypes.ErrGRPCInvalidAuthToken, rpctypes.ErrGRPCInvalidAuthToken, rpctypes.ErrGRPCInvalidAuthToken},
-		"a token of Auth, not asked": {false, far, []string{"token", "kv1.x"}, denied, denied, denied},
+		"loopback":                   {false, false, near, near, nil, nil, nil, nil, denied},
+		"loopback, trusted":          {false, true, near, near, nil, nil, nil, nil, nil},
+		"loopback, operator":         {false, false, near, near, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"loopback, by etcdctl":       {false, false, near, near, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"loopback, tenant":           {false, false, near, near, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
+		"loopback, nobody":           {false, false, near, near, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
+		"source bound to loopback":   {false, true, far, near, nil, denied, denied, denied, denied},
+		"the loopback network":       {false, true, far, "127.0.0.0", nil, denied, denied, denied, denied},
+		"to loopback from elsewhere": {false, true, near, far, nil, denied, denied, denied, denied},
+		"elsewhere":                  {false, true, far, far, nil, denied, denied, denied, denied},
+		"elsewhere, open":            {true, true, far, far, nil, nil, denied, denied, denied},
+		"operator":                   {false, false, far, far, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"operator, by etcdctl":       {false, false, far, far, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"tenant":                     {false, false, far, far, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
+		"nobody":                     {false, false, far, far, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
+		"a token of Auth, not asked": {false, false, far, far, []string{"token", "kv1.x"}, denied, denied, denied, denied},
 	} {
 		w := newWorld(t)
-		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: c.open})
+		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: c.open, TrustLoopback: c.trust})
 		for _, class := range []struct {
 			methods []string
 			want    error
-		}{{data, c.data}, {own, c.own}, {admin, c.admin}} {
+		}{{dataMethods, c.data}, {ownMethods, c.own}, {adminMethods, c.admin}, {governingMethods, c.governing}} {
 			for _, method := range class.methods {
-				require.Equal(t, class.want, enter(s, method, c.from, c.header...), "%s: %s", name, method)
+				require.Equal(t, class.want, over(s, method, c.local, c.remote, c.header...), "%s: %s", name, method)
 			}
 		}
 	}
@@ -110,7 +143,6 @@ func enableAuth(t *testing.T, c *clientv3.Client) {
 }
 
 func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
-	const near, far = "127.0.0.1", "192.0.2.1"
 	w := newWorld(t)
 	enableAuth(t, w.client(t))
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}})
@@ -124,6 +156,14 @@ func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
 	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "authorization", root))
 	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "authorization", "Bearer operator"))
 	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, near))
+	for _, method := range governingMethods {
+		require.Equal(t, rpctypes.ErrGRPCUserEmpty, enter(s, method, near), method)
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far), method)
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, near, "token", user), method)
+		require.NoError(t, enter(s, method, near, "token", root), method)
+		require.NoError(t, enter(s, method, far, "token", root), method)
+		require.NoError(t, enter(s, method, far, "authorization", "Bearer operator"), method)
+	}
 
 	ctx := t.Context()
 	nobody := w.client(t)
@@ -250,10 +290,16 @@ func TestStrangeConnections(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// fading is a verifier whose administrator is none after the first call.
-type fading struct{ asked atomic.Int64 }
+// fading is a verifier whose administrator is none after the first call. stays says that a stream is to go on all the same.
+type fading struct {
+	asked atomic.Int64
+	stays bool
+}
 
-func (f *fading) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+func (f *fading) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
+	if token == "tenant" {
+		return tokens{}.Verify(ctx, token)
+	}
 	c := &cloud.Caller{Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
 	if f.asked.Add(1) > 1 {
 		if token == "demoted" {
@@ -265,7 +311,7 @@ func (f *fading) Verify(_ context.Context, token string) (*cloud.Caller, error) 
 	return c, nil
 }
 
-// opened is a stream that somebody far away has opened.
+// opened is a stream that somebody has opened.
 type opened struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -273,23 +319,55 @@ type opened struct {
 
 func (o opened) Context() context.Context { return o.ctx }
 
+// stream opens a watch from an address and returns what ended it, errGoesOn when nothing did for a while.
+func (f *fading) stream(t *testing.T, w *world, open bool, from, token string) error {
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: f, Open: open})
+	at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
+	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at})
+	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
+	return s.Stream(nil, opened{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
+		wait := 30 * time.Second
+		if f.stays {
+			wait = 2500 * time.Millisecond // more than two checks of a token
+		}
+		select {
+		case <-ss.Context().Done():
+			return context.Cause(ss.Context())
+		case <-time.After(wait):
+			return errGoesOn
+		}
+	})
+}
+
+var errGoesOn = status.Error(codes.OK+100, "it goes on")
+
 // A stream that the administrator's token opened ends with the token, and with the role.
 func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
 	w := newWorld(t)
 	for _, token := range []string{"revoked", "demoted"} {
 		t.Run(token, func(t *testing.T) {
-			s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: &fading{}})
-			ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 1}})
-			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
-			err := s.Stream(nil, opened{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
-				select {
-				case <-ss.Context().Done():
-					return context.Cause(ss.Context())
-				case <-time.After(30 * time.Second):
-					return errors.New("it goes on")
-				}
-			})
+			t.Parallel()
+			err := (&fading{}).stream(t, w, false, far, token)
 			require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
+		})
+	}
+}
+
+// A stream that no token had to admit goes on, whatever token of the cloud the client shows with it.
+func TestAStreamThatNeededNoTokenGoesOn(t *testing.T) {
+	w := newWorld(t)
+	for name, c := range map[string]struct {
+		open        bool
+		from, token string
+	}{
+		"a tenant on loopback":       {false, near, "demoted"},
+		"an old token on loopback":   {false, near, "revoked"},
+		"a tenant of an open store":  {true, far, "tenant"},
+		"an administrator who faded": {true, far, "demoted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, errGoesOn, (&fading{stays: true}).stream(t, w, c.open, c.from, c.token))
 		})
 	}
 }

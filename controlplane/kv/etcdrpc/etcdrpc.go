@@ -4,19 +4,43 @@
 // clients who will not do without a leader, counts and logs, and keeps etcd's statuses as they are. It must not know
 // records, engines or consensus.
 //
-// # Who may come in
+// # Authorization
 //
-// KV, Watch, Lease and Authenticate: callers on loopback, with a client certificate that the port asks for, or with a
-// bearer token of system:admin; everybody when Options.Open is set, or once etcd's Auth is enabled, whose rules hold
-// then. Cluster, Maintenance and the rest of Auth: callers on loopback, with a certificate, with a token of
-// system:admin, or as etcd's root; what a user may ask of Auth about themselves they may ask once Auth is enabled. All
-// others get PERMISSION_DENIED.
+// A call is on loopback when both addresses of its connection are loopback addresses (package loopback). A credential is
+//
+//   - a bearer token of system:admin that is not bound to a part of the cloud;
+//   - a client certificate that the port verified. Only the ports of kv.etcd_listen verify any, with kv.etcd_client_ca set:
+//     whoever holds a certificate of that authority counts as an operator of the cluster until Auth is enabled, and then
+//     as the user that is its common name;
+//   - with etcd's Auth enabled, a token of a user with the role root.
+//
+// The rules for the classes of methods are:
+//
+//   - Keys (KV, Watch, Lease, Authenticate): on loopback or with a credential. Everybody with Options.Open, or once Auth is
+//     enabled, whose rules apply then.
+//   - Administration that changes neither the cluster nor who has access (MemberList, Status, Alarm, Defragment, Hash,
+//     HashKV, UserList, RoleList): on loopback or with a credential, as with etcd. These methods read, or concern the users'
+//     keys, which a caller on loopback may delete anyway. Defragment and the hashes cost I/O, as reading all keys does.
+//   - Governing (MemberAdd, MemberRemove, MemberUpdate, MemberPromote, MoveLeader, Downgrade, Snapshot, changes of Auth, and
+//     any method that is not listed): with a credential, on loopback too, since every local process is on loopback. The
+//     members are those of the platform's own group, too: their addresses and number decide whether the cloud runs. Auth is
+//     governed because its role root is a credential here: a local process could otherwise make itself root. Snapshot is
+//     because its file has the hashes of the users' passwords, and takes room beside the platform's records on the
+//     member's disk for as long as the client reads.
+//   - What users may ask of Auth about themselves (AuthStatus, UserGet, RoleGet): as administration, and everybody once Auth
+//     is enabled.
+//
+// All others get PERMISSION_DENIED. Options.TrustLoopback makes loopback a credential while Auth is disabled, as in etcd;
+// it is for test suites. Governing calls are recorded in the audit, with the caller's address; refused ones, too.
 //
 // With Auth enabled a token of system:admin acts as the user root, so that a cloud's operator is not locked out by a lost
 // password. Callers on loopback need a token of Auth then, as with etcd.
 //
-// A token of Auth comes as the metadata "token", as clientv3 sends it. "authorization" is the cloud's, or Auth's too. That
-// of a stream is proved once, when it begins; whether its user still has it is asked for each of its requests.
+// A token of Auth comes as the metadata "token", as clientv3 sends it; "authorization" is the cloud's, or Auth's too. A
+// cloud token may also come as "token": `etcdctl --auth-jwt-token "$(cat admin.token)" member add …` sends it there, and
+// `etcdctl --user root:… ` and `etcdctl --cert … --key …` show the other two credentials. The token of a stream is verified
+// when the stream begins; whether its user still has access is checked for each request. A stream that only a token of
+// system:admin admitted ends within a second or two when that token or the role does.
 package etcdrpc
 
 import (
@@ -55,6 +79,11 @@ type Options struct {
 	Verifier auth.Verifier
 	// Open lets everybody read and write keys.
 	Open bool
+	// TrustLoopback lets callers on loopback govern without a credential until Auth is enabled, as etcd does. For test suites:
+	// any process of the host can take the cluster down then.
+	TrustLoopback bool
+	// Audit records governing calls; optional.
+	Audit auth.Auditor
 	// CommonName makes the common name of a client's certificate the user of whoever shows no token.
 	CommonName bool
 	// Dir is for files that are made to be sent.
@@ -105,7 +134,15 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if _, err := s.wantsLeader(ctx); err != nil {
 		return nil, err
 	}
-	if ctx, err = s.admit(ctx, info.FullMethod); err != nil {
+	ctx, _, err = s.admit(ctx, info.FullMethod)
+	if classOf(info.FullMethod) == governing {
+		err = s.audited(ctx, info.FullMethod, req, err, func(ctx context.Context) error {
+			resp, err = handler(ctx, req)
+			return err
+		})
+		return resp, err
+	}
+	if err != nil {
 		return nil, err
 	}
 	return handler(ctx, req)
@@ -140,22 +177,32 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	if err != nil {
 		return err
 	}
-	admitted, err := s.admit(ctx, info.FullMethod)
+	admitted, token, err := s.admit(ctx, info.FullMethod)
+	if classOf(info.FullMethod) == governing {
+		return s.audited(admitted, info.FullMethod, nil, err, func(ctx context.Context) error {
+			return s.carry(ctx, token, wants, srv, ss, handler)
+		})
+	}
 	if err != nil {
 		return err
 	}
-	admitted = s.opts.Service.Begin(admitted)
-	governed, done := s.whileGoverning(admitted)
+	return s.carry(admitted, token, wants, srv, ss, handler)
+}
+
+// carry runs the handler of a stream with the context that admit returned, for as long as its token is valid, and if the
+// client wants that, as long as there is a leader.
+func (s *Server) carry(ctx context.Context, token string, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
+	ctx = s.opts.Service.Begin(ctx)
+	ctx, done := s.whileGoverning(ctx, token)
 	defer done()
-	admitted = governed
-	if wants {
-		led, cancel := context.WithCancelCause(admitted)
+	if wantsLeader {
+		led, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		defer s.waiting.add(cancel)()
-		admitted = led
+		ctx = led
 	}
-	if admitted != ctx {
-		ss = &stream{ss, admitted}
+	if ctx != ss.Context() {
+		ss = &stream{ss, ctx}
 	}
 	return handler(srv, ss)
 }

@@ -83,7 +83,6 @@ func TestAStreamOutlivesItsToken(t *testing.T) {
 
 // A client renews a token that it is told is not valid. One that is told that it may not does not.
 func TestAnOldTokenOfRootIsSaidToBeOld(t *testing.T) {
-	const far = "192.0.2.1"
 	var ahead atomic.Int64
 	w := newWorld(t, later(&ahead))
 	enableAuth(t, w.client(t))

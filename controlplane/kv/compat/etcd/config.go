@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,6 +24,7 @@ type config struct {
 
 type kvConfig struct {
 	EtcdListen      []string `yaml:"etcd_listen"`
+	TrustLoopback   bool     `yaml:"etcd_trust_loopback"`
 	EtcdCert        string   `yaml:"etcd_cert,omitempty"`
 	EtcdKey         string   `yaml:"etcd_key,omitempty"`
 	EtcdClientCA    string   `yaml:"etcd_client_ca,omitempty"`
@@ -69,7 +71,12 @@ func (p plan) config(id uint64) ([]byte, error) {
 	if p.values["strict-reconfig-check"] == "false" {
 		c.KV.StrictReconfig = new(false)
 	}
+	// Suites add members and users without a credential, as a local process may with etcd. Not with ours by default.
 	c.KV.EtcdListen = p.ports()
+	c.KV.TrustLoopback = !slices.ContainsFunc(c.KV.EtcdListen, func(address string) bool {
+		host, _, err := net.SplitHostPort(address)
+		return err != nil || host != "localhost" && !net.ParseIP(host).IsLoopback()
+	})
 	if p.secure() {
 		c.KV.EtcdCert, c.KV.EtcdKey = p.certificate()
 		if p.values["client-cert-auth"] == "true" {

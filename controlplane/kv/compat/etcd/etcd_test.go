@@ -34,6 +34,7 @@ tick: 80ms
 kv:
     etcd_listen:
         - localhost:20005
+    etcd_trust_loopback: true
     etcd_cert: c.crt
     etcd_key: c.key
     etcd_client_ca: ca.crt

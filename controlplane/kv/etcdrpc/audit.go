@@ -1,0 +1,87 @@
+package etcdrpc
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/google/uuid"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// as puts the caller of a governing method into the context.
+func as(ctx context.Context, c *cloud.Caller) context.Context { return auth.With(ctx, c, auth.RPC) }
+
+// audited carries out a call of a governing method unless it was refused, and records what became of it. What a change of
+// the members writes is recorded with that, where it is written (audit.Stamp).
+func (s *Server) audited(ctx context.Context, method string, req any, refused error, do func(context.Context) error) error {
+	c := auth.CallerOf(ctx)
+	if c == nil {
+		c = &cloud.Caller{}
+		ctx = as(ctx, c)
+	}
+	c.Method, c.Target, c.Address, c.RequestID = method, targetOf(req), addressOf(ctx), uuid.NewString()
+	err := refused
+	if err == nil {
+		err = do(ctx)
+	}
+	switch {
+	case s.opts.Audit == nil:
+	case err != nil:
+		outcome, message := codes.Internal, "internal error"
+		if st, ok := status.FromError(err); ok {
+			outcome, message = st.Code(), st.Message()
+		} else if ctx.Err() != nil {
+			outcome, message = codes.Canceled, "the caller hung up, or the call was not finished in time"
+		}
+		s.opts.Audit.Failed(c, code.Code(outcome).String(), message)
+	case !strings.HasPrefix(method, Prefix+"Cluster/"):
+		s.opts.Audit.Done(c)
+	}
+	return err
+}
+
+// addressOf returns the address that a call came from, without the port.
+func addressOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return ""
+	}
+	if host, _, err := net.SplitHostPort(p.Addr.String()); err == nil {
+		return host
+	}
+	return p.Addr.String()
+}
+
+// targetOf names what a request of a governing method is about: IDs, addresses, and the names of users and roles.
+func targetOf(req any) string {
+	switch r := req.(type) {
+	case *pb.MemberAddRequest:
+		return fmt.Sprintf("peer_urls=%s learner=%t", strings.Join(r.PeerURLs, ","), r.IsLearner)
+	case *pb.MemberUpdateRequest:
+		return fmt.Sprintf("id=%d peer_urls=%s", r.ID, strings.Join(r.PeerURLs, ","))
+	case *pb.MoveLeaderRequest:
+		return fmt.Sprintf("id=%d", r.TargetID)
+	case interface{ GetID() uint64 }:
+		return fmt.Sprintf("id=%d", r.GetID())
+	}
+	var parts []string
+	if r, ok := req.(interface{ GetName() string }); ok && r.GetName() != "" {
+		parts = append(parts, "name="+r.GetName())
+	}
+	if r, ok := req.(interface{ GetUser() string }); ok {
+		parts = append(parts, "user="+r.GetUser())
+	}
+	if r, ok := req.(interface{ GetRole() string }); ok {
+		parts = append(parts, "role="+r.GetRole())
+	}
+	return strings.Join(parts, " ")
+}
