@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/console"
@@ -278,6 +279,11 @@ func (p *Process) endFlood() {
 	_ = p.killNow(p.life)
 }
 
+// eventRate and eventBurst bound how many of QEMU's events are acted on, per second: each may lead to a question to QEMU and
+// wakes the loop of the VM. An honest QEMU sends a few a minute. Events that are too many drop out of the connection's
+// log, and QEMU is asked for its state once instead.
+const eventRate, eventBurst = 20, 200
+
 // follow reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
 func (p *Process) follow() {
 	for p.life.Err() == nil {
@@ -296,7 +302,11 @@ func (p *Process) read(conn *qmp.Conn) error {
 	if err := p.sync(conn); err != nil {
 		return err
 	}
+	pace := rate.NewLimiter(eventRate, eventBurst)
 	for {
+		if err := pace.Wait(p.life); err != nil {
+			return err
+		}
 		e, err := events.Next(p.life)
 		if err != nil {
 			return err
