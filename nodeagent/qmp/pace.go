@@ -14,6 +14,8 @@ const (
 	messageRate, messageBurst = 1000, 4000
 	// byteRate and byteBurst bound all that is read, in bytes. The burst holds the longest message.
 	byteRate, byteBurst = 1 << 20, MaxLine + 1<<20
+	// minPause is the shortest pause: a timer for each message would cost more than the message.
+	minPause = 20 * time.Millisecond
 )
 
 // pacedReader reads a connection no faster than its limits. What is not read waits in QEMU. An answer that a command waits
@@ -43,11 +45,11 @@ func (r *pacedReader) Read(p []byte) (int, error) {
 // unasked is to be called after each message that answers no command.
 func (r *pacedReader) unasked() { r.spend(r.messages, 1) }
 
-// spend takes n from a limiter, and pauses until the limiter has had them.
+// spend takes n from a limiter, and pauses until the limiter has had them, when that is worth a pause.
 func (r *pacedReader) spend(l *rate.Limiter, n int) {
 	now := time.Now()
 	pause := l.ReserveN(now, n).DelayFrom(now)
-	if pause <= 0 {
+	if pause < minPause {
 		return
 	}
 	t := time.NewTimer(pause)
