@@ -28,6 +28,9 @@ const (
 	maxReportStreams = 4
 	// callRate and callBurst bound the calls that a host begins, per second. An agent makes one heartbeat every 5 s.
 	callRate, callBurst = 20, 200
+	// watchRate and watchBurst bound the sessions that a host begins, per second: each one reads all that is placed on the
+	// host.
+	watchRate, watchBurst = 1, 20
 	// imageRate and imageBurst bound how many readings of images a host begins, per second: each one searches what is
 	// placed on the host.
 	imageRate, imageBurst = 2, 64
@@ -48,7 +51,7 @@ const (
 
 // budget is what this member has left for one host. There is one for each host that has called; it is not recorded.
 type budget struct {
-	calls, images, observations, changes *rate.Limiter
+	calls, watches, images, observations, changes *rate.Limiter
 
 	// Guarded by Service.mu:
 	underWay, reports int
@@ -64,7 +67,7 @@ func (s *Service) budgetOf(id cloud.NodeID) *budget {
 	b := s.budgets[id]
 	if b == nil {
 		b = &budget{
-			calls: rate.NewLimiter(callRate, callBurst), images: rate.NewLimiter(imageRate, imageBurst),
+			calls: rate.NewLimiter(callRate, callBurst), watches: rate.NewLimiter(watchRate, watchBurst), images: rate.NewLimiter(imageRate, imageBurst),
 			observations: rate.NewLimiter(observationRate, observationBurst), changes: rate.NewLimiter(changeRate, changeBurst),
 		}
 		s.budgets[id] = b

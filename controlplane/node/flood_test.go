@@ -277,3 +277,17 @@ func TestStreamsOfAHost(t *testing.T) {
 	_, err = b.HeartbeatNode(ctx, beat(b))
 	require.NoError(t, err)
 }
+
+// A host that begins one session after the other reads its snapshots no faster than a member gives them.
+func TestWatchFlood(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.host(1, 1), w.host(1, 2)
+	held := w.holdPauses(1)
+	for range watchBurst {
+		a.watch(t).all()
+	}
+	s, err := a.AgentServiceClient.Watch(limited(t), &agentv1.WatchRequest{Protocol: Protocol})
+	require.NoError(t, err)
+	held(s.Context())
+	b.watch(t).all()
+}

@@ -212,6 +212,9 @@ func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_Watc
 		return err
 	}
 	defer cancel()
+	if err := a.s.spend(ctx, a.s.budgetOf(id).watches, 1); err != nil {
+		return err
+	}
 	return a.s.watch(ctx, id, r.GetPresentVms(), stream.Send)
 }
 
