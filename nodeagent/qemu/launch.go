@@ -163,8 +163,8 @@ const minFileBytes = 2 * console.Longest
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
 // clusters that a crash leaked. A write beyond is refused with EFBIG, which stops the guest as a full disk does. The limit
-// is of the process: when a disk grows while its guest runs, it has to be raised first, by prlimit(2) from the agent.
-// Files in memory count too (a memfd for guest memory), of which QEMU makes none as it is started today.
+// is of the process: when a disk grows while its guest runs, it has to be raised first, by prlimit(2) from an agent with
+// CAP_SYS_RESOURCE. Files in memory count too (a memfd for guest memory), of which QEMU makes none as it is started today.
 func (f Files) limit() uint64 {
 	most := uint64(minFileBytes)
 	for _, l := range f.Disks {

@@ -110,11 +110,12 @@ func enter(file string) error {
 
 // dropRights acts on this thread alone, by raw system calls: the others end with execve.
 func dropRights(uid int) error {
-	// Without a bounding set no file gives a capability, whatever becomes of no_new_privs.
+	// Without a bounding set no file gives a capability, whatever becomes of no_new_privs. An agent without CAP_SETPCAP, as
+	// under a unit of before, goes without this.
 	for c := uintptr(0); ; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if errors.Is(err, unix.EINVAL) && c > 0 {
-			break // the kernel knows no more
+		if errors.Is(err, unix.EINVAL) && c > 0 || errors.Is(err, unix.EPERM) {
+			break // the kernel knows no more, or allows none
 		}
 		if err != nil {
 			return os.NewSyscallError("prctl", err)
