@@ -252,14 +252,14 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		if err != nil {
 			return err
 		}
-		if err := a.s.leads(); err != nil {
-			return err
-		}
 		if len(r.GetVms()) > maxObservations {
 			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
 		}
 		// Nothing more is read of the stream until the host may send it.
 		if err := a.s.spend(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
+			return err
+		}
+		if err := a.s.leads(); err != nil {
 			return err
 		}
 		// A stream may outlive the certificate and the host's record.
