@@ -261,7 +261,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	agents, _ := rpc.New(rpc.Options{
 		Credentials: nodes.Credentials(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
-		Log: log, Metrics: grpcMetrics,
+		Log: log, Metrics: grpcMetrics, MaxMessage: node.MaxMessage,
 	})
 	nodes.RegisterAgents(agents)
 	invites.Register(agents)

@@ -45,6 +45,9 @@ type Config struct {
 	Cgroup string `yaml:"cgroup"`
 	// MetricsListen is where /metrics and /health are served; empty is nowhere.
 	MetricsListen string `yaml:"metrics_listen"`
+	// MetricsHosts are names by which /metrics and /health may be asked for, besides localhost, Name, this machine's host
+	// name, and any IP address.
+	MetricsHosts []string `yaml:"metrics_hosts"`
 	// LogFormat is json or text; empty is json under systemd and text elsewhere.
 	LogFormat string            `yaml:"log_format"`
 	Labels    map[string]string `yaml:"labels"`
@@ -108,6 +111,10 @@ var settings = []setting{
 	{"uid-range", "`first-last` uid of guests", text(func(c *Config) *string { return &c.UIDRange })},
 	{"cgroup", "`path` of the guests' control groups", text(func(c *Config) *string { return &c.Cgroup })},
 	{"metrics-listen", "`address` of /metrics and /health", text(func(c *Config) *string { return &c.MetricsListen })},
+	{"metrics-hosts", "`names` by which /metrics may be asked for, comma-separated", func(c *Config, s string) error {
+		c.MetricsHosts = splitList(s)
+		return nil
+	}},
 	{"log-format", "json or text", text(func(c *Config) *string { return &c.LogFormat })},
 	{"labels", "`key=value,…` that placement may ask for", func(c *Config, s string) error {
 		c.Labels = map[string]string{}
@@ -218,6 +225,9 @@ var validCluster = regexp.MustCompile(`^[1-9][0-9]{0,15}$`)
 
 var validHost = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
+// validName is a name of DNS.
+var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+
 // Validate says what is wrong, by the name of the setting, and brings addresses into the form host:port.
 func (c *Config) Validate() error {
 	if len(c.ControlPlane) == 0 {
@@ -254,12 +264,22 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("metrics_listen: %w", err)
 		}
 	}
+	for _, name := range c.MetricsHosts {
+		if !validName.MatchString(strings.ToLower(name)) {
+			return fmt.Errorf("metrics_hosts: %q is not a host name", name)
+		}
+	}
 	for _, k := range slices.Sorted(maps.Keys(c.Labels)) {
 		if strings.HasPrefix(k, "trivet/") {
 			return fmt.Errorf("labels: %q: names under trivet/ are the agent's own", k)
 		}
 	}
-	return cloud.CheckPairs("labels", c.Labels)
+	all := maps.Clone(c.Labels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	all[accelLabel] = string(facts.KVM) // as describe adds it
+	return cloud.CheckNodeLabels("labels", all)
 }
 
 // withPort is an address as host:port.
@@ -275,6 +295,16 @@ func withPort(addr string) (string, error) {
 		return "", fmt.Errorf("%q is not an address", addr)
 	}
 	return net.JoinHostPort(host, uplink.DefaultPort), nil
+}
+
+// metricsHosts are all names by which /metrics and /health may be asked for.
+func (c *Config) metricsHosts() []string {
+	names := append([]string{c.Name}, c.MetricsHosts...)
+	if full, err := os.Hostname(); err == nil {
+		short, _, _ := strings.Cut(full, ".")
+		names = append(names, full, short)
+	}
+	return names
 }
 
 // uids is the range of the guests' uids, both ends included.

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -50,6 +51,14 @@ labels: {rack: a}
 	require.Equal(t, "/var/lib/trivet-agent", c.DataDir)
 }
 
+func manyLabels(n, bytes int) string {
+	var pairs []string
+	for i := range n {
+		pairs = append(pairs, fmt.Sprintf("label-%d: '%s'", i, strings.Repeat("x", bytes)))
+	}
+	return strings.Join(pairs, ", ")
+}
+
 func TestBadConfig(t *testing.T) {
 	for text, want := range map[string]string{
 		"controlplane: [a]\nspeed: 9":                                           "speed",
@@ -72,6 +81,10 @@ func TestBadConfig(t *testing.T) {
 		"controlplane: [a]\nqemu: ''":                                           "qemu",
 		"controlplane: [a]\nname: a\nname: b":                                   "name",
 		"controlplane: [a]\nlabels: {x: \"" + strings.Repeat("y", 2000) + "\"}": "labels",
+		"controlplane: [a]\nlabels: {" + manyLabels(5, 1000) + "}":              "labels: at most 4096 bytes together",
+		"controlplane: [a]\nlabels: {" + manyLabels(64, 1) + "}":                "labels: at most 64 pairs",
+		"controlplane: [a]\nmetrics_hosts: ['a:7444']":                          "metrics_hosts",
+		"controlplane: [a]\nmetrics_hosts: ['*']":                               "metrics_hosts",
 	} {
 		_, err := load([]string{"--config", configFile(t, text)}, with(nil), io.Discard)
 		require.ErrorContains(t, err, want, text)

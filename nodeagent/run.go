@@ -141,7 +141,9 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		})
 	})
 	if c.MetricsListen != "" {
-		group.Go(func() error { return serve(ctx, c.MetricsListen, metrics.Handler(sources(link, machines), log)) })
+		group.Go(func() error {
+			return serve(ctx, c.MetricsListen, metrics.Handler(sources(link, machines), c.metricsHosts(), log))
+		})
 	}
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err

@@ -166,7 +166,7 @@ func TestEachCapabilityHasAReason(t *testing.T) {
 	require.NoError(t, err)
 	granted := strings.Fields(settings(t, "trivet-nodeagent.service")["CapabilityBoundingSet"][0])
 	require.Equal(t, []string{
-		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_KILL",
+		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETPCAP",
 	}, granted)
 	above, refused, ok := strings.Cut(string(text), "# Not here")
 	require.True(t, ok)

@@ -131,7 +131,8 @@ func TestABrokenWallet(t *testing.T) {
 	require.NoError(t, err)
 	made, err := w.vms.Create(w.as(evil), evil, small("sound"), [32]byte{})
 	require.NoError(t, err)
-	require.NoError(t, w.vms.Observed(t.Context(), w.host, []cloud.Observation{{VM: made.VM.ID, Generation: 1, Observed: cloud.ObservedBuilt}}))
+	_, err = w.vms.Observed(t.Context(), w.host, []cloud.Observation{{VM: made.VM.ID, Generation: 1, Observed: cloud.ObservedBuilt}})
+	require.NoError(t, err)
 	id := w.create("web")
 	wallets := store.NewTable[ledger.Wallet]("wallet")
 	w.update(func(tx *store.Tx) error {

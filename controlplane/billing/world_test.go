@@ -252,7 +252,8 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	for _, f := range change {
 		f(&o)
 	}
-	require.NoError(w.t, w.vms.Observed(w.t.Context(), w.host, []cloud.Observation{o}))
+	_, err := w.vms.Observed(w.t.Context(), w.host, []cloud.Observation{o})
+	require.NoError(w.t, err)
 }
 
 // tell has a power call made, and the host do as it is told once the wish is recorded.
@@ -305,7 +306,8 @@ func (w *world) delete(id cloud.VMID) error {
 	if err != nil {
 		return err
 	}
-	return w.vms.Observed(w.t.Context(), w.host, []cloud.Observation{{VM: id, Generation: m.Generation + 1, Observed: cloud.ObservedAbsent}})
+	_, err = w.vms.Observed(w.t.Context(), w.host, []cloud.Observation{{VM: id, Generation: m.Generation + 1, Observed: cloud.ObservedAbsent}})
+	return err
 }
 
 // run makes a VM that runs.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +124,7 @@ func TestHeartbeat(t *testing.T) {
 	require.Equal(t, at, w.records.Revision(), "the same again is no news")
 	_, err = w.members[1].cordon(ctx, cordonChange{a.id, true})
 	require.NoError(t, err)
+	w.pass(time.Duration(recordEvery) * time.Millisecond)
 	n, err = a.HeartbeatNode(ctx, beat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeCordoned), n.GetState())
@@ -146,6 +148,11 @@ func TestHeartbeat(t *testing.T) {
 				r.Labels[fmt.Sprint(i)] = "x"
 			}
 		}, codes.InvalidArgument, "labels"},
+		"large labels": {func(r *vmv1.HeartbeatNodeRequest) {
+			for i := range 5 {
+				r.Labels[fmt.Sprint(i)] = strings.Repeat("x", 1024)
+			}
+		}, codes.InvalidArgument, "labels: at most 4096 bytes together"},
 		"a long label":    {func(r *vmv1.HeartbeatNodeRequest) { r.Labels["x"] = strings.Repeat("x", 1025) }, codes.InvalidArgument, "labels"},
 		"a long version":  {func(r *vmv1.HeartbeatNodeRequest) { r.AgentVersion = strings.Repeat("x", 129) }, codes.InvalidArgument, "agent_version"},
 		"many classes":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too much"},
@@ -292,6 +299,7 @@ func TestReport(t *testing.T) {
 
 	for says, facts := range map[string]*agentv1.NodeFacts{
 		"cpu_models":   {CpuModels: make([]string, maxModels+1)},
+		"together":     {CpuModels: slices.Repeat([]string{strings.Repeat("x", maxWord)}, maxModelBytes/maxWord+1)},
 		"printable":    {CpuModels: []string{strings.Repeat("x", maxWord+1)}},
 		"qemu_version": {QemuVersion: "7.2\n"},
 		"architecture": {Architecture: 257},
@@ -326,11 +334,13 @@ func TestReport(t *testing.T) {
 	require.NotContains(t, w.guests.told, b.id)
 }
 
-// An agent reads images from whichever member holds them, some at a time.
+// An agent reads the images of its VMs from whichever member holds them, some at a time. An image that no VM of its host
+// uses is answered like one that does not exist, although its SHA-256 is known.
 func TestReadImage(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	a := w.host(2, 1)
+	a, stranger := w.host(2, 1), w.host(2, 2)
+	w.guests.uses[a.id] = []string{"sum", "not held here"}
 	for at, want := range map[uint64]string{0: "0123456789", 7: "789", 10: "", 99: ""} {
 		s, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum", Offset: at})
 		require.NoError(t, err)
@@ -346,16 +356,22 @@ func TestReadImage(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	for _, c := range []struct {
+		by   agent
 		ask  *agentv1.ReadImageRequest
 		code codes.Code
+		says string
 	}{
-		{&agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound},
-		{&agentv1.ReadImageRequest{Sha256: "sum", Offset: 1 << 63}, codes.InvalidArgument},
+		{stranger, &agentv1.ReadImageRequest{Sha256: "sum"}, codes.NotFound, errNoImage().Error()},
+		{stranger, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
+		{stranger, &agentv1.ReadImageRequest{}, codes.NotFound, errNoImage().Error()},
+		{a, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
+		{a, &agentv1.ReadImageRequest{Sha256: "not held here"}, codes.NotFound, errNoImage().Error()},
+		{a, &agentv1.ReadImageRequest{Sha256: "sum", Offset: 1 << 63}, codes.InvalidArgument, "offset"},
 	} {
-		s, err := a.ReadImage(ctx, c.ask)
+		s, err := c.by.ReadImage(ctx, c.ask)
 		require.NoError(t, err)
 		_, err = s.Recv()
-		require.Equal(t, c.code, codeOf(err), "%v", err)
+		refused(t, err, c.code, c.says)
 	}
 	s := w.members[2]
 	require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.reading) == 0 }, 10*time.Second, time.Millisecond)

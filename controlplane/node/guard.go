@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -70,15 +71,31 @@ func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 		return nil, nil, errors.Join(err, conn.Close())
 	}
 	c := &guarded{conn, raw, cloud.NodeID(id.Name), leaf, w.guard}
-	w.guard.mu.Lock()
-	defer w.guard.mu.Unlock()
-	w.guard.conns[c] = true
+	if !w.guard.add(c) {
+		return nil, nil, errors.Join(fmt.Errorf("host %s has %d connections", id.Name, maxConnections), conn.Close())
+	}
 	return c, info, nil
 }
 
 // Clone implements credentials.TransportCredentials.
 func (w watched) Clone() credentials.TransportCredentials {
 	return watched{w.TransportCredentials.Clone(), w.guard}
+}
+
+// add takes a connection in, and reports false if its host has maxConnections of them already.
+func (g *guard) add(c *guarded) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := 0
+	for other := range g.conns {
+		if other.node == c.node {
+			n++
+		}
+	}
+	if n < maxConnections {
+		g.conns[c] = true
+	}
+	return n < maxConnections
 }
 
 // some are the connections that a choice is for.

@@ -8,16 +8,14 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
-	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
-
 	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // heartbeat takes what a host says of itself, and returns when the quorum has proven that this member still led after
-// it came: what it answers renews the host's lease.
+// it came: what it answers renews the host's lease. A description that changes more often than recordEvery is recorded
+// later, by a heartbeat that repeats it; the answer is then what is recorded.
 func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -30,12 +28,24 @@ func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, e
 	s.mu.Lock()
 	known, ok := s.fleet[said.ID]
 	s.mu.Unlock()
+	b := s.budgetOf(said.ID)
 	if !ok || !same(&known, &said) {
-		stored, err := s.describe(ctx, said.ID, func(n *cloud.Node) { merge(n, &said) })
-		if err != nil {
+		stored, inTurn, err := s.describeInTurn(ctx, said.ID, &b.described, func(n *cloud.Node) { merge(n, &said) })
+		switch {
+		case err != nil:
 			return cloud.Node{}, err
+		case inTurn:
+			known = stored
+		case !ok:
+			n, err := s.get(ctx, said.ID)
+			if err != nil {
+				return cloud.Node{}, err
+			}
+			known = *n
 		}
-		known = stored
+	}
+	if err := s.recordFacts(ctx, said.ID, b); err != nil {
+		return cloud.Node{}, err
 	}
 	if err := s.opts.Store.Barrier(ctx); err != nil {
 		return cloud.Node{}, err
@@ -50,8 +60,8 @@ func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, e
 	return known, nil
 }
 
-// describe changes a host's record.
-func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, err error) {
+// describe changes a host's record, and reports whether that made a difference.
+func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(id))
 		if err != nil {
@@ -63,7 +73,7 @@ func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cl
 		before := *n
 		change(n)
 		out = *n
-		if same(&before, n) && slices.Equal(before.CPUModels, n.CPUModels) && before.QEMUVersion == n.QEMUVersion && before.Architecture == n.Architecture {
+		if changed = !same(&before, n) || !factsOf(&before).equal(factsOf(n)); !changed {
 			return nil
 		}
 		n.UpdatedAt = tx.Now()
@@ -71,7 +81,7 @@ func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cl
 		Nodes.Put(tx, n, string(id))
 		return nil
 	})
-	return out, err
+	return out, changed && err == nil, err
 }
 
 // merge takes over what a heartbeat says; what is ours stays.
@@ -93,7 +103,9 @@ func same(a, b *cloud.Node) bool {
 const (
 	maxHostName = 253
 	maxWord     = 128
-	maxModels   = 1024
+	// maxModels and maxModelBytes bound the CPU models that a host offers. QEMU 7.2 has 140 for x86-64, of 2 KiB together.
+	maxModels     = 512
+	maxModelBytes = 16 << 10
 )
 
 // most is more than any host has, and far from where sums overflow.
@@ -123,7 +135,7 @@ func checkHeartbeat(n *cloud.Node) error {
 	if err := checkWords("supported_storage_classes", n.StorageClasses...); err != nil {
 		return err
 	}
-	return cloud.CheckPairs("labels", n.Labels)
+	return cloud.CheckNodeLabels("labels", n.Labels)
 }
 
 func checkHostName(name string) error {
@@ -144,25 +156,4 @@ func checkWords(field string, words ...string) error {
 
 func printable(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
-}
-
-// facts takes what a host says of itself once a session.
-func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
-	if len(f.GetCpuModels()) > maxModels {
-		return fault.Invalid("facts.cpu_models", "at most %d", maxModels)
-	}
-	if err := checkWords("facts.cpu_models", f.GetCpuModels()...); err != nil {
-		return err
-	}
-	if err := checkWords("facts.qemu_version", f.GetQemuVersion()); err != nil {
-		return err
-	}
-	architecture := cloud.Architecture(f.GetArchitecture())
-	if f.GetArchitecture() < 0 || f.GetArchitecture() > vmv1.Architecture(cloud.AArch64) {
-		return fault.Invalid("facts.architecture", "unknown value %d", f.GetArchitecture())
-	}
-	_, err := s.describe(ctx, id, func(n *cloud.Node) {
-		n.CPUModels, n.QEMUVersion, n.Architecture = f.GetCpuModels(), f.GetQemuVersion(), architecture
-	})
-	return err
 }

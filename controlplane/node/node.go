@@ -21,7 +21,8 @@
 // refused by the record.
 //
 // Decisions of this version: a host has one session, and a newer one ends the older; it sends at most eight images and
-// 64 consoles at a time. What a host may write into records is bounded here, since a host can be stolen.
+// 64 consoles at a time. What a host may write into records, and how much of a member's time it may take (budget.go), is
+// bounded here, since a host can be stolen. A host reads the images of its own VMs and no others.
 package node
 
 import (
@@ -50,8 +51,10 @@ const LeaseSeconds = 30
 type Guests interface {
 	// Assigned is what the host should make of what is or was placed on it: of the VMs that are named, or of all.
 	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
-	// Observed takes a host's reports.
-	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) error
+	// Observed takes a host's reports, and returns how many of them changed a record.
+	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) (changed int, err error)
+	// UsesImage reports whether a VM that is placed on a host has an image beneath a disk, or boots it.
+	UsesImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
 }
 
 // Options of the service; all are required.
@@ -88,7 +91,11 @@ type Service struct {
 	fleet    map[cloud.NodeID]cloud.Node
 	sessions map[cloud.NodeID]*session
 	// reading counts the images that each host reads from this member.
-	reading  map[cloud.NodeID]int
+	reading map[cloud.NodeID]int
+	// budgets are of the hosts that have called this member.
+	budgets map[cloud.NodeID]*budget
+	// pause is sleep but in tests.
+	pause    func(context.Context, time.Duration) error
 	consoles consoles
 	guard    guard
 
@@ -116,7 +123,7 @@ func New(opts Options) *Service {
 	}
 	s := &Service{
 		opts: opts, seen: map[cloud.NodeID]cloud.Time{}, fleet: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
-		reading: map[cloud.NodeID]int{}, consoles: consoles{open: map[string]*console{}},
+		reading: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: consoles{open: map[string]*console{}},
 		guard: guard{conns: map[*guarded]bool{}},
 	}
 	s.heard = lead.Handle(opts.Commands, "node.heard", lead.Repeatable, s.doHeard)
@@ -189,6 +196,9 @@ func (s *Service) Follow(ctx context.Context) error {
 			if c.Value == nil {
 				delete(s.fleet, id)
 				delete(s.seen, id)
+				if b := s.budgets[id]; b != nil && b.underWay == 0 {
+					delete(s.budgets, id)
+				}
 			} else {
 				s.fleet[id] = *c.Value
 			}

@@ -71,6 +71,15 @@ func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	return s.holder(ctx, leaf)
 }
 
+// admitted is caller, and counts the call; leave is to be called at its end.
+func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
+	if id, err = s.caller(ctx); err != nil {
+		return "", nil, err
+	}
+	leave, err = s.enter(ctx, id)
+	return id, leave, err
+}
+
 // holder is the host that a certificate names.
 func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
 	if leaf == nil {
@@ -166,6 +175,11 @@ func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.C
 	if err != nil {
 		return nil, err
 	}
+	leave, err := a.s.enter(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	csr, _, err := checkRequest(r.GetCsr())
 	if err != nil {
 		return nil, err
@@ -177,15 +191,16 @@ func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.C
 }
 
 func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_WatchServer) error {
-	id, err := a.s.caller(stream.Context())
+	id, leave, err := a.s.admitted(stream.Context())
 	if err != nil {
 		return err
 	}
+	defer leave()
 	if err := checkProtocol(r.GetProtocol()); err != nil {
 		return err
 	}
-	if len(r.GetPresentVms()) > 100_000 {
-		return fault.Invalid("present_vms", "at most 100000")
+	if len(r.GetPresentVms()) > maxPresent {
+		return fault.Invalid("present_vms", "at most %d", maxPresent)
 	}
 	for _, vm := range r.GetPresentVms() {
 		if err := cloud.CheckUUID("present_vms", vm); err != nil {
@@ -197,6 +212,9 @@ func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_Watc
 		return err
 	}
 	defer cancel()
+	if err := a.s.spend(ctx, a.s.budgetOf(id).watches, 1); err != nil {
+		return err
+	}
 	return a.s.watch(ctx, id, r.GetPresentVms(), stream.Send)
 }
 
@@ -215,16 +233,30 @@ func errExpired() error {
 }
 
 func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
-	id, err := a.s.caller(stream.Context())
+	id, leave, err := a.s.admitted(stream.Context())
 	if err != nil {
 		return err
 	}
+	defer leave()
+	end, err := a.s.beginReport(id)
+	if err != nil {
+		return err
+	}
+	defer end()
+	b, keyKept := a.s.budgetOf(id), false
 	for {
 		r, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return stream.SendAndClose(&agentv1.ReportResponse{})
 		}
 		if err != nil {
+			return err
+		}
+		if len(r.GetVms()) > maxObservations {
+			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
+		}
+		// Nothing more is read of the stream until the host may send it.
+		if err := a.s.spend(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
 			return err
 		}
 		if err := a.s.leads(); err != nil {
@@ -238,8 +270,11 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 			if err := a.s.facts(stream.Context(), id, f); err != nil {
 				return err
 			}
-			if err := a.s.keepKey(stream.Context(), id); err != nil {
-				return err
+			if !keyKept {
+				if err := a.s.keepKey(stream.Context(), id); err != nil {
+					return err
+				}
+				keyKept = true
 			}
 		}
 		var reports []cloud.Observation
@@ -253,20 +288,51 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 }
 
 func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentService_ReadImageServer) error {
-	id, err := a.s.caller(stream.Context())
+	id, leave, err := a.s.admitted(stream.Context())
 	if err != nil {
 		return err
 	}
+	defer leave()
 	if !a.s.beginReading(id) {
 		return fault.New(fault.Unavailable, "this host reads %d images already", maxReading).MayRetry()
 	}
 	defer a.s.endReading(id)
-	f, err := a.s.images.Open(r.GetSha256())
+	f, err := a.s.openImage(stream.Context(), id, r.GetSha256())
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	return peer.Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&agentv1.ReadImageResponse{Data: b}) })
+}
+
+// openImage opens an image that a VM of the host uses. The answer to a host that may not read the image is the same as that
+// of a member that does not hold it: a SHA-256 is no secret, and this is no oracle.
+func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
+	if err := s.spend(ctx, s.budgetOf(id).images, 1); err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, knownTime)
+	defer cancel()
+	uses := false
+	err := s.opts.Store.View(limited, func(v *store.View) (err error) {
+		uses, err = s.guests.UsesImage(v, id, sha256)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !uses {
+		return nil, errNoImage()
+	}
+	f, err := s.images.Open(sha256)
+	if fault.Is(err, fault.NotFound) {
+		return nil, errNoImage()
+	}
+	return f, err
+}
+
+func errNoImage() error {
+	return fault.New(fault.NotFound, "this member has no such image for a VM of this host")
 }
 
 // maxReading is how many images a host may read from a member at a time.
@@ -291,10 +357,11 @@ func (s *Service) endReading(id cloud.NodeID) {
 }
 
 func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) error {
-	id, err := a.s.caller(stream.Context())
+	id, leave, err := a.s.admitted(stream.Context())
 	if err != nil {
 		return err
 	}
+	defer leave()
 	if err := a.s.sendConsole(stream.Context(), id, stream.Recv); err != nil {
 		return err
 	}
@@ -308,10 +375,11 @@ type heartbeats struct {
 }
 
 func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeRequest) (*vmv1.Node, error) {
-	id, err := h.s.caller(ctx)
+	id, leave, err := h.s.admitted(ctx)
 	if err != nil {
 		return nil, err
 	}
+	defer leave()
 	if r.GetNodeId() != string(id) {
 		return nil, fault.New(fault.PermissionDenied, "a host speaks only for itself: node_id must be %s", id)
 	}

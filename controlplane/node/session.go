@@ -297,15 +297,20 @@ func (s *Service) leads() error {
 	return nil
 }
 
-// reports hands a host's reports on, a few at a time so that no transaction grows with the host.
+// reports hands a host's reports on, a few at a time so that no transaction grows with the host. It waits when they change
+// records more often than changeRate.
 func (s *Service) reports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
+	b := s.budgetOf(node)
 	for len(all) > 0 {
 		n := min(len(all), most)
 		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
-		err := s.guests.Observed(attempt, node, all[:n])
+		changed, err := s.guests.Observed(attempt, node, all[:n])
 		cancel()
 		if err != nil {
+			return err
+		}
+		if err := s.spend(ctx, b.changes, changed); err != nil {
 			return err
 		}
 		all = all[n:]

@@ -127,7 +127,7 @@ func TestWatchRefused(t *testing.T) {
 	}{
 		{"another protocol", 1, &agentv1.WatchRequest{Protocol: 2}, codes.FailedPrecondition, "upgrade the older"},
 		{"no UUID", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: []string{"../x"}}, codes.InvalidArgument, "present_vms"},
-		{"too many", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: slices.Repeat([]string{string(guest(1))}, 100_001)}, codes.InvalidArgument, "100000"},
+		{"too many", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: slices.Repeat([]string{string(guest(1))}, maxPresent+1)}, codes.InvalidArgument, "20000"},
 		{"a follower", 2, &agentv1.WatchRequest{Protocol: 1}, codes.FailedPrecondition, "member 1 leads"},
 	} {
 		s, err := w.host(c.member, 1).AgentServiceClient.Watch(limited(t), c.ask)

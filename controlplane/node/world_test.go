@@ -70,6 +70,10 @@ type guests struct {
 	mu   sync.Mutex
 	told map[cloud.NodeID][]cloud.Observation
 	fail error
+	// uses are the images of a host's VMs.
+	uses map[cloud.NodeID][]string
+	// changes makes every report one that changes a record.
+	changes bool
 }
 
 func (g *guests) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (out []Assignment, err error) {
@@ -88,11 +92,20 @@ func (g *guests) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (ou
 	return out, err
 }
 
-func (g *guests) Observed(_ context.Context, on cloud.NodeID, reports []cloud.Observation) error {
+func (g *guests) Observed(_ context.Context, on cloud.NodeID, reports []cloud.Observation) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.told[on] = append(g.told[on], slices.Clone(reports)...)
-	return g.fail
+	if g.changes {
+		return len(reports), g.fail
+	}
+	return 0, g.fail
+}
+
+func (g *guests) UsesImage(_ *store.View, on cloud.NodeID, sum string) (bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Contains(g.uses[on], sum), nil
 }
 
 type images map[string][]byte
@@ -121,6 +134,8 @@ type world struct {
 
 	mu  sync.Mutex
 	off time.Duration
+	// still, when set, is what the clock that hosts are judged by shows for ever.
+	still time.Time
 	// set is how much further the clock was set that hosts are not judged by.
 	set time.Duration
 	// tick, when set, is called when a member looks at its clock.
@@ -141,6 +156,9 @@ func (w *world) now() time.Time {
 func (w *world) steady() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.still.IsZero() {
+		return w.still
+	}
 	return time.Now().Add(w.off)
 }
 
@@ -154,7 +172,7 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, err)
 	w := &world{
 		t: t, throne: &throne{member: 1, term: 7, changed: make(chan struct{})}, authority: authority,
-		guests: &guests{told: map[cloud.NodeID][]cloud.Observation{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
+		guests: &guests{told: map[cloud.NodeID][]cloud.Observation{}, uses: map[cloud.NodeID][]string{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
 	}
 	w.records = storetest.Memory(t, w.now)
 	listeners := map[uint64]net.Listener{}
@@ -180,7 +198,7 @@ func newWorld(t *testing.T) *world {
 		}
 		g, _ := rpc.New(rpc.Options{
 			Credentials: s.Credentials(mtls.ServerOptional(shows, authority.Certificate(), mtls.OnlyKind(mtls.Node), RenewGrace)),
-			Log:         log, Metrics: grpcprom.NewServerMetrics(),
+			Log:         log, Metrics: grpcprom.NewServerMetrics(), MaxMessage: MaxMessage,
 		})
 		s.RegisterAgents(g)
 		go g.Serve(l)

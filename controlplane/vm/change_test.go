@@ -270,10 +270,12 @@ func TestWhatHostsMayWrite(t *testing.T) {
 		{VM: "not an id", Observed: cloud.ObservedRunning, Usage: &cloud.Usage{}},
 		{VM: newID(), Observed: cloud.ObservedRunning, Usage: &cloud.Usage{}},
 	}
-	require.NoError(t, w.vms.Observed(t.Context(), "00000000-0000-7000-a000-000000000077", lies))
+	_, err = w.vms.Observed(t.Context(), "00000000-0000-7000-a000-000000000077", lies)
+	require.NoError(t, err)
 	require.Equal(t, now, w.get(vm.ID))
 	require.EqualValues(t, 7, w.vms.Usage(t.Context(), now)[vm.ID].MemoryMiB)
-	require.NoError(t, w.vms.Observed(t.Context(), host, lies[2:]))
+	_, err = w.vms.Observed(t.Context(), host, lies[2:])
+	require.NoError(t, err)
 	require.Len(t, w.vms.usage, 1)
 	w.seen(vm.ID, cloud.ObservedEnded, failed("killed"))
 	require.Empty(t, w.vms.usage)

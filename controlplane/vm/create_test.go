@@ -18,8 +18,9 @@ import (
 // A VM is placed, takes what it needs of its host, and is told to the host, all at once.
 func TestCreate(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host, idle := w.host("h1", plenty()), w.host("h2", cloud.Capacity{})
 	disk := w.image(1, 3<<30)
+	w.image(3, 1<<20)
 	kernel := w.image(2, 1<<20)
 	vm := w.create("web", func(q *Wanted) {
 		q.Labels, q.Metadata = map[string]string{"env": "prod"}, map[string]string{"note": "x"}
@@ -41,6 +42,14 @@ func TestCreate(t *testing.T) {
 		require.Len(t, say, 1)
 		require.Equal(t, string(vm.ID), say[0].Say.GetVmId())
 		require.EqualValues(t, 1, say[0].Say.GetGeneration())
+		for n, uses := range map[int]bool{1: true, 2: true, 3: false} {
+			got, err := w.vms.UsesImage(v, host, fmt.Sprintf("%064d", n))
+			require.NoError(t, err)
+			require.Equal(t, uses, got, "image %d", n)
+			elsewhere, err := w.vms.UsesImage(v, idle, fmt.Sprintf("%064d", n))
+			require.NoError(t, err)
+			require.False(t, elsewhere)
+		}
 		return nil
 	}))
 }

@@ -65,10 +65,39 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 	return wire.Assigned(vm), nil
 }
 
+// UsesImage implements node.Guests.
+func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool, error) {
+	if sha256 == "" {
+		return false, nil
+	}
+	placed, _, err := node.PlacedVMs.List(v, 0, string(on))
+	if err != nil {
+		return false, err
+	}
+	for _, r := range placed {
+		if r.Value.Gone {
+			continue
+		}
+		vm, err := VMs.Get(v, string(r.Value.Project), r.Path[1])
+		if err != nil {
+			return false, err
+		}
+		if vm != nil && vm.Node == on && usesImage(vm, sha256) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func usesImage(vm *cloud.VM, sha256 string) bool {
+	is := func(i *cloud.BuiltImage) bool { return i != nil && i.SHA256 == sha256 }
+	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.BuiltDisk) bool { return is(d.Image) })
+}
+
 // Observed implements node.Guests. Most reports say what is known already: those cost a read.
-func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) error {
+func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) (changed int, err error) {
 	var news []cloud.Observation
-	err := s.opts.Store.Local(func(v *store.View) error {
+	err = s.opts.Store.Local(func(v *store.View) error {
 		for _, o := range reports {
 			known, changed, err := s.take(v, nil, on, o, s.opts.Store.Now())
 			if err != nil {
@@ -84,7 +113,7 @@ func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud
 		return nil
 	})
 	if err != nil || len(news) == 0 {
-		return err
+		return 0, err
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for _, o := range news {
@@ -94,7 +123,7 @@ func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud
 		}
 		return nil
 	})
-	return err
+	return len(news), err
 }
 
 func (s *Service) keepUsage(o cloud.Observation) {

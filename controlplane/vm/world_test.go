@@ -243,14 +243,16 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	for _, f := range change {
 		f(&o)
 	}
-	require.NoError(w.t, w.vms.Observed(w.t.Context(), vm.Node, []cloud.Observation{o}))
+	_, err := w.vms.Observed(w.t.Context(), vm.Node, []cloud.Observation{o})
+	require.NoError(w.t, err)
 	return w.get(id)
 }
 
 // absent is the host's word that nothing of a deleted VM is left.
 func (w *world) absent(on cloud.NodeID, id cloud.VMID, generation uint64) {
 	w.t.Helper()
-	require.NoError(w.t, w.vms.Observed(w.t.Context(), on, []cloud.Observation{{VM: id, Generation: generation, Observed: cloud.ObservedAbsent}}))
+	_, err := w.vms.Observed(w.t.Context(), on, []cloud.Observation{{VM: id, Generation: generation, Observed: cloud.ObservedAbsent}})
+	require.NoError(w.t, err)
 }
 
 func failed(why string) func(*cloud.Observation) {

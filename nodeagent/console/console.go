@@ -4,7 +4,7 @@
 // A [Log] is one file. The writing program has it open for appending and needs nobody: it goes on while the agent is
 // restarted, and nothing is lost. The agent bounds the file from outside ([Log.Trim]) by giving the blocks before the
 // last part back to the file system. The file then looks long and occupies little, and an offset in it means the
-// same for as long as it exists: it counts the bytes since the guest's first start.
+// same until the file is [Longest], when it is cut to its last part.
 //
 // The package knows files and bytes; not QEMU, and not what the bytes mean: they are a guest's and may hold anything.
 //
@@ -14,6 +14,9 @@
 //     the guest. QEMU writes its serial port's log to a descriptor (a chardev's logfile), and ignores errors of it.
 //   - Only a running agent trims. While none runs, a guest that prints without pause makes the file grow (170 KiB/s was
 //     measured through QEMU's serial port, under TCG): a host's service manager must restart its agent, for this too.
+//   - A file stays shorter than the file size limit of its writer, by far: a write beyond that is lost. At [Longest] its
+//     beginning is removed (fallocate's collapse, of ext4 and xfs; elsewhere all of it), also while it is written. A reader
+//     that follows it then gets once more what is kept.
 //   - Where the file system cannot punch holes (ext4, xfs, btrfs and tmpfs can), a file that is twice as long as what is
 //     kept is emptied: bounded first, complete second.
 //   - Readers poll, every 20 to 250 ms and only while somebody reads: the kernel grants a user 128 inotify instances,
@@ -41,8 +44,8 @@ const (
 	// slack is how much more than it should a file may occupy before it is trimmed.
 	slack = 128 << 10
 
-	// longest is the length at which a file is begun anew when its guest is started: ext4 ends at 16 TiB.
-	longest = 1 << 40
+	// Longest is the length, in bytes, at which a file is cut to what is kept: hours of a guest that prints without pause.
+	Longest = 512 << 20
 )
 
 // Log is a bounded log. Its methods may be called at the same time, but Writer only while nobody writes.
@@ -51,11 +54,13 @@ type Log struct {
 	keep    int64
 	longest int64
 	punch   func(f *os.File, to int64) error
+	// collapse removes the beginning of f; its error wraps errors.ErrUnsupported where that is not possible.
+	collapse func(f *os.File, to int64) error
 }
 
 // At names the log at path, of which the last keep bytes are kept. It touches nothing.
 func At(path string, keep int64) *Log {
-	return &Log{path: path, keep: keep, longest: longest, punch: punch}
+	return &Log{path: path, keep: keep, longest: Longest, punch: punch, collapse: collapse}
 }
 
 // Path is the file's.
@@ -99,7 +104,8 @@ func (l *Log) Trim() error {
 	if err != nil {
 		return fmt.Errorf("trim log: %w", err)
 	}
-	if occupied(st) <= l.keep+slack || st.Size() <= l.keep {
+	long := st.Size() >= l.longest
+	if !long && occupied(st) <= l.keep+slack || st.Size() <= l.keep {
 		return nil
 	}
 	f, err := os.OpenFile(l.path, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
@@ -107,6 +113,15 @@ func (l *Log) Trim() error {
 		return fmt.Errorf("trim log: %w", err)
 	}
 	defer f.Close()
+	if long {
+		if err = l.collapse(f, st.Size()-l.keep); errors.Is(err, errors.ErrUnsupported) {
+			err = f.Truncate(0)
+		}
+		if err != nil {
+			return fmt.Errorf("trim log: %w", err)
+		}
+		return nil
+	}
 	err = l.punch(f, st.Size()-l.keep)
 	if errors.Is(err, errors.ErrUnsupported) && st.Size() > 2*l.keep {
 		err = f.Truncate(0)
@@ -126,6 +141,35 @@ func punch(f *os.File, to int64) error {
 			return os.NewSyscallError("fallocate", err)
 		}
 	}
+}
+
+// collapse removes whole blocks from the beginning of f, at most to bytes. What follows moves up; a program that appends to
+// f goes on at its new end.
+func collapse(f *os.File, to int64) error {
+	// Blocks, and clusters of them, have powers of two up to this size.
+	const align = 64 << 10
+	for {
+		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_COLLAPSE_RANGE, 0, to/align*align)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case errors.Is(err, syscall.EINVAL):
+			return fmt.Errorf("fallocate: %w: %w", errors.ErrUnsupported, err)
+		}
+		return os.NewSyscallError("fallocate", err)
+	}
+}
+
+// Length is the file's length in bytes, of which most may be a hole; 0 when there is no log.
+func (l *Log) Length() (int64, error) {
+	st, err := os.Stat(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read length of log: %w", err)
+	}
+	return st.Size(), nil
 }
 
 func occupied(st fs.FileInfo) int64 {

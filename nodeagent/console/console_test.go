@@ -237,3 +237,34 @@ func TestAllAtOnce(t *testing.T) {
 	require.ErrorIs(t, err, end)
 	<-done
 }
+
+// A file that has become long is cut while a program appends to it, which goes on at its end: with the file system's help
+// nothing that is kept is lost, and without it the file is emptied.
+func TestTrimCutsALongFile(t *testing.T) {
+	for name, collapse := range map[string]func(*os.File, int64) error{
+		"collapse": collapse,
+		"empty":    func(*os.File, int64) error { return errors.ErrUnsupported },
+	} {
+		l, w := newLog(t)
+		l.longest, l.collapse = 4*keep, collapse
+		const lines = 4 * keep / 64
+		spew(t, w, 0, lines-1)
+		require.NoError(t, l.Trim())
+		before, err := l.Length()
+		require.NoError(t, err)
+		require.EqualValues(t, 4*keep-64, before, name)
+		spew(t, w, lines-1, lines)
+		require.NoError(t, l.Trim())
+		after, err := l.Length()
+		require.NoError(t, err)
+		require.LessOrEqual(t, after, int64(keep+128<<10), name)
+		spew(t, w, lines, lines+1)
+		out, err := l.Tail(keep)
+		require.NoError(t, err)
+		require.Equal(t, line(lines), string(out[len(out)-64:]), name)
+		if after > 0 {
+			require.Len(t, out, keep)
+			require.Equal(t, line(lines+1-keep/64), string(out[:64]), name)
+		}
+	}
+}

@@ -194,7 +194,7 @@ func (m *Machine) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.P
 			return nil, err
 		}
 		defer chain.Close()
-		files.Disks[d.GetId()] = qemu.Layers{Overlay: chain.Overlay, Base: chain.Base}
+		files.Disks[d.GetId()] = qemu.Layers{Overlay: chain.Overlay, Base: chain.Base, Size: d.GetSizeBytes()}
 	}
 	var err error
 	for img, f := range map[*agentv1.AssignedImage]**os.File{want.GetKernel(): &files.Kernel, want.GetInitrd(): &files.Initrd} {

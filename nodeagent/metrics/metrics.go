@@ -1,5 +1,8 @@
 // Package metrics shows what the agent does and what its guests use: GET /metrics for Prometheus, GET /health for
-// whoever restarts programs.
+// programs that restart others.
+//
+// Requests need no credential, so those of a web page are refused whose name was rebound to this host's address: a
+// request must name an IP address, localhost, or one of the host's own names.
 //
 // It asks when it is asked and keeps nothing; where the figures come from is a [Sources] of functions. Only ids of VMs
 // are labels here, no names: an id says nothing to a reader who may not see the VM.
@@ -8,7 +11,9 @@ package metrics
 import (
 	"encoding/json"
 	"log/slog"
+	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -62,8 +67,8 @@ var observed = [...]string{
 	cloud.ObservedBuildFailed: "build_failed", cloud.ObservedEnded: "ended",
 }
 
-// Handler serves /metrics and /health.
-func Handler(s Sources, log *slog.Logger) http.Handler {
+// Handler serves /metrics and /health to requests for an IP address, localhost or one of hosts; others get 403.
+func Handler(s Sources, hosts []string, log *slog.Logger) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		collector{s},
@@ -75,7 +80,27 @@ func Handler(s Sources, log *slog.Logger) http.Handler {
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
 	}))
 	mux.HandleFunc("GET /health", health)
-	return mux
+	return onlyFor(hosts, mux)
+}
+
+// onlyFor refuses requests whose Host header is neither an IP address nor localhost nor in names.
+func onlyFor(names []string, next http.Handler) http.Handler {
+	allowed := map[string]bool{"localhost": true}
+	for _, name := range names {
+		allowed[strings.ToLower(name)] = true
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		if net.ParseIP(strings.Trim(host, "[]")) == nil && !allowed[strings.ToLower(host)] {
+			http.Error(w, "this host does not serve its metrics by that name: use its IP address or its host name, or add the name to "+
+				"metrics_hosts in the agent's configuration", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // health answers in the form of every service's /health (the spec's part 2.1).

@@ -26,7 +26,7 @@ func serve(t *testing.T) *httptest.Server {
 			}
 		},
 		Counts: func() Counts { return Counts{Launches: 4, Deaths: 1} },
-	}, slog.New(slog.DiscardHandler)))
+	}, []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
 	t.Cleanup(s.Close)
 	return s
 }
@@ -77,4 +77,30 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, err)
 	r.Body.Close()
 	require.Equal(t, 405, r.StatusCode)
+}
+
+// A web page whose name was rebound to this host's address reads nothing.
+func TestForeignNamesAreRefused(t *testing.T) {
+	s := serve(t)
+	for host, want := range map[string]int{
+		"evil.com": 403, "evil.com:7444": 403, "127.0.0.1.nip.io": 403, "rack-1.evil.com": 403, "localhost.evil.com:7444": 403,
+		"127.0.0.1:7444": 200, "192.0.2.7": 200, "[::1]:7444": 200, "[2001:db8::1]": 200, "localhost:7444": 200, "LOCALHOST": 200,
+		"rack-1": 200, "RACK-1:7444": 200, "rack-1.example:7444": 200,
+	} {
+		for _, path := range []string{"/metrics", "/health"} {
+			r, err := http.NewRequest(http.MethodGet, s.URL+path, nil)
+			require.NoError(t, err)
+			r.Host = host
+			answer, err := http.DefaultClient.Do(r)
+			require.NoError(t, err)
+			body, err := io.ReadAll(answer.Body)
+			require.NoError(t, err)
+			answer.Body.Close()
+			require.Equal(t, want, answer.StatusCode, "%s%s", host, path)
+			if want == 403 {
+				require.NotContains(t, string(body), "trivet_agent")
+				require.Contains(t, string(body), "metrics_hosts")
+			}
+		}
+	}
 }

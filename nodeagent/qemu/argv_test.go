@@ -83,8 +83,8 @@ func TestKeepSlots(t *testing.T) {
 }
 
 // FuzzArgv states where strings of a tenant's may appear. Any spec is refused, or gives the command line of the same
-// spec with harmless strings, but for: the argument after -append, which is the kernel's command line as it is; and
-// the disk's id, in JSON strings that end in it.
+// spec with harmless strings, but for the disk's id, in JSON strings that end in it. The kernel's command line appears
+// nowhere.
 func FuzzArgv(f *testing.F) {
 	f.Add(vmID, "pc-q35-7.2", "qemu64", "console=ttyS0", "root", "virtio", "none", "qcow2", 1, 64, 0)
 	f.Add(vmID, "pc-q35-7.2", "max,+vmx", "a,b=c -kernel /etc/shadow", "data-1", "scsi", "writeback", "raw", 2, 512, 3)
@@ -104,10 +104,7 @@ func FuzzArgv(f *testing.F) {
 		want, err := Argv("/usr/bin/qemu", s)
 		require.NoError(t, err)
 		if cmdline == "" {
-			want = want[:len(want)-2]
-		} else {
-			require.Equal(t, cmdline, got[len(got)-1])
-			got[len(got)-1] = mild
+			want = want[:len(want)-1]
 		}
 		require.Len(t, got, len(want))
 		for i, arg := range want {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -30,11 +31,15 @@ func TestConfinement(t *testing.T) {
 	four := strings.Join([]string{uid, uid, uid, uid}, " ")
 	none := "0000000000000000"
 	for key, want := range map[string]string{"Uid": four, "Gid": four, "Groups": "", "CapInh": none, "CapPrm": none, "CapEff": none,
-		"CapAmb": none, "NoNewPrivs": "1", "Seccomp": "2", "NSsid": fmt.Sprint(pid)} {
+		"CapAmb": none, "CapBnd": none, "NoNewPrivs": "1", "Seccomp": "2", "NSsid": fmt.Sprint(pid)} {
 		require.Equal(t, want, status[key], key)
 	}
+	ignored, err := strconv.ParseUint(status["SigIgn"], 16, 64)
+	require.NoError(t, err)
+	require.NotZero(t, ignored&(1<<(unix.SIGXFSZ-1)), "a write beyond the file size limit must not end QEMU")
 	require.Empty(t, proc(t, pid, "environ"))
 	require.Contains(t, proc(t, pid, "limits"), "Max core file size        0                    0")
+	require.Regexp(t, `Max file size +1207959552 +1207959552 +bytes`, proc(t, pid, "limits")) // the disk's 1 GiB, its 16th and 64 MiB
 	require.Equal(t, "200\n", proc(t, pid, "oom_score_adj"))
 
 	// Its groups are its own, and no two of its namespaces are ours.
@@ -67,20 +72,37 @@ func TestConfinement(t *testing.T) {
 	devices := strings.Split(strings.TrimSpace(proc(t, pid, "net/dev")), "\n")
 	require.Len(t, devices, 3, "two lines of heading, and lo")
 
-	// All it sees of the host is what programs are made of.
-	require.Len(t, strings.Split(strings.TrimSpace(proc(t, pid, "mountinfo")), "\n"), 2)
+	// All it sees of the host is what it is made of: nothing of it can be written, and no data executed.
+	for line := range strings.Lines(proc(t, pid, "mountinfo")) {
+		fields := strings.Fields(line)
+		at, options := fields[4], strings.Split(fields[5], ",")
+		require.Subset(t, options, []string{"ro", "nosuid"}, line)
+		if at != "/" {
+			require.Contains(t, options, "nodev", line)
+		}
+		if code := strings.HasPrefix(at, "/usr/lib") || strings.HasPrefix(at, "/lib") || at == l.host.Program; !code {
+			require.Contains(t, options, "noexec", line)
+		}
+	}
 	var seen []string
 	root := fmt.Sprintf("/proc/%d/root", pid)
-	for _, dir := range []string{"/", "/dev"} {
+	for _, dir := range []string{"/", "/dev", "/usr", "/usr/bin"} {
 		entries, err := os.ReadDir(root + dir)
 		require.NoError(t, err)
 		for _, e := range entries {
 			seen = append(seen, filepath.Join(dir, e.Name()))
 		}
 	}
-	require.Subset(t, []string{"/dev", "/dev/null", "/dev/urandom", "/dev/zero", "/lib", "/lib64", "/usr"}, seen)
-	require.ErrorIs(t, os.WriteFile(root+"/file", nil, 0o600), unix.EROFS)
-	require.ErrorIs(t, os.WriteFile(root+"/usr/file", nil, 0o600), unix.EROFS)
+	require.Subset(t, []string{"/dev", "/dev/null", "/dev/urandom", "/dev/zero", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64",
+		"/usr/share", "/usr/bin/" + filepath.Base(l.host.Program)}, seen)
+	shared, err := os.ReadDir(root + "/usr/share")
+	require.NoError(t, err)
+	for _, e := range shared {
+		require.Contains(t, dataDirs, "/usr/share/"+e.Name())
+	}
+	for _, file := range []string{"/new-file", "/usr/new-file", "/usr/lib/new-file", "/usr/share/qemu/new-file"} {
+		require.ErrorIs(t, os.WriteFile(root+file, nil, 0o600), unix.EROFS, file)
+	}
 
 	// Every file it has open is one that it was given.
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))

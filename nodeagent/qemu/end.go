@@ -180,6 +180,9 @@ var (
 	lostStart     = Exit{Crashed, "the agent was restarted while QEMU was being started"}
 )
 
+// flooded is the end of a QEMU that filled its logs.
+var flooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
+
 const outOfMemory = "QEMU exceeded its memory limit and was ended by the host"
 
 // Cut turns the power off: QEMU flushes its disks and ends, by force after 5 s. It returns when QEMU is gone.

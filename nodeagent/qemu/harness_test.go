@@ -122,7 +122,7 @@ func (l *lab) disk(s *Spec, files *Files, d Disk) {
 	l.Cleanup(func() { _ = overlay.Close() })
 	_, err = qcow2.Create(overlay, 1<<30)
 	require.NoError(l, err)
-	layers := Layers{Overlay: overlay}
+	layers := Layers{Overlay: overlay, Size: 1 << 30}
 	if d.Base == qcow2.QCOW2 {
 		out, err := exec.Command("qemu-img", "convert", "-f", "raw", "-O", "qcow2", image, image+".qcow2").CombinedOutput()
 		require.NoError(l, err, "%s", out)

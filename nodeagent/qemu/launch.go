@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/console"
 )
 
 // Host is what all guests of a host share. All fields are required. It has no state: one may be made as needed.
@@ -38,6 +39,8 @@ type Files struct {
 type Layers struct {
 	Overlay *os.File // QCOW2; open for reading and writing, or for reading alone if the disk is read-only
 	Base    *os.File // of the format that the Spec says; open for reading alone; nil for a blank disk
+	// Size is what the guest sees, in bytes: the assignment's figure, since what the overlay says is QEMU's to change.
+	Size uint64
 }
 
 // tasks is how many threads QEMU may have: one a vCPU, and room for others; its pool for I/O alone has up to 64.
@@ -151,6 +154,25 @@ func (f Files) ordered(s Spec) ([]*os.File, error) {
 	return out, nil
 }
 
+// minFileBytes is the least file size limit, in bytes: a guest without a large disk has logs too. It is twice
+// console.Longest, so that the limit is never what an honest guest's log meets first.
+const minFileBytes = 2 * console.Longest
+
+// limit is the file size limit (RLIMIT_FSIZE) that QEMU gets: an intruder in it can fill no more of the host's disk than
+// the guest's disks may take, and as much again for each of its two logs while no agent runs.
+//
+// A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
+// clusters that a crash leaked. A write beyond is refused with EFBIG, which stops the guest as a full disk does. The limit
+// is of the process: when a disk grows while its guest runs, it has to be raised first, by prlimit(2) from an agent with
+// CAP_SYS_RESOURCE. Files in memory count too (a memfd for guest memory), of which QEMU makes none as it is started today.
+func (f Files) limit() uint64 {
+	most := uint64(minFileBytes)
+	for _, l := range f.Disks {
+		most = max(most, l.Size+l.Size/16+64<<20)
+	}
+	return most
+}
+
 // opened refuses a file that QEMU could not use as it is open, or could use for more than it should.
 func opened(f *os.File, write bool) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
@@ -174,8 +196,8 @@ func (h *Host) start(ctx context.Context, home *Home, r Record, files Files, dis
 		return nil, err
 	}
 	pl := plan{Cgroups: h.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(),
-		Files: map[string]string{}, Argv: r.Argv}
-	if pl.Readable, pl.Links, err = roots(h.Program); err != nil {
+		FileBytes: files.limit(), Files: map[string]string{}, Argv: r.Argv}
+	if pl.RootFS, err = findRootFS(h.Program); err != nil {
 		return nil, err
 	}
 	for to, f := range map[string]*os.File{kernelPath: files.Kernel, initrdPath: files.Initrd} {

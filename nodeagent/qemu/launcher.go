@@ -7,10 +7,10 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	signals "os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -18,16 +18,16 @@ import (
 
 // plan is what the launcher is to do, in order. It comes as JSON over a pipe.
 type plan struct {
-	Cgroups  []string          // files to enter by
-	UID      int               // and gid
-	Root     string            // a directory to mount the new root on, in a namespace where nobody else sees that
-	Readable []string          // directories of the host that QEMU sees, read-only, at the same place
-	Links    map[string]string // symbolic links in the root
-	KVM      bool
-	Tasks    int               // processes and threads that the uid may have
-	Files    map[string]string // files of the host by the path that QEMU sees them at, read-only
-	KeepFDs  int               // descriptors below this one are QEMU's
-	Argv     []string
+	Cgroups   []string // files to enter by
+	UID       int      // and gid
+	Root      string   // a directory to mount the new root on, in a namespace where nobody else sees that
+	RootFS    rootFS   // what QEMU sees of the host's file system, read-only
+	KVM       bool
+	Tasks     int               // processes and threads that the uid may have
+	FileBytes uint64            // size that no file may be made larger than
+	Files     map[string]string // files of the host by the path that QEMU sees them at, read-only
+	KeepFDs   int               // descriptors below this one are QEMU's
+	Argv      []string
 }
 
 // oomScore makes guests end before the agent and the control plane when the host runs out of memory.
@@ -79,11 +79,14 @@ func launch(in *os.File) error {
 	for _, l := range []struct {
 		what  int
 		limit uint64
-	}{{unix.RLIMIT_CORE, 0}, {unix.RLIMIT_NOFILE, 4096}, {unix.RLIMIT_MSGQUEUE, 0}, {unix.RLIMIT_NPROC, uint64(p.Tasks)}} {
+	}{{unix.RLIMIT_CORE, 0}, {unix.RLIMIT_NOFILE, 4096}, {unix.RLIMIT_MSGQUEUE, 0}, {unix.RLIMIT_NPROC, uint64(p.Tasks)},
+		{unix.RLIMIT_FSIZE, p.FileBytes}} {
 		if err := unix.Setrlimit(l.what, &unix.Rlimit{Cur: l.limit, Max: l.limit}); err != nil {
 			return os.NewSyscallError("setrlimit", err)
 		}
 	}
+	// A write beyond the file size limit is then an error and not the end of QEMU: the guest is stopped, and a log misses it.
+	signals.Ignore(unix.SIGXFSZ)
 	unix.Umask(0o077)
 	// Those that are not QEMU's close when it begins; the status pipe among them tells the agent so.
 	if err := unix.CloseRange(uint(p.KeepFDs), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
@@ -107,6 +110,17 @@ func enter(file string) error {
 
 // dropRights acts on this thread alone, by raw system calls: the others end with execve.
 func dropRights(uid int) error {
+	// Without a bounding set no file gives a capability, whatever becomes of no_new_privs. An agent without CAP_SETPCAP, as
+	// under a unit of before, goes without this.
+	for c := uintptr(0); ; c++ {
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) && c > 0 || errors.Is(err, unix.EPERM) {
+			break // the kernel knows no more, or allows none
+		}
+		if err != nil {
+			return os.NewSyscallError("prctl", err)
+		}
+	}
 	id := uintptr(uid)
 	if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); e != 0 {
 		return os.NewSyscallError("setgroups", e)
@@ -132,21 +146,14 @@ func (p *plan) view() error {
 	if err := unix.Mount("guest", p.Root, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "size=64k,nr_inodes=64,mode=755"); err != nil {
 		return fmt.Errorf("mount root: %w", os.NewSyscallError("mount", err))
 	}
-	for _, dir := range p.Readable {
-		if err := bind(dir, filepath.Join(p.Root, dir), true); err != nil {
-			return fmt.Errorf("show %s: %w", dir, err)
-		}
-	}
-	for name, to := range p.Links {
-		if err := os.Symlink(to, filepath.Join(p.Root, name)); err != nil {
-			return fmt.Errorf("make root: %w", err)
-		}
+	if err := p.RootFS.mount(p.Root); err != nil {
+		return err
 	}
 	if err := p.devices(); err != nil {
 		return err
 	}
 	for to, from := range p.Files {
-		if err := bind(from, filepath.Join(p.Root, to), false); err != nil {
+		if err := bind(from, filepath.Join(p.Root, to), false, false); err != nil {
 			return fmt.Errorf("show %s: %w", to, err)
 		}
 	}
@@ -170,8 +177,8 @@ func (p *plan) view() error {
 	return nil
 }
 
-// bind shows a directory or file of the host at another place, for reading only.
-func bind(from, to string, dir bool) error {
+// bind shows a directory or file of the host at another place, for reading only, or with code set for executing too.
+func bind(from, to string, dir, code bool) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
@@ -188,6 +195,9 @@ func bind(from, to string, dir bool) error {
 		return os.NewSyscallError("mount", err)
 	}
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+	if !code {
+		attr.Attr_set |= unix.MOUNT_ATTR_NOEXEC
+	}
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(-1, to, unix.AT_RECURSIVE, &attr))
 }
 
@@ -221,31 +231,4 @@ func (p *plan) devices() error {
 		}
 	}
 	return nil
-}
-
-// roots are the directories of the host that a program at path needs for its code and data, and the links beside them:
-// /usr, and where the distribution has not merged them into it, /lib and /lib64.
-func roots(path string) (readable []string, links map[string]string, err error) {
-	readable, links = []string{"/usr"}, map[string]string{}
-	for _, name := range []string{"lib", "lib64"} {
-		st, err := os.Lstat("/" + name)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			return nil, nil, err
-		case st.Mode()&fs.ModeSymlink != 0:
-			if links[name], err = os.Readlink("/" + name); err != nil {
-				return nil, nil, err
-			}
-		default:
-			readable = append(readable, "/"+name)
-		}
-	}
-	if path, err = filepath.EvalSymlinks(path); err != nil {
-		return nil, nil, err
-	}
-	if !strings.HasPrefix(path, "/usr/") {
-		return nil, nil, fmt.Errorf("QEMU must be installed under /usr, not at %s", path)
-	}
-	return readable, links, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/console"
@@ -44,6 +45,7 @@ type Process struct {
 	end    context.CancelFunc
 	tasks  sync.WaitGroup
 	gone   atomic.Bool // the process is, though its end may not be settled yet
+	whole  atomic.Bool // QEMU has made the machine; see configure
 	exited chan struct{}
 	wake   chan struct{} // capacity 1
 
@@ -80,23 +82,30 @@ func (p *Process) greet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
-	for _, m := range []*qmp.Monitor{p.inspect, p.work} {
+	connect := func(m *qmp.Monitor) error {
 		_, err := m.Conn(ctx)
-		if err == nil {
-			continue
-		}
-		// A monitor that closes is the first sign of the end, whose reason comes a moment later.
-		late, stop := context.WithTimeout(context.Background(), endingTimeout)
-		defer stop()
-		select {
-		case <-p.exited:
-			return errors.New(p.Exit().Text)
-		case <-late.Done():
-			return fmt.Errorf("wait for QEMU: %w", err)
-		}
+		return err
 	}
-	p.tasks.Go(p.follow)
-	return nil
+	err := connect(p.inspect)
+	if err == nil {
+		err = connect(p.work)
+	}
+	if err == nil {
+		err = p.configure(ctx)
+	}
+	if err == nil {
+		p.tasks.Go(p.follow)
+		return nil
+	}
+	// A monitor that closes is the first sign of the end, whose reason comes a moment later.
+	late, stop := context.WithTimeout(context.Background(), endingTimeout)
+	defer stop()
+	select {
+	case <-p.exited:
+		return errors.New(p.Exit().Text)
+	case <-late.Done():
+		return fmt.Errorf("wait for QEMU: %w", err)
+	}
 }
 
 // Record is what was started.
@@ -205,9 +214,11 @@ func reap(pid int) (unix.WaitStatus, bool) {
 	return status, err == nil && got == pid
 }
 
-// trim bounds what guest and QEMU may write.
+// trim bounds what guest and QEMU may write, and ends a QEMU that writes its logs faster than one can that does what it
+// should.
 func (p *Process) trim() {
 	logs := []*console.Log{p.home.Console(), p.home.stderr()}
+	seen := []growth{lengthOf(logs[0]), lengthOf(logs[1])}
 	t := time.NewTicker(trimEvery)
 	defer t.Stop()
 	for {
@@ -216,12 +227,62 @@ func (p *Process) trim() {
 		case <-p.life.Done():
 			return
 		}
-		for _, l := range logs {
+		for i, l := range logs {
+			now := lengthOf(l)
+			if seen[i].floods(now) {
+				p.endFlood()
+				return
+			}
 			// A file system that has no room for a hole has room for the next attempt, or for nobody.
 			_ = l.Trim()
+			seen[i] = lengthOf(l)
 		}
 	}
 }
+
+// A log that grows by more than floodBytes between two looks, at more than floodRate bytes a second, is not a guest's
+// console: an emulated serial port carries less than 1 MB a second.
+const (
+	floodBytes = 32 << 20
+	floodRate  = 4 << 20
+)
+
+// growth is the length of a log at a time; zero when it could not be read. What was written while no agent ran says
+// nothing of how fast.
+type growth struct {
+	length int64
+	at     time.Time
+}
+
+func lengthOf(l *console.Log) growth {
+	n, err := l.Length()
+	if err != nil {
+		return growth{}
+	}
+	return growth{n, time.Now()}
+}
+
+func (g growth) floods(now growth) bool {
+	grown := now.length - g.length
+	return !g.at.IsZero() && !now.at.IsZero() && grown > floodBytes && float64(grown) > floodRate*now.at.Sub(g.at).Seconds()
+}
+
+// endFlood ends QEMU at once.
+func (p *Process) endFlood() {
+	p.mu.Lock()
+	if p.exit.Reason == "" {
+		p.exit = flooded
+		// Should this fail, the next Adopt comes to a conclusion of its own.
+		_ = p.home.write("exit.json", p.exit)
+	}
+	p.mu.Unlock()
+	_ = p.killNow(p.life)
+}
+
+// eventRate and eventBurst bound how many of QEMU's events are acted on, per second: each may lead to a question to QEMU and
+// wakes the loop of the VM. An honest QEMU sends a few a minute. Events that are too many drop out of the connection's
+// log, and QEMU is asked for its state once instead.
+const eventRate, eventBurst = 20, 200
 
 // follow reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
 func (p *Process) follow() {
@@ -241,7 +302,11 @@ func (p *Process) read(conn *qmp.Conn) error {
 	if err := p.sync(conn); err != nil {
 		return err
 	}
+	pace := rate.NewLimiter(eventRate, eventBurst)
 	for {
+		if err := pace.Wait(p.life); err != nil {
+			return err
+		}
 		e, err := events.Next(p.life)
 		if err != nil {
 			return err
@@ -305,6 +370,10 @@ func (p *Process) Status(ctx context.Context) (Status, error) {
 
 // Cont lets the guest run: for the first time, or after an error of a disk.
 func (p *Process) Cont(ctx context.Context) error {
+	// An agent may have ended before it did this.
+	if err := p.configure(ctx); err != nil {
+		return err
+	}
 	// Forgotten before, not after: the next error may come at once.
 	p.mu.Lock()
 	last := p.lastError

@@ -159,8 +159,9 @@ func TestControl(t *testing.T) {
 	require.NoError(t, p.Cut(l.ctx))
 }
 
-func TestKernel(t *testing.T) {
-	l := newLab(t)
+// kernel is a spec with a kernel and an initrd.
+func (l *lab) kernel() (Spec, Files) {
+	t := l.T
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "kernel"), kernel, 0o444))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "initrd"), make([]byte, 0x1234), 0o444))
@@ -170,11 +171,21 @@ func TestKernel(t *testing.T) {
 	var err error
 	files.Kernel, err = os.Open(filepath.Join(dir, "kernel"))
 	require.NoError(t, err)
-	defer files.Kernel.Close()
+	t.Cleanup(func() { _ = files.Kernel.Close() })
 	files.Initrd, err = os.Open(filepath.Join(dir, "initrd"))
 	require.NoError(t, err)
-	defer files.Initrd.Close()
+	t.Cleanup(func() { _ = files.Initrd.Close() })
+	return s, files
+}
+
+// A kernel gets its command line, and no other user of the host can read it.
+func TestKernel(t *testing.T) {
+	l := newLab(t)
+	s, files := l.kernel()
+	s.Cmdline += " secret=" + strings.Repeat("x", maxCmdline-len(s.Cmdline)-8)
 	p := l.launch(s, files)
+	require.NotContains(t, proc(t, p.record.PID, "cmdline"), "secret")
+	require.NotContains(t, proc(t, p.record.PID, "cmdline"), "/dev/vda")
 	require.NoError(t, p.Cont(l.ctx))
 	require.Equal(t, Guest, l.exited(p).Reason)
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")

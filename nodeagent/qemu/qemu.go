@@ -17,10 +17,11 @@
 // # Confinement
 //
 // QEMU runs under a uid and gid that belong to its VM alone, without groups, capabilities or environment and with
-// no_new_privs, under its own seccomp filter with everything denied, in a control group with limits, and in mount,
-// network, IPC and UTS namespaces of its own. It sees /usr (read-only), four device nodes, and its kernel and initrd if
-// it boots one; no /proc, no /sys, no network. Disks, sockets and logs reach it as open descriptors. Its session is
-// its own and its parent's death does not end it.
+// no_new_privs and an empty capability bounding set, under its own seccomp filter with everything denied, in a control
+// group with limits, and in mount, network, IPC and UTS namespaces of its own. It sees its program, the host's libraries
+// and firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys, no
+// network. Disks, sockets and logs reach it as open descriptors, and none of them grows beyond the file size limit of
+// [Files.limit]; logs are bounded further by the agent. Its session is its own and its parent's death does not end it.
 //
 // # Decisions
 //
@@ -34,6 +35,8 @@
 //     a guest does not find its second disk elsewhere because the first was detached.
 //   - cache NONE opens the overlay past the host's page cache, but never the image beneath: it is read-only, and many
 //     VMs share it.
+//   - A kernel's command line is handed over by QMP before the machine is made (-preconfig, x-exit-preconfig): arguments
+//     can be read by every user of the host.
 //   - 256 and more vCPUs need an interrupt remapping that the other accelerator lacks: KVM only.
 //   - /dev/kvm is a node of the VM's own, owned by its uid, since QEMU 7.2 cannot be given a descriptor for it.
 package qemu

@@ -23,6 +23,7 @@
 //
 //   - Only the reader goroutine ends a connection, and it never waits for a consumer: events go to a bounded log that
 //     every subscriber reads at its own pace, replies to a slot of their own.
+//   - A storm of events is read slowly (pace.go), so that a QEMU that somebody has broken into costs its host little.
 //   - Input that is not QMP ends the connection. Whoever cannot read a stream should not guess where it goes on.
 //   - With out-of-band execution on, QEMU reads ahead, and a second descriptor that arrives before the first command ran
 //     replaces the first: QEMU 7.2 then files the wrong file under the right name and reports success. Commands that
@@ -106,6 +107,7 @@ type Conn struct {
 
 	greeted chan greeting // capacity 1
 	done    chan struct{} // closed by the reader when it ends
+	hurry   chan struct{} // closed when cause is set: the reader pauses no more
 	writing chan struct{} // capacity 1: whoever is in it writes
 	passing chan struct{} // capacity 1: whoever is in it has a descriptor on its way
 
@@ -143,6 +145,7 @@ func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 		nc:      nc,
 		greeted: make(chan greeting, 1),
 		done:    make(chan struct{}),
+		hurry:   make(chan struct{}),
 		writing: make(chan struct{}, 1),
 		passing: make(chan struct{}, 1),
 		pending: make(map[uint64]chan reply),
@@ -198,9 +201,7 @@ func (c *Conn) Err() error {
 // Close ends the connection and waits for its goroutine. Calls under way return [ErrClosed]. QEMU is left as it is.
 func (c *Conn) Close() error {
 	c.mu.Lock()
-	if c.cause == nil {
-		c.cause = ErrClosed
-	}
+	c.ending(ErrClosed)
 	c.mu.Unlock()
 	_ = c.nc.Close() // Already closed is fine: the reader closes it too.
 	<-c.done
@@ -218,10 +219,19 @@ func (c *Conn) Stats() Stats {
 func (c *Conn) doom(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.cause == nil {
-		c.cause = cause
+	if c.ending(cause) {
 		_ = c.nc.SetReadDeadline(time.Now().Add(drain))
 	}
+}
+
+// ending notes why the connection is about to end, and reports whether this is the first reason. Called with mu held.
+func (c *Conn) ending(cause error) bool {
+	if c.cause != nil {
+		return false
+	}
+	c.cause = cause
+	close(c.hurry)
+	return true
 }
 
 func (c *Conn) doomed() bool {
@@ -246,45 +256,48 @@ func closed(cause error) error {
 // read is the reader goroutine: it takes messages until there are no more.
 func (c *Conn) read() {
 	defer close(c.done)
-	in := newLines(c.nc)
+	paced := newPacedReader(c.nc, c.hurry)
+	in := newLines(paced)
 	for {
-		err := c.take(in)
+		asked, err := c.take(in)
 		if err == nil {
+			if !asked {
+				paced.unasked()
+			}
 			continue
 		}
 		c.mu.Lock()
-		if c.cause == nil {
-			c.cause = err
-		}
+		c.ending(err)
 		c.mu.Unlock()
 		_ = c.nc.Close()
 		return
 	}
 }
 
-// take reads one message and puts it where it belongs, without ever waiting for anyone but QEMU.
-func (c *Conn) take(in *lines) error {
+// take reads one message and puts it where it belongs, without ever waiting for anyone but QEMU. asked tells a greeting, or
+// an answer that a command waits for, from all else.
+func (c *Conn) take(in *lines) (asked bool, err error) {
 	line, err := in.next()
 	if err != nil {
-		return fmt.Errorf("read: %w", err)
+		return false, fmt.Errorf("read: %w", err)
 	}
 	m, err := decode(line)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if m.event != nil {
 		c.log.add(*m.event)
-		return nil
+		return false, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m.greeting != nil {
 		if c.hello {
-			return fmt.Errorf("%w: a second greeting", errNotQMP)
+			return false, fmt.Errorf("%w: a second greeting", errNotQMP)
 		}
 		c.hello = true
 		c.greeted <- *m.greeting
-		return nil
+		return true, nil
 	}
 	id := m.reply.id
 	slot, waiting := c.pending[id]
@@ -298,7 +311,7 @@ func (c *Conn) take(in *lines) error {
 		c.stats.Stray++
 	}
 	c.passed(id)
-	return nil
+	return waiting, nil
 }
 
 // greeting is what QEMU says first.

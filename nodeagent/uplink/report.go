@@ -8,8 +8,11 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -19,8 +22,12 @@ import (
 const (
 	// reportAll is how often everything is sent again, changed or not.
 	reportAll = 30 * time.Second
-	// reportBatch is how many observations go into one message.
+	// reportBatch is how many observations go into one message, and reportBytes how many bytes of them, of which the last
+	// observation may be more: a member takes 1,000 and 1 MiB.
 	reportBatch = 100
+	reportBytes = 256 << 10
+	// reportErrorBytes is how much of an error is sent. A member keeps 1 KiB.
+	reportErrorBytes = 4 << 10
 )
 
 var errReportsEnded = errors.New("the member ended the stream of reports")
@@ -97,12 +104,19 @@ func (l *levels) take() []*agentv1.VmObservation {
 	defer l.mu.Unlock()
 	ids := slices.Sorted(maps.Keys(l.due))
 	var out []*agentv1.VmObservation
+	size := 0
 	for _, id := range ids[:min(len(ids), reportBatch)] {
+		if size >= reportBytes {
+			break
+		}
 		o := l.seen[id]
+		o.LastError = strings.ToValidUTF8(o.LastError[:min(len(o.LastError), reportErrorBytes)], "")
 		if u, ok := l.usage[id]; ok {
 			o.Usage = &u
 		}
-		out = append(out, wire.Observation(o))
+		m := wire.Observation(o)
+		out = append(out, m)
+		size += proto.Size(m)
 		delete(l.due, id)
 	}
 	return out

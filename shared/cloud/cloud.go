@@ -106,6 +106,24 @@ func CheckPairs(field string, m map[string]string) error {
 	return nil
 }
 
+// MaxNodeLabels bounds the labels of a host, keys and values together, in bytes: each of its heartbeats carries them.
+const MaxNodeLabels = 4 << 10
+
+// CheckNodeLabels is CheckPairs for the labels of a host, which may hold MaxNodeLabels bytes together.
+func CheckNodeLabels(field string, m map[string]string) error {
+	if err := CheckPairs(field, m); err != nil {
+		return err
+	}
+	total := 0
+	for k, v := range m {
+		total += len(k) + len(v)
+	}
+	if total > MaxNodeLabels {
+		return fault.Invalid(field, "at most %d bytes together, got %d", MaxNodeLabels, total)
+	}
+	return nil
+}
+
 func isControl(r rune) bool { return r < 0x20 || r == 0x7f }
 
 func validText(s string) bool { return strings.ToValidUTF8(s, "") == s && !strings.ContainsRune(s, 0) }

@@ -1,0 +1,89 @@
+package node
+
+import (
+	"context"
+	"slices"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// statedFacts are what a host says of itself once a session, and is recorded of it.
+type statedFacts struct {
+	models       []string
+	qemu         string
+	architecture cloud.Architecture
+}
+
+func factsOf(n *cloud.Node) statedFacts {
+	return statedFacts{n.CPUModels, n.QEMUVersion, n.Architecture}
+}
+
+func (f statedFacts) equal(g statedFacts) bool {
+	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture
+}
+
+// checkFacts refuses facts that are too large to be recorded, or unknown.
+func checkFacts(f *agentv1.NodeFacts) (statedFacts, error) {
+	if len(f.GetCpuModels()) > maxModels {
+		return statedFacts{}, fault.Invalid("facts.cpu_models", "at most %d", maxModels)
+	}
+	total := 0
+	for _, m := range f.GetCpuModels() {
+		total += len(m)
+	}
+	if total > maxModelBytes {
+		return statedFacts{}, fault.Invalid("facts.cpu_models", "at most %d bytes together", maxModelBytes)
+	}
+	if err := checkWords("facts.cpu_models", f.GetCpuModels()...); err != nil {
+		return statedFacts{}, err
+	}
+	if err := checkWords("facts.qemu_version", f.GetQemuVersion()); err != nil {
+		return statedFacts{}, err
+	}
+	if f.GetArchitecture() < 0 || f.GetArchitecture() > vmv1.Architecture(cloud.AArch64) {
+		return statedFacts{}, fault.Invalid("facts.architecture", "unknown value %d", f.GetArchitecture())
+	}
+	return statedFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
+}
+
+// facts takes what a host says of itself once a session. Facts that follow others within recordEvery replace those that
+// wait, and the first heartbeat after that time records them.
+func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
+	stated, err := checkFacts(f)
+	if err != nil {
+		return err
+	}
+	b := s.budgetOf(id)
+	s.mu.Lock()
+	known, ok := s.fleet[id]
+	if b.facts = &stated; ok && stated.equal(factsOf(&known)) {
+		b.facts = nil
+	}
+	s.mu.Unlock()
+	return s.recordFacts(ctx, id, b)
+}
+
+// recordFacts records the facts that wait, if it is their turn.
+func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) error {
+	s.mu.Lock()
+	waiting := b.facts
+	s.mu.Unlock()
+	if waiting == nil {
+		return nil
+	}
+	_, inTurn, err := s.describeInTurn(ctx, id, &b.stated, func(n *cloud.Node) {
+		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
+	})
+	if inTurn && err == nil {
+		s.mu.Lock()
+		if b.facts == waiting {
+			b.facts = nil
+		}
+		s.mu.Unlock()
+	}
+	return err
+}

@@ -1,0 +1,293 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// A host that changes its labels with every heartbeat gets an answer, and writes one record in recordEvery. What it said
+// last is recorded afterwards.
+func TestHeartbeatFlood(t *testing.T) {
+	w := newWorld(t)
+	w.mu.Lock()
+	w.still = time.Now()
+	w.mu.Unlock()
+	w.follow(1)
+	ctx := limited(t)
+	a := w.host(1, 1)
+	_, err := a.HeartbeatNode(ctx, beat(a))
+	require.NoError(t, err)
+	changed := func(n int) *vmv1.HeartbeatNodeRequest {
+		return beat(a, func(r *vmv1.HeartbeatNodeRequest) {
+			r.Capacity.Vcpus = uint32(n)
+			for i := range 62 {
+				r.Labels[fmt.Sprint("label-", i)] = fmt.Sprintf("%060d", n)[:min(60, 4000/62-8)]
+			}
+		})
+	}
+	before := w.records.Revision()
+	const streams, each = 8, 26
+	var work sync.WaitGroup
+	var mu sync.Mutex
+	answered := map[codes.Code]int{}
+	for stream := range streams {
+		work.Go(func() {
+			for i := range each {
+				_, err := a.HeartbeatNode(ctx, changed(100+stream*each+i))
+				mu.Lock()
+				answered[codeOf(err)]++
+				mu.Unlock()
+			}
+		})
+	}
+	work.Wait()
+	require.Equal(t, before, w.records.Revision(), "nothing is recorded within the time of the first")
+	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
+
+	// The answers renewed the lease, and another host is served as ever.
+	w.members[1].mu.Lock()
+	require.Equal(t, w.still.UnixMilli(), w.members[1].seen[a.id])
+	w.members[1].mu.Unlock()
+	b := w.host(1, 2)
+	_, err = b.HeartbeatNode(ctx, beat(b))
+	require.NoError(t, err)
+
+	w.mu.Lock()
+	w.still = w.still.Add(time.Duration(recordEvery) * time.Millisecond)
+	w.mu.Unlock()
+	before = w.records.Revision()
+	for range 3 {
+		_, err := a.HeartbeatNode(ctx, changed(7))
+		require.NoError(t, err)
+	}
+	require.Equal(t, before+1, w.records.Revision())
+	require.EqualValues(t, 7, w.node(a.id).Capacity.VCPUs)
+}
+
+// Facts that change with every message are recorded once in recordEvery: those that came last.
+func TestFactsFlood(t *testing.T) {
+	w := newWorld(t)
+	w.follow(1)
+	ctx := limited(t)
+	a := w.host(1, 1)
+	_, err := a.HeartbeatNode(ctx, beat(a))
+	require.NoError(t, err)
+	before := w.records.Revision()
+	s, err := a.Report(ctx)
+	require.NoError(t, err)
+	const floods = 300
+	for n := range floods {
+		f := &agentv1.NodeFacts{QemuVersion: "7.2.0", Architecture: vmv1.Architecture(cloud.X8664)}
+		for i := range 256 {
+			f.CpuModels = append(f.CpuModels, fmt.Sprintf("model-%d-%d", n, i))
+		}
+		require.NoError(t, s.Send(&agentv1.ReportRequest{Facts: f}))
+	}
+	_, err = s.CloseAndRecv()
+	require.NoError(t, err)
+	// The first facts, and the key of the connection's certificate.
+	require.LessOrEqual(t, w.records.Revision()-before, int64(2))
+	require.Equal(t, "model-0-0", w.node(a.id).CPUModels[0])
+
+	w.pass(time.Duration(recordEvery) * time.Millisecond)
+	before = w.records.Revision()
+	for range 3 {
+		_, err = a.HeartbeatNode(ctx, beat(a))
+		require.NoError(t, err)
+	}
+	require.Equal(t, before+1, w.records.Revision())
+	require.Equal(t, fmt.Sprintf("model-%d-0", floods-1), w.node(a.id).CPUModels[0])
+}
+
+func observations(from, n int) (out []*agentv1.VmObservation) {
+	for i := range n {
+		out = append(out, &agentv1.VmObservation{VmId: string(guest(from + i)), Observed: agentv1.Observed_OBSERVED_RUNNING})
+	}
+	return out
+}
+
+// A host that reports more than it may is read more slowly, while others are served; a message that is too large ends the
+// stream.
+func TestReportFlood(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	a, b := w.host(1, 1), w.host(1, 2)
+	for name, c := range map[string]struct {
+		n    int
+		code codes.Code
+		says string
+	}{
+		"many":  {maxObservations + 1, codes.InvalidArgument, "at most 1000 in a message"},
+		"large": {100_000, codes.ResourceExhausted, "larger than max"},
+	} {
+		s, err := a.Report(ctx)
+		require.NoError(t, err)
+		s.Send(&agentv1.ReportRequest{Vms: observations(0, c.n)})
+		_, err = s.CloseAndRecv()
+		require.Error(t, err, name)
+		refused(t, err, c.code, c.says)
+	}
+	require.Empty(t, w.guests.told)
+
+	held := w.holdPauses(1)
+	flood, end := context.WithCancel(ctx)
+	defer end()
+	s, err := a.Report(flood)
+	require.NoError(t, err)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer end()
+	work.Go(func() {
+		for n := range 200 {
+			if s.Send(&agentv1.ReportRequest{Vms: observations(n*maxObservations, maxObservations)}) != nil {
+				return
+			}
+		}
+	})
+	held(ctx)
+	const burst = observationBurst / (messageCost + maxObservations) * maxObservations
+	require.Equal(t, burst, w.told(a.id))
+
+	// Meanwhile a host with 5,000 VMs is heard of all of them, and its heartbeats are answered.
+	honest, err := b.Report(ctx)
+	require.NoError(t, err)
+	for n := range 50 {
+		require.NoError(t, honest.Send(&agentv1.ReportRequest{Vms: observations(n*100, 100)}))
+	}
+	_, err = honest.CloseAndRecv()
+	require.NoError(t, err)
+	require.Equal(t, 5000, w.told(b.id))
+	_, err = b.HeartbeatNode(ctx, beat(b))
+	require.NoError(t, err)
+	require.Equal(t, burst, w.told(a.id))
+}
+
+func (w *world) told(id cloud.NodeID) int {
+	w.guests.mu.Lock()
+	defer w.guests.mu.Unlock()
+	return len(w.guests.told[id])
+}
+
+// holdPauses stops a member's clock and lets none of its pauses end before the caller does. held waits for one to begin.
+func (w *world) holdPauses(member uint64) (held func(context.Context)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.still = time.Now()
+	began := make(chan struct{}, 64)
+	w.members[member].pause = func(ctx context.Context, d time.Duration) error {
+		if d <= 0 {
+			return nil
+		}
+		began <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return func(ctx context.Context) {
+		w.t.Helper()
+		select {
+		case <-began:
+		case <-ctx.Done():
+			require.Fail(w.t, "nothing was paused")
+		}
+	}
+}
+
+// Observations that change records are slowed by how many they change.
+func TestChangesAreSlowed(t *testing.T) {
+	w := newWorld(t)
+	limit := limited(t)
+	held := w.holdPauses(1)
+	w.guests.changes = true
+	ctx, end := context.WithCancel(limit)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer end()
+	s := w.members[1]
+	var all []cloud.Observation
+	for n := range 4 * changeBurst {
+		all = append(all, cloud.Observation{VM: guest(n)})
+	}
+	work.Go(func() { _ = s.reports(ctx, "host", all) })
+	held(limit)
+	require.LessOrEqual(t, w.told("host"), changeBurst+16)
+	require.NoError(t, s.reports(ctx, "another host", all[:changeBurst]))
+}
+
+// A host has few connections, few calls and fewer streams of reports; other hosts have their own.
+func TestStreamsOfAHost(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	a, b := w.host(1, 1), w.host(1, 2)
+	for range maxReportStreams {
+		s, err := a.Report(ctx)
+		require.NoError(t, err)
+		require.NoError(t, s.Send(&agentv1.ReportRequest{Vms: observations(1, 1)}))
+	}
+	budget := w.members[1].budgetOf(a.id)
+	require.Eventually(t, func() bool {
+		w.members[1].mu.Lock()
+		defer w.members[1].mu.Unlock()
+		return budget.reports == maxReportStreams
+	}, 10*time.Second, time.Millisecond)
+	s, err := a.Report(ctx)
+	require.NoError(t, err)
+	_, err = s.CloseAndRecv()
+	refused(t, err, codes.ResourceExhausted, "4 streams of reports open")
+
+	var leave []func()
+	for range maxCalls - maxReportStreams {
+		l, err := w.members[1].enter(ctx, a.id)
+		require.NoError(t, err)
+		leave = append(leave, l)
+	}
+	_, err = a.HeartbeatNode(ctx, beat(a))
+	refused(t, err, codes.ResourceExhausted, "128 calls of this host are under way")
+	_, err = b.HeartbeatNode(ctx, beat(b))
+	require.NoError(t, err)
+	for _, l := range leave {
+		l()
+	}
+	_, err = a.HeartbeatNode(ctx, beat(a))
+	require.NoError(t, err)
+
+	own := w.certificate(mtls.Node, string(a.id), time.Now(), time.Hour)
+	refusals := ""
+	for range maxConnections {
+		c := w.with(1, own)
+		c.id = a.id
+		if _, err := c.HeartbeatNode(ctx, beat(c)); err != nil {
+			require.Equal(t, codes.Unavailable, codeOf(err))
+			refusals += err.Error() + "\n"
+		}
+	}
+	require.Equal(t, 1, strings.Count(refusals, "\n"), refusals)
+	_, err = b.HeartbeatNode(ctx, beat(b))
+	require.NoError(t, err)
+}
+
+// A host that begins one session after the other reads its snapshots no faster than a member gives them.
+func TestWatchFlood(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.host(1, 1), w.host(1, 2)
+	held := w.holdPauses(1)
+	for range watchBurst {
+		a.watch(t).all()
+	}
+	s, err := a.AgentServiceClient.Watch(limited(t), &agentv1.WatchRequest{Protocol: Protocol})
+	require.NoError(t, err)
+	held(s.Context())
+	b.watch(t).all()
+}

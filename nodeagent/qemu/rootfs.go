@@ -1,0 +1,104 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// rootFS is what QEMU sees of the host's file system: its program, shared libraries and modules, and the firmware. It
+// sees nothing else of /usr: no other programs, no /usr/local, no sources, no documentation.
+type rootFS struct {
+	Program string            // the file that runs, without symbolic links
+	Code    []string          // directories of libraries and modules, shown at the same place
+	Data    []string          // directories of firmware, shown at the same place; nothing in them can be executed
+	Links   map[string]string // symbolic links, by their path
+}
+
+// codeDirs may hold QEMU's libraries and modules. Where the distribution has merged them into /usr, those of the root
+// are symbolic links.
+var codeDirs = []string{"/usr/lib", "/usr/lib64", "/lib", "/lib64"}
+
+// dataDirs may hold QEMU's firmware: of Debian and Ubuntu, Fedora and RHEL, SUSE, Arch and Alpine.
+var dataDirs = []string{
+	"/usr/share/qemu", "/usr/share/qemu-kvm", "/usr/share/seabios", "/usr/share/seavgabios", "/usr/share/vgabios", "/usr/share/sgabios",
+	"/usr/share/ipxe", "/usr/share/ipxe.efi", "/usr/share/OVMF", "/usr/share/AAVMF", "/usr/share/edk2", "/usr/share/edk2-ovmf",
+	"/usr/share/edk2.git", "/usr/share/qemu-efi-aarch64",
+}
+
+// findRootFS finds what the program at path needs.
+func findRootFS(path string) (rootFS, error) {
+	r := rootFS{Links: map[string]string{}}
+	var err error
+	if r.Program, err = filepath.EvalSymlinks(path); err != nil {
+		return rootFS{}, err
+	}
+	if !strings.HasPrefix(r.Program, "/usr/") || !strings.HasPrefix(path, "/usr/") {
+		return rootFS{}, fmt.Errorf("QEMU must be installed under /usr, not at %s", r.Program)
+	}
+	for _, dir := range codeDirs {
+		st, err := os.Lstat(dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return rootFS{}, err
+		case st.Mode()&fs.ModeSymlink != 0:
+			if r.Links[dir], err = os.Readlink(dir); err != nil {
+				return rootFS{}, err
+			}
+		default:
+			r.Code = append(r.Code, dir)
+		}
+	}
+	for _, dir := range dataDirs {
+		if st, err := os.Stat(dir); err == nil && st.IsDir() {
+			r.Data = append(r.Data, dir)
+		}
+	}
+	// QEMU finds its firmware by the directory of its program, so that stays what it is.
+	if path != r.Program {
+		r.Links[path] = r.Program
+	}
+	return r, nil
+}
+
+// mount shows r below root, which is empty.
+func (r rootFS) mount(root string) error {
+	for _, dir := range r.Code {
+		if err := bind(dir, filepath.Join(root, dir), true, true); err != nil {
+			return fmt.Errorf("show %s: %w", dir, err)
+		}
+	}
+	for _, dir := range r.Data {
+		if err := bind(dir, filepath.Join(root, dir), true, false); err != nil {
+			return fmt.Errorf("show %s: %w", dir, err)
+		}
+	}
+	if err := r.mountProgram(root); err != nil {
+		return fmt.Errorf("show %s: %w", r.Program, err)
+	}
+	for path, to := range r.Links {
+		at := filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			return fmt.Errorf("make root: %w", err)
+		}
+		// A link within a directory that is shown is there already.
+		if err := os.Symlink(to, at); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("make root: %w", err)
+		}
+	}
+	return nil
+}
+
+// mountProgram shows the program, unless a directory that is shown has it.
+func (r rootFS) mountProgram(root string) error {
+	for _, dir := range r.Code {
+		if strings.HasPrefix(r.Program, dir+"/") {
+			return nil
+		}
+	}
+	return bind(r.Program, filepath.Join(root, r.Program), false, true)
+}
