@@ -219,7 +219,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		inner.close(0)
 		meshWork.Wait()
 	}()
-	if err := inner.serve("peers", address(c, c.Ports.Peers), peers, nil, nil); err != nil {
+	if err := inner.serve("peers", address(c, c.Ports.Peers), peers.Server, nil, nil); err != nil {
 		return err
 	}
 	compactor := &compactor{store: records}
@@ -253,6 +253,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		Credentials: nodes.Credentials(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
 		Log: log, Metrics: grpcMetrics,
+		Certified: true, Open: []string{node.OpenMethod, invite.OpenMethod},
 	})
 	nodes.RegisterAgents(agents)
 	invites.Register(agents)
@@ -262,7 +263,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	})
 	public, health := rpc.New(rpc.Options{
 		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true,
-		Guest: &rpc.Guest{Prefix: etcdrpc.Prefix, Unary: etcd.Unary, Stream: etcd.Stream},
+		Guest: &rpc.Guest{
+			Prefix: etcdrpc.Prefix, Admit: etcd.Admits, MaxMessage: c.KV.MaxRequestBytes + etcdOverhead, Unary: etcd.Unary, Stream: etcd.Stream,
+		},
 	})
 	etcd.Register(public)
 	identities.Register(public)
@@ -304,7 +307,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	// Agents hold streams that have no end; they find another member at once.
 	agentEdge := &edges{log: log, opened: opened, failed: e.failed}
 	defer agentEdge.close(0)
-	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents, nil, nil); err != nil {
+	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents.Server, nil, nil); err != nil {
 		return err
 	}
 	for _, s := range []struct {
@@ -313,8 +316,8 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		grpc *grpc.Server
 		http http.Handler
 	}{
-		{"grpc", c.Ports.GRPC, public, nil},
-		{"credit rpc", c.Ports.CreditGRPC, creditOnly, nil},
+		{"grpc", c.Ports.GRPC, public.Server, nil},
+		{"credit rpc", c.Ports.CreditGRPC, creditOnly.Server, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"credit", c.Ports.Credit, nil, creditREST},
 		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST), slices.Concat(vmREST.Routes(), metrics.routes)}},
