@@ -95,8 +95,11 @@ type Admission struct {
 // refuses, for as long as the client asked.
 type Intake struct {
 	admit   func(ctx context.Context, method string) (context.Context, Admission, error)
-	streams int // per connection
+	streams int           // per connection
+	time    time.Duration // ReceiveTime, less in tests
 
+	// methods are those that are registered: only their calls are followed, because gRPC answers others by itself.
+	methods  map[string]bool
 	meters   sync.Map // of *meter by net.Addr
 	unproven *budget
 	proven   *budget
@@ -107,7 +110,7 @@ type Intake struct {
 // runs in the call's own goroutine and may block. The context that it returns is that of the handler of a unary call.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
-		admit: admit, streams: streams, unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
+		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime, unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
 	}
 }
@@ -161,9 +164,9 @@ func (m metered) Clone() credentials.TransportCredentials {
 type callKey struct{}
 
 // tap puts the call into its context.
-func (i *Intake) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
+func (i *Intake) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	p, ok := peer.FromContext(ctx)
-	if !ok || ctx.Err() != nil {
+	if !ok || ctx.Err() != nil || !i.methods[info.FullMethodName] {
 		return ctx, nil
 	}
 	m, ok := i.meters.Load(p.Addr)
@@ -304,7 +307,7 @@ func (r *receiver) time() time.Duration {
 	if r.Time > 0 {
 		return r.Time
 	}
-	return ReceiveTime
+	return r.intake.time
 }
 
 func errLate(after time.Duration) error {

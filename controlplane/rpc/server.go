@@ -26,11 +26,15 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	guarded := *desc
 	guarded.Methods = make([]grpc.MethodDesc, len(desc.Methods))
 	for k, m := range desc.Methods {
-		guarded.Methods[k] = grpc.MethodDesc{MethodName: m.MethodName, Handler: s.intake.unary("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)}
+		name := "/" + desc.ServiceName + "/" + m.MethodName
+		s.intake.methods[name] = true
+		guarded.Methods[k] = grpc.MethodDesc{MethodName: m.MethodName, Handler: s.intake.unary(name, m.Handler)}
 	}
 	guarded.Streams = make([]grpc.StreamDesc, len(desc.Streams))
 	for k, m := range desc.Streams {
-		m.Handler = s.intake.stream("/"+desc.ServiceName+"/"+m.StreamName, m.ClientStreams, m.Handler)
+		name := "/" + desc.ServiceName + "/" + m.StreamName
+		s.intake.methods[name] = true
+		m.Handler = s.intake.stream(name, m.ClientStreams, m.Handler)
 		guarded.Streams[k] = m
 	}
 	s.Server.RegisterService(&guarded, impl)
