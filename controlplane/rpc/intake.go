@@ -60,7 +60,7 @@ const (
 	// maxProvenOf bounds those of them that come from one address.
 	maxProvenOf = 1024
 	// maxLarge bounds the bytes of all messages longer than small that are incomplete. Further ones wait for ReceiveTime.
-	maxLarge = 128 << 20
+	maxLarge = 64 << 20
 	// maxLargeOf bounds the bytes of those that come from one address. A further one is ResourceExhausted.
 	maxLargeOf = 32 << 20
 )
