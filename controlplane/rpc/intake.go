@@ -48,7 +48,7 @@ const (
 	small = 32 << 10
 )
 
-// Bounds on calls whose message is incomplete, of one server. A further one is ResourceExhausted.
+// Bounds of one server. A further call is ResourceExhausted. The first four are on calls whose message is incomplete.
 const (
 	// maxUnproven bounds those of callers who have not proved who they are. Each holds at most MaxHeaders and a window, in
 	// buffers half as large again: 112 KiB, and all of them 224 MiB.
@@ -59,6 +59,10 @@ const (
 	maxProven = 4096
 	// maxProvenOf bounds those of them that come from one address.
 	maxProvenOf = 1024
+	// maxConns bounds the connections; a further one is closed. Each has 48 KiB of buffers when it has been used.
+	maxConns = 16384
+	// maxConnsOf bounds the connections from one address.
+	maxConnsOf = 1024
 	// maxLarge bounds the bytes of all messages longer than small that are incomplete. Further ones wait for ReceiveTime.
 	maxLarge = 64 << 20
 	// maxLargeOf bounds the bytes of those that come from one address. A further one is ResourceExhausted.
@@ -104,6 +108,7 @@ type Intake struct {
 	unproven *budget
 	proven   *budget
 	foreign  *budget
+	conns    *budget
 }
 
 // NewIntake makes an Intake of one server with connections of so many streams. admit decides by the headers of a call; it
@@ -112,6 +117,7 @@ func NewIntake(streams int, admit func(ctx context.Context, method string) (cont
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime, unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
+		conns: newBudget(maxConns, maxConnsOf, 0),
 	}
 }
 
@@ -135,14 +141,20 @@ type metered struct {
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	if m.TransportCredentials == nil {
-		return newMeter(raw, m.intake), nil, nil
-	}
-	conn, info, err := m.TransportCredentials.ServerHandshake(raw)
+	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()))
 	if err != nil {
 		return nil, nil, err
 	}
-	return newMeter(conn, m.intake), info, nil
+	leave = sync.OnceFunc(leave)
+	if m.TransportCredentials == nil {
+		return newMeter(raw, m.intake, leave), nil, nil
+	}
+	conn, info, err := m.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		leave()
+		return nil, nil, err
+	}
+	return newMeter(conn, m.intake, leave), info, nil
 }
 
 // Info implements credentials.TransportCredentials.
@@ -206,15 +218,15 @@ func network(ctx context.Context) netip.Addr {
 	if !ok {
 		return netip.Addr{}
 	}
-	tcp, ok := p.Addr.(*net.TCPAddr)
+	return networkOf(p.Addr)
+}
+
+func networkOf(from net.Addr) netip.Addr {
+	tcp, ok := from.(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}
 	}
-	return networkOf(tcp.AddrPort().Addr())
-}
-
-func networkOf(a netip.Addr) netip.Addr {
-	a = a.Unmap().WithZone("")
+	a := tcp.AddrPort().Addr().Unmap().WithZone("")
 	if a.Is6() {
 		if p, err := a.Prefix(64); err == nil {
 			return p.Addr()

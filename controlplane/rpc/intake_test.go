@@ -289,6 +289,31 @@ func TestMetersForget(t *testing.T) {
 	require.Eventually(t, func() bool { return calls() == 0 }, patience, time.Millisecond)
 }
 
+// One address has so many connections; one that ends makes room.
+func TestConnectionsOfAnAddress(t *testing.T) {
+	address, s, _ := listen(t, &handlers{}, time.Hour)
+	s.intake.conns.mu.Lock()
+	s.intake.conns.callsOf = 2
+	s.intake.conns.mu.Unlock()
+	one, two := connect(t, address), connect(t, address)
+	ends(t, one, begin(t, one, getVM, nil), codes.Unauthenticated, "")
+	ends(t, two, begin(t, two, getVM, nil), codes.Unauthenticated, "")
+	third, err := rpctest.Dial(address, nil)
+	if err == nil {
+		defer third.Close()
+		_, _, err = third.Status(1, patience)
+	}
+	require.Error(t, err)
+	require.NoError(t, one.Close())
+	require.Eventually(t, func() bool {
+		s.intake.conns.mu.Lock()
+		defer s.intake.conns.mu.Unlock()
+		return s.intake.conns.all == 1
+	}, patience, time.Millisecond)
+	fourth := connect(t, address)
+	ends(t, fourth, begin(t, fourth, getVM, nil), codes.Unauthenticated, "")
+}
+
 func TestBudget(t *testing.T) {
 	b := newBudget(3, 2, 100)
 	b.bytes.Acquire(t.Context(), maxLarge-150)
@@ -328,6 +353,6 @@ func TestNetworks(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
 	} {
-		require.Equal(t, want, networkOf(netip.MustParseAddr(address)).String())
+		require.Equal(t, want, networkOf(net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 1))).String())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/binary"
 	"net"
+	"runtime"
 	"sync"
 )
 
@@ -34,6 +35,8 @@ type meter struct {
 	mu     sync.Mutex
 	calls  map[uint32]*call
 	closed bool
+
+	release func() // gives the connection back to the intake's count, once
 }
 
 // Frame types and flags of HTTP/2 that a meter heeds.
@@ -52,13 +55,16 @@ const (
 const prefaceBytes = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
 // readAhead is the size of a meter's buffer in bytes. gRPC has none of its own behind a meter.
-const readAhead = 32 << 10
+const readAhead = 16 << 10
 
-func newMeter(conn net.Conn, intake *Intake) *meter {
-	return &meter{
+func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
+	m := &meter{
 		Conn: conn, remote: ownAddr(conn.RemoteAddr()), intake: intake, in: bufio.NewReaderSize(conn, readAhead), preface: prefaceBytes,
-		calls: map[uint32]*call{},
+		calls: map[uint32]*call{}, release: release,
 	}
+	// gRPC drops a connection without closing what the handshake returned if it fails before it reads.
+	runtime.AddCleanup(m, func(release func()) { release() }, release)
+	return m
 }
 
 // otherAddr is an address that is not TCP's.
@@ -114,6 +120,7 @@ func (m *meter) Close() error {
 	clear(m.calls)
 	m.mu.Unlock()
 	m.intake.meters.Delete(m.remote)
+	m.release()
 	return m.Conn.Close()
 }
 

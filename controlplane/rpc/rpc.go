@@ -1,8 +1,10 @@
 // Package rpc is the half of every gRPC service that does not depend on the service: request ids, bearer tokens,
 // errors with google.rpc details, recovery, deadlines, limits, metrics, reflection and the standard health service.
 //
-// A service registers itself on the *grpc.Server that New builds and returns fault.Faults. It knows no records and no
-// service.
+// A service registers itself on the Server that New builds and returns fault.Faults. It knows no records and no service.
+//
+// Before any of that, an Intake bounds what callers can make a server hold: it refuses calls by their headers, and lets a
+// message be read only when it has arrived or fits a limit of its method and a budget. See Intake for the reasons.
 package rpc
 
 import (
