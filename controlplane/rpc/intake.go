@@ -56,7 +56,7 @@ const (
 	// maxUnprovenOf bounds those of them that come from one address.
 	maxUnprovenOf = 512
 	// maxProven bounds those of callers with a valid credential, and apart from them those of another protocol's methods.
-	maxProven = 4096
+	maxProven = 2048
 	// maxProvenOf bounds those of them that come from one address.
 	maxProvenOf = 1024
 	// maxConns bounds the connections; a further one is closed. Each has 48 KiB of buffers when it has been used.
