@@ -31,8 +31,9 @@ const (
 	MaxHeaders = 16 << 10
 	// MaxOpen bounds a message of a method that callers without a credential may call, in bytes.
 	MaxOpen = window
-	// ReceiveTime is how long a message may take to arrive, from the headers of its call or, in a stream of messages, from its
-	// first byte that is processed. MaxMessage needs a tenth of a gigabit per second.
+	// ReceiveTime is how long a message may take to arrive: from the headers of its call or, where a client may send several,
+	// from when the message began. A message longer than small has that long again from when its length is known. MaxPlain
+	// bytes need 1.3 Mbit/s.
 	ReceiveTime = 10 * time.Second
 	// PartTime is ReceiveTime for image parts, which are ten times as large as other messages.
 	PartTime = time.Minute
