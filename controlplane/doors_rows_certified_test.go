@@ -16,18 +16,16 @@ var certifiedRows = []row{
 	{name: agentService + "SendConsole", ask: `{"request_id":"x"}`, right: "NOT_FOUND"},
 	{name: "agents /member.v1.MemberService/BringKey", ask: `{}`, right: "FAILED_PRECONDITION", but: byInvitation},
 	{name: agentNodes + "HeartbeatNode", ask: `$beat`, right: "OK"},
-	{name: agentNodes + "ListNodes", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
-	{name: agentNodes + "GetNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
-	{name: agentNodes + "CordonNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
-	{name: agentNodes + "UncordonNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
-	{name: agentNodes + "DrainNode", ask: `{}`, right: "UNIMPLEMENTED", but: notServed},
+	{name: agentNodes + "ListNodes", ask: `{}`, right: "UNIMPLEMENTED"},
+	{name: agentNodes + "GetNode", ask: `{}`, right: "UNIMPLEMENTED"},
+	{name: agentNodes + "CordonNode", ask: `{}`, right: "UNIMPLEMENTED"},
+	{name: agentNodes + "UncordonNode", ask: `{}`, right: "UNIMPLEMENTED"},
+	{name: agentNodes + "DrainNode", ask: `{}`, right: "UNIMPLEMENTED"},
 	{name: peerService + "SendSnapshot", ask: `{}`, right: "PERMISSION_DENIED", but: stranger},
 	{name: peerService + "Call", ask: `{}`, right: "PERMISSION_DENIED", but: stranger},
 	{name: peerService + "Open", ask: `{}`, right: "PERMISSION_DENIED", but: stranger},
 	{name: peerService + "ReadImage", ask: `{"sha256":"$sum"}`, right: "PERMISSION_DENIED", but: stranger},
 }
-
-var notServed = []exception{{[]string{"no certificate"}, "UNIMPLEMENTED", "agents may call nothing but HeartbeatNode of this service"}}
 
 var stranger = []exception{{why: "the certificate is good, but a lone member knows no other"}}
 

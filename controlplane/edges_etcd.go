@@ -26,6 +26,10 @@ import (
 // etcdOverhead is what a message may have beyond a request that writes, as in etcd.
 const etcdOverhead = 512 << 10
 
+// etcdStreams is how many calls a connection of etcd's port may have open. etcd has no bound; its clients watch any number
+// of keys over one stream.
+const etcdStreams = 4096
+
 // serveEtcd serves on one port what an etcd serves: gRPC and HTTP/1.
 func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
 	config, err := etcdTLS(c)
@@ -36,14 +40,15 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 	if err != nil {
 		return fmt.Errorf("listen for etcd: %w", err)
 	}
-	g := grpc.NewServer(
-		grpc.Creds(etcdrpc.Credentials()), grpc.ChainUnaryInterceptor(counted.UnaryServerInterceptor(), etcd.Unary),
+	in := rpc.NewIntake(etcdStreams, etcd.Intake(c.MaxRequestBytes+etcdOverhead))
+	g := rpc.NewServer(in, append(in.Settings(etcdrpc.Credentials()),
+		grpc.ChainUnaryInterceptor(counted.UnaryServerInterceptor(), etcd.Unary),
 		grpc.ChainStreamInterceptor(counted.StreamServerInterceptor(), etcd.Stream),
-		grpc.MaxRecvMsgSize(c.MaxRequestBytes+etcdOverhead), grpc.MaxSendMsgSize(math.MaxInt32), grpc.MaxConcurrentStreams(math.MaxUint32),
+		grpc.MaxRecvMsgSize(c.MaxRequestBytes+etcdOverhead), grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.NumStreamWorkers(rpc.Workers),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Hour, Timeout: 20 * time.Second}),
-	)
+	)...)
 	etcd.Register(g)
 	h := health.NewServer()
 	healthv1.RegisterHealthServer(g, h)
@@ -52,9 +57,9 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 		Handler: pages, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 	}
-	e.tell(door{"etcd", listener.Addr().String(), g, pages})
+	e.tell(door{"etcd", listener.Addr().String(), g.Server, pages})
 	split := etcdrpc.Split(listener, config)
-	e.grpc, e.http, e.splits = append(e.grpc, g), append(e.http, s), append(e.splits, split)
+	e.grpc, e.http, e.splits = append(e.grpc, g.Server), append(e.http, s), append(e.splits, split)
 	e.work.Go(func() { e.ended("etcd", split.Serve()) })
 	e.work.Go(func() { e.ended("etcd", closed(g.Serve(split.GRPC()))) })
 	e.work.Go(func() { e.ended("etcd", closed(s.Serve(split.HTTP()))) })

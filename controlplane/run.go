@@ -227,7 +227,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		inner.close(0)
 		meshWork.Wait()
 	}()
-	if err := inner.serve("peers", address(c, c.Ports.Peers), peers, nil, nil); err != nil {
+	if err := inner.serve("peers", address(c, c.Ports.Peers), peers.Server, nil, nil); err != nil {
 		return err
 	}
 	compactor := &compactor{store: records, engine: engines[systemGroup], now: clk.Elapsed}
@@ -262,6 +262,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		Credentials: nodes.Credentials(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
 		Log: log, Metrics: grpcMetrics, MaxMessage: node.MaxMessage,
+		Certified: true, Open: []string{node.OpenMethod, invite.OpenMethod},
 	})
 	nodes.RegisterAgents(agents)
 	invites.Register(agents)
@@ -275,7 +276,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	streams := rpc.NewStreams()
 	public, health := rpc.New(rpc.Options{
 		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
-		Guest: &rpc.Guest{Prefix: etcdrpc.Prefix, Unary: etcd.Unary, Stream: etcd.Stream},
+		Guest: &rpc.Guest{
+			Prefix: etcdrpc.Prefix, Admit: etcd.Admits, MaxMessage: c.KV.MaxRequestBytes + etcdOverhead, Unary: etcd.Unary, Stream: etcd.Stream,
+		},
 	})
 	etcd.Register(public)
 	identities.Register(public)
@@ -320,7 +323,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	// Agents hold streams that have no end; they find another member at once.
 	agentEdge := &edges{log: log, opened: opened, failed: e.failed}
 	defer agentEdge.close(0)
-	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents, nil, nil); err != nil {
+	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents.Server, nil, nil); err != nil {
 		return err
 	}
 	for _, s := range []struct {
@@ -329,8 +332,8 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		grpc *grpc.Server
 		http http.Handler
 	}{
-		{"grpc", c.Ports.GRPC, public, nil},
-		{"credit rpc", c.Ports.CreditGRPC, creditOnly, nil},
+		{"grpc", c.Ports.GRPC, public.Server, nil},
+		{"credit rpc", c.Ports.CreditGRPC, creditOnly.Server, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"credit", c.Ports.Credit, nil, creditREST},
 		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST, c.hosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},

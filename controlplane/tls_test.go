@@ -182,7 +182,7 @@ func tenantsEdge(t *testing.T) (keys, rpcs string, dir string, authority *mtls.A
 	})
 	require.NoError(t, e.serve("kv", keys, nil, said, tenants.keys))
 	public, _ := rpc.New(rpc.Options{Credentials: tenants.grpc(), Log: e.log, Metrics: grpcprom.NewServerMetrics(), Public: true})
-	require.NoError(t, e.serve("grpc", rpcs, public, nil, nil))
+	require.NoError(t, e.serve("grpc", rpcs, public.Server, nil, nil))
 	return keys, rpcs, dir, authority
 }
 

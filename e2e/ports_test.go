@@ -95,7 +95,7 @@ func TestCertificatesAtPorts(t *testing.T) {
 		{"the list of nodes", "7443", func(ctx context.Context, c *grpc.ClientConn) error {
 			_, err := vmv1.NewNodeServiceClient(c).ListNodes(ctx, &vmv1.ListNodesRequest{})
 			return err
-		}, map[string]codes.Code{"nothing": codes.Unimplemented, "a host not joined": codes.Unimplemented, "an expired host": codes.Unimplemented}},
+		}, map[string]codes.Code{"nothing": codes.Unauthenticated, "a host not joined": codes.Unimplemented, "an expired host": codes.Unimplemented}},
 	}
 	for _, c := range calls {
 		for name, own := range shown {

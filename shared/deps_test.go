@@ -35,6 +35,7 @@ var arrows = map[string][]string{
 	"controlplane/loopback":        {},
 	"controlplane/rest":            {"controlplane/auth", "controlplane/loopback", "shared/cloud", "shared/fault"},
 	"controlplane/rpc":             {"controlplane/auth", "shared/cloud", "shared/fault"},
+	"controlplane/rpc/rpctest":     {},
 	"controlplane/lead":            {"controlplane/auth", "shared/cloud", "shared/fault"},
 	"controlplane/budget":          {"controlplane/auth", "shared/cloud", "shared/fault", "shared/mutant"},
 	"controlplane/diskspace":       {"controlplane/auth", "shared/cloud", "shared/fault"},
@@ -104,7 +105,7 @@ var arrows = map[string][]string{
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},
 	"e2e/up":              {"e2e/lab", "protos/…"},
 	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/clusterkey",
-		"controlplane/mvcc", "controlplane/store", "controlplane/identity/keyring"}, // to look for secrets in what a member has written
+		"controlplane/rpc/rpctest", "controlplane/mvcc", "controlplane/store", "controlplane/identity/keyring"}, // to look for secrets in what a member has written
 
 	"e2e/creditbench":          {"e2e/…"},
 	"e2e/creditbench/books":    {},

@@ -136,7 +136,7 @@ func TestWhatTheUnitsPromise(t *testing.T) {
 			"CapabilityBoundingSet": "", "SystemCallFilter": "@system-service", "StateDirectory": "trivet", "Restart": "always",
 			"TimeoutStopSec": "15", "EnvironmentFile": "-/etc/trivet/controlplane.env",
 			"ExecStart":  "/usr/bin/trivet-controlplane --config /etc/trivet/controlplane.yaml",
-			"ExecReload": "/bin/kill -HUP $MAINPID",
+			"ExecReload": "/bin/kill -HUP $MAINPID", "Environment": "GOMEMLIMIT=2GiB",
 		},
 		// Stopping it ends the agent alone, and its guests' groups are another unit's.
 		"trivet-nodeagent.service": {

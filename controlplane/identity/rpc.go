@@ -18,7 +18,7 @@ import (
 )
 
 // Register adds identity.v1.
-func (s *Service) Register(g *grpc.Server) {
+func (s *Service) Register(g grpc.ServiceRegistrar) {
 	identityv1.RegisterIdentityServiceServer(g, &server{s: s})
 }
 

@@ -16,7 +16,9 @@ import (
 )
 
 // Register adds ImageService.
-func (s *Service) Register(g *grpc.Server) { vmv1.RegisterImageServiceServer(g, &server{s: s}) }
+func (s *Service) Register(g grpc.ServiceRegistrar) {
+	vmv1.RegisterImageServiceServer(g, &server{s: s})
+}
 
 type server struct {
 	vmv1.UnsafeImageServiceServer

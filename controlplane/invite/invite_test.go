@@ -68,7 +68,7 @@ func newWorld(t *testing.T) *world {
 	shows := func() (*tls.Certificate, error) { return mtls.WithAuthority(own, authority.Certificate()), nil }
 	g, _ := rpc.New(rpc.Options{
 		Credentials: credentials.NewTLS(mtls.ServerOptional(shows, authority.Certificate(), mtls.OnlyKind(mtls.Node), 0)),
-		Log:         log, Metrics: grpcprom.NewServerMetrics(),
+		Log:         log, Metrics: grpcprom.NewServerMetrics(), Certified: true, Open: []string{OpenMethod},
 	})
 	memberv1.RegisterMemberServiceServer(g, w)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -19,6 +19,9 @@ import (
 // method is the audit's name of the use of a token.
 const method = "/member.v1.MemberService/BringKey"
 
+// OpenMethod is the method of members that needs no certificate.
+const OpenMethod = memberv1.MemberService_BringKey_FullMethodName
+
 // Register adds MemberService to the server of port 7443, which lets in who shows no certificate.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	memberv1.RegisterMemberServiceServer(g, &server{s: s})

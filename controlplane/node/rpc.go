@@ -18,7 +18,7 @@ import (
 )
 
 // Register adds NodeService to the server of port 50051.
-func (s *Service) Register(g *grpc.Server) { vmv1.RegisterNodeServiceServer(g, &server{s: s}) }
+func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterNodeServiceServer(g, &server{s: s}) }
 
 type server struct {
 	vmv1.UnsafeNodeServiceServer

@@ -34,6 +34,9 @@ type ImageSource interface {
 	Open(sha256 string) (io.ReadSeekCloser, error)
 }
 
+// OpenMethod is the method of agents that needs no certificate.
+const OpenMethod = agentv1.AgentService_Join_FullMethodName
+
 // RegisterAgents adds what agents may call, to the server of port 7443.
 func (s *Service) RegisterAgents(g grpc.ServiceRegistrar) {
 	agentv1.RegisterAgentServiceServer(g, &agents{s: s})

@@ -198,7 +198,7 @@ func newWorld(t *testing.T) *world {
 		}
 		g, _ := rpc.New(rpc.Options{
 			Credentials: s.Credentials(mtls.ServerOptional(shows, authority.Certificate(), mtls.OnlyKind(mtls.Node), RenewGrace)),
-			Log:         log, Metrics: grpcprom.NewServerMetrics(), MaxMessage: MaxMessage,
+			Log:         log, Metrics: grpcprom.NewServerMetrics(), MaxMessage: MaxMessage, Certified: true, Open: []string{OpenMethod},
 		})
 		s.RegisterAgents(g)
 		go g.Serve(l)

@@ -49,7 +49,7 @@ type Group struct {
 }
 
 // Register adds OperatorService.
-func Register(g *grpc.Server, opts Options) {
+func Register(g grpc.ServiceRegistrar, opts Options) {
 	s := &server{opts: opts}
 	s.heardByLeader = lead.Handle(opts.Commands, "operator.heard", lead.Repeatable, s.heard)
 	operatorv1.RegisterOperatorServiceServer(g, s)

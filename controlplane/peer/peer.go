@@ -116,7 +116,7 @@ func (m *Mesh) Attach(runner *consensus.Runner, commands *lead.Commands, images 
 }
 
 // Register adds the service to the server of port 2380, whose credentials must be the mesh's Credentials.
-func (m *Mesh) Register(g *grpc.Server) { peerv1.RegisterPeerServiceServer(g, &service{m: m}) }
+func (m *Mesh) Register(g grpc.ServiceRegistrar) { peerv1.RegisterPeerServiceServer(g, &service{m: m}) }
 
 // Run sends envelopes and snapshots until ctx ends, then closes the connections.
 func (m *Mesh) Run(ctx context.Context) {

@@ -23,7 +23,6 @@ import (
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
 
 	"github.com/trivet-cloud/trivet/controlplane/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/lead"
@@ -133,7 +132,7 @@ type seat struct {
 	tape     *tape
 	dir      string
 	config   *tls.Config
-	server   *grpc.Server
+	server   *rpc.Server
 }
 
 // table is members that know of each other; cluster is the authority that signs them.

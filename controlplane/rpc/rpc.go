@@ -1,8 +1,10 @@
 // Package rpc is the half of every gRPC service that does not depend on the service: request ids, bearer tokens,
 // errors with google.rpc details, recovery, deadlines, limits, metrics, reflection and the standard health service.
 //
-// A service registers itself on the *grpc.Server that New builds and returns fault.Faults. It knows no records and no
-// service.
+// A service registers itself on the Server that New builds and returns fault.Faults. It knows no records and no service.
+//
+// Before any of that, an Intake bounds what callers can make a server hold: it refuses calls by their headers, and lets a
+// message be read only when it has arrived or fits a limit of its method and a budget. See Intake for the reasons.
 package rpc
 
 import (
@@ -59,8 +61,12 @@ type Options struct {
 	Credentials credentials.TransportCredentials
 	// CallerOf reads the caller from the connection, where there is no Verifier.
 	CallerOf func(context.Context) (*cloud.Caller, error)
-	Log      *slog.Logger
-	Metrics  *grpcprom.ServerMetrics
+	// Certified says that callers without a certificate may only call the methods in Open, by their full names. For ports
+	// that have no Verifier and let such callers connect.
+	Certified bool
+	Open      []string
+	Log       *slog.Logger
+	Metrics   *grpcprom.ServerMetrics
 	// Audit is told of calls that were refused, or failed to change something; optional.
 	Audit auth.Auditor
 	// Reflection and the health service are registered when set.
@@ -78,12 +84,16 @@ type Options struct {
 type Guest struct {
 	// Prefix is what the full names of their methods begin with.
 	Prefix string
-	Unary  grpc.UnaryServerInterceptor
-	Stream grpc.StreamServerInterceptor
+	// Admit refuses a call by its headers, before its message is read. The interceptors refuse it for the same reasons.
+	Admit func(ctx context.Context, method string) error
+	// MaxMessage is the limit of a message in bytes.
+	MaxMessage int
+	Unary      grpc.UnaryServerInterceptor
+	Stream     grpc.StreamServerInterceptor
 }
 
-// New builds a server.
-func New(opts Options) (*grpc.Server, *health.Server) {
+// New builds a server. It has an Intake unless every caller shows a certificate when connecting.
+func New(opts Options) (*Server, *health.Server) {
 	limit := opts.MaxMessage
 	if limit == 0 {
 		limit = MaxMessage
@@ -106,13 +116,17 @@ func New(opts Options) (*grpc.Server, *health.Server) {
 		grpc.ConnectionTimeout(10 * time.Second),
 		grpc.ForceServerCodecV2(newCodec()),
 	}
-	if opts.Credentials != nil {
+	var in *Intake
+	if opts.Public || opts.Certified {
+		in = NewIntake(MaxStreams, e.prove)
+		settings = append(settings, in.Settings(opts.Credentials)...)
+	} else if opts.Credentials != nil {
 		settings = append(settings, grpc.Creds(opts.Credentials))
 	}
 	if opts.Public {
 		settings = append(settings, grpc.NumStreamWorkers(Workers))
 	}
-	s := grpc.NewServer(settings...)
+	s := NewServer(in, settings...)
 	h := health.NewServer()
 	if opts.Public {
 		healthv1.RegisterHealthServer(s, h)
@@ -139,6 +153,8 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var caller *cloud.Caller
 	switch header := md.Get("authorization"); {
+	case proven(ctx) != nil:
+		caller = proven(ctx)
 	case e.opts.CallerOf != nil:
 		c, err := e.opts.CallerOf(ctx)
 		if err != nil {

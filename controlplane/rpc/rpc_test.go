@@ -199,17 +199,17 @@ func TestMessageSizes(t *testing.T) {
 	conn, _ := serve(t, &handlers{get: func(context.Context) error { return nil }})
 	vms, images := vmv1.NewVmServiceClient(conn), vmv1.NewImageServiceClient(conn)
 	get := func(n int) error {
-		_, err := vms.GetVm(t.Context(), &vmv1.GetVmRequest{VmId: strings.Repeat("x", n)})
+		_, err := vms.GetVm(with(t, "authorization", "Bearer good"), &vmv1.GetVmRequest{VmId: strings.Repeat("x", n)})
 		return err
 	}
 	watch := func(n int) error {
-		w, err := vms.WatchVm(t.Context(), &vmv1.WatchVmRequest{VmId: strings.Repeat("x", n)})
+		w, err := vms.WatchVm(with(t, "authorization", "Bearer good"), &vmv1.WatchVmRequest{VmId: strings.Repeat("x", n)})
 		require.NoError(t, err)
 		_, err = w.Recv()
 		return err
 	}
 	upload := func(n int) error {
-		_, err := images.UploadImagePart(t.Context(), &vmv1.UploadImagePartRequest{Body: make([]byte, n)})
+		_, err := images.UploadImagePart(with(t, "authorization", "Bearer good"), &vmv1.UploadImagePartRequest{Body: make([]byte, n)})
 		return err
 	}
 	for name, c := range map[string]struct {
@@ -247,7 +247,7 @@ func TestCallers(t *testing.T) {
 		user  cloud.UserID
 		key   string
 	}{
-		{"nobody", nil, codes.OK, "", ""},
+		{"nobody", nil, codes.Unauthenticated, "", ""},
 		{"ada", []string{"authorization", "Bearer good"}, codes.OK, "ada", ""},
 		{"ada with a key", []string{"authorization", "Bearer good", "idempotency-key", "k"}, codes.OK, "ada", "k"},
 		{"a key that is too long", []string{"authorization", "Bearer good", "idempotency-key", strings.Repeat("k", 256)}, codes.InvalidArgument, "", ""},
@@ -302,7 +302,8 @@ func TestBodyHash(t *testing.T) {
 // Another protocol's methods have their own errors, and nothing of ours.
 func TestGuestsKeepToThemselves(t *testing.T) {
 	guest := &Guest{
-		Prefix: "/vmcontroller.v1.VmService/",
+		Prefix: "/vmcontroller.v1.VmService/", MaxMessage: MaxPlain,
+		Admit: func(context.Context, string) error { return nil },
 		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			require.Empty(t, RequestID(ctx))
 			require.Nil(t, auth.CallerOf(ctx), "the token is the guest's to read")

@@ -18,7 +18,7 @@ import (
 )
 
 // Register adds VmService.
-func (s *Service) Register(g *grpc.Server) { vmv1.RegisterVmServiceServer(g, &server{s: s}) }
+func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterVmServiceServer(g, &server{s: s}) }
 
 type server struct {
 	vmv1.UnsafeVmServiceServer

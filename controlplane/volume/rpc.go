@@ -17,7 +17,7 @@ import (
 )
 
 // Register adds VolumeService.
-func Register(g *grpc.Server) { vmv1.RegisterVolumeServiceServer(g, server{}) }
+func Register(g grpc.ServiceRegistrar) { vmv1.RegisterVolumeServiceServer(g, server{}) }
 
 type server struct {
 	vmv1.UnsafeVolumeServiceServer

@@ -105,7 +105,7 @@ func New(opts Options) *Server { return &Server{opts: opts, slow: slowLog{log: o
 func (s *Server) Run(ctx context.Context) { s.waiting.run(ctx, s.opts.Service) }
 
 // Register adds the services to a gRPC server, which must have Unary and Stream as interceptors of these methods.
-func (s *Server) Register(g *grpc.Server) {
+func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterKVServer(g, &keys{Service: s.opts.Service})
 	pb.RegisterWatchServer(g, &watches{service: s.opts.Service})
 	pb.RegisterLeaseServer(g, &leases{Service: s.opts.Service})

@@ -1,0 +1,102 @@
+package rpc
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+)
+
+// Server is a gRPC server behind an Intake.
+type Server struct {
+	*grpc.Server
+	intake *Intake // nil for a server whose listener lets nobody in without a certificate
+}
+
+// NewServer makes a server with the settings and those of the Intake. Services must be registered on what it returns.
+func NewServer(i *Intake, settings ...grpc.ServerOption) *Server {
+	return &Server{Server: grpc.NewServer(settings...), intake: i}
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	if s.intake == nil {
+		s.Server.RegisterService(desc, impl)
+		return
+	}
+	guarded := *desc
+	guarded.Methods = make([]grpc.MethodDesc, len(desc.Methods))
+	for k, m := range desc.Methods {
+		name := "/" + desc.ServiceName + "/" + m.MethodName
+		s.intake.methods[name] = true
+		guarded.Methods[k] = grpc.MethodDesc{MethodName: m.MethodName, Handler: s.intake.unary(name, m.Handler)}
+	}
+	guarded.Streams = make([]grpc.StreamDesc, len(desc.Streams))
+	for k, m := range desc.Streams {
+		name := "/" + desc.ServiceName + "/" + m.StreamName
+		s.intake.methods[name] = true
+		m.Handler = s.intake.stream(name, m.ClientStreams, m.Handler)
+		guarded.Streams[k] = m
+	}
+	s.Server.RegisterService(&guarded, impl)
+}
+
+// unary wraps the handler of a method with one message. gRPC calls it before the message is read, and before the
+// interceptor.
+func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHandler {
+	return func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		// The interceptor makes the answer of a call that is refused here, counts it and tells the audit.
+		refuse := func(err error) (any, error) {
+			if interceptor == nil {
+				return nil, err
+			}
+			return interceptor(ctx, nil, &grpc.UnaryServerInfo{Server: srv, FullMethod: method},
+				func(context.Context, any) (any, error) { return nil, err })
+		}
+		r, err := i.receiver(ctx, method)
+		if err != nil {
+			return refuse(err)
+		}
+		defer r.call.forget()
+		admitted, err := r.admits(ctx, false)
+		if err != nil {
+			return refuse(err)
+		}
+		var refused bool
+		resp, err := handler(srv, admitted, func(m any) error {
+			refused, err = r.receive(ctx, false, func() error { return decode(m) })
+			return err
+		}, interceptor)
+		if refused {
+			return refuse(err)
+		}
+		return resp, err
+	}
+}
+
+// stream wraps the handler of a method with streams of messages. The interceptor has run; the handler admits the call.
+func (i *Intake) stream(method string, many bool, handler grpc.StreamHandler) grpc.StreamHandler {
+	return func(srv any, ss grpc.ServerStream) error {
+		r, err := i.receiver(ss.Context(), method)
+		if err != nil {
+			return err
+		}
+		defer r.call.forget()
+		if _, err := r.admits(ss.Context(), many); err != nil {
+			return err
+		}
+		return handler(srv, &received{ss, r, many})
+	}
+}
+
+// received is a stream whose messages a receiver receives.
+type received struct {
+	grpc.ServerStream
+	receiver *receiver
+	many     bool
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (s *received) RecvMsg(m any) error {
+	_, err := s.receiver.receive(s.Context(), s.many, func() error { return s.ServerStream.RecvMsg(m) })
+	return err
+}

@@ -1,0 +1,96 @@
+package e2e
+
+import (
+	"crypto/tls"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/rpc/rpctest"
+)
+
+// Clients without a credential that begin calls and never send the last byte: a member's memory does not follow them, and
+// others are served meanwhile.
+func TestUnfinishedCalls(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		w.trio.Env = func(id int) []string {
+			return []string{fmt.Sprintf("TRIVET_KV_ETCD_LISTEN=%s:2379", w.trio.Members[id])}
+		}
+	})
+	ctx := w.context(5 * time.Minute)
+	begin := map[int]int{}
+	for id := range w.trio.Members {
+		begin[id] = w.resident(id)
+	}
+	const put = "/etcdserverpb.KV/Put"
+	for _, c := range []struct {
+		name, method  string
+		member, port  int
+		calls, length int
+		config        *tls.Config
+		// most is how much the member's memory may have grown since the start, in MiB. Without bounds it is calls * length. Of
+		// etcd's methods, which callers on loopback need no credential for, 64 MiB are read at a time.
+		most int
+	}{
+		{"an open method", "/identity.v1.IdentityService/IssueToken", 1, 50051, 60, 16 << 20, nil, 96},
+		{"open methods of every size", "/identity.v1.IdentityService/IssueToken", 1, 50051, 500, 60 << 10, nil, 96},
+		{"a method that needs a token", "/vmcontroller.v1.VmService/CreateVm", 1, 50051, 500, 1 << 20, nil, 96},
+		{"image parts", "/vmcontroller.v1.ImageService/UploadImagePart", 1, 50051, 60, 16 << 20, nil, 96},
+		{"credit", "/credit.v1.CreditService/GetWallet", 2, 50057, 60, 16 << 20, nil, 96},
+		{"hosts that join", "/agent.v1.AgentService/Join", 2, 7443, 60, 16 << 20, &tls.Config{InsecureSkipVerify: true}, 96},
+		{"hosts without a certificate", "/agent.v1.AgentService/Report", 2, 7443, 500, 1 << 20, &tls.Config{InsecureSkipVerify: true}, 96},
+		{"etcd's methods, too large", put, 3, 50051, 60, 16 << 20, nil, 96},
+		{"etcd's methods", put, 3, 50051, 400, 3 << 19, nil, 192},
+		{"etcd's port", put, 3, 2379, 400, 3 << 19, nil, 192},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			host := w.trio.Members[c.member]
+			r, err := rpctest.Dial(fmt.Sprintf("%s:%d", host, c.port), c.config)
+			require.NoError(t, err)
+			defer r.Close()
+			var calls sync.WaitGroup
+			for range c.calls {
+				stream, err := r.Call(c.method)
+				require.NoError(t, err)
+				calls.Go(func() { r.Stall(stream, c.length, 3*time.Second) })
+			}
+			calls.Wait()
+			grown := (w.resident(c.member) - begin[c.member]) >> 10
+			t.Logf("after %d calls of %d KiB the VmRSS of member %d has grown from %d by %d MiB", c.calls, c.length>>10, c.member, begin[c.member]>>10, grown)
+			require.Less(t, grown, c.most)
+
+			_, err = w.dial(c.member, w.adminToken).VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
+			require.NoError(t, err, "a tenant's call meanwhile")
+			conn, err := grpc.NewClient(fmt.Sprintf("passthrough:///%s:50051", host), grpc.WithTransportCredentials(insecure.NewCredentials()))
+			require.NoError(t, err)
+			defer conn.Close()
+			_, err = pb.NewKVClient(conn).Put(ctx, &pb.PutRequest{Key: []byte(c.name), Value: make([]byte, 1000)})
+			require.NoError(t, err, "a call of etcd's meanwhile")
+		})
+	}
+}
+
+var vmRSS = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
+
+// resident is the resident memory of a member in KiB.
+func (w *world) resident(member int) int {
+	w.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.dir.Running(w.trio.Name(member))))
+	require.NoError(w.t, err)
+	found := vmRSS.FindSubmatch(text)
+	require.NotNil(w.t, found)
+	kib, err := strconv.Atoi(string(found[1]))
+	require.NoError(w.t, err)
+	return kib
+}
