@@ -66,6 +66,7 @@ type Options struct {
 type Server struct {
 	opts    Options
 	waiting streams
+	open    openStreams
 	slow    slowLog
 }
 
@@ -145,6 +146,11 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 		return err
 	}
 	admitted = s.opts.Service.Begin(admitted)
+	closed, err := s.open.take(ctx, s.opts.Service.Caller(admitted))
+	if err != nil {
+		return err
+	}
+	defer closed()
 	governed, done := s.whileGoverning(admitted)
 	defer done()
 	admitted = governed
