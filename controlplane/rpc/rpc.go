@@ -1,6 +1,10 @@
 // Package rpc is the half of every gRPC service that does not depend on the service: request ids, bearer tokens,
 // errors with google.rpc details, recovery, deadlines, limits, metrics, reflection and the standard health service.
 //
+// Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do not
+// read (unsent.go). SendMsg of such a stream waits until the client has taken what was sent before; a handler that sends a
+// Late holds no message meanwhile.
+//
 // A service registers itself on the *grpc.Server that New builds and returns fault.Faults. It knows no records and no
 // service.
 package rpc
