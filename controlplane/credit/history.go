@@ -124,8 +124,8 @@ func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction
 	return tx, err
 }
 
-// watchPage is how many transactions a watch reads at a time while it catches up.
-const watchPage = 256
+// watchPage is how many transactions a watch reads at a time while it catches up, and keeps while its client does not read.
+const watchPage = 32
 
 // Watch sends a tenant's transactions from a sequence number on, in order and without a gap: those that are there, then
 // those that come, until ctx ends. A reader that falls behind the kept history gets OutOfRange, and goes on from the next

@@ -191,6 +191,20 @@ func (s *Service) user(ctx context.Context, p *policy) (string, error) {
 	return p.users.Accept(claim)
 }
 
+// Caller returns the user who makes the call of ctx: "" while etcd's Auth is disabled, and for a call whose token is
+// missing or not valid.
+func (s *Service) Caller(ctx context.Context) string {
+	p, err := s.current()
+	if err != nil {
+		return ""
+	}
+	user, err := s.user(ctx, p)
+	if err != nil {
+		return ""
+	}
+	return user
+}
+
 // errBehind says that a token is newer than the records here; what clients see of it is that the token is not valid.
 var errBehind = fmt.Errorf("the records here are old: %w", rpctypes.ErrGRPCInvalidAuthToken)
 

@@ -28,23 +28,23 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/rpc/rpctest"
 )
 
-// tokens answers IssueToken.
-type tokens struct {
+// tokenIssuer answers IssueToken.
+type tokenIssuer struct {
 	identityv1.UnimplementedIdentityServiceServer
 	asked atomic.Int64
 }
 
-func (s *tokens) IssueToken(context.Context, *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
+func (s *tokenIssuer) IssueToken(context.Context, *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
 	s.asked.Add(1)
 	return &identityv1.IssueTokenResponse{}, nil
 }
 
 // listen serves on a TCP port, where calls come from addresses.
-func listen(t *testing.T, h *handlers, receive time.Duration) (address string, s *Server, issued *tokens) {
+func listen(t *testing.T, h *handlers, receive time.Duration) (address string, s *Server, issued *tokenIssuer) {
 	t.Helper()
 	s, health := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true})
 	s.intake.time = receive
-	issued = &tokens{}
+	issued = &tokenIssuer{}
 	vmv1.RegisterVmServiceServer(s, h)
 	vmv1.RegisterImageServiceServer(s, h)
 	identityv1.RegisterIdentityServiceServer(s, issued)

@@ -5,6 +5,10 @@
 //
 // Before any of that, an Intake bounds what callers can make a server hold: it refuses calls by their headers, and lets a
 // message be read only when it has arrived or fits a limit of its method and a budget. See Intake for the reasons.
+//
+// Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do not
+// read (unsent.go). SendMsg of such a stream waits until the client has taken what was sent before; a handler that sends a
+// Late holds no message meanwhile.
 package rpc
 
 import (

@@ -22,7 +22,7 @@ const (
 	MaxProjectStreams = 256
 	// MaxOrgStreams bounds all projects of an org: an org makes as many projects as it likes.
 	MaxOrgStreams = 1024
-	// MaxMemberStreams bounds the memory that idle streams cost a member: about 40 KiB each. Callers who govern the cloud
+	// MaxMemberStreams bounds the memory that idle streams cost a member: about 30 KiB each. Callers who govern the cloud
 	// are not bound by it, so that operators can work on a member that tenants have filled.
 	MaxMemberStreams = 8192
 	// MaxOpenStreams bounds the streams of callers who are not authenticated (health, reflection, and calls that will be

@@ -27,10 +27,10 @@ const (
 	// 64 KiB after which gRPC itself makes a sender wait, where a token that ends could not end the stream.
 	streamUnsent = 32 << 10
 	// stallTime is how long a client may take nothing before its stream can be ended for others that wait.
-	stallTime = 2 * time.Second
+	stallTime = 5 * time.Second
 	// closeTime is how long the client of a stream that was ended has to take what the stream holds. Then its connection
 	// is closed.
-	closeTime = time.Second
+	closeTime = 2 * time.Second
 	// tidyEvery is how often streams that wait look for ones that have stalled.
 	tidyEvery = 250 * time.Millisecond
 )

@@ -5,7 +5,8 @@
 //   - Update runs a function that reads and writes; what it read becomes guards, what it wrote ops, and all of it is one
 //     entry of the log or nothing. When something read has changed meanwhile the function runs again, so it must do
 //     nothing but read and write through its Tx.
-//   - Watch follows a table from a revision. A commit is the event: there is no other event mechanism.
+//   - Watch follows a table from a revision. A commit is the event: there is no other event mechanism. Shared makes what
+//     many watches of one record need of an event, such as its message, once.
 //   - Lists go by pages under tokens that cannot be forged and always show the moment of the first page.
 //
 // Time inside an Update is stamped once, max(last stamped, clock), and travels in the entry. Package storetest is the

@@ -2,6 +2,7 @@ package etcdrpc_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +17,10 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
@@ -269,4 +274,31 @@ func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 	require.Equal(t, 200, code)
 	code, _ = ask("/readyz")
 	require.Equal(t, 503, code)
+}
+
+// One client that opens streams without end is refused; its streams that are open work on, and ending one makes room.
+func TestStreamsOfAClientAreBounded(t *testing.T) {
+	w := newWorld(t)
+	conn, err := grpc.NewClient(w.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	open := func(ctx context.Context) error {
+		s, err := pb.NewWatchClient(conn).Watch(ctx)
+		require.NoError(t, err)
+		if err := s.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: []byte("k")}}}); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		_, err = s.Recv()
+		return err
+	}
+	first, hangUp := context.WithCancel(t.Context())
+	require.NoError(t, open(first))
+	for range 2047 {
+		require.NoError(t, open(t.Context()))
+	}
+	err = open(t.Context())
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	require.ErrorContains(t, err, "address 127.0.0.1 has 2048 streams open on this member")
+	hangUp()
+	require.Eventually(t, func() bool { return open(t.Context()) == nil }, 10*time.Second, time.Millisecond)
 }

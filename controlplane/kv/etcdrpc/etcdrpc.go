@@ -95,6 +95,7 @@ type Options struct {
 type Server struct {
 	opts    Options
 	waiting streams
+	open    openStreams
 	slow    slowLog
 }
 
@@ -193,6 +194,11 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 // client wants that, as long as there is a leader.
 func (s *Server) carry(ctx context.Context, token string, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
+	closed, err := s.open.take(ctx, s.opts.Service.Caller(ctx))
+	if err != nil {
+		return err
+	}
+	defer closed()
 	ctx, done := s.whileGoverning(ctx, token)
 	defer done()
 	if wantsLeader {

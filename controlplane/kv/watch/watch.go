@@ -6,7 +6,7 @@
 // A stream has one goroutine that sends, which owns all of its watches, and one that receives. A watch costs no goroutine
 // and no queue: the engine tells the stream which watches have something to see, and the stream asks them in turn for one
 // batch each while the client takes what is sent. So a slow client holds back nothing but itself, and memory is bounded
-// by the requests that wait (16) and the batch that is being sent.
+// by the requests that wait (16), the keys of the watches (maxKeyBytes) and the batch that is being sent.
 //
 // # Progress
 //
@@ -61,6 +61,19 @@ const (
 	emptyRange  = "mvcc: watcher range is empty"
 )
 
+// Bounds on the watches of one stream: each costs the member about 1 KiB, and its keys. A watch beyond them is refused;
+// the stream goes on. etcd has no such bounds.
+const (
+	maxWatches  = 1 << 16
+	maxKeyBytes = 16 << 20
+)
+
+// Texts of refusals that are not etcd's.
+const (
+	tooManyWatches = "etcdserver: too many watches on this stream: open another one"
+	tooManyKeys    = "etcdserver: the keys of the watches on this stream are too long together: open another one"
+)
+
 // waiting is how many requests of a stream may wait to be carried out.
 const waiting = 16
 
@@ -73,6 +86,7 @@ type Stream struct {
 	// Owned by Serve.
 	watches  map[int64]*watch
 	nextID   int64
+	keyBytes int  // of the ranges of all watches
 	asked    bool // for progress, and not answered
 	notices  *time.Ticker
 	now      context.Context // ended: Next returns what is there
@@ -89,6 +103,7 @@ type watch struct {
 	stream   *Stream
 	id       int64
 	from     int64
+	keyBytes int // of its range
 	w        *mvcc.Watcher
 	noPut    bool
 	noDelete bool
@@ -198,6 +213,10 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		return s.refuse(duplicateID)
 	case len(end) > 0 && !(len(end) == 1 && end[0] == 0) && bytes.Compare(key, end) >= 0:
 		return s.refuse(emptyRange)
+	case len(s.watches) >= maxWatches:
+		return s.refuse(tooManyWatches)
+	case s.keyBytes+len(key)+len(end) > maxKeyBytes:
+		return s.refuse(tooManyKeys)
 	}
 	if err := s.opts.Permit(s.ctx, key, end); err != nil {
 		return s.refuse(err.Error())
@@ -215,6 +234,8 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		Key: key, End: end, FromRevision: r.StartRevision, PrevKV: r.PrevKv, MaxBytes: min(1<<20, s.opts.FragmentBytes), Notify: w.ready,
 	})
 	s.watches[id] = w
+	w.keyBytes = len(key) + len(end)
+	s.keyBytes += w.keyBytes
 	if w.notify && s.notices == nil {
 		s.notices = time.NewTicker(s.opts.Progress + rand.N(s.opts.Progress/10+1))
 		s.progress = s.notices.C
@@ -240,6 +261,7 @@ func (s *Stream) refuse(reason string) error {
 
 func (s *Stream) remove(w *watch) {
 	delete(s.watches, w.id)
+	s.keyBytes -= w.keyBytes
 	w.closed = true
 	w.w.Close()
 }

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -493,4 +494,22 @@ func TestAMemberThatStops(t *testing.T) {
 	require.NoError(t, e.Close())
 	require.Equal(t, rpctypes.ErrGRPCStopped, <-c.ended)
 	c.ended <- nil
+}
+
+// The keys of the watches of a stream are bounded together; a watch that is canceled makes room.
+func TestKeysOfAStreamAreBounded(t *testing.T) {
+	s := newStore(t)
+	c := open(t, s)
+	long := bytes.Repeat([]byte("k"), 1<<20)
+	for range maxKeyBytes >> 20 {
+		c.create(&pb.WatchCreateRequest{Key: long})
+	}
+	c.ask(&pb.WatchCreateRequest{Key: []byte("a")})
+	r := c.next()
+	require.True(t, r.Canceled)
+	require.Equal(t, tooManyKeys, r.CancelReason)
+	c.cancel(0)
+	require.True(t, c.next().Canceled)
+	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	require.Equal(t, maxKeyBytes>>20, s.Stats().Watchers)
 }

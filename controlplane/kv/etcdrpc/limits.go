@@ -1,0 +1,72 @@
+package etcdrpc
+
+import (
+	"context"
+	"net"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// Bounds on the streams (Watch, LeaseKeepAlive, RangeStream, Snapshot) that are open at a time on one member, over all of
+// its ports. One more is ResourceExhausted. etcd has no such bound; its clients carry all watches of a program over a
+// few streams.
+const (
+	// maxClientStreams bounds one user of etcd's Auth or, where no user is known, one address.
+	maxClientStreams = 2048
+	// maxStreams bounds all clients of a member.
+	maxStreams = 8192
+)
+
+// openStreams counts the open streams of a member.
+type openStreams struct {
+	mu      sync.Mutex
+	all     int
+	clients map[string]int
+}
+
+// take counts one more stream of the client of ctx. Call done when it has ended.
+func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
+	client := "user " + user
+	if user == "" {
+		client = "address " + addressOf(ctx)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n := o.clients[client]; n >= maxClientStreams {
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"etcdserver: %s has %d streams open on this member, which is the limit: share a stream among watches", client, n)
+	}
+	if o.all >= maxStreams {
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"etcdserver: all clients together have %d streams open on this member, which is the limit: use another member", o.all)
+	}
+	if o.clients == nil {
+		o.clients = map[string]int{}
+	}
+	o.all++
+	o.clients[client]++
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.all--
+		if o.clients[client]--; o.clients[client] == 0 {
+			delete(o.clients, client)
+		}
+	}, nil
+}
+
+// addressOf is where a call comes from, without the port.
+func addressOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(p.Addr.String())
+	if err != nil {
+		return p.Addr.String()
+	}
+	return host
+}
