@@ -2,6 +2,8 @@ package identity
 
 import (
 	"context"
+	"encoding/base64"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/store"
 	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -168,4 +172,49 @@ func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
 	require.Equal(t, "lair", q.GetProjectId())
 	_, err = r.CreateProject(w.login("mallory"), &identityv1.CreateProjectRequest{Id: "x", OrgId: "evil", Quota: &identityv1.Quota{Projects: new(uint64(9))}})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+}
+
+// Records of a version that knew no incarnations stay good: a role, a service account and a token that was issued by that
+// version. They end with their project like all others.
+func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	ada := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
+	w.user("ada", ada)
+	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+		p, err := tenant.Find(tx, "web")
+		if err != nil {
+			return err
+		}
+		p.Incarnation = 0
+		tenant.Projects.Put(tx, p, "web")
+		_, err = principal.Change(tx, "ada", func(u *principal.User) error {
+			u.Bindings = []cloud.Binding{ada}
+			return nil
+		})
+		return err
+	})
+	require.NoError(t, err)
+	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
+	require.NoError(t, err)
+	tokens := []string{
+		w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}),
+		w.token(w.first, ask{User: "ada", Password: secret}),
+		w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+	}
+	for _, text := range tokens {
+		require.NoError(t, w.mayCreate(w.first, text))
+		require.NotContains(t, claimsOf(t, text), "incarnation", "as that version issued them")
+	}
+	w.recreate()
+	for _, text := range tokens {
+		require.Error(t, w.mayCreate(w.first, text))
+	}
+}
+
+// claimsOf is the payload of a token.
+func claimsOf(t *testing.T, text string) string {
+	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
+	require.NoError(t, err)
+	return string(payload)
 }

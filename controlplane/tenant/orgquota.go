@@ -17,6 +17,17 @@ const orgProjects Kind = "projects"
 
 var orgKinds = append([]Kind{orgProjects}, kinds...)
 
+// limits reports whether an org's quota limits anything of a kind. The number of projects is always limited.
+func (q *Quota) limits(kind Kind) bool {
+	switch kind {
+	case Machines:
+		return q.VCPUs != nil || q.MemoryMiB != nil || q.StorageGiB != nil || q.VMs != nil
+	case Pictures:
+		return q.Images != nil
+	}
+	return true
+}
+
 var (
 	orgQuotas = store.NewTable[Quota]("org-quota")
 	orgUsages = store.NewTable[Amount]("org-usage")
@@ -30,11 +41,16 @@ func (q *Quota) checkProject() error {
 	return nil
 }
 
-// takeOfOrg adds more to what an org's projects use together and subtracts less, if the org's quota allows it.
+// takeOfOrg adds more to what an org's projects use together and subtracts less, if the org's quota allows it. Kinds that
+// the quota does not limit are not summed for the org, so that creating VMs in its projects does not contend for a record
+// that nobody needs.
 func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, counted Counted) error {
 	q, err := OrgQuotaOf(tx, id)
 	if err != nil {
 		return err
+	}
+	if !q.limits(kind) {
+		return nil
 	}
 	used, err := orgUsageOf(tx, id, kind, counted)
 	if err != nil {
@@ -63,8 +79,9 @@ func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	return nil
 }
 
-// orgUsageOf returns what an org uses of a kind. Where no sum is recorded (by a version that kept none) it sums what the
-// org's projects use, which counted counts where that is not recorded either; a nil counted counts nothing.
+// orgUsageOf returns what an org uses of a kind. Where no sum is recorded (the kind was not limited until now, or an earlier
+// version recorded none) it sums what the org's projects use, which counted counts where that is not recorded either; a
+// nil counted counts nothing.
 func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum Amount, err error) {
 	recorded, err := orgUsages.Get(r, string(id), string(kind))
 	if err != nil {
@@ -124,7 +141,8 @@ func OrgQuotaOf(r store.Reader, id cloud.OrgID) (Quota, error) {
 	return *q, nil
 }
 
-// SetOrgQuota replaces the quota of an org that exists.
+// SetOrgQuota replaces the quota of an org that exists. Sums of what it does not limit any more are dropped, because
+// nothing keeps them right from now on.
 func SetOrgQuota(tx *store.Tx, id cloud.OrgID, q Quota) error {
 	o, err := FindOrg(tx, id)
 	if err != nil {
@@ -134,5 +152,10 @@ func SetOrgQuota(tx *store.Tx, id cloud.OrgID, q Quota) error {
 		return NoOrg(id)
 	}
 	orgQuotas.Put(tx, &q, string(id))
+	for _, kind := range orgKinds {
+		if !q.limits(kind) {
+			orgUsages.Delete(tx, string(id), string(kind))
+		}
+	}
 	return nil
 }

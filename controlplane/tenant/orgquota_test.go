@@ -120,3 +120,24 @@ func TestOrgUsageOfOldRecordsIsCounted(t *testing.T) {
 	require.ErrorContains(t, take(1), "8 are used, 1 more")
 	require.Equal(t, tenant.Amount{VMs: 8, Projects: 2}, w.orgUsed())
 }
+
+// A limit that is set later, or again, counts everything that was created while there was none.
+func TestALimitCountsWhatWasThereBefore(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.create(web.Org, "other")
+	require.NoError(t, err)
+	one := tenant.Amount{VMs: 1}
+	for round := range uint64(3) {
+		for _, id := range []cloud.ProjectID{"web", "other"} {
+			require.NoError(t, w.takeIn(id, tenant.Machines, one, tenant.Amount{}))
+		}
+		used := 2*round + 2
+		require.Equal(t, used, w.orgUsed().VMs)
+		w.limitOrg(tenant.Quota{VMs: upTo(used)})
+		require.ErrorContains(t, w.takeIn("other", tenant.Machines, one, tenant.Amount{}), fmt.Sprintf("allows %d vms: %d are used", used, used))
+		require.NoError(t, w.takeIn("web", tenant.Machines, tenant.Amount{}, one))
+		require.NoError(t, w.takeIn("other", tenant.Machines, one, tenant.Amount{}), "there is room again")
+		require.Equal(t, used, w.orgUsed().VMs)
+		w.limitOrg(tenant.Quota{Images: upTo(0)})
+	}
+}

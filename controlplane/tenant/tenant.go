@@ -14,9 +14,9 @@
 //     to it is refused.
 //   - An org has a quota too, which its projects share: without one, who may create projects escapes those of projects.
 //     The number of an org's projects is always limited.
-//   - Usage is counted in records of its own, one a project and kind of thing and one an org and kind, so that making an
-//     image and making a VM do not get in each other's way. Where there is none yet, it is counted from the things
-//     themselves, an org's from those of its projects.
+//   - Usage is counted in records of its own, one a project and kind of thing, so that making an image and making a VM do
+//     not get in each other's way. Where there is none yet, it is counted from the things themselves. An org has such a
+//     record for a kind that its quota limits; where there is none yet, it is summed from those of the projects.
 //   - What is counted is what was asked for: a stopped VM keeps its room on its host, so it counts like a running one.
 //
 // Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
@@ -126,9 +126,7 @@ func CreateOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
 	}
 	o := &Org{ID: id, Name: name, CreatedAt: tx.Now()}
 	Orgs.Put(tx, o, string(id))
-	for _, kind := range orgKinds {
-		orgUsages.Put(tx, &Amount{}, string(id), string(kind))
-	}
+	orgUsages.Put(tx, &Amount{}, string(id), string(orgProjects))
 	return o, nil
 }
 
