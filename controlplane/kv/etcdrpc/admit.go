@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -181,9 +180,6 @@ func cloudToken(ctx context.Context) string {
 
 func governs(c *cloud.Caller) bool { return c.Node == "" && c.Proven() && c.Governs() }
 
-// recheck is how often the administrator's token of a stream is judged again.
-const recheck = time.Second
-
 // whileGoverning ends a stream that only this token of the administrator admitted when the token ends, or the role does. A
 // token that cannot be checked just now does not end it: a member that is cut off has nothing new to send. An empty token
 // is a stream that needed none.
@@ -192,25 +188,12 @@ func (s *Server) whileGoverning(ctx context.Context, token string) (context.Cont
 		return ctx, func() {}
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		again := time.NewTicker(recheck)
-		defer again.Stop()
-		for {
-			select {
-			case <-again.C:
-			case <-ctx.Done():
-				return
-			}
-			caller, err := s.opts.Verifier.Verify(ctx, token)
-			if err == nil && !governs(caller) || fault.Is(err, fault.Unauthenticated) {
-				end(rpctypes.ErrGRPCInvalidAuthToken)
-				return
-			}
+	stop := s.checks.Subscribe(token, func(c *auth.Check) {
+		if c.Err == nil && !governs(c.Caller) || fault.Is(c.Err, fault.Unauthenticated) {
+			end(rpctypes.ErrGRPCInvalidAuthToken)
 		}
-	}()
-	return ctx, func() { end(nil); <-done }
+	})
+	return ctx, func() { stop(); end(nil) }
 }
 
 func onLoopback(p *peer.Peer) bool { return p != nil && loopback.Both(p.LocalAddr, p.Addr) }

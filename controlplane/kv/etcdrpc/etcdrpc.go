@@ -94,13 +94,16 @@ type Options struct {
 // Server serves one port or more.
 type Server struct {
 	opts    Options
+	checks  *auth.Rechecker // of the tokens that opened streams
 	waiting streams
 	open    openStreams
 	slow    slowLog
 }
 
 // New makes a server. Run it.
-func New(opts Options) *Server { return &Server{opts: opts, slow: slowLog{log: opts.Log}} }
+func New(opts Options) *Server {
+	return &Server{opts: opts, checks: auth.NewRechecker(opts.Verifier), slow: slowLog{log: opts.Log}}
+}
 
 // Run ends streams while there is no leader, until ctx ends.
 func (s *Server) Run(ctx context.Context) { s.waiting.run(ctx, s.opts.Service) }

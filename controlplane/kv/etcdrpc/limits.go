@@ -2,11 +2,9 @@ package etcdrpc
 
 import (
 	"context"
-	"net"
 	"sync"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
@@ -56,17 +54,4 @@ func (o *openStreams) take(ctx context.Context, user string) (done func(), err e
 			delete(o.clients, client)
 		}
 	}, nil
-}
-
-// addressOf is where a call comes from, without the port.
-func addressOf(ctx context.Context) string {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return ""
-	}
-	host, _, err := net.SplitHostPort(p.Addr.String())
-	if err != nil {
-		return p.Addr.String()
-	}
-	return host
 }
