@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -145,7 +147,7 @@ func TestAFloodOfChangesIsRefused(t *testing.T) {
 // data is refused everywhere, deleting and operators' calls work, and when there is room all goes on by itself.
 func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 	const reserve = 300 << 20
-	s := newSick(t, map[int]int{1: 800}, fmt.Sprint("--limits-disk-reserve=", reserve))
+	s := newSick(t, map[int]int{1: 1000}, fmt.Sprint("--limits-disk-reserve=", reserve))
 	token := s.tenant("ada", "acme", "web", "project:member")
 	s.credit(s.ctx, 2, s.adminToken, 201, http.MethodPost, "/api/v1/wallets", map[string]any{"project_id": "web", "org_id": "acme", "initial_balance": 1000})
 	held := s.credit(s.ctx, 2, token, 201, http.MethodPost, "/api/v1/reservations", map[string]any{"project_id": "web", "amount": 10, "ttl_seconds": 3600})
@@ -160,6 +162,26 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 	})
 	stop()
 	require.NoError(t, err)
+	// Removed files may give some room back by themselves: a foreign one keeps it, so that there are 200 MiB at most.
+	foreign := filepath.Join(s.trio.DataDir(1), "foreign")
+	room, err := s.disks[1].Free()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(foreign, make([]byte, max(room-200<<20, 0)), 0o600))
+	// The others hear of it within a second.
+	require.NoError(t, lab.Until(s.ctx, "every member knows", func(ctx context.Context) error {
+		for member := 1; member <= 3; member++ {
+			info, err := s.dial(member, s.adminToken).Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
+			if err != nil {
+				return err
+			}
+			for _, m := range info.GetMembers() {
+				if m.GetId() == 1 && !m.GetDiskLow() {
+					return fmt.Errorf("member %d does not", member)
+				}
+			}
+		}
+		return nil
+	}))
 	free, err := s.disks[1].Free()
 	require.NoError(t, err)
 	require.Positive(t, free)
@@ -192,10 +214,15 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 	require.Positive(t, got.Deleted)
 	_, err = c.Compact(s.ctx, got.Header.Revision, clientv3.WithCompactPhysical())
 	require.NoError(t, err)
-	for member := 1; member <= 3; member++ {
-		_, err = c.Defragment(s.ctx, s.trio.Members[member]+":50051")
-		require.NoError(t, err)
-	}
+	require.NoError(t, os.Remove(foreign))
+	require.NoError(t, lab.Until(s.ctx, "there is room", func(ctx context.Context) error {
+		// What was compacted is removed on each member in its own time.
+		if _, err := c.Defragment(ctx, s.trio.Members[1]+":50051"); err != nil {
+			return err
+		}
+		_, err := c.Put(ctx, "again", "v")
+		return err
+	}))
 	s.goesOn(1, 2, 3)
 	s.credit(s.ctx, 2, token, 201, http.MethodPost, "/api/v1/reservations", map[string]any{"project_id": "web", "amount": 10})
 }
