@@ -67,7 +67,7 @@ func (p *payer) post(ctx context.Context, path, key string, body any) (data map[
 // The leader is killed, twice, while clients reserve and commit: every commit that was acknowledged is charged, once, and
 // the ledger adds up. Reservations that nobody commits expire, once, whoever leads.
 func TestCreditOutlivesItsLeader(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, func(w *world) { w.trio.Extra = lab.Unlimited })
 	ctx := w.context(4 * time.Minute)
 	const clients, pairs, lost = 8, 150, 25
 	token := w.tenant("ada", "acme", "shop", "project:member")

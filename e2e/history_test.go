@@ -74,7 +74,7 @@ func newSaga(t *testing.T, seed uint64, mutant string) *saga {
 	bin := faulty(t)
 	s := &saga{hosts: hosts, seed: seed, ops: map[string][]history.Op{}, lost: map[string]int{}, names: map[string][]string{}, credits: map[int]creditv1.CreditServiceClient{}, operators: map[int]operatorv1.OperatorServiceClient{}}
 	s.world = newWorld(t, func(w *world) {
-		w.trio.Bin, w.trio.Net, w.trio.Extra = bin, hosts.Net, []string{"--insecure-plaintext"}
+		w.trio.Bin, w.trio.Net, w.trio.Extra = bin, hosts.Net, append([]string{"--insecure-plaintext"}, lab.Unlimited...)
 		for id := range w.trio.Members {
 			w.trio.Members[id] = hosts.Address(id)
 		}

@@ -36,6 +36,17 @@ func Command(s *session.Session) *cobra.Command {
 	return c
 }
 
+// freeDisk is the free space of a member's disk, and whether tenants' changes are refused because of it.
+func freeDisk(m *operatorv1.Member) string {
+	switch {
+	case m.GetDiskSizeBytes() == 0:
+		return "not known"
+	case m.GetDiskLow():
+		return fmt.Sprintf("%d MiB, low", m.GetDiskFreeBytes()>>20)
+	}
+	return fmt.Sprintf("%d MiB", m.GetDiskFreeBytes()>>20)
+}
+
 func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 	if err := show.Fields(w, [][2]string{
 		{"Cluster", st.GetCluster()}, {"Version", st.GetVersion()}, {"Seen by", "member " + id(st.GetMemberId())},
@@ -48,7 +59,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 		if m.GetReachable() {
 			reachable = "yes"
 		}
-		members = append(members, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m), reachable})
+		members = append(members, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m), reachable, freeDisk(m)})
 	}
 	groups, progress := [][]string{}, [][]string{}
 	for _, g := range st.GetGroups() {
@@ -74,7 +85,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 		header []string
 		rows   [][]string
 	}{
-		{[]string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE"}, members},
+		{[]string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE", "FREE DISK"}, members},
 		{[]string{"GROUP", "LEADER", "TERM", "COMMITTED", "APPLIED", "REVISION", "VOTERS", "LEARNERS"}, groups},
 		{[]string{"GROUP", "MEMBER", "HOLDS", "BEHIND", "HEARD"}, progress},
 	} {

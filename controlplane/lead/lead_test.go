@@ -218,3 +218,26 @@ func TestTasksFollowTheLeader(t *testing.T) {
 		require.Zero(t, running.Load())
 	})
 }
+
+// The leader alone asks the gate, with the verified caller, whichever member the call came to; a command that it refuses
+// does not run.
+func TestTheLeaderAsksTheGate(t *testing.T) {
+	runs := 0
+	w, on := pair(newThrone(1), Repeatable, func(context.Context, sum) (int, error) { runs++; return 7, nil })
+	left := 3
+	w.members[1].SetGate(func(ctx context.Context) error {
+		require.Equal(t, cloud.UserID("ada"), auth.CallerOf(ctx).User)
+		if left == 0 {
+			return fault.New(fault.Throttled, "enough").MayRetryAfter(time.Minute)
+		}
+		left--
+		return nil
+	})
+	w.members[2].SetGate(func(context.Context) error { t.Error("a follower asked"); return nil })
+	ctx := auth.With(t.Context(), &cloud.Caller{User: "ada"}, auth.REST)
+	for i := range 10 {
+		_, err := on[i%2](ctx, sum{})
+		require.Equal(t, i >= 3, fault.Is(err, fault.Throttled), "call %d: %v", i, err)
+	}
+	require.Equal(t, 3, runs)
+}

@@ -42,6 +42,7 @@ type trivet struct {
 func newCloud(ctx context.Context, b *bench, name string) (c *trivet, err error) {
 	dir := lab.Dir(filepath.Join(b.dir, name))
 	c = &trivet{dir: dir, trio: lab.NewTrio(dir, b.bin)}
+	c.trio.Extra = lab.Unlimited
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())

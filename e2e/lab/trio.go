@@ -42,6 +42,10 @@ type Trio struct {
 	Ended func(id, code int)
 }
 
+// Unlimited are flags of members whose tenants may write as much as they like: for measurements, and for stories that need
+// thousands of changes in one project.
+var Unlimited = []string{"--limits-calls-per-second=0", "--limits-bytes-per-second=0"}
+
 // NewTrio describes a trio beneath dir.
 func NewTrio(dir Dir, bin Binaries) *Trio {
 	return &Trio{Dir: dir, Bin: bin, Members: map[int]string{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}}

@@ -40,7 +40,7 @@ type Bank struct {
 // Start starts n members (1 or 3) beneath dir and waits until they serve. After an error none runs.
 func Start(ctx context.Context, dir, bin string, n int, extra ...string) (_ *Bank, err error) {
 	b := &Bank{trio: lab.NewTrio(lab.Dir(dir), lab.In(bin))}
-	b.trio.Extra = extra
+	b.trio.Extra = slices.Concat(lab.Unlimited, extra)
 	maps.DeleteFunc(b.trio.Members, func(id int, _ string) bool { return id > n })
 	defer func() {
 		if err != nil {
