@@ -48,7 +48,7 @@ func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) 
 		}
 		openNames.Put(tx, count, "all")
 	}
-	return of(principal.Create(tx, q.ID, q.Name, q.Open))
+	return of(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
 }
 
 // doDeleteUser removes a user; a name that anybody had registered makes room for another.

@@ -19,7 +19,7 @@ func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserReques
 	if err := admit(ctx, "CreateUser"); err != nil {
 		return nil, err
 	}
-	return shown(r.s.do.createUser(ctx, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName()}))
+	return shown(r.s.do.createUser(ctx, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName(), Home: cloud.OrgID(in.GetOrgId())}))
 }
 
 func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
@@ -138,7 +138,7 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 }
 
 // rebind is admitted where the role holds: whoever gives it must rule there.
-func (r *server) rebind(ctx context.Context, method, user string, b *identityv1.Binding, do func(context.Context, newBinding) (none, error)) (*emptypb.Empty, error) {
+func (r *server) rebind(ctx context.Context, method, user string, b *identityv1.Binding, do func(context.Context, principal.Grant) (none, error)) (*emptypb.Empty, error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
 		// Nobody must keep a role that somebody gave them.
 		caller := auth.CallerOf(ctx)
@@ -147,14 +147,16 @@ func (r *server) rebind(ctx context.Context, method, user string, b *identityv1.
 			return nil, err
 		}
 	}
-	binding := cloud.Binding{Role: cloud.Role(b.GetRole()), Org: cloud.OrgID(b.GetOrgId()), Project: cloud.ProjectID(b.GetProjectId())}
+	binding := bindingFrom(b)
 	if err := cloud.CheckCallerID("user_id", user); err != nil {
 		return nil, err
 	}
 	if err := binding.Check(); err != nil {
 		return nil, err
 	}
-	if _, err := do(ctx, newBinding{cloud.UserID(user), binding}); err != nil {
+	caller := auth.CallerOf(ctx)
+	grant := principal.Grant{User: cloud.UserID(user), Binding: binding, By: caller.Name(), Always: caller.Has(cloud.SystemAdmin, cloud.Tenant{})}
+	if _, err := do(ctx, grant); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -168,17 +170,8 @@ func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRe
 	if at.Project != "" && at.Org == "" {
 		return nil, fault.Invalid("org_id", "is required with project_id")
 	}
-	list, next, err := r.s.bound(ctx, at, in.GetPageSize(), in.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	out := &identityv1.ListBindingsResponse{NextPageToken: next}
-	for _, u := range list {
-		for _, b := range bindingsOnWire(u.At(at)) {
-			out.Grants = append(out.Grants, &identityv1.Grant{UserId: string(u.ID), Binding: b})
-		}
-	}
-	return out, nil
+	grants, next, err := r.s.grants(ctx, at, in.GetPageSize(), in.GetPageToken())
+	return &identityv1.ListBindingsResponse{Grants: grants, NextPageToken: next}, err
 }
 
 func (r *server) CreateServiceAccount(ctx context.Context, in *identityv1.CreateServiceAccountRequest) (*identityv1.CreateServiceAccountResponse, error) {
@@ -254,7 +247,7 @@ func shown(u principal.User, err error) (*identityv1.User, error) {
 func onWire(u *principal.User) *identityv1.User {
 	out := &identityv1.User{
 		Id: string(u.ID), Name: u.Name, Registered: u.Registered(), CreatedAt: u.CreatedAt, Kind: string(u.Kind()), Disabled: u.Disabled,
-		HasPassword: u.Password != nil, Bindings: bindingsOnWire(u.Bindings),
+		HasPassword: u.Password != nil, Bindings: bindingsOnWire(u.Bindings), OrgId: string(u.HomeOrg()),
 	}
 	for _, i := range u.Identities {
 		out.Identities = append(out.Identities, &identityv1.Identity{Provider: i.Provider, Subject: i.Subject})
@@ -264,7 +257,7 @@ func onWire(u *principal.User) *identityv1.User {
 
 func bindingsOnWire(list []cloud.Binding) (out []*identityv1.Binding) {
 	for _, b := range list {
-		out = append(out, &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)})
+		out = append(out, bindingOnWire(b))
 	}
 	return out
 }

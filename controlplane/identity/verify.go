@@ -161,23 +161,46 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 		if caller.Bindings, err = alive(v, j.user.Bindings); err != nil {
 			return err
 		}
+		caller.Defaults = j.user.Defaults
 	}
 	if j.denied, err = denials.Has(v, c.ID); err != nil || caller.Scope.Project == "" {
 		return err
 	}
-	p, err := tenant.Find(v, caller.Scope.Project)
+	caller.Scope, err = located(v, caller.Scope, caller.Bindings)
+	return err
+}
+
+// located completes the scope of a token: a project alone names its org. A project that does not exist, that is not in the
+// org that the token names, or that its holder has no role in comes without an org: auth refuses it, and the holder learns
+// of no project that is not theirs.
+func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding) (cloud.Tenant, error) {
+	if t.Project == "" {
+		return t, nil
+	}
+	p, err := tenant.Find(r, t.Project)
 	if err != nil {
+		return t, err
+	}
+	holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
+	if p != nil && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
+		return cloud.Tenant{Org: p.Org, Project: t.Project}, nil
+	}
+	return cloud.Tenant{Project: t.Project}, nil
+}
+
+// OrgOf returns the org of a project that a call names; empty when there is none. It implements auth.Projects.
+func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgID, err error) {
+	ctx, cancel := context.WithTimeout(ctx, verifyTime)
+	defer cancel()
+	look := func(v *store.View) (err error) {
+		org, err = tenant.OrgOf(v, id)
 		return err
 	}
-	// A project that is not in the org that the token names comes without an org, and auth refuses that. One alone names
-	// its org.
-	switch {
-	case p != nil && (caller.Scope.Org == "" || caller.Scope.Org == p.Org):
-		caller.Scope.Org = p.Org
-	default:
-		caller.Scope.Org = ""
+	// A project that this member does not know of yet may have been made on another.
+	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
+		err = s.opts.Store.View(ctx, look)
 	}
-	return nil
+	return org, err
 }
 
 // alive are the bindings whose org and project are there.

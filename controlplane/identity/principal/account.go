@@ -100,7 +100,7 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 	if err := n.Check(tx.Now()); err != nil {
 		return nil, err
 	}
-	if err := there(tx, n.Tenant); err != nil {
+	if err := there(tx, cloud.Binding{Org: n.Tenant.Org, Project: n.Tenant.Project}); err != nil {
 		return nil, err
 	}
 	project := string(n.Tenant.Project)

@@ -7,63 +7,202 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Bind gives a role to a user who has a credential. The org and the project must be there.
-func Bind(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
-	_, err := Change(tx, id, func(u *User) error {
-		if err := person(u); err != nil {
-			return err
-		}
-		if !u.Registered() {
-			return fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
-		}
-		if err := there(tx, cloud.Tenant{Org: b.Org, Project: b.Project}); err != nil {
-			return err
-		}
-		if slices.Contains(u.Bindings, b) {
-			return nil
-		}
-		if len(u.Bindings) >= maxBindings {
-			return fault.New(fault.ResourceExhausted, "user %s has %d roles", u.ID, maxBindings)
-		}
-		u.Bindings = append(u.Bindings, b)
-		return nil
-	})
-	return err
+// Grant is a role to be given to a user, or to be taken away.
+type Grant struct {
+	User    cloud.UserID
+	Binding cloud.Binding
+	// By is the principal who gives or takes it.
+	By string
+	// Always is set for system:admin, whose grants are effective without the user's consent.
+	Always bool
 }
 
-// Unbind takes a role away; nothing happens when the user does not have it.
-func Unbind(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
-	_, err := Change(tx, id, func(u *User) error {
-		if err := person(u); err != nil {
-			return err
-		}
-		if u.ID == Admin && b.Role == cloud.SystemAdmin {
-			return fault.New(fault.FailedPrecondition, "%s keeps %s: nobody could undo it", Admin, cloud.SystemAdmin)
-		}
-		u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), func(had cloud.Binding) bool { return had == b })
-		return nil
-	})
-	return err
+const (
+	// maxPerOrg bounds the roles that one user has in one org and its projects.
+	maxPerOrg = 64
+	// maxBindings bounds the roles that a user has in all orgs before they can accept no more invitations. Roles given by
+	// the home org and by system:admin do not count against it: what a user accepted elsewhere takes nobody's room.
+	maxBindings = 256
+)
+
+// HomeOrg returns the org that a user belongs to, whose administrators give the user roles there without asking. It is
+// empty for none. A user recorded before there were home orgs belongs to the org of their roles, if it is only one.
+func (u *User) HomeOrg() cloud.OrgID {
+	if u.HomeSettled {
+		return u.Home
+	}
+	if orgs := cloud.OrgsOf(u.Bindings); len(orgs) == 1 {
+		return orgs[0]
+	}
+	return ""
 }
 
-// there says whether an org and a project, when named, are.
-func there(r store.Reader, t cloud.Tenant) error {
-	if t.Org != "" {
-		if o, err := tenant.FindOrg(r, t.Org); err != nil {
+// Bind gives a role to a user, or invites them to it when neither system:admin nor their home org gives it. The org and the
+// project must exist. Whether a user of another org exists makes no difference to the answer.
+func Bind(tx *store.Tx, g Grant) error {
+	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
+		return err
+	}
+	u, err := Users.Get(tx, string(g.User))
+	if err != nil {
+		return err
+	}
+	if !g.Always && !u.belongsTo(g.Binding.Org) && !mutant.On(mutant.GrantUnasked) {
+		if err := there(tx, g.Binding); err != nil {
 			return err
-		} else if o == nil {
-			return tenant.NoOrg(t.Org)
+		}
+		return invite(tx, g, u)
+	}
+	switch {
+	case u == nil:
+		return Missing(g.User)
+	case u.Account != nil:
+		return person(u)
+	case !u.Registered():
+		return fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
+	}
+	if err := there(tx, g.Binding); err != nil {
+		return err
+	}
+	if err := withdraw(tx, g); err != nil {
+		return err
+	}
+	if err := adopt(tx, u, g); err != nil {
+		return err
+	}
+	return give(tx, u, g.Binding)
+}
+
+// adopt makes the org of a role that system:admin gives the home org of a user who has none, or none that still exists.
+func adopt(tx *store.Tx, u *User, g Grant) error {
+	home := u.HomeOrg()
+	if !g.Always || g.Binding.Org == "" || home == g.Binding.Org {
+		return nil
+	}
+	if home != "" {
+		if o, err := tenant.FindOrg(tx, home); err != nil || o != nil {
+			return err
 		}
 	}
-	if t.Project != "" {
-		p, err := tenant.Find(r, t.Project)
+	u.Home, u.HomeSettled = g.Binding.Org, true
+	Users.Put(tx, u, string(u.ID))
+	return nil
+}
+
+// belongsTo reports whether an org may manage the roles of a principal in the org without asking: it is a user's home org, or
+// that of a service account's project.
+func (u *User) belongsTo(org cloud.OrgID) bool {
+	switch {
+	case u == nil || org == "":
+		return false
+	case u.Account != nil:
+		return u.Account.Tenant.Org == org
+	}
+	return u.HomeOrg() == org
+}
+
+// give adds a role to a user and settles where calls go that name no project, so that this does not change that.
+func give(tx *store.Tx, u *User, b cloud.Binding) error {
+	if slices.Contains(u.Bindings, b) {
+		return nil
+	}
+	if in := countIn(u.Bindings, b.Org); in >= maxPerOrg {
+		if b.Org == "" {
+			return fault.New(fault.ResourceExhausted, "user %s has %d roles in the cloud", u.ID, in)
+		}
+		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: take one away first", u.ID, in, b.Org)
+	}
+	before, err := effective(tx, u.Bindings)
+	if err != nil {
+		return err
+	}
+	u.Home, u.HomeSettled = u.HomeOrg(), true
+	u.Defaults = u.Defaults.Settle(before).Settle(append(before, b))
+	u.Bindings = append(u.Bindings, b)
+	Users.Put(tx, u, string(u.ID))
+	return nil
+}
+
+func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
+	for _, b := range all {
+		if b.Org == org {
+			n++
+		}
+	}
+	return n
+}
+
+// effective returns the roles whose org and project exist.
+func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err error) {
+	for _, b := range all {
+		switch err := there(r, b); {
+		case err == nil:
+			found = append(found, b)
+		case !fault.Is(err, fault.NotFound):
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// Unbind takes a role away, or withdraws the invitation to it. Nothing happens when the user has neither. Except for
+// system:admin, whether the user exists makes no difference to the answer.
+func Unbind(tx *store.Tx, g Grant) error {
+	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
+		return err
+	}
+	if err := withdraw(tx, g); err != nil {
+		return err
+	}
+	u, err := Users.Get(tx, string(g.User))
+	if err != nil {
+		return err
+	}
+	switch known := g.Always || u.belongsTo(g.Binding.Org); {
+	case u == nil && g.Always:
+		return Missing(g.User)
+	case u == nil:
+		return nil
+	case u.Account != nil && known:
+		return person(u)
+	case u.Account != nil:
+		return nil
+	case u.ID == Admin && g.Binding.Role == cloud.SystemAdmin:
+		return fault.New(fault.FailedPrecondition, "%s keeps %s: nobody could undo it", Admin, cloud.SystemAdmin)
+	}
+	if !slices.Contains(u.Bindings, g.Binding) {
+		return nil
+	}
+	u.Home, u.HomeSettled = u.HomeOrg(), true
+	u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), func(had cloud.Binding) bool { return had == g.Binding })
+	left, err := effective(tx, u.Bindings)
+	if err != nil {
+		return err
+	}
+	u.Defaults = u.Defaults.Settle(left)
+	Users.Put(tx, u, string(u.ID))
+	return nil
+}
+
+// there returns NotFound unless the org and the project of a role, as far as it has them, exist.
+func there(r store.Reader, b cloud.Binding) error {
+	if b.Org != "" {
+		if o, err := tenant.FindOrg(r, b.Org); err != nil {
+			return err
+		} else if o == nil {
+			return tenant.NoOrg(b.Org)
+		}
+	}
+	if b.Project != "" {
+		p, err := tenant.Find(r, b.Project)
 		if err != nil {
 			return err
 		}
-		if p == nil || p.Org != t.Org {
-			return tenant.NoProject(t.Project)
+		if p == nil || p.Org != b.Org {
+			return tenant.NoProject(b.Project)
 		}
 	}
 	return nil
@@ -73,9 +212,14 @@ func there(r store.Reader, t cloud.Tenant) error {
 // with neither all.
 func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 	for _, b := range u.Bindings {
-		if (t.Org == "" || b.Org == t.Org) && (t.Project == "" || b.Project == t.Project) {
+		if within(b, t) {
 			found = append(found, b)
 		}
 	}
 	return found
+}
+
+// within reports whether a role is in a place: in an org or one of its projects, in one project, or anywhere for none.
+func within(b cloud.Binding, t cloud.Tenant) bool {
+	return (t.Org == "" || b.Org == t.Org) && (t.Project == "" || b.Project == t.Project)
 }
