@@ -71,7 +71,7 @@ type commands struct {
 	link        func(context.Context, newIdentity) (principal.User, error)
 	unlink      func(context.Context, newIdentity) (principal.User, error)
 
-	bind          func(context.Context, principal.Grant) (none, error)
+	bind          func(context.Context, principal.Grant) (bool, error)
 	unbind        func(context.Context, principal.Grant) (none, error)
 	accept        func(context.Context, answer) (none, error)
 	decline       func(context.Context, answer) (none, error)
@@ -107,7 +107,7 @@ func (s *Service) commands() commands {
 			return of(principal.Unlink(tx, q.User, q.Identity))
 		}),
 
-		bind:    change(s, "bind", lead.Repeatable, func(tx *store.Tx, q principal.Grant) (none, error) { return none{}, principal.Bind(tx, q) }),
+		bind:    change(s, "bind", lead.Repeatable, principal.Bind),
 		unbind:  change(s, "unbind", lead.Repeatable, func(tx *store.Tx, q principal.Grant) (none, error) { return none{}, principal.Unbind(tx, q) }),
 		accept:  change(s, "accept", lead.Repeatable, func(tx *store.Tx, q answer) (none, error) { return none{}, principal.Accept(tx, q.User, q.Binding) }),
 		decline: change(s, "decline", lead.Once, func(tx *store.Tx, q answer) (none, error) { return none{}, principal.Decline(tx, q.User, q.Binding) }),

@@ -244,7 +244,7 @@ func TestInvitationsTakeNobodysRoom(t *testing.T) {
 	// An org's invitations are bounded, whoever they are for.
 	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
 		for i := range 999 {
-			if err := principal.Bind(tx, principal.Grant{User: cloud.UserID(fmt.Sprintf("name-%d", i)), Binding: lair, By: "mallory"}); err != nil {
+			if _, err := principal.Bind(tx, principal.Grant{User: cloud.UserID(fmt.Sprintf("name-%d", i)), Binding: lair, By: "mallory"}); err != nil {
 				return err
 			}
 		}
@@ -271,7 +271,7 @@ func TestRolesAreBoundedPerOrg(t *testing.T) {
 		_, err = w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
 			for i := range n {
 				b := cloud.Binding{Role: cloud.ProjectViewer, Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprintf("%s-%d", org, i))}
-				if err := principal.Bind(tx, principal.Grant{User: "ada", Binding: b, Always: true}); err != nil {
+				if _, err := principal.Bind(tx, principal.Grant{User: "ada", Binding: b, Always: true}); err != nil {
 					return err
 				}
 			}

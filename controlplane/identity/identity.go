@@ -126,7 +126,8 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return principal.Bind(tx, principal.Grant{User: principal.Admin, Binding: cloud.Binding{Role: cloud.SystemAdmin}, Always: true})
+		_, err = principal.Bind(tx, principal.Grant{User: principal.Admin, Binding: cloud.Binding{Role: cloud.SystemAdmin}, Always: true})
+		return err
 	})
 	return err
 }

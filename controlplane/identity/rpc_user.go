@@ -129,37 +129,50 @@ func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdenti
 	return shown(r.s.do.unlink(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
 }
 
-func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*emptypb.Empty, error) {
-	return r.rebind(ctx, "BindRole", in.GetUserId(), in.GetBinding(), r.s.do.bind)
+func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
+	grant, err := granted(ctx, "BindRole", in.GetUserId(), in.GetBinding())
+	if err != nil {
+		return nil, err
+	}
+	pending, err := r.s.do.bind(ctx, grant)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.BindRoleResponse{Pending: pending}, nil
 }
 
 func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
-	return r.rebind(ctx, "UnbindRole", in.GetUserId(), in.GetBinding(), r.s.do.unbind)
+	grant, err := granted(ctx, "UnbindRole", in.GetUserId(), in.GetBinding())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.unbind(ctx, grant); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
 }
 
-// rebind is admitted where the role holds: whoever gives it must rule there.
-func (r *server) rebind(ctx context.Context, method, user string, b *identityv1.Binding, do func(context.Context, principal.Grant) (none, error)) (*emptypb.Empty, error) {
+// granted admits a call about a role where the role holds, and returns what it is to give or take.
+func granted(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
 		// Nobody must keep a role that somebody gave them.
 		caller := auth.CallerOf(ctx)
 		own := method == "UnbindRole" && caller != nil && caller.Proven() && caller.Proof != cloud.ProofDev && string(caller.User) == user
 		if !own || !fault.Is(err, fault.PermissionDenied) {
-			return nil, err
+			return none, err
 		}
 	}
 	binding := bindingFrom(b)
 	if err := cloud.CheckCallerID("user_id", user); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := binding.Check(); err != nil {
-		return nil, err
+		return none, err
 	}
 	caller := auth.CallerOf(ctx)
-	grant := principal.Grant{User: cloud.UserID(user), Binding: binding, By: caller.Name(), Always: caller.Has(cloud.SystemAdmin, cloud.Tenant{})}
-	if _, err := do(ctx, grant); err != nil {
-		return nil, err
-	}
-	return &emptypb.Empty{}, nil
+	return principal.Grant{
+		User: cloud.UserID(user), Binding: binding, By: caller.Name(), Always: caller.Has(cloud.SystemAdmin, cloud.Tenant{}),
+	}, nil
 }
 
 func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {

@@ -42,38 +42,42 @@ func (u *User) HomeOrg() cloud.OrgID {
 
 // Bind gives a role to a user, or invites them to it when neither system:admin nor their home org gives it. The org and the
 // project must exist. Whether a user of another org exists makes no difference to the answer.
-func Bind(tx *store.Tx, g Grant) error {
+// pending is set for an invitation.
+func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
-		return err
+		return false, err
 	}
 	u, err := Users.Get(tx, string(g.User))
 	if err != nil {
-		return err
+		return false, err
 	}
 	if !g.Always && !u.belongsTo(g.Binding.Org) && !mutant.On(mutant.GrantUnasked) {
 		if err := there(tx, g.Binding); err != nil {
-			return err
+			return false, err
 		}
-		return invite(tx, g, u)
+		if u != nil && u.Account == nil && slices.Contains(u.Bindings, g.Binding) {
+			return false, nil // the user accepted it
+		}
+		return true, invite(tx, g)
 	}
 	switch {
 	case u == nil:
-		return Missing(g.User)
+		return false, Missing(g.User)
 	case u.Account != nil:
-		return person(u)
+		return false, person(u)
 	case !u.Registered():
-		return fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
+		return false, fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
 	}
 	if err := there(tx, g.Binding); err != nil {
-		return err
+		return false, err
 	}
 	if err := withdraw(tx, g); err != nil {
-		return err
+		return false, err
 	}
 	if err := adopt(tx, u, g); err != nil {
-		return err
+		return false, err
 	}
-	return give(tx, u, g.Binding)
+	return false, give(tx, u, g.Binding)
 }
 
 // adopt makes the org of a role that system:admin gives the home org of a user who has none, or none that still exists.

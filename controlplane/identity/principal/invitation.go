@@ -60,8 +60,8 @@ const (
 	renewAfter = 3600 * 1000
 )
 
-// invite records an invitation. u is the user of that name, nil for none.
-func invite(tx *store.Tx, g Grant, u *User) error {
+// invite records an invitation.
+func invite(tx *store.Tx, g Grant) error {
 	rec, err := invitations.Get(tx, string(g.User), string(g.Binding.Org))
 	if err != nil {
 		return err
@@ -77,9 +77,6 @@ func invite(tx *store.Tx, g Grant, u *User) error {
 			return rec.save(tx)
 		}
 		return nil
-	}
-	if u != nil && u.Account == nil && slices.Contains(u.Bindings, g.Binding) {
-		return nil // they accepted it
 	}
 	if len(rec.Open) >= maxOpen {
 		return fault.New(fault.ResourceExhausted,

@@ -1614,6 +1614,51 @@ func (x *BindRoleRequest) GetBinding() *Binding {
 	return nil
 }
 
+type BindRoleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Set when the role is an invitation, which has no effect until the user accepts it.
+	Pending       bool `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindRoleResponse) Reset() {
+	*x = BindRoleResponse{}
+	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BindRoleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BindRoleResponse) ProtoMessage() {}
+
+func (x *BindRoleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BindRoleResponse.ProtoReflect.Descriptor instead.
+func (*BindRoleResponse) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *BindRoleResponse) GetPending() bool {
+	if x != nil {
+		return x.Pending
+	}
+	return false
+}
+
 type UnbindRoleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
@@ -1624,7 +1669,7 @@ type UnbindRoleRequest struct {
 
 func (x *UnbindRoleRequest) Reset() {
 	*x = UnbindRoleRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	mi := &file_identity_v1_identity_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1636,7 +1681,7 @@ func (x *UnbindRoleRequest) String() string {
 func (*UnbindRoleRequest) ProtoMessage() {}
 
 func (x *UnbindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	mi := &file_identity_v1_identity_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1649,7 +1694,7 @@ func (x *UnbindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnbindRoleRequest.ProtoReflect.Descriptor instead.
 func (*UnbindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{26}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UnbindRoleRequest) GetUserId() string {
@@ -1678,7 +1723,7 @@ type ListBindingsRequest struct {
 
 func (x *ListBindingsRequest) Reset() {
 	*x = ListBindingsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[27]
+	mi := &file_identity_v1_identity_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1735,7 @@ func (x *ListBindingsRequest) String() string {
 func (*ListBindingsRequest) ProtoMessage() {}
 
 func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[27]
+	mi := &file_identity_v1_identity_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1748,7 @@ func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsRequest.ProtoReflect.Descriptor instead.
 func (*ListBindingsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{27}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListBindingsRequest) GetOrgId() string {
@@ -1748,7 +1793,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_identity_v1_identity_proto_msgTypes[28]
+	mi := &file_identity_v1_identity_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1805,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[28]
+	mi := &file_identity_v1_identity_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1818,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{28}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Grant) GetUserId() string {
@@ -1814,7 +1859,7 @@ type ListBindingsResponse struct {
 
 func (x *ListBindingsResponse) Reset() {
 	*x = ListBindingsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[29]
+	mi := &file_identity_v1_identity_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +1871,7 @@ func (x *ListBindingsResponse) String() string {
 func (*ListBindingsResponse) ProtoMessage() {}
 
 func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[29]
+	mi := &file_identity_v1_identity_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +1884,7 @@ func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsResponse.ProtoReflect.Descriptor instead.
 func (*ListBindingsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{29}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListBindingsResponse) GetGrants() []*Grant {
@@ -1870,7 +1915,7 @@ type Invitation struct {
 
 func (x *Invitation) Reset() {
 	*x = Invitation{}
-	mi := &file_identity_v1_identity_proto_msgTypes[30]
+	mi := &file_identity_v1_identity_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +1927,7 @@ func (x *Invitation) String() string {
 func (*Invitation) ProtoMessage() {}
 
 func (x *Invitation) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[30]
+	mi := &file_identity_v1_identity_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +1940,7 @@ func (x *Invitation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invitation.ProtoReflect.Descriptor instead.
 func (*Invitation) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{30}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Invitation) GetBinding() *Binding {
@@ -1936,7 +1981,7 @@ type ListInvitationsRequest struct {
 
 func (x *ListInvitationsRequest) Reset() {
 	*x = ListInvitationsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	mi := &file_identity_v1_identity_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +1993,7 @@ func (x *ListInvitationsRequest) String() string {
 func (*ListInvitationsRequest) ProtoMessage() {}
 
 func (x *ListInvitationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	mi := &file_identity_v1_identity_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2006,7 @@ func (x *ListInvitationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitationsRequest.ProtoReflect.Descriptor instead.
 func (*ListInvitationsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{31}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListInvitationsRequest) GetPageSize() int32 {
@@ -1988,7 +2033,7 @@ type ListInvitationsResponse struct {
 
 func (x *ListInvitationsResponse) Reset() {
 	*x = ListInvitationsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[32]
+	mi := &file_identity_v1_identity_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2045,7 @@ func (x *ListInvitationsResponse) String() string {
 func (*ListInvitationsResponse) ProtoMessage() {}
 
 func (x *ListInvitationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[32]
+	mi := &file_identity_v1_identity_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2058,7 @@ func (x *ListInvitationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitationsResponse.ProtoReflect.Descriptor instead.
 func (*ListInvitationsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{32}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListInvitationsResponse) GetInvitations() []*Invitation {
@@ -2039,7 +2084,7 @@ type AcceptInvitationRequest struct {
 
 func (x *AcceptInvitationRequest) Reset() {
 	*x = AcceptInvitationRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[33]
+	mi := &file_identity_v1_identity_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2096,7 @@ func (x *AcceptInvitationRequest) String() string {
 func (*AcceptInvitationRequest) ProtoMessage() {}
 
 func (x *AcceptInvitationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[33]
+	mi := &file_identity_v1_identity_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2109,7 @@ func (x *AcceptInvitationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptInvitationRequest.ProtoReflect.Descriptor instead.
 func (*AcceptInvitationRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{33}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AcceptInvitationRequest) GetBinding() *Binding {
@@ -2083,7 +2128,7 @@ type DeclineInvitationRequest struct {
 
 func (x *DeclineInvitationRequest) Reset() {
 	*x = DeclineInvitationRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[34]
+	mi := &file_identity_v1_identity_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2140,7 @@ func (x *DeclineInvitationRequest) String() string {
 func (*DeclineInvitationRequest) ProtoMessage() {}
 
 func (x *DeclineInvitationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[34]
+	mi := &file_identity_v1_identity_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2153,7 @@ func (x *DeclineInvitationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclineInvitationRequest.ProtoReflect.Descriptor instead.
 func (*DeclineInvitationRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{34}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeclineInvitationRequest) GetBinding() *Binding {
@@ -2137,7 +2182,7 @@ type ServiceAccount struct {
 
 func (x *ServiceAccount) Reset() {
 	*x = ServiceAccount{}
-	mi := &file_identity_v1_identity_proto_msgTypes[35]
+	mi := &file_identity_v1_identity_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2194,7 @@ func (x *ServiceAccount) String() string {
 func (*ServiceAccount) ProtoMessage() {}
 
 func (x *ServiceAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[35]
+	mi := &file_identity_v1_identity_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2207,7 @@ func (x *ServiceAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceAccount.ProtoReflect.Descriptor instead.
 func (*ServiceAccount) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{35}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ServiceAccount) GetId() string {
@@ -2237,7 +2282,7 @@ type CreateServiceAccountRequest struct {
 
 func (x *CreateServiceAccountRequest) Reset() {
 	*x = CreateServiceAccountRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[36]
+	mi := &file_identity_v1_identity_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2294,7 @@ func (x *CreateServiceAccountRequest) String() string {
 func (*CreateServiceAccountRequest) ProtoMessage() {}
 
 func (x *CreateServiceAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[36]
+	mi := &file_identity_v1_identity_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2307,7 @@ func (x *CreateServiceAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceAccountRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceAccountRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{36}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateServiceAccountRequest) GetOrgId() string {
@@ -2310,7 +2355,7 @@ type CreateServiceAccountResponse struct {
 
 func (x *CreateServiceAccountResponse) Reset() {
 	*x = CreateServiceAccountResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[37]
+	mi := &file_identity_v1_identity_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +2367,7 @@ func (x *CreateServiceAccountResponse) String() string {
 func (*CreateServiceAccountResponse) ProtoMessage() {}
 
 func (x *CreateServiceAccountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[37]
+	mi := &file_identity_v1_identity_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +2380,7 @@ func (x *CreateServiceAccountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceAccountResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceAccountResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{37}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateServiceAccountResponse) GetAccount() *ServiceAccount {
@@ -2364,7 +2409,7 @@ type ListServiceAccountsRequest struct {
 
 func (x *ListServiceAccountsRequest) Reset() {
 	*x = ListServiceAccountsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[38]
+	mi := &file_identity_v1_identity_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2376,7 +2421,7 @@ func (x *ListServiceAccountsRequest) String() string {
 func (*ListServiceAccountsRequest) ProtoMessage() {}
 
 func (x *ListServiceAccountsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[38]
+	mi := &file_identity_v1_identity_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2389,7 +2434,7 @@ func (x *ListServiceAccountsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceAccountsRequest.ProtoReflect.Descriptor instead.
 func (*ListServiceAccountsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{38}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListServiceAccountsRequest) GetOrgId() string {
@@ -2430,7 +2475,7 @@ type ListServiceAccountsResponse struct {
 
 func (x *ListServiceAccountsResponse) Reset() {
 	*x = ListServiceAccountsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[39]
+	mi := &file_identity_v1_identity_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2487,7 @@ func (x *ListServiceAccountsResponse) String() string {
 func (*ListServiceAccountsResponse) ProtoMessage() {}
 
 func (x *ListServiceAccountsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[39]
+	mi := &file_identity_v1_identity_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2500,7 @@ func (x *ListServiceAccountsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceAccountsResponse.ProtoReflect.Descriptor instead.
 func (*ListServiceAccountsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{39}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListServiceAccountsResponse) GetAccounts() []*ServiceAccount {
@@ -2483,7 +2528,7 @@ type DeleteServiceAccountRequest struct {
 
 func (x *DeleteServiceAccountRequest) Reset() {
 	*x = DeleteServiceAccountRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[40]
+	mi := &file_identity_v1_identity_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2540,7 @@ func (x *DeleteServiceAccountRequest) String() string {
 func (*DeleteServiceAccountRequest) ProtoMessage() {}
 
 func (x *DeleteServiceAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[40]
+	mi := &file_identity_v1_identity_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2553,7 @@ func (x *DeleteServiceAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceAccountRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceAccountRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{40}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteServiceAccountRequest) GetOrgId() string {
@@ -2543,7 +2588,7 @@ type Org struct {
 
 func (x *Org) Reset() {
 	*x = Org{}
-	mi := &file_identity_v1_identity_proto_msgTypes[41]
+	mi := &file_identity_v1_identity_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2600,7 @@ func (x *Org) String() string {
 func (*Org) ProtoMessage() {}
 
 func (x *Org) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[41]
+	mi := &file_identity_v1_identity_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2613,7 @@ func (x *Org) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Org.ProtoReflect.Descriptor instead.
 func (*Org) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{41}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Org) GetId() string {
@@ -2603,7 +2648,7 @@ type CreateOrgRequest struct {
 
 func (x *CreateOrgRequest) Reset() {
 	*x = CreateOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[42]
+	mi := &file_identity_v1_identity_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +2660,7 @@ func (x *CreateOrgRequest) String() string {
 func (*CreateOrgRequest) ProtoMessage() {}
 
 func (x *CreateOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[42]
+	mi := &file_identity_v1_identity_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +2673,7 @@ func (x *CreateOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateOrgRequest.ProtoReflect.Descriptor instead.
 func (*CreateOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{42}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CreateOrgRequest) GetId() string {
@@ -2654,7 +2699,7 @@ type GetOrgRequest struct {
 
 func (x *GetOrgRequest) Reset() {
 	*x = GetOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[43]
+	mi := &file_identity_v1_identity_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2666,7 +2711,7 @@ func (x *GetOrgRequest) String() string {
 func (*GetOrgRequest) ProtoMessage() {}
 
 func (x *GetOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[43]
+	mi := &file_identity_v1_identity_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2679,7 +2724,7 @@ func (x *GetOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOrgRequest.ProtoReflect.Descriptor instead.
 func (*GetOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{43}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetOrgRequest) GetId() string {
@@ -2699,7 +2744,7 @@ type ListOrgsRequest struct {
 
 func (x *ListOrgsRequest) Reset() {
 	*x = ListOrgsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[44]
+	mi := &file_identity_v1_identity_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2756,7 @@ func (x *ListOrgsRequest) String() string {
 func (*ListOrgsRequest) ProtoMessage() {}
 
 func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[44]
+	mi := &file_identity_v1_identity_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2769,7 @@ func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsRequest.ProtoReflect.Descriptor instead.
 func (*ListOrgsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{44}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListOrgsRequest) GetPageSize() int32 {
@@ -2751,7 +2796,7 @@ type ListOrgsResponse struct {
 
 func (x *ListOrgsResponse) Reset() {
 	*x = ListOrgsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[45]
+	mi := &file_identity_v1_identity_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2808,7 @@ func (x *ListOrgsResponse) String() string {
 func (*ListOrgsResponse) ProtoMessage() {}
 
 func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[45]
+	mi := &file_identity_v1_identity_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2821,7 @@ func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsResponse.ProtoReflect.Descriptor instead.
 func (*ListOrgsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{45}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListOrgsResponse) GetOrgs() []*Org {
@@ -2802,7 +2847,7 @@ type DeleteOrgRequest struct {
 
 func (x *DeleteOrgRequest) Reset() {
 	*x = DeleteOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[46]
+	mi := &file_identity_v1_identity_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2859,7 @@ func (x *DeleteOrgRequest) String() string {
 func (*DeleteOrgRequest) ProtoMessage() {}
 
 func (x *DeleteOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[46]
+	mi := &file_identity_v1_identity_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2872,7 @@ func (x *DeleteOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteOrgRequest.ProtoReflect.Descriptor instead.
 func (*DeleteOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{46}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeleteOrgRequest) GetId() string {
@@ -2849,7 +2894,7 @@ type Project struct {
 
 func (x *Project) Reset() {
 	*x = Project{}
-	mi := &file_identity_v1_identity_proto_msgTypes[47]
+	mi := &file_identity_v1_identity_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +2906,7 @@ func (x *Project) String() string {
 func (*Project) ProtoMessage() {}
 
 func (x *Project) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[47]
+	mi := &file_identity_v1_identity_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +2919,7 @@ func (x *Project) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Project.ProtoReflect.Descriptor instead.
 func (*Project) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{47}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Project) GetId() string {
@@ -2918,7 +2963,7 @@ type CreateProjectRequest struct {
 
 func (x *CreateProjectRequest) Reset() {
 	*x = CreateProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[48]
+	mi := &file_identity_v1_identity_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2930,7 +2975,7 @@ func (x *CreateProjectRequest) String() string {
 func (*CreateProjectRequest) ProtoMessage() {}
 
 func (x *CreateProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[48]
+	mi := &file_identity_v1_identity_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2943,7 +2988,7 @@ func (x *CreateProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateProjectRequest.ProtoReflect.Descriptor instead.
 func (*CreateProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{48}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateProjectRequest) GetId() string {
@@ -2983,7 +3028,7 @@ type GetProjectRequest struct {
 
 func (x *GetProjectRequest) Reset() {
 	*x = GetProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[49]
+	mi := &file_identity_v1_identity_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +3040,7 @@ func (x *GetProjectRequest) String() string {
 func (*GetProjectRequest) ProtoMessage() {}
 
 func (x *GetProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[49]
+	mi := &file_identity_v1_identity_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +3053,7 @@ func (x *GetProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetProjectRequest.ProtoReflect.Descriptor instead.
 func (*GetProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{49}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetProjectRequest) GetId() string {
@@ -3029,7 +3074,7 @@ type ListProjectsRequest struct {
 
 func (x *ListProjectsRequest) Reset() {
 	*x = ListProjectsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[50]
+	mi := &file_identity_v1_identity_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3086,7 @@ func (x *ListProjectsRequest) String() string {
 func (*ListProjectsRequest) ProtoMessage() {}
 
 func (x *ListProjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[50]
+	mi := &file_identity_v1_identity_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3099,7 @@ func (x *ListProjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListProjectsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{50}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListProjectsRequest) GetOrgId() string {
@@ -3088,7 +3133,7 @@ type ListProjectsResponse struct {
 
 func (x *ListProjectsResponse) Reset() {
 	*x = ListProjectsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[51]
+	mi := &file_identity_v1_identity_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3145,7 @@ func (x *ListProjectsResponse) String() string {
 func (*ListProjectsResponse) ProtoMessage() {}
 
 func (x *ListProjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[51]
+	mi := &file_identity_v1_identity_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3158,7 @@ func (x *ListProjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListProjectsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{51}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListProjectsResponse) GetProjects() []*Project {
@@ -3141,7 +3186,7 @@ type DeleteProjectRequest struct {
 
 func (x *DeleteProjectRequest) Reset() {
 	*x = DeleteProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[52]
+	mi := &file_identity_v1_identity_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3198,7 @@ func (x *DeleteProjectRequest) String() string {
 func (*DeleteProjectRequest) ProtoMessage() {}
 
 func (x *DeleteProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[52]
+	mi := &file_identity_v1_identity_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3211,7 @@ func (x *DeleteProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteProjectRequest.ProtoReflect.Descriptor instead.
 func (*DeleteProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{52}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeleteProjectRequest) GetId() string {
@@ -3197,7 +3242,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_identity_v1_identity_proto_msgTypes[53]
+	mi := &file_identity_v1_identity_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3254,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[53]
+	mi := &file_identity_v1_identity_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3267,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{53}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Quota) GetVcpus() uint64 {
@@ -3274,7 +3319,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	mi := &file_identity_v1_identity_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3331,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	mi := &file_identity_v1_identity_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3344,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{54}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Usage) GetVcpus() uint64 {
@@ -3349,7 +3394,7 @@ type QuotaStatus struct {
 
 func (x *QuotaStatus) Reset() {
 	*x = QuotaStatus{}
-	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	mi := &file_identity_v1_identity_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3361,7 +3406,7 @@ func (x *QuotaStatus) String() string {
 func (*QuotaStatus) ProtoMessage() {}
 
 func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	mi := &file_identity_v1_identity_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3374,7 +3419,7 @@ func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaStatus.ProtoReflect.Descriptor instead.
 func (*QuotaStatus) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{55}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *QuotaStatus) GetOrgId() string {
@@ -3416,7 +3461,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	mi := &file_identity_v1_identity_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3428,7 +3473,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	mi := &file_identity_v1_identity_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3441,7 +3486,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{56}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetQuotaRequest) GetOrgId() string {
@@ -3475,7 +3520,7 @@ type GetQuotaRequest struct {
 
 func (x *GetQuotaRequest) Reset() {
 	*x = GetQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[57]
+	mi := &file_identity_v1_identity_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3487,7 +3532,7 @@ func (x *GetQuotaRequest) String() string {
 func (*GetQuotaRequest) ProtoMessage() {}
 
 func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[57]
+	mi := &file_identity_v1_identity_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3500,7 +3545,7 @@ func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*GetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{57}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetQuotaRequest) GetOrgId() string {
@@ -3532,7 +3577,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_identity_v1_identity_proto_msgTypes[58]
+	mi := &file_identity_v1_identity_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3589,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[58]
+	mi := &file_identity_v1_identity_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +3602,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{58}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Key) GetId() string {
@@ -3596,7 +3641,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[59]
+	mi := &file_identity_v1_identity_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3608,7 +3653,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[59]
+	mi := &file_identity_v1_identity_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3621,7 +3666,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{59}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{60}
 }
 
 type ListKeysResponse struct {
@@ -3633,7 +3678,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[60]
+	mi := &file_identity_v1_identity_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3690,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[60]
+	mi := &file_identity_v1_identity_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3703,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{60}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -3677,7 +3722,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[61]
+	mi := &file_identity_v1_identity_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +3734,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[61]
+	mi := &file_identity_v1_identity_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +3747,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{61}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RotateKeysRequest) GetForce() bool {
@@ -3721,7 +3766,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[62]
+	mi := &file_identity_v1_identity_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3733,7 +3778,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[62]
+	mi := &file_identity_v1_identity_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3746,7 +3791,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{62}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -3783,7 +3828,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	mi := &file_identity_v1_identity_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3795,7 +3840,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	mi := &file_identity_v1_identity_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3808,7 +3853,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{63}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AuditRecord) GetId() string {
@@ -3923,7 +3968,7 @@ type ListAuditRecordsRequest struct {
 
 func (x *ListAuditRecordsRequest) Reset() {
 	*x = ListAuditRecordsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[64]
+	mi := &file_identity_v1_identity_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3935,7 +3980,7 @@ func (x *ListAuditRecordsRequest) String() string {
 func (*ListAuditRecordsRequest) ProtoMessage() {}
 
 func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[64]
+	mi := &file_identity_v1_identity_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3948,7 +3993,7 @@ func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{64}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListAuditRecordsRequest) GetOrgId() string {
@@ -4024,7 +4069,7 @@ type ListAuditRecordsResponse struct {
 
 func (x *ListAuditRecordsResponse) Reset() {
 	*x = ListAuditRecordsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[65]
+	mi := &file_identity_v1_identity_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4036,7 +4081,7 @@ func (x *ListAuditRecordsResponse) String() string {
 func (*ListAuditRecordsResponse) ProtoMessage() {}
 
 func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[65]
+	mi := &file_identity_v1_identity_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4049,7 +4094,7 @@ func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{65}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListAuditRecordsResponse) GetRecords() []*AuditRecord {
@@ -4190,7 +4235,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\bidentity\x18\x02 \x01(\v2\x15.identity.v1.IdentityR\bidentity\"Z\n" +
 	"\x0fBindRoleRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12.\n" +
-	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\"\\\n" +
+	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\",\n" +
+	"\x10BindRoleResponse\x12\x18\n" +
+	"\apending\x18\x01 \x01(\bR\apending\"\\\n" +
 	"\x11UnbindRoleRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12.\n" +
 	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\"\x87\x01\n" +
@@ -4394,7 +4441,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\t \x01(\tR\tpageToken\"v\n" +
 	"\x18ListAuditRecordsResponse\x122\n" +
 	"\arecords\x18\x01 \x03(\v2\x18.identity.v1.AuditRecordR\arecords\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xb9\x17\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xc0\x17\n" +
 	"\x0fIdentityService\x12M\n" +
 	"\n" +
 	"IssueToken\x12\x1e.identity.v1.IssueTokenRequest\x1a\x1f.identity.v1.IssueTokenResponse\x12S\n" +
@@ -4415,8 +4462,8 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"DeleteUser\x12\x1e.identity.v1.DeleteUserRequest\x1a\x16.google.protobuf.Empty\x12F\n" +
 	"\vSetPassword\x12\x1f.identity.v1.SetPasswordRequest\x1a\x16.google.protobuf.Empty\x12C\n" +
 	"\fLinkIdentity\x12 .identity.v1.LinkIdentityRequest\x1a\x11.identity.v1.User\x12G\n" +
-	"\x0eUnlinkIdentity\x12\".identity.v1.UnlinkIdentityRequest\x1a\x11.identity.v1.User\x12@\n" +
-	"\bBindRole\x12\x1c.identity.v1.BindRoleRequest\x1a\x16.google.protobuf.Empty\x12D\n" +
+	"\x0eUnlinkIdentity\x12\".identity.v1.UnlinkIdentityRequest\x1a\x11.identity.v1.User\x12G\n" +
+	"\bBindRole\x12\x1c.identity.v1.BindRoleRequest\x1a\x1d.identity.v1.BindRoleResponse\x12D\n" +
 	"\n" +
 	"UnbindRole\x12\x1e.identity.v1.UnbindRoleRequest\x1a\x16.google.protobuf.Empty\x12S\n" +
 	"\fListBindings\x12 .identity.v1.ListBindingsRequest\x1a!.identity.v1.ListBindingsResponse\x12\\\n" +
@@ -4455,7 +4502,7 @@ func file_identity_v1_identity_proto_rawDescGZIP() []byte {
 	return file_identity_v1_identity_proto_rawDescData
 }
 
-var file_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_identity_v1_identity_proto_goTypes = []any{
 	(*IssueTokenRequest)(nil),            // 0: identity.v1.IssueTokenRequest
 	(*IssueTokenResponse)(nil),           // 1: identity.v1.IssueTokenResponse
@@ -4483,47 +4530,48 @@ var file_identity_v1_identity_proto_goTypes = []any{
 	(*LinkIdentityRequest)(nil),          // 23: identity.v1.LinkIdentityRequest
 	(*UnlinkIdentityRequest)(nil),        // 24: identity.v1.UnlinkIdentityRequest
 	(*BindRoleRequest)(nil),              // 25: identity.v1.BindRoleRequest
-	(*UnbindRoleRequest)(nil),            // 26: identity.v1.UnbindRoleRequest
-	(*ListBindingsRequest)(nil),          // 27: identity.v1.ListBindingsRequest
-	(*Grant)(nil),                        // 28: identity.v1.Grant
-	(*ListBindingsResponse)(nil),         // 29: identity.v1.ListBindingsResponse
-	(*Invitation)(nil),                   // 30: identity.v1.Invitation
-	(*ListInvitationsRequest)(nil),       // 31: identity.v1.ListInvitationsRequest
-	(*ListInvitationsResponse)(nil),      // 32: identity.v1.ListInvitationsResponse
-	(*AcceptInvitationRequest)(nil),      // 33: identity.v1.AcceptInvitationRequest
-	(*DeclineInvitationRequest)(nil),     // 34: identity.v1.DeclineInvitationRequest
-	(*ServiceAccount)(nil),               // 35: identity.v1.ServiceAccount
-	(*CreateServiceAccountRequest)(nil),  // 36: identity.v1.CreateServiceAccountRequest
-	(*CreateServiceAccountResponse)(nil), // 37: identity.v1.CreateServiceAccountResponse
-	(*ListServiceAccountsRequest)(nil),   // 38: identity.v1.ListServiceAccountsRequest
-	(*ListServiceAccountsResponse)(nil),  // 39: identity.v1.ListServiceAccountsResponse
-	(*DeleteServiceAccountRequest)(nil),  // 40: identity.v1.DeleteServiceAccountRequest
-	(*Org)(nil),                          // 41: identity.v1.Org
-	(*CreateOrgRequest)(nil),             // 42: identity.v1.CreateOrgRequest
-	(*GetOrgRequest)(nil),                // 43: identity.v1.GetOrgRequest
-	(*ListOrgsRequest)(nil),              // 44: identity.v1.ListOrgsRequest
-	(*ListOrgsResponse)(nil),             // 45: identity.v1.ListOrgsResponse
-	(*DeleteOrgRequest)(nil),             // 46: identity.v1.DeleteOrgRequest
-	(*Project)(nil),                      // 47: identity.v1.Project
-	(*CreateProjectRequest)(nil),         // 48: identity.v1.CreateProjectRequest
-	(*GetProjectRequest)(nil),            // 49: identity.v1.GetProjectRequest
-	(*ListProjectsRequest)(nil),          // 50: identity.v1.ListProjectsRequest
-	(*ListProjectsResponse)(nil),         // 51: identity.v1.ListProjectsResponse
-	(*DeleteProjectRequest)(nil),         // 52: identity.v1.DeleteProjectRequest
-	(*Quota)(nil),                        // 53: identity.v1.Quota
-	(*Usage)(nil),                        // 54: identity.v1.Usage
-	(*QuotaStatus)(nil),                  // 55: identity.v1.QuotaStatus
-	(*SetQuotaRequest)(nil),              // 56: identity.v1.SetQuotaRequest
-	(*GetQuotaRequest)(nil),              // 57: identity.v1.GetQuotaRequest
-	(*Key)(nil),                          // 58: identity.v1.Key
-	(*ListKeysRequest)(nil),              // 59: identity.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 60: identity.v1.ListKeysResponse
-	(*RotateKeysRequest)(nil),            // 61: identity.v1.RotateKeysRequest
-	(*RevokeKeyRequest)(nil),             // 62: identity.v1.RevokeKeyRequest
-	(*AuditRecord)(nil),                  // 63: identity.v1.AuditRecord
-	(*ListAuditRecordsRequest)(nil),      // 64: identity.v1.ListAuditRecordsRequest
-	(*ListAuditRecordsResponse)(nil),     // 65: identity.v1.ListAuditRecordsResponse
-	(*emptypb.Empty)(nil),                // 66: google.protobuf.Empty
+	(*BindRoleResponse)(nil),             // 26: identity.v1.BindRoleResponse
+	(*UnbindRoleRequest)(nil),            // 27: identity.v1.UnbindRoleRequest
+	(*ListBindingsRequest)(nil),          // 28: identity.v1.ListBindingsRequest
+	(*Grant)(nil),                        // 29: identity.v1.Grant
+	(*ListBindingsResponse)(nil),         // 30: identity.v1.ListBindingsResponse
+	(*Invitation)(nil),                   // 31: identity.v1.Invitation
+	(*ListInvitationsRequest)(nil),       // 32: identity.v1.ListInvitationsRequest
+	(*ListInvitationsResponse)(nil),      // 33: identity.v1.ListInvitationsResponse
+	(*AcceptInvitationRequest)(nil),      // 34: identity.v1.AcceptInvitationRequest
+	(*DeclineInvitationRequest)(nil),     // 35: identity.v1.DeclineInvitationRequest
+	(*ServiceAccount)(nil),               // 36: identity.v1.ServiceAccount
+	(*CreateServiceAccountRequest)(nil),  // 37: identity.v1.CreateServiceAccountRequest
+	(*CreateServiceAccountResponse)(nil), // 38: identity.v1.CreateServiceAccountResponse
+	(*ListServiceAccountsRequest)(nil),   // 39: identity.v1.ListServiceAccountsRequest
+	(*ListServiceAccountsResponse)(nil),  // 40: identity.v1.ListServiceAccountsResponse
+	(*DeleteServiceAccountRequest)(nil),  // 41: identity.v1.DeleteServiceAccountRequest
+	(*Org)(nil),                          // 42: identity.v1.Org
+	(*CreateOrgRequest)(nil),             // 43: identity.v1.CreateOrgRequest
+	(*GetOrgRequest)(nil),                // 44: identity.v1.GetOrgRequest
+	(*ListOrgsRequest)(nil),              // 45: identity.v1.ListOrgsRequest
+	(*ListOrgsResponse)(nil),             // 46: identity.v1.ListOrgsResponse
+	(*DeleteOrgRequest)(nil),             // 47: identity.v1.DeleteOrgRequest
+	(*Project)(nil),                      // 48: identity.v1.Project
+	(*CreateProjectRequest)(nil),         // 49: identity.v1.CreateProjectRequest
+	(*GetProjectRequest)(nil),            // 50: identity.v1.GetProjectRequest
+	(*ListProjectsRequest)(nil),          // 51: identity.v1.ListProjectsRequest
+	(*ListProjectsResponse)(nil),         // 52: identity.v1.ListProjectsResponse
+	(*DeleteProjectRequest)(nil),         // 53: identity.v1.DeleteProjectRequest
+	(*Quota)(nil),                        // 54: identity.v1.Quota
+	(*Usage)(nil),                        // 55: identity.v1.Usage
+	(*QuotaStatus)(nil),                  // 56: identity.v1.QuotaStatus
+	(*SetQuotaRequest)(nil),              // 57: identity.v1.SetQuotaRequest
+	(*GetQuotaRequest)(nil),              // 58: identity.v1.GetQuotaRequest
+	(*Key)(nil),                          // 59: identity.v1.Key
+	(*ListKeysRequest)(nil),              // 60: identity.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 61: identity.v1.ListKeysResponse
+	(*RotateKeysRequest)(nil),            // 62: identity.v1.RotateKeysRequest
+	(*RevokeKeyRequest)(nil),             // 63: identity.v1.RevokeKeyRequest
+	(*AuditRecord)(nil),                  // 64: identity.v1.AuditRecord
+	(*ListAuditRecordsRequest)(nil),      // 65: identity.v1.ListAuditRecordsRequest
+	(*ListAuditRecordsResponse)(nil),     // 66: identity.v1.ListAuditRecordsResponse
+	(*emptypb.Empty)(nil),                // 67: google.protobuf.Empty
 }
 var file_identity_v1_identity_proto_depIdxs = []int32{
 	3,  // 0: identity.v1.ListLoginProvidersResponse.providers:type_name -> identity.v1.LoginProvider
@@ -4537,21 +4585,21 @@ var file_identity_v1_identity_proto_depIdxs = []int32{
 	14, // 8: identity.v1.BindRoleRequest.binding:type_name -> identity.v1.Binding
 	14, // 9: identity.v1.UnbindRoleRequest.binding:type_name -> identity.v1.Binding
 	14, // 10: identity.v1.Grant.binding:type_name -> identity.v1.Binding
-	28, // 11: identity.v1.ListBindingsResponse.grants:type_name -> identity.v1.Grant
+	29, // 11: identity.v1.ListBindingsResponse.grants:type_name -> identity.v1.Grant
 	14, // 12: identity.v1.Invitation.binding:type_name -> identity.v1.Binding
-	30, // 13: identity.v1.ListInvitationsResponse.invitations:type_name -> identity.v1.Invitation
+	31, // 13: identity.v1.ListInvitationsResponse.invitations:type_name -> identity.v1.Invitation
 	14, // 14: identity.v1.AcceptInvitationRequest.binding:type_name -> identity.v1.Binding
 	14, // 15: identity.v1.DeclineInvitationRequest.binding:type_name -> identity.v1.Binding
-	35, // 16: identity.v1.CreateServiceAccountResponse.account:type_name -> identity.v1.ServiceAccount
-	35, // 17: identity.v1.ListServiceAccountsResponse.accounts:type_name -> identity.v1.ServiceAccount
-	41, // 18: identity.v1.ListOrgsResponse.orgs:type_name -> identity.v1.Org
-	53, // 19: identity.v1.CreateProjectRequest.quota:type_name -> identity.v1.Quota
-	47, // 20: identity.v1.ListProjectsResponse.projects:type_name -> identity.v1.Project
-	53, // 21: identity.v1.QuotaStatus.quota:type_name -> identity.v1.Quota
-	54, // 22: identity.v1.QuotaStatus.used:type_name -> identity.v1.Usage
-	53, // 23: identity.v1.SetQuotaRequest.quota:type_name -> identity.v1.Quota
-	58, // 24: identity.v1.ListKeysResponse.keys:type_name -> identity.v1.Key
-	63, // 25: identity.v1.ListAuditRecordsResponse.records:type_name -> identity.v1.AuditRecord
+	36, // 16: identity.v1.CreateServiceAccountResponse.account:type_name -> identity.v1.ServiceAccount
+	36, // 17: identity.v1.ListServiceAccountsResponse.accounts:type_name -> identity.v1.ServiceAccount
+	42, // 18: identity.v1.ListOrgsResponse.orgs:type_name -> identity.v1.Org
+	54, // 19: identity.v1.CreateProjectRequest.quota:type_name -> identity.v1.Quota
+	48, // 20: identity.v1.ListProjectsResponse.projects:type_name -> identity.v1.Project
+	54, // 21: identity.v1.QuotaStatus.quota:type_name -> identity.v1.Quota
+	55, // 22: identity.v1.QuotaStatus.used:type_name -> identity.v1.Usage
+	54, // 23: identity.v1.SetQuotaRequest.quota:type_name -> identity.v1.Quota
+	59, // 24: identity.v1.ListKeysResponse.keys:type_name -> identity.v1.Key
+	64, // 25: identity.v1.ListAuditRecordsResponse.records:type_name -> identity.v1.AuditRecord
 	0,  // 26: identity.v1.IdentityService.IssueToken:input_type -> identity.v1.IssueTokenRequest
 	2,  // 27: identity.v1.IdentityService.ExchangeToken:input_type -> identity.v1.ExchangeTokenRequest
 	4,  // 28: identity.v1.IdentityService.ListLoginProviders:input_type -> identity.v1.ListLoginProvidersRequest
@@ -4569,67 +4617,67 @@ var file_identity_v1_identity_proto_depIdxs = []int32{
 	23, // 40: identity.v1.IdentityService.LinkIdentity:input_type -> identity.v1.LinkIdentityRequest
 	24, // 41: identity.v1.IdentityService.UnlinkIdentity:input_type -> identity.v1.UnlinkIdentityRequest
 	25, // 42: identity.v1.IdentityService.BindRole:input_type -> identity.v1.BindRoleRequest
-	26, // 43: identity.v1.IdentityService.UnbindRole:input_type -> identity.v1.UnbindRoleRequest
-	27, // 44: identity.v1.IdentityService.ListBindings:input_type -> identity.v1.ListBindingsRequest
-	31, // 45: identity.v1.IdentityService.ListInvitations:input_type -> identity.v1.ListInvitationsRequest
-	33, // 46: identity.v1.IdentityService.AcceptInvitation:input_type -> identity.v1.AcceptInvitationRequest
-	34, // 47: identity.v1.IdentityService.DeclineInvitation:input_type -> identity.v1.DeclineInvitationRequest
-	36, // 48: identity.v1.IdentityService.CreateServiceAccount:input_type -> identity.v1.CreateServiceAccountRequest
-	38, // 49: identity.v1.IdentityService.ListServiceAccounts:input_type -> identity.v1.ListServiceAccountsRequest
-	40, // 50: identity.v1.IdentityService.DeleteServiceAccount:input_type -> identity.v1.DeleteServiceAccountRequest
-	42, // 51: identity.v1.IdentityService.CreateOrg:input_type -> identity.v1.CreateOrgRequest
-	43, // 52: identity.v1.IdentityService.GetOrg:input_type -> identity.v1.GetOrgRequest
-	44, // 53: identity.v1.IdentityService.ListOrgs:input_type -> identity.v1.ListOrgsRequest
-	46, // 54: identity.v1.IdentityService.DeleteOrg:input_type -> identity.v1.DeleteOrgRequest
-	48, // 55: identity.v1.IdentityService.CreateProject:input_type -> identity.v1.CreateProjectRequest
-	49, // 56: identity.v1.IdentityService.GetProject:input_type -> identity.v1.GetProjectRequest
-	50, // 57: identity.v1.IdentityService.ListProjects:input_type -> identity.v1.ListProjectsRequest
-	52, // 58: identity.v1.IdentityService.DeleteProject:input_type -> identity.v1.DeleteProjectRequest
-	56, // 59: identity.v1.IdentityService.SetQuota:input_type -> identity.v1.SetQuotaRequest
-	57, // 60: identity.v1.IdentityService.GetQuota:input_type -> identity.v1.GetQuotaRequest
-	59, // 61: identity.v1.IdentityService.ListKeys:input_type -> identity.v1.ListKeysRequest
-	61, // 62: identity.v1.IdentityService.RotateKeys:input_type -> identity.v1.RotateKeysRequest
-	62, // 63: identity.v1.IdentityService.RevokeKey:input_type -> identity.v1.RevokeKeyRequest
-	64, // 64: identity.v1.IdentityService.ListAuditRecords:input_type -> identity.v1.ListAuditRecordsRequest
+	27, // 43: identity.v1.IdentityService.UnbindRole:input_type -> identity.v1.UnbindRoleRequest
+	28, // 44: identity.v1.IdentityService.ListBindings:input_type -> identity.v1.ListBindingsRequest
+	32, // 45: identity.v1.IdentityService.ListInvitations:input_type -> identity.v1.ListInvitationsRequest
+	34, // 46: identity.v1.IdentityService.AcceptInvitation:input_type -> identity.v1.AcceptInvitationRequest
+	35, // 47: identity.v1.IdentityService.DeclineInvitation:input_type -> identity.v1.DeclineInvitationRequest
+	37, // 48: identity.v1.IdentityService.CreateServiceAccount:input_type -> identity.v1.CreateServiceAccountRequest
+	39, // 49: identity.v1.IdentityService.ListServiceAccounts:input_type -> identity.v1.ListServiceAccountsRequest
+	41, // 50: identity.v1.IdentityService.DeleteServiceAccount:input_type -> identity.v1.DeleteServiceAccountRequest
+	43, // 51: identity.v1.IdentityService.CreateOrg:input_type -> identity.v1.CreateOrgRequest
+	44, // 52: identity.v1.IdentityService.GetOrg:input_type -> identity.v1.GetOrgRequest
+	45, // 53: identity.v1.IdentityService.ListOrgs:input_type -> identity.v1.ListOrgsRequest
+	47, // 54: identity.v1.IdentityService.DeleteOrg:input_type -> identity.v1.DeleteOrgRequest
+	49, // 55: identity.v1.IdentityService.CreateProject:input_type -> identity.v1.CreateProjectRequest
+	50, // 56: identity.v1.IdentityService.GetProject:input_type -> identity.v1.GetProjectRequest
+	51, // 57: identity.v1.IdentityService.ListProjects:input_type -> identity.v1.ListProjectsRequest
+	53, // 58: identity.v1.IdentityService.DeleteProject:input_type -> identity.v1.DeleteProjectRequest
+	57, // 59: identity.v1.IdentityService.SetQuota:input_type -> identity.v1.SetQuotaRequest
+	58, // 60: identity.v1.IdentityService.GetQuota:input_type -> identity.v1.GetQuotaRequest
+	60, // 61: identity.v1.IdentityService.ListKeys:input_type -> identity.v1.ListKeysRequest
+	62, // 62: identity.v1.IdentityService.RotateKeys:input_type -> identity.v1.RotateKeysRequest
+	63, // 63: identity.v1.IdentityService.RevokeKey:input_type -> identity.v1.RevokeKeyRequest
+	65, // 64: identity.v1.IdentityService.ListAuditRecords:input_type -> identity.v1.ListAuditRecordsRequest
 	1,  // 65: identity.v1.IdentityService.IssueToken:output_type -> identity.v1.IssueTokenResponse
 	1,  // 66: identity.v1.IdentityService.ExchangeToken:output_type -> identity.v1.IssueTokenResponse
 	5,  // 67: identity.v1.IdentityService.ListLoginProviders:output_type -> identity.v1.ListLoginProvidersResponse
 	7,  // 68: identity.v1.IdentityService.VerifyToken:output_type -> identity.v1.VerifyTokenResponse
 	9,  // 69: identity.v1.IdentityService.WhoAmI:output_type -> identity.v1.WhoAmIResponse
-	66, // 70: identity.v1.IdentityService.RevokeToken:output_type -> google.protobuf.Empty
-	66, // 71: identity.v1.IdentityService.RevokeTokens:output_type -> google.protobuf.Empty
+	67, // 70: identity.v1.IdentityService.RevokeToken:output_type -> google.protobuf.Empty
+	67, // 71: identity.v1.IdentityService.RevokeTokens:output_type -> google.protobuf.Empty
 	12, // 72: identity.v1.IdentityService.CreateUser:output_type -> identity.v1.User
 	12, // 73: identity.v1.IdentityService.GetUser:output_type -> identity.v1.User
 	18, // 74: identity.v1.IdentityService.ListUsers:output_type -> identity.v1.ListUsersResponse
 	12, // 75: identity.v1.IdentityService.DisableUser:output_type -> identity.v1.User
 	12, // 76: identity.v1.IdentityService.EnableUser:output_type -> identity.v1.User
-	66, // 77: identity.v1.IdentityService.DeleteUser:output_type -> google.protobuf.Empty
-	66, // 78: identity.v1.IdentityService.SetPassword:output_type -> google.protobuf.Empty
+	67, // 77: identity.v1.IdentityService.DeleteUser:output_type -> google.protobuf.Empty
+	67, // 78: identity.v1.IdentityService.SetPassword:output_type -> google.protobuf.Empty
 	12, // 79: identity.v1.IdentityService.LinkIdentity:output_type -> identity.v1.User
 	12, // 80: identity.v1.IdentityService.UnlinkIdentity:output_type -> identity.v1.User
-	66, // 81: identity.v1.IdentityService.BindRole:output_type -> google.protobuf.Empty
-	66, // 82: identity.v1.IdentityService.UnbindRole:output_type -> google.protobuf.Empty
-	29, // 83: identity.v1.IdentityService.ListBindings:output_type -> identity.v1.ListBindingsResponse
-	32, // 84: identity.v1.IdentityService.ListInvitations:output_type -> identity.v1.ListInvitationsResponse
-	66, // 85: identity.v1.IdentityService.AcceptInvitation:output_type -> google.protobuf.Empty
-	66, // 86: identity.v1.IdentityService.DeclineInvitation:output_type -> google.protobuf.Empty
-	37, // 87: identity.v1.IdentityService.CreateServiceAccount:output_type -> identity.v1.CreateServiceAccountResponse
-	39, // 88: identity.v1.IdentityService.ListServiceAccounts:output_type -> identity.v1.ListServiceAccountsResponse
-	66, // 89: identity.v1.IdentityService.DeleteServiceAccount:output_type -> google.protobuf.Empty
-	41, // 90: identity.v1.IdentityService.CreateOrg:output_type -> identity.v1.Org
-	41, // 91: identity.v1.IdentityService.GetOrg:output_type -> identity.v1.Org
-	45, // 92: identity.v1.IdentityService.ListOrgs:output_type -> identity.v1.ListOrgsResponse
-	66, // 93: identity.v1.IdentityService.DeleteOrg:output_type -> google.protobuf.Empty
-	47, // 94: identity.v1.IdentityService.CreateProject:output_type -> identity.v1.Project
-	47, // 95: identity.v1.IdentityService.GetProject:output_type -> identity.v1.Project
-	51, // 96: identity.v1.IdentityService.ListProjects:output_type -> identity.v1.ListProjectsResponse
-	66, // 97: identity.v1.IdentityService.DeleteProject:output_type -> google.protobuf.Empty
-	55, // 98: identity.v1.IdentityService.SetQuota:output_type -> identity.v1.QuotaStatus
-	55, // 99: identity.v1.IdentityService.GetQuota:output_type -> identity.v1.QuotaStatus
-	60, // 100: identity.v1.IdentityService.ListKeys:output_type -> identity.v1.ListKeysResponse
-	60, // 101: identity.v1.IdentityService.RotateKeys:output_type -> identity.v1.ListKeysResponse
-	60, // 102: identity.v1.IdentityService.RevokeKey:output_type -> identity.v1.ListKeysResponse
-	65, // 103: identity.v1.IdentityService.ListAuditRecords:output_type -> identity.v1.ListAuditRecordsResponse
+	26, // 81: identity.v1.IdentityService.BindRole:output_type -> identity.v1.BindRoleResponse
+	67, // 82: identity.v1.IdentityService.UnbindRole:output_type -> google.protobuf.Empty
+	30, // 83: identity.v1.IdentityService.ListBindings:output_type -> identity.v1.ListBindingsResponse
+	33, // 84: identity.v1.IdentityService.ListInvitations:output_type -> identity.v1.ListInvitationsResponse
+	67, // 85: identity.v1.IdentityService.AcceptInvitation:output_type -> google.protobuf.Empty
+	67, // 86: identity.v1.IdentityService.DeclineInvitation:output_type -> google.protobuf.Empty
+	38, // 87: identity.v1.IdentityService.CreateServiceAccount:output_type -> identity.v1.CreateServiceAccountResponse
+	40, // 88: identity.v1.IdentityService.ListServiceAccounts:output_type -> identity.v1.ListServiceAccountsResponse
+	67, // 89: identity.v1.IdentityService.DeleteServiceAccount:output_type -> google.protobuf.Empty
+	42, // 90: identity.v1.IdentityService.CreateOrg:output_type -> identity.v1.Org
+	42, // 91: identity.v1.IdentityService.GetOrg:output_type -> identity.v1.Org
+	46, // 92: identity.v1.IdentityService.ListOrgs:output_type -> identity.v1.ListOrgsResponse
+	67, // 93: identity.v1.IdentityService.DeleteOrg:output_type -> google.protobuf.Empty
+	48, // 94: identity.v1.IdentityService.CreateProject:output_type -> identity.v1.Project
+	48, // 95: identity.v1.IdentityService.GetProject:output_type -> identity.v1.Project
+	52, // 96: identity.v1.IdentityService.ListProjects:output_type -> identity.v1.ListProjectsResponse
+	67, // 97: identity.v1.IdentityService.DeleteProject:output_type -> google.protobuf.Empty
+	56, // 98: identity.v1.IdentityService.SetQuota:output_type -> identity.v1.QuotaStatus
+	56, // 99: identity.v1.IdentityService.GetQuota:output_type -> identity.v1.QuotaStatus
+	61, // 100: identity.v1.IdentityService.ListKeys:output_type -> identity.v1.ListKeysResponse
+	61, // 101: identity.v1.IdentityService.RotateKeys:output_type -> identity.v1.ListKeysResponse
+	61, // 102: identity.v1.IdentityService.RevokeKey:output_type -> identity.v1.ListKeysResponse
+	66, // 103: identity.v1.IdentityService.ListAuditRecords:output_type -> identity.v1.ListAuditRecordsResponse
 	65, // [65:104] is the sub-list for method output_type
 	26, // [26:65] is the sub-list for method input_type
 	26, // [26:26] is the sub-list for extension type_name
@@ -4642,14 +4690,14 @@ func file_identity_v1_identity_proto_init() {
 	if File_identity_v1_identity_proto != nil {
 		return
 	}
-	file_identity_v1_identity_proto_msgTypes[53].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[54].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_v1_identity_proto_rawDesc), len(file_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

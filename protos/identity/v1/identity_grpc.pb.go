@@ -120,7 +120,7 @@ type IdentityServiceClient interface {
 	//
 	// RESOURCE_EXHAUSTED when the user has 64 roles in that org, when 8 invitations of that org to the user are open, or when
 	// invitations of the org to 1000 users are open. What other orgs gave or offered does not count.
-	BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*BindRoleResponse, error)
 	// UnbindRole takes a role away, or withdraws an invitation to it. Nothing happens when there is neither. Those who may
 	// give the role may call it, and the user whose role it is.
 	UnbindRole(ctx context.Context, in *UnbindRoleRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
@@ -339,9 +339,9 @@ func (c *identityServiceClient) UnlinkIdentity(ctx context.Context, in *UnlinkId
 	return out, nil
 }
 
-func (c *identityServiceClient) BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+func (c *identityServiceClient) BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*BindRoleResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(emptypb.Empty)
+	out := new(BindRoleResponse)
 	err := c.cc.Invoke(ctx, IdentityService_BindRole_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -615,7 +615,7 @@ type IdentityServiceServer interface {
 	//
 	// RESOURCE_EXHAUSTED when the user has 64 roles in that org, when 8 invitations of that org to the user are open, or when
 	// invitations of the org to 1000 users are open. What other orgs gave or offered does not count.
-	BindRole(context.Context, *BindRoleRequest) (*emptypb.Empty, error)
+	BindRole(context.Context, *BindRoleRequest) (*BindRoleResponse, error)
 	// UnbindRole takes a role away, or withdraws an invitation to it. Nothing happens when there is neither. Those who may
 	// give the role may call it, and the user whose role it is.
 	UnbindRole(context.Context, *UnbindRoleRequest) (*emptypb.Empty, error)
@@ -722,7 +722,7 @@ func (UnimplementedIdentityServiceServer) LinkIdentity(context.Context, *LinkIde
 func (UnimplementedIdentityServiceServer) UnlinkIdentity(context.Context, *UnlinkIdentityRequest) (*User, error) {
 	return nil, status.Error(codes.Unimplemented, "method UnlinkIdentity not implemented")
 }
-func (UnimplementedIdentityServiceServer) BindRole(context.Context, *BindRoleRequest) (*emptypb.Empty, error) {
+func (UnimplementedIdentityServiceServer) BindRole(context.Context, *BindRoleRequest) (*BindRoleResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BindRole not implemented")
 }
 func (UnimplementedIdentityServiceServer) UnbindRole(context.Context, *UnbindRoleRequest) (*emptypb.Empty, error) {
