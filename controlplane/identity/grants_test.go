@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"slices"
 	"strings"
@@ -385,6 +386,9 @@ func TestTokensForForeignProjects(t *testing.T) {
 		require.NoError(t, err)
 		if q.Org != "acme" {
 			require.NotContains(t, me.String(), "acme")
+			claims, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
+			require.NoError(t, err)
+			require.NotContains(t, string(claims), "acme", "nor does the token itself")
 		}
 		for _, m := range []auth.Method{getVM, listImages, "/credit.v1.CreditService/GetWallet"} {
 			_, err = w.acts(text, m)

@@ -7,7 +7,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/tenant"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Grant is a role to be given to a user, or to be taken away.
@@ -51,7 +50,7 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if !g.Always && !u.belongsTo(g.Binding.Org) && !mutant.On(mutant.GrantUnasked) {
+	if !g.Always && !u.belongsTo(g.Binding.Org) {
 		if err := there(tx, g.Binding); err != nil {
 			return false, err
 		}
