@@ -61,8 +61,8 @@ func Chosen(orgKey string, orgs []string, projectKey string, projects []string) 
 const (
 	// noTenant is the reason for a tenant that is not there or that the caller has no role in.
 	noTenant = "TENANT_NOT_FOUND"
-	// tenantRequired is the reason of a refusal that naming a project, or an org, may turn into an admission.
-	tenantRequired = "TENANT_REQUIRED"
+	// TenantRequired is the reason of a refusal that naming a project, or an org, may turn into an admission.
+	TenantRequired = "TENANT_REQUIRED"
 	// TokenScope is the reason of a refusal because of the scope of the token.
 	TokenScope = "TOKEN_SCOPE"
 )
@@ -71,7 +71,7 @@ const (
 // body may read on and ask Admit again.
 func Undecided(err error) bool {
 	f, ok := fault.From(err)
-	return ok && f.Reason == tenantRequired
+	return ok && f.Reason == TenantRequired
 }
 
 // resolution is the search for the tenant of one call.
@@ -83,7 +83,6 @@ type resolution struct {
 }
 
 func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.Tenant, error) {
-	r := resolution{ctx, c, rule, edge}
 	switch rule.Scope {
 	case Nowhere:
 		if c.Scope != (cloud.Tenant{}) && !slices.Contains(rule.Roles, anyProven[0]) {
@@ -93,6 +92,7 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	case OfPlace:
 		return place(c.Scope, asked)
 	}
+	r := resolution{ctx, c, rule, edge}
 	asked = withChosen(asked, c.Chosen)
 	if c.Scope.Project != "" {
 		return r.narrowed(asked)
@@ -184,7 +184,7 @@ func (r resolution) any(asked cloud.Tenant) (cloud.Tenant, error) {
 	case r.edge == REST && r.rule.Scope == OfProject && asked.Project == "":
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"system:admin acts for a project here: ask for a token with org_id and project_id, or send the header Trivet-Project").
-			WithReason(tenantRequired)
+			WithReason(TenantRequired)
 	case asked.Org == "" && r.rule.Scope != OfNamedProject:
 		return cloud.Tenant{}, fault.Invalid("org_id", "is required: your role is not limited to one org")
 	case asked.Project == "" && r.rule.Scope != OfOrg:
@@ -245,7 +245,7 @@ func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
 	if orgs := r.wholeOrgs(asked.Org); len(orgs) > 0 {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"%s has no role in any project: name a project of org %s by project_id or the metadata trivet-project", r.c.Name(), strings.Join(orgs, ", ")).
-			WithReason(tenantRequired)
+			WithReason(TenantRequired)
 	}
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any project", r.c.Name())
 }
@@ -255,7 +255,7 @@ func (r resolution) several(what string, names []string) (cloud.Tenant, error) {
 	slices.Sort(names)
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 		"%[1]s has roles in several %[2]ss: name by %[2]s_id or the metadata trivet-%[2]s one of %[3]s", r.c.Name(), what, strings.Join(names, ", ")).
-		WithReason(tenantRequired)
+		WithReason(TenantRequired)
 }
 
 // named is the project that the call names, if the caller has a role there: in the project, or in all of its org.

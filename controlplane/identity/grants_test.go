@@ -113,12 +113,27 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 	require.Equal(t, []cloud.Binding{lair}, w.invitations("ada"))
 	require.Equal(t, []string{"mallory org:admin ", "pending ada project:viewer lair", "pending bob project:viewer lair", "pending bob org:admin "}, w.bindings(mallory, "evil"))
 
+	require.Subset(t, w.bindings(w.admin(), ""), []string{"bob org:admin ", "pending ada project:viewer lair"}, "of all orgs")
+	within, err := r.ListBindings(mallory, &identityv1.ListBindingsRequest{OrgId: "evil", ProjectId: "lair"})
+	require.NoError(t, err)
+	require.Len(t, within.GetGrants(), 2, "of a project")
+	for size := int32(1); size < 3; size++ {
+		var paged []*identityv1.Grant
+		q := &identityv1.ListBindingsRequest{PageSize: size}
+		for more := true; more; more = q.PageToken != "" {
+			page, err := r.ListBindings(w.admin(), q)
+			require.NoError(t, err)
+			paged, q.PageToken = append(paged, page.GetGrants()...), page.GetNextPageToken()
+		}
+		require.Len(t, paged, 7, "four roles and three invitations, page by page")
+	}
+
 	require.NoError(t, second(r.DeclineInvitation(w.login("ada"), &identityv1.DeclineInvitationRequest{Binding: oneOnWire(lair)})))
 	require.Empty(t, w.invitations("ada"))
 	require.NoError(t, w.grant(mallory, "ada", lair))
 	require.Empty(t, w.invitations("ada"), "who declined is not asked again")
 	require.Len(t, w.bindings(mallory, "evil"), 4, "the giver does not learn of it")
-	err := second(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
+	err = second(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 	require.NoError(t, second(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: "bob", Binding: oneOnWire(evil)})))
 	require.Equal(t, []cloud.Binding{lair}, w.invitations("bob"), "one is withdrawn")

@@ -237,8 +237,10 @@ func remove(tx *store.Tx, u *User) error {
 	}
 	if u.Account == nil { // the id of an account is drawn, and never again
 		retired.Put(tx, &u.Epoch, string(u.ID))
-		if err := declineAll(tx, u.ID); err != nil {
-			return err
+		if u.Registered() { // a name without a credential was nobody whom an invitation could mean
+			if err := declineAll(tx, u.ID); err != nil {
+				return err
+			}
 		}
 	}
 	Users.Delete(tx, string(u.ID))
