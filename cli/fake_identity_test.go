@@ -42,6 +42,8 @@ type fakeIdentity struct {
 	keys      []*identityv1.Key
 	records   []*identityv1.AuditRecord
 	providers []*identityv1.LoginProvider
+	// invited are the invitations of whoever asks.
+	invited []*identityv1.Invitation
 	// ended are tokens that were revoked, by whom they stand for.
 	ended map[string]string
 	// vouched is what the last exchange was for.
@@ -108,7 +110,14 @@ func (f *fakeIdentity) IssueToken(_ context.Context, in *identityv1.IssueTokenRe
 		if user == in.GetUsername() {
 			delete(f.ended, token)
 			ttl := cmp.Or(time.Duration(in.GetTtlSeconds())*time.Second, time.Hour)
-			return &identityv1.IssueTokenResponse{Token: token, ExpiresAt: now.Add(ttl).UnixMilli()}, nil
+			out := &identityv1.IssueTokenResponse{Token: token, ExpiresAt: now.Add(ttl).UnixMilli(), OrgId: in.GetOrgId(), ProjectId: in.GetProjectId()}
+			if in.GetProjectId() == "none" {
+				return nil, refused("NO_ROLE_IN_SCOPE", "%s has no role in project none", user)
+			}
+			if p, err := find(f.projects, "project", in.GetProjectId()); err == nil {
+				out.OrgId = p.GetOrgId()
+			}
+			return out, nil
 		}
 	}
 	return nil, failed(codes.Internal, "", "the fake has no token for %s", in.GetUsername())
@@ -238,7 +247,11 @@ func (f *fakeIdentity) UnlinkIdentity(_ context.Context, in *identityv1.UnlinkId
 	})
 }
 
-func (f *fakeIdentity) BindRole(_ context.Context, in *identityv1.BindRoleRequest) (*emptypb.Empty, error) {
+func (f *fakeIdentity) BindRole(_ context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
+	if in.GetUserId() == "bob" { // of another org
+		f.invited = append(f.invited, &identityv1.Invitation{Binding: in.GetBinding(), InvitedBy: "demo", ExpiresAt: now.Add(720 * time.Hour).UnixMilli()})
+		return &identityv1.BindRoleResponse{Pending: true}, nil
+	}
 	u, err := find(f.users, "user", in.GetUserId())
 	if err == nil && !u.GetRegistered() {
 		err = failed(codes.FailedPrecondition, "", "%s has no credential", u.GetId())
@@ -246,7 +259,25 @@ func (f *fakeIdentity) BindRole(_ context.Context, in *identityv1.BindRoleReques
 	if err == nil {
 		u.Bindings = append(u.Bindings, in.GetBinding())
 	}
-	return &emptypb.Empty{}, err
+	return &identityv1.BindRoleResponse{}, err
+}
+
+func (f *fakeIdentity) ListInvitations(context.Context, *identityv1.ListInvitationsRequest) (*identityv1.ListInvitationsResponse, error) {
+	return &identityv1.ListInvitationsResponse{Invitations: f.invited}, nil
+}
+
+func (f *fakeIdentity) AcceptInvitation(_ context.Context, in *identityv1.AcceptInvitationRequest) (*emptypb.Empty, error) {
+	return f.answer(in.GetBinding(), "accepted")
+}
+
+func (f *fakeIdentity) DeclineInvitation(_ context.Context, in *identityv1.DeclineInvitationRequest) (*emptypb.Empty, error) {
+	return f.answer(in.GetBinding(), "declined")
+}
+
+func (f *fakeIdentity) answer(b *identityv1.Binding, how string) (*emptypb.Empty, error) {
+	f.note("%s %s in %s/%s", how, b.GetRole(), b.GetOrgId(), b.GetProjectId())
+	f.invited = slices.DeleteFunc(f.invited, func(i *identityv1.Invitation) bool { return proto.Equal(i.GetBinding(), b) })
+	return &emptypb.Empty{}, nil
 }
 
 func (f *fakeIdentity) UnbindRole(_ context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
@@ -265,6 +296,9 @@ func (f *fakeIdentity) ListBindings(_ context.Context, in *identityv1.ListBindin
 				resp.Grants = append(resp.Grants, &identityv1.Grant{UserId: u.GetId(), Binding: b})
 			}
 		}
+	}
+	for _, i := range f.invited {
+		resp.Grants = append(resp.Grants, &identityv1.Grant{UserId: "bob", Binding: i.GetBinding(), Pending: true, ExpiresAt: i.GetExpiresAt()})
 	}
 	return resp, nil
 }

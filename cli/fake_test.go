@@ -135,6 +135,12 @@ func failedFor(code codes.Code, field string, meta map[string]string, format str
 	return s.Err()
 }
 
+// refused is a PERMISSION_DENIED with a reason.
+func refused(reason, format string, args ...any) error {
+	s, _ := status.New(codes.PermissionDenied, fmt.Sprintf(format, args...)).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "trivet"})
+	return s.Err()
+}
+
 type tenanted interface {
 	GetOrgId() string
 	GetProjectId() string

@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/cluster"
 	"github.com/trivet-cloud/trivet/cli/contexts"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/invitation"
 	"github.com/trivet-cloud/trivet/cli/key"
 	"github.com/trivet-cloud/trivet/cli/kv"
 	"github.com/trivet-cloud/trivet/cli/login"
@@ -77,7 +78,7 @@ Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not don
 	s := session.New(sh, root)
 	users := user.Names(s)
 	root.AddCommand(login.Logout(s), contexts.Command(s), whoami.Command(s), org.Command(s), project.Command(s), quota.Command(s), user.Command(s),
-		binding.Command(s, users), token.Command(s, users), serviceaccount.Command(s), key.Command(s), audit.Command(s, users))
+		binding.Command(s, users), invitation.Command(s), token.Command(s, users), serviceaccount.Command(s), key.Command(s), audit.Command(s, users))
 	// These fail only for a flag that there is not.
 	_ = root.RegisterFlagCompletionFunc("org", org.Names(s))
 	_ = root.RegisterFlagCompletionFunc("project", project.Names(s))

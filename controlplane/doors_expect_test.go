@@ -56,6 +56,10 @@ var (
 	denied          = map[bool]string{false: "PERMISSION_DENIED", true: "403 FORBIDDEN"}
 )
 
+// noTenant is the outcome of a gRPC call in a tenant that does not exist for its caller. It tells it from one about
+// something in the tenant that does not exist.
+const noTenant = "NOT_FOUND of the tenant"
+
 // expected is the one right outcome of a cell. It is written from the design (part 1 of identity and credit: proof,
 // tenant rule), not from package auth.
 func expected(e endpoint, r row, c column) string {
@@ -101,6 +105,10 @@ func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
 	case unproven:
 		return denied[isREST]
 	case proven, role:
+		// A tenant in which the holder has no role is answered like one that does not exist; REST says 403 of both.
+		if c.nature == proven && !isREST && rule.Scope != auth.Nowhere && rule.Scope != auth.OfPlace {
+			return noTenant
+		}
 		// These tokens are for a project or an org. What belongs to the cloud asks for one that is for all of it.
 		if !allowed || rule.Scope == auth.Nowhere && !slices.Contains(rule.Roles, auth.AnyProven) {
 			return denied[isREST]
@@ -129,7 +137,7 @@ func expectedOfAdmin(scope auth.Scope, isREST bool, r row, naming bool) string {
 	switch {
 	case scope == auth.Nowhere, scope == auth.OfPlace, strings.Contains(r.path, "$project"):
 		return r.right
-	case isREST && (scope == auth.OfProject || !names(r)):
+	case isREST && (scope == auth.OfProject && !naming || !names(r)):
 		return denied[true]
 	case naming:
 		return r.right

@@ -97,6 +97,11 @@ var identityRows = []row{
 	{name: identityService + "BindRole", ask: `{"user_id":"spare","binding":{"role":"project:viewer","org_id":"$org","project_id":"$project"}}`, right: "OK"},
 	{name: identityService + "UnbindRole", ask: `{"user_id":"spare","binding":{"role":"project:viewer","org_id":"$org","project_id":"$project"}}`, right: "OK"},
 	{name: identityService + "ListBindings", ask: in(``), right: "OK"},
+	{name: identityService + "ListInvitations", ask: `{}`, right: "OK", but: onlyUsers},
+	{name: identityService + "AcceptInvitation", ask: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, right: "NOT_FOUND", but: []exception{{
+		onlyThemselves[0].columns, "PERMISSION_DENIED", "a token of a part does not add to what its holder can do",
+	}}},
+	{name: identityService + "DeclineInvitation", ask: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, right: "NOT_FOUND", but: onlyUsers},
 
 	{name: identityService + "CreateServiceAccount", ask: in(``), right: "INVALID_ARGUMENT"},
 	{name: identityService + "ListServiceAccounts", ask: in(``), right: "OK"},
@@ -131,6 +136,8 @@ var identityRows = []row{
 	{name: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", ask: `{"list_services":""}`, right: "OK"},
 	{name: "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", ask: `{"list_services":""}`, right: "OK"},
 }
+
+var onlyUsers = []exception{{[]string{"service account"}, "PERMISSION_DENIED", "only users are invited"}}
 
 var onlyThemselves = []exception{{
 	[]string{"proven without role", "system:admin", "other project", "other org", "other project, by id", "other org, by id", "org:admin", "project:admin",

@@ -254,6 +254,8 @@ func short(outcome string, r row, isREST bool) string {
 		return "-"
 	case denied[isREST]:
 		return "x"
+	case noTenant:
+		return "t"
 	case "NOT_FOUND", "404 NOT_FOUND":
 		return "?"
 	case "INVALID_ARGUMENT", "400 INVALID_ARGUMENT":
@@ -270,6 +272,7 @@ func legend() string {
 -  UNAUTHENTICATED, on REST 401 UNAUTHENTICATED
 x  PERMISSION_DENIED, on REST 403 FORBIDDEN
 ?  NOT_FOUND, on REST 404 NOT_FOUND
+t  NOT_FOUND of the tenant: it does not exist, or the caller has no role in it; on REST x
 !  INVALID_ARGUMENT, on REST 400 INVALID_ARGUMENT
 
 `)

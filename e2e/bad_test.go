@@ -65,7 +65,7 @@ func TestBadInput(t *testing.T) {
 		{"too much memory", "POST", "/api/v1/vms", `{"name":"x","memory_mib":10000000}`, ada.Token, 429, "RESOURCE_EXHAUSTED", "memory"},
 		{"10 MiB", "POST", "/api/v1/vms", `{"name":"` + strings.Repeat("x", 10<<20) + `"}`, ada.Token, 413, "INVALID_ARGUMENT", "1048576"},
 		{"another hypervisor", "POST", "/api/v1/vms", `{"name":"x","hypervisor":"microvm"}`, ada.Token, 400, "INVALID_ARGUMENT", "public VM APIs support only the KVM backend"},
-		{"another org", "POST", "/api/v1/vms", `{"name":"x","org_id":"others"}`, ada.Token, 403, "FORBIDDEN", "default/default"},
+		{"another org", "POST", "/api/v1/vms", `{"name":"x","org_id":"others"}`, ada.Token, 403, "FORBIDDEN", "no org others"},
 		{"duplicate name", "POST", "/api/v1/vms", disk(``)[:9] + `mine` + disk(``)[10:], ada.Token, 409, "ALREADY_EXISTS", "mine"},
 		{"unknown image", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"image","image_id":"` + nowhere + `"}}]}`, ada.Token, 404, "NOT_FOUND", nowhere},
 		{"an image that is a path", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"image","image_id":"/etc/shadow"}}]}`, ada.Token, 400, "INVALID_ARGUMENT", "image_id"},

@@ -161,7 +161,7 @@ func (w *world) badOrders(ctx context.Context, token string) {
 		code, says                      string
 	}{
 		{"a tenant that makes credit", "POST", "/api/v1/wallets/shop/topup", `{"amount":1}`, token, 403, "FORBIDDEN", "billing:admin"},
-		{"another project's wallet", "GET", "/api/v1/wallets/other", "", token, 403, "FORBIDDEN", "acts in acme/shop"},
+		{"another project's wallet", "GET", "/api/v1/wallets/other", "", token, 403, "FORBIDDEN", "no project other"},
 		{"wrong password", "GET", "/api/v1/wallets/shop", "", unproven, 403, "FORBIDDEN", "proved nothing"},
 		{"no token", "GET", "/api/v1/wallets/shop", "", "", 401, "UNAUTHENTICATED", "Bearer"},
 		{"garbage", "GET", "/api/v1/wallets/shop", "", "garbage", 401, "UNAUTHENTICATED", "not valid"},

@@ -156,6 +156,8 @@ func TestCommandLineIdentity(t *testing.T) {
 	}
 	ada.cannot("you are not logged in", "whoami")
 
+	w.rivals(admin, filepath.Join(ada.home, "password"))
+
 	// She logs in by an outside provider, once somebody said who she is there.
 	admin.does("user", "link", "ada", "--provider", "corp", "--subject", provider.Subject)
 	require.Contains(t, ada.browses("--provider", "corp", "--project", "web", "--context", "outside"), "as ada until")
@@ -168,13 +170,51 @@ func TestCommandLineIdentity(t *testing.T) {
 
 	// Put out, and everything is gone.
 	admin.does("binding", "remove", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
-	refused(ctx, t, ada, "may not", "service-account", "list")
+	refused(ctx, t, ada, "no project web", "service-account", "list")
 	admin.does("user", "disable", "ada")
 	refused(ctx, t, ada, "run `trivet login`", "whoami")
 	admin.does("user", "delete", "ada")
 	admin.cannot("has", "org", "delete", "acme")
 	admin.does("project", "delete", "web")
 	admin.does("org", "delete", "acme")
+}
+
+// rivals has another org's administrator offer ada a role, who takes it with a login that is for no single project.
+func (w *world) rivals(admin *somebody, password string) {
+	mallory := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
+	ada := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
+	admin.does("org", "create", "rival")
+	admin.does("project", "create", "lab", "--org", "rival")
+	admin.does("user", "create", "mallory", "--org", "rival")
+	admin.does("user", "password", "mallory", "--password-file", password)
+	admin.does("binding", "add", "--user", "mallory", "--role", "org:admin", "--org", "rival")
+	login := []string{"login", "--endpoint", everyMember, "--password-file", password}
+	ada.does(append(login, "--user", "ada")...)
+	require.Regexp(w.t, `Acts in: +acme/web, unless`, ada.does("whoami"))
+
+	mallory.does(append(login, "--user", "mallory")...)
+	mallory.cannot("mallory has no role in project web", append(login, "--user", "mallory", "--project", "web", "--context", "x")...)
+	mallory.cannot("mallory has no role in project nix", append(login, "--user", "mallory", "--project", "nix", "--context", "x")...)
+	require.NotContains(w.t, mallory.does("context", "list"), "x ")
+	mallory.cannot("no project web", "quota", "show", "--project", "web")
+	mallory.does("quota", "show", "--project", "lab")
+	mallory.does("vm", "list", "--project", "lab")
+	mallory.does("project", "create", "more", "--org", "rival")
+	mallory.does("vm", "list", "--org", "rival", "--project", "more")
+	mallory.does("project", "delete", "more")
+	for _, user := range []string{"ada", "nobody"} {
+		require.Contains(w.t, mallory.does("binding", "add", "--user", user, "--role", "project:viewer", "--project", "lab"), "is invited to project:viewer of rival/lab")
+	}
+
+	require.Regexp(w.t, `memory +0 +4 GiB`, ada.does("quota", "show"))
+	ada.cannot("no project lab", "quota", "show", "--project", "lab")
+	require.Regexp(w.t, `rival/lab +project:viewer +mallory`, ada.does("invitation", "list"))
+	ada.does("invitation", "accept", "rival/lab")
+	ada.does("quota", "show", "--project", "lab")
+	require.Regexp(w.t, `memory +0 +4 GiB`, ada.does("quota", "show"))
+	require.Regexp(w.t, `ada +project:viewer +rival +lab +ACTIVE`, mallory.does("binding", "list", "--org", "rival"))
+	ada.does("binding", "remove", "--user", "ada", "--role", "project:viewer", "--project", "lab")
+	ada.cannot("no project lab", "quota", "show", "--project", "lab")
 }
 
 // refused waits until a member refuses: what it believed a moment ago may hold for a second more.

@@ -72,6 +72,9 @@ func Command(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 		Use: "binding", Short: "Give roles to users, and take them away", Args: cobra.NoArgs,
 		Long: `Give roles to users, and take them away. A role acts from the next call on, without a new login.
 
+A role that system:admin gives, or that is in the user's home org, acts at once. Any other is an invitation: it acts when
+the user has accepted it with ` + "`trivet invitation accept`" + `, and ends after 30 days.
+
   system:admin     may do everything, everywhere
   billing:admin    makes and fills wallets, everywhere
   org:admin        makes projects in an org, and gives roles in it
@@ -85,20 +88,24 @@ credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" +
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
-		changing(s, users, "add", "Give a user a role", "has", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) error {
-			_, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: user, Binding: b})
-			return err
+		changing(s, users, "add", "Give a user a role", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+			made, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: user, Binding: b})
+			if made.GetPending() {
+				return "is invited to", err
+			}
+			return "has", err
 		}),
-		changing(s, users, "remove", "Take a role from a user", "has no more", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) error {
+		changing(s, users, "remove", "Take a role from a user, or an invitation to it back", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
 			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
-			return err
+			return "has no more", err
 		}),
 		listing(s, users))
 	return c
 }
 
-func changing(s *session.Session, users cobra.CompletionFunc, verb, short, now string,
-	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) error) *cobra.Command {
+// changing makes a command that changes who has a role; do says what is true of the user then.
+func changing(s *session.Session, users cobra.CompletionFunc, verb, short string,
+	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
 	var user, role string
 	c := &cobra.Command{
 		Use: verb, Short: short, Args: session.Exactly(),
@@ -113,11 +120,13 @@ func changing(s *session.Session, users cobra.CompletionFunc, verb, short, now s
 	_ = c.MarkFlagRequired("user")
 	_ = c.MarkFlagRequired("role")
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		b, err := wanted(s, role)
+		client := identityv1.NewIdentityServiceClient(conn)
+		b, err := wanted(ctx, s, client, role)
 		if err != nil {
 			return err
 		}
-		if err := do(ctx, identityv1.NewIdentityServiceClient(conn), user, b); err != nil {
+		now, err := do(ctx, client, user, b)
+		if err != nil {
 			return err
 		}
 		return s.Done(user, now+" "+Text(b))
@@ -126,7 +135,7 @@ func changing(s *session.Session, users cobra.CompletionFunc, verb, short, now s
 }
 
 // wanted is a role where it is to be held.
-func wanted(s *session.Session, role string) (*identityv1.Binding, error) {
+func wanted(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
 	i := slices.Index(Roles(), role)
 	if i < 0 {
 		return nil, session.Usagef("--role %q: want one of %s", role, strings.Join(Roles(), ", "))
@@ -140,6 +149,12 @@ func wanted(s *session.Session, role string) (*identityv1.Binding, error) {
 	}
 	b := &identityv1.Binding{Role: role}
 	org, project := s.Tenant()
+	if reach == inProject {
+		var err error
+		if org, err = orgOf(ctx, client, org, project); err != nil {
+			return nil, err
+		}
+	}
 	if reach >= inOrg {
 		b.OrgId = org
 	}
@@ -149,27 +164,46 @@ func wanted(s *session.Session, role string) (*identityv1.Binding, error) {
 	return b, nil
 }
 
+// orgOf returns the org of a project that was named alone.
+func orgOf(ctx context.Context, client identityv1.IdentityServiceClient, org, project string) (string, error) {
+	if org != "" || project == "" {
+		return org, nil
+	}
+	p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: project})
+	return p.GetOrgId(), err
+}
+
 func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	var all bool
 	var user, role string
 	grants := &session.List[*identityv1.Grant]{
 		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Grant, string, error) {
+			client := identityv1.NewIdentityServiceClient(conn)
 			req := &identityv1.ListBindingsRequest{PageSize: session.PageSize, PageToken: token}
 			switch {
 			case all && (s.Given("org") || s.Given("project")):
 				return nil, "", session.Usagef("give --all, or --org and --project, not both")
 			case !all:
-				req.OrgId, req.ProjectId = s.Tenant()
+				org, project := s.Tenant()
+				org, err := orgOf(ctx, client, org, project)
+				if err != nil {
+					return nil, "", err
+				}
+				req.OrgId, req.ProjectId = org, project
 			}
-			page, err := identityv1.NewIdentityServiceClient(conn).ListBindings(ctx, req)
+			page, err := client.ListBindings(ctx, req)
 			return page.GetGrants(), page.GetNextPageToken(), err
 		},
 		Whole:  func(all []*identityv1.Grant) proto.Message { return &identityv1.ListBindingsResponse{Grants: all} },
 		Name:   (*identityv1.Grant).GetUserId,
-		Header: []string{"USER", "ROLE", "ORG", "PROJECT"},
+		Header: []string{"USER", "ROLE", "ORG", "PROJECT", "STATE"},
 		Row: func(g *identityv1.Grant) []string {
 			b := g.GetBinding()
-			return []string{g.GetUserId(), b.GetRole(), b.GetOrgId(), b.GetProjectId()}
+			state := "ACTIVE"
+			if g.GetPending() {
+				state = "INVITED"
+			}
+			return []string{g.GetUserId(), b.GetRole(), b.GetOrgId(), b.GetProjectId(), state}
 		},
 	}
 	c := grants.Command(s, &cobra.Command{

@@ -49,6 +49,8 @@ type Options struct {
 	Endpoints []string
 	// Token goes with each call; optional.
 	Token account.Secret
+	// Org and Project are the tenant that each call is made for; empty leaves it to the request and the token.
+	Org, Project string
 	// Confides says that calls carry secrets although there is no Token.
 	Confides bool
 	// TLS is how the endpoints are spoken with; nil for plaintext.
@@ -174,6 +176,12 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 func (c *Conn) outgoing(ctx context.Context, p policy) context.Context {
 	if c.opts.Token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(c.opts.Token))
+	}
+	if c.opts.Org != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "trivet-org", c.opts.Org)
+	}
+	if c.opts.Project != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "trivet-project", c.opts.Project)
 	}
 	if p.create {
 		ctx = metadata.AppendToOutgoingContext(ctx, "idempotency-key", c.key)

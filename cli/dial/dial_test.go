@@ -284,3 +284,17 @@ func TestPoliciesAreAboutRealMethods(t *testing.T) {
 		require.Equal(t, p.create, keyed, method)
 	}
 }
+
+// The tenant that a connection is for goes with each call.
+func TestTenantOfCalls(t *testing.T) {
+	for _, o := range []Options{{Org: "acme", Project: "web"}, {Project: "web"}, {}} {
+		o.Endpoints = []string{"127.0.0.1:1"}
+		c, err := Open(o)
+		require.NoError(t, err)
+		md, _ := metadata.FromOutgoingContext(c.outgoing(t.Context(), policy{}))
+		for key, want := range map[string]string{"trivet-org": o.Org, "trivet-project": o.Project} {
+			require.Equal(t, want, strings.Join(md.Get(key), ","))
+		}
+		require.NoError(t, c.Close())
+	}
+}

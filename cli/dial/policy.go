@@ -85,6 +85,8 @@ var policies = map[string]policy{
 	identityv1.IdentityService_EnableUser_FullMethodName:          again,
 	identityv1.IdentityService_BindRole_FullMethodName:            again,
 	identityv1.IdentityService_ListBindings_FullMethodName:        again,
+	identityv1.IdentityService_ListInvitations_FullMethodName:     again,
+	identityv1.IdentityService_AcceptInvitation_FullMethodName:    again,
 	identityv1.IdentityService_ListServiceAccounts_FullMethodName: again,
 	identityv1.IdentityService_GetOrg_FullMethodName:              again,
 	identityv1.IdentityService_ListOrgs_FullMethodName:            again,

@@ -88,7 +88,11 @@ func answer(s *status.Status, f Facts) string {
 		}
 		return lines(message, unauthenticated(f))
 	case codes.PermissionDenied:
-		return lines(message, "`trivet login --org ORG --project PROJECT` asks for a token that acts there; roles are given by an administrator")
+		return lines(message, denied(info))
+	case codes.NotFound:
+		if info.GetReason() == "TENANT_NOT_FOUND" {
+			return lines(message, "`trivet project list` shows the projects that you have a role in")
+		}
 	case codes.InvalidArgument:
 		return lines(invalid(message, field)...)
 	case codes.ResourceExhausted:
@@ -114,6 +118,19 @@ func answer(s *status.Status, f Facts) string {
 		return lines(message, "say it again")
 	}
 	return lines(message)
+}
+
+// denied says what helps against a refusal, by its reason.
+func denied(info *errdetails.ErrorInfo) string {
+	switch info.GetReason() {
+	case "TOKEN_SCOPE":
+		return "`trivet login --org= --project=` gets a token that acts wherever you have a role; name the place with --org and --project then"
+	case "TENANT_REQUIRED":
+		return "name it with --project, or --org, or with TRIVET_PROJECT and TRIVET_ORG; `trivet project list` shows those there are"
+	case "NO_ROLE_IN_SCOPE":
+		return "log in without --org and --project; `trivet whoami` shows your roles then, `trivet invitation list` those that you are offered"
+	}
+	return "`trivet whoami` shows your roles; an administrator gives others"
 }
 
 // quoted is a word of a command line that somebody may copy: a shell takes it for nothing but a word.

@@ -49,7 +49,10 @@ host, and log in there. The provider sends the browser back to a port of this ho
 Logins are kept as contexts, of which one is the current one: ` + "`trivet context`" + ` lists them and changes between them. When the
 token has ended, ` + "`trivet login`" + ` alone gets another one for the same user, endpoints, org and project. A login as another
 user, to other endpoints or for another project makes a context of its own, named USER/PROJECT@HOST, unless --context
-gives it a name.`,
+gives it a name.
+
+With --org or --project the token is good there only. Without them it is good wherever you have a role, and each command
+chooses with --org and --project; ` + "`trivet login --org= --project=`" + ` gets such a token again.`,
 		Example: `  trivet login --endpoint 10.0.0.1,10.0.0.2,10.0.0.3 --tls-ca tls-ca.crt --user demo --project default
   trivet login --context prod --endpoint 10.0.0.1 --provider corp`,
 		Args: session.Exactly(),
@@ -159,6 +162,12 @@ func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l 
 		if err != nil {
 			return err
 		}
+	}
+	if token.GetOrgId() != "" {
+		l.Org = token.GetOrgId()
+	}
+	if token.GetProjectId() != "" {
+		l.Project = token.GetProjectId()
 	}
 	l.Token, l.ExpiresAt = account.Secret(token.GetToken()), time.UnixMilli(token.GetExpiresAt()).UTC()
 	s.Keep(l.Token)

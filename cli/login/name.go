@@ -26,9 +26,11 @@ func contextFor(b *account.Book, l *account.Login, named string) string {
 	return name
 }
 
-// same reports whether two logins differ in nothing but their tokens.
+// same reports whether two logins differ in nothing but their tokens. A login for a project that was saved without the org
+// of the project is one for the same project.
 func same(a, b *account.Login) bool {
-	return sameEndpoints(a, b) && a.User == b.User && a.Provider == b.Provider && a.Org == b.Org && a.Project == b.Project
+	sameOrg := a.Org == b.Org || a.Project != "" && (a.Org == "" || b.Org == "")
+	return sameEndpoints(a, b) && a.User == b.User && a.Provider == b.Provider && sameOrg && a.Project == b.Project
 }
 
 func sameEndpoints(a, b *account.Login) bool {

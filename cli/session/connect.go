@@ -33,8 +33,8 @@ func (f *flags) add(root *cobra.Command, form *show.Form) {
 	p.StringArrayVar(&f.endpoints, "endpoint", nil, "control plane, as [https://]HOST[:PORT],... (TRIVET_ENDPOINT; default "+DefaultEndpoint+")")
 	p.StringVar(&f.token, "token", "", "token (TRIVET_TOKEN); seen by other users of this host, unlike --token-file")
 	p.StringVar(&f.tokenFile, "token-file", "", "file with the token (TRIVET_TOKEN_FILE)")
-	p.StringVar(&f.org, "org", "", "org to act for, where the token leaves a choice (TRIVET_ORG)")
-	p.StringVar(&f.project, "project", "", "project to act for, where the token leaves a choice (TRIVET_PROJECT)")
+	p.StringVar(&f.org, "org", "", "org to act for (TRIVET_ORG; default that of the login)")
+	p.StringVar(&f.project, "project", "", "project to act for (TRIVET_PROJECT; default that of the login, or else your first)")
 	p.StringVar(&f.context, "context", "", "which saved login to use (TRIVET_CONTEXT; default the current one)")
 	p.VarP((*formFlag)(form), "output", "o", "how to print: "+strings.Join(show.Forms(), ", "))
 	p.DurationVar(&f.timeout, "timeout", 0, "how long to wait at most, such as 90s (default depends on the command)")
@@ -91,10 +91,14 @@ func (s *Session) Connect() (*dial.Conn, error) {
 		s.scope = saved
 	}
 	s.Keep(token)
+	if err := s.checkNamed(); err != nil {
+		return nil, err
+	}
 	way, err := s.way(endpoints, secure, saved)
 	if err != nil {
 		return nil, err
 	}
+	s.choosing = true
 	return s.open(way, token)
 }
 

@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -86,6 +87,17 @@ func (s *Session) Named() (org, project string) {
 		project = s.env("TRIVET_PROJECT")
 	}
 	return org, project
+}
+
+// checkNamed refuses an org or a project that no metadata of a call can hold.
+func (s *Session) checkNamed() error {
+	org, project := s.Named()
+	for _, named := range []struct{ flag, id string }{{"org", org}, {"project", project}} {
+		if strings.ContainsFunc(named.id, func(r rune) bool { return r < ' ' || r > '~' }) {
+			return Usagef("--%s %q: want 1 to 63 of A-Z a-z 0-9 . _ @ -", named.flag, named.id)
+		}
+	}
+	return nil
 }
 
 // Contexts completes the names of contexts.

@@ -70,6 +70,9 @@ func readCA(path string) (string, error) {
 
 func (s *Session) open(way account.Login, token account.Secret) (*dial.Conn, error) {
 	opts := dial.Options{Endpoints: way.Endpoints, Token: token, Confides: s.secret != "", Plaintext: way.Plaintext, Dialer: s.Dialer}
+	if s.choosing {
+		opts.Org, opts.Project = s.Tenant()
+	}
 	if way.TLS {
 		opts.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
 		if way.CA != "" {

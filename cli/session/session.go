@@ -54,8 +54,10 @@ type Session struct {
 	facts explain.Facts
 	// scope is the login whose org and project calls act for, unless others are named.
 	scope *account.Login
-	given func(flag string) bool
-	fresh bool
+	// choosing is set for a connection whose calls are made for the tenant of Tenant.
+	choosing bool
+	given    func(flag string) bool
+	fresh    bool
 	// secret is what a call without a token tells; empty for nothing.
 	secret string
 	// secrets that were read, which no message may show.

@@ -69,12 +69,19 @@ func creating(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create USER", Short: "Make a user, without a credential", Args: session.Exactly("USER"),
 		Long: `Make a user. USER is the id that is typed to log in, 1 to 63 of A-Z a-z 0-9 . _ @ -. Give it a credential next, with
-` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
-		Example: "  trivet user create ada --name \"Ada Lovelace\"",
+` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.
+
+--org names the org that the user belongs to, whose administrators give it roles there without asking; other orgs can only
+invite it. Without it the user belongs to the org of the first role in an org that system:admin gives to it.`,
+		Example: "  trivet user create ada --name \"Ada Lovelace\" --org acme",
 	}
 	c.Flags().StringVar(&name, "name", "", "what people call it")
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		u, err := identityv1.NewIdentityServiceClient(conn).CreateUser(ctx, &identityv1.CreateUserRequest{Id: args[0], Name: name})
+		req := &identityv1.CreateUserRequest{Id: args[0], Name: name}
+		if s.Given("org") {
+			req.OrgId, _ = s.Named()
+		}
+		u, err := identityv1.NewIdentityServiceClient(conn).CreateUser(ctx, req)
 		return printUser(s, u, err)
 	})
 	return c
@@ -152,6 +159,9 @@ func roles(u *identityv1.User) (all []string) {
 
 func fields(u *identityv1.User) [][2]string {
 	f := [][2]string{{"ID", u.GetId()}, {"Name", u.GetName()}, {"State", state(u)}, {"Created", show.When(u.GetCreatedAt())}}
+	if u.GetOrgId() != "" {
+		f = append(f, [2]string{"Home org", u.GetOrgId()})
+	}
 	if u.GetHasPassword() {
 		f = append(f, [2]string{"Password", "is set"})
 	}

@@ -50,6 +50,9 @@ func Fields(me *identityv1.WhoAmIResponse) [][2]string {
 		{"Token", me.GetTokenId()},
 		{"Good until", show.When(me.GetExpiresAt())},
 	}
+	if home := me.GetHomeOrgId(); home != "" {
+		f = append(f, [2]string{"Home org", home})
+	}
 	for _, b := range me.GetBindings() {
 		f = append(f, [2]string{"Role", binding.Text(b)})
 	}
@@ -63,5 +66,16 @@ func scope(me *identityv1.WhoAmIResponse) string {
 	case me.GetOrgId() != "":
 		return "org " + me.GetOrgId()
 	}
-	return "the whole system"
+	for _, b := range me.GetBindings() {
+		if b.GetRole() == "system:admin" {
+			return "the whole cloud"
+		}
+	}
+	if me.GetDefaultProjectId() != "" {
+		return me.GetDefaultOrgId() + "/" + me.GetDefaultProjectId() + ", unless a command names another with --project"
+	}
+	if len(me.GetBindings()) == 0 {
+		return ""
+	}
+	return "what a command names with --org and --project"
 }

@@ -1,7 +1,7 @@
 // Package auth says who makes a call and whether they may: the half of authentication that all services share.
 //
 // An edge (rest, rpc) verifies a bearer token through a Verifier and puts the Caller into the context. Each handler then
-// asks Admit, once, before it looks at anything else: Admit resolves the tenant (the tenant rule of the identity design)
+// asks Admit, once, before it looks at anything else: Admit resolves the tenant (the order of precedence is in tenant.go)
 // and asks the policy (Cedar: policy.cedar, over the one table of rules in rules.go), and notes on the Caller what was let
 // in, for the audit. It knows no records and no transport.
 package auth
@@ -16,7 +16,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Verifier turns a bearer token into who holds it. A token that is not valid is Unauthenticated.
@@ -95,7 +94,7 @@ func CheckIdempotencyKey(field, key string) error {
 }
 
 // Admit lets the call in or says why not, and resolves whose resources it is about. org and project are what the
-// request names; empty means the token's.
+// request names; empty leaves the choice to the metadata of the call, the token, and the defaults of its holder.
 func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenant, error) {
 	rule, ok := rules[method]
 	if !ok {
@@ -114,7 +113,7 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"the token's holder proved nothing: ask for one with a registered name and its password")
 	}
-	tenant, err := resolve(c, rule, e.edge, cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)})
+	tenant, err := resolve(ctx, c, rule, e.edge, cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)})
 	if err != nil {
 		return cloud.Tenant{}, err
 	}
@@ -171,7 +170,8 @@ func Carried(a Auditor, c *cloud.Caller, m Method) {
 
 // Report tells an auditor of a call that ended with a fault, if that is worth a record. The caller may be nil.
 func Report(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
-	if a == nil || m.Reads() && f.Kind != fault.PermissionDenied && f.Kind != fault.Unauthenticated {
+	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
+	if a == nil || m.Reads() && !refused {
 		return
 	}
 	if c == nil {
@@ -202,132 +202,4 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 		f.Message += " in " + tenant.String()
 	}
 	return f
-}
-
-// resolve finds the tenant of a call; see part 1, "Tenant rule", of the identity design.
-func resolve(c *cloud.Caller, rule Rule, edge Edge, asked cloud.Tenant) (cloud.Tenant, error) {
-	switch rule.Scope {
-	case Nowhere:
-		if c.Scope != (cloud.Tenant{}) && !slices.Contains(rule.Roles, anyProven[0]) {
-			return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in %s only: ask for one without org_id and project_id", c.Scope)
-		}
-		return cloud.Tenant{}, nil
-	case OfOrg:
-		asked.Project = ""
-	case OfPlace:
-		return place(c.Scope, asked)
-	case OfProjectOrOrg:
-		if asked.Org != "" && asked.Project == "" {
-			return place(c.Scope, asked)
-		}
-		rule.Scope = OfNamedProject
-	}
-	scope := c.Scope
-	switch {
-	case scope.Project != "" && scope.Org == "":
-		// The verifier takes the org away from a project that is not that org's.
-		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-			"the token acts in project %s, which is not there: ask for one with another project_id", scope.Project)
-	case scope.Project != "":
-	case c.Has(cloud.SystemAdmin, cloud.Tenant{}), rule.biller(c):
-		return adminTenant(rule, edge, scope, asked)
-	default:
-		only := onlyProject
-		if rule.Scope == OfOrg {
-			only = onlyOrg
-		}
-		var err error
-		if scope, err = only(c, scope); err != nil {
-			return cloud.Tenant{}, err
-		}
-	}
-	if rule.Scope == OfOrg {
-		scope.Project = ""
-	}
-	if asked.Org != "" && asked.Org != scope.Org || asked.Project != "" && asked.Project != scope.Project {
-		if mutant.On(mutant.ForeignTenant) {
-			return scope, nil
-		}
-		if asked.Org == "" {
-			asked.Org = scope.Org
-		}
-		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in %s, not in %s", scope, asked)
-	}
-	return scope, nil
-}
-
-// place is what the request names, if the token reaches there.
-func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
-	if scope.Project != "" && asked != scope || scope.Org != "" && asked.Org != scope.Org {
-		where := asked.String()
-		if where == "" {
-			where = "the cloud"
-		}
-		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in %s only, not in %s", scope, where)
-	}
-	return asked, nil
-}
-
-// biller reports whether the caller may do this in every project for the role of billing:admin.
-func (r Rule) biller(c *cloud.Caller) bool {
-	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
-}
-
-// adminTenant is what system:admin, or billing:admin where that counts, names with a token that has no project.
-func adminTenant(rule Rule, edge Edge, scope, asked cloud.Tenant) (cloud.Tenant, error) {
-	if scope.Org != "" && asked.Org == "" {
-		asked.Org = scope.Org
-	}
-	if scope.Org != "" && asked.Org != scope.Org {
-		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "the token acts in org %s, not in %s", scope.Org, asked.Org)
-	}
-	if edge == REST && rule.Scope == OfProject {
-		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-			"system:admin acts for a project here: ask for a token with org_id and project_id")
-	}
-	if asked.Org == "" && rule.Scope != OfNamedProject {
-		return cloud.Tenant{}, fault.Invalid("org_id", "is required of system:admin")
-	}
-	if asked.Project == "" && rule.Scope != OfOrg {
-		return cloud.Tenant{}, fault.Invalid("project_id", "is required of whoever acts in every project")
-	}
-	return asked, nil
-}
-
-// onlyProject is the one project that a caller without a project scope is bound in.
-func onlyProject(c *cloud.Caller, within cloud.Tenant) (cloud.Tenant, error) {
-	return only(c, "project", func(b cloud.Binding) (cloud.Tenant, bool) {
-		return cloud.Tenant{Org: b.Org, Project: b.Project}, b.Project != "" && (within.Org == "" || within.Org == b.Org)
-	})
-}
-
-// onlyOrg is the org of the token, or the one that a caller without a scope is bound in, whatever the projects.
-func onlyOrg(c *cloud.Caller, within cloud.Tenant) (cloud.Tenant, error) {
-	if within.Org != "" {
-		return within, nil
-	}
-	return only(c, "org", func(b cloud.Binding) (cloud.Tenant, bool) { return cloud.Tenant{Org: b.Org}, b.Org != "" })
-}
-
-// only is the one place that the caller's bindings stand for.
-func only(c *cloud.Caller, what string, place func(cloud.Binding) (cloud.Tenant, bool)) (cloud.Tenant, error) {
-	var found []cloud.Tenant
-	for _, b := range c.Bindings {
-		if t, ok := place(b); ok && !slices.Contains(found, t) {
-			found = append(found, t)
-		}
-	}
-	switch len(found) {
-	case 0:
-		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any %s", c.Name(), what)
-	case 1:
-		return found[0], nil
-	}
-	names := make([]string, len(found))
-	for i, t := range found {
-		names[i] = t.String()
-	}
-	slices.Sort(names)
-	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-		"%s has roles in several %ss: ask for a token with the %s_id of one of %s", c.Name(), what, what, strings.Join(names, ", "))
 }

@@ -154,6 +154,11 @@ var rules = map[Method]Rule{
 	identity + "UnbindRole":   {OfPlace, manage},
 	identity + "ListBindings": {OfPlace, manage},
 
+	// A user's own.
+	identity + "ListInvitations":   {Nowhere, anyProven},
+	identity + "AcceptInvitation":  {Nowhere, anyProven},
+	identity + "DeclineInvitation": {Nowhere, anyProven},
+
 	identity + "CreateServiceAccount": {OfProject, manage},
 	identity + "ListServiceAccounts":  {OfProject, manage},
 	identity + "DeleteServiceAccount": {OfProject, manage},

@@ -95,11 +95,11 @@ var (
 	releaseReservation = operation{"ReleaseReservation", "RELEASE_FAILED"}
 )
 
-// enter lets in whoever may do this somewhere, before anything of the request is looked at. Those who act in every
-// project name one later.
+// enter lets in callers who may do this somewhere, before anything of the request is read. Those who can act in several
+// projects name one later.
 func (o operation) enter(r *http.Request) error {
 	_, err := auth.Admit(r.Context(), service+o.method, "", "")
-	if fault.Is(err, fault.InvalidArgument) {
+	if fault.Is(err, fault.InvalidArgument) || auth.Undecided(err) {
 		return nil
 	}
 	return err
@@ -338,7 +338,7 @@ func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
 func (o operation) ofToken(r *http.Request, in any) (t cloud.Tenant, raw []byte, err error) {
 	t, err = auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) {
-		err = fault.New(fault.PermissionDenied, "system:admin acts for a project here: ask for a token with org_id and project_id")
+		err = fault.New(fault.PermissionDenied, "system:admin acts for a project here: ask for a token with org_id and project_id, or send the header Trivet-Project")
 	}
 	if err != nil {
 		return t, nil, err

@@ -41,7 +41,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 		}
 		if err := cloud.CheckCallerID(id.field, id.value); err != nil {
 			// Who may not call is told so first.
-			if _, refused := auth.Admit(ctx, service+method, "", ""); refused != nil && !fault.Is(refused, fault.InvalidArgument) {
+			if _, refused := auth.Admit(ctx, service+method, "", ""); refused != nil && !fault.Is(refused, fault.InvalidArgument) && !auth.Undecided(refused) {
 				return cloud.Tenant{}, refused
 			}
 			return cloud.Tenant{}, err

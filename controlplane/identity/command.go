@@ -16,6 +16,8 @@ type (
 	newName struct {
 		ID   cloud.UserID
 		Name string
+		// Home is the org that the user belongs to; empty for none.
+		Home cloud.OrgID
 		// Open is set for a name that anybody may register.
 		Open bool
 	}
@@ -31,7 +33,8 @@ type (
 		User     cloud.UserID
 		Disabled bool
 	}
-	newBinding struct {
+	// answer is a user's to an invitation.
+	answer struct {
 		User    cloud.UserID
 		Binding cloud.Binding
 	}
@@ -69,8 +72,10 @@ type commands struct {
 	link        func(context.Context, newIdentity) (principal.User, error)
 	unlink      func(context.Context, newIdentity) (principal.User, error)
 
-	bind          func(context.Context, newBinding) (none, error)
-	unbind        func(context.Context, newBinding) (none, error)
+	bind          func(context.Context, principal.Grant) (bool, error)
+	unbind        func(context.Context, principal.Grant) (none, error)
+	accept        func(context.Context, answer) (none, error)
+	decline       func(context.Context, answer) (none, error)
 	createAccount func(context.Context, principal.NewAccount) (principal.User, error)
 	deleteAccount func(context.Context, oldAccount) (none, error)
 
@@ -104,8 +109,10 @@ func (s *Service) commands() commands {
 			return of(principal.Unlink(tx, q.User, q.Identity))
 		}),
 
-		bind:   change(s, "bind", lead.Repeatable, func(tx *store.Tx, q newBinding) (none, error) { return none{}, principal.Bind(tx, q.User, q.Binding) }),
-		unbind: change(s, "unbind", lead.Repeatable, func(tx *store.Tx, q newBinding) (none, error) { return none{}, principal.Unbind(tx, q.User, q.Binding) }),
+		bind:    change(s, "bind", lead.Repeatable, principal.Bind),
+		unbind:  change(s, "unbind", lead.Repeatable, func(tx *store.Tx, q principal.Grant) (none, error) { return none{}, principal.Unbind(tx, q) }),
+		accept:  change(s, "accept", lead.Repeatable, func(tx *store.Tx, q answer) (none, error) { return none{}, principal.Accept(tx, q.User, q.Binding) }),
+		decline: change(s, "decline", lead.Once, func(tx *store.Tx, q answer) (none, error) { return none{}, principal.Decline(tx, q.User, q.Binding) }),
 		createAccount: change(s, "create-account", lead.Once, func(tx *store.Tx, q principal.NewAccount) (principal.User, error) {
 			return of(principal.CreateAccount(tx, q))
 		}),
@@ -140,7 +147,10 @@ func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
 			return none{}, err
 		}
 	}
-	return none{}, tenant.DeleteOrg(tx, id)
+	if err := tenant.DeleteOrg(tx, id); err != nil {
+		return none{}, err
+	}
+	return none{}, principal.WithdrawAll(tx, cloud.Tenant{Org: id})
 }
 
 func (s *Service) doCreateProject(tx *store.Tx, q newProject) (tenant.Project, error) {
@@ -166,7 +176,14 @@ func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 			return none{}, err
 		}
 	}
+	org, err := tenant.OrgOf(tx, t.Project)
+	if err != nil {
+		return none{}, err
+	}
 	if err := tenant.DeleteProject(tx, t.Project); err != nil {
+		return none{}, err
+	}
+	if err := principal.WithdrawAll(tx, cloud.Tenant{Org: org, Project: t.Project}); err != nil {
 		return none{}, err
 	}
 	return none{}, principal.DeleteAccounts(tx, t.Project)

@@ -16,7 +16,9 @@
 //     together: a token carries the count of those (its epoch), and one of another count is refused. A single token
 //     stands on a list of those that are denied until it would have ended. Issuing and revoking is bounded per principal,
 //     and so is the list: when it is full for a principal, all tokens of that principal end instead.
-//   - A token that names a project which is not in the org that it names acts nowhere.
+//   - A token that names a project which is not in the org that it names, or in which its holder has no role, acts
+//     nowhere, and does not tell the org of that project. IssueToken refuses to make one; the wire contract's token
+//     endpoint makes it, and it is refused when it is used.
 //   - A member whose clock is too far from the others' issues no tokens and believes none: dates would mean nothing.
 //   - An unauthenticated token is signed by a key of its own that discovery does not publish, for an audience and in a name
 //     of its own, so that no program that trusts this service takes it for a login.
@@ -131,11 +133,12 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 		if _, err := tenant.CreateProject(tx, tenant.Default, "Default", tenant.Quota{}); err != nil {
 			return err
 		}
-		_, err := principal.Create(tx, principal.Admin, "Administrator", false)
+		_, err := principal.Create(tx, principal.Admin, "Administrator", "", false)
 		if err != nil {
 			return err
 		}
-		return principal.Bind(tx, principal.Admin, cloud.Binding{Role: cloud.SystemAdmin})
+		_, err = principal.Bind(tx, principal.Grant{User: principal.Admin, Binding: cloud.Binding{Role: cloud.SystemAdmin}, Always: true})
+		return err
 	})
 	return err
 }
@@ -171,6 +174,9 @@ func (s *Service) Ready() error {
 func (s *Service) Tend(ctx context.Context) error {
 	if err := forgetDenied(ctx, s.opts.Store); err != nil {
 		return err
+	}
+	if err := principal.ForgetInvitations(ctx, s.opts.Store); err != nil {
+		return fmt.Errorf("forget invitations that have ended: %w", err)
 	}
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		ring, err := keyring.Load(tx)

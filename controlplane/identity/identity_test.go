@@ -81,7 +81,7 @@ func (w *world) as(s *Service, token string) context.Context {
 	w.t.Helper()
 	caller, err := s.Verify(w.t.Context(), token)
 	require.NoError(w.t, err)
-	return auth.With(w.t.Context(), caller, auth.RPC)
+	return auth.With(auth.WithProjects(w.t.Context(), s), caller, auth.RPC)
 }
 
 // admin is the administrator's, in no project.
@@ -248,18 +248,18 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 	}{
 		"her own":                    {scoped("evil", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
 		"her own, org unsaid":        {scoped("", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
-		"another's, in her org":      {scoped("evil", "default"), cloud.Tenant{}, "project default, which is not there"},
-		"another's":                  {scoped("default", "default"), cloud.Tenant{}, "may not CreateVm"},
-		"one that is nowhere":        {scoped("evil", "nowhere"), cloud.Tenant{}, "project nowhere, which is not there"},
-		"nowhere, org unsaid":        {scoped("", "nowhere"), cloud.Tenant{}, "which is not there"},
-		"admin in a wrong org":       {w.hostToken(cloud.Tenant{Org: "evil", Project: "default"}), cloud.Tenant{}, "which is not there"},
+		"another's, in her org":      {scoped("evil", "default"), cloud.Tenant{}, "no project default"},
+		"another's":                  {scoped("default", "default"), cloud.Tenant{}, "no project default"},
+		"one that is nowhere":        {scoped("evil", "nowhere"), cloud.Tenant{}, "no project nowhere"},
+		"nowhere, org unsaid":        {scoped("", "nowhere"), cloud.Tenant{}, "no project nowhere"},
+		"admin in a wrong org":       {w.hostToken(cloud.Tenant{Org: "evil", Project: "default"}), cloud.Tenant{}, "no project default"},
 		"admin by the project alone": {w.hostToken(cloud.Tenant{Project: "default"}), tenant.Default, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tenant, err := auth.Admit(w.as(w.first, c.token), "/vmcontroller.v1.VmService/CreateVm", "", "")
 			require.Equal(t, c.tenant, tenant)
 			if c.says != "" {
-				require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+				require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 				require.ErrorContains(t, err, c.says)
 				return
 			}
@@ -285,7 +285,7 @@ func TestDev(t *testing.T) {
 	_, err = (&server{s: dev}).SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "admin", Password: "mine from now on"})
 	require.True(t, fault.Is(err, fault.PermissionDenied), "whoever asks must not become the administrator: %v", err)
 	_, err = auth.Admit(w.as(dev, w.token(dev, ask{User: "x", Project: "web"})), "/vmcontroller.v1.VmService/GetVm", "", "")
-	require.True(t, fault.Is(err, fault.PermissionDenied))
+	require.True(t, fault.Is(err, fault.NotFound))
 
 	_, err = auth.Admit(w.as(w.first, w.token(dev, ask{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
 	require.ErrorContains(t, err, "proved nothing", "without --dev the same token is worth nothing")

@@ -30,6 +30,8 @@ type ask struct {
 	Kind         string
 	TTL          uint64
 	Org, Project string
+	// Strict refuses a scope in which the holder has no role, instead of making a token that acts nowhere.
+	Strict bool
 	// Address is where the request came from, RequestID its id.
 	Address, RequestID string
 }
@@ -40,6 +42,7 @@ const exchangesPerSecond = 20
 type issued struct {
 	text    string
 	expires time.Time
+	scope   cloud.Tenant
 }
 
 // HostToken makes a token of the administrator, for whoever holds the cluster key.
@@ -64,16 +67,55 @@ func scopeOf(q ask) (cloud.Tenant, error) {
 	return t, nil
 }
 
-// orgOf completes the scope of whoever proved who they are: a project alone names its org.
-func (s *Service) orgOf(ctx context.Context, t cloud.Tenant) (cloud.Tenant, error) {
-	if t.Project == "" || t.Org != "" {
+// scoped completes the scope of a token of a user who proved who they are: a project in which the user has a role names its
+// org. Of any other the scope stays as it was asked for, and with q.Strict it is refused; the answer is the same whether or
+// not the project exists.
+func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
+	if t == (cloud.Tenant{}) || u.Account != nil {
 		return t, nil
 	}
-	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
-		t.Org, err = tenant.OrgOf(v, t.Project)
-		return err
+	found, reaches := t, false
+	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) error {
+		roles, err := alive(v, u.Bindings)
+		if err != nil {
+			return err
+		}
+		if found, err = located(v, t, roles, nil); err != nil {
+			return err
+		}
+		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
+		reaches = found.Org != "" && holder.Reaches(found)
+		if reaches && t.Project == "" {
+			// A role without a place reaches an org that does not exist, too.
+			o, err := tenant.FindOrg(v, t.Org)
+			reaches = o != nil
+			return err
+		}
+		return nil
 	})
-	return t, err
+	switch {
+	case err != nil:
+		return t, err
+	case reaches:
+		return found, nil
+	case !q.Strict:
+		return t, nil
+	}
+	what, id := "project", string(t.Project)
+	if id == "" {
+		what, id = "org", string(t.Org)
+	}
+	return t, fault.New(fault.PermissionDenied, "%s has no role in %s %s", u.ID, what, id).WithReason("NO_ROLE_IN_SCOPE")
+}
+
+// refuse has the audit write that a user who proved who they are was refused a token.
+func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
+	if f, ok := fault.From(err); ok {
+		s.opts.Audit.Note(audit.Record{
+			Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
+			Outcome: code.Code(f.Kind.RPC()).String(), Message: f.Message, Proof: proof, Principal: string(q.User),
+		})
+	}
 }
 
 // token makes the token that was asked for, and says whether its holder is proven.
@@ -97,7 +139,8 @@ func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 		if !s.issues.allow(u.ID, s.now()) {
 			return issued{}, false, errTooManyTokens(u.ID)
 		}
-		if scope, err = s.orgOf(ctx, scope); err != nil {
+		if scope, err = s.scoped(ctx, q, scope, u); err != nil {
+			s.refuse(q, "IssueToken", cloud.ProofPassword, err)
 			return issued{}, false, err
 		}
 	}
@@ -105,11 +148,13 @@ func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 	if u != nil {
 		say.Proof, say.Epoch = cloud.ProofPassword, u.Epoch
 		if u.Account != nil {
-			say.Kind, say.Proof, say.Scope = token.ServiceAccount, cloud.ProofAppCred, token.ScopeOf(u.Account.Tenant)
+			scope = u.Account.Tenant
+			say.Kind, say.Proof, say.Scope = token.ServiceAccount, cloud.ProofAppCred, token.ScopeOf(scope)
 		}
 	}
 	s.note(q, scope, "IssueToken", say.Proof, u != nil)
 	out, err := s.issue(ctx, say, ttl)
+	out.scope = scope
 	return out, u != nil, err
 }
 
@@ -144,7 +189,7 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 	now := s.now()
 	say.Issuer, say.Cluster = s.opts.Issuer, s.opts.Key.Cluster()
 	text, err := token.Sign(private, id, say, now, ttl)
-	return issued{text, token.Ends(now, ttl)}, err
+	return issued{text: text, expires: token.Ends(now, ttl)}, err
 }
 
 // proven tries a password or a secret. Nil for a wrong one, an unknown name, one that is shut out, and one that was missed
@@ -252,15 +297,17 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	if !s.issues.allow(u.ID, s.now()) {
 		return issued{}, errTooManyTokens(u.ID)
 	}
-	if scope, err = s.orgOf(ctx, scope); err != nil {
+	q.User, q.Strict = u.ID, true
+	if scope, err = s.scoped(ctx, q, scope, u); err != nil {
 		return issued{}, err
 	}
-	q.User = u.ID
 	s.note(q, scope, "ExchangeToken", cloud.ProofOIDC, true)
 	say := token.Claims{
 		Claims: jwt.Claims{Subject: string(u.ID)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofOIDC, Epoch: u.Epoch,
 	}
-	return s.issue(ctx, say, ttl)
+	out, err = s.issue(ctx, say, ttl)
+	out.scope = scope
+	return out, err
 }
 
 // revokeToken denies one token. Whoever holds it may, and system:admin names it by its id.

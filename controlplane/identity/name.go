@@ -50,7 +50,7 @@ func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) 
 	} else if err := s.dropUnused(tx, q.ID); err != nil {
 		return principal.User{}, err
 	}
-	return of(principal.Create(tx, q.ID, q.Name, q.Open))
+	return of(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
 }
 
 // dropUnused deletes a name that somebody registered over REST and that was given nothing since: registering a name must

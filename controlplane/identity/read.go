@@ -32,6 +32,10 @@ func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoA
 		if u.Name != "" {
 			out.PrincipalName = u.Name
 		}
+		out.HomeOrgId = string(u.HomeOrg())
+		if at, ok := cloud.Prefer(cloud.ProjectsOf(c.Bindings, ""), c.Defaults.Project); ok {
+			out.DefaultOrgId, out.DefaultProjectId = string(at.Org), string(at.Project)
+		}
 	}
 	return out, err
 }

@@ -50,7 +50,7 @@ func wanted(ctx context.Context, in interface {
 
 func (r *server) IssueToken(ctx context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
 	q := wanted(ctx, in)
-	q.User, q.Password = cloud.UserID(in.GetUsername()), in.GetPassword()
+	q.User, q.Password, q.Strict = cloud.UserID(in.GetUsername()), in.GetPassword(), true
 	q, err := older{in.GetPrincipalId(), in.GetPrincipalType(), in.GetScopeId()}.in(q)
 	if err != nil {
 		return nil, err
@@ -62,7 +62,13 @@ func (r *server) IssueToken(ctx context.Context, in *identityv1.IssueTokenReques
 	if !proven {
 		return nil, fault.New(fault.Unauthenticated, "wrong user or password")
 	}
-	return &identityv1.IssueTokenResponse{Token: made.text, ExpiresAt: made.expires.UnixMilli()}, nil
+	return tokenOnWire(made), nil
+}
+
+func tokenOnWire(made issued) *identityv1.IssueTokenResponse {
+	return &identityv1.IssueTokenResponse{
+		Token: made.text, ExpiresAt: made.expires.UnixMilli(), OrgId: string(made.scope.Org), ProjectId: string(made.scope.Project),
+	}
 }
 
 func (r *server) ExchangeToken(ctx context.Context, in *identityv1.ExchangeTokenRequest) (*identityv1.IssueTokenResponse, error) {
@@ -70,7 +76,7 @@ func (r *server) ExchangeToken(ctx context.Context, in *identityv1.ExchangeToken
 	if err != nil {
 		return nil, err
 	}
-	return &identityv1.IssueTokenResponse{Token: made.text, ExpiresAt: made.expires.UnixMilli()}, nil
+	return tokenOnWire(made), nil
 }
 
 func (r *server) ListLoginProviders(context.Context, *identityv1.ListLoginProvidersRequest) (*identityv1.ListLoginProvidersResponse, error) {

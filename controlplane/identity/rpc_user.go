@@ -13,13 +13,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/identity/token"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserRequest) (*identityv1.User, error) {
 	if err := admit(ctx, "CreateUser"); err != nil {
 		return nil, err
 	}
-	return shown(r.s.do.createUser(ctx, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName()}))
+	return shown(r.s.do.createUser(ctx, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName(), Home: cloud.OrgID(in.GetOrgId())}))
 }
 
 func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
@@ -129,35 +130,51 @@ func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdenti
 	return shown(r.s.do.unlink(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
 }
 
-func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*emptypb.Empty, error) {
-	return r.rebind(ctx, "BindRole", in.GetUserId(), in.GetBinding(), r.s.do.bind)
+func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
+	grant, err := granted(ctx, "BindRole", in.GetUserId(), in.GetBinding())
+	if err != nil {
+		return nil, err
+	}
+	pending, err := r.s.do.bind(ctx, grant)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.BindRoleResponse{Pending: pending}, nil
 }
 
 func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
-	return r.rebind(ctx, "UnbindRole", in.GetUserId(), in.GetBinding(), r.s.do.unbind)
+	grant, err := granted(ctx, "UnbindRole", in.GetUserId(), in.GetBinding())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.unbind(ctx, grant); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
 }
 
-// rebind is admitted where the role holds: whoever gives it must rule there.
-func (r *server) rebind(ctx context.Context, method, user string, b *identityv1.Binding, do func(context.Context, newBinding) (none, error)) (*emptypb.Empty, error) {
+// granted admits a call about a role where the role holds, and returns what it is to give or take.
+func granted(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
 		// Nobody must keep a role that somebody gave them.
 		caller := auth.CallerOf(ctx)
 		own := method == "UnbindRole" && caller != nil && caller.Proven() && caller.Proof != cloud.ProofDev && string(caller.User) == user
 		if !own || !fault.Is(err, fault.PermissionDenied) {
-			return nil, err
+			return none, err
 		}
 	}
-	binding := cloud.Binding{Role: cloud.Role(b.GetRole()), Org: cloud.OrgID(b.GetOrgId()), Project: cloud.ProjectID(b.GetProjectId())}
+	binding := bindingFrom(b)
 	if err := cloud.CheckCallerID("user_id", user); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := binding.Check(); err != nil {
-		return nil, err
+		return none, err
 	}
-	if _, err := do(ctx, newBinding{cloud.UserID(user), binding}); err != nil {
-		return nil, err
-	}
-	return &emptypb.Empty{}, nil
+	caller := auth.CallerOf(ctx)
+	return principal.Grant{
+		User: cloud.UserID(user), Binding: binding, By: caller.Name(),
+		Always: caller.Has(cloud.SystemAdmin, cloud.Tenant{}) || mutant.On(mutant.GrantUnasked),
+	}, nil
 }
 
 func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {
@@ -168,17 +185,8 @@ func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRe
 	if at.Project != "" && at.Org == "" {
 		return nil, fault.Invalid("org_id", "is required with project_id")
 	}
-	list, next, err := r.s.bound(ctx, at, in.GetPageSize(), in.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	out := &identityv1.ListBindingsResponse{NextPageToken: next}
-	for _, u := range list {
-		for _, b := range bindingsOnWire(u.At(at)) {
-			out.Grants = append(out.Grants, &identityv1.Grant{UserId: string(u.ID), Binding: b})
-		}
-	}
-	return out, nil
+	grants, next, err := r.s.grants(ctx, at, in.GetPageSize(), in.GetPageToken())
+	return &identityv1.ListBindingsResponse{Grants: grants, NextPageToken: next}, err
 }
 
 func (r *server) CreateServiceAccount(ctx context.Context, in *identityv1.CreateServiceAccountRequest) (*identityv1.CreateServiceAccountResponse, error) {
@@ -254,7 +262,7 @@ func shown(u principal.User, err error) (*identityv1.User, error) {
 func onWire(u *principal.User) *identityv1.User {
 	out := &identityv1.User{
 		Id: string(u.ID), Name: u.Name, Registered: u.Registered(), CreatedAt: u.CreatedAt, Kind: string(u.Kind()), Disabled: u.Disabled,
-		HasPassword: u.Password != nil, Bindings: bindingsOnWire(u.Bindings),
+		HasPassword: u.Password != nil, Bindings: bindingsOnWire(u.Bindings), OrgId: string(u.HomeOrg()),
 	}
 	for _, i := range u.Identities {
 		out.Identities = append(out.Identities, &identityv1.Identity{Provider: i.Provider, Subject: i.Subject})
@@ -264,7 +272,7 @@ func onWire(u *principal.User) *identityv1.User {
 
 func bindingsOnWire(list []cloud.Binding) (out []*identityv1.Binding) {
 	for _, b := range list {
-		out = append(out, &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)})
+		out = append(out, bindingOnWire(b))
 	}
 	return out
 }

@@ -168,23 +168,47 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 		if caller.Bindings, err = alive(v, j.user.Bindings); err != nil {
 			return err
 		}
+		caller.Defaults = j.user.Defaults
 	}
 	if j.denied, err = denials.Has(v, c.ID); err != nil || caller.Scope.Project == "" {
 		return err
 	}
-	p, err := tenant.Find(v, caller.Scope.Project)
+	caller.Scope, err = located(v, caller.Scope, caller.Bindings, c)
+	return err
+}
+
+// located completes the scope of a token: a project alone names its org. A project that does not exist, that is not in the
+// org that the token names, or that its holder has no role in comes without an org: auth refuses it, and the holder learns
+// of no project that is not theirs. So does a project in which a token with these claims may not act, because it was issued
+// for an earlier incarnation of the project; nil claims are of a token to be issued.
+func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *token.Claims) (cloud.Tenant, error) {
+	if t.Project == "" {
+		return t, nil
+	}
+	p, err := tenant.Find(r, t.Project)
 	if err != nil {
+		return t, err
+	}
+	holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
+	if p != nil && (claims == nil || actsIn(claims, p)) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
+		return cloud.Tenant{Org: p.Org, Project: t.Project}, nil
+	}
+	return cloud.Tenant{Project: t.Project}, nil
+}
+
+// OrgOf returns the org of a project that a call names; empty when there is none. It implements auth.Projects.
+func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgID, err error) {
+	ctx, cancel := context.WithTimeout(ctx, verifyTime)
+	defer cancel()
+	look := func(v *store.View) (err error) {
+		org, err = tenant.OrgOf(v, id)
 		return err
 	}
-	// The scope of a project that is not in the org that the token names, or that is another incarnation, has no org, and
-	// auth refuses that. A project alone names its org.
-	switch {
-	case p != nil && actsIn(c, p) && (caller.Scope.Org == "" || caller.Scope.Org == p.Org):
-		caller.Scope.Org = p.Org
-	default:
-		caller.Scope.Org = ""
+	// A project that this member does not know of yet may have been made on another.
+	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
+		err = s.opts.Store.View(ctx, look)
 	}
-	return nil
+	return org, err
 }
 
 // alive returns the bindings whose org and project exist. Those in an earlier incarnation of the project do not count.

@@ -192,7 +192,8 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	}
 	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
 	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).Governs() {
-		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: ask for a token with its project_id")
+		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name one by the metadata trivet-project, or ask for a token with its project_id").
+			WithReason(auth.TenantRequired)
 	}
 	if i.Visibility == cloud.VisibilityUnspecified {
 		i.Visibility = cloud.Private

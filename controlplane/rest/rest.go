@@ -142,7 +142,11 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 		if err := auth.CheckIdempotencyKey("Idempotency-Key", caller.IdempotencyKey); err != nil {
 			return nil, err
 		}
-		return h(w, r.WithContext(auth.With(r.Context(), caller, auth.REST)))
+		caller.Chosen, err = auth.Chosen("Trivet-Org", r.Header.Values("Trivet-Org"), "Trivet-Project", r.Header.Values("Trivet-Project"))
+		if err != nil {
+			return nil, err
+		}
+		return h(w, r.WithContext(auth.With(auth.WithProjects(r.Context(), s.opts.Verifier), caller, auth.REST)))
 	})
 }
 

@@ -184,7 +184,11 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 		}
 		caller.IdempotencyKey = keys[0]
 	}
-	return auth.With(ctx, caller, auth.RPC), nil
+	var err error
+	if caller.Chosen, err = auth.Chosen("trivet-org", md.Get("trivet-org"), "trivet-project", md.Get("trivet-project")); err != nil {
+		return ctx, err
+	}
+	return auth.With(auth.WithProjects(ctx, e.opts.Verifier), caller, auth.RPC), nil
 }
 
 type requestID struct{}

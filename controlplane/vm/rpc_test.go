@@ -45,7 +45,7 @@ func TestRPCArguments(t *testing.T) {
 		{"a source that says blank: false", disk(&vmv1.DiskSpec{Id: "a", SizeGib: 1, Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{}}}), fault.InvalidArgument, "spec.disks[a].source"},
 		{"a disk of no size, which has no default here", disk(&vmv1.DiskSpec{Id: "a", Source: blank}), fault.InvalidArgument, "spec.disks[a].size_gib"},
 		{"an unknown NIC", create(&vmv1.CreateVmRequest{Spec: &vmv1.VmSpec{Network: []*vmv1.NetworkSpec{{Id: "n", Model: 99}}}}), fault.InvalidArgument, "spec.network[0].model"},
-		{"another org", create(&vmv1.CreateVmRequest{OrgId: "evil"}), fault.PermissionDenied, ""},
+		{"another org", create(&vmv1.CreateVmRequest{OrgId: "evil"}), fault.NotFound, ""},
 		{"a stop of more than 600 s", only(r.StopVm(ctx, &vmv1.StopVmRequest{VmId: id, TimeoutSeconds: 601})), fault.InvalidArgument, "timeout_seconds"},
 		{"the same by force", only(r.StopVm(ctx, &vmv1.StopVmRequest{VmId: id, TimeoutSeconds: 601, Force: true})), fault.InvalidArgument, "timeout_seconds"},
 		{"migrate", only(r.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: id, DestinationNodeId: nowhere})), fault.Unimplemented, ""},

@@ -90,8 +90,12 @@ type Caller struct {
 	Proof Proof
 	// Scope is the tenant that the token was asked for; empty for system scope.
 	Scope Tenant
+	// Chosen is the tenant that the metadata of the call names; either part may be empty.
+	Chosen Tenant
 	// Bindings as they were when the call was let in.
 	Bindings []Binding
+	// Defaults are the places of calls and tokens that name none.
+	Defaults Defaults
 	// Node is set instead of User for an agent's certificate.
 	Node NodeID
 	// TokenID is the token's, and Expires its end.
@@ -135,23 +139,34 @@ func (c *Caller) Name() string {
 	return string(c.User)
 }
 
-// ProjectIn is the project of an org that the caller acts in: the token's, or the only one that they have a role in. Empty
-// when there is none, or a choice.
-func (c *Caller) ProjectIn(org OrgID) (project ProjectID) {
+// Reaches reports whether the caller holds any role that covers a place: an org, where a role in one of its projects is
+// enough, or a project. A role without a place covers every place. An unproven caller reaches nothing.
+func (c *Caller) Reaches(at Tenant) bool {
+	return c.Proven() && slices.ContainsFunc(c.Bindings, func(b Binding) bool {
+		return b.Org == "" || b.Org == at.Org && (at.Project == "" || b.Project == "" || b.Project == at.Project)
+	})
+}
+
+// ProjectIn returns the project of an org that the caller acts in: that of the token, else the one that the call chooses,
+// else the default one there. It is empty when there is none, or several and no default. Whether a project that an
+// org:admin chooses is in the org is for the caller of ProjectIn to check.
+func (c *Caller) ProjectIn(org OrgID) ProjectID {
 	if c.Scope.Project != "" {
 		if c.Scope.Org == org {
-			project = c.Scope.Project
+			return c.Scope.Project
 		}
-		return project
+		return ""
 	}
-	for _, b := range c.Bindings {
-		if b.Org != org || b.Project == "" || b.Project == project {
-			continue
-		}
-		if project != "" {
-			return ""
-		}
-		project = b.Project
+	chosen := Tenant{Org: org, Project: c.Chosen.Project}
+	if chosen.Project != "" && (c.Chosen.Org == "" || c.Chosen.Org == org) && c.Reaches(chosen) {
+		return chosen.Project
 	}
-	return project
+	found := ProjectsOf(c.Bindings, org)
+	if preferred := c.Defaults.ProjectIn(org); slices.Contains(found, Tenant{Org: org, Project: preferred}) {
+		return preferred
+	}
+	if len(found) == 1 {
+		return found[0].Project
+	}
+	return ""
 }

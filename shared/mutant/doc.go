@@ -36,6 +36,7 @@ const (
 	TrustUnproven     = "trust-unproven"      // whoever proved nothing counts as proven: controlplane
 	ForeignTenant     = "foreign-tenant"      // that a request names another tenant than the token is overlooked: controlplane
 	AnyAudience       = "any-audience"        // a token that was made for others is believed: controlplane
+	GrantUnasked      = "grant-unasked"       // another org's grant acts before its user accepts it: controlplane/identity
 	IgnoreRevocation  = "ignore-revocation"   // a token that was revoked is believed: controlplane
 	NoWriteBudget     = "no-write-budget"     // a tenant may write as much as it likes: controlplane/budget
 )

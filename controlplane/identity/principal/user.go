@@ -4,12 +4,18 @@
 // Everything here happens inside a transaction that is the caller's. It knows no tokens and no requests. Decisions:
 //   - Users and service accounts share one table, so no two principals have the same id. A service account's id is ours.
 //   - A name alone (what anybody may register) has no credential, and only who has one can be given a role.
+//   - A user has a home org. Roles of the home org, and those that system:admin gives, are effective at once; those of
+//     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes what another
+//     tenant's users can do. A user made without a home org gets the org of the first role in an org that system:admin
+//     gives. Of users recorded before there were home orgs it is the only org that they have roles in, or none.
+//   - The first project that a user is given a role in is the default one until that role goes (cloud.Defaults), so that
+//     another role never changes where a token in use acts.
 //   - The epoch of a principal counts what ended its tokens: a new password, a revocation, being disabled. No clock has a
 //     say in it. It goes on when an id is used again after the principal was deleted.
 //   - A service account's secret is kept sealed, not hashed: it is too long to be guessed, and the same record is a key of
 //     the object storage, whose signatures need the secret itself.
 //
-// Keys: user/<id>, user-retired/<id>, user-identity/<provider>/<SHA-256 of issuer and subject>, service-account/<project>/<name>.
+// Keys: invitation/<user>/<org>, invitee/<org>/<user>, invitee-count/<org>, user/<id>, user-retired/<id>, user-identity/<provider>/<SHA-256 of issuer and subject>, service-account/<project>/<name>.
 package principal
 
 import (
@@ -47,6 +53,11 @@ type User struct {
 	ID       cloud.UserID
 	Name     string
 	Bindings []cloud.Binding
+	// Home is the org that a user belongs to. It counts once HomeSettled is set; HomeOrg reads both.
+	Home        cloud.OrgID `cbor:",omitempty"`
+	HomeSettled bool        `cbor:",omitempty"`
+	// Defaults are where the user's calls go that name no project.
+	Defaults cloud.Defaults `cbor:",omitzero"`
 	Password *password.Hash
 	// Identities are credentials too.
 	Identities []Identity `cbor:",omitempty"`
@@ -74,7 +85,6 @@ var (
 const (
 	maxIdentities = 16
 	maxSubject    = 255
-	maxBindings   = 256
 )
 
 // Kind is what sort of principal it is.
@@ -114,15 +124,26 @@ func Find(r store.Reader, id cloud.UserID) (*User, error) {
 	return u, err
 }
 
-// Create makes a name: no credential, no role. open says that anybody asked for it.
-func Create(tx *store.Tx, id cloud.UserID, name string, open bool) (*User, error) {
+// Create makes a name: no credential, no role. home is the org that it belongs to, empty for none; open is set for a name
+// that anybody may register.
+func Create(tx *store.Tx, id cloud.UserID, name string, home cloud.OrgID, open bool) (*User, error) {
 	if err := cloud.CheckCallerID("id", string(id)); err != nil {
 		return nil, err
 	}
 	if err := tenant.CheckName("name", name); err != nil {
 		return nil, err
 	}
-	return add(tx, &User{ID: id, Name: name, Claimed: open})
+	if home != "" {
+		if err := cloud.CheckCallerID("org_id", string(home)); err != nil {
+			return nil, err
+		}
+		if o, err := tenant.FindOrg(tx, home); err != nil {
+			return nil, err
+		} else if o == nil {
+			return nil, tenant.NoOrg(home)
+		}
+	}
+	return add(tx, &User{ID: id, Name: name, Home: home, Claimed: open})
 }
 
 func add(tx *store.Tx, u *User) (*User, error) {
@@ -139,7 +160,7 @@ func add(tx *store.Tx, u *User) (*User, error) {
 		u.Epoch, u.Since = *before+1, tx.Now()
 		retired.Delete(tx, string(u.ID))
 	}
-	u.CreatedAt = tx.Now()
+	u.CreatedAt, u.HomeSettled = tx.Now(), true
 	Users.Put(tx, u, string(u.ID))
 	return u, nil
 }
@@ -222,6 +243,11 @@ func remove(tx *store.Tx, u *User) error {
 	}
 	if u.Account == nil { // the id of an account is drawn, and never again
 		retired.Put(tx, &u.Epoch, string(u.ID))
+		if u.Registered() { // a name without a credential was nobody whom an invitation could mean
+			if err := declineAll(tx, u.ID); err != nil {
+				return err
+			}
+		}
 	}
 	Users.Delete(tx, string(u.ID))
 	return nil

@@ -1,0 +1,122 @@
+// Package invitation holds the commands about the roles that other orgs offer to a user.
+//
+// It knows the identity service's calls about the caller's own invitations. Package binding gives roles.
+package invitation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/binding"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// call bounds each command.
+const call = 30 * time.Second
+
+// Command is `trivet invitation`.
+func Command(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "invitation", Short: "List, accept and decline roles that other orgs offer you", Args: cobra.NoArgs,
+		Long: `List, accept and decline roles that other orgs offer you. What your own org or system:admin gives you acts at once; a role
+of another org changes nothing until you accept it, and its invitation ends after 30 days. ` + "`trivet binding remove`" + ` gives
+up a role that you have accepted.`,
+		Example: "  trivet invitation list\n  trivet invitation accept acme/web",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(
+		invitations.Command(s, &cobra.Command{Use: "list", Short: "List the roles that you are invited to"}, call, nil),
+		answering(s, "accept", "Accept a role", "You have it from the next call on. Commands that name no project go on in the one that they were in before.", "accepted",
+			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
+				_, err := c.AcceptInvitation(ctx, &identityv1.AcceptInvitationRequest{Binding: b})
+				return err
+			}),
+		answering(s, "decline", "Decline a role", "It is not shown any more. The org that offers it does not learn of that.", "declined",
+			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
+				_, err := c.DeclineInvitation(ctx, &identityv1.DeclineInvitationRequest{Binding: b})
+				return err
+			}))
+	return c
+}
+
+var invitations = &session.List[*identityv1.Invitation]{
+	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Invitation, string, error) {
+		page, err := identityv1.NewIdentityServiceClient(conn).ListInvitations(ctx,
+			&identityv1.ListInvitationsRequest{PageSize: session.PageSize, PageToken: token})
+		return page.GetInvitations(), page.GetNextPageToken(), err
+	},
+	Whole: func(all []*identityv1.Invitation) proto.Message {
+		return &identityv1.ListInvitationsResponse{Invitations: all}
+	},
+	Name:   func(i *identityv1.Invitation) string { return place(i.GetBinding()) },
+	Header: []string{"PLACE", "ROLE", "INVITED BY", "ENDS"},
+	Row: func(i *identityv1.Invitation) []string {
+		return []string{place(i.GetBinding()), i.GetBinding().GetRole(), i.GetInvitedBy(), show.When(i.GetExpiresAt())}
+	},
+}
+
+// place is ORG or ORG/PROJECT.
+func place(b *identityv1.Binding) string {
+	if b.GetProjectId() == "" {
+		return b.GetOrgId()
+	}
+	return b.GetOrgId() + "/" + b.GetProjectId()
+}
+
+// answering makes a command that answers the one invitation to a place.
+func answering(s *session.Session, verb, short, more, done string, do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Binding) error) *cobra.Command {
+	var role string
+	c := &cobra.Command{
+		Use: verb + " ORG[/PROJECT]", Short: short, Args: session.Exactly("ORG[/PROJECT]"), ValidArgsFunction: session.FirstArg(invitations.Names(s)),
+		Long:    short + " in the org or the project that is named as `trivet invitation list` shows it. " + more,
+		Example: "  trivet invitation " + verb + " acme/web\n  trivet invitation " + verb + " acme --role org:admin",
+	}
+	c.Flags().StringVar(&role, "role", "", "the role, where several are offered there")
+	// This fails only for a flag that there is not.
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(binding.Roles(), cobra.ShellCompDirectiveNoFileComp))
+	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		all, err := invitations.All(ctx, conn)
+		if err != nil {
+			return err
+		}
+		b, err := chosen(all, args[0], role)
+		if err != nil {
+			return err
+		}
+		if err := do(ctx, identityv1.NewIdentityServiceClient(conn), b); err != nil {
+			return err
+		}
+		return s.Done(binding.Text(b), "is "+done)
+	})
+	return c
+}
+
+// chosen is the one offered role in a place, of that name where one is given.
+func chosen(all []*identityv1.Invitation, at, role string) (*identityv1.Binding, error) {
+	var found []*identityv1.Binding
+	var roles []string
+	for _, i := range all {
+		if b := i.GetBinding(); place(b) == at && (role == "" || b.GetRole() == role) {
+			found, roles = append(found, b), append(roles, b.GetRole())
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		slices.Sort(roles)
+		return nil, session.Usagef("several roles are offered in %s: give --role, one of %s", at, strings.Join(roles, ", "))
+	case role != "":
+		return nil, fmt.Errorf("you are not invited to %s in %s: `trivet invitation list` shows what you are offered", role, at)
+	}
+	return nil, fmt.Errorf("you are not invited to a role in %s: `trivet invitation list` shows what you are offered", at)
+}

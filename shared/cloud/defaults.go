@@ -1,0 +1,73 @@
+package cloud
+
+import "slices"
+
+// Defaults are the places that calls and tokens mean which name none. The first role in an org makes that org the default
+// one, the first role in a project makes that project the default one, of its org and of all. A default stays for as long
+// as its user has a role there, so that an added role never changes what a token in use means.
+type Defaults struct {
+	Org     OrgID  `cbor:",omitempty"`
+	Project Tenant `cbor:",omitzero"`
+	// Projects are the default projects of single orgs, for tokens and calls that name an org only.
+	Projects []Tenant `cbor:",omitempty"`
+}
+
+// Settle returns the defaults of a user with these roles. A default with a role stays. Where there is none, the only place
+// with a role becomes the default; of several none does.
+func (d Defaults) Settle(all []Binding) (out Defaults) {
+	orgs, projects := OrgsOf(all), ProjectsOf(all, "")
+	out.Org, _ = Prefer(orgs, d.Org)
+	out.Project, _ = Prefer(projects, d.Project)
+	for _, org := range orgs {
+		if p, ok := Prefer(ProjectsOf(all, org), Tenant{org, d.ProjectIn(org)}); ok {
+			out.Projects = append(out.Projects, p)
+		}
+	}
+	return out
+}
+
+// ProjectIn returns the default project of an org; of all orgs when that is empty.
+func (d Defaults) ProjectIn(org OrgID) ProjectID {
+	if org == "" {
+		return d.Project.Project
+	}
+	for _, p := range d.Projects {
+		if p.Org == org {
+			return p.Project
+		}
+	}
+	return ""
+}
+
+// Prefer returns the preferred one of several if it is among them, or the only one. Otherwise it returns false.
+func Prefer[T comparable](all []T, preferred T) (T, bool) {
+	switch {
+	case slices.Contains(all, preferred):
+		return preferred, true
+	case len(all) == 1:
+		return all[0], true
+	}
+	return *new(T), false
+}
+
+// OrgsOf returns the orgs that roles are in, each once, in the order of the roles.
+func OrgsOf(all []Binding) (found []OrgID) {
+	for _, b := range all {
+		if b.Org != "" && !slices.Contains(found, b.Org) {
+			found = append(found, b.Org)
+		}
+	}
+	return found
+}
+
+// ProjectsOf returns the projects that roles are in, of one org or of all when that is empty, each once, in the order of
+// the roles.
+func ProjectsOf(all []Binding, org OrgID) (found []Tenant) {
+	for _, b := range all {
+		t := Tenant{b.Org, b.Project}
+		if t.Project != "" && (org == "" || org == t.Org) && !slices.Contains(found, t) {
+			found = append(found, t)
+		}
+	}
+	return found
+}

@@ -1,0 +1,34 @@
+package cloud
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// An added role never changes a default; only when the default's own role goes is there another, or none.
+func TestDefaultsStay(t *testing.T) {
+	web, shop, lair := Binding{Role: ProjectMember, Org: "acme", Project: "web"}, Binding{Role: ProjectViewer, Org: "acme", Project: "shop"}, Binding{Role: ProjectAdmin, Org: "evil", Project: "lair"}
+	acme, evil := Binding{Role: OrgAdmin, Org: "acme", Project: ""}, Binding{Role: OrgAdmin, Org: "evil", Project: ""}
+	var roles []Binding
+	var d Defaults
+	for _, b := range []Binding{acme, web, lair, shop, evil} {
+		roles = append(roles, b)
+		d = d.Settle(roles)
+		require.Equal(t, OrgID("acme"), d.Org)
+	}
+	require.Equal(t, Tenant{"acme", "web"}, d.Project)
+	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{d.ProjectIn("acme"), d.ProjectIn("evil"), d.ProjectIn("other")})
+
+	d = d.Settle([]Binding{Role: acme, Org: lair, Project: shop})
+	require.Zero(t, d.Project, "the default is gone, and several are left")
+	require.Equal(t, ProjectID("shop"), d.ProjectIn("acme"))
+	require.Equal(t, Tenant{"acme", "shop"}, d.Settle([]Binding{acme, shop}).Project)
+	require.Zero(t, d.Settle(nil))
+	require.Zero(t, Defaults{}.Settle([]Binding{web, shop}).Project, "roles of before there were defaults")
+
+	c := &Caller{Proof: ProofPassword, Bindings: []Binding{Role: web, Org: shop, Project: lair}, Defaults: Defaults{}.Settle([]Binding{web})}
+	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{c.ProjectIn("acme"), c.ProjectIn("evil"), c.ProjectIn("other")})
+	c.Chosen.Project = "shop"
+	require.Equal(t, []ProjectID{"shop", "lair"}, []ProjectID{c.ProjectIn("acme"), c.ProjectIn("evil")})
+}
