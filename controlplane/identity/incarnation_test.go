@@ -90,7 +90,7 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 	require.NoError(t, w.mayCreate(w.first, w.hostToken(cloud.Tenant{Org: "acme", Project: "web"})))
 	for _, name := range []string{"a user's, scoped", "a user's, scoped, of a clock ahead", "an org:admin's, scoped to the project"} {
 		err := w.mayCreate(w.first, tokens[name])
-		require.True(t, fault.Is(err, fault.PermissionDenied), "%s: %v", name, err)
+		require.True(t, fault.Is(err, fault.NotFound), "%s: %v", name, err)
 	}
 	_, err = r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(ada)})
 	require.NoError(t, err)
@@ -103,7 +103,7 @@ func TestATokenForAProjectToCome(t *testing.T) {
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
 	early := w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})
 	w.place(cloud.Binding{Org: "acme", Project: "web"})
-	require.True(t, fault.Is(w.mayCreate(w.first, early), fault.PermissionDenied))
+	require.True(t, fault.Is(w.mayCreate(w.first, early), fault.NotFound))
 	require.NoError(t, w.mayCreate(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})))
 }
 
