@@ -98,7 +98,7 @@ func TestChangesOfMembersAreAudited(t *testing.T) {
 		{Method: etcdCluster + "MemberRemove", Outcome: "FAILED_PRECONDITION", Target: "DELETE /api/v1/cluster/members/1"},
 		{Method: etcdCluster + "MemberAdd", Outcome: "OK", Target: "POST /admin/member/add node_id=8 raft_addr=10.0.0.8"},
 		{Method: etcdMaintenance + "MoveLeader", Outcome: "OK", Target: "POST /api/v1/cluster/leader/transfer target_id=1"},
-		{Method: etcdCluster + "MemberRemove", Outcome: "PERMISSION_DENIED", Target: "id=8"},
+		{Method: etcdCluster + "MemberRemove", Outcome: "PERMISSION_DENIED"}, // refused before its message was read
 		{Method: etcdCluster + "MemberRemove", Outcome: "OK", Principal: "admin", Target: "id=8"},
 		{Method: etcdCluster + "MemberAdd", Outcome: "OK", Principal: "admin", Target: "peer_urls=http://10.0.0.9:2380 learner=true"},
 		{Method: etcdCluster + "MemberUpdate", Outcome: "OK", Principal: "admin", Target: "peer_urls=http://10.0.0.10:2380"},

@@ -55,7 +55,7 @@ func TestARuleIsCells(t *testing.T) {
 	r := row{ask: in(`,"vm_id":"$vm"`), right: "OK", own: "NOT_FOUND"}
 	for name, want := range map[string]string{
 		"no token": "UNAUTHENTICATED", "expired": "UNAUTHENTICATED", "wrong aud": "UNAUTHENTICATED", "unproven": "PERMISSION_DENIED",
-		"proven without role": "PERMISSION_DENIED", "other org": "PERMISSION_DENIED", "other org, by id": "NOT_FOUND", "project:viewer": "OK",
+		"proven without role": noTenant, "other org": "PERMISSION_DENIED", "other org, by id": "NOT_FOUND", "project:viewer": "OK",
 		"billing:admin": "PERMISSION_DENIED", "system:admin of no project": "OK", "system:admin of no project, naming none": "INVALID_ARGUMENT",
 	} {
 		require.Equal(t, want, expected(e, r, columnNamed(name)), name)
