@@ -328,8 +328,8 @@ func errLate(after time.Duration) error {
 }
 
 // large reads a message of a known length, within the budget for such messages and in time.
-func (r *receiver) large(ctx context.Context, length int, recv func() error) (refused bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.time())
+func (r *receiver) large(call context.Context, length int, recv func() error) (refused bool, err error) {
+	ctx, cancel := context.WithTimeout(call, r.time())
 	defer cancel()
 	done, err := r.budget().reserve(ctx, r.from, length)
 	if err != nil {
@@ -345,6 +345,9 @@ func (r *receiver) large(ctx context.Context, length int, recv func() error) (re
 	case err := <-received:
 		return false, err
 	case <-ctx.Done():
+		if err := endedBy(call); err != nil {
+			return true, err
+		}
 		return true, errLate(r.time())
 	}
 }

@@ -2,8 +2,10 @@ package rpc
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 )
 
 // Server is a gRPC server behind an Intake.
@@ -97,6 +99,24 @@ type received struct {
 
 // RecvMsg implements grpc.ServerStream.
 func (s *received) RecvMsg(m any) error {
-	_, err := s.receiver.receive(s.Context(), s.many, func() error { return s.ServerStream.RecvMsg(m) })
+	_, err := s.receiver.receive(s.Context(), s.many, func() error {
+		// The stream can have been ended by its context alone, for example with its token. gRPC does not know that context: it
+		// would wait for the message, which no budget counts then.
+		if err := endedBy(s.Context()); err != nil {
+			return err
+		}
+		return s.ServerStream.RecvMsg(m)
+	})
 	return err
+}
+
+// endedBy is the reason for which the context of a call has ended, as a Fault or a status; nil when it has not.
+func endedBy(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return status.FromContextError(ctx.Err()).Err()
 }

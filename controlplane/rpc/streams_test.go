@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -30,11 +32,15 @@ import (
 // tokens verifies tokens that say who holds them: user/org/project, or admin.
 type tokens struct {
 	verified atomic.Int64
+	forCalls atomic.Int64 // those of verified that were made for a call, and not later for its stream
 	ended    atomic.Bool
 }
 
-func (v *tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
 	v.verified.Add(1)
+	if _, call := metadata.FromIncomingContext(ctx); call {
+		v.forCalls.Add(1)
+	}
 	if v.ended.Load() {
 		return nil, fault.New(fault.Unauthenticated, "the token has ended")
 	}
@@ -77,6 +83,7 @@ func (h *sender) WatchVm(in *vmv1.WatchVmRequest, s grpc.ServerStreamingServer[v
 type member struct {
 	t       *testing.T
 	address string
+	server  *Server
 	tokens  *tokens
 	streams *Streams
 }
@@ -89,7 +96,7 @@ func newMember(t *testing.T, h vmv1.VmServiceServer) *member {
 	vmv1.RegisterVmServiceServer(s, h)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	m.address = listener.Addr().String()
+	m.address, m.server = listener.Addr().String(), s
 	var serving sync.WaitGroup
 	serving.Go(func() { s.Serve(listener) })
 	t.Cleanup(func() { s.Stop(); serving.Wait() })
@@ -104,6 +111,9 @@ func (m *member) dial() vmv1.VmServiceClient {
 	m.t.Cleanup(func() { conn.Close() })
 	return vmv1.NewVmServiceClient(conn)
 }
+
+// incomplete is the beginning of a message of a length: its prefix alone.
+func incomplete(length uint32) []byte { return binary.BigEndian.AppendUint32([]byte{0}, length) }
 
 type watch = grpc.ServerStreamingClient[vmv1.VmEvent]
 
@@ -121,10 +131,13 @@ func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string
 // streams no longer when they have ended.
 func TestStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
-	c := m.dial()
+	clients := map[string]vmv1.VmServiceClient{} // by token: one connection has at most MaxStreams streams
 	ctx, hangUp := context.WithCancel(t.Context())
 	open := func(token string) error {
-		s := m.watch(ctx, c, token, &vmv1.WatchVmRequest{VmId: "one"})
+		if clients[token] == nil {
+			clients[token] = m.dial()
+		}
+		s := m.watch(ctx, clients[token], token, &vmv1.WatchVmRequest{VmId: "one"})
 		_, err := s.Recv()
 		return err
 	}
@@ -197,19 +210,79 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	require.ErrorContains(t, s.take(from(99)), "callers who are not authenticated has 512 streams")
 }
 
-// Streams without a token are bounded where they arrive.
+// Streams without a token are bounded where they arrive, and refused at once where a method needs a token.
 func TestStreamsOfStrangersAreBounded(t *testing.T) {
-	h := &handlers{get: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
-	m := newMember(t, h)
-	c := m.dial()
-	for range MaxAddressStreams {
-		_, err := m.watch(t.Context(), c, "", &vmv1.WatchVmRequest{}).Recv()
-		require.NoError(t, err)
+	m := newMember(t, &sender{bytes: 1})
+	conn := dial(t, m.address)
+	health, vms := healthv1.NewHealthClient(conn), vmv1.NewVmServiceClient(conn)
+	for range 2 * MaxAddressStreams {
+		_, err := m.watch(t.Context(), vms, "", &vmv1.WatchVmRequest{}).Recv()
+		require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 	}
-	_, err := m.watch(t.Context(), c, "", &vmv1.WatchVmRequest{}).Recv()
-	require.Equal(t, codes.ResourceExhausted, status.Code(err))
-	_, err = m.watch(t.Context(), c, "ada/acme/web", &vmv1.WatchVmRequest{}).Recv()
+	open := func() error {
+		s, err := health.Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		require.NoError(t, err)
+		_, err = s.Recv()
+		return err
+	}
+	for range MaxAddressStreams {
+		require.NoError(t, open())
+	}
+	err := open()
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	_, err = m.watch(t.Context(), vms, "", &vmv1.WatchVmRequest{}).Recv()
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	_, err = m.watch(t.Context(), vms, "ada/acme/web", &vmv1.WatchVmRequest{VmId: "one"}).Recv()
 	require.NoError(t, err)
+}
+
+// A stream ends with its token also while its request is incomplete, and the server reads no more of the request then.
+func TestAnUnfinishedStreamEndsWithItsToken(t *testing.T) {
+	m := newMember(t, &sender{bytes: 1})
+	m.server.intake.time = time.Hour
+	r := connect(t, m.address)
+	var streams []uint32
+	for _, part := range [][]byte{nil, incomplete(1), incomplete(small + 1)} {
+		stream, err := r.Call(watchVM, "authorization", "Bearer mallory/acme/web")
+		require.NoError(t, err)
+		require.NoError(t, r.Data(stream, false, part, nil))
+		streams = append(streams, stream)
+	}
+	mallory := scope{"principal", "mallory", MaxPrincipalStreams}
+	require.Eventually(t, func() bool { return m.streams.open(mallory) == len(streams) }, patience, time.Millisecond)
+	m.tokens.ended.Store(true)
+	for _, stream := range streams {
+		ends(t, r, stream, codes.Unauthenticated, "the token has ended")
+	}
+	require.Eventually(t, func() bool { return m.streams.open(mallory) == 0 }, patience, time.Millisecond)
+}
+
+// The caller of a call is verified once and counted once, although the intake and an interceptor both need it.
+func TestCallersAreVerifiedOnce(t *testing.T) {
+	var who atomic.Pointer[cloud.Caller]
+	h := &handlers{get: func(ctx context.Context) error { who.Store(auth.CallerOf(ctx)); <-ctx.Done(); return ctx.Err() }}
+	m := newMember(t, h)
+	c := vmv1.NewVmServiceClient(dial(t, m.address))
+	ada := scope{"principal", "ada", MaxPrincipalStreams}
+	seen := func() bool { return who.Load() != nil }
+
+	ctx, hangUp := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer ada/acme/web"))
+	var calls sync.WaitGroup
+	calls.Go(func() { c.GetVm(ctx, &vmv1.GetVmRequest{}) })
+	require.Eventually(t, seen, patience, time.Millisecond)
+	require.Equal(t, cloud.UserID("ada"), who.Load().User)
+	require.Equal(t, int64(1), m.tokens.forCalls.Load())
+	require.Zero(t, m.streams.open(ada), "a call with one answer is no stream")
+	hangUp()
+	calls.Wait()
+
+	who.Store(nil)
+	_, err := m.watch(t.Context(), c, "ada/acme/web", &vmv1.WatchVmRequest{}).Recv()
+	require.NoError(t, err)
+	require.Eventually(t, seen, patience, time.Millisecond)
+	require.Equal(t, cloud.UserID("ada"), who.Load().User)
+	require.Equal(t, int64(2), m.tokens.forCalls.Load())
+	require.Equal(t, 1, m.streams.open(ada))
 }
 
 // Clients that do not read hold one message each and nothing more; when their org has no more room they are ended, and
