@@ -45,7 +45,7 @@ type countedBody struct {
 	held   []int64 // by tier
 }
 
-// Read implements io.Reader. It fails with ResourceExhausted when there is no memory for what it has read.
+// Read implements io.Reader. It fails with Throttled when there is no memory for what it has read.
 func (c *countedBody) Read(p []byte) (int, error) {
 	tier := 0
 	for tier < len(bodyTiers)-1 && c.read >= bodyTiers[tier].upTo {
@@ -61,7 +61,7 @@ func (c *countedBody) Read(p []byte) (int, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, bodyWait)
 	defer cancel()
 	if c.budget[tier].Acquire(ctx, int64(n)) != nil {
-		return 0, fault.New(fault.ResourceExhausted, "too many large request bodies are being received at once: try again, or send smaller values").MayRetry()
+		return 0, fault.New(fault.Throttled, "too many large request bodies are being received at once: try again, or send smaller values").MayRetry()
 	}
 	c.held[tier] += int64(n)
 	c.read += int64(n)

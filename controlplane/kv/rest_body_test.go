@@ -81,7 +81,7 @@ func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
 	}
 	select {
 	case text := <-refused:
-		require.True(t, strings.HasPrefix(text, "500 1 "), text)
+		require.True(t, strings.HasPrefix(text, "429 1 "), text)
 		require.Contains(t, text, "too many large request bodies")
 	case <-time.After(20 * time.Second):
 		t.Fatal("nine bodies of 11 MiB are held at once")
