@@ -230,6 +230,28 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Equal(t, before+1, issued.asked.Load())
 }
 
+// Everybody can have a token that proves nothing: with one, calls have the limit and the budget of strangers.
+func TestUnprovenTokensAreStrangers(t *testing.T) {
+	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
+	r := connect(t, address)
+	authorization := []string{"authorization", "Bearer unproven"}
+	for _, method := range []string{getVM, uploadPart, watchVM} {
+		stream := begin(t, r, method, nil, authorization...)
+		_, err := r.Stall(stream, MaxPlain, patience)
+		require.NoError(t, err)
+		ends(t, r, stream, codes.InvalidArgument, "larger than 65535 bytes")
+	}
+	begin(t, r, getVM, rpctest.Message([]byte("x"))[:5], authorization...)
+	require.Eventually(t, func() bool {
+		s.intake.unproven.mu.Lock()
+		defer s.intake.unproven.mu.Unlock()
+		return s.intake.unproven.all == 1
+	}, patience, time.Millisecond)
+	require.True(t, s.intake.proven.idle())
+	require.NoError(t, r.Close())
+	require.Eventually(t, s.intake.unproven.idle, patience, time.Millisecond)
+}
+
 // However a client cuts and pads its frames, the message is the same.
 func TestFrames(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
