@@ -11,69 +11,97 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// budget bounds the calls whose message is incomplete, and the bytes of those of them that are longer than small: all, and
-// those of one address.
+// budget bounds the calls whose message is incomplete, and the bytes of those of them that are longer than small: all, those
+// of one address, and those of one holder of credentials.
 type budget struct {
 	calls, callsOf, bytesOf int
 	bytes                   *semaphore.Weighted
 
 	mu  sync.Mutex
 	all int
-	of  map[netip.Addr]use
+	of  map[share]use
 }
 
-// use is what one address has of a budget.
+// share is an address, or a holder of credentials.
+type share struct {
+	network netip.Addr
+	holder  string
+}
+
+// part is a share and what it may have.
+type part struct {
+	share
+	calls, bytes int
+	name         string
+}
+
+// parts are those that a call counts for. holder is empty for a caller who has proved nothing.
+func (b *budget) parts(from netip.Addr, holder string) []part {
+	parts := []part{{share{network: from}, b.callsOf, b.bytesOf, "address"}}
+	if holder != "" {
+		parts = append(parts, part{share{holder: holder}, min(b.callsOf, maxProvenBy), min(b.bytesOf, maxLargeBy), "organisation, user or host"})
+	}
+	return parts
+}
+
+// use is what one share has of a budget.
 type use struct{ calls, bytes int }
 
 func newBudget(calls, callsOf, bytesOf int) *budget {
-	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, bytes: semaphore.NewWeighted(maxLarge), of: map[netip.Addr]use{}}
+	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, bytes: semaphore.NewWeighted(maxLarge), of: map[share]use{}}
 }
 
 // enter counts one more call, until leave.
-func (b *budget) enter(from netip.Addr) (leave func(), err error) {
+func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error) {
+	parts := b.parts(from, holder)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.all >= b.calls:
+	if b.all >= b.calls {
 		return nil, errBusy("%d unfinished calls", b.calls)
-	case b.of[from].calls >= b.callsOf:
-		return nil, errBusy("%d unfinished calls from one address", b.callsOf)
+	}
+	for _, p := range parts {
+		if b.of[p.share].calls >= p.calls {
+			return nil, errBusy("%d unfinished calls from one %s", p.calls, p.name)
+		}
 	}
 	b.all++
-	b.add(from, use{calls: 1})
+	b.add(parts, use{calls: 1})
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.all--
-		b.add(from, use{calls: -1})
+		b.add(parts, use{calls: -1})
 	}, nil
 }
 
-// add changes what an address has. The caller holds mu.
-func (b *budget) add(from netip.Addr, n use) {
-	u := b.of[from]
-	u.calls, u.bytes = u.calls+n.calls, u.bytes+n.bytes
-	if u == (use{}) {
-		delete(b.of, from)
-		return
+// add changes what shares have. The caller holds mu.
+func (b *budget) add(parts []part, n use) {
+	for _, p := range parts {
+		u := b.of[p.share]
+		u.calls, u.bytes = u.calls+n.calls, u.bytes+n.bytes
+		if b.of[p.share] = u; u == (use{}) {
+			delete(b.of, p.share)
+		}
 	}
-	b.of[from] = u
 }
 
 // reserve takes bytes for a message, until release. It waits for bytes that others have, but not for those of the same
-// address.
-func (b *budget) reserve(ctx context.Context, from netip.Addr, bytes int) (release func(), err error) {
+// share.
+func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, bytes int) (release func(), err error) {
+	parts := b.parts(from, holder)
 	b.mu.Lock()
-	if b.of[from].bytes+bytes > b.bytesOf {
-		b.mu.Unlock()
-		return nil, errBusy("%d bytes of unfinished messages from one address", b.bytesOf)
+	for _, p := range parts {
+		if b.of[p.share].bytes+bytes > p.bytes {
+			b.mu.Unlock()
+			return nil, errBusy("%d bytes of unfinished messages from one %s", p.bytes, p.name)
+		}
 	}
-	b.add(from, use{bytes: bytes})
+	b.add(parts, use{bytes: bytes})
 	b.mu.Unlock()
 	giveBack := func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.add(from, use{bytes: -bytes})
+		b.add(parts, use{bytes: -bytes})
 	}
 	if b.bytes.Acquire(ctx, int64(bytes)) != nil {
 		giveBack()

@@ -49,7 +49,7 @@ const (
 	small = 32 << 10
 )
 
-// Bounds of one server. A further call is ResourceExhausted. The first four are on calls whose message is incomplete.
+// Bounds of one server. A further call is ResourceExhausted. The first five are on calls whose message is incomplete.
 const (
 	// maxUnproven bounds those of callers who have not proved who they are. Each holds at most MaxHeaders and a window, in
 	// buffers half as large again: 112 KiB, and all of them 224 MiB.
@@ -60,6 +60,8 @@ const (
 	maxProven = 2048
 	// maxProvenOf bounds those of them that come from one address.
 	maxProvenOf = 1024
+	// maxProvenBy bounds those of them of one org, or of one user or host without one, from however many addresses.
+	maxProvenBy = 512
 	// maxConns bounds the connections; a further one is closed. Each has 48 KiB of buffers when it has been used.
 	maxConns = 16384
 	// maxConnsOf bounds the connections from one address.
@@ -68,12 +70,16 @@ const (
 	maxLarge = 64 << 20
 	// maxLargeOf bounds the bytes of those that come from one address. A further one is ResourceExhausted.
 	maxLargeOf = 32 << 20
+	// maxLargeBy bounds the bytes of those of one org, or of one user or host without one. It is the longest message.
+	maxLargeBy = 16 << 20
 )
 
 // Admission is what Admit finds out about a call from its headers.
 type Admission struct {
 	// Proven says that the caller showed a valid credential.
 	Proven bool
+	// Holder is whose credential it is, for maxProvenBy and maxLargeBy; empty when the caller has proved nothing.
+	Holder string
 	// Limit is the longest message that the call may send, in bytes.
 	Limit int
 	// Most says that the server takes no longer message of any method: the error is gRPC's own, ResourceExhausted.
@@ -106,6 +112,7 @@ type Intake struct {
 	// methods are those that are registered: only their calls are followed, because gRPC answers others by itself.
 	methods  map[string]bool
 	meters   sync.Map // of *meter by net.Addr
+	judged   *budget  // calls that admit has not answered; apart, so that strangers do not keep out who has a credential
 	unproven *budget
 	proven   *budget
 	foreign  *budget
@@ -116,7 +123,7 @@ type Intake struct {
 // runs in the call's own goroutine and may block. The context that it returns is that of the handler of a unary call.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
-		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime, unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
+		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime, judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
 		conns: newBudget(maxConns, maxConnsOf, 0),
 	}
@@ -142,7 +149,7 @@ type metered struct {
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()))
+	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -236,7 +243,7 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls admit. Meanwhile a call whose message is incomplete counts as one of a caller who has proved nothing.
+// admits calls admit. Meanwhile a call whose message is incomplete counts against a budget of its own.
 func (r *receiver) admits(ctx context.Context, many bool) (_ context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -244,7 +251,7 @@ func (r *receiver) admits(ctx context.Context, many bool) (_ context.Context, er
 		}
 	}()
 	if !r.call.arrived(many) {
-		leave, err := r.intake.unproven.enter(r.from)
+		leave, err := r.intake.judged.enter(r.from, "")
 		if err != nil {
 			return ctx, err
 		}
@@ -283,7 +290,7 @@ func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 			return length, nil
 		}
 		if !counted && (!many || r.call.begun()) {
-			leave, err := r.budget().enter(r.from)
+			leave, err := r.budget().enter(r.from, r.Holder)
 			if err != nil {
 				return 0, err
 			}
@@ -331,7 +338,7 @@ func errLate(after time.Duration) error {
 func (r *receiver) large(call context.Context, length int, recv func() error) (refused bool, err error) {
 	ctx, cancel := context.WithTimeout(call, r.time())
 	defer cancel()
-	done, err := r.budget().reserve(ctx, r.from, length)
+	done, err := r.budget().reserve(ctx, r.from, r.Holder, length)
 	if err != nil {
 		return true, err
 	}

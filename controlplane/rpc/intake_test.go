@@ -26,6 +26,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/rpc/rpctest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // tokenIssuer answers IssueToken.
@@ -230,6 +231,93 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Equal(t, before+1, issued.asked.Load())
 }
 
+// Everybody can have a token that proves nothing: with one, calls have the limit and the budget of strangers.
+func TestUnprovenTokensAreStrangers(t *testing.T) {
+	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
+	r := connect(t, address)
+	authorization := []string{"authorization", "Bearer unproven"}
+	for _, method := range []string{getVM, uploadPart, watchVM} {
+		stream := begin(t, r, method, nil, authorization...)
+		_, err := r.Stall(stream, MaxPlain, patience)
+		require.NoError(t, err)
+		ends(t, r, stream, codes.InvalidArgument, "larger than 65535 bytes")
+	}
+	begin(t, r, getVM, rpctest.Message([]byte("x"))[:5], authorization...)
+	require.Eventually(t, func() bool {
+		s.intake.unproven.mu.Lock()
+		defer s.intake.unproven.mu.Unlock()
+		return s.intake.unproven.all == 1
+	}, patience, time.Millisecond)
+	require.True(t, s.intake.proven.idle())
+	require.NoError(t, r.Close())
+	require.Eventually(t, s.intake.unproven.idle, patience, time.Millisecond)
+}
+
+// Strangers who hold all unfinished calls that strangers may have do not keep out a caller whose message is on its way.
+func TestStrangersKeepOutNobodyWithACredential(t *testing.T) {
+	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
+	s.intake.unproven.mu.Lock()
+	s.intake.unproven.calls = 1
+	s.intake.unproven.mu.Unlock()
+	stranger, tenant := connect(t, address), connect(t, address)
+	begin(t, stranger, issue, rpctest.Message([]byte("x"))[:5])
+	require.Eventually(t, func() bool {
+		s.intake.unproven.mu.Lock()
+		defer s.intake.unproven.mu.Unlock()
+		return s.intake.unproven.all == 1
+	}, patience, time.Millisecond)
+	ends(t, stranger, begin(t, stranger, issue, rpctest.Message([]byte("x"))[:5]), codes.ResourceExhausted, "1 unfinished calls")
+	call := begin(t, tenant, getVM, nil, "authorization", "Bearer good")
+	require.Eventually(t, func() bool { return !s.intake.proven.idle() }, patience, time.Millisecond)
+	require.NoError(t, tenant.Data(call, true, rpctest.Message(nil), nil))
+	ends(t, tenant, call, codes.OK, "")
+}
+
+// A second large message that one holder does not finish is refused, below the bound of the address.
+func TestLargeMessagesOfAHolder(t *testing.T) {
+	address, _, _ := listen(t, &handlers{}, time.Hour)
+	one, two := connect(t, address), connect(t, address)
+	first := begin(t, one, uploadPart, nil, "authorization", "Bearer good")
+	_, err := one.Stall(first, MaxMessage, patience)
+	require.NoError(t, err)
+	second := begin(t, two, uploadPart, nil, "authorization", "Bearer good")
+	_, err = two.Stall(second, small+1, patience)
+	require.NoError(t, err)
+	ends(t, two, second, codes.ResourceExhausted, "from one organisation, user or host")
+}
+
+// From however many addresses, an org has no more than a quarter of what all tenants share.
+func TestSharesOfAHolder(t *testing.T) {
+	b := newBudget(maxProven, maxProvenOf, maxLargeOf)
+	from := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}) }
+	evil := &cloud.Caller{User: "mallory", Proof: cloud.ProofPassword, Scope: cloud.Tenant{Org: "evil", Project: "p"}}
+	mo := &cloud.Caller{User: "mo", Proof: cloud.ProofPassword, Defaults: cloud.Defaults{Org: "evil"}}
+	require.Equal(t, holderOf(evil), holderOf(mo))
+	var leave []func()
+	for n := range maxProvenBy {
+		done, err := b.enter(from(n), holderOf(evil))
+		require.NoError(t, err)
+		leave = append(leave, done)
+	}
+	_, err := b.enter(from(maxProvenBy), holderOf(mo))
+	require.ErrorContains(t, err, "512 unfinished calls from one organisation, user or host")
+	done, err := b.enter(from(maxProvenBy), "org acme")
+	require.NoError(t, err)
+	leave = append(leave, done)
+	done, err = b.reserve(t.Context(), from(1), holderOf(evil), MaxMessage)
+	require.NoError(t, err)
+	leave = append(leave, done)
+	_, err = b.reserve(t.Context(), from(2), holderOf(mo), 1)
+	require.ErrorContains(t, err, "16777216 bytes of unfinished messages from one organisation, user or host")
+	done, err = b.reserve(t.Context(), from(2), "org acme", MaxMessage)
+	require.NoError(t, err)
+	leave = append(leave, done)
+	for _, l := range leave {
+		l()
+	}
+	require.True(t, b.idle())
+}
+
 // However a client cuts and pads its frames, the message is the same.
 func TestFrames(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
@@ -323,7 +411,7 @@ func TestBudget(t *testing.T) {
 		from netip.Addr
 		says string
 	}{{one, ""}, {one, ""}, {one, "2 unfinished calls from one address"}, {two, ""}, {three, "3 unfinished calls"}} {
-		done, err := b.enter(c.from)
+		done, err := b.enter(c.from, "")
 		if c.says != "" {
 			require.ErrorContains(t, err, c.says, n)
 			require.Equal(t, codes.ResourceExhausted, status.Code(err))
@@ -332,14 +420,14 @@ func TestBudget(t *testing.T) {
 		require.NoError(t, err)
 		leave = append(leave, done)
 	}
-	done, err := b.reserve(t.Context(), one, 100)
+	done, err := b.reserve(t.Context(), one, "", 100)
 	require.NoError(t, err)
 	leave = append(leave, done)
-	_, err = b.reserve(t.Context(), one, 1)
+	_, err = b.reserve(t.Context(), one, "", 1)
 	require.ErrorContains(t, err, "from one address")
 	late, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	_, err = b.reserve(late, two, 60)
+	_, err = b.reserve(late, two, "", 60)
 	require.ErrorContains(t, err, "bytes of unfinished messages")
 	for _, l := range leave {
 		l()

@@ -137,7 +137,12 @@ func (m *meter) begin(h []byte) {
 		}
 	case frameHeaders:
 		// Registered here and not when the connection was made: from the first call on gRPC closes the connection.
-		m.intake.meters.LoadOrStore(m.remote, m)
+		// Not after Close: gRPC reads on what was buffered, and does not always close again.
+		m.mu.Lock()
+		if !m.closed {
+			m.intake.meters.LoadOrStore(m.remote, m)
+		}
+		m.mu.Unlock()
 		m.last, m.ended = m.stream, m.flags&flagEndStream != 0
 	}
 }

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -41,17 +42,34 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	if e.opts.Certified {
-		return ctx, Admission{Proven: true, Limit: e.max(MaxMessage), Most: true}, certified(ctx)
+		holder, err := certified(ctx)
+		return ctx, Admission{Proven: true, Holder: holder, Limit: e.max(MaxMessage), Most: true}, err
 	}
 	a := Admission{Proven: true, Limit: e.max(MaxPlain)}
 	if method == uploadPart {
 		a = Admission{Proven: true, Limit: e.max(MaxMessage), Most: true, Time: PartTime}
 	}
-	if auth.CallerOf(ctx) != nil {
-		return ctx, a, nil // a stream, whose interceptor has verified the token
+	caller := auth.CallerOf(ctx) // of a stream, whose interceptor has verified the token
+	if caller == nil {
+		var err error
+		if ctx, err = e.verify(ctx); err != nil {
+			return ctx, a, err
+		}
+		caller = proven(ctx)
 	}
-	ctx, err := e.verify(ctx)
-	return ctx, a, err
+	if !caller.Proven() { // everybody gets a token that proves nothing
+		return ctx, Admission{Limit: MaxOpen}, nil
+	}
+	a.Holder = holderOf(caller)
+	return ctx, a, nil
+}
+
+// holderOf is the org that a caller acts in, so that an org has no more for having many users; the caller when there is none.
+func holderOf(c *cloud.Caller) string {
+	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
+		return "org " + string(org)
+	}
+	return "user " + string(c.User)
 }
 
 // max is a limit, but not more than that of the server.
@@ -83,12 +101,13 @@ func (e *edge) verify(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, provenKey{}, caller), nil
 }
 
-// certified refuses a call whose connection shows no certificate. The handshake has verified one that is shown.
-func certified(ctx context.Context) error {
+// certified returns the key of the certificate that a call's connection shows, and refuses the call if it shows none. The
+// handshake has verified one that is shown.
+func certified(ctx context.Context) (holder string, err error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {
-			return nil
+			return "host " + string(t.State.PeerCertificates[0].RawSubjectPublicKeyInfo), nil
 		}
 	}
-	return fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+	return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 }

@@ -59,10 +59,12 @@ type verifier struct{ asked *atomic.Int64 }
 func (v verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	switch token {
 	case "good":
-		return &cloud.Caller{User: "ada"}, nil
+		return &cloud.Caller{User: "ada", Proof: cloud.ProofPassword}, nil
+	case "unproven":
+		return &cloud.Caller{User: "ada", Proof: cloud.ProofNone}, nil
 	case "once":
 		if v.asked.Add(1) == 1 {
-			return &cloud.Caller{User: "ada"}, nil
+			return &cloud.Caller{User: "ada", Proof: cloud.ProofPassword}, nil
 		}
 	case "panic":
 		panic("secret of the verifier")

@@ -26,7 +26,8 @@ const (
 	// are not bound by it, so that operators can work on a member that tenants have filled.
 	MaxMemberStreams = 8192
 	// MaxOpenStreams bounds the streams of callers who are not authenticated (health, reflection, and calls that will be
-	// refused), and MaxAddressStreams those of them that come from one address.
+	// refused), and MaxAddressStreams those of them that come from one address; of IPv6 from
+	// one network of 64 bits.
 	MaxOpenStreams    = 512
 	MaxAddressStreams = 32
 )
@@ -67,7 +68,7 @@ func (s scope) full() error {
 func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	if c == nil || !c.Proven() {
 		return []scope{
-			{"address", address(ctx), MaxAddressStreams},
+			{"address", network(ctx).String(), MaxAddressStreams},
 			{"the set of callers who are not authenticated", "", MaxOpenStreams},
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -81,6 +82,10 @@ type flow struct {
 	closed  bool          // the handler has returned
 }
 
+// strangers stands for an org in the account of streams whose callers are not authenticated, so that operators, who act in
+// no org, do not wait for them. No org has such an ID.
+const strangers = "callers who are not authenticated"
+
 // newFlow begins the account of the stream of ctx, which end ends.
 func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flow {
 	f := &flow{s: s, end: end, drained: make(chan struct{}, 1)}
@@ -90,7 +95,11 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 	if f.conn = s.conns[connOf(ctx)]; f.conn != nil {
 		f.conn.flows[f] = struct{}{}
 	}
-	f.join("")
+	if c := auth.CallerOf(ctx); c != nil && c.Proven() {
+		f.join("")
+	} else {
+		f.join(strangers)
+	}
 	return f
 }
 
