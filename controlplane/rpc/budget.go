@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// budget bounds the calls whose message is incomplete, and the bytes of those of them that are longer than small: all, and
-// those of one address.
+// budget bounds the number of calls whose message is incomplete, and the bytes of incomplete messages longer than
+// small; both in total and per address.
 type budget struct {
 	calls, callsOf, bytesOf int
 	bytes                   *semaphore.Weighted
@@ -22,14 +22,14 @@ type budget struct {
 	of  map[netip.Addr]use
 }
 
-// use is what one address has of a budget.
+// use is the part of a budget that one address uses.
 type use struct{ calls, bytes int }
 
 func newBudget(calls, callsOf, bytesOf int) *budget {
 	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, bytes: semaphore.NewWeighted(maxLarge), of: map[netip.Addr]use{}}
 }
 
-// enter counts one more call, until leave.
+// enter counts one more call until leave is called. It returns ResourceExhausted if the budget is full.
 func (b *budget) enter(from netip.Addr) (leave func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -49,7 +49,7 @@ func (b *budget) enter(from netip.Addr) (leave func(), err error) {
 	}, nil
 }
 
-// add changes what an address has. The caller holds mu.
+// add adds n, which may be negative, to the use of an address. The caller holds mu.
 func (b *budget) add(from netip.Addr, n use) {
 	u := b.of[from]
 	u.calls, u.bytes = u.calls+n.calls, u.bytes+n.bytes
@@ -60,8 +60,8 @@ func (b *budget) add(from netip.Addr, n use) {
 	b.of[from] = u
 }
 
-// reserve takes bytes for a message, until release. It waits for bytes that others have, but not for those of the same
-// address.
+// reserve reserves bytes for a message until release is called. It waits for bytes that other addresses use, and
+// returns ResourceExhausted if the address itself uses too many.
 func (b *budget) reserve(ctx context.Context, from netip.Addr, bytes int) (release func(), err error) {
 	b.mu.Lock()
 	if b.of[from].bytes+bytes > b.bytesOf {

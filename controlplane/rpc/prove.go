@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// openServices are the services of gRPC itself that everybody may call on a public port.
+// openServices lists gRPC's own services, which every caller may use on a public port.
 var openServices = []string{
 	healthv1.Health_ServiceDesc.ServiceName, reflectionv1.ServerReflection_ServiceDesc.ServiceName,
 	reflectionv1alpha.ServerReflection_ServiceDesc.ServiceName,
@@ -25,7 +25,7 @@ var openServices = []string{
 
 type provenKey struct{}
 
-// proven is the caller that prove has verified; nil when it has not.
+// proven returns the caller that prove has verified, or nil.
 func proven(ctx context.Context) *cloud.Caller {
 	c, _ := ctx.Value(provenKey{}).(*cloud.Caller)
 	return c
@@ -54,7 +54,7 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 	return ctx, a, err
 }
 
-// max is a limit, but not more than that of the server.
+// max returns the smaller of limit and the server's limit.
 func (e *edge) max(limit int) int {
 	if e.opts.MaxMessage > 0 {
 		return min(limit, e.opts.MaxMessage)
@@ -83,7 +83,7 @@ func (e *edge) verify(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, provenKey{}, caller), nil
 }
 
-// certified refuses a call whose connection shows no certificate. The handshake has verified one that is shown.
+// certified refuses a call whose connection has no client certificate. The handshake has verified any certificate.
 func certified(ctx context.Context) error {
 	if p, ok := peer.FromContext(ctx); ok {
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {
