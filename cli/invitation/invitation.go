@@ -35,7 +35,7 @@ up a role that you have accepted.`,
 	}
 	c.AddCommand(
 		invitations.Command(s, &cobra.Command{Use: "list", Short: "List the roles that you are invited to"}, call, nil),
-		answering(s, "accept", "Accept a role", "The role is effective from the next call on. It does not change your default project.", "accepted",
+		answering(s, "accept", "Accept a role", "The role is effective from the next call on. A default project that you already have stays the same.", "accepted",
 			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
 				_, err := c.AcceptInvitation(ctx, &identityv1.AcceptInvitationRequest{Binding: b})
 				return err

@@ -271,7 +271,7 @@ func (p *Process) endFlood() {
 	p.mu.Lock()
 	if p.exit.Reason == "" {
 		p.exit = flooded
-		// Should this fail, the next Adopt comes to a conclusion of its own.
+		// If the write fails, the next Adopt determines the reason of the exit again.
 		_ = p.home.write("exit.json", p.exit)
 	}
 	p.mu.Unlock()

@@ -79,10 +79,10 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type IdentityServiceClient interface {
-	// IssueToken issues a token to an authenticated user, or returns UNAUTHENTICATED. PERMISSION_DENIED if the user has
-	// no role in the requested scope, whether or not it exists. RESOURCE_EXHAUSTED if the principal was issued too many
-	// tokens: a member issues 120 at once and then one a second. UNAVAILABLE when too many passwords are being tried. The
-	// last two may be tried again after the delay of their RetryInfo.
+	// IssueToken issues a token to an authenticated principal, or returns UNAUTHENTICATED. PERMISSION_DENIED if the
+	// principal has no role in the requested scope, whether or not it exists. RESOURCE_EXHAUSTED if the principal was
+	// issued too many tokens: a member issues 120 at once and then one a second. UNAVAILABLE when too many passwords are
+	// being tried. The last two may be tried again after the delay of their RetryInfo.
 	IssueToken(ctx context.Context, in *IssueTokenRequest, opts ...grpc.CallOption) (*IssueTokenResponse, error)
 	// ExchangeToken is IssueToken for whoever an outside OpenID provider vouches for. UNAUTHENTICATED when nobody here is
 	// linked with that identity. RESOURCE_EXHAUSTED as with IssueToken.
@@ -589,10 +589,10 @@ func (c *identityServiceClient) ListAuditRecords(ctx context.Context, in *ListAu
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
 type IdentityServiceServer interface {
-	// IssueToken issues a token to an authenticated user, or returns UNAUTHENTICATED. PERMISSION_DENIED if the user has
-	// no role in the requested scope, whether or not it exists. RESOURCE_EXHAUSTED if the principal was issued too many
-	// tokens: a member issues 120 at once and then one a second. UNAVAILABLE when too many passwords are being tried. The
-	// last two may be tried again after the delay of their RetryInfo.
+	// IssueToken issues a token to an authenticated principal, or returns UNAUTHENTICATED. PERMISSION_DENIED if the
+	// principal has no role in the requested scope, whether or not it exists. RESOURCE_EXHAUSTED if the principal was
+	// issued too many tokens: a member issues 120 at once and then one a second. UNAVAILABLE when too many passwords are
+	// being tried. The last two may be tried again after the delay of their RetryInfo.
 	IssueToken(context.Context, *IssueTokenRequest) (*IssueTokenResponse, error)
 	// ExchangeToken is IssueToken for whoever an outside OpenID provider vouches for. UNAUTHENTICATED when nobody here is
 	// linked with that identity. RESOURCE_EXHAUSTED as with IssueToken.
