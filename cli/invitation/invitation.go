@@ -1,6 +1,6 @@
 // Package invitation holds the commands about the roles that other orgs offer to a user.
 //
-// It uses the identity service's calls about the caller's own invitations. Package binding has the commands that give roles.
+// It uses the identity service's calls about the caller's own invitations. The commands of package binding give roles.
 package invitation
 
 import (
