@@ -60,7 +60,7 @@ func (r *Record) class() class {
 	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
 		return policy
 	case strings.HasPrefix(service, "etcdserverpb.") && r.Principal != "":
-		return policy // calls without a principal count as changes: any process on a member's host could fill the class with them
+		return policy // without a principal it is a change: any local process could fill the class policy
 	case strings.HasPrefix(service, "credit."):
 		return credits
 	}
