@@ -42,7 +42,7 @@ type fakeIdentity struct {
 	keys      []*identityv1.Key
 	records   []*identityv1.AuditRecord
 	providers []*identityv1.LoginProvider
-	// invited are the invitations of whoever asks.
+	// invited are the invitations that the fake lists for every caller.
 	invited []*identityv1.Invitation
 	// ended are tokens that were revoked, by whom they stand for.
 	ended map[string]string

@@ -8,16 +8,16 @@ import (
 const (
 	// historyAge is how long old revisions of the platform's records are kept.
 	historyAge = 15 * time.Minute
-	// historyBytes is how much of them is kept, as mvcc.Engine.Size counts, and historyLeast for how long it is kept even
-	// when it is more: so long a watch or a page token may lag behind at least.
+	// historyBytes bounds the size of those old revisions, as mvcc.Engine.Size counts. Revisions younger than
+	// historyLeast are kept beyond that bound, so a watch or a page token may always lag behind by historyLeast.
 	historyBytes = 256 << 20
 	historyLeast = 30 * time.Second
-	// compactEvery is the time between two looks at the history.
+	// compactEvery is the time between two runs of compact.
 	compactEvery = 10 * time.Second
 )
 
 // compactor compacts revisions that are older than historyAge, and younger ones when the history is larger than
-// historyBytes. What it remembers of them dies with the leadership: a new leader keeps more for a while.
+// historyBytes. Its marks are in memory only: a new leader starts without them and keeps more history for a while.
 type compactor struct {
 	store interface {
 		Revision() int64
@@ -28,18 +28,18 @@ type compactor struct {
 		SizeInUse() int64
 		Written() int64
 	}
-	now   func() time.Duration // a clock that goes forward only
+	now   func() time.Duration // a monotonic clock
 	marks []mark
 }
 
-// mark is a moment that the history can be cut at.
+// mark is a revision at which the history can be compacted.
 type mark struct {
 	at       time.Duration
 	revision int64
-	written  int64 // bytes that had been written until then
+	written  int64 // Engine.Written at that revision
 }
 
-// compact is one look at the history.
+// compact adds a mark for the present revision, and compacts the history if it is too old or too large.
 func (c *compactor) compact(ctx context.Context) error {
 	now := mark{c.now(), c.store.Revision(), c.engine.Written()}
 	if n := len(c.marks); n > 0 && now.written < c.marks[n-1].written {
@@ -55,8 +55,9 @@ func (c *compactor) compact(ctx context.Context) error {
 	return c.store.Compact(ctx, revision)
 }
 
-// cut returns the mark before which history is let go of, -1 for none: the newest of those that are too old, or the oldest
-// that leaves little enough, or when none does the newest that may go.
+// cut returns the index of the mark to compact at, -1 for none: the newest mark older than historyAge or, while the
+// history is larger than historyBytes, the oldest mark older than historyLeast that leaves at most historyBytes (the
+// newest if none does).
 func (c *compactor) cut(now mark) int {
 	cut := -1
 	large := c.engine.Size()-c.engine.SizeInUse() > historyBytes

@@ -95,9 +95,9 @@ type KV struct {
 	// EtcdCert and EtcdKey are the files of those ports' certificate; without them they are plaintext.
 	EtcdCert string `yaml:"etcd_cert"`
 	EtcdKey  string `yaml:"etcd_key"`
-	// EtcdClientCA is the file of the authority whose certificates clients of those ports must show. Until Auth is enabled
-	// each of its certificates may change the members, so give them to operators only; once Auth is enabled the common name
-	// is the user of a client that shows no token.
+	// EtcdClientCA is the CA file for client certificates on those ports; clients must present one. Until Auth is
+	// enabled every holder of such a certificate may change the members, so issue them to operators only. Once Auth is
+	// enabled, the common name is the user of a client without a token.
 	EtcdClientCA string `yaml:"etcd_client_ca"`
 	// EtcdTrustLoopback lets every process of this host change the members and etcd's users by the ports of EtcdListen without
 	// a credential, until Auth is enabled, as etcd does. It is for test suites of etcd: with it any local process can take

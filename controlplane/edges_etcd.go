@@ -26,8 +26,8 @@ import (
 // etcdOverhead is what a message may have beyond a request that writes, as in etcd.
 const etcdOverhead = 512 << 10
 
-// etcdStreams is how many calls a connection of etcd's port may have open. etcd has no bound; its clients watch any number
-// of keys over one stream.
+// etcdStreams bounds the open calls of one connection to the etcd port. etcd has no such bound. etcd clients carry any
+// number of watches over one stream.
 const etcdStreams = 4096
 
 // serveEtcd serves on one port what an etcd serves: gRPC and HTTP/1.

@@ -512,8 +512,8 @@ func metricsHandler(registry *prometheus.Registry) routed {
 	return routed{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
-// localMetrics answers /metrics to callers on loopback, beside what everybody may ask. A web page gets nothing, not even by
-// a name that was rebound to loopback: see rest.CheckPage.
+// localMetrics serves /metrics to callers on loopback, and passes other paths to other. Requests from web pages are
+// refused, also by DNS rebinding: see rest.CheckPage.
 func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {
@@ -531,7 +531,7 @@ func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 // leafLife is the life of a member's own certificate, which it signs anew at half of it.
 const leafLife = 30 * 24 * time.Hour
 
-// walletProject tells package credit what it needs to know of a project.
+// walletProject implements credit.Lookup with the records of package tenant.
 func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	p, err := tenant.Projects.Get(r, string(id))
 	if err != nil || p == nil {

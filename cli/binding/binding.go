@@ -95,15 +95,16 @@ credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" +
 			}
 			return "has", err
 		}),
-		changing(s, users, "remove", "Take a role from a user, or an invitation to it back", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+		changing(s, users, "remove", "Take a role from a user, or withdraw the invitation to it", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
 			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
-			return "has no more", err
+			return "no longer has", err
 		}),
 		listing(s, users))
 	return c
 }
 
-// changing makes a command that changes who has a role; do says what is true of the user then.
+// changing returns a command that gives or takes a role. do makes the call and returns the words that relate the user
+// to the role afterwards, such as "is invited to".
 func changing(s *session.Session, users cobra.CompletionFunc, verb, short string,
 	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
 	var user, role string
@@ -114,7 +115,7 @@ func changing(s *session.Session, users cobra.CompletionFunc, verb, short string
 	}
 	c.Flags().StringVar(&user, "user", "", "the user's id")
 	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(Roles(), ", "))
-	// These fail only for a flag that there is not.
+	// These fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(Roles(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("user")
@@ -164,7 +165,7 @@ func wanted(ctx context.Context, s *session.Session, client identityv1.IdentityS
 	return b, nil
 }
 
-// orgOf returns the org of a project that was named alone.
+// orgOf returns the org of a project that was named without its org.
 func orgOf(ctx context.Context, client identityv1.IdentityServiceClient, org, project string) (string, error) {
 	if org != "" || project == "" {
 		return org, nil

@@ -36,7 +36,7 @@ func Command(s *session.Session) *cobra.Command {
 	return c
 }
 
-// freeDisk is the free space of a member's disk, and whether tenants' changes are refused because of it.
+// freeDisk returns a member's free disk space in MiB, marked "low" while tenants' changes are refused because of it.
 func freeDisk(m *operatorv1.Member) string {
 	switch {
 	case m.GetDiskSizeBytes() == 0:

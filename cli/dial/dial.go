@@ -49,7 +49,7 @@ type Options struct {
 	Endpoints []string
 	// Token goes with each call; optional.
 	Token account.Secret
-	// Org and Project are the tenant that each call is made for; empty leaves it to the request and the token.
+	// Org and Project name the tenant of every call. When they are empty, the request or the token decides.
 	Org, Project string
 	// Confides says that calls carry secrets although there is no Token.
 	Confides bool

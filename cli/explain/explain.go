@@ -120,15 +120,15 @@ func answer(s *status.Status, f Facts) string {
 	return lines(message)
 }
 
-// denied says what helps against a refusal, by its reason.
+// denied returns what a user can do about a PERMISSION_DENIED error, by the error's reason.
 func denied(info *errdetails.ErrorInfo) string {
 	switch info.GetReason() {
 	case "TOKEN_SCOPE":
-		return "`trivet login --org= --project=` gets a token that acts wherever you have a role; name the place with --org and --project then"
+		return "`trivet login --org= --project=` gets a token for every project in which you have a role; then choose one with --org and --project"
 	case "TENANT_REQUIRED":
-		return "name it with --project, or --org, or with TRIVET_PROJECT and TRIVET_ORG; `trivet project list` shows those there are"
+		return "name it with --project, or --org, or with TRIVET_PROJECT and TRIVET_ORG; `trivet project list` shows your projects"
 	case "NO_ROLE_IN_SCOPE":
-		return "log in without --org and --project; `trivet whoami` shows your roles then, `trivet invitation list` those that you are offered"
+		return "log in without --org and --project; then `trivet whoami` shows your roles, and `trivet invitation list` the roles that you are offered"
 	}
 	return "`trivet whoami` shows your roles; an administrator gives others"
 }

@@ -1,6 +1,6 @@
 // Package invitation holds the commands about the roles that other orgs offer to a user.
 //
-// It knows the identity service's calls about the caller's own invitations. Package binding gives roles.
+// It uses the identity service's calls about the caller's own invitations. The commands of package binding give roles.
 package invitation
 
 import (
@@ -20,27 +20,27 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
+// call is the deadline of each command.
 const call = 30 * time.Second
 
 // Command is `trivet invitation`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "invitation", Short: "List, accept and decline roles that other orgs offer you", Args: cobra.NoArgs,
-		Long: `List, accept and decline roles that other orgs offer you. What your own org or system:admin gives you acts at once; a role
-of another org changes nothing until you accept it, and its invitation ends after 30 days. ` + "`trivet binding remove`" + ` gives
+		Long: `List, accept and decline roles that other orgs offer you. A role from your own org or from system:admin is effective at
+once; a role of another org is an invitation: it has no effect until you accept it, and it ends after 30 days. ` + "`trivet binding remove`" + ` gives
 up a role that you have accepted.`,
 		Example: "  trivet invitation list\n  trivet invitation accept acme/web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		invitations.Command(s, &cobra.Command{Use: "list", Short: "List the roles that you are invited to"}, call, nil),
-		answering(s, "accept", "Accept a role", "You have it from the next call on. Commands that name no project go on in the one that they were in before.", "accepted",
+		answering(s, "accept", "Accept a role", "The role is effective from the next call on. A default project that you already have stays the same.", "accepted",
 			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
 				_, err := c.AcceptInvitation(ctx, &identityv1.AcceptInvitationRequest{Binding: b})
 				return err
 			}),
-		answering(s, "decline", "Decline a role", "It is not shown any more. The org that offers it does not learn of that.", "declined",
+		answering(s, "decline", "Decline a role", "The list does not show it any more. The org that offers it is not notified.", "declined",
 			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
 				_, err := c.DeclineInvitation(ctx, &identityv1.DeclineInvitationRequest{Binding: b})
 				return err
@@ -64,7 +64,7 @@ var invitations = &session.List[*identityv1.Invitation]{
 	},
 }
 
-// place is ORG or ORG/PROJECT.
+// place formats the tenant of a binding as ORG or ORG/PROJECT.
 func place(b *identityv1.Binding) string {
 	if b.GetProjectId() == "" {
 		return b.GetOrgId()
@@ -72,16 +72,16 @@ func place(b *identityv1.Binding) string {
 	return b.GetOrgId() + "/" + b.GetProjectId()
 }
 
-// answering makes a command that answers the one invitation to a place.
+// answering returns a command that accepts or declines an invitation to an org or a project.
 func answering(s *session.Session, verb, short, more, done string, do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Binding) error) *cobra.Command {
 	var role string
 	c := &cobra.Command{
 		Use: verb + " ORG[/PROJECT]", Short: short, Args: session.Exactly("ORG[/PROJECT]"), ValidArgsFunction: session.FirstArg(invitations.Names(s)),
-		Long:    short + " in the org or the project that is named as `trivet invitation list` shows it. " + more,
+		Long:    short + " in an org or a project, named as in the column PLACE of `trivet invitation list`. " + more,
 		Example: "  trivet invitation " + verb + " acme/web\n  trivet invitation " + verb + " acme --role org:admin",
 	}
-	c.Flags().StringVar(&role, "role", "", "the role, where several are offered there")
-	// This fails only for a flag that there is not.
+	c.Flags().StringVar(&role, "role", "", "which role, if you are offered several there")
+	// This fails only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(binding.Roles(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		all, err := invitations.All(ctx, conn)
@@ -100,7 +100,7 @@ func answering(s *session.Session, verb, short, more, done string, do func(conte
 	return c
 }
 
-// chosen is the one offered role in a place, of that name where one is given.
+// chosen returns the only offered role in a place or, unless role is empty, the offered role of that name.
 func chosen(all []*identityv1.Invitation, at, role string) (*identityv1.Binding, error) {
 	var found []*identityv1.Binding
 	var roles []string

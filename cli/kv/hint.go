@@ -37,7 +37,7 @@ var hints = map[error]string{
 const (
 	doubt  = "a write may have been carried out or not: look before you say it again"
 	denied = "the store admits callers on a member's own host, tokens of system:admin, and its own users with what they were granted (--user); " +
-		"a snapshot takes a token of system:admin or the user root, on a member's own host too: `trivet login`"
+		"a snapshot requires a token of system:admin or the user root, also on a member's own host: `trivet login`"
 )
 
 // hinted adds to an error of etcd's what to do about it.

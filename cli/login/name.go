@@ -26,8 +26,8 @@ func contextFor(b *account.Book, l *account.Login, named string) string {
 	return name
 }
 
-// same reports whether two logins differ in nothing but their tokens. A login for a project that was saved without the org
-// of the project is one for the same project.
+// same reports whether two logins are equal except for their tokens. A login that names a project without its org
+// equals one that also names the org.
 func same(a, b *account.Login) bool {
 	sameOrg := a.Org == b.Org || a.Project != "" && (a.Org == "" || b.Org == "")
 	return sameEndpoints(a, b) && a.User == b.User && a.Provider == b.Provider && sameOrg && a.Project == b.Project

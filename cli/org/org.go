@@ -52,8 +52,8 @@ func creating(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create ORG", Short: "Make an org", Args: session.Exactly("ORG"),
 		Long: `Make an org. ORG is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -; --name is for people. The ID cannot be changed, and is never
-used again after the org is deleted. An org has no quota at first but for the number of its projects, at most 100: set one
-with "trivet quota set --org ORG".`,
+used again after the org is deleted. A new org may have 100 projects and has no other limits: set its
+quota with "trivet quota set --org ORG".`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"",
 	}
 	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")

@@ -61,7 +61,7 @@ func creating(s *session.Session) *cobra.Command {
 	var limits quota.Limits
 	c := &cobra.Command{
 		Use: "create PROJECT", Short: "Make a project in an org", Args: session.Exactly("PROJECT"),
-		Long: `Make a project in the org that --org names, or else in the login's. PROJECT is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -,
+		Long: `Make a project in the org of --org, or in the login's org. PROJECT is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -,
 unique in the cloud. The limits given here are the project's own; it never has more than the quota of its org allows
 (see "trivet quota"), and an org has 100 projects at most unless its quota says otherwise. Changing limits later requires
 the role system:admin.`,

@@ -15,7 +15,7 @@ type Limits struct {
 	of    []resource
 }
 
-// Add makes the flags for what a project's quota limits.
+// Add adds one flag for each resource that a project's quota limits.
 func (l *Limits) Add(to *pflag.FlagSet) { l.add(to, resources) }
 
 func (l *Limits) add(to *pflag.FlagSet, of []resource) {

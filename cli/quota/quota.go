@@ -1,9 +1,8 @@
-// Package quota holds the commands about what a project may have at most, and the projects of an org together.
+// Package quota holds the commands about the quotas of projects and orgs. The projects of an org share the org's quota.
 //
-// It knows the identity service's calls about quotas. A project has one quota and an org has one, so none is named but by
-// --org and --project.
-// Decision: `set` changes what it names and reads the rest first, since the control plane takes a quota whole. Of two at the
-// same moment one may undo what the other named.
+// It uses the identity service's calls about quotas. A quota has no name of its own: --org and --project select it.
+// Decision: `set` changes what it names and reads the rest first, since the control plane takes a quota whole. Of two
+// at the same moment one may undo what the other named.
 package quota
 
 import (
@@ -29,8 +28,8 @@ const call = 30 * time.Second
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "quota", Short: "Show and set the quotas of projects and orgs", Args: cobra.NoArgs,
-		Long: `Show and set what a project may have at most and, with --org alone, what the projects of an org may have together. What
-is created must fit into both quotas. The project is the token's, or that of --project. A VM counts from its creation to
+		Long: `Show and set the quota of a project or, with --org alone, of an org: what all its projects may use together. A new object
+must fit into both quotas. The project is the token's, or that of --project. A VM counts from its creation to
 its deletion, also while it is stopped. Setting a quota requires the role system:admin.`,
 		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
 			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme",
@@ -41,8 +40,8 @@ its deletion, also while it is stopped. Setting a quota requires the role system
 }
 
 func showing(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "show", Short: "Show what a project, or an org, has and may have", Args: session.Exactly(),
-		Long: "Show what a project has and may have or, with --org alone, what the projects of an org have and may have together."}
+	c := &cobra.Command{Use: "show", Short: "Show the usage and the quota of a project or an org", Args: session.Exactly(),
+		Long: "Show the usage and the quota of a project or, with --org alone, of an org: of all its projects together."}
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		q, err := identityv1.NewIdentityServiceClient(conn).GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org, ProjectId: project})
@@ -54,10 +53,10 @@ func showing(s *session.Session) *cobra.Command {
 func setting(s *session.Session) *cobra.Command {
 	var limits Limits
 	c := &cobra.Command{
-		Use: "set", Short: "Set what a project, or an org, may have at most", Args: session.Exactly(),
-		Long: `Set what a project may have at most or, with --org alone, what the projects of an org may have together: a number, or
-"unlimited" for no limit. What is not named stays as it is. A limit may be below what there is: nothing is taken away, but
-nothing is added either. --projects is for orgs, and "default" is 100 projects.`,
+		Use: "set", Short: "Set the quota of a project or an org", Args: session.Exactly(),
+		Long: `Set the quota of a project or, with --org alone, of an org: what all its projects may use together. A limit is a number, or
+"unlimited". Limits without a flag stay as they are. A limit below the usage removes nothing; it only refuses additions.
+--projects is for orgs, and "default" is 100 projects.`,
 		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
 			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota set --org acme --project web --vms unlimited",
 	}
@@ -125,7 +124,7 @@ func orEmpty(q *identityv1.Quota) *identityv1.Quota {
 // resource is one of the things that are limited.
 type resource struct {
 	name, usage string
-	// absent is the word for no limit of one's own.
+	// absent is the command-line word for a limit that is not set.
 	absent string
 	// unit is that of the number, for those that are amounts; 0 for those that are counted.
 	unit  uint64
@@ -143,10 +142,10 @@ var resources = []resource{
 	{"images", "images", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
 }
 
-// projects are limited for orgs only, and always.
+// projects is the number of projects. Only orgs have this limit, and they always have it.
 var projects = resource{"projects", "projects of an org", "default", 0, func(q *identityv1.Quota) **uint64 { return &q.Projects }, (*identityv1.Usage).GetProjects}
 
-// ofOrg is what the quota of an org limits.
+// ofOrg lists the resources that an org's quota limits.
 var ofOrg = append([]resource{projects}, resources...)
 
 // text is a number of the resource for people: a whole number of a unit, so that a limit is seen as it was set.

@@ -89,7 +89,7 @@ func (s *Session) Named() (org, project string) {
 	return org, project
 }
 
-// checkNamed refuses an org or a project that no metadata of a call can hold.
+// checkNamed returns a usage error if --org or --project is not a valid ID, which gRPC metadata could not carry.
 func (s *Session) checkNamed() error {
 	org, project := s.Named()
 	for _, named := range []struct{ flag, id string }{{"org", org}, {"project", project}} {

@@ -54,7 +54,7 @@ type Session struct {
 	facts explain.Facts
 	// scope is the login whose org and project calls act for, unless others are named.
 	scope *account.Login
-	// choosing is set for a connection whose calls are made for the tenant of Tenant.
+	// choosing is set if the calls of the connection name the tenant that Tenant returns.
 	choosing bool
 	given    func(flag string) bool
 	fresh    bool

@@ -111,10 +111,10 @@ project of --org and --project.`,
 func verifying(s *session.Session) *cobra.Command {
 	var file string
 	c := &cobra.Command{
-		Use: "verify", Short: "Say whose a token is, and whether it is good", Args: none,
-		Long: `Say whose a token is, and whether it is good: one that is not ends the program with 1. So does an unauthenticated one, which
-the REST token endpoint gives to anybody in any name when the password is missing or wrong: it proves nothing about its
-holder. The token is that of --file, or else the one that other commands would use: that of --token-file, TRIVET_TOKEN,
+		Use: "verify", Short: "Verify a token and print its holder", Args: none,
+		Long: `Verify a token and print its holder. The exit status is 1 for an invalid token, and for an unauthenticated one, which the
+REST token endpoint issues to anybody for any name when the password is missing or wrong: its holder is not verified.
+The token is that of --file, or else the one that other commands would use: that of --token-file, TRIVET_TOKEN,
 TRIVET_TOKEN_FILE or the login.`,
 		Example: "  trivet token verify --file ci.token\n  pass show ci-token | trivet token verify --file -",
 	}

@@ -77,7 +77,7 @@ func listing(s *session.Session) *cobra.Command {
 	}
 	return wallets.Command(s, &cobra.Command{
 		Use: "list", Short: "List all wallets",
-		Long: `List all wallets, with --org those of that org; also the closed wallets of deleted projects, whose IDs may be in use
+		Long: `List all wallets, or with --org the wallets of that org. The list includes the closed wallets of deleted projects, whose IDs may be in use
 again. Requires the role billing:admin.`,
 	}, call, nil)
 }

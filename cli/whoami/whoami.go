@@ -32,7 +32,7 @@ roles, and until when the token is good.`,
 	return c
 }
 
-// NoProof is the proof of an unauthenticated token: anybody gets one in any name.
+// NoProof is the proof of an unauthenticated token, which the REST token endpoint issues to anybody for any name.
 const NoProof = "none"
 
 // Fields is a token's holder for people.

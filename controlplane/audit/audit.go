@@ -13,10 +13,10 @@
 //   - Reading is not recorded, its refusal is. A call that commits in several steps has a record a step, under one request
 //     id.
 //   - No record holds a password, a secret, a token or a body: only the call's ids and names.
-//   - Records are kept for Keep, and of each class only so many of each org or principal (see limits): the oldest of their
-//     own go, so that nobody can push out what is kept of others, and what changes roles or the cluster is not pushed out
-//     by traffic. Counting and removing is the leader's work (Prune); until it runs again the budget of writes bounds
-//     what is added.
+//   - Records are kept for Keep. In each class of records, each org or principal has a limited number (see limits) and
+//     only replaces its own oldest records: nobody can evict the records of others, and ordinary traffic does not evict
+//     records of changes to roles or to the cluster. The leader counts and removes records (Prune); between two runs
+//     the write budget (package budget) bounds the number of new records.
 //
 // Keys: audit/<time, newest first>/<request id>; the time is 16 hexadecimal digits of what is left until the end of time.
 package audit

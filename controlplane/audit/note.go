@@ -41,7 +41,8 @@ type Service struct {
 	mu sync.Mutex
 	// proven are notes of those who proved who they are, claimed of the others.
 	proven, claimed notes
-	// pruned is when Prune last looked at the records, 0 if it never did, and prunedAt the revision then.
+	// pruned is the time of the last Prune that read the records, 0 for none, and prunedAt the store's revision at that
+	// time.
 	pruned   cloud.Time
 	prunedAt int64
 	// awake is signalled by the first note after a quiet time.
@@ -103,7 +104,8 @@ func (s *Service) Note(r Record) {
 		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address})
 	} else {
 		k := kind{outcome: r.Outcome, address: r.Address}
-		// Attempts to log in, and to change the cluster or etcd's users, must not hide behind other refusals.
+		// The method is in the key of refused logins and of refused changes of the cluster or of etcd's users, so that
+		// these records are not merged with other refusals.
 		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") || strings.HasPrefix(r.Method, "/etcdserverpb.") {
 			k.method = r.Method
 		}

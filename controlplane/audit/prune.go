@@ -12,7 +12,7 @@ import (
 type class uint8
 
 const (
-	// policy changes roles, tenants, quotas or the cluster itself.
+	// policy are changes of roles, tenants, quotas or the cluster itself.
 	policy class = iota
 	// credentials are tokens that were issued and revoked, and passwords that were set.
 	credentials
@@ -27,11 +27,12 @@ const (
 
 // limit is how many records of a class are kept.
 type limit struct {
-	// each is for each share of the class; see share.
+	// each is the limit of one share of the class; see share.
 	each int
-	// cloud is for the share of records that belong to no org, or to nobody.
+	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
+	// principal.
 	cloud int
-	// total is for all shares of an org together; of classes that are not shared by org, for the whole class.
+	// total is the limit of all shares of an org together, or of the whole class if the class is not shared by org.
 	total int
 }
 
@@ -59,22 +60,22 @@ func (r *Record) class() class {
 	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
 		return policy
 	case strings.HasPrefix(service, "etcdserverpb.") && r.Principal != "":
-		return policy // without a credential any process on a member's host could fill the class: those are changes
+		return policy // without a principal it is a change: any local process could fill the class policy
 	case strings.HasPrefix(service, "credit."):
 		return credits
 	}
 	return changes
 }
 
-// share is whose records push out whose.
+// share identifies a set of records with one limit: a new record in a full set evicts the oldest one of the set.
 type share struct {
 	class     class
 	org, name string
 }
 
 // shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org and
-// principal: an org's administrator cannot push out what the cloud's did to the org. Credentials and refusals are shared
-// by principal, because anybody can be refused in any org. The rest is shared by org.
+// principal: an org's administrator cannot evict records of what the cloud's administrators did to the org. Credentials
+// and refusals are shared by principal, because anybody can cause refusals in any org. The rest is shared by org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {
@@ -95,7 +96,7 @@ func (l *limit) most(s share) int {
 	return l.each
 }
 
-// counter counts the records that are kept, from the newest on.
+// counter counts kept records by share. keeps is called for each record, the newest first.
 type counter struct {
 	limits       [classes]limit
 	kept, totals map[share]int
@@ -105,11 +106,11 @@ func newCounter(limits [classes]limit) *counter {
 	return &counter{limits: limits, kept: map[share]int{}, totals: map[share]int{}}
 }
 
-// keeps reports whether there is room for one record more, and counts it if so.
+// keeps reports whether r is within the limits of its share, and counts it if so.
 func (c *counter) keeps(r *Record) bool {
 	own, total := r.shares()
 	l := &c.limits[own.class]
-	inCloud := own.class == policy && own.org == "" // only operators write there, each with a share of their own
+	inCloud := own.class == policy && own.org == "" // only operators write such records, each in a share of their own
 	if c.kept[own] >= l.most(own) || !inCloud && c.totals[total] >= l.total {
 		return false
 	}
@@ -121,14 +122,15 @@ func (c *counter) keeps(r *Record) bool {
 const (
 	// pruneAtOnce bounds the records that are read at a time, and those that a transaction removes.
 	pruneAtOnce = 1000
-	// PruneEvery is the time between two runs of Prune, which looks at the records when pruneAfter have passed since it did,
-	// or pruneWrites updates have been made.
+	// PruneEvery is the time between two runs of Prune. A run reads the records only if pruneAfter or pruneWrites
+	// updates have passed since the last run that did.
 	PruneEvery  = 5 * time.Minute
 	pruneAfter  = time.Hour
 	pruneWrites = 200_000
 )
 
-// Prune removes the records that are too old, and of each share the oldest when there are too many. It is a leader's task.
+// Prune removes the records that are older than Keep, and the oldest records of each share that exceeds its limit. Only
+// the leader runs it.
 func (s *Service) Prune(ctx context.Context) error {
 	now, revision := s.opts.Store.Now(), s.opts.Store.Revision()
 	s.mu.Lock()

@@ -42,7 +42,7 @@ type admission struct {
 	mu     sync.Mutex
 	method Method
 	tenant cloud.Tenant
-	// count is OnAdmit's; nil when there is none.
+	// count is the function that was given to OnAdmit, or nil.
 	count func(cloud.Tenant) error
 }
 
@@ -62,8 +62,8 @@ func CallerOf(ctx context.Context) *cloud.Caller {
 	return e.caller
 }
 
-// OnAdmit makes Admit call f with the tenant for which it is about to admit the call of ctx; an error of f refuses the
-// call. ctx must come from With. f is called again when the handler calls Admit again.
+// OnAdmit makes Admit call f with the tenant of the call before it admits the call. If f returns an error, Admit
+// refuses the call with that error. ctx must come from With. f runs each time that the handler calls Admit.
 func OnAdmit(ctx context.Context, f func(cloud.Tenant) error) {
 	if e, _ := ctx.Value(key{}).(entry); e.let != nil {
 		e.let.mu.Lock()

@@ -9,12 +9,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// RecheckEvery is how often the token of an open stream is verified again, in time: a stream outlives its token, or the
-// role that admitted it, by at most this and one verification.
+// RecheckEvery is the time between two verifications of the token of an open stream. A stream outlives its token, or
+// the role that admitted it, by at most this time plus the duration of one verification.
 const RecheckEvery = time.Second
 
-// Rechecker verifies the tokens of open streams again, once every RecheckEvery for each distinct token, however many
-// streams a token has opened.
+// Rechecker verifies the tokens of open streams every RecheckEvery. All streams of one token share one verification.
 type Rechecker struct {
 	verifier Verifier
 
@@ -22,7 +21,7 @@ type Rechecker struct {
 	tokens map[[sha256.Size]byte]*recheck
 }
 
-// recheck verifies one token while it has subscribers.
+// recheck is the state of one token that has subscribers.
 type recheck struct {
 	text string
 	end  context.CancelFunc
@@ -31,23 +30,24 @@ type recheck struct {
 	subscribers map[*func(*Check)]struct{} // guarded by Rechecker.mu
 }
 
-// Check is the outcome of one verification, which all streams of a token share.
+// Check is the result of one verification. All streams of the token share it.
 type Check struct {
-	// Caller is who holds the token now; nil when Err is set.
+	// Caller is the token's holder with their present roles; nil when Err is set.
 	Caller *cloud.Caller
-	// Err is Unauthenticated when the token has ended, and another error when this member cannot tell.
+	// Err is Unauthenticated when the token is no longer valid, and another error when this member cannot verify it
+	// now.
 	Err error
 
 	admitted map[admitted]error
 }
 
-// admitted is what a call was admitted for.
+// admitted is the key of Check.admitted: the method and the tenant that a call was admitted for.
 type admitted struct {
 	method Method
 	tenant cloud.Tenant
 }
 
-// NewRechecker makes a Rechecker that asks verifier.
+// NewRechecker returns a Rechecker that verifies tokens with verifier.
 func NewRechecker(verifier Verifier) *Rechecker {
 	return &Rechecker{verifier: verifier, tokens: map[[sha256.Size]byte]*recheck{}}
 }
@@ -85,7 +85,7 @@ func (r *Rechecker) Subscribe(token string, f func(*Check)) (stop func()) {
 	}
 }
 
-// run verifies c's token until ctx ends.
+// run verifies c's token every RecheckEvery until ctx ends.
 func (r *Rechecker) run(ctx context.Context, c *recheck) {
 	again := time.NewTicker(RecheckEvery)
 	defer again.Stop()
@@ -114,8 +114,9 @@ func (r *Rechecker) run(ctx context.Context, c *recheck) {
 	}
 }
 
-// Again reports whether the call of ctx would be admitted now, as the function Again does. The policy is evaluated once
-// for all streams of the token that have the same method and tenant. Only the subscriber that received c may call it.
+// Again returns nil if the call of ctx would be admitted now, like the function Again. Streams of the token with the
+// same method and tenant share one evaluation of the policy. Call it only within the function that was passed to
+// Subscribe.
 func (c *Check) Again(ctx context.Context) error {
 	if c.Err != nil {
 		return c.Err

@@ -28,7 +28,8 @@ const (
 	// OfPlace: to the place that the request itself names: an org, a project, or with neither the cloud. The token must
 	// reach there.
 	OfPlace
-	// OfProjectOrOrg is OfNamedProject or, for a request that names an org and no project, OfPlace at that org.
+	// OfProjectOrOrg is OfPlace for a request that names an org and no project, and OfNamedProject for any other
+	// request.
 	OfProjectOrOrg
 )
 
@@ -154,7 +155,7 @@ var rules = map[Method]Rule{
 	identity + "UnbindRole":   {OfPlace, manage},
 	identity + "ListBindings": {OfPlace, manage},
 
-	// A user's own.
+	// A user's own invitations.
 	identity + "ListInvitations":   {Nowhere, anyProven},
 	identity + "AcceptInvitation":  {Nowhere, anyProven},
 	identity + "DeclineInvitation": {Nowhere, anyProven},

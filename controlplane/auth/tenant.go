@@ -10,18 +10,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// This file resolves the tenant of a call. In order of precedence it is named by
+// This file resolves the tenant of a call, which is named, in order of precedence, by
 //
 //   - org_id and project_id of the request;
 //   - the metadata trivet-org and trivet-project, on REST the headers Trivet-Org and Trivet-Project;
 //   - the scope of the token. A token with a scope acts only there: a call that names another tenant is refused;
-//   - the defaults of the token's holder: the first org and the first project that they were given a role in.
+//   - the defaults of the token's holder: the first org and the first project in which the holder got a role.
 //
-// A tenant that the caller has no role in is answered like one that does not exist: NOT_FOUND, on REST 403 (part 5.4 of
-// the wire contract). Methods of the cloud itself, and those whose request names a place (OfPlace), take nothing from the
-// metadata: a role that is given for the whole cloud must not pass for one in the org that the metadata names.
+// A tenant in which the caller has no role gets the same error as one that does not exist: NOT_FOUND, on REST 403 (part
+// 5.4 of the wire contract). Methods without a tenant (Nowhere), and those whose request names an org, a project or the
+// whole cloud (OfPlace), ignore the metadata: otherwise the metadata could turn a request about the whole cloud into
+// one about an org.
 
-// Projects looks up projects that a call chooses by their IDs alone.
+// Projects looks up the org of a project, for calls that name a project without its org.
 type Projects interface {
 	// OrgOf returns the org of a project; empty when there is no such project.
 	OrgOf(ctx context.Context, id cloud.ProjectID) (cloud.OrgID, error)
@@ -29,7 +30,7 @@ type Projects interface {
 
 type projectsKey struct{}
 
-// WithProjects lets Admit look up projects with v, if it can.
+// WithProjects lets Admit look up projects with v, if v implements Projects.
 func WithProjects(ctx context.Context, v Verifier) context.Context {
 	if p, ok := v.(Projects); ok {
 		return context.WithValue(ctx, projectsKey{}, p)
@@ -37,8 +38,8 @@ func WithProjects(ctx context.Context, v Verifier) context.Context {
 	return ctx
 }
 
-// Chosen returns the tenant that the metadata of a call names, given the values of its two keys and their names for
-// messages.
+// Chosen returns the tenant that a call's metadata names. orgs and projects are the values of the two metadata keys;
+// orgKey and projectKey are the names of the keys, for error messages.
 func Chosen(orgKey string, orgs []string, projectKey string, projects []string) (cloud.Tenant, error) {
 	one := func(key string, values []string) (string, error) {
 		switch {
@@ -57,24 +58,25 @@ func Chosen(orgKey string, orgs []string, projectKey string, projects []string) 
 	return cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}, err
 }
 
-// Reasons of refusals, for programs.
+// Machine-readable reasons (ErrorInfo) of refusals.
 const (
-	// noTenant is the reason for a tenant that is not there or that the caller has no role in.
+	// noTenant: the tenant does not exist, or the caller has no role in it.
 	noTenant = "TENANT_NOT_FOUND"
-	// TenantRequired is the reason of a refusal that naming a project, or an org, may turn into an admission.
+	// TenantRequired: the call names no tenant, and has no default one; it may be admitted if it names a project or an
+	// org.
 	TenantRequired = "TENANT_REQUIRED"
-	// TokenScope is the reason of a refusal because of the scope of the token.
+	// TokenScope: the call names a tenant outside the scope of the token.
 	TokenScope = "TOKEN_SCOPE"
 )
 
-// Undecided reports whether Admit refused a call only because it names no tenant. A handler that reads the tenant from the
-// body may read on and ask Admit again.
+// Undecided reports whether Admit refused a call only because it names no tenant. A handler that finds the tenant in
+// the request body may read the body and call Admit again.
 func Undecided(err error) bool {
 	f, ok := fault.From(err)
 	return ok && f.Reason == TenantRequired
 }
 
-// resolution is the search for the tenant of one call.
+// resolution holds the inputs of resolve for one call.
 type resolution struct {
 	ctx  context.Context
 	c    *cloud.Caller
@@ -120,7 +122,8 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	return r.project(asked)
 }
 
-// withChosen completes what a request names with what the metadata of the call names, as far as they are about the same.
+// withChosen fills the missing part of the tenant that a request names from the tenant of the call's metadata. It
+// ignores the metadata if the two contradict each other.
 func withChosen(asked, chosen cloud.Tenant) cloud.Tenant {
 	if asked.Org != "" && chosen.Org != "" && asked.Org != chosen.Org || asked.Project != "" && asked.Project != chosen.Project {
 		return asked
@@ -132,7 +135,7 @@ func withChosen(asked, chosen cloud.Tenant) cloud.Tenant {
 	return asked
 }
 
-// place is the tenant that a request for a place names, if the token reaches there.
+// place returns the tenant that an OfPlace request names, if it is within the token's scope.
 func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 	if scope.Project != "" && asked != scope || scope.Org != "" && asked.Org != scope.Org {
 		where := asked.String()
@@ -144,10 +147,11 @@ func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 	return asked, nil
 }
 
-// narrowed is the project of the token.
+// narrowed resolves the tenant of a call whose token is limited to one project.
 func (r resolution) narrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	scope := r.c.Scope
-	// The verifier takes the org away from a project that is not there, not that org's, or that the holder has no role in.
+	// The verifier clears the org of the scope if the project does not exist, is in another org, or the holder has no
+	// role in it.
 	if scope.Org == "" || !r.c.Reaches(scope) {
 		return r.none(scope)
 	}
@@ -164,12 +168,12 @@ func (r resolution) narrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	return scope, nil
 }
 
-// biller reports whether the caller may do this in every project for the role of billing:admin.
+// biller reports whether billing:admin allows the caller to call the method in every project.
 func (r Rule) biller(c *cloud.Caller) bool {
 	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
 }
 
-// any is the tenant of a call by system:admin, or by billing:admin where that counts, which may act in all of them.
+// any resolves the tenant of a caller who may act in every tenant: system:admin, or billing:admin if r.rule.biller.
 func (r resolution) any(asked cloud.Tenant) (cloud.Tenant, error) {
 	lookUp := r.rule.Scope == OfProject && asked.Project != "" || r.rule.Scope == OfOrg && asked.Org == "" && asked.Project != ""
 	if p, ok := r.ctx.Value(projectsKey{}).(Projects); ok && lookUp {
@@ -198,7 +202,7 @@ func (r resolution) any(asked cloud.Tenant) (cloud.Tenant, error) {
 	return asked, nil
 }
 
-// org is the org of a call about what belongs to orgs.
+// org resolves the tenant of a method about an org (OfOrg).
 func (r resolution) org(asked cloud.Tenant) (cloud.Tenant, error) {
 	if asked.Org == "" && asked.Project != "" {
 		t, err := r.named(asked)
@@ -224,7 +228,7 @@ func (r resolution) org(asked cloud.Tenant) (cloud.Tenant, error) {
 	return r.several("org", names)
 }
 
-// project is the project of a call about what belongs to projects.
+// project resolves the tenant of a method about a project (OfProject, OfNamedProject).
 func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
 	if asked.Project != "" {
 		return r.named(asked)
@@ -255,7 +259,7 @@ func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any project", r.c.Name())
 }
 
-// several refuses a call that could be about each of these.
+// several refuses a call that names no tenant although the caller has roles in several, which names lists.
 func (r resolution) several(what string, names []string) (cloud.Tenant, error) {
 	slices.Sort(names)
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
@@ -263,7 +267,7 @@ func (r resolution) several(what string, names []string) (cloud.Tenant, error) {
 		WithReason(TenantRequired)
 }
 
-// named is the project that the call names, if the caller has a role there: in the project, or in all of its org.
+// named returns the project that the call names, if the caller has a role in the project or in its whole org.
 func (r resolution) named(asked cloud.Tenant) (cloud.Tenant, error) {
 	for _, b := range r.c.Bindings {
 		if b.Project == asked.Project && (asked.Org == "" || b.Org == asked.Org) {
@@ -292,7 +296,8 @@ func orgOf(ctx context.Context, p Projects, id cloud.ProjectID) (cloud.OrgID, er
 	return p.OrgOf(ctx, id)
 }
 
-// wholeOrgs are the orgs that the caller has a role in all of: one of them, or all when that is empty.
+// wholeOrgs returns the orgs in which the caller has a role for the whole org. Unless org is empty it considers only
+// org.
 func (r resolution) wholeOrgs(org cloud.OrgID) (found []string) {
 	for _, b := range r.c.Bindings {
 		if b.Org != "" && b.Project == "" && (org == "" || b.Org == org) && !slices.Contains(found, string(b.Org)) {
@@ -302,7 +307,7 @@ func (r resolution) wholeOrgs(org cloud.OrgID) (found []string) {
 	return found
 }
 
-// none refuses a tenant that is not there and one that the caller has no role in, in the same words.
+// none refuses a tenant that does not exist and one in which the caller has no role, with the same error.
 func (r resolution) none(t cloud.Tenant) (cloud.Tenant, error) {
 	kind := fault.NotFound
 	if r.edge == REST {
@@ -315,7 +320,7 @@ func (r resolution) none(t cloud.Tenant) (cloud.Tenant, error) {
 	return cloud.Tenant{}, fault.New(kind, "no %s %s: it does not exist, or %s has no role in it", what, id, r.c.Name()).WithReason(noTenant)
 }
 
-// outside refuses a call beyond the scope of its token.
+// outside returns the PermissionDenied error for a call that names a tenant outside the scope of its token.
 func outside(format string, args ...any) error {
 	return fault.New(fault.PermissionDenied, format, args...).WithReason(TokenScope)
 }

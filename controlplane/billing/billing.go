@@ -29,7 +29,7 @@
 // started until the wallet has paid and covers the hour. Under both, stopped VMs go on owing for their disks, and the hour
 // that could not be paid stays owed: it had begun.
 //
-// What a deleted project owes is written off. Its wallet was closed by a billing:admin before, or there was none.
+// Unpaid hours of a deleted project are written off: its wallet was closed before the deletion, or it had none.
 //
 // A VM that was there before billing was enabled, or changed while it was not, is found by comparison, and billed from
 // then on. Hours that pass while billing is not enabled cost nothing.

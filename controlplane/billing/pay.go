@@ -20,11 +20,11 @@ const (
 )
 
 // settle charges what a project owes, oldest first, until nothing of a page is left, the wallet refuses, or enough is
-// done for one transaction. It returns how many hours it charged or wrote off, what of the page is left unpaid, and the
-// refusal.
+// done for one transaction. It returns the number of hours that it charged or wrote off, the bills of the page that are
+// still unpaid, and the error that refused them.
 //
-// Bills from before the project was created are those of a deleted project that had the ID. They are written off: the
-// wallet that owed them is closed, and a later project does not pay for them.
+// Bills older than the project's creation belong to a deleted project of the same ID. They are written off: the wallet
+// that owed them is closed, and a later project does not pay for them.
 func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*Bill, refusal *fault.Fault, err error) {
 	page, _, err := owed.List(tx, maxBills, string(p))
 	if err != nil {

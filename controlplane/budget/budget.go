@@ -1,18 +1,20 @@
-// Package budget limits how many changes, and how many bytes of changes, each tenant may make. Its main type is Budget,
-// which the leader of the system group asks before it carries out a command and before it proposes an update.
+// Package budget limits the rate of changes, and of bytes of changes, of each tenant. Its main type is Budget, a set of
+// token buckets that the leader of the system group checks before it runs a command and before it proposes an update.
 //
 // Decisions:
-//   - The leader alone keeps the budgets, in memory: three members that take calls do not triple them, and no record is
-//     written to account for records. A new leader begins with full budgets.
-//   - A call within a project counts for the project and, together with those of all its projects and its own, for the
-//     org, which has OrgShare times as much as a project. A call that belongs to no tenant (a user's own password, their
-//     own tokens) counts for the caller.
-//   - A budget of calls is checked before the command does any work. One of bytes is charged with the size of each log
-//     entry before that is proposed, and may go into debt by one entry: the next is refused until the debt is paid.
+//   - Only the leader keeps budgets, in memory: the limits do not grow with the number of members that accept calls,
+//     and no record is written to count records. A new leader begins with full budgets.
+//   - A call within a project is charged to the project and to its org; a call about an org is charged to the org. An
+//     org has OrgShare times the limits of a project. A call without a tenant (a user's own password or tokens) is
+//     charged to the caller.
+//   - The calls are checked before the command does any work. The bytes are charged with the size of each log entry
+//     before the entry is proposed. One entry may exceed the budget of bytes; further calls are refused until the debt
+//     is paid.
 //   - system:admin with a token for the whole cloud and billing:admin on wallets of others have no budget: tenants cannot
-//     give themselves these roles. Work of the cluster's own (billing, agents, expiry) has no caller and no budget.
+//     give themselves these roles. Background work of the cluster (billing, agents, expiry) has no caller and no
+//     budget.
 //
-// It knows no records, no transport and no command.
+// It does not depend on records, transports or single commands.
 package budget
 
 import (
@@ -30,20 +32,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Limits of a project, or of a caller outside any. A rate of 0 is no limit.
+// Limits are the limits of a project, or of a caller for calls without a tenant. A rate of 0 means no limit.
 type Limits struct {
-	// CallsPerSecond are calls that change something, for as long as it may be; default 50.
+	// CallsPerSecond is the sustained rate of calls that change something; default 50.
 	CallsPerSecond int `yaml:"calls_per_second"`
-	// CallsBurst are such calls at once after a quiet time; default 1,000.
+	// CallsBurst is the size of the bucket of such calls; default 1,000.
 	CallsBurst int `yaml:"calls_burst"`
-	// BytesPerSecond are bytes of log entries, for as long as it may be; default 1 MiB.
+	// BytesPerSecond is the sustained rate of bytes of log entries; default 1 MiB.
 	BytesPerSecond int `yaml:"bytes_per_second"`
-	// BytesBurst are such bytes at once after a quiet time; default 32 MiB.
+	// BytesBurst is the size of the bucket of such bytes; default 32 MiB.
 	BytesBurst int `yaml:"bytes_burst"`
 }
 
-// Default are the limits of a configuration that sets none: a tenant's tools are far below them, and a tenant that uses
-// them up writes 90 GiB a day at most, of which compaction by size keeps little.
+// Default holds the default limits. A tenant's tools stay far below them. A tenant that uses them up writes at most 90
+// GiB a day, of which compaction by size keeps little.
 var Default = Limits{CallsPerSecond: 50, CallsBurst: 1000, BytesPerSecond: 1 << 20, BytesBurst: 32 << 20}
 
 // Validate returns an error for limits that would refuse every call.
@@ -60,11 +62,12 @@ func (l *Limits) Validate() error {
 }
 
 const (
-	// OrgShare is how many times a project's limits an org has for all its projects and itself.
+	// OrgShare is the ratio of an org's limits, which its projects share, to those of one project.
 	OrgShare = 4
-	// maxBuckets bounds the budgets in memory, about 200 bytes each. Full ones are dropped first: they are as new ones.
+	// maxBuckets bounds the buckets in memory, about 200 bytes each. Full buckets are dropped first, because they equal
+	// new ones.
 	maxBuckets = 65_536
-	// Reason is that of the refusals.
+	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
 	Reason = "RATE_LIMITED"
 )
 
@@ -78,27 +81,27 @@ type Budget struct {
 	buckets map[string]*bucket
 }
 
-// bucket is what is left of one budget.
+// bucket is the remaining budget of one payer.
 type bucket struct {
 	calls, bytes tokens
-	at           time.Duration // when it was filled last
-	times        float64       // how many times Limits it has
+	at           time.Duration // of the last fill
+	times        float64       // factor of Limits: OrgShare or 1
 }
 
 type tokens float64
 
-// New returns full budgets. elapsed is a clock that goes forward only.
+// New returns a Budget in which all buckets are full. elapsed is a monotonic clock.
 func New(limits Limits, elapsed func() time.Duration) *Budget {
 	return &Budget{limits: limits, elapsed: elapsed, most: maxBuckets, buckets: map[string]*bucket{}}
 }
 
-// payer is whose budget a call counts for.
+// payer identifies the project, org or caller that a call is charged to.
 type payer struct {
 	key, name string
 	times     float64
 }
 
-// payersOf returns whom a caller's call counts for, none for calls without a budget.
+// payersOf returns the payers of a caller's call; none for calls without a budget.
 func payersOf(c *cloud.Caller) []payer {
 	switch {
 	case c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.Governs():
@@ -122,13 +125,13 @@ func payersOf(c *cloud.Caller) []payer {
 
 const creditService = "/credit.v1.CreditService/"
 
-// Admit takes one call from the budgets of the context's caller. It returns a Throttled fault, and takes nothing, when one
-// of them has no call left or is in debt of bytes.
+// Admit charges one call to the budgets of the context's caller. If one of them has no call left or owes bytes, Admit
+// returns a Throttled fault and charges nothing.
 func (b *Budget) Admit(ctx context.Context) error { return b.take(auth.CallerOf(ctx), 1, 0, true) }
 
-// Spend takes the bytes of an update from the budgets of the context's caller, or shares them between the callers that
-// Shared put there. It returns a Throttled fault, and takes nothing, when a budget is in debt already; shared bytes are
-// never refused, because each of their callers was admitted.
+// Spend charges the bytes of an update to the budgets of the context's caller, or splits them between the callers that
+// Shared set. If a budget already owes bytes, Spend returns a Throttled fault and charges nothing. It never refuses a
+// split update, because each of the callers was admitted before.
 func (b *Budget) Spend(ctx context.Context, bytes int) error {
 	if callers, ok := ctx.Value(sharedKey{}).([]*cloud.Caller); ok && len(callers) > 0 {
 		for _, c := range callers {
@@ -141,12 +144,14 @@ func (b *Budget) Spend(ctx context.Context, bytes int) error {
 
 type sharedKey struct{}
 
-// Shared returns a context whose update is made for several callers, each of which pays a part. A nil caller pays nothing.
+// Shared returns a context for an update on behalf of several callers: Spend charges each an equal part. Nil callers
+// are not charged.
 func Shared(ctx context.Context, callers []*cloud.Caller) context.Context {
 	return context.WithValue(ctx, sharedKey{}, callers)
 }
 
-// take checks, if it is asked to, and takes calls and bytes from every budget of a caller, or from none.
+// take charges calls and bytes to every budget of a caller. If check is set and one budget is used up, it charges none
+// and returns a Throttled fault.
 func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	payers := payersOf(c)
 	if len(payers) == 0 || mutant.On(mutant.NoWriteBudget) {
@@ -171,7 +176,7 @@ func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	return nil
 }
 
-// refusal returns why a budget does not allow so many calls, nil if it does.
+// refusal returns a Throttled fault if the bucket has fewer calls left or owes bytes, and nil otherwise.
 func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
 	var wait time.Duration
 	var what string
@@ -192,12 +197,12 @@ func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
 	return f
 }
 
-// until returns how long it takes to earn so much.
+// until returns the time in which a bucket gains missing tokens at rate × times a second.
 func until(missing tokens, rate int, times float64) time.Duration {
 	return time.Duration(float64(missing) / (float64(rate) * times) * float64(time.Second))
 }
 
-// bucket returns a payer's bucket as it is now.
+// bucket returns a payer's bucket, filled up to now, creating it if needed.
 func (b *Budget) bucket(p payer, now time.Duration) *bucket {
 	k := b.buckets[p.key]
 	if k == nil {
@@ -212,7 +217,7 @@ func (b *Budget) bucket(p payer, now time.Duration) *bucket {
 	return k
 }
 
-// fill adds what a bucket has earned since it was filled last.
+// fill adds the tokens that a bucket has gained since its last fill.
 func (b *Budget) fill(k *bucket, now time.Duration) {
 	seconds := max((now - k.at).Seconds(), 0)
 	k.at = now
@@ -220,8 +225,8 @@ func (b *Budget) fill(k *bucket, now time.Duration) {
 	k.bytes = min(k.bytes+tokens(seconds*float64(b.limits.BytesPerSecond)*k.times), tokens(float64(b.limits.BytesBurst)*k.times))
 }
 
-// evict drops the full buckets, and when fewer than a sixteenth are full also the fullest of the others, so that it is
-// not called again soon.
+// evict drops the full buckets. If fewer than a sixteenth are full it also drops the fullest of the others, so that the
+// next eviction is not due soon.
 func (b *Budget) evict(now time.Duration) {
 	maps.DeleteFunc(b.buckets, func(_ string, k *bucket) bool {
 		b.fill(k, now)

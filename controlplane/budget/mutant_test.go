@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A budget that counts nothing is noticed.
+// Without budgets (mutant NoWriteBudget) the tests of this package fail.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	mutant.Set(mutant.NoWriteBudget)

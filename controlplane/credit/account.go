@@ -9,23 +9,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Callers name a wallet by the ID of its project alone (the spec's part 4.7), and a project may be created again under the
-// ID of a deleted one. Each incarnation of a project has a wallet of its own, whose records are kept under an account: the
-// wallets of earlier incarnations stay as they were, for audits, and no call about the project reaches them.
+// Callers name a wallet by its project's ID alone (the spec's part 4.7), and a project may be created again under the
+// ID of a deleted one. Each incarnation of a project therefore has a wallet of its own. The records of a wallet are
+// stored under an account key made of the project ID and the incarnation. The wallets of earlier incarnations stay
+// unchanged for audits, and calls about the project do not reach them.
 
-// Project is what wallets need to know of a project.
+// Project is the part of a project's record that wallets use.
 type Project struct {
 	Exists      bool
 	Org         cloud.OrgID
 	Incarnation cloud.Incarnation
 }
 
-// Lookup finds a project. Of a deleted project the incarnation stays known as long as the ID is reserved, so that its
-// closed wallet can be read.
+// Lookup returns a project. For a deleted project it returns the incarnation for as long as the ID is reserved, so that
+// the closed wallet can be read.
 type Lookup func(store.Reader, cloud.ProjectID) (Project, error)
 
-// accountOf names the account of a project: its ID, and for projects that have an incarnation that too. The separator is
-// in no ID.
+// accountOf returns the account key of a project: ID, or ID:incarnation unless the incarnation is 0. No ID contains a
+// colon.
 func accountOf(id cloud.ProjectID, i cloud.Incarnation) string {
 	if i == 0 {
 		return string(id)
@@ -33,16 +34,16 @@ func accountOf(id cloud.ProjectID, i cloud.Incarnation) string {
 	return string(id) + ":" + number(int64(i))
 }
 
-// projectOf returns the project of an account.
+// projectOf returns the project ID of an account key.
 func projectOf(account string) cloud.ProjectID {
 	id, _, _ := strings.Cut(account, ":")
 	return cloud.ProjectID(id)
 }
 
-// account names the account of a wallet.
+// account returns the account key of a wallet.
 func account(w *ledger.Wallet) string { return accountOf(w.Project, w.Incarnation) }
 
-// lookUp finds a project. A service without a Lookup takes every project for one that exists.
+// lookUp returns a project. Without Options.Project every project counts as existing.
 func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 	if s.opts.Project == nil {
 		return Project{Exists: true}, nil
@@ -50,8 +51,9 @@ func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 	return s.opts.Project(r, id)
 }
 
-// Born returns the time before which nothing belongs to a project of an ID: when the project was created, or for a project
-// that does not exist the end of time. It is 0 for projects that are older than incarnations.
+// Born returns the creation time of the project with this ID: bills from before that time belong to a deleted project
+// of the same ID. It returns 0 for a project created before there were incarnations, and the greatest time if there is
+// no such project.
 func (s *Service) Born(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
 	p, err := s.lookUp(r, id)
 	if err != nil || p.Exists {
@@ -60,7 +62,8 @@ func (s *Service) Born(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
 	return 1<<63 - 1, nil
 }
 
-// mayCreate refuses a wallet for a project that does not exist, or that belongs to another org than is named.
+// mayCreate returns NotFound if the project does not exist, and FailedPrecondition if it belongs to another org than
+// t.Org.
 func (p Project) mayCreate(t cloud.Tenant) error {
 	if !p.Exists {
 		return fault.New(fault.NotFound, "no project %s: create the project before its wallet", t.Project)
@@ -71,7 +74,7 @@ func (p Project) mayCreate(t cloud.Tenant) error {
 	return nil
 }
 
-// Holds returns a check that refuses to delete a project whose wallet is not closed.
+// Holds returns a check for the deletion of a project: FailedPrecondition while its wallet is open.
 func Holds(find Lookup) func(store.Reader, cloud.Tenant) error {
 	return func(r store.Reader, t cloud.Tenant) error {
 		if t.Project == "" {
@@ -85,8 +88,8 @@ func Holds(find Lookup) func(store.Reader, cloud.Tenant) error {
 	}
 }
 
-// Vacant refuses to create a project whose ID has a wallet that is not closed. Versions that did not ask for a project made
-// such wallets, and no call would reach one any more.
+// Vacant returns FailedPrecondition if a new project's ID already has an open wallet. Earlier versions made wallets
+// without checking that the project exists. Once the project exists, no call reaches such a wallet.
 func Vacant(r store.Reader, id cloud.ProjectID) error {
 	return closed(r, accountOf(id, 0), "a wallet of project ID %s was made before the project: have a billing:admin close it first", id)
 }

@@ -16,7 +16,7 @@ const auditPage = 1000
 // Finding is what an audit found of a wallet.
 type Finding struct {
 	Project cloud.ProjectID
-	// Incarnation is that of the project whose wallet it is; a project that has the ID now may be a later one.
+	// Incarnation is the incarnation of the wallet's project. The project that has the ID now may be a later one.
 	Incarnation cloud.Incarnation
 	// Problem is empty when everything adds up.
 	Problem                    string
@@ -113,7 +113,8 @@ func (s *Service) auditOf(ctx context.Context, of string) (f Finding, err error)
 	return f, nil
 }
 
-// each visits an account's records of a table, a page at a time, with the last part of their paths.
+// each calls visit for each of an account's records in a table, with the last part of the record's path. It reads one
+// page at a time.
 func each[T any](ctx context.Context, v *store.View, table store.Table[T], of string, visit func(string, *T) error) error {
 	page, more, err := table.List(v, auditPage, of)
 	for {

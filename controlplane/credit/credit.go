@@ -6,9 +6,10 @@
 // agreed on.
 //
 // Decisions where the design is silent:
-//   - A wallet is made for a project that exists, and names its org. A wallet that an earlier version made for no project
-//     stays readable and can be closed.
-//   - Calls mean the wallet of the project that has the ID now; see account.go.
+//   - CreateWallet requires that the project exists and belongs to the named org. A wallet that an earlier version made
+//     without a project stays readable and can be closed.
+//   - A call about a project ID uses the wallet of the project that has the ID now, never that of a deleted one; see
+//     account.go.
 //   - Wallets, transactions and reservations are kept for good.
 //   - An answer that says "no", or "that was done before", is given from records that are proven to be the newest, like
 //     one that writes.
@@ -68,7 +69,7 @@ type Options struct {
 	Store    *store.Store
 	Commands *lead.Commands
 	Log      *slog.Logger
-	// Project finds a project. Optional: without it a wallet is made for every ID.
+	// Project looks up projects. Optional: without it every ID counts as an existing project.
 	Project Lookup
 	// Metrics is where violations of the ledger are counted. Optional.
 	Metrics prometheus.Registerer
@@ -101,7 +102,7 @@ func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet,
 	return w, err
 }
 
-// walletOf reads a tenant's wallet. A caller who acts in every project need not name the org.
+// walletOf reads a tenant's wallet. A caller whose role covers all projects may leave out the org.
 func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	p, err := s.lookUp(r, t.Project)
 	if err != nil {

@@ -32,7 +32,7 @@ type Which struct {
 	Types                   []ledger.Type
 	Reservation, ResourceID string
 	Period                  Period
-	// Of, when not nil, selects the wallet of that incarnation of the project instead of the present one.
+	// Of, if not nil, selects the wallet of this incarnation of the project. By default it is the present incarnation.
 	Of *cloud.Incarnation
 }
 
@@ -50,12 +50,12 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Which, siz
 	if err != nil {
 		return nil, "", err
 	}
-	q.Of = nil // the path of the list says so
+	q.Of = nil // the account in the list's path determines the incarnation
 	req := store.PageRequest{Size: size, Token: token, Query: fmt.Sprintf("transactions\x00%+v", q)}
 	return store.Page(ctx, s.opts.Store, transactions, req, q.accepts, account(w))
 }
 
-// selected returns the wallet of a tenant's project or, when of is not nil, that of one of its incarnations.
+// selected returns the wallet of a tenant's project: of the incarnation of, or of the present one if of is nil.
 func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
 	if of == nil {
 		return s.Wallet(ctx, t)
@@ -124,7 +124,8 @@ func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction
 	return tx, err
 }
 
-// watchPage is how many transactions a watch reads at a time while it catches up, and keeps while its client does not read.
+// watchPage is how many transactions a watch reads at once while it catches up. A watch whose client does not read
+// holds no more than that.
 const watchPage = 32
 
 // Watch sends a tenant's transactions from a sequence number on, in order and without a gap: those that are there, then

@@ -22,7 +22,8 @@ type Order struct {
 	Command ledger.Command
 	// Body is the hash of the request, for its idempotency key.
 	Body [32]byte
-	// account, when set, is that of the wallet, whatever project has the ID now. It does not travel to the leader.
+	// account, if set, is the account key of the wallet; otherwise the project that has the ID now determines the
+	// wallet. The field is not sent to the leader.
 	account string
 }
 
@@ -153,7 +154,7 @@ func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
 	for i, t := range tickets {
 		callers[i] = t.caller
 	}
-	// Each order is recorded as its own caller's, who also pays their share of the entry.
+	// The audit records each order under its own caller, whose budget is charged a part of the log entry.
 	_, err := s.opts.Store.Update(budget.Shared(auth.Without(ctx), callers), func(tx *store.Tx) error {
 		for _, t := range tickets {
 			if err := s.attempt(tx, t); err != nil {

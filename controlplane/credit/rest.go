@@ -95,8 +95,8 @@ var (
 	releaseReservation = operation{"ReleaseReservation", "RELEASE_FAILED"}
 )
 
-// enter lets in callers who may do this somewhere, before anything of the request is read. Those who can act in several
-// projects name one later.
+// enter admits callers who may call the method in at least one project, before it reads the request body. Callers with
+// several projects name one in the body.
 func (o operation) enter(r *http.Request) error {
 	_, err := auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) || auth.Undecided(err) {
@@ -131,8 +131,8 @@ func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
 }
 
 // failed is the answer when the operation failed: its own code with the underlying message, whatever it is (the spec's
-// part 7.3). A key that was used for something else is wrong in the request itself, and stays what it is. A call that was
-// refused for load was not tried, and stays 429, which clients know to repeat later.
+// part 7.3). A reused idempotency key is an error of the request itself, and keeps its status. A call refused because
+// of load was not carried out, and keeps 429, which clients repeat later.
 func (o operation) failed(w *rest.Response, err error) error {
 	w.Failure = o.failure
 	f, ok := fault.From(err)

@@ -44,7 +44,8 @@ func (s *Service) Sweep(ctx context.Context) error {
 	return failed
 }
 
-// overdue is a page of reservations past their deadline, by account, and where to go on; nowhere when there is no more.
+// overdue returns a page of the reservations past their deadline, by account, and the position of the next page, nil
+// after the last.
 func (s *Service) overdue(after []string) (page map[string][]string, last []string, err error) {
 	now := number(s.opts.Store.Now())
 	page = map[string][]string{}

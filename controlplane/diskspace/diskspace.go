@@ -1,18 +1,19 @@
-// Package diskspace keeps tenants from filling the members' disks: below a reserve of free space their changes are refused
-// while there is room to make room. Its main type is Monitor.
+// Package diskspace keeps tenants from filling the members' disks. It refuses tenants' changes while a member's free
+// space is below a reserve; the reserve is what deletions and operators need to free space. Its main type is Monitor.
 //
 // Decisions:
-//   - Each member measures the file system of its data directory and asks the other members for theirs, every CheckEvery,
-//     and measures its own again when a change comes.
-//     One member that is low is enough to refuse, as one etcd that exceeds its quota is: all members write the same log, and
-//     the smallest disk would stop its member. A member that does not answer does not count, because it writes nothing.
-//   - The leader refuses commands of the platform, each member requests of users' keys that add data (etcd's ErrNoSpace,
-//     without the alarm, so that it ends by itself).
-//   - Reads, what removes something, operators' calls and the cluster's own work go on. They may use up the reserve; then
-//     the member stops as on any full disk (package disk).
-//   - A member is low below the reserve and no longer low at an eighth more, so that it does not change its mind each second.
+//   - Each member measures the file system of its data directory and asks the other members for theirs every
+//     CheckEvery. It measures its own again when it admits a change. One member with low space is enough to refuse
+//     changes, as one etcd over its quota is: all members write the same log, and the member with the smallest disk
+//     would stop first. A member that does not answer is ignored, because it is probably down and writes nothing.
+//   - The leader refuses commands of the platform. Each member refuses etcd requests that add data, with etcd's
+//     ErrNoSpace but without its alarm, so that the refusals end when there is space again.
+//   - Reads, deletions, operators' calls and the cluster's own work are still admitted. They may use up the reserve;
+//     then the member stops as on any full disk (package disk).
+//   - A member is low when its free space falls below the reserve, and no longer low at 9/8 of the reserve. The
+//     distance prevents flapping.
 //
-// It knows no records and no transport.
+// It does not depend on records or transports.
 package diskspace
 
 import (
@@ -34,33 +35,33 @@ import (
 )
 
 const (
-	// Command is the name by which a member asks another for its space.
+	// Command is the name of the command by which a member asks another for its space.
 	Command = "disk.space"
-	// Reason is that of the refusals.
+	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
 	Reason = "DISK_SPACE_LOW"
-	// CheckEvery is the time between two measurements, which is also that between two rounds of questions to others. A
-	// measurement that a call asks about is at most fresh old: a disk may take 100 MiB within a second.
+	// CheckEvery is the time between two measurements, and between two queries to the other members. A measurement that
+	// admits a call is at most fresh old: a disk may take 100 MiB within a second.
 	CheckEvery = time.Second
 	fresh      = 100 * time.Millisecond
-	// answerTime is how long another member has to answer, keepAnswer how long its answer counts.
+	// answerTime is the deadline of a query to another member. keepAnswer is how long its answer is used.
 	answerTime = time.Second
 	keepAnswer = 5 * CheckEvery
-	// retryAfter is what a refused caller is told to wait.
+	// retryAfter is the retry delay in the refusals.
 	retryAfter = 30 * time.Second
 )
 
-// Space is what a member's file system has, in bytes.
+// Space is the free space, size and reserve of a member's file system, in bytes.
 type Space struct {
 	Free, Size, Reserve int64
-	// Low is whether Free is below Reserve, or was and is not an eighth above it yet.
+	// Low is set when Free falls below Reserve and cleared when Free reaches 9/8 of Reserve.
 	Low bool
 }
 
-// Peers are the other members.
+// Peers reaches the other members.
 type Peers interface {
-	// Members are the addresses of all members, this one too.
+	// Members returns the addresses of all members, including this one, by member ID.
 	Members() map[uint64]string
-	// Direct calls a command on a member.
+	// Direct runs a command on a member and returns its answer.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 }
 
@@ -68,7 +69,8 @@ type Peers interface {
 type Options struct {
 	Dir  string
 	Self uint64
-	// Reserve is the free space in bytes below which a member is low: 0 is DefaultReserve of the file system, below 0 none.
+	// Reserve is the free space in bytes below which a member is low. 0 means DefaultReserve of the file system, a
+	// negative value no reserve.
 	Reserve int64
 	Log     *slog.Logger
 	// Stat measures a file system; statfs(2) when nil.
@@ -77,7 +79,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Monitor knows the space of all members.
+// Monitor tracks the disk space of all members.
 type Monitor struct {
 	opts Options
 
@@ -94,14 +96,14 @@ type answer struct {
 	at    time.Time
 }
 
-// DefaultReserve returns the reserve of a file system that no configuration sets: a twentieth of it, at least 512 MiB and
-// at most 4 GiB, but never more than a quarter. What members have acknowledged and not yet written to the state's files,
-// up to 128 MiB, must fit into it.
+// DefaultReserve returns the default reserve for a file system of this size: a twentieth of it, at least 512 MiB and at
+// most 4 GiB, but never more than a quarter. The reserve must hold the acknowledged data that is not yet written to the
+// state's files, up to 128 MiB.
 func DefaultReserve(size int64) int64 {
 	return min(max(size/20, 512<<20), 4<<30, size/4)
 }
 
-// New returns a Monitor that has measured its own disk and knows of no other members yet: see Attach and Run.
+// New returns a Monitor that has measured its own disk. Call Attach, then Run, for the other members.
 func New(opts Options) *Monitor {
 	if opts.Stat == nil {
 		opts.Stat = stat
@@ -122,14 +124,14 @@ func stat(dir string) (free, size int64, err error) {
 	return int64(s.Bavail) * s.Bsize, int64(s.Blocks) * s.Bsize, nil
 }
 
-// Attach tells the monitor who the others are. Call it once, before Run.
+// Attach sets the other members. Call it once, before Run.
 func (m *Monitor) Attach(p Peers) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.peers = p
 }
 
-// measure looks at the own disk. When it cannot be measured what was known stays.
+// measure measures this member's disk. On an error it keeps the last measurement.
 func (m *Monitor) measure() {
 	free, size, err := m.opts.Stat(m.opts.Dir)
 	if err != nil {
@@ -146,7 +148,7 @@ func (m *Monitor) measure() {
 	m.own, m.at = s, m.opts.Now()
 }
 
-// Run measures and asks until ctx ends.
+// Run calls Check every CheckEvery until ctx ends.
 func (m *Monitor) Run(ctx context.Context) {
 	tick := time.NewTicker(CheckEvery)
 	defer tick.Stop()
@@ -160,7 +162,7 @@ func (m *Monitor) Run(ctx context.Context) {
 	}
 }
 
-// Check measures once and asks every other member once, at the same time.
+// Check measures this member's disk and queries all other members concurrently.
 func (m *Monitor) Check(ctx context.Context) {
 	m.measure()
 	m.mu.Lock()
@@ -182,7 +184,8 @@ func (m *Monitor) Check(ctx context.Context) {
 	m.report()
 }
 
-// ask asks one member and keeps its answer. One that does not answer is left as it was until keepAnswer has passed.
+// ask queries one member and stores its answer. After an error the previous answer stays in use until keepAnswer has
+// passed.
 func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -215,14 +218,14 @@ func (m *Monitor) report() {
 	}
 }
 
-// Answer is the command of that name: it returns this member's own space.
+// Answer implements Command: it returns this member's own space.
 func (m *Monitor) Answer(context.Context, uint64, []byte) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return cbor.Marshal(m.own)
 }
 
-// Members returns the space of all members that have answered lately.
+// Members returns the space of all members that have answered within keepAnswer.
 func (m *Monitor) Members() map[uint64]Space {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -252,14 +255,14 @@ func (m *Monitor) Low() (uint64, Space) {
 	return 0, Space{}
 }
 
-// Full reports whether a member is low.
+// Full reports whether any member is low.
 func (m *Monitor) Full() bool { id, _ := m.Low(); return id != 0 }
 
-// freeing are the beginnings of the names of methods that remove something, or take access away.
+// freeing lists name prefixes of the methods that remove data or access.
 var freeing = []string{"Delete", "Release", "Revoke", "Unbind", "Disable", "Unlink", "Abort", "Detach"}
 
-// Admit returns a Throttled fault for a caller's change while a member is low. Reads, what removes something, operators and
-// work that has no caller are admitted.
+// Admit returns a Throttled fault for a caller's change while a member is low. Reads, methods that remove something,
+// operators and background work without a caller are admitted.
 func (m *Monitor) Admit(ctx context.Context) error {
 	id, s := m.Low()
 	if id == 0 {

@@ -33,7 +33,7 @@ type (
 		User     cloud.UserID
 		Disabled bool
 	}
-	// answer is a user's to an invitation.
+	// answer is a user's acceptance or refusal of an invitation.
 	answer struct {
 		User    cloud.UserID
 		Binding cloud.Binding
@@ -189,7 +189,7 @@ func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 	return none{}, principal.DeleteAccounts(tx, t.Project)
 }
 
-// doSetQuota sets a project's quota; without a project that of an org.
+// doSetQuota sets the quota of a project or, if the project is empty, of an org.
 func (s *Service) doSetQuota(tx *store.Tx, q newQuota) (none, error) {
 	if q.Tenant.Project == "" {
 		return none{}, tenant.SetOrgQuota(tx, q.Tenant.Org, q.Quota)

@@ -15,13 +15,12 @@ import (
 type denial struct {
 	Token string
 	Until cloud.Time
-	// User is the token's principal, for maxDenials. It is empty where the principal is not known (an administrator names a
-	// token by its ID) or not counted (only a holder of the cluster key makes the administrator's tokens), and in denials
-	// of former versions.
+	// User is the token's principal, counted for maxDenials. It is empty if the principal is unknown (an administrator
+	// revoked a token by its ID) or not counted (tokens made with the cluster key), and in records of former versions.
 	User cloud.UserID `cbor:",omitempty"`
 }
 
-// denialOf is the denial of a caller's own token.
+// denialOf returns the denial that revokes a caller's own token.
 func denialOf(c *cloud.Caller) denial {
 	d := denial{Token: c.TokenID, Until: c.Expires}
 	if c.Proof != cloud.ProofHostKey {
@@ -30,18 +29,18 @@ func denialOf(c *cloud.Caller) denial {
 	return d
 }
 
-// maxDenials is how many denials of one principal are kept. The next one ends all tokens of the principal instead, which
-// takes no record, and the denials are removed.
+// maxDenials bounds the stored denials of one principal. The next denial instead revokes all tokens of the principal,
+// by raising its epoch, and removes the stored denials.
 const maxDenials = 1000
 
-// denied is the answer of a denial. AllEnded is set when all tokens of the principal were ended for it.
+// denied is the answer of the command that denies a token. AllEnded is set if it revoked all tokens of the principal.
 type denied struct{ AllEnded bool }
 
 var (
 	denials = store.NewTable[denial]("denied")
 	// overDenials are denials by when they may be forgotten: denied-until/<16 hexadecimal digits>/<id>.
 	overDenials = store.NewTable[struct{}]("denied-until")
-	// userDenials are the denials of a principal: denied-user/<user>/<token's ID>.
+	// userDenials indexes denials by principal: denied-user/<user>/<token's ID>.
 	userDenials = store.NewTable[struct{}]("denied-user")
 )
 
@@ -73,14 +72,15 @@ func (d denial) put(tx *store.Tx) (denied, error) {
 	return denied{}, nil
 }
 
-// endAll ends all tokens of the denial's principal when there are maxDenials already, and removes these: each of them is
-// of an earlier epoch now. It reports whether it did.
+// endAll revokes all tokens of the denial's principal if the principal has maxDenials denials already, and removes
+// these: their tokens now have an old epoch. It reports whether it did.
 func (d denial) endAll(tx *store.Tx) (bool, error) {
 	had, _, err := userDenials.List(tx, maxDenials, string(d.User))
 	if err != nil || len(had) < maxDenials {
 		return false, err
 	}
-	// A principal that was deleted meanwhile has no valid tokens, and would not have them back under the same ID.
+	// The tokens of a principal that was deleted meanwhile are invalid already, also for a new principal of the same
+	// ID.
 	if _, err := principal.Revoke(tx, d.User); err != nil && !fault.Is(err, fault.NotFound) {
 		return false, err
 	}
@@ -97,7 +97,7 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 	return true, nil
 }
 
-// remove forgets a denial.
+// remove deletes a denial with its index entry.
 func (d *denial) remove(tx *store.Tx) {
 	denials.Delete(tx, d.Token)
 	overDenials.Delete(tx, until(d.Until), d.Token)

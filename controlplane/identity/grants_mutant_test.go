@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A grant that acts without its user's consent is noticed.
+// If grants are effective without the user's consent (mutant GrantUnasked), the tests of this package fail.
 func TestMutantsOfGrants(t *testing.T) {
 	w, _ := rivals(t)
 	bob := w.token(w.first, ask{User: "bob", Password: secret})

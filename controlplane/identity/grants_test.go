@@ -50,7 +50,7 @@ func (w *world) grant(by context.Context, user string, b cloud.Binding) error {
 	return second((&server{s: w.first}).BindRole(by, &identityv1.BindRoleRequest{UserId: user, Binding: oneOnWire(b)}))
 }
 
-// acts is where a call without a tenant acts, as a token has it now.
+// acts returns the tenant of a call that names none, with a token.
 func (w *world) acts(text string, m auth.Method) (cloud.Tenant, error) {
 	return auth.Admit(w.as(w.first, text), m, "", "")
 }
@@ -84,8 +84,8 @@ func (w *world) invitations(user string) (all []cloud.Binding) {
 	return all
 }
 
-// A role that another org gives changes nothing for a user's tokens until the user accepts it: not where they act, nor
-// whether they act.
+// A role from another org does not change the tenant of calls with a user's tokens, nor whether they are admitted,
+// until the user accepts it.
 func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 	w, r := rivals(t)
 	ada, bob := w.token(w.first, ask{User: "ada", Password: secret}), w.token(w.first, ask{User: "bob", Password: secret})
@@ -151,7 +151,7 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 	require.Contains(t, w.bindings(mallory, "evil"), "bob project:viewer lair")
 }
 
-// A role that is added, by whom ever it may be, does not change what a token in use means; a role that goes does.
+// An additional role, whoever gives it, does not change the tenant of a token in use; removing a role does.
 func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
 	w, r := rivals(t)
 	shop := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "shop"}
@@ -187,8 +187,8 @@ func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
 	require.Equal(t, cloud.Tenant{Org: "acme", Project: "shop"}, at, "the project that was the only one stays the default")
 }
 
-// What a giver of another org is answered and shown does not depend on whether a user of that name exists, can log in, is
-// disabled, or is a service account.
+// The answers and lists that an org gets about a user of another org do not depend on whether that user exists, can log
+// in, is disabled, or is a service account.
 func TestGrantsDoNotTellWhoExists(t *testing.T) {
 	w, r := rivals(t)
 	admin, mallory := w.admin(), w.login("mallory")
@@ -233,7 +233,7 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 	require.Contains(t, w.bindings(mallory, "evil"), "pending ghost project:viewer lair")
 }
 
-// No number of invitations takes room in a user's roles, or another org's room for invitations, and they end.
+// Invitations count neither as roles of the user nor for another org's limit, and they expire.
 func TestInvitationsTakeNobodysRoom(t *testing.T) {
 	w, r := rivals(t)
 	mallory := w.login("mallory")
@@ -260,7 +260,7 @@ func TestInvitationsTakeNobodysRoom(t *testing.T) {
 	require.NoError(t, w.grant(w.login("rob"), "ada", rival), "another org")
 	require.Len(t, w.invitations("ada"), 9)
 
-	// An org's invitations are bounded, whoever they are for.
+	// The number of users whom an org has invited is bounded.
 	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
 		for i := range 999 {
 			if _, err := principal.Bind(tx, principal.Grant{User: cloud.UserID(fmt.Sprintf("name-%d", i)), Binding: lair, By: "mallory"}); err != nil {
@@ -341,7 +341,7 @@ func TestTheHomeOrgGivesAtOnce(t *testing.T) {
 	require.Len(t, auth.CallerOf(w.login("free")).Bindings, 1)
 }
 
-// Records of before there were home orgs are read: a user belongs to the only org that they have roles in.
+// In records without a home org, the home org is the only org in which the user has roles.
 func TestOldUsersHaveAHome(t *testing.T) {
 	w, r := rivals(t)
 	old := func(id string, roles ...cloud.Binding) {
@@ -456,7 +456,7 @@ func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
-// Only a user who logged in, for everything, says yes to an invitation.
+// Only a user with a token without a scope accepts an invitation.
 func TestWhoMayAccept(t *testing.T) {
 	w, r := rivals(t)
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))

@@ -14,14 +14,14 @@
 //     that was revoked is refused everywhere within a second, behind a partition too.
 //   - A principal's tokens die when its password is set, when it is disabled or deleted, or when they are revoked
 //     together: a token carries the count of those (its epoch), and one of another count is refused. A single token
-//     stands on a list of those that are denied until it would have ended. Issuing and revoking is bounded per principal,
-//     and so is the list: when it is full for a principal, all tokens of that principal end instead.
-//   - A token that names a project which is not in the org that it names, or in which its holder has no role, acts
-//     nowhere, and does not tell the org of that project. IssueToken refuses to make one; the wire contract's token
-//     endpoint makes it, and it is refused when it is used.
+//     is on a list of denied tokens until it would have expired. Issuing and revoking tokens is rate-limited per
+//     principal. The list is bounded per principal: when it is full, all tokens of the principal are revoked instead.
+//   - A token whose scope is a project outside the scope's org, or one in which the holder has no role, is refused in
+//     every call, and does not reveal the project's org. IssueToken refuses such a scope. The token endpoint of the
+//     wire contract issues the token nevertheless.
 //   - A member whose clock is too far from the others' issues no tokens and believes none: dates would mean nothing.
-//   - An unauthenticated token is signed by a key of its own that discovery does not publish, for an audience and in a name
-//     of its own, so that no program that trusts this service takes it for a login.
+//   - An unauthenticated token is signed by a separate key that discovery does not publish, and has a separate audience
+//     and subject prefix, so that programs that trust this service as OpenID provider reject it.
 //   - The administrator's tokens are signed by a key that follows from the cluster key, so whoever holds that can make
 //     one without a running member: `trivet-controlplane admin-token`.
 //   - Anybody may register a name over REST, as the spec says; it is worth nothing. How many names without a credential
@@ -75,7 +75,8 @@ type Options struct {
 	Providers []outside.Provider
 	// Holds say what a project, or an org alone, still has that it cannot be deleted with.
 	Holds []func(store.Reader, cloud.Tenant) error
-	// Vacant return an error when something that no project has stands in the way of a new project of an ID.
+	// Vacant are checks before a project is created: they return an error if records of other packages, such as an open
+	// wallet, exist under its ID.
 	Vacant []func(store.Reader, cloud.ProjectID) error
 	// Skew is how far this member's clock is ahead of the others', when that is known. Optional.
 	Skew func() (time.Duration, bool)
@@ -97,7 +98,7 @@ type Service struct {
 	do                 commands
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
-	// issues and revocations bound the tokens of each principal.
+	// issues and revocations limit the rate of each principal's issued and revoked tokens.
 	issues, revocations *principalRates
 }
 
@@ -216,7 +217,8 @@ func change[Q, A any](s *Service, name string, mode lead.Mode, f func(tx *store.
 			if err != nil {
 				return err
 			}
-			// A role that is given again, or a quota that is set as it was, is no change to be recorded.
+			// A command that changes nothing, such as giving a role that the user has, writes no log entry and no audit
+			// record.
 			return tx.DropUnchanged()
 		})
 		return out, err

@@ -11,11 +11,11 @@ import (
 )
 
 // A project that is created again under the ID of a deleted one is another incarnation (see package tenant). Tokens and
-// bindings carry the incarnation of their project, because what is compared by times of issue would depend on members'
-// clocks.
+// bindings carry the incarnation of their project. Comparing their time of issue with the project's creation would
+// depend on the members' clocks.
 
-// setIncarnation sets the incarnation of the project that a token is scoped to. A token that is scoped to a project which
-// does not exist never acts in one.
+// setIncarnation sets the claim with the incarnation of the project that a token is scoped to. A token scoped to a
+// project that does not exist is valid for no later project of the same ID.
 func (s *Service) setIncarnation(ctx context.Context, c *token.Claims) error {
 	scope, ok := c.Tenant()
 	if !ok || scope.Project == "" || c.Proof == cloud.ProofNone {
@@ -30,8 +30,9 @@ func (s *Service) setIncarnation(ctx context.Context, c *token.Claims) error {
 	})
 }
 
-// actsIn reports whether a token of these claims may act in a project of its scope: in the incarnation that it was issued
-// for. A token that the cluster key signed was made without reading records: it acts in projects older than itself.
+// actsIn reports whether a token with these claims is valid for p, the project of its scope: p must have the
+// incarnation that the token was issued for. A token signed with the host key was issued without reading records; it is
+// valid for projects created before it.
 func actsIn(c *token.Claims, p *tenant.Project) bool {
 	if c.Proof == cloud.ProofHostKey {
 		return c.At >= cloud.Time(p.Incarnation)
@@ -39,7 +40,7 @@ func actsIn(c *token.Claims, p *tenant.Project) bool {
 	return c.Incarnation == p.Incarnation
 }
 
-// current removes from principals the bindings that give nothing any more, because their org or project was deleted.
+// current returns principals without the bindings whose org or project was deleted.
 func (s *Service) current(list []*principal.User) ([]*principal.User, error) {
 	return list, s.opts.Store.Local(func(v *store.View) (err error) {
 		for _, u := range list {

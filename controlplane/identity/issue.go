@@ -30,7 +30,8 @@ type ask struct {
 	Kind         string
 	TTL          uint64
 	Org, Project string
-	// Strict refuses a scope in which the holder has no role, instead of making a token that acts nowhere.
+	// Strict refuses a scope in which the holder has no role. Otherwise such a token is issued, and every call with it
+	// is refused.
 	Strict bool
 	// Address is where the request came from, RequestID its id.
 	Address, RequestID string
@@ -67,9 +68,8 @@ func scopeOf(q ask) (cloud.Tenant, error) {
 	return t, nil
 }
 
-// scoped completes the scope of a token of a user who proved who they are: a project in which the user has a role names its
-// org. Of any other the scope stays as it was asked for, and with q.Strict it is refused; the answer is the same whether or
-// not the project exists.
+// scoped adds the org to a scope that names only a project in which an authenticated user has a role. Any other scope
+// is returned unchanged or, with q.Strict, refused. The result does not depend on whether the project exists.
 func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
 	if t == (cloud.Tenant{}) || u.Account != nil {
 		return t, nil
@@ -86,7 +86,7 @@ func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principa
 		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
 		reaches = found.Org != "" && holder.Reaches(found)
 		if reaches && t.Project == "" {
-			// A role without a place reaches an org that does not exist, too.
+			// A role for the whole cloud covers any org ID, so check that the org exists.
 			o, err := tenant.FindOrg(v, t.Org)
 			reaches = o != nil
 			return err
@@ -108,7 +108,7 @@ func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principa
 	return t, fault.New(fault.PermissionDenied, "%s has no role in %s %s", u.ID, what, id).WithReason("NO_ROLE_IN_SCOPE")
 }
 
-// refuse has the audit write that a user who proved who they are was refused a token.
+// refuse records in the audit that an authenticated user was refused a token.
 func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
 	if f, ok := fault.From(err); ok {
 		s.opts.Audit.Note(audit.Record{
@@ -173,8 +173,8 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 	s.opts.Audit.Note(r)
 }
 
-// issue signs claims with the primary signing key, or with the unproven key when the holder is unauthenticated. Either way
-// it is Unavailable when the records cannot be read (the spec's part 4.6).
+// issue signs claims with the primary signing key, or with the unproven key if the holder is unauthenticated. In both
+// cases it returns Unavailable if the records cannot be read (the spec's part 4.6).
 func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
 	if err := s.setIncarnation(ctx, &say); err != nil {
 		return issued{}, err
@@ -344,7 +344,7 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
 }
 
-// deny denies a token, and logs when that ended all tokens of the principal.
+// deny revokes a token, and logs if that revoked all tokens of the principal.
 func (s *Service) deny(ctx context.Context, d denial) error {
 	out, err := s.do.deny(ctx, d)
 	if out.AllEnded {

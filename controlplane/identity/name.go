@@ -53,8 +53,8 @@ func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) 
 	return of(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
 }
 
-// dropUnused deletes a name that somebody registered over REST and that was given nothing since: registering a name must
-// not keep an administrator from creating the user.
+// dropUnused deletes a name that an unauthenticated caller registered over REST and that has got no role or credential
+// since, so that registering a name cannot keep an administrator from creating the user.
 func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	u, err := principal.Users.Get(tx, string(id))
 	if err != nil || u == nil || !u.Unused() {

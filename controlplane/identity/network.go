@@ -12,21 +12,22 @@ import (
 )
 
 const (
-	// maxNetworks is how many networks a user is known to log in from: the last that were new.
+	// maxNetworks bounds the stored networks of a user. A new network replaces the oldest one.
 	maxNetworks = 16
-	// rememberTime bounds how long a login waits for a new network to be stored.
+	// rememberTime is the deadline for storing a new network during a login.
 	rememberTime = time.Second
 )
 
 // loginNetworks are the networks from which a user logged in with the password: login-networks/<user>. Package password
-// serves these first when many passwords are being tried, and goes on trying them when a name is being guessed. They are
-// records because a user logs in at any member, and after a restart.
+// serves attempts from these networks first when many passwords are being tried, and still accepts attempts from them
+// while other networks are guessing the user's password. They are stored because a user may log in at any member, and
+// after a restart.
 var loginNetworks = store.NewTable[knownNetworks]("login-networks")
 
-// knownNetworks are what password.Network gives, oldest first.
+// knownNetworks holds values of password.Network, oldest first.
 type knownNetworks struct{ Networks []string }
 
-// newNetwork is a login from a network that is not stored yet.
+// newNetwork is the command that stores a network of a login.
 type newNetwork struct {
 	User    cloud.UserID
 	Network string
@@ -41,7 +42,8 @@ func networksOf(r store.Reader, id cloud.UserID) ([]string, error) {
 	return n.Networks, nil
 }
 
-// rememberNetwork stores the network of a login unless it is among those that are stored. The login does not depend on it.
+// rememberNetwork stores the network of a login unless had contains it. A failure is logged and does not fail the
+// login.
 func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network string, had []string) {
 	if network == "" || slices.Contains(had, network) {
 		return
@@ -54,7 +56,7 @@ func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network 
 }
 
 func doRemember(tx *store.Tx, q newNetwork) (none, error) {
-	// A user who was deleted meanwhile leaves no record.
+	// Store nothing for a user who was deleted meanwhile.
 	if there, err := principal.Users.Has(tx, string(q.User)); err != nil || !there {
 		return none{}, err
 	}

@@ -10,19 +10,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the tokens of one principal. Each issued or revoked token is a record of the audit, and each revoked one is
-// remembered until it would have ended, so a loop of both would grow every member's records.
+// Limits of the tokens of one principal. Each issued or revoked token adds an audit record, and each revoked token adds
+// a record until it would have expired, so issuing and revoking in a loop would fill every member's disk.
 const (
-	// tokenBurst is how many tokens one principal can be issued at once by one member, and how many it can revoke there.
-	// It is meant for a program that starts many jobs, each with a token of its own.
+	// tokenBurst is how many tokens one member issues to one principal at once, and how many tokens the principal can
+	// revoke there at once. It allows for a program that starts many jobs, each with its own token.
 	tokenBurst = 120
-	// tokenEvery is the time in which one more becomes possible after the burst.
+	// tokenEvery is the time per further token after the burst.
 	tokenEvery = time.Second
-	// maxRates bounds the principals whose rate a member remembers.
+	// maxRates bounds the principals whose rate one member tracks.
 	maxRates = 10_000
 )
 
-// principalRates bounds how often each principal does something on this member.
+// principalRates is a rate limiter per principal on this member.
 type principalRates struct {
 	mu     sync.Mutex
 	limits map[cloud.UserID]*rate.Limiter
@@ -32,7 +32,7 @@ func newPrincipalRates() *principalRates {
 	return &principalRates{limits: map[cloud.UserID]*rate.Limiter{}}
 }
 
-// allow takes one turn of a principal, and is false when it has none left.
+// allow takes one token of the principal's bucket. It returns false if the bucket is empty.
 func (p *principalRates) allow(id cloud.UserID, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,7 +47,8 @@ func (p *principalRates) allow(id cloud.UserID, now time.Time) bool {
 	return limit.AllowN(now, 1)
 }
 
-// evict forgets, of a few principals, the one that used its turns least: forgetting a principal gives it a new burst.
+// evict removes, from a sample of principals, the one with the fullest bucket, because a removed principal starts with
+// a full bucket.
 func (p *principalRates) evict(now time.Time) {
 	var least cloud.UserID
 	most, sampled := -1.0, 0

@@ -126,7 +126,7 @@ func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID
 	return store.Page(ctx, s.opts.Store, tenant.Projects, req, keep)
 }
 
-// quota returns what a project may have and has; without a project that of an org.
+// quota returns the quota and the usage of a project or, if the project is empty, of an org.
 func (s *Service) quota(ctx context.Context, at cloud.Tenant) (out *identityv1.QuotaStatus, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if at.Project == "" {

@@ -77,7 +77,7 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	}
 	made, _, err := s.token(r.Context(), q)
 	if f, ok := fault.From(err); ok && f.Kind == fault.ResourceExhausted {
-		// Identity REST has no code for a used-up rate (the spec's part 7.3): it is 503 with Retry-After.
+		// Identity REST has no code for rate limits (the spec's part 7.3), so answer 503 with Retry-After.
 		return nil, fault.New(fault.Unavailable, "%s", f.Message).MayRetry().Because(err)
 	}
 	if err != nil {

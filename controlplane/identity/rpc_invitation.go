@@ -52,7 +52,7 @@ func (r *server) AcceptInvitation(ctx context.Context, in *identityv1.AcceptInvi
 	if err != nil {
 		return nil, err
 	}
-	// A token for one project, given to a program, must not add to what its holder can do.
+	// A token limited to a tenant, such as one given to a program, must not extend its holder's roles.
 	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
 		return nil, fault.New(fault.PermissionDenied, "the token acts in %s only: log in without org_id and project_id to accept an invitation", at).
 			WithReason(auth.TokenScope)
@@ -68,7 +68,7 @@ func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineIn
 	return r.answer(ctx, user, in.GetBinding(), r.s.do.decline)
 }
 
-// answer carries out what a user says to an invitation.
+// answer runs do, which accepts or declines an invitation, in the command for the user.
 func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do func(context.Context, answer) (none, error)) (*emptypb.Empty, error) {
 	binding := bindingFrom(b)
 	if err := binding.Check(); err != nil {
@@ -80,10 +80,10 @@ func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Bi
 	return &emptypb.Empty{}, nil
 }
 
-// openPage begins the tokens of the pages of ListBindings that list invitations: they come after the roles.
+// openPage is the prefix of the page tokens of ListBindings for pages of invitations, which follow the pages of roles.
 const openPage = "invited."
 
-// grants is a page of the roles in a place and, after those, of the invitations to them.
+// grants returns a page of the roles within at and, after the last role, of the invitations to such roles.
 func (s *Service) grants(ctx context.Context, at cloud.Tenant, size int32, page string) (grants []*identityv1.Grant, next string, err error) {
 	if rest, ok := strings.CutPrefix(page, openPage); ok {
 		list, next, err := principal.InvitationsOf(ctx, s.opts.Store, at, size, rest)
@@ -112,7 +112,7 @@ func (s *Service) grants(ctx context.Context, at cloud.Tenant, size int32, page 
 	if next != "" {
 		return grants, next, nil
 	}
-	// The last page of roles: what is left of it is for invitations, and most lists end here.
+	// Fill the rest of the last page of roles with invitations. Most lists end here.
 	open, next, err := s.grants(ctx, at, size, openPage)
 	return append(grants, open...), next, err
 }

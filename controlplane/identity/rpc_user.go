@@ -153,7 +153,7 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 	return &emptypb.Empty{}, nil
 }
 
-// granted admits a call about a role where the role holds, and returns what it is to give or take.
+// granted admits a call that gives or takes a role, for the role's tenant, and returns the grant.
 func granted(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
 		// Nobody must keep a role that somebody gave them.

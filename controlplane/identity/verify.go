@@ -21,8 +21,8 @@ import (
 const (
 	// hostKeyID names the key that follows from the cluster key.
 	hostKeyID = "host"
-	// unprovenKeyID names the key of unauthenticated tokens. It follows from the cluster key too, and it is not published:
-	// other programs, which know the published keys only, refuse these tokens.
+	// unprovenKeyID is the ID of the key of unauthenticated tokens. That key is derived from the cluster key too. It is
+	// not published, so programs that use the published keys refuse these tokens.
 	unprovenKeyID = "unproven"
 	// verifyTime bounds how long a token may take to be judged: the others may have to be asked.
 	verifyTime = 3 * time.Second
@@ -146,8 +146,8 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 		if err != nil {
 			return err
 		}
-		// The host key proves ProofHostKey only and nothing else proves that; the unproven key signs ProofNone only and
-		// nothing else signs that.
+		// ProofHostKey is valid only with the host key, and ProofNone only with the unproven key; these keys sign no
+		// other proof.
 		if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
 			return token.NotValid()
 		}
@@ -177,10 +177,10 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 	return err
 }
 
-// located completes the scope of a token: a project alone names its org. A project that does not exist, that is not in the
-// org that the token names, or that its holder has no role in comes without an org: auth refuses it, and the holder learns
-// of no project that is not theirs. So does a project in which a token with these claims may not act, because it was issued
-// for an earlier incarnation of the project; nil claims are of a token to be issued.
+// located returns the scope of a token with the org of its project. The org is empty, which package auth refuses
+// without revealing whether the project exists, if the project does not exist, is not in the org that the token names,
+// or the holder has no role in it, and if the claims were issued for an earlier incarnation of the project. claims is
+// nil for a token that is being issued.
 func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *token.Claims) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil
@@ -196,7 +196,7 @@ func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *toke
 	return cloud.Tenant{Project: t.Project}, nil
 }
 
-// OrgOf returns the org of a project that a call names; empty when there is none. It implements auth.Projects.
+// OrgOf implements auth.Projects: it returns the org of a project, or "" if the project does not exist.
 func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgID, err error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTime)
 	defer cancel()
@@ -204,7 +204,7 @@ func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgI
 		org, err = tenant.OrgOf(v, id)
 		return err
 	}
-	// A project that this member does not know of yet may have been made on another.
+	// This member's replica may lag behind: retry with recent data.
 	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
 		err = s.opts.Store.View(ctx, look)
 	}
@@ -233,7 +233,7 @@ func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err er
 	return bindings, nil
 }
 
-// keyKnown reports whether the key that the token names was found: a signing key, or one of the two that follow from the
+// keyKnown reports whether the token's key ID is that of a signing key or of one of the two keys derived from the
 // cluster key.
 func (j *judgement) keyKnown() bool {
 	return j.key != nil || j.kid == hostKeyID || j.kid == unprovenKeyID

@@ -223,7 +223,7 @@ func Holds(r store.Reader, t cloud.Tenant) error {
 	return nil
 }
 
-// count takes a new image from the quotas of its project and its org.
+// count charges a new image to the quotas of its project and its org.
 func count(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil

@@ -19,7 +19,7 @@ import (
 // method is the audit's name of the use of a token.
 const method = "/member.v1.MemberService/BringKey"
 
-// OpenMethod is the method of members that needs no certificate.
+// OpenMethod is the full name of the only member method that requires no certificate.
 const OpenMethod = memberv1.MemberService_BringKey_FullMethodName
 
 // Register adds MemberService to the server of port 7443, which lets in who shows no certificate.

@@ -296,8 +296,8 @@ func (s *Service) MustBeAdmin(ctx context.Context) error {
 	return failure(ctx, s.checked(ctx, mustBeAdmin))
 }
 
-// RootUser returns the caller's name if Auth is enabled and the caller has the role root. Otherwise it fails, also while
-// Auth is disabled, when MustBeAdmin lets everybody pass.
+// RootUser returns the caller's name if Auth is enabled and the caller has the role root, and an error otherwise.
+// Unlike MustBeAdmin it also returns an error while Auth is disabled.
 func (s *Service) RootUser(ctx context.Context) (name string, err error) {
 	err = s.checked(ctx, func(p *policy, user string) error {
 		if !p.users.Enabled() {

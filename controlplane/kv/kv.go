@@ -105,8 +105,8 @@ type Options struct {
 	Limits Limits
 	// Quota is how large the keyspace may become, in bytes; 0 is DefaultQuota, below 0 none.
 	Quota int64
-	// Full reports whether the disks have no room for what adds data, which is then refused as over Quota is, but without
-	// the alarm: it ends when there is room. Optional.
+	// Full reports whether a member's disk is nearly full. Requests that add data then fail with the same error as over
+	// Quota, but without etcd's alarm, so that they succeed again when there is space. Optional.
 	Full func() bool
 	// CompactAge is how long history is kept, 0: until somebody compacts it.
 	CompactAge time.Duration

@@ -11,10 +11,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// bodyTiers bound the memory that request bodies hold at a time, 128 MiB in all. The bytes of a body up to the first
-// limit count against the first tier, those from there to the next limit against the second, and so on. Large bodies that
-// arrive slowly, or never end, fill the last tier only: small writes go on. To keep out bodies of at most 4 KiB takes 4,096
-// connections that each have sent as much, to keep out those of 64 KiB 546.
+// bodyTiers bounds the memory of all request bodies, 128 MiB in total. The bytes of a body up to the first tier's upTo
+// count against the first tier's room, the bytes up to the next upTo against the second's, and so on. Large bodies that
+// arrive slowly, or never end, fill only the last tier, so small writes still succeed. Blocking bodies of at most 4 KiB
+// takes 4,096 connections that each have sent as much; blocking bodies of 64 KiB takes 546.
 var bodyTiers = []struct{ upTo, room int64 }{
 	{4 << 10, 16 << 20},
 	{64 << 10, 32 << 20},
@@ -35,8 +35,8 @@ func newBodyBudget() bodyBudget {
 	return b
 }
 
-// countedBody is a request body whose bytes are charged to the budget as they arrive, so that a client that announces
-// many and sends none holds none.
+// countedBody is a request body whose bytes are charged to the budget when they arrive, so that a client that announces
+// a large body but sends nothing reserves nothing.
 type countedBody struct {
 	io.ReadCloser
 	ctx    context.Context

@@ -59,8 +59,8 @@ func (s *stage) putText(text string) answer {
 	return s.ask(1, fmt.Sprintf("PUT /api/v1/kv/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
 }
 
-// Bodies that never end hold what they have sent and nothing more. When that is all there is for large ones, small ones
-// are still written, and another large one is refused after a bounded time.
+// Bodies that never end use memory only for the bytes that they have sent. When that is all there is for large ones,
+// small ones are still written, and another large one is refused after a bounded time.
 func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
 	s := newStage(t, 1, false, true)
 	silent := make(chan string, 50)

@@ -61,7 +61,8 @@ func (s seal) mac(to uint64, at, nonce, method, uri, body, address string) strin
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// put gives the header of a request to a member, for a client at an address without spaces.
+// put returns the header that authenticates a request forwarded to a member. address is the client's, and has no
+// spaces.
 func (s seal) put(to uint64, method, uri string, body []byte, address string) string {
 	var nonce [16]byte
 	rand.Read(nonce[:])

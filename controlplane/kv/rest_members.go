@@ -41,9 +41,9 @@ func (s *REST) memberRoutes() {
 	s.audited(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd)
 }
 
-// audited is route for a change of the cluster. The audit records it as the gRPC method that does the same, with the
-// caller's address, which is all that is known of a caller without a credential: here when it is refused or fails, and
-// with the change itself (audit.Stamp) when it is carried out. A request that is forwarded is recorded by the leader.
+// audited registers a route that changes the cluster. The audit records the call under the equivalent gRPC method, with
+// the caller's address, since these callers have no credential. A refused or failed call is recorded here, a successful
+// one in the transaction of the change (audit.Stamp). A forwarded request is recorded by the leader.
 func (s *REST) audited(method, path, as string, h handler) {
 	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
 		caller := &cloud.Caller{
@@ -102,7 +102,7 @@ func (s *REST) hostOf(ctx context.Context, id uint64) (string, error) {
 	return "", notLeader("member %d, the leader, is not in the list of members", id)
 }
 
-// about adds to the audit's record of a request what its body names.
+// about appends details from the request body to the target of the audit record.
 func (r request) about(format string, args ...any) {
 	if c := auth.CallerOf(r.Context()); c != nil {
 		c.Target += " " + fmt.Sprintf(format, args...)
@@ -228,7 +228,7 @@ func (s *REST) transfer(r request) (any, error) {
 			return nil, err
 		}
 		if s.opts.Audit != nil {
-			s.opts.Audit.Done(auth.CallerOf(ctx)) // nothing is written that the record could be part of
+			s.opts.Audit.Done(auth.CallerOf(ctx)) // a transfer has no transaction that could hold the record
 		}
 		return struct {
 			Leader  uint64 `json:"leader"`

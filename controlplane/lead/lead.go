@@ -73,11 +73,11 @@ func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
 // Gate decides whether a command may run for the caller in its context. It returns nil or a *fault.Fault, at once.
 type Gate func(ctx context.Context) error
 
-// SetGate has the leader ask a gate before it runs a command, whichever member the call came to. Call it before serving.
-// Commands that answer with a stream only read and are not asked about.
+// SetGate makes the leader call g before it runs a command, also for calls that another member forwarded. Call SetGate
+// before serving. The gate does not apply to commands that answer with a stream, which only read.
 func (c *Commands) SetGate(g Gate) { c.gate = g }
 
-// gated returns a command's function behind the gate.
+// gated returns a function that calls the gate and then f.
 func gated[Q, A any](c *Commands, f func(context.Context, Q) (A, error)) func(context.Context, Q) (A, error) {
 	return func(ctx context.Context, q Q) (a A, err error) {
 		if c.gate != nil {

@@ -1,10 +1,11 @@
 // Package loopback decides whether a connection stays on this host's loopback interface.
 //
-// What loopback grants, it grants because no other host can reach the endpoint. The remote address alone does not prove
-// that: a local process may bind 127.0.0.1 as its source and connect to the host's public address, where the port has
-// other rules. So both addresses of a connection must be loopback addresses (127.0.0.0/8 or ::1).
+// Callers on loopback have more rights because no other host can reach a loopback endpoint. The remote address alone
+// does not show that the endpoint is on loopback: a local process may bind 127.0.0.1 as its source and connect to the
+// host's public address, where other rules apply. So both addresses of a connection must be loopback addresses
+// (127.0.0.0/8 or ::1).
 //
-// It knows no transport: package rest asks for HTTP requests, package kv/etcdrpc for gRPC calls.
+// It does not depend on a transport: package rest uses it for HTTP requests, package kv/etcdrpc for gRPC calls.
 package loopback
 
 import "net"

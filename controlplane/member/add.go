@@ -184,7 +184,7 @@ func admit(tx *store.Tx, all []Member, q AddRequest) error {
 		if HostPort(m.RaftAddr) == HostPort(q.RaftAddr) {
 			return fault.New(fault.FailedPrecondition, "member %d has the address %s", m.ID, m.RaftAddr).WithReason(ReasonAddressTaken)
 		}
-		if !m.Proven() && !m.Kept && m.Open == q.Open { // strangers do not take an operator's places
+		if !m.Proven() && !m.Kept && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
 			waiting++
 		}
 	}

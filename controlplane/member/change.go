@@ -80,8 +80,8 @@ type removeAsk struct {
 	Open bool `cbor:",omitempty"`
 }
 
-// trio is how many voters a removal without a credential leaves at least. With two, the cluster does not survive the loss
-// of a member.
+// trio is the least number of voters that must remain after a removal without a credential. With two, the cluster does
+// not survive the loss of a member.
 const trio = 3
 
 // Remove takes a member out of all groups, and returns when the first of them, kv, has it: it may be this member that
@@ -98,8 +98,8 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 	return s.awaitGone(ctx, id)
 }
 
-// RemoveOpen is Remove for a caller without a credential. It also fails, with ReasonLastVoter, when fewer than three voters
-// would be left and, with ReasonOperator, when the member's entry waits for its process and an operator has made it.
+// RemoveOpen is Remove for a caller without a credential. It also returns ReasonLastVoter if fewer than three voters
+// would remain, and ReasonOperator if an operator added the member and its process has not joined yet.
 func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -110,8 +110,8 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	return s.awaitGone(ctx, id)
 }
 
-// checkOpen refuses a removal without a credential that would weaken the cluster. It reads the records of the transaction
-// that marks the member as leaving, so that of two removals at a time one sees the other.
+// checkOpen refuses a removal without a credential if RemoveOpen does not allow it. It reads within the transaction
+// that marks the member as leaving, so that of two concurrent removals one sees the other.
 func checkOpen(tx *store.Tx, m *Member) error {
 	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
 		return fault.New(fault.FailedPrecondition, "an operator has made the entry of member %d: removing it takes a credential, by trivet cluster remove %d",
@@ -196,8 +196,8 @@ type UpdateRequest struct {
 	ClientURLs []string
 }
 
-// Update changes a member's addresses. A raft address of a member that was proven is recorded only after the leader has
-// dialled it and the member answered there with its own certificate. FailedPrecondition: ReasonNotFound,
+// Update changes a member's addresses. A new raft address of a member that has joined is recorded only after the leader
+// has dialled it and the member has presented its own certificate there. FailedPrecondition: ReasonNotFound,
 // ReasonAddressTaken, ReasonUnverified.
 func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error) {
 	var err error
@@ -255,7 +255,8 @@ func (s *Service) doUpdate(ctx context.Context, q UpdateRequest) (struct{}, erro
 	return struct{}{}, err
 }
 
-// of returns the member that the request changes, unless another one has the address.
+// of returns the member that the request changes. It returns ReasonNotFound, or ReasonAddressTaken if another member
+// has the raft address.
 func (q *UpdateRequest) of(all []Member) (*Member, error) {
 	m := find(all, q.ID)
 	if m == nil {
@@ -269,12 +270,12 @@ func (q *UpdateRequest) of(all []Member) (*Member, error) {
 	return m, nil
 }
 
-// moves reports whether the request changes where a member that was proven is reached by the others.
+// moves reports whether the request changes the raft address of a member that has joined.
 func (q *UpdateRequest) moves(m *Member) bool {
 	return q.RaftAddr != "" && m.Proven() && HostPort(m.RaftAddr) != HostPort(q.RaftAddr)
 }
 
-// verifyTime bounds how long a member may take to show its certificate at an address.
+// verifyTime is the deadline for a member to present its certificate at an address.
 const verifyTime = 5 * time.Second
 
 // verify fails unless the member with this id shows its certificate at a raft address, now.

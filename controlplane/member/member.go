@@ -10,14 +10,16 @@
 //     cluster key can make, it brings the birth of its directory. Only then does a group learn of it, as a learner that
 //     is bound to that directory. So whoever may add entries without proof can lengthen a list by eight for ten minutes,
 //     and no more: no quorum, no log, no traffic is touched by an entry.
-//   - A learner is promoted when it is caught up in all groups, unless it shall stay one. Its address comes from the entry,
-//     so before it votes the leader dials that address and checks the certificate member/<id>. At a wrong address a learner
-//     gets nothing of the log and stays a learner: no quorum counts it.
-//   - The address of a member that was proven changes only after the member has shown its certificate at the new one, on a
-//     call of the leader: an address that is wrong cuts a member off, and two wrong ones end a trio.
+//   - A learner is promoted when it is caught up in all groups, unless it was added to stay a learner. Its address
+//     comes from the entry that added it, so before the promotion the leader dials the address and checks the
+//     certificate member/<id>. A learner with a wrong address receives no log and stays a learner, which no quorum
+//     counts.
+//   - The address of a member that has joined changes only after the leader has dialled the new address and the member
+//     has presented its certificate there: a wrong address disconnects a member, and two wrong addresses take the
+//     quorum from three members.
 //   - A voter leaves only while a quorum of those who stay is heard from, and the last but one only by force. A caller
-//     without a credential (RemoveOpen, for the key-value REST) cannot remove one when fewer than three would be left, nor
-//     an entry that an operator has made, to put another address in its place. A pair and a lone member lose nobody that way.
+//     without a credential (RemoveOpen, for the key-value REST) cannot remove a voter if fewer than three would remain,
+//     nor an entry that an operator added, whose place it could take with another address.
 //   - The id of a member that once was proven does not come back, but by Replace: the old directory is removed from
 //     all groups, and only then may a new one prove itself.
 //
@@ -42,7 +44,8 @@ import (
 
 // Limits of the unproven.
 const (
-	// MaxWaiting entries may wait for their process at a time, and as many that were added without a credential.
+	// MaxWaiting bounds the entries whose process has not joined yet. Entries that were added without a credential have
+	// the same limit of their own.
 	MaxWaiting = 8
 	// WaitingTime is how long one that was added waits.
 	WaitingTime = 10 * time.Minute
@@ -116,7 +119,7 @@ type Member struct {
 	Kept bool
 	// Replace says of a leaving member that its id comes back, for another directory.
 	Replace bool
-	// Open says of an entry that a caller without a credential added it.
+	// Open is set if a caller without a credential added the entry.
 	Open bool `cbor:",omitempty"`
 	// Force says of a leaving member that an operator takes the consequences.
 	Force bool

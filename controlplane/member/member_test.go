@@ -379,7 +379,7 @@ func TestRemovalWithoutACredential(t *testing.T) {
 		require.Empty(t, w.log)
 	}
 
-	// Two at a time are judged one after the other: of four voters one goes.
+	// Concurrent removals are checked one after the other: of four voters only one is removed.
 	w := newWorld(t, 1, 2, 3, 4)
 	_, err := w.s.doRemove(t.Context(), removeAsk{ID: 4, Open: true})
 	require.NoError(t, err)
@@ -389,7 +389,7 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	w.settle()
 	require.Equal(t, []uint64{1, 2, 3}, w.groups[kvGroup].Voters)
 
-	// Learners and entries that nobody proved to be may go.
+	// Learners, and entries whose process has not joined, may be removed.
 	_, _, err = w.s.Add(t.Context(), AddRequest{ID: 5, RaftAddr: "10.0.0.5", Learner: true})
 	require.NoError(t, err)
 	require.NoError(t, w.join(5, 55))
@@ -403,7 +403,7 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	w.refused(err, ReasonTooMany)
 	require.NoError(t, remove(w, 20))
 
-	// A stranger could otherwise put an entry with another address in the place of an operator's.
+	// Otherwise an unauthenticated caller could replace an operator's entry by one with another address.
 	_, _, err = w.add(6)
 	require.NoError(t, err, "strangers have not taken the operator's places")
 	w.refused(remove(w, 6), ReasonOperator)

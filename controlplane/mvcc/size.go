@@ -19,7 +19,8 @@ func (e *Engine) Size() int64 {
 // SizeInUse is that part of Size which the live versions take. It is the same on all members.
 func (e *Engine) SizeInUse() int64 { return e.published.Load().live }
 
-// Written is the size of all versions that were ever written, as Size counts them. It is the same on all members.
+// Written returns the total size of all versions ever written, counted as by Size, including compacted ones. It is the
+// same on all members.
 func (e *Engine) Written() int64 { return e.published.Load().written }
 
 func (g *generation) loadFreed() error {

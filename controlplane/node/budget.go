@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What one host may use of one member. An agent stays far below; a stolen key must not slow the cloud for others.
+// Limits of one host on one member. An agent stays far below them. They keep a host whose key was stolen from slowing
+// the cloud for others.
 const (
 	// MaxMessage is the largest message, in bytes, that a member takes from an agent; gRPC answers a larger one with
 	// RESOURCE_EXHAUSTED. An agent's largest is a Watch that names maxPresent VMs.
@@ -19,37 +20,36 @@ const (
 	maxPresent = 20_000
 	// maxObservations is how many VMs one message of a Report may be about.
 	maxObservations = 1000
-	// maxConnections is how many connections a host may hold. An agent uses one, and one for each image that it reads from
-	// another member; connections of before a power failure stay until keepalive finds them dead.
+	// maxConnections bounds the connections of a host. An agent uses one, and one for each image that it reads from
+	// another member. Connections from before a power failure remain until keepalive closes them.
 	maxConnections = 16
-	// maxCalls is how many calls of a host may be under way: its consoles (maxConsoles), its images, and a few more.
+	// maxCalls bounds the concurrent calls of a host: its consoles (maxConsoles), its image reads, and a few more.
 	maxCalls = 128
-	// maxReportStreams is how many of them may be Reports, each of which may hold a message of MaxMessage.
+	// maxReportStreams bounds the concurrent Report streams of a host, each of which may hold a message of MaxMessage.
 	maxReportStreams = 4
 	// callRate and callBurst bound the calls that a host begins, per second. An agent makes one heartbeat every 5 s.
 	callRate, callBurst = 20, 200
-	// watchRate and watchBurst bound the sessions that a host begins, per second: each one reads all that is placed on the
-	// host.
+	// watchRate and watchBurst bound the sessions that a host begins, per second: each one reads all records of VMs
+	// placed on the host.
 	watchRate, watchBurst = 1, 20
-	// imageRate and imageBurst bound how many readings of images a host begins, per second: each one searches what is
+	// imageRate and imageBurst bound how many readings of images a host begins, per second: each one searches the VMs
 	// placed on the host.
 	imageRate, imageBurst = 2, 64
-	// observationRate and observationBurst bound the observations that are read of a host, per second. An agent sends one
-	// for each VM every 10 s, and all at once when it connects. A message costs messageCost of them besides its own.
+	// observationRate and observationBurst bound the observations read from a host, per second. An agent sends one for
+	// each VM every 10 s, and all at once when it connects. Each message counts as messageCost observations more.
 	observationRate, observationBurst = 2000, 10_000
 	messageCost                       = 10
-	// changeRate and changeBurst bound the observations of a host that change a record, per second. A host starts 8 VMs at a
-	// time; a burst is what ends with it.
+	// changeRate and changeBurst bound the observations of a host that change a record, per second. A host starts 8 VMs
+	// at a time; a burst occurs when all its VMs end at once.
 	changeRate, changeBurst = 200, 2000
-	// refusalDelay is how long a call beyond callRate waits for its refusal, so that a caller who repeats it at once costs
-	// little.
+	// refusalDelay delays the refusal of a call beyond callRate, so that a client that retries at once costs little.
 	refusalDelay = time.Second
-	// recordEvery is how often a heartbeat and the facts of a host are recorded, each, in milliseconds. What changes sooner
-	// is recorded with what changed until then.
+	// recordEvery is the least time between two records of a host's heartbeat, and between two of its facts, in
+	// milliseconds. Changes in between are recorded together at the end of that time.
 	recordEvery cloud.Time = 30_000
 )
 
-// budget is what this member has left for one host. There is one for each host that has called; it is not recorded.
+// budget holds this member's limiters and counters for one host. Each host that has called has one, in memory.
 type budget struct {
 	calls, watches, images, observations, changes *rate.Limiter
 
@@ -60,7 +60,7 @@ type budget struct {
 	facts             *statedFacts // the newest, while they wait to be recorded
 }
 
-// budgetOf returns the budget of a host, making it if need be.
+// budgetOf returns the budget of a host, creating it if needed.
 func (s *Service) budgetOf(id cloud.NodeID) *budget {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,8 +118,8 @@ func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	}, nil
 }
 
-// spend takes n from a limiter and waits until the limiter has had them. The sender of a stream that is not read meanwhile
-// is slowed by flow control.
+// spend takes n tokens from a limiter, waiting until they are available. Meanwhile the stream is not read, so flow
+// control slows its sender.
 func (s *Service) spend(ctx context.Context, l *rate.Limiter, n int) error {
 	for n > 0 {
 		now, part := s.opts.Steady(), min(n, l.Burst())
@@ -145,8 +145,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// describeInTurn calls describe if the last change was recorded recordEvery ago or longer; last is the time of that change,
-// a field of the host's budget. ok is false, and nothing has happened, if it was not.
+// describeInTurn calls describe if at least recordEvery has passed since *last, the time of the last recorded change,
+// and updates *last. Otherwise it does nothing and returns ok false.
 func (s *Service) describeInTurn(ctx context.Context, id cloud.NodeID, last *cloud.Time, change func(*cloud.Node)) (n cloud.Node, ok bool, err error) {
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()

@@ -41,17 +41,17 @@ type piece struct {
 const (
 	// answerTime is how long an agent has to begin to answer, and to go on where it does not wait for the guest.
 	answerTime = 10 * time.Second
-	// maxConsoles are open on a host at a time. An agent sends as many.
+	// maxConsoles bounds the open consoles of a host. An agent has the same limit.
 	maxConsoles = 64
-	// maxProjectConsoles of them read VMs of one project, and maxOrgConsoles VMs of one org, so that it takes many orgs to
-	// keep others from their consoles.
+	// maxProjectConsoles and maxOrgConsoles bound those that read VMs of one project and of one org, so that one org
+	// cannot use up the consoles of a host.
 	maxProjectConsoles = 4
 	maxOrgConsoles     = 8
 	// maxPiece bounds one message of an agent in bytes; it sends less.
 	maxPiece = 256 << 10
 )
 
-// add makes a reader, unless the host, the org or the project has as many as it may.
+// add adds a reader, or returns an error if the host, the org or the project has reached its limit.
 func (c *consoles) add(id string, q consoleAsk) (*console, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +88,7 @@ func (c *consoles) remove(id string) {
 	delete(c.open, id)
 }
 
-// tooMany refuses one more console of a tenant.
+// tooMany returns the ResourceExhausted error for a project or an org with most open consoles.
 func tooMany(what, id string, most int) error {
 	return fault.New(fault.ResourceExhausted, "%s %s reads %d consoles on the host of the VM, which is the limit: end one of them", what, id, most).
 		WithReason("TOO_MANY_CONSOLES").With("limit", most).MayRetry()

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// statedFacts are what a host says of itself once a session, and is recorded of it.
+// statedFacts are the facts that a host reports once a session, as they are recorded.
 type statedFacts struct {
 	models       []string
 	qemu         string
@@ -50,8 +50,8 @@ func checkFacts(f *agentv1.NodeFacts) (statedFacts, error) {
 	return statedFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
 }
 
-// facts takes what a host says of itself once a session. Facts that follow others within recordEvery replace those that
-// wait, and the first heartbeat after that time records them.
+// facts accepts the facts that a host reports once a session. Facts that arrive within recordEvery of the last recorded
+// ones replace any pending facts, and the first heartbeat after that time records them.
 func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
 	stated, err := checkFacts(f)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFac
 	return s.recordFacts(ctx, id, b)
 }
 
-// recordFacts records the facts that wait, if it is their turn.
+// recordFacts records the pending facts if recordEvery has passed since the last ones.
 func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) error {
 	s.mu.Lock()
 	waiting := b.facts

@@ -82,7 +82,7 @@ func (w watched) Clone() credentials.TransportCredentials {
 	return watched{w.TransportCredentials.Clone(), w.guard}
 }
 
-// add takes a connection in, and reports false if its host has maxConnections of them already.
+// add registers a connection. It returns false if the host has maxConnections already.
 func (g *guard) add(c *guarded) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 )
 
 // heartbeat takes what a host says of itself, and returns when the quorum has proven that this member still led after
-// it came: what it answers renews the host's lease. A description that changes more often than recordEvery is recorded
-// later, by a heartbeat that repeats it; the answer is then what is recorded.
+// it came: what it answers renews the host's lease. If the description changes more often than recordEvery, a later
+// heartbeat that repeats the change records it. The answer is always the recorded description.
 func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -60,7 +60,7 @@ func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, e
 	return known, nil
 }
 
-// describe changes a host's record, and reports whether that made a difference.
+// describe applies change to a host's record, and reports whether the record changed.
 func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(id))

@@ -21,8 +21,8 @@
 // refused by the record.
 //
 // Decisions of this version: a host has one session, and a newer one ends the older; it sends at most eight images and
-// 64 consoles at a time. What a host may write into records, and how much of a member's time it may take (budget.go), is
-// bounded here, since a host can be stolen. A host reads the images of its own VMs and no others.
+// 64 consoles at a time. This package limits what a host may write into records, and the load that it may cause on a
+// member (budget.go), since an attacker may control a host. A host may read only the images of its own VMs.
 package node
 
 import (
@@ -51,9 +51,9 @@ const LeaseSeconds = 30
 type Guests interface {
 	// Assigned is what the host should make of what is or was placed on it: of the VMs that are named, or of all.
 	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
-	// Observed takes a host's reports, and returns how many of them changed a record.
+	// Observed records a host's reports, and returns how many of them changed a record.
 	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) (changed int, err error)
-	// UsesImage reports whether a VM that is placed on a host has an image beneath a disk, or boots it.
+	// UsesImage reports whether a VM placed on a host uses an image, as the backing file of a disk or to boot.
 	UsesImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
 }
 
@@ -92,9 +92,9 @@ type Service struct {
 	sessions map[cloud.NodeID]*session
 	// reading counts the images that each host reads from this member.
 	reading map[cloud.NodeID]int
-	// budgets are of the hosts that have called this member.
+	// budgets holds the budget of each host that has called this member.
 	budgets map[cloud.NodeID]*budget
-	// pause is sleep but in tests.
+	// pause is sleep; tests replace it.
 	pause    func(context.Context, time.Duration) error
 	consoles consoles
 	guard    guard

@@ -34,7 +34,7 @@ type ImageSource interface {
 	Open(sha256 string) (io.ReadSeekCloser, error)
 }
 
-// OpenMethod is the method of agents that needs no certificate.
+// OpenMethod is the full name of the only agent method that requires no certificate.
 const OpenMethod = agentv1.AgentService_Join_FullMethodName
 
 // RegisterAgents adds what agents may call, to the server of port 7443.
@@ -74,7 +74,7 @@ func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	return s.holder(ctx, leaf)
 }
 
-// admitted is caller, and counts the call; leave is to be called at its end.
+// admitted authenticates a call like caller and counts it. Call leave at the end of the call.
 func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
 	if id, err = s.caller(ctx); err != nil {
 		return "", nil, err
@@ -258,7 +258,7 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		if len(r.GetVms()) > maxObservations {
 			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
 		}
-		// Nothing more is read of the stream until the host may send it.
+		// Do not read further messages of the stream before the host's limit allows them.
 		if err := a.s.spend(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
 			return err
 		}
@@ -308,8 +308,8 @@ func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentServ
 	return peer.Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&agentv1.ReadImageResponse{Data: b}) })
 }
 
-// openImage opens an image that a VM of the host uses. The answer to a host that may not read the image is the same as that
-// of a member that does not hold it: a SHA-256 is no secret, and this is no oracle.
+// openImage opens an image that a VM of the host uses. If no VM of the host uses the image, the error is the same as
+// for an image that this member does not hold, so that a host cannot find out which images exist.
 func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
 	if err := s.spend(ctx, s.budgetOf(id).images, 1); err != nil {
 		return nil, err

@@ -297,8 +297,8 @@ func (s *Service) leads() error {
 	return nil
 }
 
-// reports hands a host's reports on, a few at a time so that no transaction grows with the host. It waits when they change
-// records more often than changeRate.
+// reports passes a host's reports to Guests in batches of 16, so that the size of a transaction does not grow with the
+// host. It waits while the host changes records faster than changeRate.
 func (s *Service) reports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
 	b := s.budgetOf(node)

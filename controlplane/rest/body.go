@@ -27,7 +27,7 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
 		}
 		if f, ok := fault.From(err); ok {
-			return nil, f // of a reader that a service put before the body
+			return nil, f // from a reader with which a service wrapped the body
 		}
 		return nil, fault.New(fault.InvalidArgument, "the body broke off").Because(err)
 	}
@@ -96,8 +96,8 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// NotABrowser refuses what a web page can make a browser send: a foreign Origin or Sec-Fetch-Site, a name that was rebound
-// to loopback, a body in one of the types that need no preflight.
+// NotABrowser refuses requests that a web page can make a browser send: those with a foreign Origin or Sec-Fetch-Site,
+// with a host name rebound to a loopback address, or with a body type that requires no CORS preflight.
 func (s *Server) NotABrowser(r *http.Request) error {
 	if err := CheckPage(r, s.opts.Hosts); err != nil {
 		return err
@@ -108,11 +108,11 @@ func (s *Server) NotABrowser(r *http.Request) error {
 	return jsonType(r)
 }
 
-// CheckPage is PermissionDenied for a request that a web page made, and for one that names a host which is neither an IP
-// address, nor localhost, nor one of hosts: DNS rebinding gives an attacker's name the address of loopback.
+// CheckPage returns PermissionDenied for a request from a web page, and for one whose Host is not an IP address,
+// localhost or one of hosts: by DNS rebinding an attacker's host name can resolve to a loopback address.
 //
-// Browsers set Sec-Fetch-Site (Fetch Metadata Request Headers) by themselves. "none" is what a person typed into the
-// address bar, "same-origin" what a page that was served here asked for; "same-site" and "cross-site" are other pages.
+// Browsers set Sec-Fetch-Site (W3C Fetch Metadata). "none" means a navigation by the user, such as a typed address;
+// "same-origin" a request by a page of this server; "same-site" and "cross-site" requests by other pages.
 //
 // Over TLS a name cannot be rebound: the certificate does not have it, and the browser sees that.
 func CheckPage(r *http.Request, hosts []string) error {

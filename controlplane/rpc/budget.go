@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// budget bounds the calls whose message is incomplete, and the bytes of those of them that are longer than small: all, those
-// of one address, and those of one holder of credentials.
+// budget bounds the number of calls whose message is incomplete, and the bytes of incomplete messages longer than small:
+// in total, per address, and per holder of a credential.
 type budget struct {
 	calls, callsOf, bytesOf int
 	bytes                   *semaphore.Weighted
@@ -22,20 +22,20 @@ type budget struct {
 	of  map[share]use
 }
 
-// share is an address, or a holder of credentials.
+// share identifies an address or a holder of a credential.
 type share struct {
 	network netip.Addr
 	holder  string
 }
 
-// part is a share and what it may have.
+// part is a share with its bounds.
 type part struct {
 	share
 	calls, bytes int
 	name         string
 }
 
-// parts are those that a call counts for. holder is empty for a caller who has proved nothing.
+// parts returns the shares that a call counts for. holder is empty for an unauthenticated caller.
 func (b *budget) parts(from netip.Addr, holder string) []part {
 	parts := []part{{share{network: from}, b.callsOf, b.bytesOf, "address"}}
 	if holder != "" {
@@ -44,14 +44,14 @@ func (b *budget) parts(from netip.Addr, holder string) []part {
 	return parts
 }
 
-// use is what one share has of a budget.
+// use is the part of a budget that one share uses.
 type use struct{ calls, bytes int }
 
 func newBudget(calls, callsOf, bytesOf int) *budget {
 	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, bytes: semaphore.NewWeighted(maxLarge), of: map[share]use{}}
 }
 
-// enter counts one more call, until leave.
+// enter counts one more call until leave is called. It returns ResourceExhausted if the budget or a share is full.
 func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error) {
 	parts := b.parts(from, holder)
 	b.mu.Lock()
@@ -74,7 +74,7 @@ func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error)
 	}, nil
 }
 
-// add changes what shares have. The caller holds mu.
+// add adds n, which may be negative, to the use of each share. The caller holds mu.
 func (b *budget) add(parts []part, n use) {
 	for _, p := range parts {
 		u := b.of[p.share]
@@ -85,8 +85,8 @@ func (b *budget) add(parts []part, n use) {
 	}
 }
 
-// reserve takes bytes for a message, until release. It waits for bytes that others have, but not for those of the same
-// share.
+// reserve reserves bytes for a message until release is called. It waits for bytes that other shares use, and returns
+// ResourceExhausted if one of the call's own shares uses too many.
 func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, bytes int) (release func(), err error) {
 	parts := b.parts(from, holder)
 	b.mu.Lock()

@@ -17,7 +17,8 @@ type conn struct {
 	flows map[*flow]struct{} // guarded by Streams.mu
 }
 
-// Close closes the connection. What its streams held is gone with it: gRPC does not say so.
+// Close closes the connection and releases the bytes that its streams hold, because gRPC does not report them as
+// released.
 func (c *conn) Close() error {
 	err := c.Conn.Close()
 	c.s.mu.Lock()
@@ -31,13 +32,13 @@ func (c *conn) Close() error {
 	return err
 }
 
-// lose releases what a flow holds whose connection is closed. What gRPC releases later does not count any more.
+// lose releases all bytes of a flow whose connection is closed. Later releases by gRPC are ignored.
 func (f *flow) lose() {
 	f.lost = true
 	f.free(f.held)
 }
 
-// connKey tells connections apart: by both ends.
+// connKey returns a map key for a connection: its remote and local address.
 func connKey(remote, local net.Addr) string { return remote.String() + " " + local.String() }
 
 // connOf is the key of the connection of a call.
@@ -49,13 +50,13 @@ func connOf(ctx context.Context) string {
 	return connKey(p.Addr, p.LocalAddr)
 }
 
-// counted keeps account of the connections that its credentials accept.
+// counted registers the connections that the wrapped credentials accept.
 type counted struct {
 	credentials.TransportCredentials
 	s *Streams
 }
 
-// counting wraps the credentials of a listener; nil is plaintext.
+// counting wraps the credentials of a listener; nil means plaintext.
 func counting(c credentials.TransportCredentials, s *Streams) credentials.TransportCredentials {
 	if c == nil {
 		c = insecure.NewCredentials()

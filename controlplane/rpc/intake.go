@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of what a gRPC server holds of calls whose messages have not reached a handler.
+// Limits of the memory that a gRPC server uses for calls whose messages have not reached a handler.
 const (
 	// MaxStreams is how many calls one connection may have open. Clients queue further calls themselves. It is above the
 	// bounds on the streams of one user, so that a client meets an error there before its own queue here.
@@ -31,32 +31,33 @@ const (
 	MaxHeaders = 16 << 10
 	// MaxOpen bounds a message of a method that callers without a credential may call, in bytes.
 	MaxOpen = window
-	// ReceiveTime is how long a message may take to arrive: from the headers of its call or, where a client may send several,
-	// from when the message began. A message longer than small has that long again from when its length is known. MaxPlain
-	// bytes need 1.3 Mbit/s.
+	// ReceiveTime is the time limit for the arrival of a message, from the headers of its call or, in a client stream,
+	// from the message's first byte. A message longer than small has the same time again from when its length is known.
+	// MaxPlain bytes then need 1.3 Mbit/s.
 	ReceiveTime = 10 * time.Second
 	// PartTime is ReceiveTime for image parts, which are ten times as large as other messages.
 	PartTime = time.Minute
 
-	// window is what a client may send of a call before the server reads its message, in bytes: the flow-control window of a
-	// stream, which HTTP/2 does not let be smaller.
+	// window is how many bytes of a call a client may send before the server reads its message: the initial
+	// flow-control window of an HTTP/2 stream, the smallest that gRPC supports.
 	window = 64<<10 - 1
-	// connWindow is the same for all calls of a connection together. gRPC opens it again whatever handlers read: it bounds
-	// the throughput of one connection, not memory.
+	// connWindow is the flow-control window of a connection. gRPC reopens it independently of what handlers read, so it
+	// bounds the throughput of a connection, not memory.
 	connWindow = 1 << 20
-	// small is the longest message that is only read once it has arrived as a whole; it fits the window. A longer one is
-	// read from when its length is known and its bytes are reserved.
+	// small is the size up to which a message is read only after it has arrived completely; it fits the window. The
+	// server begins to read a longer message when its length is known and its bytes are reserved.
 	small = 32 << 10
 )
 
 // Bounds of one server. A further call is ResourceExhausted. The first five are on calls whose message is incomplete.
 const (
-	// maxUnproven bounds those of callers who have not proved who they are. Each holds at most MaxHeaders and a window, in
-	// buffers half as large again: 112 KiB, and all of them 224 MiB.
+	// maxUnproven bounds the calls of unauthenticated callers. Each holds at most MaxHeaders and a window, in buffers
+	// up to 1.5 times as large: 112 KiB each, 224 MiB in total.
 	maxUnproven = 2048
 	// maxUnprovenOf bounds those of them that come from one address.
 	maxUnprovenOf = 512
-	// maxProven bounds those of callers with a valid credential, and apart from them those of another protocol's methods.
+	// maxProven bounds the calls of callers with a valid credential and, separately, the calls of another protocol's
+	// methods (Admission.Foreign).
 	maxProven = 2048
 	// maxProvenOf bounds those of them that come from one address.
 	maxProvenOf = 1024
@@ -74,7 +75,7 @@ const (
 	maxLargeBy = 16 << 20
 )
 
-// Admission is what Admit finds out about a call from its headers.
+// Admission is the result of an Intake's admit function for a call.
 type Admission struct {
 	// Proven says that the caller showed a valid credential.
 	Proven bool
@@ -82,12 +83,14 @@ type Admission struct {
 	Holder string
 	// Limit is the longest message that the call may send, in bytes.
 	Limit int
-	// Most says that the server takes no longer message of any method: the error is gRPC's own, ResourceExhausted.
+	// Most is set if Limit is the server's limit for all methods: a longer message then gets gRPC's own error,
+	// ResourceExhausted.
 	Most bool
 	// Time is how long a message may take to arrive; 0 is ReceiveTime.
 	Time time.Duration
-	// Foreign says that the method is another protocol's: its errors are gRPC's own. Its calls have a budget of their own, of
-	// which one address may have all: the callers are the operator's programs, often on one host and without a credential.
+	// Foreign is set for a method of another protocol, such as etcd's: its errors are gRPC's own. Its calls have a
+	// separate budget, which one address may use up: the callers are the operator's programs, often on one host and
+	// without a credential.
 	Foreign bool
 }
 
@@ -95,8 +98,8 @@ type Admission struct {
 // incomplete. Without it a client fills the server's memory with calls that it never finishes: gRPC reads the message of
 // a unary call before any interceptor runs, and holds as many as there are streams.
 //
-//   - A call that Admit refuses is refused by its headers; none of its message is read.
-//   - Until its message is read a call holds a flow-control window of it and not more.
+//   - A call that admit refuses is refused by its headers; its message is not read.
+//   - Until its message is read, a call holds at most one flow-control window of the message.
 //   - A message is read once it has arrived as a whole, or, if it is longer than that window allows, once its announced
 //     length is within the call's limit and was reserved from a budget.
 //   - A message that does not arrive in time ends its call, as does one that is over a bound.
@@ -129,10 +132,11 @@ func NewIntake(streams int, admit func(ctx context.Context, method string) (cont
 	}
 }
 
-// buffers holds what connections read. gRPC's own pool would give a frame of 5 KiB a buffer of 16.
+// buffers is the pool for the data that connections read. gRPC's default pool would use a buffer of 16 KiB for a frame
+// of 5 KiB.
 var buffers = mem.NewTieredBufferPool(256, 1<<10, 3<<9, 2<<10, 3<<10, 4<<10, 6<<10, 8<<10, 12<<10, 16<<10, 32<<10, 64<<10, 1<<20)
 
-// Settings are the options of the server. Credentials may be nil for plaintext.
+// Settings returns the options of a server behind i. Nil credentials mean plaintext.
 func (i *Intake) Settings(c credentials.TransportCredentials) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(metered{c, i}), grpc.InTapHandle(i.tap), grpc.ReadBufferSize(0), grpc.MaxHeaderListSize(MaxHeaders),
@@ -141,7 +145,7 @@ func (i *Intake) Settings(c credentials.TransportCredentials) []grpc.ServerOptio
 	}
 }
 
-// metered wraps the connections of other credentials, or of none.
+// metered wraps each connection that other credentials accept in a meter; nil credentials mean plaintext.
 type metered struct {
 	credentials.TransportCredentials
 	intake *Intake
@@ -211,7 +215,7 @@ type receiver struct {
 	Admission
 }
 
-// receiver makes the receiver of a call that has not been admitted. The call must be forgotten when it ends.
+// receiver returns the receiver of a call that has not been admitted yet. Call call.forget when the call ends.
 func (i *Intake) receiver(ctx context.Context, method string) (*receiver, error) {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
@@ -220,7 +224,8 @@ func (i *Intake) receiver(ctx context.Context, method string) (*receiver, error)
 	return &receiver{intake: i, method: method, call: c, from: network(ctx), begin: time.Now()}, nil
 }
 
-// network is the address of the other end of a call's connection; of IPv6 the first 64 bits, which one host has for itself.
+// network returns the client address of a call; of an IPv6 address the first 64 bits, since a host usually has a /64
+// for itself.
 func network(ctx context.Context) netip.Addr {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -261,8 +266,8 @@ func (r *receiver) admits(ctx context.Context, many bool) (_ context.Context, er
 	return ctx, err
 }
 
-// receive waits for the next message and reads it with recv. refused says that the error is not recv's. many says that the
-// client may send several messages, at its own pace.
+// receive waits for the next message and reads it with recv. refused is set if the error is not from recv. many is set
+// for a client stream, whose messages may come at any time.
 func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (refused bool, err error) {
 	length, ready := r.call.poll(small, many)
 	if !ready {
@@ -281,8 +286,9 @@ func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (r
 	return false, recv()
 }
 
-// wait waits until the fate of the next message is known. A message is given time from the headers of its call, one of many
-// from when it began: before that the call counts as idle.
+// wait waits until the next message can be read, or fails when its time is over. The time begins with the headers of
+// the call or, in a client stream, with the first byte of the message; before that byte the stream is idle and not
+// counted.
 func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 	counted, late := false, (<-chan time.Time)(nil)
 	for {
@@ -343,7 +349,7 @@ func (r *receiver) large(call context.Context, length int, recv func() error) (r
 		return true, err
 	}
 	received := make(chan error, 1)
-	// It ends when the call does, which it does when this returns.
+	// The goroutine ends when the call ends, which follows the return of large.
 	go func() {
 		defer done()
 		received <- recv()

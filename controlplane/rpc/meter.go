@@ -8,14 +8,15 @@ import (
 	"sync"
 )
 
-// meter is a connection to a gRPC server that follows the client's HTTP/2 frames (RFC 9113) while the server reads them,
-// in order to know of each call how much of its message has arrived.
+// meter is a net.Conn of a gRPC server. It parses the client's HTTP/2 frames (RFC 9113) while the server reads them,
+// and tracks how much of each call's message has arrived.
 //
 // A Read never returns bytes of two frames. So when the server's tap handle runs, the last HEADERS frame that was read is
 // that of the call which the tap handle is about.
 type meter struct {
 	net.Conn
-	// remote is the client's address, at a place in memory of its own: the intake finds the meter by it.
+	// remote is the client's address, in a copy that belongs to this connection: its pointer is the key of
+	// Intake.meters.
 	remote net.Addr
 	intake *Intake
 	in     *bufio.Reader
@@ -62,7 +63,7 @@ func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
 		Conn: conn, remote: ownAddr(conn.RemoteAddr()), intake: intake, in: bufio.NewReaderSize(conn, readAhead), preface: prefaceBytes,
 		calls: map[uint32]*call{}, release: release,
 	}
-	// gRPC drops a connection without closing what the handshake returned if it fails before it reads.
+	// If gRPC fails before it reads, it drops the connection without closing the net.Conn that the handshake returned.
 	runtime.AddCleanup(m, func(release func()) { release() }, release)
 	return m
 }
@@ -124,7 +125,7 @@ func (m *meter) Close() error {
 	return m.Conn.Close()
 }
 
-// begin takes the header of a frame.
+// begin processes the header of a frame.
 func (m *meter) begin(h []byte) {
 	m.head, m.left = frameHeader, int(h[0])<<16|int(h[1])<<8|int(h[2])
 	m.kind, m.flags, m.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&(1<<31-1)
@@ -136,8 +137,8 @@ func (m *meter) begin(h []byte) {
 			m.padding = -1
 		}
 	case frameHeaders:
-		// Registered here and not when the connection was made: from the first call on gRPC closes the connection.
-		// Not after Close: gRPC reads on what was buffered, and does not always close again.
+		// Register the meter at its first call, because gRPC reliably closes a connection only once it has had a call.
+		// Do not register it after Close: gRPC goes on reading buffered frames, and may not call Close again.
 		m.mu.Lock()
 		if !m.closed {
 			m.intake.meters.LoadOrStore(m.remote, m)
@@ -147,7 +148,7 @@ func (m *meter) begin(h []byte) {
 	}
 }
 
-// payload takes bytes of the payload, before they are subtracted from left.
+// payload processes bytes of the payload, before they are subtracted from left.
 func (m *meter) payload(b []byte) {
 	if m.current == nil || len(b) == 0 {
 		return
@@ -160,7 +161,7 @@ func (m *meter) payload(b []byte) {
 	m.current.arrive(b[:max(min(len(b), left-m.padding), 0)])
 }
 
-// end takes the end of a frame.
+// end processes the end of a frame.
 func (m *meter) end() {
 	switch {
 	case m.kind == frameReset:
@@ -223,7 +224,7 @@ type call struct {
 	changed chan struct{} // holds a token when one of the above has changed
 }
 
-// arrive takes bytes of the client's messages.
+// arrive processes bytes of the client's messages.
 func (c *call) arrive(b []byte) {
 	for len(b) > 0 {
 		if c.have < prefixBytes {
@@ -277,7 +278,7 @@ func (c *call) signal() {
 	}
 }
 
-// forget ends the following of the call.
+// forget stops tracking the call.
 func (c *call) forget() { c.meter.drop(c.stream) }
 
 // poll takes the next message if it can be read now; ready is false otherwise. length is 0 for a message that has arrived

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// openServices are the services of gRPC itself that everybody may call on a public port.
+// openServices lists gRPC's own services, which every caller may use on a public port.
 var openServices = []string{
 	healthv1.Health_ServiceDesc.ServiceName, reflectionv1.ServerReflection_ServiceDesc.ServiceName,
 	reflectionv1alpha.ServerReflection_ServiceDesc.ServiceName,
@@ -26,7 +26,7 @@ var openServices = []string{
 
 type provenKey struct{}
 
-// proven is the caller that prove has verified; nil when it has not.
+// proven returns the caller that prove has verified, or nil.
 func proven(ctx context.Context) *cloud.Caller {
 	c, _ := ctx.Value(provenKey{}).(*cloud.Caller)
 	return c
@@ -64,7 +64,8 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 	return ctx, a, nil
 }
 
-// holderOf is the org that a caller acts in, so that an org has no more for having many users; the caller when there is none.
+// holderOf returns the org that a caller acts in, so that the users of an org share one part of the budget. It returns the
+// user if there is no org.
 func holderOf(c *cloud.Caller) string {
 	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
 		return "org " + string(org)
@@ -72,7 +73,7 @@ func holderOf(c *cloud.Caller) string {
 	return "user " + string(c.User)
 }
 
-// max is a limit, but not more than that of the server.
+// max returns the smaller of limit and the server's limit.
 func (e *edge) max(limit int) int {
 	if e.opts.MaxMessage > 0 {
 		return min(limit, e.opts.MaxMessage)

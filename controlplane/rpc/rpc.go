@@ -3,12 +3,13 @@
 //
 // A service registers itself on the Server that New builds and returns fault.Faults. It knows no records and no service.
 //
-// Before any of that, an Intake bounds what callers can make a server hold: it refuses calls by their headers, and lets a
-// message be read only when it has arrived or fits a limit of its method and a budget. See Intake for the reasons.
+// Before a handler runs, an Intake bounds the memory that callers can make a server use: it refuses calls by their
+// headers, and lets a message be read only if it has arrived or fits its method's limit and a budget. See Intake for
+// the reasons.
 //
 // Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do not
-// read (unsent.go). SendMsg of such a stream waits until the client has taken what was sent before; a handler that sends a
-// Late holds no message meanwhile.
+// read (unsent.go). SendMsg of such a stream waits until the client has taken what was sent before; a handler that
+// sends a Late encodes its message only then.
 package rpc
 
 import (
@@ -65,8 +66,8 @@ type Options struct {
 	Credentials credentials.TransportCredentials
 	// CallerOf reads the caller from the connection, where there is no Verifier.
 	CallerOf func(context.Context) (*cloud.Caller, error)
-	// Certified says that callers without a certificate may only call the methods in Open, by their full names. For ports
-	// that have no Verifier and let such callers connect.
+	// Certified limits callers without a certificate to the methods in Open (full names). It is for ports without a
+	// Verifier that accept connections of such callers.
 	Certified bool
 	Open      []string
 	Log       *slog.Logger
@@ -79,7 +80,8 @@ type Options struct {
 	MaxMessage int
 	// Guest serves another protocol's methods beside ours; optional.
 	Guest *Guest
-	// Streams counts the streams of callers with tokens; the servers of a member share one. Its own when nil.
+	// Streams counts the streams of callers with tokens; the servers of a member share one. If nil, the server makes
+	// its own.
 	Streams *Streams
 }
 

@@ -11,7 +11,7 @@ import (
 // Server is a gRPC server behind an Intake.
 type Server struct {
 	*grpc.Server
-	intake *Intake // nil for a server whose listener lets nobody in without a certificate
+	intake *Intake // nil if the listener requires a client certificate
 }
 
 // NewServer makes a server with the settings and those of the Intake. Services must be registered on what it returns.
@@ -46,7 +46,8 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 // interceptor.
 func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-		// The interceptor makes the answer of a call that is refused here, counts it and tells the audit.
+		// Pass the refusal through the interceptor, which converts the error, counts the call and records it in the
+		// audit.
 		refuse := func(err error) (any, error) {
 			if interceptor == nil {
 				return nil, err

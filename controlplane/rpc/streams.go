@@ -20,10 +20,10 @@ const (
 	MaxPrincipalStreams = 128
 	// MaxProjectStreams bounds all principals that act in one project.
 	MaxProjectStreams = 256
-	// MaxOrgStreams bounds all projects of an org: an org makes as many projects as it likes.
+	// MaxOrgStreams bounds all projects of an org together, since an org can create many projects.
 	MaxOrgStreams = 1024
-	// MaxMemberStreams bounds the memory that idle streams cost a member: about 30 KiB each. Callers who govern the cloud
-	// are not bound by it, so that operators can work on a member that tenants have filled.
+	// MaxMemberStreams bounds the memory that idle streams cost a member: about 30 KiB each. It does not apply to
+	// operators (Caller.Governs), so that they can work on a member that tenants have filled.
 	MaxMemberStreams = 8192
 	// MaxOpenStreams bounds the streams of callers who are not authenticated (health, reflection, and calls that will be
 	// refused), and MaxAddressStreams those of them that come from one address; of IPv6 from
@@ -41,14 +41,14 @@ type Streams struct {
 	conns  map[string]*conn
 }
 
-// NewStreams makes the account of a member on which no stream is open.
+// NewStreams returns a Streams with no open streams.
 func NewStreams() *Streams {
 	s := &Streams{counts: map[scope]int{}, conns: map[string]*conn{}}
 	s.unsent.init(&s.mu)
 	return s
 }
 
-// scope is who or what has streams, and how many it may have.
+// scope is the key of a stream counter (such as a principal or a project) with its limit.
 type scope struct {
 	what, id string
 	most     int
@@ -64,7 +64,7 @@ func (s scope) full() error {
 		WithReason("TOO_MANY_STREAMS").With("limit", s.most).MayRetry()
 }
 
-// callerScopes bound a stream when it is opened, before its request is read.
+// callerScopes returns the scopes that count a stream when it is opened, before its request is read.
 func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	if c == nil || !c.Proven() {
 		return []scope{
@@ -79,7 +79,7 @@ func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	return scopes
 }
 
-// tenantScopes bound a stream when it is admitted for a tenant.
+// tenantScopes returns the scopes that count a stream when it is admitted for a tenant.
 func tenantScopes(t cloud.Tenant) (scopes []scope) {
 	if t.Project != "" {
 		scopes = append(scopes, scope{"project", t.String(), MaxProjectStreams})
@@ -115,7 +115,7 @@ func (s *Streams) giveBack(scopes []scope) {
 	}
 }
 
-// open is how many streams are open in a scope.
+// open returns the number of open streams in a scope.
 func (s *Streams) open(one scope) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,24 +19,24 @@ import (
 // whole, from the moment it is sent until its last byte was written to the connection, also after the handler has
 // returned. A message that several streams send counts for each of them.
 const (
-	// MaxOrgUnsent bounds the streams of one org, in bytes: a quarter of MaxUnsent, so that it takes four orgs to make
-	// the streams of others wait.
+	// MaxOrgUnsent bounds the streams of one org, in bytes. It is a quarter of MaxUnsent, so that fewer than four orgs
+	// cannot make the streams of others wait.
 	MaxOrgUnsent = 16 << 20
 	// MaxUnsent bounds all streams of a member, in bytes.
 	MaxUnsent = 64 << 20
-	// streamUnsent is how many bytes of earlier messages a stream may hold when it sends one more. It is below the
-	// 64 KiB after which gRPC itself makes a sender wait, where a token that ends could not end the stream.
+	// streamUnsent is how many bytes of earlier messages a stream may hold when it sends one more. It is below the 64
+	// KiB after which SendMsg blocks inside gRPC, where the stream could not be ended when its token becomes invalid.
 	streamUnsent = 32 << 10
-	// stallTime is how long a client may take nothing before its stream can be ended for others that wait.
+	// stallTime is how long a client may read nothing before its stream may be ended in favour of waiting streams.
 	stallTime = 5 * time.Second
-	// closeTime is how long the client of a stream that was ended has to take what the stream holds. Then its connection
+	// closeTime is how long the client of an ended stream may take to read the remaining messages; then its connection
 	// is closed.
 	closeTime = 2 * time.Second
-	// tidyEvery is how often streams that wait look for ones that have stalled.
+	// tidyEvery is the time between two searches for stalled streams while streams wait.
 	tidyEvery = 250 * time.Millisecond
 )
 
-// unsent is the account of the bytes that streams hold.
+// unsent counts the bytes that streams hold because their clients have not read them.
 type unsent struct {
 	mu    *sync.Mutex // guards all below
 	all   gate
@@ -49,7 +49,7 @@ func (u *unsent) init(mu *sync.Mutex) {
 	*u = unsent{mu: mu, all: gate{most: MaxUnsent}, orgs: map[string]*gate{}, flows: map[*flow]struct{}{}}
 }
 
-// gate lets senders pass while less than most bytes are unsent. Those that wait pass in order.
+// gate admits senders, in order, while fewer than most bytes are unsent.
 type gate struct {
 	org   string
 	most  int64
@@ -58,7 +58,8 @@ type gate struct {
 	queue []chan struct{}
 }
 
-// pass lets the first that waits pass, if there is room. One that passed calls it again when it has sent, or has not.
+// pass admits the first waiting sender if there is room. Each admitted sender calls pass again after it has sent, or
+// decided not to send.
 func (g *gate) pass() {
 	if g.used < g.most && len(g.queue) > 0 {
 		close(g.queue[0])
@@ -66,7 +67,7 @@ func (g *gate) pass() {
 	}
 }
 
-// flow is what one stream holds.
+// flow counts the unsent bytes of one stream.
 type flow struct {
 	s   *Streams
 	end context.CancelCauseFunc
@@ -103,7 +104,7 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 	return f
 }
 
-// bind makes the flow one of an org. Nothing was sent yet.
+// bind assigns the flow to an org. Call it before anything is sent.
 func (f *flow) bind(org string) {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -130,7 +131,7 @@ func (f *flow) leave() {
 	}
 }
 
-// close ends the account once the client has taken everything.
+// close removes the flow once the client has read everything.
 func (f *flow) close() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -240,7 +241,7 @@ func (f *flow) free(n int64) {
 	f.settle()
 }
 
-// tidy ends the streams that have stalled for longest, while others wait for what they hold.
+// tidy ends the streams that have stalled for longest, until the bytes that they hold suffice for the waiting streams.
 func (s *Streams) tidy() {
 	u := &s.unsent
 	u.mu.Lock()
@@ -314,14 +315,15 @@ func (m *Encoded) Data() []byte { return m.data }
 // Size is how many bytes the message occupies.
 func (m *Encoded) Size() int { return cap(m.data) }
 
-// Late is a message that is made when the client has taken the messages before it: a stream whose client does not read
-// holds none. SendMsg of a stream takes one.
+// Late makes a message when the client has read the previous ones, so that a stream whose client does not read holds no
+// message. Pass it to SendMsg.
 type Late func() (*Encoded, error)
 
 // outgoing is a message on its way: the codec hands its buffer to gRPC.
 type outgoing struct{ buffer mem.Buffer }
 
-// charge is what a message counts. It is released once: by gRPC, or when the connection is closed.
+// charge is the number of bytes that a message counts in its flow. It is released once: by gRPC, or when the connection
+// is closed.
 type charge struct {
 	flow *flow
 	n    int64
@@ -333,7 +335,7 @@ func (c *charge) Get(n int) *[]byte { b := make([]byte, n); return &b }
 // Put implements mem.BufferPool: the message was written, or will never be.
 func (c *charge) Put(*[]byte) { c.flow.release(c.n) }
 
-// SendMsg sends m once the client has taken what was sent before, but for streamUnsent bytes.
+// SendMsg sends m once at most streamUnsent bytes of earlier messages are unsent.
 func (s *stream) SendMsg(m any) error {
 	if s.flow == nil {
 		if late, ok := m.(Late); ok {
@@ -361,7 +363,7 @@ func (s *stream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, c)})
 }
 
-// encoded is m encoded; nil when that is the codec's affair.
+// encoded returns m encoded, or nil if the codec has to encode it.
 func encoded(m any) (*Encoded, error) {
 	switch m := m.(type) {
 	case Late:
@@ -372,7 +374,7 @@ func encoded(m any) (*Encoded, error) {
 	return nil, nil
 }
 
-// skip says that a stream that was ready sends nothing.
+// skip releases the turn that ready gave to a stream which then sends nothing.
 func (f *flow) skip() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 // unjudged is how long a stream goes on while this member cannot verify its token: it is cut off, or waits for a leader.
 const unjudged = 10 * time.Second
 
-// whileValid ends a stream with the reason as cause when the token that opened it ends, or when its holder may no longer
-// make the call that was admitted. Call stop when the stream has ended.
+// whileValid calls end with the reason when the token that opened the stream becomes invalid, or when its holder is no
+// longer authorized for the call. Call stop when the stream has ended.
 func (e *edge) whileValid(ctx context.Context, end context.CancelCauseFunc) (stop func(), err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token, err := auth.Bearer(md.Get("authorization")[0])

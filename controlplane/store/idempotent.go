@@ -15,7 +15,7 @@ import (
 const (
 	// KeepAnswers is how long an answer is given again (milliseconds).
 	KeepAnswers = 24 * 3600_000
-	// MaxAnswers are kept of a place; the oldest goes.
+	// MaxAnswers bounds the answers of a place. A new answer replaces the oldest.
 	MaxAnswers = 10_000
 )
 
@@ -23,11 +23,12 @@ type answer struct {
 	Body   [32]byte
 	Answer []byte
 	At     cloud.Time
-	// Turn is where the answer stands in the place's order of age.
+	// Turn is the answer's sequence number within its place.
 	Turn uint64
 }
 
-// turns counts a place's answers: those from First up to Next are kept, and those before Forgotten are not given again.
+// turns holds the sequence numbers of a place's answers: First (inclusive) to Next (exclusive) are stored, and those
+// below Forgotten are ignored.
 type turns struct {
 	First, Next uint64
 	Forgotten   uint64 `cbor:",omitempty"`
@@ -39,20 +40,19 @@ var (
 	answerTurns = NewTable[turns]("idem-turns")
 )
 
-// Place is whose answers push out each other's when there are MaxAnswers. Ids of orgs, projects and principals are apart: a
-// project with the id of an org shares nothing with it.
+// Place identifies the project, org or principal that stored answers belong to. Each place has MaxAnswers of its own. A
+// project and an org with the same ID are different places.
 type Place struct{ kind, id string }
 
-// InProject is the place of what belongs to a project, InOrg of what belongs to an org itself, OfPrincipal of what
-// belongs to neither.
+// InProject is the place of calls about a project, InOrg of calls about an org, and OfPrincipal of calls about neither.
 func InProject(id cloud.ProjectID) Place { return Place{"project", string(id)} }
 func InOrg(id cloud.OrgID) Place         { return Place{"org", string(id)} }
 func OfPrincipal(name string) Place      { return Place{"identity", name} }
 
-// path returns the part of the keys that names the place.
+// path returns the place as a part of the answers' keys.
 func (p Place) path() string { return p.kind + ":" + p.id }
 
-// bare returns the same as versions wrote it that did not tell projects from orgs.
+// bare returns path as earlier versions wrote it, which did not distinguish projects from orgs.
 func (p Place) bare() string {
 	switch {
 	case p.kind == "identity":
@@ -80,7 +80,8 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	}
 	kept, keptAt := stored, place
 	if kept == nil {
-		// An answer from before the kind was part of the place. Its id has the method, and no method is of two kinds.
+		// Look for an answer of an earlier version, whose place has no kind. Its ID covers the method, and each method
+		// has one kind.
 		keptAt = at.bare()
 		if kept, err = answers.Get(tx, keptAt, id); err != nil {
 			return out, false, err
@@ -109,7 +110,7 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, stored)
 }
 
-// current reports whether an answer of a place may be given again; nil may not.
+// current reports whether an answer is still valid: not nil, younger than KeepAnswers and not forgotten.
 func (a *answer) current(tx *Tx, place string) (bool, error) {
 	if a == nil || tx.Now()-a.At >= KeepAnswers {
 		return false, nil
@@ -118,8 +119,8 @@ func (a *answer) current(tx *Tx, place string) (bool, error) {
 	return err == nil && (t == nil || a.Turn >= t.Forgotten), err
 }
 
-// ForgetPlace makes Idempotent ignore every answer that is stored for a place now, because the place's ID is given to
-// something else. The answers are removed when they are old, as ever.
+// ForgetPlace makes Idempotent ignore every answer that is stored for a place now, because the ID is used for a new
+// project or org. The answers are deleted when they are older than KeepAnswers.
 func ForgetPlace(tx *Tx, place Place) error {
 	for _, path := range []string{place.path(), place.bare()} {
 		t, err := answerTurns.Get(tx, path)

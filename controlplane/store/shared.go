@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 )
 
-// Shared makes something of each change of a table once for all watches that come to it, however many they are: a message,
-// say. What it makes must not be changed.
+// Shared derives a value, such as an encoded message, from each change of a table, once for all watches. Callers must
+// not modify the values.
 type Shared[T, V any] struct {
 	store *Store
 	table Table[T]
@@ -23,14 +23,15 @@ type Shared[T, V any] struct {
 	bytes int
 }
 
-// madeKey is a change, or with current the record as that change left it.
+// madeKey identifies a change of a record by key and revision. With current set it identifies the record as of that
+// revision.
 type madeKey struct {
 	key      string
 	revision int64
 	current  bool
 }
 
-// made is what was made of a change.
+// made is a cache entry: the value derived from a change.
 type made[V any] struct {
 	key   madeKey
 	ready chan struct{} // closed when the fields below are set
@@ -40,22 +41,22 @@ type made[V any] struct {
 	place *list.Element
 }
 
-// NewShared shares what f makes of changes. f also says how many bytes that occupies; the last used ones are kept up to
-// most bytes.
+// NewShared returns a Shared whose values are made by f, which also returns the size of the value in bytes. The cache
+// keeps the last used values, up to most bytes.
 func NewShared[T, V any](s *Store, t Table[T], most int, f func(Change[T]) (V, int, error)) *Shared[T, V] {
 	return &Shared[T, V]{store: s, table: t, make: f, most: most, made: map[madeKey]*made[V]{}}
 }
 
 // SharedChange is one change of a record that a SharedWatch follows. It holds no record.
 type SharedChange[V any] struct {
-	// Deleted says that the record is gone.
+	// Deleted is set if the change deleted the record.
 	Deleted bool
-	// Value returns what was made of the change. It reads the record when no other watch has done so lately, and fails
-	// with OutOfRange when the history from there is no longer kept.
+	// Value returns the value derived from the change. Unless the value is cached it reads the record, and returns
+	// OutOfRange if that revision has been compacted.
 	Value func() (V, error)
 }
 
-// SharedWatch follows one record. Close it.
+// SharedWatch follows one record. Call Close when done.
 type SharedWatch[T, V any] struct {
 	shared  *Shared[T, V]
 	watcher *mvcc.Watcher
@@ -74,8 +75,8 @@ func (c *Shared[T, V]) WatchOne(from int64, path ...string) *SharedWatch[T, V] {
 // Close ends the watch; a Next that waits returns.
 func (w *SharedWatch[T, V]) Close() { w.watcher.Close() }
 
-// Next waits for changes and returns them in log order. OutOfRange when the reader is too far behind: read again and watch
-// from there.
+// Next waits for changes and returns them in log order. It returns OutOfRange if the next change has been compacted:
+// read the record again and watch from the revision of that read.
 func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error) {
 	batch, err := w.watcher.Next(ctx)
 	if err != nil {
@@ -103,8 +104,8 @@ func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error)
 	return out, nil
 }
 
-// Current returns what is made of the record as v shows it, as if it had been changed to what it was before: Before and
-// Value are the same. The record must be there.
+// Current returns the value derived from the record as of v, from a Change whose Before and Value are both the record.
+// It returns an error if the record does not exist.
 func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), error) {
 	key := c.table.key(path)
 	kv, ok, err := v.snap.Get(key)
@@ -124,7 +125,7 @@ func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), erro
 	}, nil
 }
 
-// at reads and decodes the record as it was at a revision at which it was there.
+// at reads and decodes the record as of a revision at which it exists.
 func (c *Shared[T, V]) at(snap *mvcc.Snapshot, key string, revision int64) (*T, error) {
 	found, err := snap.Range(mvcc.RangeOptions{Key: []byte(key), Revision: revision})
 	if err != nil {
@@ -136,7 +137,7 @@ func (c *Shared[T, V]) at(snap *mvcc.Snapshot, key string, revision int64) (*T, 
 	return c.table.decode(found.KVs[0].Key, found.KVs[0].Value)
 }
 
-// get returns what was made of a change, and makes it if nobody has.
+// get returns the value derived from a change, from the cache or by running read and f.
 func (c *Shared[T, V]) get(key madeKey, read func(*mvcc.Snapshot) (Change[T], error)) (V, error) {
 	c.mu.Lock()
 	m := c.made[key]
@@ -162,7 +163,7 @@ func (c *Shared[T, V]) get(key madeKey, read func(*mvcc.Snapshot) (Change[T], er
 	return m.value, m.err
 }
 
-// keep keeps m for others, unless it failed, and lets go of those that were not used for longest.
+// keep adds m to the cache unless it failed, and evicts the least recently used values.
 func (c *Shared[T, V]) keep(m *made[V]) {
 	defer close(m.ready)
 	c.mu.Lock()

@@ -45,8 +45,9 @@ type Options struct {
 	PageKey []byte
 	// Stamp may add to an update that writes, before it is committed, on whose behalf it is. Optional.
 	Stamp func(context.Context, *Tx)
-	// Spend is asked before an update of so many bytes is proposed; its error is that of the update, which then has done
-	// nothing. An update that meets a conflict asks again, because each attempt is an entry of the log. Optional.
+	// Spend is called with the size of an update in bytes before the update is proposed. If it returns an error, the
+	// update fails with that error and changes nothing. A retry after a conflict calls it again, because each attempt
+	// is a log entry. Optional.
 	Spend func(ctx context.Context, bytes int) error
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time

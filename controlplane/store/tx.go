@@ -129,8 +129,8 @@ func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: val
 
 func (tx *Tx) delete(key []byte) { tx.writes[string(key)] = write{delete: true} }
 
-// DropUnchanged forgets the writes that would store what is stored already, so that an update which changes nothing has no
-// entry in the log and no record in the audit. What was read stays a condition of the commit.
+// DropUnchanged drops the writes whose value is already stored, so that an update without changes has no log entry and
+// no audit record. The keys that were read are still checked for conflicts at commit.
 func (tx *Tx) DropUnchanged() error {
 	for key, w := range tx.writes {
 		kv, there, err := tx.snap.Get([]byte(key))

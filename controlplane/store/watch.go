@@ -16,8 +16,8 @@ type Change[T any] struct {
 	Revision int64
 }
 
-// watchBytes is about how much of keys and values a watch reads at a time: what a watch whose reader waits keeps in memory,
-// beside the same decoded. Thousands of streams may wait for their clients.
+// watchBytes is the approximate size of keys and values in one batch of a watch. A watch whose reader is slow holds one
+// batch and its decoded form; there may be thousands of such watches.
 const watchBytes = 16 << 10
 
 // Watch follows the records below a path. Close it.

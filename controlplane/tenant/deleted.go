@@ -13,22 +13,22 @@ import (
 
 const (
 	// ReserveFor is how long (milliseconds) the ID of a deleted project is reserved for the org that had it: long enough to
-	// notice a mistaken deletion, and short enough that nobody blocks another org's name for good. It is longer than every
-	// token lives.
+	// notice a mistaken deletion, and short enough that nobody blocks another org's name for good. It is longer than
+	// the lifetime of any token.
 	ReserveFor = 30 * 24 * 3600_000
-	// MaxReserved is how many IDs of deleted projects, the newest, are reserved for an org.
+	// MaxReserved bounds the IDs reserved for an org: the most recently deleted ones.
 	MaxReserved = 100
 )
 
-// deleted has a row for each reserved ID, in order of deletion: project-deleted/<org>/<when>/<project>.
+// deleted is an index of the reserved IDs, in order of deletion: project-deleted/<org>/<when>/<project>.
 var deleted = store.NewTable[struct{}]("project-deleted")
 
 func (p *Project) row() []string {
 	return []string{string(p.Org), fmt.Sprintf("%016x", max(p.DeletedAt, 0)), string(p.ID)}
 }
 
-// reserve marks a project as deleted and keeps its ID for its org. Past MaxReserved the ID that was reserved first
-// becomes free.
+// reserve marks a project as deleted and keeps its ID for its org. If the org then has more than MaxReserved, the ID
+// that was reserved first becomes free.
 func reserve(tx *store.Tx, p *Project) error {
 	p.DeletedAt = max(tx.Now(), cloud.Time(p.Incarnation))
 	Projects.Put(tx, p, string(p.ID))
@@ -66,8 +66,8 @@ func release(tx *store.Tx, row []string) error {
 	return nil
 }
 
-// claim returns the incarnation that a new project under an ID has, or AlreadyExists when the ID is taken. The error does
-// not tell whether another org has or had the ID, nor which.
+// claim returns the incarnation for a new project, or AlreadyExists if the ID is taken. The error does not reveal
+// whether another org has or had the ID, or which org.
 func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 	p, err := Projects.Get(tx, string(t.Project))
 	if err != nil {

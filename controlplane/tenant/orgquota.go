@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// DefaultProjects is how many projects an org may have when its quota does not say: enough for a department, and few
-// enough that an org:admin cannot fill the records.
+// DefaultProjects is the limit of projects of an org whose quota sets none: enough for a department, and too few for an
+// org:admin to fill the members' disks.
 const DefaultProjects = 100
 
 // orgProjects are the projects of an org, the one kind that only an org has.
@@ -41,9 +41,9 @@ func (q *Quota) checkProject() error {
 	return nil
 }
 
-// takeOfOrg adds more to what an org's projects use together and subtracts less, if the org's quota allows it. Kinds that
-// the quota does not limit are not summed for the org, so that creating VMs in its projects does not contend for a record
-// that nobody needs.
+// takeOfOrg adds more to the usage of an org and subtracts less from it, if the org's quota allows it. It keeps no
+// usage record for kinds that the quota does not limit, so that creating VMs in its projects does not contend for that
+// record.
 func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, counted Counted) error {
 	q, err := OrgQuotaOf(tx, id)
 	if err != nil {
@@ -68,7 +68,7 @@ func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, count
 	return nil
 }
 
-// giveToOrg subtracts less from what an org uses. Where no sum is recorded yet, nothing is written.
+// giveToOrg subtracts less from the usage of an org. If no usage is recorded, it writes nothing.
 func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	used, err := orgUsages.Get(tx, string(id), string(kind))
 	if err != nil || used == nil {
@@ -141,8 +141,8 @@ func OrgQuotaOf(r store.Reader, id cloud.OrgID) (Quota, error) {
 	return *q, nil
 }
 
-// SetOrgQuota replaces the quota of an org that exists. Sums of what it does not limit any more are dropped, because
-// nothing keeps them right from now on.
+// SetOrgQuota replaces the quota of an org that exists. It deletes the usage records of kinds that the quota no longer
+// limits, because they are no longer updated.
 func SetOrgQuota(tx *store.Tx, id cloud.OrgID, q Quota) error {
 	o, err := FindOrg(tx, id)
 	if err != nil {

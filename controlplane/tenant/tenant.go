@@ -12,8 +12,8 @@
 //     incarnation of their project, so those of an earlier one do not match it.
 //   - An absent limit limits nothing, 0 allows none. A limit below what is there takes nothing away; only what would add
 //     to it is refused.
-//   - An org has a quota too, which its projects share: without one, who may create projects escapes those of projects.
-//     The number of an org's projects is always limited.
+//   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
+//     creating more projects. The number of an org's projects is always limited.
 //   - Usage is counted in records of its own, one a project and kind of thing, so that making an image and making a VM do
 //     not get in each other's way. Where there is none yet, it is counted from the things themselves. An org has such a
 //     record for a kind that its quota limits; where there is none yet, it is summed from those of the projects.
@@ -49,8 +49,8 @@ type Project struct {
 	CreatedAt cloud.Time
 	// DeletedAt is 0 while it is there.
 	DeletedAt cloud.Time `cbor:",omitempty"`
-	// Incarnation tells the projects that have had this ID apart. It is the time of creation, later than that of every
-	// earlier project of the ID, or 0 for a project that was created before there were incarnations.
+	// Incarnation distinguishes successive projects with this ID. It is the time of creation, later than that of each
+	// earlier project of the ID, or 0 for a project created before there were incarnations.
 	Incarnation cloud.Incarnation `cbor:",omitempty"`
 }
 

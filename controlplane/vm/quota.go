@@ -25,7 +25,7 @@ func Holds(r store.Reader, t cloud.Tenant) error {
 	return fault.New(fault.FailedPrecondition, "project %s has VM %s: delete its VMs first", t.Project, found[0].Value.Name)
 }
 
-// count takes what a VM needs more than before from the quotas of its project and its org.
+// count charges the additional resources that a VM needs to the quotas of its project and its org.
 func count(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
 	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := VMs.List(tx, 0, string(p))

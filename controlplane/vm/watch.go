@@ -28,10 +28,10 @@ type Event struct {
 	At   cloud.Time
 }
 
-// eventBytes is how much of the newest messages about VMs is kept for watches that come to them later, in bytes.
+// eventBytes bounds the cache of encoded VM events, in bytes.
 const eventBytes = 16 << 20
 
-// messages are the events of all VMs as WatchVm sends them: each is made once, for all who watch its VM.
+// messages caches the encoded WatchVm events of all VMs. Each event is encoded once for all watches of its VM.
 type messages = store.Shared[cloud.VM, *rpc.Encoded]
 
 func newMessages(s *store.Store) *messages {
@@ -44,9 +44,9 @@ func newMessages(s *store.Store) *messages {
 	})
 }
 
-// Watch sends the VM as it is, then one event for each commit, in log order, until it is deleted or ctx ends. Each event
-// is a VmEvent that send can make when it has room for it: until then the watch keeps no record. A reader that falls
-// behind the kept history gets OutOfRange and reads again.
+// Watch sends the VM as it is, then one event for each commit, in log order, until it is deleted or ctx ends. Each
+// event is passed to send as an rpc.Late, which encodes the VmEvent when the stream can send it; until then the watch
+// holds no record. A reader that falls behind the kept history gets OutOfRange and reads again.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Late) error) error {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return err

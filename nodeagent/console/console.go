@@ -14,9 +14,10 @@
 //     the guest. QEMU writes its serial port's log to a descriptor (a chardev's logfile), and ignores errors of it.
 //   - Only a running agent trims. While none runs, a guest that prints without pause makes the file grow (170 KiB/s was
 //     measured through QEMU's serial port, under TCG): a host's service manager must restart its agent, for this too.
-//   - A file stays shorter than the file size limit of its writer, by far: a write beyond that is lost. At [Longest] its
-//     beginning is removed (fallocate's collapse, of ext4 and xfs; elsewhere all of it), also while it is written. A reader
-//     that follows it then gets once more what is kept.
+//   - A file stays far below the file size limit of its writer, beyond which writes are lost. At [Longest] the agent
+//     removes the beginning of the file, also while it is being written, with fallocate's FALLOC_FL_COLLAPSE_RANGE on
+//     ext4 and xfs; on other file systems it removes the whole content. A reader that follows the file then receives
+//     the remaining content again.
 //   - Where the file system cannot punch holes (ext4, xfs, btrfs and tmpfs can), a file that is twice as long as what is
 //     kept is emptied: bounded first, complete second.
 //   - Readers poll, every 20 to 250 ms and only while somebody reads: the kernel grants a user 128 inotify instances,
@@ -44,7 +45,8 @@ const (
 	// slack is how much more than it should a file may occupy before it is trimmed.
 	slack = 128 << 10
 
-	// Longest is the length, in bytes, at which a file is cut to what is kept: hours of a guest that prints without pause.
+	// Longest is the length, in bytes, at which the beginning of a file is removed: hours of output of a guest that
+	// prints without pause.
 	Longest = 512 << 20
 )
 
@@ -143,8 +145,8 @@ func punch(f *os.File, to int64) error {
 	}
 }
 
-// collapse removes whole blocks from the beginning of f, at most to bytes. What follows moves up; a program that appends to
-// f goes on at its new end.
+// collapse removes at most to bytes, in whole blocks, from the beginning of f. The rest moves to offset 0; a program
+// that appends to f continues at the new end.
 func collapse(f *os.File, to int64) error {
 	// Blocks, and clusters of them, have powers of two up to this size.
 	const align = 64 << 10

@@ -1,8 +1,8 @@
 // Package metrics shows what the agent does and what its guests use: GET /metrics for Prometheus, GET /health for
 // programs that restart others.
 //
-// Requests need no credential, so those of a web page are refused whose name was rebound to this host's address: a
-// request must name an IP address, localhost, or one of the host's own names.
+// Requests need no credential. To block DNS rebinding by web pages, the Host header of a request must be an IP address,
+// localhost, or one of the host's own names.
 //
 // It asks when it is asked and keeps nothing; where the figures come from is a [Sources] of functions. Only ids of VMs
 // are labels here, no names: an id says nothing to a reader who may not see the VM.

@@ -50,8 +50,9 @@ func (o object) String() string {
 // Argv is QEMU's whole command line for a guest, program included. It is a pure function: equal specs give equal
 // arguments, which is what live migration and a comparison by hand rest on. The error wraps [ErrInvalid].
 //
-// Strings of a tenant's appear in one place only: disk ids, which [Spec.Validate] limits to [a-z0-9-], are JSON strings. The
-// command line of the kernel is no argument, which every user of the host could read: see [Process.configure].
+// Strings of a tenant's appear in one place only: disk ids, which [Spec.Validate] limits to [a-z0-9-], are JSON
+// strings. The kernel's command line is not an argument of QEMU, because every user of the host can read arguments: see
+// [Process.configure].
 func Argv(program string, s Spec) ([]string, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err

@@ -8,14 +8,14 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// preconfig is the option by which QEMU waits, before it makes the machine, for what configure says.
+// preconfig is the option that makes QEMU wait for QMP commands (see configure) before it creates the machine.
 const preconfig = "-preconfig"
 
-// configure hands over the kernel's command line and lets QEMU make the machine, unless it has. The command line is a
-// tenant's and may hold secrets; as an argument (-append) every user of the host could read it in /proc. QEMU's own
-// configuration files (-readconfig) take no values above 1 KiB, nor quotation marks.
+// configure passes the kernel's command line to QEMU and lets QEMU create the machine, unless QEMU has created it
+// already. The command line comes from the tenant and may hold secrets; as an argument (-append) every user of the host
+// could read it in /proc. QEMU's own configuration files (-readconfig) take no values above 1 KiB, nor quotation marks.
 //
-// A QEMU that was started without preconfig, as one without a command line is, needs none of this.
+// It does nothing for a QEMU without a kernel command line, which is started without preconfig.
 func (p *Process) configure(ctx context.Context) error {
 	if p.whole.Load() || !slices.Contains(p.record.Argv, preconfig) {
 		return nil

@@ -180,7 +180,7 @@ var (
 	lostStart     = Exit{Crashed, "the agent was restarted while QEMU was being started"}
 )
 
-// flooded is the end of a QEMU that filled its logs.
+// flooded is the Exit of a QEMU that was killed because its logs grew too fast.
 var flooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
 
 const outOfMemory = "QEMU exceeded its memory limit and was ended by the host"

@@ -39,7 +39,8 @@ type Files struct {
 type Layers struct {
 	Overlay *os.File // QCOW2; open for reading and writing, or for reading alone if the disk is read-only
 	Base    *os.File // of the format that the Spec says; open for reading alone; nil for a blank disk
-	// Size is what the guest sees, in bytes: the assignment's figure, since what the overlay says is QEMU's to change.
+	// Size is the disk's virtual size in bytes, from the assignment: QEMU could change the size in the overlay's
+	// header.
 	Size uint64
 }
 
@@ -154,12 +155,12 @@ func (f Files) ordered(s Spec) ([]*os.File, error) {
 	return out, nil
 }
 
-// minFileBytes is the least file size limit, in bytes: a guest without a large disk has logs too. It is twice
-// console.Longest, so that the limit is never what an honest guest's log meets first.
+// minFileBytes is the least file size limit, in bytes, for the logs of a guest without large disks. It is twice
+// console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
 const minFileBytes = 2 * console.Longest
 
-// limit is the file size limit (RLIMIT_FSIZE) that QEMU gets: an intruder in it can fill no more of the host's disk than
-// the guest's disks may take, and as much again for each of its two logs while no agent runs.
+// limit returns QEMU's file size limit (RLIMIT_FSIZE). It bounds how much of the host's disk a compromised QEMU can
+// fill: what the guest's disks may use, and as much again for each of its two logs while no agent runs.
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
 // clusters that a crash leaked. A write beyond is refused with EFBIG, which stops the guest as a full disk does. The limit

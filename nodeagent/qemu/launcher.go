@@ -85,7 +85,8 @@ func launch(in *os.File) error {
 			return os.NewSyscallError("setrlimit", err)
 		}
 	}
-	// A write beyond the file size limit is then an error and not the end of QEMU: the guest is stopped, and a log misses it.
+	// A write beyond the file size limit then fails with EFBIG instead of killing QEMU: for a disk the guest is paused,
+	// and a log loses the write.
 	signals.Ignore(unix.SIGXFSZ)
 	unix.Umask(0o077)
 	// Those that are not QEMU's close when it begins; the status pipe among them tells the agent so.
@@ -110,8 +111,8 @@ func enter(file string) error {
 
 // dropRights acts on this thread alone, by raw system calls: the others end with execve.
 func dropRights(uid int) error {
-	// Without a bounding set no file gives a capability, whatever becomes of no_new_privs. An agent without CAP_SETPCAP, as
-	// under a unit of before, goes without this.
+	// With an empty bounding set no executable can gain capabilities, even if no_new_privs were not set. An agent
+	// without CAP_SETPCAP, as under an older unit file, skips this step.
 	for c := uintptr(0); ; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 || errors.Is(err, unix.EPERM) {
@@ -177,7 +178,7 @@ func (p *plan) view() error {
 	return nil
 }
 
-// bind shows a directory or file of the host at another place, for reading only, or with code set for executing too.
+// bind bind-mounts a directory or file of the host read-only and, unless code is set, noexec.
 func bind(from, to string, dir, code bool) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err

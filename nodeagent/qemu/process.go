@@ -97,7 +97,7 @@ func (p *Process) greet(ctx context.Context) error {
 		p.tasks.Go(p.follow)
 		return nil
 	}
-	// A monitor that closes is the first sign of the end, whose reason comes a moment later.
+	// When the monitor closes, QEMU is ending: wait a moment for its exit status.
 	late, stop := context.WithTimeout(context.Background(), endingTimeout)
 	defer stop()
 	select {
@@ -214,8 +214,7 @@ func reap(pid int) (unix.WaitStatus, bool) {
 	return status, err == nil && got == pid
 }
 
-// trim bounds what guest and QEMU may write, and ends a QEMU that writes its logs faster than one can that does what it
-// should.
+// trim bounds the logs of guest and QEMU, and kills a QEMU that writes its logs faster than a guest's console can.
 func (p *Process) trim() {
 	logs := []*console.Log{p.home.Console(), p.home.stderr()}
 	seen := []growth{lengthOf(logs[0]), lengthOf(logs[1])}
@@ -240,15 +239,15 @@ func (p *Process) trim() {
 	}
 }
 
-// A log that grows by more than floodBytes between two looks, at more than floodRate bytes a second, is not a guest's
-// console: an emulated serial port carries less than 1 MB a second.
+// A log that grows between two measurements by more than floodBytes, and faster than floodRate bytes a second, is not a
+// guest's console output: an emulated serial port carries less than 1 MB a second.
 const (
 	floodBytes = 32 << 20
 	floodRate  = 4 << 20
 )
 
-// growth is the length of a log at a time; zero when it could not be read. What was written while no agent ran says
-// nothing of how fast.
+// growth is the measured length of a log and its time; zero if the length could not be read. Data written while no
+// agent ran is not used to compute a rate.
 type growth struct {
 	length int64
 	at     time.Time
@@ -272,16 +271,16 @@ func (p *Process) endFlood() {
 	p.mu.Lock()
 	if p.exit.Reason == "" {
 		p.exit = flooded
-		// Should this fail, the next Adopt comes to a conclusion of its own.
+		// If the write fails, the next Adopt determines the reason of the exit again.
 		_ = p.home.write("exit.json", p.exit)
 	}
 	p.mu.Unlock()
 	_ = p.killNow(p.life)
 }
 
-// eventRate and eventBurst bound how many of QEMU's events are acted on, per second: each may lead to a question to QEMU and
-// wakes the loop of the VM. An honest QEMU sends a few a minute. Events that are too many drop out of the connection's
-// log, and QEMU is asked for its state once instead.
+// eventRate and eventBurst bound how many of QEMU's events are handled, per second: each may cause a QMP query and
+// wakes the VM's reconcile loop. A normal QEMU sends a few a minute. Excess events are dropped from the connection's
+// log, and QEMU is queried for its state once instead.
 const eventRate, eventBurst = 20, 200
 
 // follow reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
@@ -370,7 +369,7 @@ func (p *Process) Status(ctx context.Context) (Status, error) {
 
 // Cont lets the guest run: for the first time, or after an error of a disk.
 func (p *Process) Cont(ctx context.Context) error {
-	// An agent may have ended before it did this.
+	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err
 	}

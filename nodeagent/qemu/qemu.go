@@ -35,8 +35,8 @@
 //     a guest does not find its second disk elsewhere because the first was detached.
 //   - cache NONE opens the overlay past the host's page cache, but never the image beneath: it is read-only, and many
 //     VMs share it.
-//   - A kernel's command line is handed over by QMP before the machine is made (-preconfig, x-exit-preconfig): arguments
-//     can be read by every user of the host.
+//   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),
+//     because every user of the host can read arguments.
 //   - 256 and more vCPUs need an interrupt remapping that the other accelerator lacks: KVM only.
 //   - /dev/kvm is a node of the VM's own, owned by its uid, since QEMU 7.2 cannot be given a descriptor for it.
 package qemu

@@ -23,7 +23,8 @@
 //
 //   - Only the reader goroutine ends a connection, and it never waits for a consumer: events go to a bounded log that
 //     every subscriber reads at its own pace, replies to a slot of their own.
-//   - A storm of events is read slowly (pace.go), so that a QEMU that somebody has broken into costs its host little.
+//   - Events are read at a limited rate (pace.go), so that a compromised QEMU that sends events without pause uses
+//     little CPU of the host.
 //   - Input that is not QMP ends the connection. Whoever cannot read a stream should not guess where it goes on.
 //   - With out-of-band execution on, QEMU reads ahead, and a second descriptor that arrives before the first command ran
 //     replaces the first: QEMU 7.2 then files the wrong file under the right name and reports success. Commands that
@@ -224,7 +225,7 @@ func (c *Conn) doom(cause error) {
 	}
 }
 
-// ending notes why the connection is about to end, and reports whether this is the first reason. Called with mu held.
+// ending sets the reason why the connection ends, and reports whether it is the first reason. The caller holds mu.
 func (c *Conn) ending(cause error) bool {
 	if c.cause != nil {
 		return false
@@ -274,8 +275,8 @@ func (c *Conn) read() {
 	}
 }
 
-// take reads one message and puts it where it belongs, without ever waiting for anyone but QEMU. asked tells a greeting, or
-// an answer that a command waits for, from all else.
+// take reads one message and delivers it. It never blocks except for reading from QEMU. asked is set for a greeting and
+// for an answer that a command waits for.
 func (c *Conn) take(in *lines) (asked bool, err error) {
 	line, err := in.next()
 	if err != nil {

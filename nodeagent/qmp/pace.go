@@ -7,8 +7,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How fast a connection is read, at most. A QEMU that somebody has broken into can send events without pause; reading
-// them all would take a core of the host. QEMU itself sends most events at most once a second.
+// Limits of the rate at which a connection is read. A compromised QEMU can send events without pause, and reading them
+// all would use a core of the host. A normal QEMU sends most events at most once a second.
 const (
 	// messageRate and messageBurst bound the messages that answer no command: events, and replies to nothing.
 	messageRate, messageBurst = 1000, 4000
@@ -18,12 +18,12 @@ const (
 	minPause = 20 * time.Millisecond
 )
 
-// pacedReader reads a connection no faster than its limits. What is not read waits in QEMU. An answer that a command waits
-// for comes after what QEMU sent before it, so the command's deadline bounds that wait.
+// pacedReader reads a connection at a limited rate. Unread data stays in the socket and in QEMU. The answer to a
+// command arrives after earlier messages, so the command's deadline includes the time to read these.
 type pacedReader struct {
 	nc              net.Conn
 	messages, bytes *rate.Limiter
-	// hurry ends pauses, and lets there be no more, when the connection is about to end.
+	// hurry is closed when the connection is about to end; then there are no more pauses.
 	hurry <-chan struct{}
 }
 
@@ -45,7 +45,8 @@ func (r *pacedReader) Read(p []byte) (int, error) {
 // unasked is to be called after each message that answers no command.
 func (r *pacedReader) unasked() { r.spend(r.messages, 1) }
 
-// spend takes n from a limiter, and pauses until the limiter has had them, when that is worth a pause.
+// spend takes n tokens from a limiter, and pauses until they are available, unless the pause would be shorter than
+// minPause.
 func (r *pacedReader) spend(l *rate.Limiter, n int) {
 	now := time.Now()
 	pause := l.ReserveN(now, n).DelayFrom(now)

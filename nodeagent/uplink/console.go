@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// consolesAtOnce is how many consoles are sent at the same time: as many as the control plane asks for. It sees to it
-	// that no tenant has more than a part of them.
+	// consolesAtOnce is how many consoles are sent at the same time: as many as the control plane asks for. The control
+	// plane limits each tenant to a part of them.
 	consolesAtOnce = 64
 	// consoleChunk bounds one message, in bytes.
 	consoleChunk = 32 << 10

@@ -22,8 +22,8 @@ import (
 const (
 	// reportAll is how often everything is sent again, changed or not.
 	reportAll = 30 * time.Second
-	// reportBatch is how many observations go into one message, and reportBytes how many bytes of them, of which the last
-	// observation may be more: a member takes 1,000 and 1 MiB.
+	// reportBatch bounds the observations in one message, and reportBytes their size in bytes, which the last
+	// observation may exceed. A member accepts at most 1,000 observations and 1 MiB.
 	reportBatch = 100
 	reportBytes = 256 << 10
 	// reportErrorBytes is how much of an error is sent. A member keeps 1 KiB.

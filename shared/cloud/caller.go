@@ -51,11 +51,11 @@ type Binding struct {
 	Role    Role
 	Org     OrgID     `cbor:",omitempty"`
 	Project ProjectID `cbor:",omitempty"`
-	// Incarnation is that of the project: the binding gives nothing in a later project of the same ID.
+	// Incarnation is the incarnation of the project. The binding grants nothing in a later project of the same ID.
 	Incarnation Incarnation `cbor:",omitempty"`
 }
 
-// Same reports whether both give the same role at the same place, whatever the incarnation of its project.
+// Same reports whether both bindings have the same role, org and project, ignoring the incarnation.
 func (b Binding) Same(other Binding) bool {
 	b.Incarnation = other.Incarnation
 	return b == other
@@ -139,17 +139,17 @@ func (c *Caller) Name() string {
 	return string(c.User)
 }
 
-// Reaches reports whether the caller holds any role that covers a place: an org, where a role in one of its projects is
-// enough, or a project. A role without a place covers every place. An unproven caller reaches nothing.
+// Reaches reports whether the caller has a role in a project or, if at names only an org, in the org or one of its
+// projects. A role for the whole cloud counts for every tenant. It is false for an unauthenticated caller.
 func (c *Caller) Reaches(at Tenant) bool {
 	return c.Proven() && slices.ContainsFunc(c.Bindings, func(b Binding) bool {
 		return b.Org == "" || b.Org == at.Org && (at.Project == "" || b.Project == "" || b.Project == at.Project)
 	})
 }
 
-// ProjectIn returns the project of an org that the caller acts in: that of the token, else the one that the call chooses,
-// else the default one there. It is empty when there is none, or several and no default. Whether a project that an
-// org:admin chooses is in the org is for the caller of ProjectIn to check.
+// ProjectIn returns the project of a call within an org: the project of the token's scope, else of the call's metadata,
+// else the default project. It returns "" if there is none, or several and no default. It does not check that a project
+// chosen by an org:admin is in the org.
 func (c *Caller) ProjectIn(org OrgID) ProjectID {
 	if c.Scope.Project != "" {
 		if c.Scope.Org == org {

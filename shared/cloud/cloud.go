@@ -28,8 +28,8 @@ type (
 // Time is Unix milliseconds.
 type Time = int64
 
-// Incarnation tells the projects that have had the same ID apart. No two of them have the same; 0 is that of a project
-// that was created before there were incarnations.
+// Incarnation distinguishes successive projects with the same ID: each has a different one. It is 0 for a project
+// created before there were incarnations.
 type Incarnation int64
 
 var (

@@ -2,9 +2,9 @@ package cloud
 
 import "slices"
 
-// Defaults are the places that calls and tokens mean which name none. The first role in an org makes that org the default
-// one, the first role in a project makes that project the default one, of its org and of all. A default stays for as long
-// as its user has a role there, so that an added role never changes what a token in use means.
+// Defaults are the tenants of calls and tokens that name none. The first role in an org makes that org the default org.
+// The first role in a project makes it the default project, of its org and of the user. A default stays as long as the
+// user has a role there, so that an additional role never changes the tenant of a token in use.
 type Defaults struct {
 	Org     OrgID  `cbor:",omitempty"`
 	Project Tenant `cbor:",omitzero"`
@@ -12,8 +12,8 @@ type Defaults struct {
 	Projects []Tenant `cbor:",omitempty"`
 }
 
-// Settle returns the defaults of a user with these roles. A default with a role stays. Where there is none, the only place
-// with a role becomes the default; of several none does.
+// Settle returns the defaults of a user with these roles. A default in which the user has a role stays. Without a
+// default, the only org or project with a role becomes the default; if there are several, there is none.
 func (d Defaults) Settle(all []Binding) (out Defaults) {
 	orgs, projects := OrgsOf(all), ProjectsOf(all, "")
 	out.Org, _ = Prefer(orgs, d.Org)

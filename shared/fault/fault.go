@@ -36,8 +36,8 @@ const (
 	MethodNotAllowed
 	// BadGateway is a call that was handed on to another member and broke on the way there or back.
 	BadGateway
-	// Throttled is a call that the cluster does not carry out now, whatever its arguments: the caller's budget is spent, or
-	// the members' disks are nearly full. It is RESOURCE_EXHAUSTED with HTTP status 429 on every service.
+	// Throttled refuses a call because of load, not its arguments: the caller's budget is used up, or a member's disk
+	// is nearly full. It is RESOURCE_EXHAUSTED with HTTP status 429 on every service.
 	Throttled
 	kinds
 )
@@ -95,7 +95,7 @@ func (f *Fault) With(key string, value any) *Fault {
 // MayRetry marks a failure that the same call may not meet again soon.
 func (f *Fault) MayRetry() *Fault { f.Retry = true; return f }
 
-// MayRetryAfter is MayRetry for a caller who had better wait longer than a second.
+// MayRetryAfter is MayRetry with a retry delay.
 func (f *Fault) MayRetryAfter(wait time.Duration) *Fault {
 	f.Retry, f.RetryAfter = true, wait
 	return f

@@ -107,7 +107,7 @@ type Wallet struct {
 	Project  cloud.ProjectID
 	Status   WalletStatus
 	Accounts Accounts
-	// Incarnation is that of the project whose wallet it is.
+	// Incarnation is the incarnation of the wallet's project.
 	Incarnation cloud.Incarnation `cbor:",omitempty"`
 	// Pending counts the pending reservations.
 	Pending uint64

@@ -2,15 +2,17 @@
 //
 // Decisions:
 //   - Hashes are argon2id (RFC 9106) with the parameters beside each hash, so that they can be raised later.
-//   - Hashing takes at most a quarter of the cores, because anybody can make a member do it. So few passwords are tried at
-//     once, and on a host of less than four cores there is a pause after each.
-//   - Those who wait are served by rank: users who logged in from the same network before, users who logged in before,
-//     everybody else. Each rank with somebody waiting gets its turn, so a flood of wrong passwords does not keep out the
-//     users of a cloud; and each network and each name has a share only.
-//   - After MaxMisses in a minute from one network a name's password is not tried from there until the minute is over.
-//   - After MaxNameMisses in an hour from all networks together a name's password is tried only from networks from which
-//     that name logged in before, until the hour is over: guessing from many networks ends, and the owner is not locked
-//     out. Misses are counted in memory and by each member for itself, so a trio allows three times as many.
+//   - Hashing uses at most a quarter of the cores, because unauthenticated callers can cause it. So only a few
+//     passwords are tried at once, and on a host with less than four cores each attempt is followed by a pause.
+//   - Waiting attempts are queued by rank: users who logged in from the same network before, users who logged in before
+//     from other networks, all others. The queues are served round-robin, so a flood of wrong passwords does not lock
+//     out users. Each network and each name may only fill a part of a queue.
+//   - After MaxMisses wrong passwords for a name from one network within a minute, further attempts for that name from
+//     that network are refused until the minute is over.
+//   - After MaxNameMisses wrong passwords for a name from all networks within an hour, attempts for that name are
+//     accepted only from networks from which the name logged in before, until the hour is over: guessing from many
+//     networks stops, and the owner is not locked out. Each member counts wrong passwords for itself, in memory, so
+//     three members allow three times as many.
 package password
 
 import (
@@ -49,7 +51,7 @@ func Check(text string) error {
 	return nil
 }
 
-// sum hashes a password on one core.
+// sum returns the hash of a password, computed on one core.
 func (h *Hash) sum(password string) []byte {
 	return argon2.IDKey([]byte(password), h.Salt, h.Time, h.MemoryKiB, 1, 32)
 }
@@ -57,22 +59,23 @@ func (h *Hash) sum(password string) []byte {
 // nobody is hashed against when there is no such user, so that the answer takes as long.
 var nobody = Hash{Salt: make([]byte, 16), Sum: make([]byte, 32), Time: hashTime, MemoryKiB: hashMemoryKiB}
 
-// Account is what Try needs to know of a name.
+// Account is the part of a user's record that Try uses.
 type Account struct {
 	// Hash is nil for a name without a password, and for one that does not exist.
 	Hash *Hash
-	// Networks are those from which the name logged in with its password before, as Network gives them.
+	// Networks are the networks, as Network returns them, from which the name logged in with its password before.
 	Networks []string
 }
 
 // Desk is where passwords are hashed and tried.
 type Desk struct {
-	// misses and names count wrong passwords, secrets the wrong secrets of service accounts. These are apart because a
-	// wrong secret costs no hashing: it must not make the others be forgotten.
+	// misses and names count wrong passwords by name and network, and by name; secrets counts wrong secrets of service
+	// accounts. Secrets have a counter of their own because a wrong secret costs no hashing, and could evict the others
+	// quickly.
 	misses, secrets *throttle[attempt]
 	names           *throttle[cloud.UserID]
 	turns           *turns
-	// sum hashes a password; tests replace it.
+	// sum returns the hash of a password; tests replace it.
 	sum func(h *Hash, password string) []byte
 }
 
@@ -84,17 +87,18 @@ func NewDesk(cores int) *Desk {
 	}
 }
 
-// Hash makes a hash of a user's new password, waiting for its turn.
+// Hash waits for a turn and returns the hash of a user's new password.
 func (d *Desk) Hash(ctx context.Context, id cloud.UserID, password string) (Hash, error) {
 	h := Hash{Salt: make([]byte, 16), Time: hashTime, MemoryKiB: hashMemoryKiB}
 	rand.Read(h.Salt)
-	// Only who is logged in sets a password.
+	// Only a user who is logged in sets a password, so the rank is the highest.
 	err := d.turns.do(ctx, request{rank: familiar, name: id}, func() { h.Sum = d.sum(&h, password) })
 	return h, err
 }
 
-// Try tries a password against what look finds for a name. It is false, without an error, for a wrong one, a name without
-// one, and a name that was missed too often. It is Unavailable when too many are being tried.
+// Try reports whether a password matches the account that look returns for a name. It returns false without an error
+// for a wrong password, for a name without a password, and while the limits of wrong passwords refuse the name. It
+// returns Unavailable if too many passwords are being tried.
 func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (Account, error)) (bool, error) {
 	if password == "" {
 		return false, nil // who claims nothing costs nothing, and takes nobody's turn
@@ -143,8 +147,8 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 	return right && err == nil, err
 }
 
-// TrySecret is Try for a secret that we made, too long to be guessed: it needs no slow hash and no bound over all networks,
-// but misses from one network count alike.
+// TrySecret is Try for a generated secret, which is too long to be guessed: it needs no slow hash and no limit over all
+// networks. MaxMisses applies as for passwords.
 func (d *Desk) TrySecret(id cloud.UserID, address, secret string, want []byte, now cloud.Time) bool {
 	a := attempt{id, Network(address)}
 	if !d.secrets.allow(a, now) {

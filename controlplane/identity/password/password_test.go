@@ -208,7 +208,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// Who claims nothing takes nobody's turn and misses nothing.
+// An attempt without a password takes no turn and counts no miss.
 func TestNoPasswordTakesNoTurn(t *testing.T) {
 	d := newDoor(t)
 	for range 2 * MaxMisses {

@@ -27,8 +27,8 @@ func Network(address string) string {
 	return ip.String()
 }
 
-// wider is the network whose requests share the queue: the /24 of an IPv4 address, else what Network gives. Misses are not
-// counted by it: a user would be refused for a neighbour's.
+// wider returns the network for maxShare: the /24 of an IPv4 address, or network itself for IPv6. Wrong passwords are
+// not counted by it, because a user would then be refused for the wrong passwords of a neighbour.
 func wider(network string) string {
 	if ip, err := netip.ParseAddr(network); err == nil && ip.Is4() {
 		if p, err := ip.Prefix(24); err == nil {
@@ -40,16 +40,18 @@ func wider(network string) string {
 
 // Limits of wrong passwords on one member.
 const (
-	// MaxMisses in missWindow from one network end the trying of a name from there until the window ends.
+	// MaxMisses is how many wrong passwords for a name from one network within missWindow are checked; further ones are
+	// refused until the window ends.
 	MaxMisses  = 10
 	missWindow = int64(time.Minute / time.Millisecond)
-	// MaxNameMisses in nameWindow from all networks end the trying of a name from networks from which it never logged in,
-	// until the window ends. A person who mistypes stays far below it; a guesser has 2,400 tries a day.
+	// MaxNameMisses is how many wrong passwords for a name from all networks within nameWindow are checked; then
+	// attempts from networks from which the name never logged in are refused until the window ends. A person who
+	// mistypes stays far below it; an attacker has 2,400 guesses a day.
 	MaxNameMisses = 100
 	nameWindow    = int64(time.Hour / time.Millisecond)
-	// maxRemembers is how many names, and how many names from a network, have their misses counted.
+	// maxRemembers bounds the entries of each throttle.
 	maxRemembers = 10_000
-	// evictSample is how many of them are compared to find one that can be forgotten.
+	// evictSample is how many entries evict compares.
 	evictSample = 16
 )
 
@@ -63,7 +65,7 @@ type count struct {
 	n     int
 }
 
-// throttle counts misses in windows, for a bounded number of keys.
+// throttle counts misses (wrong passwords) per key and time window, for a bounded number of keys.
 type throttle[K comparable] struct {
 	most   int
 	window int64
@@ -76,7 +78,7 @@ func newThrottle[K comparable](most int, window int64) *throttle[K] {
 	return &throttle[K]{most: most, window: window, counts: map[K]*count{}}
 }
 
-// allow reports whether a key has fewer misses than most in its window.
+// allow reports whether a key has fewer than most misses in its present window.
 func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,9 +100,9 @@ func (t *throttle[K]) miss(k K, now cloud.Time) {
 	t.counts[k] = &count{since: now, n: 1}
 }
 
-// evict forgets one of a few keys, which a map gives in no order: one whose window is over, or else the one with the fewest
-// misses, or else the oldest. Misses in many other names do not make a name that is being guessed forgotten: each of them
-// would have to be missed as often.
+// evict removes one of evictSample randomly chosen keys: one whose window is over, or else the one with the fewest
+// misses, or else the oldest. An attacker cannot evict the key of a name by guessing for many other names, since each
+// of these needs as many misses.
 func (t *throttle[K]) evict(now cloud.Time) {
 	var victim K
 	var least *count

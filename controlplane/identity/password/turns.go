@@ -9,13 +9,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rank is how much is known of who asks for a password to be tried.
+// rank is the priority of a request, by what is known about its name and network.
 type rank uint8
 
 const (
-	// familiar is a name that logged in from the same network before.
+	// familiar: the name logged in from the same network before.
 	familiar rank = iota
-	// known is a name that logged in before, from other networks.
+	// known: the name logged in before, from other networks.
 	known
 	stranger
 	ranks
@@ -23,18 +23,19 @@ const (
 
 // Limits of the requests that wait for a turn on one member.
 const (
-	// maxWaiting is how many strangers wait, maxReserved how many of each other rank.
+	// maxWaiting is the length of the queue of strangers, maxReserved that of each other queue.
 	maxWaiting  = 256
 	maxReserved = 64
-	// maxShare is how many requests of one network, a /24 of IPv4 or a /64 of IPv6, wait or are served, beyond the familiar
-	// ones.
+	// maxShare bounds the requests of one network (a /24 of IPv4 or a /64 of IPv6) that wait or are served. Familiar
+	// requests are not counted.
 	maxShare = 16
-	// maxNameShare is how many requests in one name wait or are served in each of the two ranks of users: somebody who knows
-	// the name of a user does not fill that rank.
+	// maxNameShare bounds the requests for one name that wait or are served in each of the ranks familiar and known, so
+	// that an attacker who knows a user's name cannot fill the queue of that rank.
 	maxNameShare = 4
 	// hashWait is how long a request waits for its turn.
 	hashWait = 10 * time.Second
-	// maxPause bounds the pause after a turn: on a busy host the work takes longer by the clock than it used a core.
+	// maxPause bounds the pause after a turn, which is proportional to the wall time of the work: on a busy host that
+	// is longer than its CPU time.
 	maxPause = 200 * time.Millisecond
 )
 
@@ -42,11 +43,11 @@ const (
 type request struct {
 	rank rank
 	name cloud.UserID
-	// network is empty for who is not counted by network.
+	// network is empty for a request that maxShare does not count.
 	network string
 }
 
-// nameShare counts requests in a name and rank.
+// nameShare is the key of turns.names: a name in a rank.
 type nameShare struct {
 	name cloud.UserID
 	rank rank
@@ -54,11 +55,11 @@ type nameShare struct {
 
 type waiter struct {
 	request
-	// ready is closed when the waiter has its turn.
+	// ready is closed when it is the waiter's turn.
 	ready chan struct{}
 }
 
-// turns lets a few requests at once be served, at most a quarter of the cores together.
+// turns limits how many requests are served at once, to at most a quarter of the cores together.
 type turns struct {
 	// pause is how long a turn lasts beyond its work, as a multiple of the work; after and now are the clock.
 	pause float64
@@ -66,16 +67,16 @@ type turns struct {
 	now   func() time.Time
 
 	mu sync.Mutex
-	// free is how many more turns can be had at once.
+	// free is how many more requests may be served now.
 	free    int
 	last    rank
 	waiting [ranks][]*waiter
-	// networks and names count the requests that wait or are served.
+	// networks and names count the requests that wait or are served, by network and by name and rank.
 	networks map[string]int
 	names    map[nameShare]int
 }
 
-// newTurns is for a member that has so many cores. One turn takes one core.
+// newTurns returns the turns of a member with this number of cores. A turn uses one core.
 func newTurns(cores int) *turns {
 	slots := max(1, cores/4)
 	return &turns{
@@ -85,7 +86,7 @@ func newTurns(cores int) *turns {
 	}
 }
 
-// do runs f when it is the request's turn. It is Unavailable when too many wait, and after hashWait.
+// do waits for the request's turn and runs f. It returns Unavailable if the queues are full, or after hashWait.
 func (t *turns) do(ctx context.Context, r request, f func()) error {
 	w, ok := t.enter(r)
 	if !ok {
@@ -121,7 +122,8 @@ func (t *turns) do(ctx context.Context, r request, f func()) error {
 	return nil
 }
 
-// enter puts a request into the queue of its rank, or of a lower one when that or the request's share of it is full.
+// enter puts a request into the queue of its rank or, if that queue or the request's share of it is full, of a lower
+// rank.
 func (t *turns) enter(r request) (*waiter, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,7 +157,7 @@ func (t *turns) fits(r request) bool {
 	return t.names[nameShare{r.name, r.rank}] < maxNameShare && len(t.waiting[r.rank]) < maxReserved
 }
 
-// leave takes a request's shares back.
+// leave uncounts a request that has been served or has given up.
 func (t *turns) leave(w *waiter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,7 +175,7 @@ func decrement[K comparable](counts map[K]int, k K) {
 	}
 }
 
-// giveUp takes a request out of its queue; false when it has its turn already.
+// giveUp removes a request from its queue. It returns false if it is the request's turn already.
 func (t *turns) giveUp(w *waiter) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -192,7 +194,7 @@ func (t *turns) release() {
 	t.grant()
 }
 
-// grant gives the free turns to the oldest requests of the ranks, one rank after the other. The caller holds mu.
+// grant gives free turns to the oldest request of each queue, round-robin. The caller holds mu.
 func (t *turns) grant() {
 	for t.free > 0 {
 		next := ranks

@@ -15,20 +15,21 @@ type Grant struct {
 	Binding cloud.Binding
 	// By is the principal who gives or takes it.
 	By string
-	// Always is set for system:admin, whose grants are effective without the user's consent.
+	// Always is set if the caller is system:admin, whose grants are effective without an invitation.
 	Always bool
 }
 
 const (
 	// maxPerOrg bounds the roles that one user has in one org and its projects.
 	maxPerOrg = 64
-	// maxBindings bounds the roles that a user has in all orgs before they can accept no more invitations. Roles given by
-	// the home org and by system:admin do not count against it: what a user accepted elsewhere takes nobody's room.
+	// maxBindings bounds the roles that a user has in all orgs before they can accept no more invitations. The limit
+	// does not apply to roles given by the home org or by system:admin, so accepted invitations of other orgs cannot
+	// block them.
 	maxBindings = 256
 )
 
-// HomeOrg returns the org that a user belongs to, whose administrators give the user roles there without asking. It is
-// empty for none. A user recorded before there were home orgs belongs to the org of their roles, if it is only one.
+// HomeOrg returns the org that a user belongs to, or "". Its administrators give the user roles in the org without an
+// invitation. A user recorded before there were home orgs belongs to the org of their roles, if it is only one.
 func (u *User) HomeOrg() cloud.OrgID {
 	if u.HomeSettled {
 		return u.Home
@@ -39,9 +40,9 @@ func (u *User) HomeOrg() cloud.OrgID {
 	return ""
 }
 
-// Bind gives a role to a user, or invites them to it when neither system:admin nor their home org gives it. The org and the
-// project must exist. Whether a user of another org exists makes no difference to the answer.
-// pending is set for an invitation.
+// Bind gives a role to a user if system:admin or the user's home org gives it, and records an invitation otherwise. It
+// returns NotFound unless the org and the project exist. The result does not reveal whether a user of another org
+// exists. pending is set if it recorded an invitation.
 func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
 		return false, err
@@ -79,7 +80,8 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	return false, give(tx, u, g.Binding)
 }
 
-// adopt makes the org of a role that system:admin gives the home org of a user who has none, or none that still exists.
+// adopt sets the user's home org to the org of a role that system:admin gives, if the user has no home org or the home
+// org was deleted.
 func adopt(tx *store.Tx, u *User, g Grant) error {
 	home := u.HomeOrg()
 	if !g.Always || g.Binding.Org == "" || home == g.Binding.Org {
@@ -95,8 +97,8 @@ func adopt(tx *store.Tx, u *User, g Grant) error {
 	return nil
 }
 
-// belongsTo reports whether an org may manage the roles of a principal in the org without asking: it is a user's home org, or
-// that of a service account's project.
+// belongsTo reports whether org is the user's home org or, for a service account, the org of its project. Such an org
+// gives and takes roles within itself without an invitation.
 func (u *User) belongsTo(org cloud.OrgID) bool {
 	switch {
 	case u == nil || org == "":
@@ -107,12 +109,13 @@ func (u *User) belongsTo(org cloud.OrgID) bool {
 	return u.HomeOrg() == org
 }
 
-// give adds a role to a user, in the present incarnation of its project, and settles where calls go that name no project, so that this does not change that.
+// give adds a role to a user. It settles the user's defaults before, so that the new role does not change the tenant of
+// calls that name none.
 func give(tx *store.Tx, u *User, b cloud.Binding) error {
 	if slices.Contains(u.Bindings, b) {
 		return nil
 	}
-	// A role in an earlier incarnation of the project gives no access any more, and the new one takes its place.
+	// Replace the same role in an earlier incarnation of the project, which grants nothing any more.
 	u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), b.Same)
 	if in := countIn(u.Bindings, b.Org); in >= maxPerOrg {
 		if b.Org == "" {
@@ -140,7 +143,7 @@ func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
 	return n
 }
 
-// effective returns the roles whose org and project exist, the project in the incarnation of the role.
+// effective returns the roles whose org and project exist. A role in an earlier incarnation of its project is left out.
 func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err error) {
 	for _, b := range all {
 		now := b
@@ -155,8 +158,8 @@ func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err 
 	return found, nil
 }
 
-// Unbind takes a role away, or withdraws the invitation to it. Nothing happens when the user has neither. Except for
-// system:admin, whether the user exists makes no difference to the answer.
+// Unbind takes a role away, or withdraws the invitation to it. It does nothing if the user has neither. Unless the
+// caller is system:admin, the result does not reveal whether the user exists.
 func Unbind(tx *store.Tx, g Grant) error {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
 		return err
@@ -205,7 +208,7 @@ func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 	return found
 }
 
-// within reports whether a role is in a place: in an org or one of its projects, in one project, or anywhere for none.
+// within reports whether a role is within t: an org with its projects, one project, or, for the zero t, anywhere.
 func within(b cloud.Binding, t cloud.Tenant) bool {
 	return (t.Org == "" || b.Org == t.Org) && (t.Project == "" || b.Project == t.Project)
 }

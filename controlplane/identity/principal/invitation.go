@@ -9,15 +9,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Invitations are the roles that one org offers to one name, which may be nobody's. They are no part of the user's record:
-// verifying a token does not read them.
+// Invitations are the roles that one org offers to one user name. The user need not exist. They are stored apart from
+// the user's record, because verifying a token does not need them.
 //
 // Decisions:
-//   - Bounds count per org, of the name and of the org. No org takes the room of another, and since only system:admin makes
-//     orgs, what a name has of all of them is bounded too.
-//   - Whether the name is a user's changes neither what is recorded nor what the giver is answered and shown. So a
-//     declined invitation stays until it ends, and so do those of a user who is deleted, hidden from a later user of that
-//     name.
+//   - The limits apply per org and name (maxOpen) and per org (maxInvitees), so no org uses up the limits of another.
+//     Only system:admin creates orgs, so the invitations of one name are bounded too.
+//   - The records, and the inviting org's answers and lists, do not depend on whether the user exists. So a declined
+//     invitation stays listed until it expires. The same holds for the invitations of a deleted user; a later user of
+//     that name does not see them.
 type Invitations struct {
 	User cloud.UserID
 	Org  cloud.OrgID
@@ -34,7 +34,7 @@ type Invitation struct {
 	Declined bool `cbor:",omitempty"`
 }
 
-// invitee is the index entry of a name that an org has invited.
+// invitee is the index entry of a user name that an org has invited.
 type invitee struct {
 	User cloud.UserID
 	Org  cloud.OrgID
@@ -56,7 +56,8 @@ const (
 	maxInvitees = 1000
 	// invitationLife is how long an invitation is open, in milliseconds: 30 days.
 	invitationLife = 30 * 24 * 3600 * 1000
-	// renewAfter is how old an invitation must be for the same grant to open it for another invitationLife, in milliseconds.
+	// renewAfter is the least age of an invitation, in milliseconds, at which repeating the grant restarts
+	// invitationLife.
 	renewAfter = 3600 * 1000
 )
 
@@ -91,12 +92,12 @@ func (r *Invitations) find(b cloud.Binding) int {
 	return slices.IndexFunc(r.Open, func(i Invitation) bool { return b.Same(i.Binding) })
 }
 
-// forget drops the invitations that have ended.
+// forget drops the expired invitations.
 func (r *Invitations) forget(now cloud.Time) {
 	r.Open = slices.DeleteFunc(r.Open, func(i Invitation) bool { return now >= i.Expires })
 }
 
-// save writes the record with its index entry and counts it, or removes them when no invitation is left.
+// save writes the record and its index entry, or removes both if no invitation is left, and updates inviteeCount.
 func (r *Invitations) save(tx *store.Tx) error {
 	user, org := string(r.User), string(r.Org)
 	had, err := invitees.Has(tx, org, user)
@@ -217,7 +218,7 @@ func Decline(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	return rec.save(tx)
 }
 
-// declineAll hides all invitations to a name from whoever has it later.
+// declineAll marks all invitations to a name as declined, so that a later user of the name does not see them.
 func declineAll(tx *store.Tx, id cloud.UserID) error {
 	all, _, err := invitations.List(tx, 0, string(id))
 	if err != nil {
@@ -258,7 +259,7 @@ func WithdrawAll(tx *store.Tx, t cloud.Tenant) error {
 	return nil
 }
 
-// InvitationsTo is a page of the orgs that offer roles to a user, with what they offer.
+// InvitationsTo returns a page of the open invitations to a user, by org.
 func InvitationsTo(ctx context.Context, s *store.Store, id cloud.UserID, size int32, token string) (found []*Invitations, next string, err error) {
 	now := s.Now()
 	hidden := func(i Invitation) bool { return i.Declined || now >= i.Expires }
@@ -270,8 +271,7 @@ func InvitationsTo(ctx context.Context, s *store.Store, id cloud.UserID, size in
 	return store.Page(ctx, s, invitations, req, keep, string(id))
 }
 
-// InvitationsOf is a page of the users whom an org has invited into a place, with what it offers them. The zero place is all
-// orgs.
+// InvitationsOf returns a page of the open invitations to roles within t, by user. The zero t means all orgs.
 func InvitationsOf(ctx context.Context, s *store.Store, t cloud.Tenant, size int32, token string) (found []*Invitations, next string, err error) {
 	var path []string
 	if t.Org != "" {
@@ -303,10 +303,10 @@ func InvitationsOf(ctx context.Context, s *store.Store, t cloud.Tenant, size int
 	return found, next, err
 }
 
-// forgetAtOnce bounds the records that a transaction looks at for invitations that have ended.
+// forgetAtOnce bounds the records that one transaction of ForgetInvitations reads.
 const forgetAtOnce = 500
 
-// ForgetInvitations removes the invitations that have ended.
+// ForgetInvitations removes the expired invitations.
 func ForgetInvitations(ctx context.Context, s *store.Store) error {
 	var after []string
 	for more := true; more; {
@@ -323,7 +323,7 @@ func ForgetInvitations(ctx context.Context, s *store.Store) error {
 				if r.Value.forget(tx.Now()); len(r.Value.Open) == before {
 					continue
 				}
-				// As it is now, and on condition that it stays so until the commit.
+				// Read the record within the transaction, so that a concurrent change is a conflict.
 				rec, err := invitations.Get(tx, r.Path...)
 				if err != nil {
 					return err

@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// place returns NotFound unless the org and the project of a binding exist, and sets the binding's incarnation to that of
-// the project.
+// place sets the binding's incarnation to that of its project. It returns NotFound unless the org and the project
+// exist.
 func place(r store.Reader, b *cloud.Binding) error {
 	b.Incarnation = 0
 	if b.Org != "" {

@@ -8,8 +8,8 @@
 //     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes what another
 //     tenant's users can do. A user made without a home org gets the org of the first role in an org that system:admin
 //     gives. Of users recorded before there were home orgs it is the only org that they have roles in, or none.
-//   - The first project that a user is given a role in is the default one until that role goes (cloud.Defaults), so that
-//     another role never changes where a token in use acts.
+//   - The default project is the first one in which the user got a role, until that role is taken away
+//     (cloud.Defaults), so that another role never changes the tenant of calls with a token in use.
 //   - The epoch of a principal counts what ended its tokens: a new password, a revocation, being disabled. No clock has a
 //     say in it. It goes on when an id is used again after the principal was deleted.
 //   - A service account's secret is kept sealed, not hashed: it is too long to be guessed, and the same record is a key of
@@ -53,10 +53,10 @@ type User struct {
 	ID       cloud.UserID
 	Name     string
 	Bindings []cloud.Binding
-	// Home is the org that a user belongs to. It counts once HomeSettled is set; HomeOrg reads both.
+	// Home is the org that a user belongs to. It is valid only if HomeSettled is set; use HomeOrg.
 	Home        cloud.OrgID `cbor:",omitempty"`
 	HomeSettled bool        `cbor:",omitempty"`
-	// Defaults are where the user's calls go that name no project.
+	// Defaults are the tenants of the user's calls that name none.
 	Defaults cloud.Defaults `cbor:",omitzero"`
 	Password *password.Hash
 	// Identities are credentials too.
@@ -100,8 +100,8 @@ func (u *User) Registered() bool {
 	return u.Password != nil || len(u.Identities) > 0 || u.Account != nil || u.ID == Admin
 }
 
-// Unused reports whether the principal is a name that somebody registered without a token and that nobody gave anything
-// since: no credential, no role. One that an administrator disabled is not unused.
+// Unused reports whether the principal is a name that was registered without a token and has no credential and no role
+// since. A name that an administrator disabled is not unused.
 func (u *User) Unused() bool {
 	return u.Claimed && !u.Registered() && len(u.Bindings) == 0 && !u.Disabled
 }
@@ -124,8 +124,8 @@ func Find(r store.Reader, id cloud.UserID) (*User, error) {
 	return u, err
 }
 
-// Create makes a name: no credential, no role. home is the org that it belongs to, empty for none; open is set for a name
-// that anybody may register.
+// Create creates a user without a credential or role. home is the org that the user belongs to, or ""; open is set if
+// an unauthenticated caller registers the name.
 func Create(tx *store.Tx, id cloud.UserID, name string, home cloud.OrgID, open bool) (*User, error) {
 	if err := cloud.CheckCallerID("id", string(id)); err != nil {
 		return nil, err
@@ -243,7 +243,7 @@ func remove(tx *store.Tx, u *User) error {
 	}
 	if u.Account == nil { // the id of an account is drawn, and never again
 		retired.Put(tx, &u.Epoch, string(u.ID))
-		if u.Registered() { // a name without a credential was nobody whom an invitation could mean
+		if u.Registered() { // no invitation was meant for a user without a credential
 			if err := declineAll(tx, u.ID); err != nil {
 				return err
 			}

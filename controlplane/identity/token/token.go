@@ -5,9 +5,9 @@
 //   - "iss" is the URL at which OpenID discovery finds the keys, for programs of others. What binds a token to this cluster
 //     is its key and "cluster": members of one cluster may be reached at several URLs.
 //   - "aud" is Audience, the client ID that other programs expect, and "sub" is the principal's ID.
-//   - A token with proof "none" is unauthenticated: anybody gets one in any name (the spec's part 4.6). Its "aud" is
-//     UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that a program that checks either one
-//     refuses it. Package identity signs these tokens with a key that is not published.
+//   - A token with proof "none" is unauthenticated: anybody can get one for any name (the spec's part 4.6). Its "aud"
+//     is UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that programs that check
+//     either claim refuse it. Package identity signs these tokens with a key that is not published.
 //   - Members' clocks may be Leeway apart when a token begins. It ends when it says (RFC 7519 part 4.1.4).
 package token
 
@@ -36,7 +36,7 @@ const (
 	Audience = "trivet"
 	// UnprovenAudience is the only audience of an unauthenticated token.
 	UnprovenAudience = "trivet:unproven"
-	// unprovenSubject begins the subject of an unauthenticated token. A principal's ID has no colon.
+	// unprovenSubject is the prefix of the subject of an unauthenticated token. No principal's ID contains a colon.
 	unprovenSubject = "unproven:"
 	// maxText is the limit of a token in bytes.
 	maxText = 8 << 10
@@ -48,8 +48,8 @@ const (
 	ServiceAccount = "service_account"
 )
 
-// Claims are what a token says. Subject is the principal's ID alone; Sign adds the prefix of an unauthenticated token and
-// Verify removes it.
+// Claims are the claims of a token. Subject is the principal's ID; for an unauthenticated token Sign adds the prefix
+// and Verify removes it.
 type Claims struct {
 	jwt.Claims
 	// Cluster is the cluster's id.
@@ -57,7 +57,8 @@ type Claims struct {
 	Kind    string `json:"kind"`
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be missing.
 	Scope string `json:"scope"`
-	// Incarnation is that of the scope's project when the token was made. A token acts in no other.
+	// Incarnation is the incarnation of the scope's project when the token was issued. The token is valid for no other
+	// incarnation.
 	Incarnation cloud.Incarnation `json:"incarnation,omitempty"`
 
 	Proof cloud.Proof `json:"proof"`
@@ -168,7 +169,7 @@ func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) 
 	return c, nil
 }
 
-// forUs reports whether the audience is the one that belongs to the proof.
+// forUs reports whether the audience matches the proof: UnprovenAudience for proof "none", Audience otherwise.
 func (c *Claims) forUs() bool {
 	if c.Proof == cloud.ProofNone {
 		return slices.Equal(c.Audience, jwt.Audience{UnprovenAudience})

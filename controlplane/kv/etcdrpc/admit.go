@@ -57,8 +57,8 @@ func classOf(method string) class {
 	return classes[method]
 }
 
-// admit decides whether a call may go on, and returns the context to carry it out with. token is set when nothing but that
-// token of the cloud admitted the call: a stream ends with it.
+// admit authorizes a call and returns the context for its handler. token is set if the call was admitted only because
+// of that cloud token; a stream is then closed when the token becomes invalid.
 func (s *Server) admit(ctx context.Context, method string) (_ context.Context, token string, err error) {
 	class := classOf(method)
 	if class == governing {
@@ -94,7 +94,7 @@ func (s *Server) admit(ctx context.Context, method string) (_ context.Context, t
 	return ctx, "", rpctypes.ErrGRPCPermissionDenied
 }
 
-// admitGoverning is admit for a method that needs a credential. The context that it returns has the caller for the audit.
+// admitGoverning is admit for a method that requires a credential. The returned context holds the caller for the audit.
 func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token string, err error) {
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
@@ -112,7 +112,8 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 		if s.asCommonName(ctx, name, certified) {
 			ctx = kv.As(ctx, name)
 		}
-		// This asks for Auth again: it may have been disabled since, and then everybody would pass for an administrator.
+		// RootUser checks again that Auth is enabled: with MustBeAdmin every caller would pass if Auth was disabled
+		// meanwhile.
 		user, err := s.opts.Service.RootUser(ctx)
 		if err != nil && !certified && !onLoopback(from) {
 			err = denied(err)
@@ -129,7 +130,8 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 	return ctx, "", rpctypes.ErrGRPCPermissionDenied
 }
 
-// asCommonName reports whether the common name of the caller's certificate is the user: when the call has no token.
+// asCommonName reports whether the common name of the caller's certificate is the call's user, which it is for a call
+// without a token.
 func (s *Server) asCommonName(ctx context.Context, name string, certified bool) bool {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return s.opts.CommonName && certified && name != "" && len(md[rpctypes.TokenFieldNameGRPC])+len(md[rpctypes.TokenFieldNameSwagger]) == 0
@@ -146,7 +148,8 @@ func denied(err error) error {
 	return err
 }
 
-// operator returns the cloud's administrator if the call shows a token of theirs, else nil. A token that is not valid fails.
+// operator returns the caller if the call carries a cloud token of system:admin, nil for no token or another one, and
+// an error for an invalid token.
 func (s *Server) operator(ctx context.Context) (*cloud.Caller, error) {
 	token := cloudToken(ctx)
 	if s.opts.Verifier == nil || token == "" {
@@ -162,8 +165,8 @@ func (s *Server) operator(ctx context.Context) (*cloud.Caller, error) {
 	return caller, nil
 }
 
-// cloudToken returns the cloud's token that a call shows; empty when it shows none, or one of Auth. clientv3 and
-// etcdctl --auth-jwt-token send theirs as the metadata "token".
+// cloudToken returns the cloud token in a call's metadata, or "" if there is none or it is a token of etcd's Auth.
+// clientv3 and etcdctl --auth-jwt-token send theirs as the metadata "token".
 func cloudToken(ctx context.Context) string {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token := ""
@@ -180,9 +183,9 @@ func cloudToken(ctx context.Context) string {
 
 func governs(c *cloud.Caller) bool { return c.Node == "" && c.Proven() && c.Governs() }
 
-// whileGoverning ends a stream that only this token of the administrator admitted when the token ends, or the role does. A
-// token that cannot be checked just now does not end it: a member that is cut off has nothing new to send. An empty token
-// is a stream that needed none.
+// whileGoverning returns a context that is canceled when the token becomes invalid or its holder loses system:admin. If
+// the token cannot be verified now, the stream goes on: a member without a quorum has nothing new to send. For an empty
+// token it returns ctx.
 func (s *Server) whileGoverning(ctx context.Context, token string) (context.Context, func()) {
 	if token == "" {
 		return ctx, func() {}

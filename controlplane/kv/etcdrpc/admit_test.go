@@ -290,7 +290,8 @@ func TestStrangeConnections(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// fading is a verifier whose administrator is none after the first call. stays says that a stream is to go on all the same.
+// fading is a verifier whose caller loses system:admin after the first call. stays is set if the stream must go on
+// nevertheless.
 type fading struct {
 	asked atomic.Int64
 	stays bool

@@ -17,11 +17,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// as puts the caller of a governing method into the context.
+// as returns a context with the caller of a governing method.
 func as(ctx context.Context, c *cloud.Caller) context.Context { return auth.With(ctx, c, auth.RPC) }
 
-// audited carries out a call of a governing method unless it was refused, and records what became of it. What a change of
-// the members writes is recorded with that, where it is written (audit.Stamp).
+// audited runs a call of a governing method unless it was refused, and records its outcome. A successful change of the
+// members is recorded in the transaction that makes it (audit.Stamp).
 func (s *Server) audited(ctx context.Context, method string, req any, refused error, do func(context.Context) error) error {
 	c := auth.CallerOf(ctx)
 	if c == nil {
@@ -61,7 +61,7 @@ func addressOf(ctx context.Context) string {
 	return p.Addr.String()
 }
 
-// targetOf names what a request of a governing method is about: IDs, addresses, and the names of users and roles.
+// targetOf returns the audit target of a governing request: IDs, addresses, and names of users and roles.
 func targetOf(req any) string {
 	switch r := req.(type) {
 	case *pb.MemberAddRequest:

@@ -8,10 +8,10 @@
 //
 // A call is on loopback when both addresses of its connection are loopback addresses (package loopback). A credential is
 //
-//   - a bearer token of system:admin that is not bound to a part of the cloud;
+//   - a bearer token of system:admin without a scope;
 //   - a client certificate that the port verified. Only the ports of kv.etcd_listen verify any, with kv.etcd_client_ca set:
-//     whoever holds a certificate of that authority counts as an operator of the cluster until Auth is enabled, and then
-//     as the user that is its common name;
+//     until Auth is enabled, each holder of a certificate of that CA counts as an operator of the cluster; then the
+//     certificate's common name is the user;
 //   - with etcd's Auth enabled, a token of a user with the role root.
 //
 // The rules for the classes of methods are:
@@ -23,24 +23,26 @@
 //     keys, which a caller on loopback may delete anyway. Defragment and the hashes cost I/O, as reading all keys does.
 //   - Governing (MemberAdd, MemberRemove, MemberUpdate, MemberPromote, MoveLeader, Downgrade, Snapshot, changes of Auth, and
 //     any method that is not listed): with a credential, on loopback too, since every local process is on loopback. The
-//     members are those of the platform's own group, too: their addresses and number decide whether the cloud runs. Auth is
-//     governed because its role root is a credential here: a local process could otherwise make itself root. Snapshot is
-//     because its file has the hashes of the users' passwords, and takes room beside the platform's records on the
-//     member's disk for as long as the client reads.
-//   - What users may ask of Auth about themselves (AuthStatus, UserGet, RoleGet): as administration, and everybody once Auth
-//     is enabled.
+//     members also run the platform's own raft group, so a change of them can stop the cloud. Changes of Auth are
+//     governing because the role root is a credential: a local process could otherwise make itself root. Snapshot is
+//     governing because its file holds the hashes of the users' passwords, and takes disk space from the platform's
+//     records for as long as the client reads it.
+//   - Queries of Auth about the caller itself (AuthStatus, UserGet, RoleGet): as administration, and for every caller
+//     once Auth is enabled.
 //
-// All others get PERMISSION_DENIED. Options.TrustLoopback makes loopback a credential while Auth is disabled, as in etcd;
-// it is for test suites. Governing calls are recorded in the audit, with the caller's address; refused ones, too.
+// All other calls get PERMISSION_DENIED. Options.TrustLoopback makes loopback a credential while Auth is disabled, as
+// in etcd; it is for test suites. Governing calls are recorded in the audit with the caller's address, also if they are
+// refused.
 //
 // With Auth enabled a token of system:admin acts as the user root, so that a cloud's operator is not locked out by a lost
 // password. Callers on loopback need a token of Auth then, as with etcd.
 //
-// A token of Auth comes as the metadata "token", as clientv3 sends it; "authorization" is the cloud's, or Auth's too. A
-// cloud token may also come as "token": `etcdctl --auth-jwt-token "$(cat admin.token)" member add …` sends it there, and
-// `etcdctl --user root:… ` and `etcdctl --cert … --key …` show the other two credentials. The token of a stream is verified
-// when the stream begins; whether its user still has access is checked for each request. A stream that only a token of
-// system:admin admitted ends within a second or two when that token or the role does.
+// A token of Auth is sent in the metadata "token", as clientv3 does. The metadata "authorization" may hold a cloud
+// token or a token of Auth. A cloud token may also come as "token": `etcdctl --auth-jwt-token "$(cat admin.token)"
+// member add …` sends it there, and `etcdctl --user root:… ` and `etcdctl --cert … --key …` show the other two
+// credentials. The token of a stream is verified when the stream begins; whether its user still has access is checked
+// for each request. A stream that only a token of system:admin admitted ends within a second or two when that token or
+// the role does.
 package etcdrpc
 
 import (
@@ -79,8 +81,8 @@ type Options struct {
 	Verifier auth.Verifier
 	// Open lets everybody read and write keys.
 	Open bool
-	// TrustLoopback lets callers on loopback govern without a credential until Auth is enabled, as etcd does. For test suites:
-	// any process of the host can take the cluster down then.
+	// TrustLoopback lets callers on loopback call governing methods without a credential until Auth is enabled, as etcd
+	// does. It is for test suites: any process of the host can then stop the cluster.
 	TrustLoopback bool
 	// Audit records governing calls; optional.
 	Audit auth.Auditor
@@ -193,8 +195,8 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	return s.carry(admitted, token, wants, srv, ss, handler)
 }
 
-// carry runs the handler of a stream with the context that admit returned, for as long as its token is valid, and if the
-// client wants that, as long as there is a leader.
+// carry runs the handler of a stream with the context that admit returned. It ends the stream when the token becomes
+// invalid and, if the client requires a leader, when there is none.
 func (s *Server) carry(ctx context.Context, token string, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
 	closed, err := s.open.take(ctx, s.opts.Service.Caller(ctx))

@@ -25,7 +25,7 @@ type openStreams struct {
 	clients map[string]int
 }
 
-// take counts one more stream of the client of ctx. Call done when it has ended.
+// take counts one more stream of the client of ctx, or returns ResourceExhausted. Call done when the stream has ended.
 func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
 	client := "user " + user
 	if user == "" {

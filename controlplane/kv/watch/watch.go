@@ -61,8 +61,8 @@ const (
 	emptyRange  = "mvcc: watcher range is empty"
 )
 
-// Bounds on the watches of one stream: each costs the member about 1 KiB, and its keys. A watch beyond them is refused;
-// the stream goes on. etcd has no such bounds.
+// Bounds on the watches of one stream. Each watch costs the member about 1 KiB plus its keys. A watch beyond the bounds
+// is refused and the stream stays open. etcd has no such bounds.
 const (
 	maxWatches  = 1 << 16
 	maxKeyBytes = 16 << 20

@@ -496,7 +496,7 @@ func TestAMemberThatStops(t *testing.T) {
 	c.ended <- nil
 }
 
-// The keys of the watches of a stream are bounded together; a watch that is canceled makes room.
+// The total size of the keys of a stream's watches is bounded; canceling a watch frees its part.
 func TestKeysOfAStreamAreBounded(t *testing.T) {
 	s := newStore(t)
 	c := open(t, s)

@@ -401,7 +401,7 @@ func (x *Credential) GetMembers() []string {
 type WatchRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Protocol uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// Ids of the VMs that exist on this host in any form, at most 20,000. The answer rules on each of them.
+	// Ids of the VMs that exist on this host in any form, at most 20,000. The answer contains a decision on each of them.
 	PresentVms    []string `protobuf:"bytes,2,rep,name=present_vms,json=presentVms,proto3" json:"present_vms,omitempty"`
 	AgentVersion  string   `protobuf:"bytes,3,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	unknownFields protoimpl.UnknownFields

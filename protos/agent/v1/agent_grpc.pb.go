@@ -44,9 +44,9 @@ type AgentServiceClient interface {
 	// system group answers FAILED_PRECONDITION with the leader's address in ErrorInfo metadata `leader`.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// Report carries what the host does look like. Reports say a level, not an edge: sending one again does nothing.
-	// A message has at most 1 MiB (RESOURCE_EXHAUSTED) and 1,000 observations (INVALID_ARGUMENT). A member reads the stream
-	// no faster than 2,000 observations a second, after a burst of 10,000. Facts are recorded at most every 30 s, the newest.
-	// A host has at most four of these streams (RESOURCE_EXHAUSTED).
+	// A message has at most 1 MiB (RESOURCE_EXHAUSTED) and 1,000 observations (INVALID_ARGUMENT). A member reads the
+	// stream at 2,000 observations a second at most, after a burst of 10,000. It records the newest facts at most every
+	// 30 s. A host has at most four of these streams (RESOURCE_EXHAUSTED).
 	Report(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ReportRequest, ReportResponse], error)
 	// ReadImage sends an image's bytes from an offset. NOT_FOUND when this member holds no verified copy, or no VM that is
 	// placed on the host uses the image. UNAVAILABLE when the host reads eight images already.
@@ -161,9 +161,9 @@ type AgentServiceServer interface {
 	// system group answers FAILED_PRECONDITION with the leader's address in ErrorInfo metadata `leader`.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// Report carries what the host does look like. Reports say a level, not an edge: sending one again does nothing.
-	// A message has at most 1 MiB (RESOURCE_EXHAUSTED) and 1,000 observations (INVALID_ARGUMENT). A member reads the stream
-	// no faster than 2,000 observations a second, after a burst of 10,000. Facts are recorded at most every 30 s, the newest.
-	// A host has at most four of these streams (RESOURCE_EXHAUSTED).
+	// A message has at most 1 MiB (RESOURCE_EXHAUSTED) and 1,000 observations (INVALID_ARGUMENT). A member reads the
+	// stream at 2,000 observations a second at most, after a burst of 10,000. It records the newest facts at most every
+	// 30 s. A host has at most four of these streams (RESOURCE_EXHAUSTED).
 	Report(grpc.ClientStreamingServer[ReportRequest, ReportResponse]) error
 	// ReadImage sends an image's bytes from an offset. NOT_FOUND when this member holds no verified copy, or no VM that is
 	// placed on the host uses the image. UNAVAILABLE when the host reads eight images already.

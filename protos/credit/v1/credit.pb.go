@@ -213,7 +213,7 @@ type Wallet struct {
 	Sequence  uint64 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	CreatedAt int64  `protobuf:"varint,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	UpdatedAt int64  `protobuf:"varint,12,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
-	// Tells the projects that have had the same ID apart.
+	// Distinguishes successive projects with the same ID.
 	Incarnation   int64 `protobuf:"varint,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2297,7 +2297,7 @@ type AuditLedgerResponse struct {
 	Problem      string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
 	Transactions uint64 `protobuf:"varint,3,opt,name=transactions,proto3" json:"transactions,omitempty"`
 	Reservations uint64 `protobuf:"varint,4,opt,name=reservations,proto3" json:"reservations,omitempty"`
-	// That of the wallet.
+	// The incarnation of the wallet's project.
 	Incarnation   int64 `protobuf:"varint,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -48,9 +48,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type CreditServiceClient interface {
-	// CreateWallet makes the wallet of a project that exists (NOT_FOUND otherwise). billing:admin. ALREADY_EXISTS when the
-	// project has one. A project that was created again under the ID of a deleted one begins without a wallet: calls about
-	// the project never reach that of an earlier project.
+	// CreateWallet creates the wallet of an existing project (NOT_FOUND otherwise). billing:admin. ALREADY_EXISTS if the
+	// project has a wallet. A project created under the ID of a deleted one starts without a wallet: calls about the
+	// project never reach the wallet of an earlier project.
 	CreateWallet(ctx context.Context, in *CreateWalletRequest, opts ...grpc.CallOption) (*Wallet, error)
 	GetWallet(ctx context.Context, in *GetWalletRequest, opts ...grpc.CallOption) (*Wallet, error)
 	// ListWallets lists all wallets, also those of deleted projects. billing:admin.
@@ -299,9 +299,9 @@ type CreditService_AuditLedgerClient = grpc.ServerStreamingClient[AuditLedgerRes
 // All implementations must embed UnimplementedCreditServiceServer
 // for forward compatibility.
 type CreditServiceServer interface {
-	// CreateWallet makes the wallet of a project that exists (NOT_FOUND otherwise). billing:admin. ALREADY_EXISTS when the
-	// project has one. A project that was created again under the ID of a deleted one begins without a wallet: calls about
-	// the project never reach that of an earlier project.
+	// CreateWallet creates the wallet of an existing project (NOT_FOUND otherwise). billing:admin. ALREADY_EXISTS if the
+	// project has a wallet. A project created under the ID of a deleted one starts without a wallet: calls about the
+	// project never reach the wallet of an earlier project.
 	CreateWallet(context.Context, *CreateWalletRequest) (*Wallet, error)
 	GetWallet(context.Context, *GetWalletRequest) (*Wallet, error)
 	// ListWallets lists all wallets, also those of deleted projects. billing:admin.
