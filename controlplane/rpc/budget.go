@@ -39,7 +39,7 @@ type part struct {
 func (b *budget) parts(from netip.Addr, holder string) []part {
 	parts := []part{{share{network: from}, b.callsOf, b.bytesOf, "address"}}
 	if holder != "" {
-		parts = append(parts, part{share{holder: holder}, min(b.callsOf, maxProvenBy), min(b.bytesOf, maxLargeBy), "organisation, user or host"})
+		parts = append(parts, part{share{holder: holder}, min(b.callsOf, maxProvenBy), min(b.bytesOf, maxLargeBy), "org, user or host"})
 	}
 	return parts
 }

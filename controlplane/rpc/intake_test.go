@@ -283,7 +283,7 @@ func TestLargeMessagesOfAHolder(t *testing.T) {
 	second := begin(t, two, uploadPart, nil, "authorization", "Bearer good")
 	_, err = two.Stall(second, small+1, patience)
 	require.NoError(t, err)
-	ends(t, two, second, codes.ResourceExhausted, "from one organisation, user or host")
+	ends(t, two, second, codes.ResourceExhausted, "from one org, user or host")
 }
 
 // From however many addresses, an org has no more than a quarter of what all tenants share.
@@ -300,7 +300,7 @@ func TestSharesOfAHolder(t *testing.T) {
 		leave = append(leave, done)
 	}
 	_, err := b.enter(from(maxProvenBy), holderOf(mo))
-	require.ErrorContains(t, err, "512 unfinished calls from one organisation, user or host")
+	require.ErrorContains(t, err, "512 unfinished calls from one org, user or host")
 	done, err := b.enter(from(maxProvenBy), "org acme")
 	require.NoError(t, err)
 	leave = append(leave, done)
@@ -308,7 +308,7 @@ func TestSharesOfAHolder(t *testing.T) {
 	require.NoError(t, err)
 	leave = append(leave, done)
 	_, err = b.reserve(t.Context(), from(2), holderOf(mo), 1)
-	require.ErrorContains(t, err, "16777216 bytes of unfinished messages from one organisation, user or host")
+	require.ErrorContains(t, err, "16777216 bytes of unfinished messages from one org, user or host")
 	done, err = b.reserve(t.Context(), from(2), "org acme", MaxMessage)
 	require.NoError(t, err)
 	leave = append(leave, done)
