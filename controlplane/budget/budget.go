@@ -6,7 +6,7 @@
 //     written to account for records. A new leader begins with full budgets.
 //   - A call within a project counts for the project and, together with those of all its projects and its own, for the
 //     org, which has OrgShare times as much as a project. A call that belongs to no tenant (a user's own password, their
-//     own tokens) counts for the caller.
+//     own tokens) counts for the caller, and one of a service account for its project.
 //   - A budget of calls is checked before the command does any work. One of bytes is charged with the size of each log
 //     entry before that is proposed, and may go into debt by one entry: the next is refused until the debt is paid.
 //   - system:admin with a token for the whole cloud and billing:admin on wallets of others have no budget: tenants cannot
@@ -107,7 +107,8 @@ func payersOf(c *cloud.Caller) []payer {
 		return nil
 	}
 	var out []payer
-	org, project := string(c.Tenant.Org), string(c.Tenant.Project)
+	at := c.Payer()
+	org, project := string(at.Org), string(at.Project)
 	if project != "" {
 		out = append(out, payer{"project\x00" + org + "\x00" + project, "project " + project, 1})
 	}
