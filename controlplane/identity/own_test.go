@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -55,4 +56,26 @@ func TestATokenOfOnePlaceGivesUpNothingElsewhere(t *testing.T) {
 	require.NoError(t, second(r.UnbindRole(inLairOnly, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(lair)})))
 	_, err = auth.Admit(w.login("ada"), getVM, "evil", "lair")
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+}
+
+// Roles in projects that were deleted take none of the room that a user has in an org.
+func TestRolesInDeletedProjectsTakeNoRoom(t *testing.T) {
+	w, r := rivals(t)
+	bob := w.login("bob")
+	for range 70 {
+		job := cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "job"}
+		w.place(job)
+		require.NoError(t, w.grant(bob, "ada", job))
+		require.NoError(t, w.grant(bob, "ada", cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "job"}))
+		require.NoError(t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "job"})))
+	}
+	for i := range 70 {
+		job := cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: cloud.ProjectID(fmt.Sprint("job-", i))}
+		w.place(job)
+		require.NoError(t, w.grant(bob, "ada", job), "project %d", i)
+		require.NoError(t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: string(job.Project)})))
+	}
+	at, err := w.acts(w.token(w.first, ask{User: "ada", Password: secret}), getVM)
+	require.NoError(t, err)
+	require.Equal(t, inWeb, at)
 }

@@ -112,20 +112,21 @@ func give(tx *store.Tx, u *User, b cloud.Binding) error {
 	if slices.Contains(u.Bindings, b) {
 		return nil
 	}
-	// A role in an earlier incarnation of the project gives no access any more, and the new one takes its place.
-	u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), b.Same)
-	if in := countIn(u.Bindings, b.Org); in >= maxPerOrg {
+	u.Home, u.HomeSettled = u.HomeOrg(), true
+	// Roles in deleted projects and in earlier incarnations never give access again. They are dropped: nobody sees them, so
+	// nobody could make room by taking them away.
+	before, err := effective(tx, slices.DeleteFunc(slices.Clone(u.Bindings), b.Same))
+	if err != nil {
+		return err
+	}
+	if in := countIn(before, b.Org); in >= maxPerOrg {
 		if b.Org == "" {
 			return fault.New(fault.ResourceExhausted, "user %s has %d roles in the cloud", u.ID, in)
 		}
 		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: take one away first", u.ID, in, b.Org)
 	}
-	before, err := effective(tx, u.Bindings)
-	if err != nil {
-		return err
-	}
-	u.Home, u.HomeSettled = u.HomeOrg(), true
-	u.Defaults = u.Defaults.Settle(before).Settle(append(before, b))
+	u.Defaults = u.Defaults.Settle(before).Settle(append(slices.Clone(before), b))
+	u.Bindings = before
 	u.Bindings = append(u.Bindings, b)
 	Users.Put(tx, u, string(u.ID))
 	return nil
