@@ -79,3 +79,19 @@ func TestRolesInDeletedProjectsTakeNoRoom(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, inWeb, at)
 }
+
+// Under --dev, where anybody has a token in any name, revoking such tokens does not end the tokens of the user of that name.
+func TestRevokedDevTokensCountAgainstNobody(t *testing.T) {
+	w := newWorld(t)
+	dev := w.member(0, true)
+	w.user("ada", member)
+	real := w.token(dev, ask{User: "ada", Password: secret})
+	for range maxDenials + 1 {
+		w.wait(tokenEvery)
+		text := w.token(dev, ask{User: "ada"})
+		require.NoError(t, second((&server{s: dev}).RevokeToken(w.as(dev, text), &identityv1.RevokeTokenRequest{Token: text})))
+	}
+	_, err := dev.Verify(t.Context(), real)
+	require.NoError(t, err)
+	require.Zero(t, w.denials())
+}
