@@ -60,7 +60,7 @@ var records = store.NewTable[Record]("audit")
 // Of is a record of what a caller was let in for.
 func Of(c *cloud.Caller) Record {
 	r := Record{
-		Principal: c.Name(), Proof: c.Proof, Tenant: c.Tenant, Method: c.Method, Target: c.Target, Outcome: OK,
+		Principal: c.Name(), Proof: c.Proof, Tenant: c.Payer(), Method: c.Method, Target: c.Target, Outcome: OK,
 		RequestID: c.RequestID, Address: c.Address,
 	}
 	if !c.Proven() && c.Node == "" {

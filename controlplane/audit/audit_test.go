@@ -199,6 +199,48 @@ func TestAnOrgHasATotal(t *testing.T) {
 	require.Len(t, s.all(t), 21)
 }
 
+// An org with many service accounts, whose records are few each, pushes out no others' records of tokens and refusals. Nor do
+// answers to invitations, which belong to no org, push out what operators did.
+func TestManyAccountsPushOutNoOthers(t *testing.T) {
+	const identity = "/identity.v1.IdentityService/"
+	now := time.UnixMilli(1_800_000_000_000)
+	s := newService(t, &now)
+	s.act(t, &now, 1, "bob", identity+"IssueToken", OK, cloud.Tenant{Org: "acme"})
+	s.act(t, &now, 1, "bob", identity+"BindRole", "PERMISSION_DENIED", cloud.Tenant{Org: "acme"})
+	for i := range 10 {
+		c := &cloud.Caller{
+			User: cloud.UserID(fmt.Sprint("TV", i)), Proof: cloud.ProofAppCred, Scope: cloud.Tenant{Org: "evil", Project: "lair"},
+			Method: identity + "RevokeToken",
+		}
+		for _, outcome := range []string{OK, "PERMISSION_DENIED"} {
+			for range 5 {
+				now = now.Add(time.Second)
+				_, err := s.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+					r := Of(c)
+					r.Outcome = outcome
+					put(tx, &r)
+					return nil
+				})
+				require.NoError(t, err)
+			}
+		}
+	}
+	s.act(t, &now, 100, "mo", identity+"AcceptInvitation", OK, cloud.Tenant{})
+	small := [classes]limit{}
+	for c := range small {
+		small[c] = limit{each: 10, cloud: 50, total: 20}
+	}
+	require.NoError(t, s.prune(t.Context(), small))
+	left := map[string]int{}
+	for _, r := range s.all(t) {
+		left[r.Principal[:2]+" "+r.Method[strings.LastIndex(r.Method, "/")+1:]+" "+r.Outcome]++
+	}
+	require.Equal(t, map[string]int{
+		"bo IssueToken OK": 1, "bo BindRole PERMISSION_DENIED": 1, "TV RevokeToken OK": 20, "TV RevokeToken PERMISSION_DENIED": 20,
+		"mo AcceptInvitation OK": 10,
+	}, left)
+}
+
 // Pruning often costs nothing while little has happened, and looks at the records soon when much has.
 func TestPruneLooksWhenItIsDue(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // class is a sort of records that is bounded by itself.
@@ -14,6 +15,9 @@ type class uint8
 const (
 	// policy are changes of roles, tenants, quotas or the cluster itself.
 	policy class = iota
+	// answers are the answers of users to invitations. They belong to no org, like records of operators, and must not evict
+	// those.
+	answers
 	// credentials are tokens that were issued and revoked, and passwords that were set.
 	credentials
 	// changes are all other changes but those of credit.
@@ -32,13 +36,15 @@ type limit struct {
 	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
 	// principal.
 	cloud int
-	// total is the limit of all shares of an org together, or of the whole class if the class is not shared by org.
+	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of the whole
+	// class without service accounts, whose total is per org.
 	total int
 }
 
 // limits are how many records are kept of each class. A record takes about 300 bytes.
 var limits = [classes]limit{
 	policy:      {each: 100_000, cloud: 1_000_000, total: 1_000_000},
+	answers:     {each: 10_000, cloud: 10_000, total: 1_000_000},
 	credentials: {each: 10_000, cloud: 10_000, total: 1_000_000},
 	changes:     {each: 200_000, cloud: 1_000_000, total: 1_000_000},
 	credits:     {each: 100_000, cloud: 300_000, total: 300_000},
@@ -55,6 +61,8 @@ func (r *Record) class() class {
 		switch method {
 		case "IssueToken", "ExchangeToken", "RevokeToken", "RevokeTokens", "SetPassword":
 			return credentials
+		case "AcceptInvitation", "DeclineInvitation":
+			return answers
 		}
 		return policy
 	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
@@ -74,22 +82,27 @@ type share struct {
 }
 
 // shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org and
-// principal: an org's administrator cannot evict records of what the cloud's administrators did to the org. Credentials
-// and refusals are shared by principal, because anybody can cause refusals in any org. The rest is shared by org.
+// principal: an org's administrator cannot evict records of what the cloud's administrators did to the org. Answers,
+// credentials and refusals are shared by principal, because anybody can cause refusals in any org; the total of service
+// accounts is that of their org, because an org can make any number of them. The rest is shared by org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {
 	case policy:
 		return share{c, string(r.Tenant.Org), r.Principal}, share{class: c, org: string(r.Tenant.Org)}
-	case credentials, refusals:
-		return share{c, "", r.Principal}, share{class: c}
+	case answers, credentials, refusals:
+		total = share{class: c}
+		if r.Proof == cloud.ProofAppCred {
+			total.org = string(r.Tenant.Org)
+		}
+		return share{c, "", r.Principal}, total
 	}
 	return share{class: c, org: string(r.Tenant.Org)}, share{class: c, org: string(r.Tenant.Org)}
 }
 
 // most returns how many records of a share are kept.
 func (l *limit) most(s share) int {
-	byOrg := s.class != credentials && s.class != refusals
+	byOrg := s.class != answers && s.class != credentials && s.class != refusals
 	if byOrg && s.org == "" || !byOrg && s.name == "" {
 		return l.cloud
 	}

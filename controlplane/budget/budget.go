@@ -6,7 +6,7 @@
 //     and no record is written to count records. A new leader begins with full budgets.
 //   - A call within a project is charged to the project and to its org; a call about an org is charged to the org. An
 //     org has OrgShare times the limits of a project. A call without a tenant (a user's own password or tokens) is
-//     charged to the caller.
+//     charged to the caller, or to the project of a service account.
 //   - The calls are checked before the command does any work. The bytes are charged with the size of each log entry
 //     before the entry is proposed. One entry may exceed the budget of bytes; further calls are refused until the debt
 //     is paid.
@@ -110,7 +110,8 @@ func payersOf(c *cloud.Caller) []payer {
 		return nil
 	}
 	var out []payer
-	org, project := string(c.Tenant.Org), string(c.Tenant.Project)
+	at := c.Payer()
+	org, project := string(at.Org), string(at.Project)
 	if project != "" {
 		out = append(out, payer{"project\x00" + org + "\x00" + project, "project " + project, 1})
 	}

@@ -212,3 +212,18 @@ func TestValidate(t *testing.T) {
 		require.Error(t, bad.Validate())
 	}
 }
+
+// The accounts of a project have one budget together for calls that belong to no tenant: a project makes as many accounts
+// as it likes.
+func TestAccountsShareTheirProjectsBudget(t *testing.T) {
+	b := New(Limits{CallsPerSecond: 10, CallsBurst: 20, BytesPerSecond: 100, BytesBurst: 1000}, (&timer{}).elapsed)
+	n := 0
+	for i := range 10 {
+		admits, _ := admitted(b, auth.With(context.Background(), &cloud.Caller{
+			User: cloud.UserID(fmt.Sprint("TV", i)), Proof: cloud.ProofAppCred, Method: "/identity.v1.IdentityService/RevokeToken",
+			Scope: cloud.Tenant{Org: "evil", Project: "lair"},
+		}, auth.RPC))
+		n += admits
+	}
+	require.Equal(t, 20, n)
+}

@@ -327,21 +327,27 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 		if err != nil {
 			return err
 		}
-		if !holder.Proven() {
-			return nil // it is worth nothing
-		}
-		return s.deny(ctx, denialOf(holder))
+		return s.denyOwn(ctx, holder)
 	}
 	if err := cloud.CheckUUID("token_id", id); err != nil {
 		return err
 	}
 	if id == caller.TokenID {
-		return s.deny(ctx, denialOf(caller))
+		return s.denyOwn(ctx, caller)
 	}
 	if !caller.Governs() {
 		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
 	}
 	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
+}
+
+// denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny. The
+// same holds under --dev: anybody may use any name there, and a denial would count against the principal of that name.
+func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
+	if !c.Proven() || c.Proof == cloud.ProofDev {
+		return nil
+	}
+	return s.deny(ctx, denialOf(c))
 }
 
 // deny revokes a token, and logs if that revoked all tokens of the principal.

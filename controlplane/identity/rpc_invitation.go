@@ -52,11 +52,6 @@ func (r *server) AcceptInvitation(ctx context.Context, in *identityv1.AcceptInvi
 	if err != nil {
 		return nil, err
 	}
-	// A token limited to a tenant, such as one given to a program, must not extend its holder's roles.
-	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
-		return nil, fault.New(fault.PermissionDenied, "the token acts in %s only: log in without org_id and project_id to accept an invitation", at).
-			WithReason(auth.TokenScope)
-	}
 	return r.answer(ctx, user, in.GetBinding(), r.s.do.accept)
 }
 
@@ -70,6 +65,11 @@ func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineIn
 
 // answer runs do, which accepts or declines an invitation, in the command for the user.
 func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do func(context.Context, answer) (none, error)) (*emptypb.Empty, error) {
+	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline an offer.
+	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
+		return nil, fault.New(fault.PermissionDenied, "the token acts in %s only: log in without org_id and project_id to answer an invitation", at).
+			WithReason(auth.TokenScope)
+	}
 	binding := bindingFrom(b)
 	if err := binding.Check(); err != nil {
 		return nil, err

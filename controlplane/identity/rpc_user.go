@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -156,10 +157,7 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 // granted admits a call that gives or takes a role, for the role's tenant, and returns the grant.
 func granted(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
-		// Nobody must keep a role that somebody gave them.
-		caller := auth.CallerOf(ctx)
-		own := method == "UnbindRole" && caller != nil && caller.Proven() && caller.Proof != cloud.ProofDev && string(caller.User) == user
-		if !own || !fault.Is(err, fault.PermissionDenied) {
+		if method != "UnbindRole" || !givesUp(auth.CallerOf(ctx), user, bindingFrom(b), err) {
 			return none, err
 		}
 	}
@@ -175,6 +173,17 @@ func granted(ctx context.Context, method, user string, b *identityv1.Binding) (n
 		User: cloud.UserID(user), Binding: binding, By: caller.Name(),
 		Always: caller.Has(cloud.SystemAdmin, cloud.Tenant{}) || mutant.On(mutant.GrantUnasked),
 	}, nil
+}
+
+// givesUp reports whether a caller who was refused UnbindRole at a place may call it there nevertheless, to give up a role
+// of their own. They must have the role: the call counts for the budget of its org, where nobody else may spend. A token
+// that is limited to another place does not reach there.
+func givesUp(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
+	f, ok := fault.From(refused)
+	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {
+		return false
+	}
+	return c != nil && c.Proven() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
 }
 
 func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {

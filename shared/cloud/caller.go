@@ -131,6 +131,16 @@ func (c *Caller) Has(role Role, at Tenant) bool {
 // Governs reports whether the caller rules the whole cloud: system:admin, with a token that is not bound to a part of it.
 func (c *Caller) Governs() bool { return c.Scope == (Tenant{}) && c.Has(SystemAdmin, Tenant{}) }
 
+// Payer returns the tenant that the call counts for, in budgets and in the audit: the one that it was admitted for. A call
+// of a service account that belongs to no tenant counts for the account's project, because whoever governs a project makes
+// as many accounts there as they like.
+func (c *Caller) Payer() Tenant {
+	if c.Tenant == (Tenant{}) && c.Proof == ProofAppCred {
+		return c.Scope
+	}
+	return c.Tenant
+}
+
 // Name is how the caller appears in records and logs.
 func (c *Caller) Name() string {
 	if c.Node != "" {

@@ -115,20 +115,21 @@ func give(tx *store.Tx, u *User, b cloud.Binding) error {
 	if slices.Contains(u.Bindings, b) {
 		return nil
 	}
-	// Replace the same role in an earlier incarnation of the project, which grants nothing any more.
-	u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), b.Same)
-	if in := countIn(u.Bindings, b.Org); in >= maxPerOrg {
+	u.Home, u.HomeSettled = u.HomeOrg(), true
+	// Drop the roles in deleted projects and in earlier incarnations. They never give access again, and no list shows them, so
+	// nobody could make room by removing them.
+	before, err := effective(tx, slices.DeleteFunc(slices.Clone(u.Bindings), b.Same))
+	if err != nil {
+		return err
+	}
+	if in := countIn(before, b.Org); in >= maxPerOrg {
 		if b.Org == "" {
 			return fault.New(fault.ResourceExhausted, "user %s has %d roles in the cloud", u.ID, in)
 		}
 		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: take one away first", u.ID, in, b.Org)
 	}
-	before, err := effective(tx, u.Bindings)
-	if err != nil {
-		return err
-	}
-	u.Home, u.HomeSettled = u.HomeOrg(), true
-	u.Defaults = u.Defaults.Settle(before).Settle(append(before, b))
+	u.Defaults = u.Defaults.Settle(before).Settle(append(slices.Clone(before), b))
+	u.Bindings = before
 	u.Bindings = append(u.Bindings, b)
 	Users.Put(tx, u, string(u.ID))
 	return nil

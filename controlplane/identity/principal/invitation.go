@@ -193,12 +193,16 @@ func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	if err != nil {
 		return err
 	}
+	had, err := effective(tx, u.Bindings)
+	if err != nil {
+		return err
+	}
 	switch {
 	case missing != nil:
 		return missing
 	case rec.Open[i].Binding != b:
 		return notInvited(id, b) // to an earlier incarnation of the project
-	case len(u.Bindings) >= maxBindings:
+	case len(had) >= maxBindings:
 		return fault.New(fault.ResourceExhausted, "%s has %d roles: give one up first", id, maxBindings)
 	}
 	if err := give(tx, u, b); err != nil {
