@@ -271,7 +271,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		StrictReconfig: c.KV.StrictReconfig, Audit: audits,
 	}
 	etcd := etcdrpc.New(etcdOptions)
-	etcdOptions.TrustLoopback = c.KV.EtcdTrustLoopback
+	etcdOptions.TrustLoopback, etcdOptions.CountWith = c.KV.EtcdTrustLoopback, etcd
 	etcdPorts := etcdrpc.New(etcdOptions)
 	streams := rpc.NewStreams()
 	public, health := rpc.New(rpc.Options{

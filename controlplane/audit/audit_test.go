@@ -94,6 +94,28 @@ func TestNobodyIsCrowdedOut(t *testing.T) {
 	require.EqualValues(t, 500, of, "each is counted")
 }
 
+// TestAnOrgTakesNobodysNotes has many principals of one org make more different calls in a second than are noted. The calls
+// of another org and of an operator are noted all the same.
+func TestAnOrgTakesNobodysNotes(t *testing.T) {
+	now := time.UnixMilli(1_800_000_000_000)
+	s := newService(t, &now)
+	for i := range 500 {
+		s.Failed(&cloud.Caller{
+			User: cloud.UserID(fmt.Sprint("robot-", i)), Proof: cloud.ProofAppCred, Method: "/m/X", Tenant: cloud.Tenant{Org: "evil", Project: "lair"},
+		}, "PERMISSION_DENIED", "")
+	}
+	s.Failed(&cloud.Caller{User: "ada", Proof: cloud.ProofPassword, Method: "/m/X", Tenant: cloud.Tenant{Org: "acme", Project: "web"}}, "PERMISSION_DENIED", "")
+	s.Done(&cloud.Caller{User: "admin", Proof: cloud.ProofPassword, Method: "/m/Y"})
+	s.flush(t.Context(), time.Second)
+	seen := map[string]int{}
+	for _, r := range s.all(t) {
+		seen[string(r.Tenant.Org)+"/"+r.Principal]++
+	}
+	require.Equal(t, 1, seen["acme/ada"])
+	require.Equal(t, 1, seen["/admin"])
+	require.Len(t, seen, maxNotesOf+3, "the notes of one org, those two, and the count of the others")
+}
+
 // Ordinary traffic takes the place of ordinary traffic only.
 func TestClassesAreBoundedByThemselves(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)

@@ -17,10 +17,12 @@ import (
 const (
 	// Keep is how long a record is kept, in milliseconds.
 	Keep = int64(90 * 24 * 3600_000)
-	// noteEvery is how often notes are written, maxNotes how many different ones then, and as many of callers who proved
-	// nothing.
-	noteEvery = time.Second
-	maxNotes  = 50
+	// noteEvery is how often notes are written. At most maxProvenNotes different ones of authenticated callers are written
+	// then, maxNotesOf of them of one org (of one principal without an org), and maxNotes of unauthenticated callers.
+	noteEvery      = time.Second
+	maxProvenNotes = 200
+	maxNotesOf     = 20
+	maxNotes       = 50
 	// writeTime is how long writing notes may take, lastTime when the member stops.
 	writeTime = 10 * time.Second
 	lastTime  = time.Second
@@ -53,6 +55,8 @@ type Service struct {
 type notes struct {
 	kinds map[kind]*Record
 	order []kind
+	// shares counts the notes of each org, or of each principal without one.
+	shares map[string]int
 	// lost are those of kinds that there was no room for.
 	lost uint64
 }
@@ -60,16 +64,19 @@ type notes struct {
 // kind is what makes notes alike.
 type kind struct{ principal, method, outcome, address string }
 
-func (n *notes) add(r *Record, k kind) {
+// add adds a note, or counts it with one like it. It counts the note as lost when there are most others already, or mostOf
+// others of the same share.
+func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	switch like := n.kinds[k]; {
 	case like != nil:
 		like.Suppressed++
-	case len(n.kinds) >= maxNotes:
+	case len(n.kinds) >= most, n.shares[share] >= mostOf:
 		n.lost++
 	default:
 		if n.kinds == nil {
-			n.kinds = map[kind]*Record{}
+			n.kinds, n.shares = map[kind]*Record{}, map[string]int{}
 		}
+		n.shares[share]++
 		n.kinds[k] = r
 		n.order = append(n.order, k)
 	}
@@ -101,7 +108,11 @@ func (s *Service) Note(r Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.Principal != "" {
-		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address})
+		share := "org " + string(r.Tenant.Org)
+		if r.Tenant.Org == "" {
+			share = "principal " + r.Principal
+		}
+		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address}, share, maxProvenNotes, maxNotesOf)
 	} else {
 		k := kind{outcome: r.Outcome, address: r.Address}
 		// The method is in the key of refused logins and of refused changes of the cluster or of etcd's users, so that
@@ -109,7 +120,7 @@ func (s *Service) Note(r Record) {
 		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") || strings.HasPrefix(r.Method, "/etcdserverpb.") {
 			k.method = r.Method
 		}
-		s.claimed.add(&r, k)
+		s.claimed.add(&r, k, "", maxNotes, maxNotes)
 	}
 	select {
 	case s.awake <- struct{}{}:

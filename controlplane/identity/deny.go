@@ -18,6 +18,8 @@ type denial struct {
 	// User is the token's principal, counted for maxDenials. It is empty if the principal is unknown (an administrator
 	// revoked a token by its ID) or not counted (tokens made with the cluster key), and in records of former versions.
 	User cloud.UserID `cbor:",omitempty"`
+	// Org is the org of a service account, counted for maxOrgDenials. It is empty for users.
+	Org cloud.OrgID `cbor:",omitempty"`
 }
 
 // denialOf returns the denial that revokes a caller's own token.
@@ -26,12 +28,19 @@ func denialOf(c *cloud.Caller) denial {
 	if c.Proof != cloud.ProofHostKey {
 		d.User = c.User
 	}
+	if c.Proof == cloud.ProofAppCred {
+		d.Org = c.Scope.Org
+	}
 	return d
 }
 
 // maxDenials bounds the stored denials of one principal. The next denial instead revokes all tokens of the principal,
 // by raising its epoch, and removes the stored denials.
 const maxDenials = 1000
+
+// maxOrgDenials bounds the stored denials of all service accounts of one org, which may have any number of accounts over
+// time. Beyond it a denial revokes all tokens of the account, as with maxDenials.
+const maxOrgDenials = 20_000
 
 // denied is the answer of the command that denies a token. AllEnded is set if it revoked all tokens of the principal.
 type denied struct{ AllEnded bool }
@@ -42,6 +51,8 @@ var (
 	overDenials = store.NewTable[struct{}]("denied-until")
 	// userDenials indexes denials by principal: denied-user/<user>/<token's ID>.
 	userDenials = store.NewTable[struct{}]("denied-user")
+	// orgDenials counts the denials with an Org: denied-org/<org>.
+	orgDenials = store.NewTable[uint64]("denied-org")
 )
 
 // put denies a token.
@@ -55,9 +66,11 @@ func (d denial) put(tx *store.Tx) (denied, error) {
 		if had.Until >= d.Until {
 			return denied{}, nil
 		}
-		had.remove(tx)
+		if err := had.remove(tx); err != nil {
+			return denied{}, err
+		}
 		if d.User == "" {
-			d.User = had.User
+			d.User, d.Org = had.User, had.Org
 		}
 	}
 	if d.User != "" {
@@ -69,14 +82,49 @@ func (d denial) put(tx *store.Tx) (denied, error) {
 	}
 	denials.Put(tx, &d, d.Token)
 	overDenials.Put(tx, &struct{}{}, until(d.Until), d.Token)
-	return denied{}, nil
+	return denied{}, d.count(tx, 1)
 }
 
-// endAll revokes all tokens of the denial's principal if the principal has maxDenials denials already, and removes
-// these: their tokens now have an old epoch. It reports whether it did.
+// count adds n to the number of stored denials of the denial's org, if it has one.
+func (d *denial) count(tx *store.Tx, n int) error {
+	if d.Org == "" {
+		return nil
+	}
+	stored, err := orgDenials.Get(tx, string(d.Org))
+	if err != nil {
+		return err
+	}
+	sum := uint64(max(n, 0))
+	if stored != nil {
+		sum = uint64(max(int64(*stored)+int64(n), 0))
+	}
+	if sum == 0 {
+		orgDenials.Delete(tx, string(d.Org))
+		return nil
+	}
+	orgDenials.Put(tx, &sum, string(d.Org))
+	return nil
+}
+
+// orgIsFull reports whether the denial's org has maxOrgDenials stored denials.
+func (d *denial) orgIsFull(tx *store.Tx) (bool, error) {
+	if d.Org == "" {
+		return false, nil
+	}
+	stored, err := orgDenials.Get(tx, string(d.Org))
+	return stored != nil && *stored >= maxOrgDenials, err
+}
+
+// endAll revokes all tokens of the denial's principal if the principal has maxDenials denials already, or its org has
+// maxOrgDenials. It then removes the denials of the principal: their tokens now have an old epoch. It reports whether it
+// did.
 func (d denial) endAll(tx *store.Tx) (bool, error) {
+	full, err := d.orgIsFull(tx)
+	if err != nil {
+		return false, err
+	}
 	had, _, err := userDenials.List(tx, maxDenials, string(d.User))
-	if err != nil || len(had) < maxDenials {
+	if err != nil || len(had) < maxDenials && !full {
 		return false, err
 	}
 	// The tokens of a principal that was deleted meanwhile are invalid already, also for a new principal of the same
@@ -91,19 +139,22 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 			return false, err
 		}
 		if one != nil {
-			one.remove(tx)
+			if err := one.remove(tx); err != nil {
+				return false, err
+			}
 		}
 	}
 	return true, nil
 }
 
 // remove deletes a denial with its index entry.
-func (d *denial) remove(tx *store.Tx) {
+func (d *denial) remove(tx *store.Tx) error {
 	denials.Delete(tx, d.Token)
 	overDenials.Delete(tx, until(d.Until), d.Token)
 	if d.User != "" {
 		userDenials.Delete(tx, string(d.User), d.Token)
 	}
+	return d.count(tx, -1)
 }
 
 // forgetAtOnce bounds the denials that a transaction forgets.
@@ -127,7 +178,9 @@ func forgetDenied(ctx context.Context, s *store.Store) error {
 					return err
 				}
 				if d != nil {
-					d.remove(tx)
+					if err := d.remove(tx); err != nil {
+						return err
+					}
 				}
 				overDenials.Delete(tx, r.Path...)
 			}

@@ -146,6 +146,47 @@ func TestManyRevokedTokensEndThemAll(t *testing.T) {
 	require.True(t, valid(w.token(w.first, slow)), "it logs in again")
 }
 
+// TestDenialsOfAnOrgAreBounded fills the stored denials of an org's service accounts. The next revocation of an account
+// revokes all its tokens, stores nothing, and does not affect other accounts.
+func TestDenialsOfAnOrgAreBounded(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	ci, other := w.robot("ci"), w.robot("other")
+	stored := func() (n uint64) {
+		require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
+			count, err := orgDenials.Get(v, "default")
+			if count != nil {
+				n = *count
+			}
+			return err
+		}))
+		return n
+	}
+	revoke := func(text string) {
+		require.NoError(t, second(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	}
+	revoke(w.token(w.first, other))
+	require.EqualValues(t, 1, stored())
+	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+		return (&denial{Org: "default"}).count(tx, maxOrgDenials-1) // other accounts, deleted by now
+	})
+	require.NoError(t, err)
+	kept, revoked, theirs := w.token(w.first, ci), w.token(w.first, ci), w.token(w.first, other)
+	revoke(revoked)
+	require.EqualValues(t, maxOrgDenials, stored(), "no further denial is stored")
+	for _, text := range []string{kept, revoked} {
+		_, err := w.first.Verify(t.Context(), text)
+		require.True(t, fault.Is(err, fault.Unauthenticated), "all tokens of the account are revoked: %v", err)
+	}
+	for _, text := range []string{theirs, w.token(w.first, ci)} {
+		_, err := w.first.Verify(t.Context(), text)
+		require.NoError(t, err)
+	}
+	w.wait(longest + time.Hour)
+	require.NoError(t, w.first.Tend(t.Context()))
+	require.EqualValues(t, maxOrgDenials-1, stored(), "a denial that is forgotten is not counted")
+}
+
 // Denials that a former version wrote, without a principal, still deny and are still forgotten.
 func TestDenialsOfFormerVersions(t *testing.T) {
 	w := newWorld(t)

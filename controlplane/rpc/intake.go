@@ -153,7 +153,7 @@ type metered struct {
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
+	leave, err := m.intake.conns.enter(NetworkOf(raw.RemoteAddr()), "")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -231,10 +231,12 @@ func network(ctx context.Context) netip.Addr {
 	if !ok {
 		return netip.Addr{}
 	}
-	return networkOf(p.Addr)
+	return NetworkOf(p.Addr)
 }
 
-func networkOf(from net.Addr) netip.Addr {
+// NetworkOf returns the address that bounds per address count: an IPv4 address, or the /64 prefix of an IPv6 address, all of
+// which one host may have for itself. It returns the zero Addr if from is not a TCP address.
+func NetworkOf(from net.Addr) netip.Addr {
 	tcp, ok := from.(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}

@@ -84,6 +84,8 @@ type Options struct {
 	// TrustLoopback lets callers on loopback call governing methods without a credential until Auth is enabled, as etcd
 	// does. It is for test suites: any process of the host can then stop the cluster.
 	TrustLoopback bool
+	// CountWith is a server whose streams count against the same bounds as the new server's; optional.
+	CountWith *Server
 	// Audit records governing calls; optional.
 	Audit auth.Auditor
 	// CommonName makes the common name of a client's certificate the user of whoever shows no token.
@@ -98,13 +100,17 @@ type Server struct {
 	opts    Options
 	checks  *auth.Rechecker // of the tokens that opened streams
 	waiting streams
-	open    openStreams
+	open    *openStreams
 	slow    slowLog
 }
 
 // New makes a server. Run it.
 func New(opts Options) *Server {
-	return &Server{opts: opts, checks: auth.NewRechecker(opts.Verifier), slow: slowLog{log: opts.Log}}
+	s := &Server{opts: opts, checks: auth.NewRechecker(opts.Verifier), open: &openStreams{}, slow: slowLog{log: opts.Log}}
+	if opts.CountWith != nil {
+		s.open = opts.CountWith.open
+	}
+	return s
 }
 
 // Run ends streams while there is no leader, until ctx ends.

@@ -5,18 +5,30 @@ import (
 	"sync"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
 )
 
 // Bounds on the streams (Watch, LeaseKeepAlive, RangeStream, Snapshot) that are open at a time on one member, over all of
 // its ports. One more is ResourceExhausted. etcd has no such bound; its clients carry all watches of a program over a
 // few streams.
 const (
-	// maxClientStreams bounds one user of etcd's Auth or, where no user is known, one address.
+	// maxClientStreams bounds one user of etcd's Auth or, where no user is known, one address (an IPv6 /64).
 	maxClientStreams = 2048
 	// maxStreams bounds all clients of a member.
 	maxStreams = 8192
 )
+
+// networkOf returns the address that a call counts for, or an empty string if it has none.
+func networkOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	return rpc.NetworkOf(p.Addr).String()
+}
 
 // openStreams counts the open streams of a member.
 type openStreams struct {
@@ -29,7 +41,7 @@ type openStreams struct {
 func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
 	client := "user " + user
 	if user == "" {
-		client = "address " + addressOf(ctx)
+		client = "address " + networkOf(ctx)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
