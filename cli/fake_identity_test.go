@@ -20,7 +20,7 @@ import (
 // More secrets: what the fake gives to whoever is not demo, and a service account's.
 const (
 	issuedToken = "eyJpc3N1ZWQ.t0ken.sig"
-	// unprovenToken is one that REST gave without a password.
+	// unprovenToken is a token that REST issues without a password.
 	unprovenToken = "eyJ1bnByb3Zlbg.t0ken.sig"
 	oidcToken     = "eyJvaWRj.t0ken.sig"
 	saSecret      = "service-s3cret"

@@ -171,7 +171,7 @@ func (h *house) unproven() string {
 	return h.restToken("sys", wrongSecret, web)
 }
 
-// restToken is what the token endpoint of the spec gives.
+// restToken returns a token of the wire contract's token endpoint.
 func (h *house) restToken(user, password string, scope cloud.Tenant) string {
 	ask, err := json.Marshal(map[string]string{
 		"username": user, "password": password, "org_id": string(scope.Org), "project_id": string(scope.Project),

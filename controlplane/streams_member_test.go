@@ -118,7 +118,7 @@ func (w *watchers) read(s grpc.ServerStreamingClient[vmv1.VmEvent], last int) er
 	return nil
 }
 
-// heapInUse is what this process needs, in bytes, without what a collection frees.
+// heapInUse returns the bytes of heap and stacks in use after a garbage collection.
 func heapInUse() uint64 {
 	runtime.GC()
 	runtime.GC()

@@ -50,7 +50,7 @@ func TestTakenAwayEverywhere(t *testing.T) {
 	_, err := w.admin.Identity.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: binding})
 	require.NoError(t, err)
 	time.Sleep(seen)
-	everywhere(codes.NotFound) // whoever has no role in a project is told that there is none
+	everywhere(codes.NotFound) // a project without a role of the caller is answered like a missing one
 	_, err = w.admin.Identity.BindRole(ctx, &identityv1.BindRoleRequest{UserId: "ada", Binding: binding})
 	require.NoError(t, err)
 	everywhere(codes.OK)

@@ -142,7 +142,7 @@ func newWorld(t testing.TB, rules Rules) *world {
 	return w
 }
 
-// lookUp is what package controlplane tells wallets of projects.
+// lookUp looks up projects for wallets, as package controlplane does.
 func lookUp(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	p, err := tenant.Projects.Get(r, string(id))
 	if err != nil || p == nil {

@@ -57,7 +57,7 @@ type world struct {
 	quorum  *quorum
 	credits *Service
 
-	// projects are those that exist.
+	// projects holds the existing projects.
 	projects map[cloud.ProjectID]Project
 
 	mu sync.Mutex

@@ -94,15 +94,16 @@ func (d *denial) count(tx *store.Tx, n int) error {
 	if err != nil {
 		return err
 	}
-	sum := uint64(max(n, 0))
+	sum := int64(n)
 	if stored != nil {
-		sum = uint64(max(int64(*stored)+int64(n), 0))
+		sum += int64(*stored)
 	}
-	if sum == 0 {
+	if sum <= 0 {
 		orgDenials.Delete(tx, string(d.Org))
 		return nil
 	}
-	orgDenials.Put(tx, &sum, string(d.Org))
+	now := uint64(sum)
+	orgDenials.Put(tx, &now, string(d.Org))
 	return nil
 }
 

@@ -55,7 +55,7 @@ func (w *world) acts(text string, m auth.Method) (cloud.Tenant, error) {
 	return auth.Admit(w.as(w.first, text), m, "", "")
 }
 
-// bindings are what ListBindings shows of an org: "pending" first for an invitation.
+// bindings lists the grants that ListBindings returns for an org. The text of an invitation begins with "pending".
 func (w *world) bindings(by context.Context, org string) (all []string) {
 	q := &identityv1.ListBindingsRequest{OrgId: org}
 	for {
@@ -151,7 +151,7 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 	require.Contains(t, w.bindings(mallory, "evil"), "bob project:viewer lair")
 }
 
-// An additional role, whoever gives it, does not change the tenant of a token in use; removing a role does.
+// An additional role does not change the tenant of a token in use, from any giver; removing a role does.
 func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
 	w, r := rivals(t)
 	shop := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "shop"}

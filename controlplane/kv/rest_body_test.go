@@ -38,7 +38,7 @@ func (s *stage) hang(bytes int, refused chan<- string) net.Conn {
 	return conn
 }
 
-// held is what bodies hold of each tier's memory.
+// held returns, per tier, the bytes that unfinished bodies hold.
 func (s *stage) held() (out []int64) {
 	for i, t := range bodyTiers {
 		free := t.room

@@ -79,7 +79,8 @@ const (
 type Admission struct {
 	// Proven says that the caller showed a valid credential.
 	Proven bool
-	// Holder is whose credential it is, for maxProvenBy and maxLargeBy; empty when the caller has proved nothing.
+	// Holder identifies the holder of the credential for maxProvenBy and maxLargeBy. It is empty for an unauthenticated
+	// caller.
 	Holder string
 	// Limit is the longest message that the call may send, in bytes.
 	Limit int
@@ -112,7 +113,7 @@ type Intake struct {
 	streams int           // per connection
 	time    time.Duration // ReceiveTime, less in tests
 
-	// methods are those that are registered: only their calls are followed, because gRPC answers others by itself.
+	// methods holds the registered methods. Calls of other methods are not metered, because gRPC answers them itself.
 	methods  map[string]bool
 	meters   sync.Map // of *meter by net.Addr
 	judged   *budget  // calls that admit has not answered; apart, so that strangers do not keep out who has a credential
@@ -126,7 +127,8 @@ type Intake struct {
 // runs in the call's own goroutine and may block. The context that it returns is that of the handler of a unary call.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
-		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime, judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
+		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
+		judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
 		conns: newBudget(maxConns, maxConnsOf, 0),
 	}
@@ -153,7 +155,7 @@ type metered struct {
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	leave, err := m.intake.conns.enter(NetworkOf(raw.RemoteAddr()), "")
+	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -221,22 +223,20 @@ func (i *Intake) receiver(ctx context.Context, method string) (*receiver, error)
 	if !ok {
 		return nil, status.Error(codes.Internal, "the call's connection is not metered")
 	}
-	return &receiver{intake: i, method: method, call: c, from: network(ctx), begin: time.Now()}, nil
+	return &receiver{intake: i, method: method, call: c, from: Network(ctx), begin: time.Now()}, nil
 }
 
-// network returns the client address of a call; of an IPv6 address the first 64 bits, since a host usually has a /64
-// for itself.
-func network(ctx context.Context) netip.Addr {
+// Network returns the client address of a call for bounds per address: an IPv4 address, or the first 64 bits of an IPv6
+// address, since a host usually has a /64 for itself. It returns the zero Addr if the client is not at a TCP address.
+func Network(ctx context.Context) netip.Addr {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return netip.Addr{}
 	}
-	return NetworkOf(p.Addr)
+	return networkOf(p.Addr)
 }
 
-// NetworkOf returns the address that bounds per address count: an IPv4 address, or the /64 prefix of an IPv6 address, all of
-// which one host may have for itself. It returns the zero Addr if from is not a TCP address.
-func NetworkOf(from net.Addr) netip.Addr {
+func networkOf(from net.Addr) netip.Addr {
 	tcp, ok := from.(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}

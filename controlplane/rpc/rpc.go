@@ -179,7 +179,7 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	if caller == nil {
 		return ctx, nil
 	}
-	caller.RequestID, caller.Address = RequestID(ctx), address(ctx)
+	caller.RequestID, caller.Address = RequestID(ctx), Address(ctx)
 	if keys := md.Get("idempotency-key"); len(keys) > 0 {
 		if err := auth.CheckIdempotencyKey("idempotency-key", keys[0]); err != nil {
 			return ctx, err
@@ -241,14 +241,14 @@ func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, 
 		f = fault.New(fault.Internal, "internal error")
 	}
 	if e.opts.Public && auth.Open[auth.Method(method)] == "" {
-		auth.Report(e.opts.Audit, caller, auth.Method(method), f, RequestID(ctx), address(ctx))
+		auth.Report(e.opts.Audit, caller, auth.Method(method), f, RequestID(ctx), Address(ctx))
 	}
 }
 
-// address is where a call came from, without the port.
-func address(ctx context.Context) string {
+// Address returns the address that a call came from, without the port; empty if it is unknown.
+func Address(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
-	if !ok {
+	if !ok || p.Addr == nil {
 		return ""
 	}
 	host, _, err := net.SplitHostPort(p.Addr.String())

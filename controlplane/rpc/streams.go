@@ -68,7 +68,7 @@ func (s scope) full() error {
 func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	if c == nil || !c.Proven() {
 		return []scope{
-			{"address", network(ctx).String(), MaxAddressStreams},
+			{"address", Network(ctx).String(), MaxAddressStreams},
 			{"the set of callers who are not authenticated", "", MaxOpenStreams},
 		}
 	}

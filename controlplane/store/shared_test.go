@@ -133,7 +133,8 @@ func TestSharedCurrent(t *testing.T) {
 	require.EqualValues(t, 1, w.made.Load())
 }
 
-// A reader that asks for a change too late is told to read again; a change that another watch has asked for is still there.
+// A reader that asks for a change too late gets an error and must read again. A change that another watch has asked for is
+// still cached.
 func TestSharedHistoryExpires(t *testing.T) {
 	w := newSharing(t, 1<<20, 1<<20)
 	from := w.put("a", "one") + 1

@@ -24,7 +24,7 @@ type door struct {
 	desk *Desk
 	hash Hash
 	at   atomic.Int64
-	// networks are those from which each name logged in before.
+	// networks lists, per name, the networks of earlier logins.
 	networks map[string][]string
 }
 

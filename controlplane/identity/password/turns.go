@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rank is the priority of a request, by what is known about its name and network.
+// rank is the priority of a request. It depends on earlier logins of the name, and on whether one came from the network.
 type rank uint8
 
 const (

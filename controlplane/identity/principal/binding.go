@@ -128,9 +128,9 @@ func give(tx *store.Tx, u *User, b cloud.Binding) error {
 		}
 		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: take one away first", u.ID, in, b.Org)
 	}
-	u.Defaults = u.Defaults.Settle(before).Settle(append(slices.Clone(before), b))
-	u.Bindings = before
-	u.Bindings = append(u.Bindings, b)
+	after := append(slices.Clone(before), b)
+	u.Defaults = u.Defaults.Settle(before).Settle(after)
+	u.Bindings = after
 	Users.Put(tx, u, string(u.ID))
 	return nil
 }

@@ -3,17 +3,16 @@ package etcdrpc
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 
 	"github.com/google/uuid"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -28,7 +27,7 @@ func (s *Server) audited(ctx context.Context, method string, req any, refused er
 		c = &cloud.Caller{}
 		ctx = as(ctx, c)
 	}
-	c.Method, c.Target, c.Address, c.RequestID = method, targetOf(req), addressOf(ctx), uuid.NewString()
+	c.Method, c.Target, c.Address, c.RequestID = method, targetOf(req), rpc.Address(ctx), uuid.NewString()
 	err := refused
 	if err == nil {
 		err = do(ctx)
@@ -47,18 +46,6 @@ func (s *Server) audited(ctx context.Context, method string, req any, refused er
 		s.opts.Audit.Done(c)
 	}
 	return err
-}
-
-// addressOf returns the address that a call came from, without the port.
-func addressOf(ctx context.Context) string {
-	p, ok := peer.FromContext(ctx)
-	if !ok || p.Addr == nil {
-		return ""
-	}
-	if host, _, err := net.SplitHostPort(p.Addr.String()); err == nil {
-		return host
-	}
-	return p.Addr.String()
 }
 
 // targetOf returns the audit target of a governing request: IDs, addresses, and names of users and roles.

@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/rpc"
@@ -21,15 +20,6 @@ const (
 	maxStreams = 8192
 )
 
-// networkOf returns the address that a call counts for, or an empty string if it has none.
-func networkOf(ctx context.Context) string {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return ""
-	}
-	return rpc.NetworkOf(p.Addr).String()
-}
-
 // openStreams counts the open streams of a member.
 type openStreams struct {
 	mu      sync.Mutex
@@ -41,7 +31,7 @@ type openStreams struct {
 func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
 	client := "user " + user
 	if user == "" {
-		client = "address " + networkOf(ctx)
+		client = "address " + rpc.Network(ctx).String()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
