@@ -219,11 +219,6 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 		if caller = auth.CallerOf(ctx); caller != nil {
 			caller.Target = target(req)
 		}
-		if info.FullMethod != uploadPart {
-			if err := e.fits(req); err != nil {
-				return nil, err
-			}
-		}
 		return handler(ctx, req)
 	})
 	if err != nil {
@@ -270,7 +265,7 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 			return nil, err
 		}
 		if caller = auth.CallerOf(ctx); e.opts.Verifier == nil {
-			return nil, handler(srv, &stream{ServerStream: ss, ctx: ctx, edge: e})
+			return nil, handler(srv, &stream{ServerStream: ss, ctx: ctx})
 		}
 		return nil, e.bounded(ctx, ss, func(ss grpc.ServerStream) error { return handler(srv, ss) })
 	})
@@ -282,19 +277,10 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	return e.failure(id, info.FullMethod, err)
 }
 
-// fits refuses a message that only image parts may be as large as.
-func (e *edge) fits(req any) error {
-	if m, ok := req.(proto.Message); ok && e.opts.Public && proto.Size(m) > MaxPlain {
-		return fault.New(fault.TooLarge, "the message is larger than %d bytes", MaxPlain)
-	}
-	return nil
-}
-
 // stream is a stream with a caller.
 type stream struct {
 	grpc.ServerStream
 	ctx  context.Context
-	edge *edge
 	flow *flow // nil where streams are not counted
 }
 
@@ -307,7 +293,7 @@ func (s *stream) RecvMsg(m any) error {
 	if c := auth.CallerOf(s.ctx); c != nil && c.Target == "" {
 		c.Target = target(m)
 	}
-	return s.edge.fits(m)
+	return nil
 }
 
 // call runs f; a panic is an internal error of this call alone.

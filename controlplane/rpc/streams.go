@@ -152,7 +152,7 @@ func (e *edge) bounded(ctx context.Context, ss grpc.ServerStream, run func(grpc.
 		}
 		defer stop()
 	}
-	err := run(&stream{ServerStream: ss, ctx: ctx, edge: e, flow: f})
+	err := run(&stream{ServerStream: ss, ctx: ctx, flow: f})
 	var why *fault.Fault
 	if cause := context.Cause(ctx); err != nil && errors.As(cause, &why) {
 		return cause
