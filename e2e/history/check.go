@@ -105,6 +105,19 @@ type call struct {
 	did *effect
 	// over says that the deadline of the reservation may have come by the end of the call.
 	over bool
+	// silent is set for the effect of a call whose answer is checked as a call of its own; see apart.
+	silent bool
+}
+
+// apart splits a commit or release whose answer shows a later state than its own effect. A member that loses the leader
+// sends such a call again, and the second answer shows the wallet as of then. The effect and the answer each lie within
+// the call, but other calls may take effect between them.
+func (c *call) apart() (effect, answer *call, ok bool) {
+	if c.did == nil || c.Refused != Done || c.Return == Never || c.Kind != Commit && c.Kind != Release || c.Wallet == nil || c.Wallet.Sequence <= uint64(c.did.to) {
+		return nil, nil, false
+	}
+	effect, answer = &call{Op: c.Op, did: c.did, silent: true}, &call{Op: c.Op, over: c.over}
+	return effect, answer, true
 }
 
 // calls are those that say anything, and the sweep's.
@@ -140,7 +153,13 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 				done[c.did] = true
 			}
 		}
-		out = append(out, porcupine.Operation{ClientId: o.Client, Input: c, Call: int64(o.Call), Return: int64(o.Return)})
+		parts := []*call{c}
+		if effect, answer, ok := c.apart(); ok {
+			parts = []*call{effect, answer}
+		}
+		for _, part := range parts {
+			out = append(out, porcupine.Operation{ClientId: o.Client, Input: part, Call: int64(o.Call), Return: int64(o.Return)})
+		}
 	}
 	for _, e := range sorted(b.effects) {
 		switch {
@@ -209,6 +228,9 @@ func (c *call) step(b *book, n int) (bool, int) {
 	next := n
 	if c.did != nil && c.did.from == n && c.Refused == Done {
 		next = c.did.to
+	}
+	if c.silent { // unless another call of the same name has taken effect
+		return true, next
 	}
 	if c.Return == Never {
 		return c.Kind != expire || next != n, next

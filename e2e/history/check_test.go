@@ -161,6 +161,32 @@ func TestTrueHistories(t *testing.T) {
 	}
 }
 
+// A member that loses the leader sends a release again. The release took effect before the leader was lost, other calls took
+// effect meanwhile, and the second answer shows their results too.
+func TestAnswerOfRepeatedRelease(t *testing.T) {
+	s := newScribe(1)
+	id := s.id()
+	s.do(ledger.Command{Op: ledger.DoReserve, Reservation: id, Amount: 5, TTL: 100})
+	s.w.Ops = append(s.w.Ops, Op{Kind: Reserve, Name: id, Amount: 5, TTL: 100, Call: 0, Return: 1, Status: ledger.Pending})
+	figures := func() *Figures { f := figuresOf(must(s.book.Wallet(project))); return &f }
+	s.do(ledger.Command{Op: ledger.DoRelease, Reservation: id})
+	between := figures()
+	s.do(ledger.Command{Op: ledger.DoTopUp, Amount: 7, Description: "other"})
+	other := Op{Client: 1, Kind: TopUp, Name: "other", Amount: 7, Call: 2, Return: 4, Wallet: figures()}
+	release := Op{Client: 2, Kind: Release, Name: id, Amount: 1, Call: 2, Return: 5, Wallet: figures(), Status: ledger.Released, Released: true}
+	read := Op{Client: 3, Kind: ReadWallet, Call: 2, Return: 5, Wallet: between}
+	s.w.Ops = append(s.w.Ops, other, release, read)
+	_, err := s.w.Check(time.Minute)
+	require.NoError(t, err)
+
+	late := &s.w.Ops[len(s.w.Ops)-2]
+	late.Call = 6 // the read saw the effect of the release before the release was called
+	late.Return = 7
+	_, err = s.w.Check(time.Minute)
+	var v *Violation
+	require.ErrorAs(t, err, &v)
+}
+
 // Each lie is found out.
 func TestLies(t *testing.T) {
 	done := func(k Kind) func(*Op) bool { return func(o *Op) bool { return o.Kind == k && o.Refused == Done } }

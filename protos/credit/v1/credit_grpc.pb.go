@@ -80,9 +80,11 @@ type CreditServiceClient interface {
 	GetReservation(ctx context.Context, in *GetReservationRequest, opts ...grpc.CallOption) (*Reservation, error)
 	ListReservations(ctx context.Context, in *ListReservationsRequest, opts ...grpc.CallOption) (*ListReservationsResponse, error)
 	// CommitReservation charges what was reserved, or less and frees the rest. The same commit again changes nothing.
-	// FAILED_PRECONDITION for more than was reserved, or when the reservation has ended otherwise.
+	// FAILED_PRECONDITION for more than was reserved, or when the reservation has ended otherwise. The answer shows the
+	// wallet after the commit. When the leader changes during the call, it may also show the effects of later calls.
 	CommitReservation(ctx context.Context, in *CommitReservationRequest, opts ...grpc.CallOption) (*CommitReservationResponse, error)
-	// ReleaseReservation frees what was reserved. Again: the same answer. FAILED_PRECONDITION when it is committed.
+	// ReleaseReservation frees what was reserved. Again: the same answer. FAILED_PRECONDITION when it is committed. The
+	// wallet in the answer is that of CommitReservation.
 	ReleaseReservation(ctx context.Context, in *ReleaseReservationRequest, opts ...grpc.CallOption) (*ReleaseReservationResponse, error)
 	// AuditLedger recomputes every wallet from its records, each as of one moment, and sends what it found of each.
 	// system:admin.
@@ -331,9 +333,11 @@ type CreditServiceServer interface {
 	GetReservation(context.Context, *GetReservationRequest) (*Reservation, error)
 	ListReservations(context.Context, *ListReservationsRequest) (*ListReservationsResponse, error)
 	// CommitReservation charges what was reserved, or less and frees the rest. The same commit again changes nothing.
-	// FAILED_PRECONDITION for more than was reserved, or when the reservation has ended otherwise.
+	// FAILED_PRECONDITION for more than was reserved, or when the reservation has ended otherwise. The answer shows the
+	// wallet after the commit. When the leader changes during the call, it may also show the effects of later calls.
 	CommitReservation(context.Context, *CommitReservationRequest) (*CommitReservationResponse, error)
-	// ReleaseReservation frees what was reserved. Again: the same answer. FAILED_PRECONDITION when it is committed.
+	// ReleaseReservation frees what was reserved. Again: the same answer. FAILED_PRECONDITION when it is committed. The
+	// wallet in the answer is that of CommitReservation.
 	ReleaseReservation(context.Context, *ReleaseReservationRequest) (*ReleaseReservationResponse, error)
 	// AuditLedger recomputes every wallet from its records, each as of one moment, and sends what it found of each.
 	// system:admin.
