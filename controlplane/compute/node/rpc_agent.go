@@ -3,22 +3,17 @@ package node
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"errors"
 	"io"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	grpcpeer "google.golang.org/grpc/peer"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
@@ -46,76 +41,6 @@ func (s *Service) RegisterAgents(g grpc.ServiceRegistrar) {
 type agents struct {
 	agentv1.UnsafeAgentServiceServer
 	s *Service
-}
-
-// keepKey notes the key of a connection's certificate, which may be of before keys were noted.
-func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
-	leaf, err := shown(ctx)
-	if err != nil || leaf == nil {
-		return err
-	}
-	sum, err := mtls.KeyOf(leaf.PublicKey)
-	if err != nil {
-		return err
-	}
-	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return keep(tx, sum, id) })
-	return err
-}
-
-// caller is the host whose certificate a connection shows; the certificate must be valid and the host's record there.
-func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
-	leaf, err := shown(ctx)
-	if err != nil {
-		return "", err
-	}
-	if leaf != nil && mtls.Expired(leaf, s.opts.Now()) {
-		return "", errExpired()
-	}
-	return s.holder(ctx, leaf)
-}
-
-// admitted authenticates a call like caller and counts it. Call leave at the end of the call.
-func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
-	if id, err = s.caller(ctx); err != nil {
-		return "", nil, err
-	}
-	leave, err = s.enter(ctx, id)
-	return id, leave, err
-}
-
-// holder is the host that a certificate names.
-func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
-	if leaf == nil {
-		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
-	}
-	id, err := mtls.Of(leaf)
-	if err != nil || id.Kind != mtls.Node {
-		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
-	}
-	// Streams come without a deadline of their own.
-	ctx, cancel := context.WithTimeout(ctx, knownTime)
-	defer cancel()
-	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return judge(v, cloud.NodeID(id.Name), leaf) })
-	if err != nil {
-		return "", err
-	}
-	return cloud.NodeID(id.Name), nil
-}
-
-// knownTime is how long finding a host's record may take.
-const knownTime = 5 * time.Second
-
-// shown is the certificate of a connection, nil when there is none.
-func shown(ctx context.Context) (*x509.Certificate, error) {
-	p, ok := grpcpeer.FromContext(ctx)
-	if !ok {
-		return nil, errors.New("no connection")
-	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return nil, nil
-	}
-	return info.State.PeerCertificates[0], nil
 }
 
 func checkProtocol(v uint32) error {
@@ -306,57 +231,6 @@ func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentServ
 	}
 	defer f.Close()
 	return transport.Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&agentv1.ReadImageResponse{Data: b}) })
-}
-
-// openImage opens an image that a VM of the host uses. If no VM of the host uses the image, the error is the same as
-// for an image that this member does not hold, so that a host cannot find out which images exist.
-func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
-	if err := s.spend(ctx, s.budgetOf(id).images, 1); err != nil {
-		return nil, err
-	}
-	limited, cancel := context.WithTimeout(ctx, knownTime)
-	defer cancel()
-	uses := false
-	err := s.opts.Store.View(limited, func(v *store.View) (err error) {
-		uses, err = s.guests.UsesImage(v, id, sha256)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if !uses {
-		return nil, errNoImage()
-	}
-	f, err := s.images.Open(sha256)
-	if fault.Is(err, fault.NotFound) {
-		return nil, errNoImage()
-	}
-	return f, err
-}
-
-func errNoImage() error {
-	return fault.New(fault.NotFound, "this member has no such image for a VM of this host")
-}
-
-// maxReading is how many images a host may read from a member at a time.
-const maxReading = 8
-
-func (s *Service) beginReading(id cloud.NodeID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reading[id] >= maxReading {
-		return false
-	}
-	s.reading[id]++
-	return true
-}
-
-func (s *Service) endReading(id cloud.NodeID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reading[id]--; s.reading[id] == 0 {
-		delete(s.reading, id)
-	}
 }
 
 func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) error {

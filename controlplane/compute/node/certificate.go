@@ -1,0 +1,86 @@
+package node
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	grpcpeer "google.golang.org/grpc/peer"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// keepKey notes the key of a connection's certificate, which may be of before keys were noted.
+func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
+	leaf, err := shown(ctx)
+	if err != nil || leaf == nil {
+		return err
+	}
+	sum, err := mtls.KeyOf(leaf.PublicKey)
+	if err != nil {
+		return err
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return keep(tx, sum, id) })
+	return err
+}
+
+// caller is the host whose certificate a connection shows; the certificate must be valid and the host's record there.
+func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
+	leaf, err := shown(ctx)
+	if err != nil {
+		return "", err
+	}
+	if leaf != nil && mtls.Expired(leaf, s.opts.Now()) {
+		return "", errExpired()
+	}
+	return s.holder(ctx, leaf)
+}
+
+// admitted authenticates a call like caller and counts it. Call leave at the end of the call.
+func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
+	if id, err = s.caller(ctx); err != nil {
+		return "", nil, err
+	}
+	leave, err = s.enter(ctx, id)
+	return id, leave, err
+}
+
+// holder is the host that a certificate names.
+func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
+	if leaf == nil {
+		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+	}
+	id, err := mtls.Of(leaf)
+	if err != nil || id.Kind != mtls.Node {
+		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+	}
+	// Streams come without a deadline of their own.
+	ctx, cancel := context.WithTimeout(ctx, knownTime)
+	defer cancel()
+	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return judge(v, cloud.NodeID(id.Name), leaf) })
+	if err != nil {
+		return "", err
+	}
+	return cloud.NodeID(id.Name), nil
+}
+
+// knownTime is how long finding a host's record may take.
+const knownTime = 5 * time.Second
+
+// shown is the certificate of a connection, nil when there is none.
+func shown(ctx context.Context) (*x509.Certificate, error) {
+	p, ok := grpcpeer.FromContext(ctx)
+	if !ok {
+		return nil, errors.New("no connection")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return nil, nil
+	}
+	return info.State.PeerCertificates[0], nil
+}

@@ -1,0 +1,61 @@
+package node
+
+import (
+	"context"
+	"io"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// openImage opens an image that a VM of the host uses. If no VM of the host uses the image, the error is the same as
+// for an image that this member does not hold, so that a host cannot find out which images exist.
+func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
+	if err := s.spend(ctx, s.budgetOf(id).images, 1); err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, knownTime)
+	defer cancel()
+	uses := false
+	err := s.opts.Store.View(limited, func(v *store.View) (err error) {
+		uses, err = s.guests.UsesImage(v, id, sha256)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !uses {
+		return nil, errNoImage()
+	}
+	f, err := s.images.Open(sha256)
+	if fault.Is(err, fault.NotFound) {
+		return nil, errNoImage()
+	}
+	return f, err
+}
+
+func errNoImage() error {
+	return fault.New(fault.NotFound, "this member has no such image for a VM of this host")
+}
+
+// maxReading is how many images a host may read from a member at a time.
+const maxReading = 8
+
+func (s *Service) beginReading(id cloud.NodeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reading[id] >= maxReading {
+		return false
+	}
+	s.reading[id]++
+	return true
+}
+
+func (s *Service) endReading(id cloud.NodeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reading[id]--; s.reading[id] == 0 {
+		delete(s.reading, id)
+	}
+}
