@@ -1,11 +1,15 @@
-// Package shared holds what both binaries must agree on. This file checks the import arrows of the whole module: what is
-// not listed is not allowed.
+// Package shared holds what both binaries must agree on. This file checks the imports of the whole module: what its tables
+// do not list is not allowed.
 package shared
 
 import (
+	"go/ast"
 	"go/build"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,67 +19,85 @@ import (
 
 const module = "github.com/trivet-cloud/trivet/"
 
-// arrows says what each package may import of ours. A value that ends in /… stands for everything below. A service may
-// import what stands below it, never upwards.
-var arrows = map[string][]string{
-	"shared/fault":  {},
-	"shared/mutant": {},
-	"shared/mtls":   {},
-	"shared/qcow2":  {},
-	"shared/cloud":  {"shared/fault", "shared/mutant"},
-	"shared/wire":   {"shared/cloud", "protos/…"},
+// layers are the folders of controlplane, from the bottom up. A package may import packages of lower layers without an
+// entry in inside. Folders in one row must not import each other.
+var layers = [][]string{
+	{"engine", "edge"},
+	{"records"},
+	{"accounts"},
+	{"compute"},
+	{"money"},
+	{"cluster"},
+	{"kv"},
+}
 
-	"controlplane/clock":           {"shared/mutant"},
-	"controlplane/clusterkey":      {"shared/mtls"},
-	"controlplane/certfile":        {"shared/mutant"},
-	"controlplane/consensus":       {"shared/mutant"},
-	"controlplane/disk":            {},
-	"controlplane/mvcc":            {"shared/mutant"},
-	"controlplane/auth":            {"shared/cloud", "shared/fault", "shared/mutant"},
-	"controlplane/loopback":        {},
-	"controlplane/rest":            {"controlplane/auth", "controlplane/loopback", "shared/cloud", "shared/fault"},
-	"controlplane/rpc":             {"controlplane/auth", "shared/cloud", "shared/fault"},
-	"controlplane/rpc/rpctest":     {},
-	"controlplane/lead":            {"controlplane/auth", "shared/cloud", "shared/fault"},
-	"controlplane/budget":          {"controlplane/auth", "shared/cloud", "shared/fault", "shared/mutant"},
-	"controlplane/diskspace":       {"controlplane/auth", "shared/cloud", "shared/fault"},
-	"controlplane/schedule":        {"shared/cloud"},
-	"controlplane/store":           {"controlplane/consensus", "controlplane/mvcc", "controlplane/lead", "shared/cloud", "shared/fault"},
-	"controlplane/store/storetest": {"controlplane/store", "controlplane/mvcc", "shared/cloud", "shared/fault"},
-	"controlplane/peer":            {"controlplane/consensus", "controlplane/lead", "protos/peer/v1", "shared/cloud", "shared/fault", "shared/mtls"},
+// outside lists what the packages of a layer may import from the other folders of the module.
+var outside = map[string][]string{
+	"engine":   {"shared/mutant", "shared/mtls"}, // and nothing that knows the cloud
+	"edge":     {"shared/…"},
+	"records":  {"shared/…", "protos/peer/v1"},
+	"accounts": {"shared/…", "protos/…"},
+	"compute":  {"shared/…", "protos/…"},
+	"money":    {"shared/…", "protos/…"},
+	"cluster":  {"shared/…", "protos/…"},
+	"kv":       {"shared/…", "protos/…"},
+}
 
-	"controlplane/tenant":             {"controlplane/store", "shared/cloud", "shared/fault"},
-	"controlplane/audit":              service(),
-	"controlplane/identity":           service("controlplane/clusterkey", "controlplane/tenant", "controlplane/audit", "controlplane/identity/…"),
-	"controlplane/identity/token":     {"shared/cloud", "shared/fault", "shared/mutant"},
-	"controlplane/identity/password":  {"shared/cloud", "shared/fault"},
-	"controlplane/identity/principal": {"controlplane/identity/password", "controlplane/clusterkey", "controlplane/tenant", "controlplane/store", "shared/cloud", "shared/fault"},
-	"controlplane/identity/keyring":   {"controlplane/clusterkey", "controlplane/store", "shared/cloud", "shared/fault"},
-	"controlplane/identity/outside":   {"shared/cloud", "shared/fault"},
-	"controlplane/image":              service("shared/qcow2", "controlplane/tenant"),
-	"controlplane/node":               service("controlplane/schedule", "controlplane/peer", "shared/mtls"),
-	"controlplane/vm":                 service("controlplane/schedule", "controlplane/node", "controlplane/image", "controlplane/tenant"),
-	"controlplane/volume":             service(),
-	"controlplane/credit":             service("controlplane/credit/ledger", "controlplane/audit", "controlplane/budget"),
-	"controlplane/billing":            service("controlplane/credit", "controlplane/credit/ledger", "controlplane/vm"),
-	"controlplane/operator":           service("controlplane/consensus", "controlplane/diskspace", "controlplane/member", "controlplane/backup", "controlplane/invite", "controlplane/node", "controlplane/vm"),
-	"controlplane/invite":             service("controlplane/audit", "controlplane/clusterkey"),
-	"controlplane/member":             service("controlplane/consensus", "controlplane/mvcc", "controlplane/clusterkey", "controlplane/peer", "shared/mtls"),
-	"controlplane/kv":                 service("controlplane/consensus", "controlplane/mvcc", "controlplane/member", "controlplane/kv/…"),
-	"controlplane/kv/users":           {"controlplane/mvcc"},
-	"controlplane/kv/snapfile":        {},
-	"controlplane/kv/etcdrpc":         {"controlplane/kv", "controlplane/mvcc", "controlplane/kv/users", "controlplane/kv/snapfile", "controlplane/auth", "controlplane/loopback", "controlplane/rpc", "controlplane/member", "shared/…"},
-	"controlplane/kv/lessor":          {},
-	"controlplane/kv/wire":            {"controlplane/mvcc"},
-	"controlplane/kv/watch":           {"controlplane/kv/wire", "controlplane/mvcc"},
-	"controlplane/backup":             {"controlplane/clusterkey", "controlplane/consensus", "controlplane/mvcc", "controlplane/store", "shared/…"},
-	"controlplane":                    {"controlplane/…", "shared/…"},
-	"controlplane/sim":                {"controlplane/…", "shared/…", "protos/…"},
-	"controlplane/sim/steps":          {"controlplane/…", "shared/…"},
-	"controlplane/sim/live":           {"controlplane/…", "shared/…", "protos/…"},
+// inside lists which packages of its own layer a package may import. A package without an entry imports none.
+var inside = map[string][]string{
+	"edge/rest": {"edge/auth", "edge/loopback"},
+	"edge/rpc":  {"edge/auth"},
 
-	"controlplane/credit/ledger":            {"shared/cloud", "shared/fault", "shared/mutant"},
-	"controlplane/credit/ledger/ledgertest": {"controlplane/credit/ledger", "shared/cloud", "shared/fault"},
+	"records/store":           {"records/leader"},
+	"records/store/storetest": {"records/store"},
+	"records/transport":       {"records/leader"},
+
+	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
+	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},
+
+	"compute/node": {"compute/schedule"},
+	"compute/vm":   {"compute/image", "compute/node", "compute/schedule"},
+
+	"money/credit":                   {"money/credit/ledger"},
+	"money/credit/ledger/ledgertest": {"money/credit/ledger"},
+	"money/billing":                  {"money/credit", "money/credit/ledger"},
+
+	"cluster/operator": {"cluster/jointoken", "cluster/membership"},
+
+	"kv":         {"kv/lessor", "kv/snapfile", "kv/translate", "kv/users", "kv/watch"},
+	"kv/etcdrpc": {"kv", "kv/snapfile", "kv/users"},
+	"kv/watch":   {"kv/translate"},
+}
+
+// pure lists packages that must not import packages of lower layers either, except those listed.
+var pure = map[string][]string{
+	"compute/schedule":               {},
+	"money/credit/ledger":            {},
+	"money/credit/ledger/ledgertest": {},
+	"accounts/identity/password":     {},
+	"accounts/identity/token":        {},
+	"accounts/identity/oidc":         {},
+	"kv/lessor":                      {},
+	"kv/snapfile":                    {},
+	"kv/translate":                   {"engine/mvcc"},
+	"kv/users":                       {"engine/mvcc"},
+	"kv/watch":                       {"engine/mvcc"},
+}
+
+// others lists what the packages outside of the layers may import of the module. A value that ends in /… includes
+// everything below it.
+var others = map[string][]string{
+	"shared/fault":   {},
+	"shared/mutant":  {},
+	"shared/mtls":    {},
+	"shared/qcow2":   {},
+	"shared/cloud":   {"shared/fault", "shared/mutant"},
+	"shared/convert": {"shared/cloud", "protos/…"},
+
+	"controlplane":           {"controlplane/…", "shared/…"},
+	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
+	"controlplane/sim/steps": {"controlplane/…", "shared/…"},
+	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},
 
 	"nodeagent/qmp":       {},
 	"nodeagent/facts":     {"nodeagent/qmp"},
@@ -92,20 +114,20 @@ var arrows = map[string][]string{
 	"cli":                 {"cli/…", "protos/…", "shared/…", "controlplane/kv/snapfile"},
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},
-	"e2e/lab":             {"protos/…", "controlplane/clusterkey", "nodeagent/cgroup"},
-	"e2e/history":         {"controlplane/credit/ledger", "controlplane/credit/ledger/ledgertest", "shared/cloud"},
+	"e2e/lab":             {"protos/…", "controlplane/engine/clusterkey", "nodeagent/cgroup"},
+	"e2e/history":         {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest", "shared/cloud"},
 	"e2e/bench":           {"e2e/…", "nodeagent/uplink", "images/guest", "protos/…", "shared/…"},
 	"e2e/bench/figure":    {},
 	"e2e/bench/libvirt":   {},
 	"e2e/bench/openloop":  {},
 	"e2e/kvbench/load":    {"e2e/…"},
-	"e2e/kvbench/subject": {"e2e/…", "controlplane/clusterkey"},
+	"e2e/kvbench/subject": {"e2e/…", "controlplane/engine/clusterkey"},
 	"e2e/usage":           {"e2e/bench/figure"},
 	"e2e/kvbench/verdict": {"e2e/…"},
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},
 	"e2e/up":              {"e2e/lab", "protos/…"},
-	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/clusterkey",
-		"controlplane/rpc/rpctest", "controlplane/mvcc", "controlplane/store", "controlplane/identity/keyring"}, // to look for secrets in what a member has written
+	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/engine/clusterkey",
+		"controlplane/edge/rpc/rpctest", "controlplane/engine/mvcc", "controlplane/records/store", "controlplane/accounts/identity/keyring"}, // to look for secrets in what a member has written
 
 	"e2e/creditbench":          {"e2e/…"},
 	"e2e/creditbench/books":    {},
@@ -113,31 +135,49 @@ var arrows = map[string][]string{
 	"e2e/creditbench/postgres": {"e2e/…"},
 }
 
-// service is what every service may import, and more.
-func service(more ...string) []string {
-	return append([]string{
-		"controlplane/store", "controlplane/rest", "controlplane/rpc", "controlplane/auth", "controlplane/lead", "shared/…", "protos/…",
-	}, more...)
+// allowed returns what a package may import of the module, and whether the package has a place in the tables.
+func allowed(pkg string) (imports []string, listed bool) {
+	in, isControlplane := strings.CutPrefix(pkg, "controlplane/")
+	layer, _, _ := strings.Cut(in, "/")
+	height := slices.IndexFunc(layers, func(row []string) bool { return slices.Contains(row, layer) })
+	if !isControlplane || height < 0 {
+		if imports, listed = others[pkg]; !listed && strings.HasPrefix(pkg, "cli/") {
+			imports, listed = others["cli"], true
+		}
+		return imports, listed
+	}
+	imports = slices.Clone(outside[layer])
+	for _, path := range inside[in] {
+		imports = append(imports, "controlplane/"+path)
+	}
+	lower := slices.Concat(layers[:height]...)
+	if only, is := pure[in]; is {
+		lower = nil
+		for _, path := range only {
+			imports = append(imports, "controlplane/"+path)
+		}
+	}
+	for _, path := range lower {
+		imports = append(imports, "controlplane/"+path+"/…")
+	}
+	return imports, true
 }
 
-func TestArrows(t *testing.T) {
+func TestImports(t *testing.T) {
 	walk(t, func(pkg string, p *build.Package) {
 		if strings.HasPrefix(pkg, "protos/") {
 			return
 		}
-		allowed, listed := arrows[pkg]
-		if !listed && strings.HasPrefix(pkg, "cli/") {
-			allowed, listed = arrows["cli"], true
-		}
-		require.True(t, listed, "%s is not in the table of arrows", pkg)
+		imports, listed := allowed(pkg)
+		require.True(t, listed, "%s is in no table of this file", pkg)
 		for _, path := range p.Imports {
 			if imported, ours := strings.CutPrefix(path, module); ours {
-				if !slices.ContainsFunc(allowed, func(a string) bool { return covers(a, imported) }) {
-					t.Errorf("%s may not import %s", pkg, imported)
+				if !slices.ContainsFunc(imports, func(a string) bool { return covers(a, imported) }) {
+					t.Errorf("%s must not import %s", pkg, imported)
 				}
 			}
 			if path == "os/exec" {
-				require.False(t, strings.HasPrefix(pkg, "controlplane"), "%s runs programs: the control plane must not", pkg)
+				require.False(t, strings.HasPrefix(pkg, "controlplane"), "%s runs programs, which the control plane must not", pkg)
 			}
 		}
 	})
@@ -150,25 +190,46 @@ func covers(allowed, imported string) bool {
 	return allowed == imported
 }
 
-// The services' edges speak to the service, never to its records.
-func TestEdgesDoNotTouchRecords(t *testing.T) {
-	edges := []string{"rest.go", "rpc.go"}
+// The files that translate between messages and a service call the service, and do not use its records.
+func TestHandlersDoNotUseTheStore(t *testing.T) {
+	handlers := regexp.MustCompile(`^(rest|rpc).*\.go$`)
+	checked := 0
 	walk(t, func(pkg string, p *build.Package) {
 		if !strings.HasPrefix(pkg, "controlplane/") {
 			return
 		}
 		for _, file := range p.GoFiles {
-			if !slices.Contains(edges, file) {
+			if !handlers.MatchString(file) {
 				continue
 			}
+			checked++
 			text, err := os.ReadFile(filepath.Join(p.Dir, file))
 			require.NoError(t, err)
-			require.False(t, strings.Contains(string(text), `"`+module+`controlplane/store"`), "%s/%s imports the store", pkg, file)
+			require.NotContains(t, string(text), `"`+module+`controlplane/records/store"`, "%s/%s imports the store", pkg, file)
+		}
+	})
+	require.Greater(t, checked, 20, "the files were not found")
+}
+
+// What a program does at its start is written in main.
+func TestNoInitFunctions(t *testing.T) {
+	walk(t, func(pkg string, p *build.Package) {
+		if strings.HasPrefix(pkg, "protos/") {
+			return
+		}
+		for _, file := range slices.Concat(p.GoFiles, p.TestGoFiles, p.XTestGoFiles) {
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			for _, d := range parsed.Decls {
+				if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil {
+					require.NotEqual(t, "init", f.Name.Name, "%s/%s", pkg, file)
+				}
+			}
 		}
 	})
 }
 
-func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
+func TestEveryPackageHasAComment(t *testing.T) {
 	walk(t, func(pkg string, p *build.Package) {
 		if strings.HasPrefix(pkg, "protos/") {
 			return
