@@ -231,7 +231,8 @@ func TestRolesAreThoseOfNow(t *testing.T) {
 	require.True(t, fault.Is(may(), fault.PermissionDenied))
 }
 
-// A project is of one org. Who rules another org, or the cloud, cannot act in it under a wrong name.
+// TestAProjectIsOfOneOrg acts in a project with tokens that name it with a wrong org, or name another org's project: the
+// administrator of another org, and of the cloud, are refused.
 func TestAProjectIsOfOneOrg(t *testing.T) {
 	w := newWorld(t)
 	w.user("eve", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"}, cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
@@ -250,6 +251,7 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 		"her own, org unsaid":        {scoped("", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
 		"another's, in her org":      {scoped("evil", "default"), cloud.Tenant{}, "no project default"},
 		"another's":                  {scoped("default", "default"), cloud.Tenant{}, "no project default"},
+		"her own, in another's org":  {scoped("default", "lair"), cloud.Tenant{}, "no project lair"},
 		"one that is nowhere":        {scoped("evil", "nowhere"), cloud.Tenant{}, "no project nowhere"},
 		"nowhere, org unsaid":        {scoped("", "nowhere"), cloud.Tenant{}, "no project nowhere"},
 		"admin in a wrong org":       {w.hostToken(cloud.Tenant{Org: "evil", Project: "default"}), cloud.Tenant{}, "no project default"},
@@ -265,6 +267,13 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 			}
 			require.NoError(t, err)
 		})
+	}
+	for _, id := range []string{"*", "../lair", "lair/../default", "default/default", "%2e%2e"} {
+		for _, q := range []ask{{Project: id}, {Org: id}, {Org: "evil", Project: id}, {Org: id, Project: "lair"}} {
+			q.User, q.Password = "eve", secret
+			_, _, err := w.first.token(t.Context(), q)
+			require.True(t, fault.Is(err, fault.InvalidArgument), "%v: %v", q, err)
+		}
 	}
 }
 
