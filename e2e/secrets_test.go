@@ -197,6 +197,7 @@ func TestNothingSecretIsWritten(t *testing.T) {
 	for id := range w.trio.Members {
 		w.scan(w.trio.DataDir(id), hidden)
 	}
+	w.scanAgent(hidden)
 	require.Empty(t, hidden.found(lines), "on command lines")
 	require.Empty(t, hidden.found(metrics), "in the metrics")
 	logs, err := filepath.Glob(w.dir.Path("log", "*"))
@@ -236,6 +237,26 @@ func (w *world) scan(dir string, hidden secrets) {
 		return nil
 	}))
 	require.NotZero(w.t, visible, "what is not secret is found")
+}
+
+// scanAgent looks at every file of the agent's data directory: none holds a secret of hidden, and only root can read them.
+func (w *world) scanAgent(hidden secrets) {
+	files := 0
+	require.NoError(w.t, filepath.WalkDir(w.agent.DataDir(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		require.Zero(w.t, info.Mode().Perm()&0o077, path)
+		text, err := os.ReadFile(path)
+		require.Empty(w.t, hidden.found(text), "in %s", path)
+		files++
+		return err
+	}))
+	require.NotZero(w.t, files)
 }
 
 // The scan finds what is there to be found.

@@ -142,7 +142,8 @@ func (w *world) token(s *Service, ask ask) string {
 
 var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "default"}
 
-// A token says who asked for it and whether they proved it, and nothing of what they may.
+// TestATokenIsWorthWhatItsHolderProved asks for tokens with right, wrong and no passwords, and for names that do not exist.
+// Only a right password gives an authenticated token; of the others the service shows the claimed name and nothing else.
 func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -169,6 +170,11 @@ func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 			require.EqualValues(t, c.user, caller.User)
 			if c.proof == cloud.ProofNone {
 				require.Empty(t, caller.Bindings, "an unproven token says nothing of roles")
+				shown, err := (&server{s: w.first}).VerifyToken(t.Context(), &identityv1.VerifyTokenRequest{Token: text})
+				require.NoError(t, err)
+				require.Equal(t, c.user, shown.GetHolder().GetPrincipalName(), "the name that was claimed, and not the display name of the user")
+				require.Equal(t, string(cloud.ProofNone), shown.GetHolder().GetProof())
+				require.Empty(t, shown.GetHolder().GetBindings())
 			}
 			_, err = (&server{s: w.first}).IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: c.user, Password: c.password})
 			require.Equal(t, c.proof == cloud.ProofNone, fault.Is(err, fault.Unauthenticated), "gRPC says so at once: %v", err)

@@ -76,7 +76,8 @@ func (c *corp) vouch(subject, client, nonce string, at time.Time, more ...string
 	return text
 }
 
-// Whom a provider of others vouches for gets a token when a user here is linked with them, with that user's roles.
+// TestLoginThroughAProviderOfOthers exchanges ID tokens of an OpenID provider for tokens of the cloud. The caller gets those
+// of the user who is linked with the ID token's provider, issuer and subject; ID tokens that are not good are refused.
 func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	w := newWorld(t)
 	idp := newCorp(t)
