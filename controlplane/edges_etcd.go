@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -53,10 +52,7 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 	h := health.NewServer()
 	healthv1.RegisterHealthServer(g, h)
 	pages := etcdrpc.HTTP(keys, metrics)
-	s := &http.Server{
-		Handler: pages, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
-	}
+	s := e.httpServer(pages)
 	e.tell(door{"etcd", listener.Addr().String(), g.Server, pages})
 	split := etcdrpc.Split(listener, config)
 	e.grpc, e.http, e.splits = append(e.grpc, g.Server), append(e.http, s), append(e.splits, split)

@@ -34,6 +34,7 @@ type tokens struct {
 	verified atomic.Int64
 	forCalls atomic.Int64 // those of verified that were made for a call, and not later for its stream
 	ended    atomic.Bool
+	moved    atomic.Bool // the roles of all users are now in a project named "elsewhere"
 }
 
 func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
@@ -51,6 +52,9 @@ func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error
 	}
 	parts := strings.Split(token, "/")
 	c.User = cloud.UserID(parts[0])
+	if v.moved.Load() {
+		parts[2] = "elsewhere"
+	}
 	c.Bindings = []cloud.Binding{{Role: cloud.ProjectViewer, Org: cloud.OrgID(parts[1]), Project: cloud.ProjectID(parts[2])}}
 	return c, nil
 }
@@ -377,6 +381,31 @@ func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
 		require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 	}
 	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// TestAStreamEndsWithItsRole takes from users the roles by which their streams were admitted; the tokens stay valid. The
+// streams end, those of a user with another role go on.
+func TestAStreamEndsWithItsRole(t *testing.T) {
+	m := newMember(t, &sender{bytes: 1})
+	c := m.dial()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	open := func(token string) watch {
+		s := m.watch(ctx, c, token, &vmv1.WatchVmRequest{OrgId: "acme", ProjectId: "web", VmId: "one"})
+		_, err := s.Recv()
+		require.NoError(t, err)
+		return s
+	}
+	ada, admin := open("ada/acme/web"), open("admin")
+	before := m.tokens.verified.Load()
+	require.Eventually(t, func() bool { return m.tokens.verified.Load() >= before+2 }, patience, time.Millisecond)
+	require.Equal(t, 1, m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}), "the stream outlives verifications")
+	m.tokens.moved.Store(true)
+	_, err := ada.Recv()
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, patience, time.Millisecond)
+	require.Equal(t, 1, m.streams.open(scope{"principal", "admin", MaxPrincipalStreams}))
+	require.NoError(t, admin.CloseSend())
 }
 
 // A message that cannot be made fails its stream with the reason, and leaves nothing counted.
