@@ -96,6 +96,8 @@ type Service struct {
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
 	do                 commands
+	// incarnationKey is the key of the MACs of incarnationClaim.
+	incarnationKey []byte
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
 	// issues and revocations limit the rate of each principal's issued and revoked tokens.
@@ -107,7 +109,7 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
-		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
+		incarnationKey: opts.Key.Derive("token-incarnation"), unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
 	}
 	s.do = s.commands()
 	return s

@@ -80,7 +80,7 @@ func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principa
 		if err != nil {
 			return err
 		}
-		if found, err = located(v, t, roles, nil); err != nil {
+		if found, err = located(v, t, roles, func(*tenant.Project) bool { return true }); err != nil {
 			return err
 		}
 		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
