@@ -33,6 +33,7 @@ var arrows = map[string][]string{
 	"controlplane/mvcc":            {"shared/mutant"},
 	"controlplane/auth":            {"shared/cloud", "shared/fault", "shared/mutant"},
 	"controlplane/loopback":        {},
+	"controlplane/delay":           {},
 	"controlplane/rest":            {"controlplane/auth", "controlplane/loopback", "shared/cloud", "shared/fault"},
 	"controlplane/rpc":             {"controlplane/auth", "shared/cloud", "shared/fault"},
 	"controlplane/rpc/rpctest":     {},
@@ -46,7 +47,7 @@ var arrows = map[string][]string{
 
 	"controlplane/tenant":             {"controlplane/store", "shared/cloud", "shared/fault"},
 	"controlplane/audit":              service(),
-	"controlplane/identity":           service("controlplane/clusterkey", "controlplane/tenant", "controlplane/audit", "controlplane/identity/…"),
+	"controlplane/identity":           service("controlplane/clusterkey", "controlplane/delay", "controlplane/tenant", "controlplane/audit", "controlplane/identity/…"),
 	"controlplane/identity/token":     {"shared/cloud", "shared/fault", "shared/mutant"},
 	"controlplane/identity/password":  {"shared/cloud", "shared/fault"},
 	"controlplane/identity/principal": {"controlplane/identity/password", "controlplane/clusterkey", "controlplane/tenant", "controlplane/store", "shared/cloud", "shared/fault"},

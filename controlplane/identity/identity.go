@@ -43,6 +43,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/audit"
 	"github.com/trivet-cloud/trivet/controlplane/auth"
 	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/delay"
 	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
 	"github.com/trivet-cloud/trivet/controlplane/identity/outside"
 	"github.com/trivet-cloud/trivet/controlplane/identity/password"
@@ -102,7 +103,12 @@ type Service struct {
 	unprovenKey ed25519.PrivateKey
 	// issues and revocations limit the rate of each principal's issued and revoked tokens.
 	issues, revocations *principalRates
+	// unproven delays answers to requests for a token that are not issued a token of a principal, by password.Network.
+	unproven *delay.Answers
 }
+
+// unprovenLimits are the limits of answers to token requests that prove no principal. Anybody can send such requests.
+var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
@@ -110,6 +116,7 @@ func New(opts Options) *Service {
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 		incarnationKey: opts.Key.Derive("token-incarnation"), unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
+		unproven: delay.New(unprovenLimits),
 	}
 	s.do = s.commands()
 	return s
