@@ -35,7 +35,7 @@ var arrows = map[string][]string{
 	"controlplane/loopback":        {},
 	"controlplane/delay":           {},
 	"controlplane/rest":            {"controlplane/auth", "controlplane/loopback", "shared/cloud", "shared/fault"},
-	"controlplane/rpc":             {"controlplane/auth", "shared/cloud", "shared/fault"},
+	"controlplane/rpc":             {"controlplane/auth", "controlplane/delay", "shared/cloud", "shared/fault"},
 	"controlplane/rpc/rpctest":     {},
 	"controlplane/lead":            {"controlplane/auth", "shared/cloud", "shared/fault"},
 	"controlplane/budget":          {"controlplane/auth", "shared/cloud", "shared/fault", "shared/mutant"},
