@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/controlplane/budget"
+	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
 // A file sets what it names, a flag wins over it, and what nobody names keeps its default.
