@@ -173,15 +173,14 @@ func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error 
 	if j.denied, err = denials.Has(v, c.ID); err != nil || caller.Scope.Project == "" {
 		return err
 	}
-	caller.Scope, err = located(v, caller.Scope, caller.Bindings, c)
+	caller.Scope, err = located(v, caller.Scope, caller.Bindings, func(p *tenant.Project) bool { return s.actsIn(c, p) })
 	return err
 }
 
 // located returns the scope of a token with the org of its project. The org is empty, which package auth refuses
 // without revealing whether the project exists, if the project does not exist, is not in the org that the token names,
-// or the holder has no role in it, and if the claims were issued for an earlier incarnation of the project. claims is
-// nil for a token that is being issued.
-func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *token.Claims) (cloud.Tenant, error) {
+// or the holder has no role in it, and if actsIn says that the token is not valid for the project.
+func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(*tenant.Project) bool) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil
 	}
@@ -190,7 +189,7 @@ func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *toke
 		return t, err
 	}
 	holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
-	if p != nil && (claims == nil || actsIn(claims, p)) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
+	if p != nil && actsIn(p) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
 		return cloud.Tenant{Org: p.Org, Project: t.Project}, nil
 	}
 	return cloud.Tenant{Project: t.Project}, nil

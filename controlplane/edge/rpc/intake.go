@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/delay"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -75,12 +76,16 @@ const (
 	maxLargeBy = 16 << 20
 )
 
+// refusalLimits are the limits of the answers RESOURCE_EXHAUSTED to calls of one holder of a credential. A client that
+// makes too many calls and does not wait between them gets later answers late.
+var refusalLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: time.Second}
+
 // Admission is the result of an Intake's admit function for a call.
 type Admission struct {
 	// Proven says that the caller showed a valid credential.
 	Proven bool
-	// Holder identifies the holder of the credential for maxProvenBy and maxLargeBy. It is empty for an unauthenticated
-	// caller.
+	// Holder identifies the holder of the credential for maxProvenBy, maxLargeBy and refusalLimits. It is empty for an
+	// unauthenticated caller.
 	Holder string
 	// Limit is the longest message that the call may send, in bytes.
 	Limit int
@@ -121,6 +126,7 @@ type Intake struct {
 	proven   *budget
 	foreign  *budget
 	conns    *budget
+	refusals *delay.Answers // of RESOURCE_EXHAUSTED, by Admission.Holder
 }
 
 // NewIntake makes an Intake of one server with connections of so many streams. admit decides by the headers of a call; it
@@ -130,7 +136,7 @@ func NewIntake(streams int, admit func(ctx context.Context, method string) (cont
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
 		judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
-		conns: newBudget(maxConns, maxConnsOf, 0),
+		conns: newBudget(maxConns, maxConnsOf, 0), refusals: delay.New(refusalLimits),
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
@@ -70,7 +71,11 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 			return err
 		}, interceptor)
 		if refused {
-			return refuse(err)
+			resp, err = refuse(err)
+		}
+		// The message is not referenced any more.
+		if r.Holder != "" && status.Code(err) == codes.ResourceExhausted {
+			i.refusals.Wait(ctx, r.Holder)
 		}
 		return resp, err
 	}
