@@ -110,9 +110,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	names := map[uint64]string{systemGroup: "system", kvGroup: "kv"}
 	leaseFeed := &kv.LeaseFeed{}
 	for id, name := range names {
-		o := mvcc.Options{Logger: log.With("engine", name)}
+		o := mvcc.Options{Logger: log.With("engine", name), CountIndex: true}
 		if id == kvGroup {
-			o.OnLeases, o.CountIndex, o.RememberHashes = leaseFeed.Changed, true, true
+			o.OnLeases, o.RememberHashes = leaseFeed.Changed, true
 		}
 		engine, err := mvcc.Open(floor, filepath.Join(c.DataDir, name), o)
 		if err != nil {

@@ -37,6 +37,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/elastic/go-freelru"
 	"github.com/fxamacker/cbor/v2"
 	"golang.org/x/time/rate"
 
@@ -91,9 +92,11 @@ type Service struct {
 	hostKey   ed25519.PrivateKey
 	passwords *password.Desk
 	providers *oidc.Providers
-	checked   checked
-	opened    opened
-	names     nameGate
+	// checked holds tokens whose signature was verified, and holders what the records say about their holders.
+	checked *freelru.SyncedLRU[[32]byte, signed]
+	holders *store.Memo[*holder]
+	opened  opened
+	names   nameGate
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
 	do                 commands
@@ -113,6 +116,7 @@ var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Long
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{
+		checked: newChecked(), holders: store.NewMemo[*holder](maxChecked),
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: oidc.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 		incarnationKey: opts.Key.Derive("token-incarnation"), unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
