@@ -391,3 +391,42 @@ func TestALateMessageFails(t *testing.T) {
 	require.Empty(t, s.unsent.flows)
 	require.Zero(t, s.unsent.all.used)
 }
+
+// If making a message panics, the stream that waits next may send: it does not wait for ever.
+func TestAPanicWhileMakingAMessageStopsNoOtherStream(t *testing.T) {
+	s := NewStreams()
+	ctx, end := context.WithCancelCause(t.Context())
+	defer end(nil)
+	full, first, second := s.newFlow(ctx, end), s.newFlow(ctx, end), s.newFlow(ctx, end)
+	full.hold(MaxOrgUnsent)
+	sent := make(chan error, 2)
+	send := func(f *flow, make Late) {
+		defer func() {
+			if recover() != nil {
+				sent <- nil
+			}
+		}()
+		sent <- (&stream{ctx: ctx, flow: f}).SendMsg(make)
+	}
+	broken := errors.New("broken")
+	waiting := func(n int) func() bool {
+		return func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(full.gate.queue) == n
+		}
+	}
+	go send(first, func() (*Encoded, error) { panic("broken") })
+	require.Eventually(t, waiting(1), patience, time.Millisecond)
+	go send(second, func() (*Encoded, error) { return nil, broken })
+	require.Eventually(t, waiting(2), patience, time.Millisecond)
+	full.release(MaxOrgUnsent)
+	for _, want := range []error{nil, broken} {
+		select {
+		case err := <-sent:
+			require.Equal(t, want, err)
+		case <-time.After(patience):
+			require.Fail(t, "the second stream still waits")
+		}
+	}
+}

@@ -197,12 +197,12 @@ func (f *flow) ready(ctx context.Context) error {
 	return nil
 }
 
-// hold counts n bytes more.
+// hold counts n bytes more, which may be 0, and admits the next waiting stream if there is room.
 func (f *flow) hold(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if !f.lost {
+	if !f.lost && n > 0 {
 		if f.held == 0 {
 			f.since = time.Now()
 		}
@@ -350,17 +350,26 @@ func (s *stream) SendMsg(m any) error {
 	if err := s.flow.ready(s.ctx); err != nil {
 		return err
 	}
-	e, err := encoded(m)
-	if err != nil || e == nil {
-		s.flow.skip()
-		if err != nil {
-			return err
-		}
+	e, err := s.flow.encode(m)
+	switch {
+	case err != nil:
+		return err
+	case e == nil:
 		return s.ServerStream.SendMsg(m)
 	}
-	c := &charge{s.flow, int64(cap(e.data))}
-	s.flow.hold(c.n)
-	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, c)})
+	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, &charge{s.flow, int64(cap(e.data))})})
+}
+
+// encode encodes a message after ready, and counts it. It returns nil if the codec has to encode the message. The next
+// waiting stream is admitted in every case, also if a Late panics.
+func (f *flow) encode(m any) (*Encoded, error) {
+	var n int64
+	defer func() { f.hold(n) }()
+	e, err := encoded(m)
+	if err == nil && e != nil {
+		n = int64(cap(e.data))
+	}
+	return e, err
 }
 
 // encoded returns m encoded, or nil if the codec has to encode it.
@@ -372,14 +381,6 @@ func encoded(m any) (*Encoded, error) {
 		return Encode(m)
 	}
 	return nil, nil
-}
-
-// skip releases the turn that ready gave to a stream which then sends nothing.
-func (f *flow) skip() {
-	f.s.mu.Lock()
-	defer f.s.mu.Unlock()
-	f.gate.pass()
-	f.s.unsent.all.pass()
 }
 
 // codec is protobuf's, and takes messages that are encoded already.
