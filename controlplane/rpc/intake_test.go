@@ -187,11 +187,7 @@ func TestLateMessages(t *testing.T) {
 func (b *budget) idle() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.all != 0 || len(b.of) != 0 || !b.bytes.TryAcquire(maxLarge) {
-		return false
-	}
-	b.bytes.Release(maxLarge)
-	return true
+	return b.all == use{} && len(b.of) == 0 && len(b.queue) == 0
 }
 
 // begin sends headers and data.
@@ -218,7 +214,7 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.unproven.mu.Lock()
 		defer s.intake.unproven.mu.Unlock()
-		return s.intake.unproven.all == maxUnprovenOf
+		return s.intake.unproven.all.calls == maxUnprovenOf
 	}, patience, time.Millisecond)
 	ends(t, all[0], begin(t, all[0], issue, rpctest.Message([]byte("x"))[:5]), codes.ResourceExhausted, "512 unfinished calls from one address")
 	for _, r := range all {
@@ -246,7 +242,7 @@ func TestUnprovenTokensAreStrangers(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.unproven.mu.Lock()
 		defer s.intake.unproven.mu.Unlock()
-		return s.intake.unproven.all == 1
+		return s.intake.unproven.all.calls == 1
 	}, patience, time.Millisecond)
 	require.True(t, s.intake.proven.idle())
 	require.NoError(t, r.Close())
@@ -264,7 +260,7 @@ func TestStrangersKeepOutNobodyWithACredential(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.unproven.mu.Lock()
 		defer s.intake.unproven.mu.Unlock()
-		return s.intake.unproven.all == 1
+		return s.intake.unproven.all.calls == 1
 	}, patience, time.Millisecond)
 	ends(t, stranger, begin(t, stranger, issue, rpctest.Message([]byte("x"))[:5]), codes.ResourceExhausted, "1 unfinished calls")
 	call := begin(t, tenant, getVM, nil, "authorization", "Bearer good")
@@ -396,7 +392,7 @@ func TestConnectionsOfAnAddress(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.conns.mu.Lock()
 		defer s.intake.conns.mu.Unlock()
-		return s.intake.conns.all == 1
+		return s.intake.conns.all.calls == 1
 	}, patience, time.Millisecond)
 	fourth := connect(t, address)
 	ends(t, fourth, begin(t, fourth, getVM, nil), codes.Unauthenticated, "")
@@ -404,7 +400,7 @@ func TestConnectionsOfAnAddress(t *testing.T) {
 
 func TestBudget(t *testing.T) {
 	b := newBudget(3, 2, 100)
-	b.bytes.Acquire(t.Context(), maxLarge-150)
+	b.all.bytes = maxLarge - 150
 	one, two, three := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
 	var leave []func()
 	for n, c := range []struct {
@@ -432,7 +428,7 @@ func TestBudget(t *testing.T) {
 	for _, l := range leave {
 		l()
 	}
-	b.bytes.Release(maxLarge - 150)
+	b.all.bytes -= maxLarge - 150
 	require.True(t, b.idle())
 }
 
