@@ -124,7 +124,8 @@ type Intake struct {
 }
 
 // NewIntake makes an Intake of one server with connections of so many streams. admit decides by the headers of a call; it
-// runs in the call's own goroutine and may block. The context that it returns is that of the handler of a unary call.
+// runs in the call's own goroutine and may block. The context that it returns, also with an error, is that of the
+// interceptor and the handler of a unary call. The interceptor of a stream runs before admit.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
@@ -250,11 +251,12 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls admit. Meanwhile a call whose message is incomplete counts against a budget of its own.
-func (r *receiver) admits(ctx context.Context, many bool) (_ context.Context, err error) {
+// admits calls admit and returns its context. Meanwhile a call whose message is incomplete counts against a budget of its
+// own.
+func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			admitted, err = ctx, fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
 	if !r.call.arrived(many) {
@@ -264,8 +266,8 @@ func (r *receiver) admits(ctx context.Context, many bool) (_ context.Context, er
 		}
 		defer leave()
 	}
-	ctx, r.Admission, err = r.intake.admit(ctx, r.method)
-	return ctx, err
+	admitted, r.Admission, err = r.intake.admit(ctx, r.method)
+	return admitted, err
 }
 
 // receive waits for the next message and reads it with recv. refused is set if the error is not from recv. many is set

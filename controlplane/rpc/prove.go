@@ -35,7 +35,8 @@ func proven(ctx context.Context) *cloud.Caller {
 // prove admits a call by its headers and the certificate of its connection; see NewIntake.
 func (e *edge) prove(ctx context.Context, method string) (context.Context, Admission, error) {
 	if g := e.opts.Guest; g != nil && strings.HasPrefix(method, g.Prefix) {
-		return ctx, Admission{Foreign: true, Limit: e.max(g.MaxMessage)}, g.Admit(ctx, method)
+		ctx, known, err := g.Admit(ctx, method)
+		return ctx, Admission{Foreign: true, Proven: known, Limit: e.max(g.MaxMessage)}, err
 	}
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	if auth.Open[auth.Method(method)] != "" || slices.Contains(e.opts.Open, method) || e.opts.Public && slices.Contains(openServices, service) {

@@ -90,8 +90,10 @@ type Options struct {
 type Guest struct {
 	// Prefix is what the full names of their methods begin with.
 	Prefix string
-	// Admit refuses a call by its headers, before its message is read. The interceptors refuse it for the same reasons.
-	Admit func(ctx context.Context, method string) error
+	// Admit refuses a call by its headers, before its message is read. The interceptors refuse it for the same reasons;
+	// they get the returned context, so that they need not authorize the call again. known reports whether the caller is
+	// on loopback or showed a credential.
+	Admit func(ctx context.Context, method string) (_ context.Context, known bool, err error)
 	// MaxMessage is the limit of a message in bytes.
 	MaxMessage int
 	Unary      grpc.UnaryServerInterceptor

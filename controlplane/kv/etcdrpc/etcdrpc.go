@@ -146,16 +146,16 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if _, err := s.wantsLeader(ctx); err != nil {
 		return nil, err
 	}
-	ctx, _, err = s.admit(ctx, info.FullMethod)
+	ctx, a := s.admit(ctx, info.FullMethod)
 	if classOf(info.FullMethod) == governing {
-		err = s.audited(ctx, info.FullMethod, req, err, func(ctx context.Context) error {
+		err = s.audited(ctx, info.FullMethod, req, a.err, func(ctx context.Context) error {
 			resp, err = handler(ctx, req)
 			return err
 		})
 		return resp, err
 	}
-	if err != nil {
-		return nil, err
+	if a.err != nil {
+		return nil, a.err
 	}
 	return handler(ctx, req)
 }
@@ -189,19 +189,19 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	if err != nil {
 		return err
 	}
-	admitted, token, err := s.admit(ctx, info.FullMethod)
+	admitted, a := s.admit(ctx, info.FullMethod)
 	if classOf(info.FullMethod) == governing {
-		return s.audited(admitted, info.FullMethod, nil, err, func(ctx context.Context) error {
-			return s.carry(ctx, token, wants, srv, ss, handler)
+		return s.audited(admitted, info.FullMethod, nil, a.err, func(ctx context.Context) error {
+			return s.carry(ctx, a.token, wants, srv, ss, handler)
 		})
 	}
-	if err != nil {
-		return err
+	if a.err != nil {
+		return a.err
 	}
-	return s.carry(admitted, token, wants, srv, ss, handler)
+	return s.carry(admitted, a.token, wants, srv, ss, handler)
 }
 
-// carry runs the handler of a stream with the context that admit returned. It ends the stream when the token becomes
+// carry runs the handler of a stream with the context and the token that admit returned. It ends the stream when the token becomes
 // invalid and, if the client requires a leader, when there is none.
 func (s *Server) carry(ctx context.Context, token string, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
