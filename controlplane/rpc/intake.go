@@ -56,8 +56,8 @@ const (
 	maxUnproven = 2048
 	// maxUnprovenOf bounds those of them that come from one address.
 	maxUnprovenOf = 512
-	// maxProven bounds the calls of callers with a valid credential and, separately, the calls of another protocol's
-	// methods (Admission.Foreign).
+	// maxProven bounds the calls of callers with a valid credential and, separately, the calls that such callers make to
+	// another protocol's methods (Admission.Foreign).
 	maxProven = 2048
 	// maxProvenOf bounds those of them that come from one address.
 	maxProvenOf = 1024
@@ -71,13 +71,16 @@ const (
 	maxLarge = 64 << 20
 	// maxLargeOf bounds the bytes of those that come from one address. A further one is ResourceExhausted.
 	maxLargeOf = 32 << 20
+	// maxUnprovenLargeOf is maxLargeOf for unauthenticated callers, so that fewer than four addresses cannot use all bytes
+	// of such callers. It is longer than the longest message of another protocol.
+	maxUnprovenLargeOf = maxLarge / 4
 	// maxLargeBy bounds the bytes of those of one org, or of one user or host without one. It is the longest message.
 	maxLargeBy = 16 << 20
 )
 
 // Admission is the result of an Intake's admit function for a call.
 type Admission struct {
-	// Proven says that the caller showed a valid credential.
+	// Proven says that the caller showed a valid credential or, for a foreign method, that it is on loopback.
 	Proven bool
 	// Holder identifies the holder of the credential for maxProvenBy and maxLargeBy. It is empty for an unauthenticated
 	// caller.
@@ -89,9 +92,9 @@ type Admission struct {
 	Most bool
 	// Time is how long a message may take to arrive; 0 is ReceiveTime.
 	Time time.Duration
-	// Foreign is set for a method of another protocol, such as etcd's: its errors are gRPC's own. Its calls have a
-	// separate budget, which one address may use up: the callers are the operator's programs, often on one host and
-	// without a credential.
+	// Foreign is set for a method of another protocol, such as etcd's: its errors are gRPC's own. Proven callers of such
+	// methods have a separate budget, which one address may use up: they are the operator's programs, often on one host.
+	// Others count as unauthenticated callers.
 	Foreign bool
 }
 
@@ -129,7 +132,7 @@ type Intake struct {
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
-		judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
+		judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxUnprovenLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
 		conns: newBudget(maxConns, maxConnsOf, 0),
 	}
@@ -325,7 +328,7 @@ func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 
 func (r *receiver) budget() *budget {
 	switch {
-	case r.Foreign:
+	case r.Foreign && r.Proven:
 		return r.intake.foreign
 	case r.Proven:
 		return r.intake.proven

@@ -282,6 +282,37 @@ func TestLargeMessagesOfAHolder(t *testing.T) {
 	ends(t, two, second, codes.ResourceExhausted, "from one org, user or host")
 }
 
+// Foreign calls of unauthenticated callers count against the budget of such callers, so that one address cannot use up
+// the budget of foreign calls. Callers with a credential, or on loopback, have a budget without a share for an address.
+func TestForeignCallsOfStrangers(t *testing.T) {
+	i := NewIntake(1, nil)
+	from := netip.MustParseAddr("192.0.2.1")
+	stranger := &receiver{intake: i, from: from, Admission: Admission{Foreign: true}}
+	known := &receiver{intake: i, from: from, Admission: Admission{Foreign: true, Proven: true}}
+	for range maxUnprovenOf {
+		_, err := stranger.budget().enter(from, "")
+		require.NoError(t, err)
+	}
+	_, err := stranger.budget().enter(from, "")
+	require.ErrorContains(t, err, "512 unfinished calls from one address")
+	_, err = stranger.budget().reserve(t.Context(), from, "", maxLarge/4)
+	require.NoError(t, err)
+	_, err = stranger.budget().reserve(t.Context(), from, "", 1)
+	require.ErrorContains(t, err, "16777216 bytes of unfinished messages from one address")
+	other := netip.MustParseAddr("192.0.2.2")
+	_, err = stranger.budget().enter(other, "")
+	require.NoError(t, err)
+	_, err = stranger.budget().reserve(t.Context(), other, "", maxLarge/4)
+	require.NoError(t, err)
+
+	for range maxProven {
+		_, err := known.budget().enter(from, "")
+		require.NoError(t, err)
+	}
+	_, err = known.budget().reserve(t.Context(), from, "", maxLarge)
+	require.NoError(t, err)
+}
+
 // From however many addresses, an org has no more than a quarter of what all tenants share.
 func TestSharesOfAHolder(t *testing.T) {
 	b := newBudget(maxProven, maxProvenOf, maxLargeOf)

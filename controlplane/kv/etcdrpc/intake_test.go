@@ -87,3 +87,30 @@ func TestAnAuthorizationIsForOneMethod(t *testing.T) {
 	_, _, err = closed.Admits(ctx, pb.KV_Range_FullMethodName)
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 }
+
+// The intake knows callers on loopback and with a credential from others, who share one budget with all unauthenticated
+// callers.
+func TestTheIntakeKnowsStrangers(t *testing.T) {
+	w := newWorld(t)
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: true})
+	admit := s.Intake(1000)
+	check := func(method, from string, proven bool, header ...string) {
+		t.Helper()
+		at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
+		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at})
+		_, a, err := admit(metadata.NewIncomingContext(ctx, metadata.Pairs(header...)), method)
+		require.NoError(t, err)
+		require.Equal(t, rpc.Admission{Foreign: true, Proven: proven, Limit: 1000}, a)
+	}
+	check(pb.KV_Put_FullMethodName, far, false)
+	check(pb.KV_Put_FullMethodName, far, false, "token", "kv1.forged")
+	check(pb.KV_Put_FullMethodName, far, false, "authorization", "Bearer tenant")
+	check(pb.KV_Put_FullMethodName, far, true, "authorization", "Bearer operator")
+	check(pb.KV_Put_FullMethodName, near, true)
+	check(pb.Cluster_MemberAdd_FullMethodName, far, true, "authorization", "Bearer operator")
+	enableAuth(t, w.client(t))
+	check(pb.KV_Put_FullMethodName, far, false, "token", w.token(t, "u", "word"))
+	check(pb.KV_Put_FullMethodName, far, true, "authorization", "Bearer operator")
+	check(pb.KV_Put_FullMethodName, near, true)
+	check(pb.Cluster_MemberAdd_FullMethodName, far, true, "token", w.token(t, "root", "secret"))
+}
