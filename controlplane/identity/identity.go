@@ -95,6 +95,7 @@ type Service struct {
 	names     nameGate
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
+	misses             *missReads
 	do                 commands
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
@@ -108,6 +109,7 @@ func New(opts Options) *Service {
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: outside.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
+		misses: newMissReads(),
 	}
 	s.do = s.commands()
 	return s
