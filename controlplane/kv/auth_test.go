@@ -196,7 +196,11 @@ func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
 			case <-ctx.Done():
 				return nil, io.ErrUnexpectedEOF
 			}
-		}, func(r *pb.WatchResponse) error {
+		}, func(make func() (*pb.WatchResponse, error)) error {
+			r, err := make()
+			if r == nil {
+				return err
+			}
 			select {
 			case answers <- r:
 				return nil

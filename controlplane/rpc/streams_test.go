@@ -297,11 +297,7 @@ func TestSlowReadersAreEnded(t *testing.T) {
 	for range n {
 		stuck = append(stuck, m.watch(t.Context(), slow, "mallory/acme/web", &vmv1.WatchVmRequest{}))
 	}
-	full := func() bool {
-		m.streams.mu.Lock()
-		defer m.streams.mu.Unlock()
-		return m.streams.unsent.all.used >= MaxOrgUnsent
-	}
+	full := func() bool { return m.used() >= MaxOrgUnsent }
 	require.Eventually(t, full, 10*time.Second, time.Millisecond)
 	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream makes its next message when the one before it was taken")
 
@@ -349,11 +345,7 @@ func TestAStuckStreamEndsWithItsToken(t *testing.T) {
 	require.Error(t, err)
 }
 
-func (m *member) used() int64 {
-	m.streams.mu.Lock()
-	defer m.streams.mu.Unlock()
-	return m.streams.unsent.all.used
-}
+func (m *member) used() int64 { return m.streams.Unsent() }
 
 // However many streams a token opens, it is verified once for all of them, and all end with it.
 func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+	"github.com/trivet-cloud/trivet/controlplane/rpc"
 )
 
 // keys serves KV.
@@ -33,7 +34,15 @@ type watches struct {
 
 // Watch implements Watch.
 func (w *watches) Watch(stream pb.Watch_WatchServer) error {
-	err := w.service.Watch(stream.Context(), stream.Recv, stream.Send)
+	err := w.service.Watch(stream.Context(), stream.Recv, func(make func() (*pb.WatchResponse, error)) error {
+		return stream.SendMsg(rpc.Late(func() (*rpc.Encoded, error) {
+			r, err := make()
+			if r == nil || err != nil {
+				return nil, err
+			}
+			return rpc.Encode(r)
+		}))
+	})
 	if errors.Is(err, context.Canceled) {
 		return rpctypes.ErrGRPCWatchCanceled
 	}
