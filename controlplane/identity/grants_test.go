@@ -440,7 +440,7 @@ func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
 			require.Equal(t, inWeb, got)
 		}
 		_, err := w.acts(token, getVM)
-		require.ErrorContains(t, err, "name a project of org acme")
+		require.ErrorContains(t, err, "to a project of org acme")
 		for _, at := range []cloud.Tenant{{Project: "lair"}, {Project: "none"}} {
 			_, err = auth.Admit(w.as(w.first, token), getVM, string(at.Org), string(at.Project))
 			require.EqualError(t, err, fmt.Sprintf("no project %s: it does not exist, or bob has no role in it", at.Project))

@@ -465,7 +465,7 @@ func TestWhoRulesWhat(t *testing.T) {
 	}
 	scoped := w.as(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"}))
 	err := second(r.CreateProject(scoped, &identityv1.CreateProjectRequest{Id: "more", OrgId: "acme"}))
-	require.ErrorContains(t, err, "acts in acme/web only", "a token of a project reaches no further")
+	require.ErrorContains(t, err, "limited to acme/web", "a token of a project reaches no further")
 
 	require.True(t, fault.Is(second(r.GetProject(w.login("eve"), &identityv1.GetProjectRequest{Id: "web"})), fault.NotFound))
 	require.True(t, fault.Is(second(r.GetOrg(w.login("eve"), &identityv1.GetOrgRequest{Id: "acme"})), fault.NotFound))

@@ -193,7 +193,7 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	for _, c := range []*cloud.Caller{tenant(MaxMemberStreams), scoped} {
 		err := s.take(callerScopes(t.Context(), c))
 		require.True(t, fault.Is(err, fault.ResourceExhausted))
-		require.ErrorContains(t, err, "the set of all tenants has 8192 streams open")
+		require.ErrorContains(t, err, "all tenants together have 8192 streams open")
 	}
 	require.NoError(t, s.take(callerScopes(t.Context(), admin)))
 	for _, stranger := range []*cloud.Caller{nil, {User: "ada", Proof: cloud.ProofNone}} {
@@ -207,7 +207,7 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 		require.NoError(t, s.take(from(i/MaxAddressStreams)))
 	}
 	require.ErrorContains(t, s.take(from(0)), "address 192.0.2.0 has 32 streams")
-	require.ErrorContains(t, s.take(from(99)), "callers who are not authenticated has 512 streams")
+	require.ErrorContains(t, s.take(from(99)), "all unauthenticated callers together have 512 streams")
 }
 
 // Streams without a token are bounded where they arrive, and refused at once where a method needs a token.

@@ -86,9 +86,9 @@ type flow struct {
 	closed  bool          // the handler has returned
 }
 
-// strangers stands for an org in the account of streams whose callers are not authenticated, so that operators, who act in
-// no org, do not wait for them. No org has such an ID.
-const strangers = "callers who are not authenticated"
+// strangers is used in place of an org ID for the streams of unauthenticated callers, so that operators, who act in no
+// org, do not wait for them. No org has such an ID.
+const strangers = "unauthenticated callers"
 
 // Bound counts the messages of ss that its client has not read, and returns a stream whose SendMsg waits as that of a
 // tenant's stream does. All streams of one client have MaxOrgUnsent bytes together. The context of the returned stream
