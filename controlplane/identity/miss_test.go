@@ -46,7 +46,7 @@ func TestMissesShareReads(t *testing.T) {
 	})
 }
 
-// A read that failed serves nobody.
+// Calls do not share the result of a read that failed.
 func TestAFailedReadServesNoOtherCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, broken := newMissReads(), errors.New("broken")

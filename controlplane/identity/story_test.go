@@ -558,8 +558,8 @@ func TestOnesOwn(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
-// A name that somebody registered over REST does not keep an administrator from creating the user: the user is new, with
-// nothing of what was registered. A user that was given something is not created again, nor is one made by CreateUser.
+// An administrator can create a user whose name was registered over REST: the user has nothing of what was registered.
+// A user who has a role or a credential, or was made by CreateUser, is not created again.
 func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}

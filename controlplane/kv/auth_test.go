@@ -258,6 +258,6 @@ func TestTooManyPasswords(t *testing.T) {
 			require.NoError(t, <-results)
 		}
 		failed := errors.New("wrong")
-		require.Equal(t, failed, s.hash(t.Context(), func() error { return failed }), "there is room again")
+		require.Equal(t, failed, s.hash(t.Context(), func() error { return failed }), "the limit is no longer reached")
 	})
 }

@@ -97,7 +97,7 @@ func healthy(t *testing.T, conn *grpc.ClientConn) {
 	require.NoError(t, err)
 }
 
-// A client that never sends the last byte of its messages gets no window for them beyond the first.
+// A client that does not send the last byte of its messages can send only the first flow-control window of each.
 func TestUnfinishedMessages(t *testing.T) {
 	address, _, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	honest, r := dial(t, address), connect(t, address)
@@ -130,7 +130,7 @@ func TestUnfinishedMessages(t *testing.T) {
 	}
 }
 
-// A refusal needs nothing but the headers.
+// Calls without a valid token, and calls with headers that are too long, are refused before their message is read.
 func TestRefusedByHeaders(t *testing.T) {
 	address, _, issued := listen(t, &handlers{}, time.Hour)
 	r := connect(t, address)
@@ -147,7 +147,7 @@ func TestRefusedByHeaders(t *testing.T) {
 	require.Zero(t, issued.asked.Load())
 }
 
-// A message that does not arrive in time ends its call; a stream that is idle between messages goes on.
+// A call ends if its message does not arrive in time. A stream that is idle between two messages goes on.
 func TestLateMessages(t *testing.T) {
 	address, s, issued := listen(t, &handlers{get: func(context.Context) error { return nil }}, 300*time.Millisecond)
 	honest, r := dial(t, address), connect(t, address)
@@ -164,7 +164,7 @@ func TestLateMessages(t *testing.T) {
 			stream := begin(t, r, getVM, nil, good...)
 			sent, err := r.Stall(stream, 1<<20, patience)
 			require.NoError(t, err)
-			require.Equal(t, 1<<20+4, sent, "a proven caller may send it")
+			require.Equal(t, 1<<20+4, sent, "an authenticated caller may send it")
 			return stream
 		},
 		"half of a stream's message": func(t *testing.T) uint32 {
@@ -179,7 +179,7 @@ func TestLateMessages(t *testing.T) {
 	require.NoError(t, err, "an idle stream")
 	require.NoError(t, info.CloseSend())
 	for _, b := range []*budget{s.intake.unproven, s.intake.proven} {
-		require.Eventually(t, func() bool { return b.idle() }, patience, time.Millisecond, "everything was given back")
+		require.Eventually(t, func() bool { return b.idle() }, patience, time.Millisecond, "nothing is counted after the calls have ended")
 	}
 }
 
@@ -201,7 +201,8 @@ func begin(t *testing.T, r *rpctest.Raw, method string, data []byte, headers ...
 	return stream
 }
 
-// One address has so many unfinished calls, over all of its connections; those that it finishes are carried out.
+// The unfinished calls of one address are bounded over all of its connections. After they end, further calls are
+// served.
 func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	address, s, issued := listen(t, &handlers{}, time.Hour)
 	var all []*rpctest.Raw
@@ -227,7 +228,7 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Equal(t, before+1, issued.asked.Load())
 }
 
-// Everybody can have a token that proves nothing: with one, calls have the limit and the budget of strangers.
+// Calls with an unauthenticated token, which everybody can get, have the limits of calls without a token.
 func TestUnprovenTokensAreStrangers(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
@@ -249,7 +250,7 @@ func TestUnprovenTokensAreStrangers(t *testing.T) {
 	require.Eventually(t, s.intake.unproven.idle, patience, time.Millisecond)
 }
 
-// Strangers who hold all unfinished calls that strangers may have do not keep out a caller whose message is on its way.
+// When unauthenticated callers have as many unfinished calls as they may, callers with a credential are still served.
 func TestStrangersKeepOutNobodyWithACredential(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	s.intake.unproven.mu.Lock()
@@ -313,7 +314,7 @@ func TestForeignCallsOfStrangers(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// From however many addresses, an org has no more than a quarter of what all tenants share.
+// An org has at most a quarter of the unfinished calls and bytes, from however many addresses it calls.
 func TestSharesOfAHolder(t *testing.T) {
 	b := newBudget(maxProven, maxProvenOf, maxLargeOf)
 	from := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}) }
@@ -345,7 +346,7 @@ func TestSharesOfAHolder(t *testing.T) {
 	require.True(t, b.idle())
 }
 
-// However a client cuts and pads its frames, the message is the same.
+// The length of a message is known however the client splits it into frames and pads them.
 func TestFrames(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	body, err := proto.Marshal(&vmv1.GetVmRequest{VmId: strings.Repeat("v", 300)})
@@ -381,7 +382,7 @@ func TestFrames(t *testing.T) {
 	require.True(t, s.intake.proven.idle())
 }
 
-// A meter forgets calls however they end, and connections.
+// A meter removes a call that has ended, however it ended, and the intake removes a meter whose connection is closed.
 func TestMetersForget(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
@@ -404,7 +405,7 @@ func TestMetersForget(t *testing.T) {
 	require.Eventually(t, func() bool { return calls() == 0 }, patience, time.Millisecond)
 }
 
-// One address has so many connections; one that ends makes room.
+// The connections of one address are bounded. After one is closed another is accepted.
 func TestConnectionsOfAnAddress(t *testing.T) {
 	address, s, _ := listen(t, &handlers{}, time.Hour)
 	s.intake.conns.mu.Lock()
@@ -463,7 +464,7 @@ func TestBudget(t *testing.T) {
 	require.True(t, b.idle())
 }
 
-// A host with IPv6 has 64 bits of addresses for itself.
+// Bounds per address count an IPv6 network of 64 bits as one address, because a host usually has such a network.
 func TestNetworks(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",

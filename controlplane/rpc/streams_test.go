@@ -127,8 +127,8 @@ func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string
 	return s
 }
 
-// Each bound lets as many streams in as it says, refuses one more with a text that names it, lets others in, and counts
-// streams no longer when they have ended.
+// Each bound admits as many streams as its limit and refuses one more with an error that names the bound. Streams of
+// others are admitted. Streams that have ended are not counted.
 func TestStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	clients := map[string]vmv1.VmServiceClient{} // by token: one connection has at most MaxStreams streams
@@ -166,7 +166,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 	refused("user-9/acme/e", "org acme has 1024 streams open")
 	require.NoError(t, open("user-9/rival/lab"), "another org's")
-	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "what was refused does not count")
+	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "a refused stream is not counted")
 
 	hangUp()
 	require.Eventually(t, func() bool {
@@ -178,8 +178,8 @@ func TestStreamsAreBounded(t *testing.T) {
 	require.NoError(t, open("user-0/acme/web"))
 }
 
-// The streams of a member are bounded for tenants, those of callers without a token by address and in all, and neither
-// keeps operators out.
+// All streams of tenants on a member are bounded. Streams without a token are bounded per address and in total.
+// Operators can open streams when these bounds are reached.
 func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	s := NewStreams()
 	tenant := func(i int) *cloud.Caller {
@@ -210,7 +210,7 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	require.ErrorContains(t, s.take(from(99)), "all unauthenticated callers together have 512 streams")
 }
 
-// Streams without a token are bounded where they arrive, and refused at once where a method needs a token.
+// The open streams without a token are bounded. Such a stream is refused at once if its method needs a token.
 func TestStreamsOfStrangersAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	conn := dial(t, m.address)
@@ -272,7 +272,7 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	require.Eventually(t, seen, patience, time.Millisecond)
 	require.Equal(t, cloud.UserID("ada"), who.Load().User)
 	require.Equal(t, int64(1), m.tokens.forCalls.Load())
-	require.Zero(t, m.streams.open(ada), "a call with one answer is no stream")
+	require.Zero(t, m.streams.open(ada), "a unary call does not count as a stream")
 	hangUp()
 	calls.Wait()
 
@@ -285,8 +285,8 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	require.Equal(t, 1, m.streams.open(ada))
 }
 
-// Clients that do not read hold one message each and nothing more; when their org has no more room they are ended, and
-// those that read go on, in the order of what was sent.
+// A stream whose client does not read holds one message. When such streams use all bytes of their org, they are ended,
+// and the streams of clients that read get every message in order.
 func TestSlowReadersAreEnded(t *testing.T) {
 	const bytes = 1 << 20
 	h := &sender{bytes: bytes}
@@ -299,7 +299,7 @@ func TestSlowReadersAreEnded(t *testing.T) {
 	}
 	full := func() bool { return m.used() >= MaxOrgUnsent }
 	require.Eventually(t, full, 10*time.Second, time.Millisecond)
-	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream makes its next message when the one before it was taken")
+	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream makes its next message after the client has read the previous one")
 
 	read := func(token string) {
 		s := m.watch(t.Context(), c, token, &vmv1.WatchVmRequest{})

@@ -84,12 +84,12 @@ func (a *answering) call(at Place, method string, keys ...string) (replays int) 
 	return replays
 }
 
-// A tenant calls its project like the org of another tenant and keeps as many answers as it may. It shares none with the
-// org, and none of the org's goes.
+// A project with the same ID as another tenant's org stores as many answers as it may. The two do not share answers,
+// and no answer of the org is removed.
 func TestAProjectNamedLikeAnOrg(t *testing.T) {
 	a := newAnswering(t)
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
-	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method elsewhere")
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method in another place")
 	require.Zero(t, a.call(OfPrincipal("acme"), "CreateImage", "k"))
 	const atOnce = 1000
 	for from := 0; from <= MaxAnswers; from += atOnce {
@@ -100,10 +100,10 @@ func TestAProjectNamedLikeAnOrg(t *testing.T) {
 		require.Zero(t, a.call(InProject("acme"), "CreateVm", keys...))
 	}
 	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "k"))
-	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "its own oldest went")
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the oldest answer of the project was removed")
 }
 
-// An answer that was kept before the kinds of places were told apart is given again.
+// An answer that an earlier version stored, which did not distinguish the kinds of places, is given again.
 func TestAnswersOfBefore(t *testing.T) {
 	a := newAnswering(t)
 	a.call(InOrg("acme"), "CreateImage", "k")
