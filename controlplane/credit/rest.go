@@ -150,8 +150,8 @@ func (o operation) failed(w *rest.Response, err error) error {
 	return err
 }
 
-// give checks an order and carries it out. An invalid order is an error of the request; every other error is converted by
-// failed.
+// give checks an order and carries it out. An invalid order is an error of the request; every other error is converted
+// by failed.
 func (o operation) give(s *Service, w *rest.Response, r *http.Request, raw []byte, order Order) (*Done, error) {
 	order.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
 	if err := order.Check(); err != nil {
@@ -335,8 +335,8 @@ func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"reservation_id": id, "released": done.Released}, nil
 }
 
-// ofToken authorizes the call for the project of the token, in which the reservation of the path is looked up, and decodes
-// the body into in.
+// ofToken authorizes the call for the project of the token, in which the reservation of the path is looked up, and
+// decodes the body into in.
 func (o operation) ofToken(r *http.Request, in any) (t cloud.Tenant, raw []byte, err error) {
 	t, err = auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) {

@@ -10,16 +10,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// missesPerSecond bounds the linearizable reads that a member begins because it found no project, user or role for a call
-// in its recent records, and missBurst how many of them may follow each other at once. Each asks the other members.
+// missesPerSecond bounds the linearizable reads that a member begins because it found no project, user or role for a
+// call in its recent records, and missBurst how many of them may follow each other at once. Each asks the other
+// members.
 const (
 	missesPerSecond = 50
 	missBurst       = 50
 )
 
-// missReads lets calls that found nothing share linearizable reads. Calls wait for a read, and none is answered from older
-// records, so that a caller who names unknown projects delays such calls of others by some milliseconds and does nothing
-// else to them.
+// missReads lets calls that found nothing share linearizable reads. Calls wait for a read, and none is answered from
+// older records, so that a caller who names unknown projects delays such calls of others by some milliseconds and does
+// nothing else to them.
 type missReads struct {
 	limit *rate.Limiter
 	turn  chan struct{} // capacity 1; guards begun

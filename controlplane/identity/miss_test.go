@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Calls that wait at the same time share a read that began after each of them; calls that follow each other cause at most
-// missesPerSecond reads.
+// Calls that wait at the same time share a read that began after each of them; calls that follow each other cause at
+// most missesPerSecond reads.
 func TestMissesShareReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, reads := newMissReads(), 0

@@ -31,8 +31,8 @@ func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 }
 
 // before returns a member as it is before it is changed. The member that received a call checks here what a repeated
-// change would refuse. The leader cannot check that: a command is sent to the leader again if an earlier leader was lost
-// after it had made the change and before it answered.
+// change would refuse. The leader cannot check that: a command is sent to the leader again if an earlier leader was
+// lost after it had made the change and before it answered.
 func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -85,10 +85,10 @@ type removeAsk struct {
 // stops when it loses one.
 const trio = 3
 
-// Remove removes a member from all raft groups. It returns when the first group, kv, has removed it; it does not wait for
-// the others, because a member that removes itself cannot follow them. The result does not list the removed member. Its
-// ID is not used again, unless no process had joined with it. With force it removes a member even if one voter remains.
-// It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or ReasonLastVoter.
+// Remove removes a member from all raft groups. It returns when the first group, kv, has removed it; it does not wait
+// for the others, because a member that removes itself cannot follow them. The result does not list the removed member.
+// Its ID is not used again, unless no process had joined with it. With force it removes a member even if one voter
+// remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or ReasonLastVoter.
 func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err

@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Decode decodes a JSON body into v and returns the body for the hash of the idempotency key. It ignores unknown fields.
-// It returns InvalidArgument with the name of the field if a value has another type than v, and TooLarge if the body is
-// too long.
+// Decode decodes a JSON body into v and returns the body for the hash of the idempotency key. It ignores unknown
+// fields. It returns InvalidArgument with the name of the field if a value has another type than v, and TooLarge if the
+// body is too long.
 func Decode(r *http.Request, v any) ([]byte, error) {
 	if err := jsonType(r); err != nil {
 		return nil, err
@@ -117,8 +117,8 @@ func (s *Server) NotABrowser(r *http.Request) error {
 // Browsers set Sec-Fetch-Site (W3C Fetch Metadata). "none" means a navigation by the user, such as a typed address;
 // "same-origin" a request by a page of this server; "same-site" and "cross-site" requests by other pages.
 //
-// Over TLS the Host is not checked: the certificate does not contain the attacker's host name, so the browser refuses the
-// connection.
+// Over TLS the Host is not checked: the certificate does not contain the attacker's host name, so the browser refuses
+// the connection.
 func CheckPage(r *http.Request, hosts []string) error {
 	if r.Header.Get("Origin") != "" {
 		return fault.New(fault.PermissionDenied, "this endpoint refuses requests from web pages")

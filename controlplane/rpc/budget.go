@@ -22,8 +22,9 @@ type budget struct {
 	queue []*waiter // for bytes, in the order in which they came
 }
 
-// maxPasses is how often a message that waits for bytes may see a later one reserve its bytes first. Otherwise a message of
-// 16 MiB would keep all later ones waiting although there is room for them, and small ones could keep it waiting for ever.
+// maxPasses is how often a message that waits for bytes may see a later one reserve its bytes first. Otherwise a
+// message of 16 MiB would keep all later ones waiting although there is room for them, and small ones could keep it
+// waiting for ever.
 const maxPasses = 64
 
 // waiter is a message that waits for bytes.
@@ -129,15 +130,16 @@ func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, by
 	}, nil
 }
 
-// free gives back the bytes of a message, of which so many were reserved, and the part of each share. The caller holds mu.
+// free gives back the bytes of a message, of which so many were reserved, and the part of each share. The caller holds
+// mu.
 func (b *budget) free(parts []part, reserved, bytes int) {
 	b.all.bytes -= reserved
 	b.add(parts, use{bytes: -bytes})
 	b.grant()
 }
 
-// grant reserves the bytes of the waiting messages that fit, the oldest first. A message that was passed maxPasses times
-// keeps all later ones waiting until it fits. The caller holds mu.
+// grant reserves the bytes of the waiting messages that fit, the oldest first. A message that was passed maxPasses
+// times keeps all later ones waiting until it fits. The caller holds mu.
 func (b *budget) grant() {
 	var waiting []*waiter
 	barred := false

@@ -54,8 +54,8 @@ func soon(t *testing.T, b *budget, bytes int) (release func(), ok bool) {
 	return release, err == nil
 }
 
-// A small message that fits does not wait behind a large one that does not fit. The large one is passed a bounded number of
-// times; then later messages wait until it has its bytes.
+// A small message that fits does not wait behind a large one that does not fit. The large one is passed a bounded
+// number of times; then later messages wait until it has its bytes.
 func TestSmallMessagesPassALargeOne(t *testing.T) {
 	b := newBudget(1, 1, math.MaxInt)
 	first, ok := soon(t, b, maxLarge-MaxMessage+1)
@@ -79,7 +79,8 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 	require.True(t, b.idle())
 }
 
-// When the call of a large message that may not be passed any more ends, the messages behind it get their bytes at once.
+// When the call of a large message that may not be passed any more ends, the messages behind it get their bytes at
+// once.
 func TestACanceledReservationAdmitsThoseBehindIt(t *testing.T) {
 	b := newBudget(1, 1, math.MaxInt)
 	first, ok := soon(t, b, maxLarge-1000)

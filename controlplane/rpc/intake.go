@@ -254,8 +254,8 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls admit and returns its context. Meanwhile a call whose message is incomplete counts against a budget of its
-// own.
+// admits calls admit and returns its context. Meanwhile a call whose message is incomplete counts against a budget of
+// its own.
 func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -397,9 +397,8 @@ func (s *stream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, &charge{s.flow, int64(cap(e.data))})})
 }
 
-// encode encodes a message after ready, and counts it. It returns nil if the codec has to encode the message, or if a Late
-// returned nil. The next
-// waiting stream is admitted in every case, also if a Late panics.
+// encode encodes a message after ready, and counts it. It returns nil if the codec has to encode the message, or if a
+// Late returned nil. The next waiting stream is admitted in every case, also if a Late panics.
 func (f *flow) encode(m any) (*Encoded, error) {
 	var n int64
 	defer func() { f.hold(n) }()

@@ -131,8 +131,9 @@ func TestAnswersOfBefore(t *testing.T) {
 	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "new"))
 }
 
-// A deleted project leaves no records once its answers are too old. Until then ForgetAnswers keeps the number below which
-// answers are forgotten, so that no answer of the deleted project is given again in a new project with the same ID.
+// A deleted project leaves no records once its answers are too old. Until then ForgetAnswers keeps the number below
+// which answers are forgotten, so that no answer of the deleted project is given again in a new project with the same
+// ID.
 func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
 	for _, limit := range []int{1, 2, 100} {
 		t.Run(fmt.Sprint("in steps of ", limit), func(t *testing.T) {

@@ -72,9 +72,9 @@ type admission struct {
 type admissionKey struct{}
 
 // admit authorizes a call and returns the context for its handler. The context holds the admission, so that the intake
-// and the interceptor of a call authorize it once. Between the two the message of a call with one message arrives, which
-// takes rpc.ReceiveTime at most. What changes meanwhile is noticed by the Service, which checks the rights of etcd's
-// users when it carries out a request.
+// and the interceptor of a call authorize it once. Between the two the message of a call with one message arrives,
+// which takes rpc.ReceiveTime at most. What changes meanwhile is noticed by the Service, which checks the rights of
+// etcd's users when it carries out a request.
 func (s *Server) admit(ctx context.Context, method string) (context.Context, *admission) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission); ok && a.server == s && a.method == method {
 		return ctx, a

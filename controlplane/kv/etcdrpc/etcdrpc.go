@@ -207,9 +207,9 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	return s.carry(admitted, a, wants, srv, ss, handler)
 }
 
-// carry runs the handler of a stream with the context and the admission that admit returned. It ends the stream when its
-// token becomes invalid, if the client requires a leader, when there is none, and a watch stream also when its client
-// reads nothing and others need the memory.
+// carry runs the handler of a stream with the context and the admission that admit returned. It ends the stream when
+// its token becomes invalid, if the client requires a leader, when there is none, and a watch stream also when its
+// client reads nothing and others need the memory.
 func (s *Server) carry(ctx context.Context, a *admission, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
 	user := s.opts.Service.Caller(ctx)

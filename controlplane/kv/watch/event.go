@@ -37,8 +37,8 @@ func (w *watch) events(all []mvcc.Event) []*mvccpb.Event {
 	return out
 }
 
-// fragments cuts an answer into pieces of at most Options.FragmentBytes, or one event. partial says that more of the last
-// revision follows in the next batch.
+// fragments cuts an answer into pieces of at most Options.FragmentBytes, or one event. partial says that more of the
+// last revision follows in the next batch.
 func (s *Stream) fragments(r *pb.WatchResponse, partial bool) (pieces []*pb.WatchResponse) {
 	base := proto.Size(r) - eventsSize(r.Events)
 	events := r.Events

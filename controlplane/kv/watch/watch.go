@@ -3,12 +3,12 @@
 // It reads events from the engine and speaks etcdserverpb; who the client is and what it may see is asked through
 // Options.Permit. It must not know gRPC, members or consensus.
 //
-// A stream has one goroutine that sends, which owns all of its watches, and one that receives. A watch costs no goroutine
-// and no queue: the engine tells the stream which watches have something to see, and the stream asks them in turn for one
-// batch each while the client takes what is sent. A batch is read only when the server lets the stream send: then the
-// client has taken what was sent before, and the member has memory for one more. So a slow client holds back nothing but
-// itself, and memory is bounded by the requests that wait (16), the keys of the watches (maxKeyBytes) and the batch that
-// is being sent.
+// A stream has one goroutine that sends, which owns all of its watches, and one that receives. A watch costs no
+// goroutine and no queue: the engine tells the stream which watches have something to see, and the stream asks them in
+// turn for one batch each while the client takes what is sent. A batch is read only when the server lets the stream
+// send: then the client has taken what was sent before, and the member has memory for one more. So a slow client holds
+// back nothing but itself, and memory is bounded by the requests that wait (16), the keys of the watches (maxKeyBytes)
+// and the batch that is being sent.
 //
 // # Progress
 //
@@ -76,8 +76,9 @@ const (
 	tooManyKeys    = "etcdserver: the keys of the watches on this stream are too long together: open another one"
 )
 
-// batchBytes is about how many bytes of keys and values a batch has, unless one revision has more. It is less than etcd's
-// 1 MiB because the bytes that clients have not taken are bounded, and a stream that waits for its client holds one batch.
+// batchBytes is about how many bytes of keys and values a batch has, unless one revision has more. It is less than
+// etcd's 1 MiB because the bytes that clients have not taken are bounded, and a stream that waits for its client holds
+// one batch.
 const batchBytes = 256 << 10
 
 // waiting is how many requests of a stream may wait to be carried out.

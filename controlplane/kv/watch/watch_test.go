@@ -518,8 +518,8 @@ func TestKeysOfAStreamAreBounded(t *testing.T) {
 	require.Equal(t, maxKeyBytes>>20, s.Stats().Watchers)
 }
 
-// A revision that is longer than a batch is read whole when the stream may send. If a stream read one batch of each watch
-// in turn, all of its watches could hold the beginning of a revision.
+// A revision that is longer than a batch is read whole when the stream may send. If a stream read one batch of each
+// watch in turn, all of its watches could hold the beginning of a revision.
 func TestARevisionIsReadAtOnce(t *testing.T) {
 	s := newStore(t)
 	var keys []string
