@@ -64,8 +64,8 @@ sim:
 # soak plays ten million commands against the credit ledger's model, and a hundred thousand through the store; then twenty
 # thousand by clients of a trio whose members are killed, cut off and given wrong clocks, and some of mutants.
 soak:
-	TRIVET_LEDGER_COMMANDS=10000000 TRIVET_LEDGER_SEEDS=1000 go test ./controlplane/credit/ledger -run Model -v -timeout 0
-	TRIVET_CREDIT_COMMANDS=100000 go test ./controlplane/credit -run RecordsAreTheModel -v -timeout 0
+	TRIVET_LEDGER_COMMANDS=10000000 TRIVET_LEDGER_SEEDS=1000 go test ./controlplane/money/credit/ledger -run Model -v -timeout 0
+	TRIVET_CREDIT_COMMANDS=100000 go test ./controlplane/money/credit -run RecordsAreTheModel -v -timeout 0
 	TRIVET_HISTORY_OPS=20000 go test -tags long ./e2e -run 'CreditHistory|HistoryNoticesMutants' -v -count=1 -timeout 0
 
 # compat runs the whole of etcd's own suite against the key-value store, of which test runs the quick part.

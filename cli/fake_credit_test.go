@@ -10,8 +10,8 @@ import (
 
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
-	"github.com/trivet-cloud/trivet/controlplane/credit/ledger/ledgertest"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger/ledgertest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	ourfault "github.com/trivet-cloud/trivet/shared/fault"
 )

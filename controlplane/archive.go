@@ -18,11 +18,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/controlplane/backup"
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/engine/backup"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 

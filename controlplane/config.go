@@ -17,11 +17,11 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/trivet-cloud/trivet/controlplane/budget"
-	"github.com/trivet-cloud/trivet/controlplane/identity/outside"
-	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/oidc"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
 // Config is everything that can be set, by flag, by TRIVET_… in the environment and in one YAML file; the first that
@@ -168,7 +168,7 @@ type Identity struct {
 	// members. Empty is each member's own address.
 	Issuer string `yaml:"issuer"`
 	// Providers are the OpenID providers whose users may log in, once they are linked with users here.
-	Providers []outside.Provider `yaml:"providers"`
+	Providers []oidc.Provider `yaml:"providers"`
 }
 
 func (i *Identity) validate() error {

@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/trivet-cloud/trivet/controlplane/billing"
-	"github.com/trivet-cloud/trivet/controlplane/credit"
-	"github.com/trivet-cloud/trivet/controlplane/store"
-	"github.com/trivet-cloud/trivet/controlplane/vm"
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/money/billing"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 // Billing configures what VMs cost. That of the leader counts: give every member the same.

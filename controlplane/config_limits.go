@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/pflag"
 
-	"github.com/trivet-cloud/trivet/controlplane/budget"
+	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
 // Limits bounds what tenants may write. Use the same values on all members: only the leader's are in effect.

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/controlplane/budget"
+	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
 // The configuration file sets a limit, a flag overrides the file, and a limit that neither sets keeps its default.

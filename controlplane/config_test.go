@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/identity/outside"
-	"github.com/trivet-cloud/trivet/controlplane/image"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/oidc"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -112,11 +112,11 @@ func TestBadConfigurations(t *testing.T) {
 		`rest.open: "credit" is not`:   func(c *Config) { c.REST.Open = []string{"credit"} },
 		"identity.issuer":              func(c *Config) { c.Identity.Issuer = "cloud.example" },
 		"must be https": func(c *Config) {
-			c.Identity.Providers = []outside.Provider{{Name: "corp", Issuer: "http://idp.example", ClientID: "x"}}
+			c.Identity.Providers = []oidc.Provider{{Name: "corp", Issuer: "http://idp.example", ClientID: "x"}}
 		},
 		"corp stands twice": func(c *Config) {
-			p := outside.Provider{Name: "corp", Issuer: "https://idp.example", ClientID: "x"}
-			c.Identity.Providers = []outside.Provider{p, p}
+			p := oidc.Provider{Name: "corp", Issuer: "https://idp.example", ClientID: "x"}
+			c.Identity.Providers = []oidc.Provider{p, p}
 		},
 		`"10.0.0" is not an IP address`:   func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "10.0.0"}, "k" },
 		"data_dir is required":            func(c *Config) { c.DataDir = "" },

@@ -33,8 +33,8 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/identity"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/trivet-cloud/trivet/controlplane/auth"
-	"github.com/trivet-cloud/trivet/controlplane/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
 
 // The survey notices whatever somebody adds without saying who may call it, and what is there no more.

@@ -16,7 +16,7 @@ import (
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 

@@ -18,9 +18,9 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
-	"github.com/trivet-cloud/trivet/controlplane/rpc"
 )
 
 // etcdOverhead is what a message may have beyond a request that writes, as in etcd.

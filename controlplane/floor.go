@@ -12,9 +12,9 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/disk"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/failstop"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // handOverTime is how long a member whose disk has failed may take to give its leadership away.
@@ -23,7 +23,7 @@ const handOverTime = time.Second
 // floor is the disk that a member stands on. When that fails nothing above can be closed in order any more, and the
 // process ends without; see package disk.
 type floor struct {
-	*disk.FS
+	*failstop.FS
 	dir  string
 	lone bool // there are no other members to get the data from
 
@@ -38,7 +38,7 @@ func newFloor(c Config) *floor {
 		roots = append(roots, filepath.Join(c.DataDir, name))
 	}
 	return &floor{
-		FS: disk.New(context.Background(), vfs.Default, roots...), dir: c.DataDir, lone: len(c.Cluster) <= 1 && len(c.Join) == 0, id: c.NodeID,
+		FS: failstop.New(context.Background(), vfs.Default, roots...), dir: c.DataDir, lone: len(c.Cluster) <= 1 && len(c.Join) == 0, id: c.NodeID,
 	}
 }
 
@@ -89,7 +89,7 @@ func (f *floor) handOver() {
 
 // why tells an operator what has happened to the disk, if something has, and what to do.
 func (f *floor) why(err error) error {
-	var failure *disk.Error
+	var failure *failstop.Error
 	switch {
 	case errors.As(f.Err(), &failure):
 	case errors.Is(err, mvcc.ErrCorrupt), errors.Is(err, consensus.ErrDamaged), pebble.IsCorruptionError(err):

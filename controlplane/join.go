@@ -14,12 +14,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/trivet-cloud/trivet/controlplane/clock"
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/invite"
-	"github.com/trivet-cloud/trivet/controlplane/member"
-	"github.com/trivet-cloud/trivet/controlplane/peer"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -45,7 +45,7 @@ func clusterKey(ctx context.Context, c Config, log *slog.Logger) (*clusterkey.Ke
 	if c.JoinToken == "" {
 		return nil, errors.New("a member that joins needs join_token, from `trivet cluster token`, or cluster_key, the file that the others have")
 	}
-	if err := invite.Bring(ctx, c.inviters(), c.JoinToken, own, log); err != nil {
+	if err := jointoken.Bring(ctx, c.inviters(), c.JoinToken, own, log); err != nil {
 		return nil, err
 	}
 	return clusterkey.Load(own)
@@ -56,7 +56,7 @@ func ofToken(c Config, key *clusterkey.Key) error {
 	if c.JoinToken == "" {
 		return nil
 	}
-	_, pin, err := invite.ReadToken(c.JoinToken)
+	_, pin, err := jointoken.ReadToken(c.JoinToken)
 	if err != nil {
 		return nil
 	}
@@ -77,12 +77,12 @@ func whoAmI(ctx context.Context, c Config, authority *mtls.Authority, log *slog.
 	if err != nil {
 		return 0, false, err
 	}
-	asker, err := peer.New(peer.Options{Self: c.NodeID, Certificate: leaf(authority, c.NodeID, clock.Wall), Authority: authority, Log: log, Now: clock.Wall})
+	asker, err := transport.New(transport.Options{Self: c.NodeID, Certificate: leaf(authority, c.NodeID, clock.Wall), Authority: authority, Log: log, Now: clock.Wall})
 	if err != nil {
 		return 0, false, err
 	}
 	if len(c.Join) == 0 {
-		joins = fresh && len(c.Cluster) > 1 && member.Expected(ctx, asker, c.seeds(), c.NodeID, address(c, c.Ports.Peers))
+		joins = fresh && len(c.Cluster) > 1 && membership.Expected(ctx, asker, c.seeds(), c.NodeID, address(c, c.Ports.Peers))
 		return c.NodeID, joins, nil
 	}
 	if c.NodeID != 0 {
@@ -99,7 +99,7 @@ func whoAmI(ctx context.Context, c Config, authority *mtls.Authority, log *slog.
 	case !errors.Is(err, fs.ErrNotExist):
 		return 0, false, fmt.Errorf("read the member's id: %w", err)
 	}
-	if id, err = member.Locate(ctx, asker, c.seeds(), address(c, c.Ports.Peers), log); err != nil {
+	if id, err = membership.Locate(ctx, asker, c.seeds(), address(c, c.Ports.Peers), log); err != nil {
 		return 0, false, fmt.Errorf("find out which member this is: %w", err)
 	}
 	if err := os.WriteFile(path, []byte(strconv.FormatUint(id, 10)+"\n"), 0o600); err != nil {
@@ -126,9 +126,9 @@ func consensusMembers(c Config, joins bool) []uint64 {
 }
 
 // firstMembers are the records of the first configuration.
-func firstMembers(c Config) (out []member.Member) {
+func firstMembers(c Config) (out []membership.Member) {
 	for id, host := range c.members() {
-		out = append(out, member.Member{
+		out = append(out, membership.Member{
 			ID: id, Name: "node-" + strconv.FormatUint(id, 10), RaftAddr: "https://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.Peers))),
 			ClientURLs: []string{clientURL(c, host)},
 		})
@@ -142,7 +142,7 @@ func clientURL(c Config, host string) string {
 }
 
 // enter makes a member that joins known to the others. An error is for good: it will not be one with this directory.
-func enter(ctx context.Context, c Config, host *consensus.Host, mesh *peer.Mesh, log *slog.Logger) error {
+func enter(ctx context.Context, c Config, host *consensus.Host, mesh *transport.Mesh, log *slog.Logger) error {
 	seeds := c.seeds()
 	for _, a := range mesh.Members() {
 		if !slices.Contains(seeds, a) {
@@ -152,8 +152,8 @@ func enter(ctx context.Context, c Config, host *consensus.Host, mesh *peer.Mesh,
 	if len(seeds) == 0 {
 		return nil // it has been one for long, or is told where the others are by its records
 	}
-	q := member.JoinRequest{ID: c.NodeID, Birth: host.Birth(), ClientURLs: []string{clientURL(c, c.Listen)}}
-	addresses, err := member.Enter(ctx, mesh, seeds, q, log)
+	q := membership.JoinRequest{ID: c.NodeID, Birth: host.Birth(), ClientURLs: []string{clientURL(c, c.Listen)}}
+	addresses, err := membership.Enter(ctx, mesh, seeds, q, log)
 	if err != nil {
 		return err
 	}

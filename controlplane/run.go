@@ -23,32 +23,32 @@ import (
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/audit"
-	"github.com/trivet-cloud/trivet/controlplane/auth"
-	"github.com/trivet-cloud/trivet/controlplane/budget"
-	"github.com/trivet-cloud/trivet/controlplane/clock"
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/credit"
-	"github.com/trivet-cloud/trivet/controlplane/diskspace"
-	"github.com/trivet-cloud/trivet/controlplane/identity"
-	"github.com/trivet-cloud/trivet/controlplane/image"
-	"github.com/trivet-cloud/trivet/controlplane/invite"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/operator"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/member"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/node"
-	"github.com/trivet-cloud/trivet/controlplane/operator"
-	"github.com/trivet-cloud/trivet/controlplane/peer"
-	"github.com/trivet-cloud/trivet/controlplane/rest"
-	"github.com/trivet-cloud/trivet/controlplane/rpc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
-	"github.com/trivet-cloud/trivet/controlplane/tenant"
-	"github.com/trivet-cloud/trivet/controlplane/vm"
-	"github.com/trivet-cloud/trivet/controlplane/volume"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/records/budget"
+	"github.com/trivet-cloud/trivet/controlplane/records/diskspace"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -129,8 +129,8 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		return err
 	}
 	var runner *consensus.Runner
-	var memberships *member.Service
-	mesh, err := peer.New(peer.Options{
+	var memberships *membership.Service
+	mesh, err := transport.New(transport.Options{
 		Self: c.NodeID, Members: members.addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log, Now: clk.Now,
 		Stranger: func(id uint64) { memberships.Stranger(id) }, Removed: func() { runner.Removed() },
 	})
@@ -163,15 +163,15 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	defer kvLeads.Close()
 	budgets := budget.New(c.Limits.Limits, clk.Elapsed)
 	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp, Spend: budgets.Spend, Now: clk.Now, Elapsed: clk.Elapsed})
-	commands := lead.NewCommands(c.NodeID, system, mesh)
+	commands := leader.NewCommands(c.NodeID, system, mesh)
 	commands.SetGate(gate(budgets, space))
 	first := firstMembers(c)
 	if host.Joined() {
 		first = nil
 	}
-	memberships = member.New(member.Options{
+	memberships = membership.New(membership.Options{
 		Store: records, Commands: commands, Consensus: runner, Peers: mesh, Self: c.NodeID, First: first, Cluster: key.ClusterID(), Log: log,
-		Groups: []member.Group{
+		Groups: []membership.Group{
 			{ID: kvGroup, Name: names[kvGroup], Leadership: kvLeads},
 			{ID: systemGroup, Name: names[systemGroup], Leadership: system},
 		},
@@ -196,7 +196,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	bills := newBilling(c.Billing, records, credits, log)
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: c.Billing.of(bills)})
 	bills.Attach(vms)
-	invites := invite.New(invite.Options{Store: records, Commands: commands, Key: key, Log: log})
+	invites := jointoken.New(jointoken.Options{Store: records, Commands: commands, Key: key, Log: log})
 	kvRaft := kv.NewRaft(runner, kvGroup, c.NodeID, kvLeads)
 	keys := kv.New(kv.Options{
 		Engine: engines[kvGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
@@ -231,10 +231,10 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		return err
 	}
 	compactor := &compactor{store: records, engine: engines[systemGroup], now: clk.Elapsed}
-	tasks := &lead.Tasks{
+	tasks := &leader.Tasks{
 		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
-		List: []lead.Task{
-			{Name: "settle members", Every: member.SettleEvery, Run: memberships.Run},
+		List: []leader.Task{
+			{Name: "settle members", Every: membership.SettleEvery, Run: memberships.Run},
 			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
 			{Name: "tend keys", Every: time.Minute, Run: identities.Tend},
 			{Name: "prune the audit", Every: audit.PruneEvery, Run: audits.Prune},
@@ -262,7 +262,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		Credentials: nodes.Credentials(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
 		Log: log, Metrics: grpcMetrics, MaxMessage: node.MaxMessage,
-		Certified: true, Open: []string{node.OpenMethod, invite.OpenMethod},
+		Certified: true, Open: []string{node.OpenMethod, jointoken.OpenMethod},
 	})
 	nodes.RegisterAgents(agents)
 	invites.Register(agents)
@@ -299,7 +299,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	ready := func(context.Context) error {
-		if leader, _ := system.Leader(); leader == 0 {
+		if leaderID, _ := system.Leader(); leaderID == 0 {
 			return errors.New("no leader: fewer than a majority of the members can be reached")
 		}
 		return identities.Ready()
@@ -411,7 +411,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 }
 
 // gate refuses commands of callers over their budget, and changes while a member's disk is nearly full.
-func gate(budgets *budget.Budget, space *diskspace.Monitor) lead.Gate {
+func gate(budgets *budget.Budget, space *diskspace.Monitor) leader.Gate {
 	return func(ctx context.Context) error {
 		if err := space.Admit(ctx); err != nil {
 			return err
@@ -481,7 +481,7 @@ func groupsOf(engines map[uint64]*mvcc.Engine, names map[uint64]string) map[uint
 }
 
 // snapshotMembers are the members as a snapshot file of users' keys shows them.
-func snapshotMembers(ctx context.Context, memberships *member.Service) ([]snapfile.Member, error) {
+func snapshotMembers(ctx context.Context, memberships *membership.Service) ([]snapfile.Member, error) {
 	all, err := memberships.List(ctx, true)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 

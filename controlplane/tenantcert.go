@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 )
 
 // maxTenantCert is the longest life of a certificate that tenant-cert makes: what clients accept of any authority.

@@ -15,8 +15,8 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/trivet-cloud/trivet/controlplane/certfile"
-	"github.com/trivet-cloud/trivet/controlplane/member"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/engine/certfile"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -152,7 +152,7 @@ func (t *tenantTLS) run(ctx context.Context, dev bool) {
 const announcePause = 2 * time.Second
 
 // keepAnnouncing announces until it is done: it takes a leader.
-func keepAnnouncing(ctx context.Context, c Config, members *member.Service, log *slog.Logger) {
+func keepAnnouncing(ctx context.Context, c Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
 		err := announce(limited, c, members)
@@ -171,7 +171,7 @@ func keepAnnouncing(ctx context.Context, c Config, members *member.Service, log 
 
 // announce corrects the scheme of the URL that this member's record has for its clients: it may have been written before
 // TLS was turned on, or off. URLs that an operator gave are left alone.
-func announce(ctx context.Context, c Config, members *member.Service) error {
+func announce(ctx context.Context, c Config, members *membership.Service) error {
 	now := clientURL(c, c.Listen)
 	other := c
 	other.TLS = TLS{}
@@ -187,7 +187,7 @@ func announce(ctx context.Context, c Config, members *member.Service) error {
 		if at := slices.Index(m.ClientURLs, before); m.ID == c.NodeID && at >= 0 {
 			urls := slices.Clone(m.ClientURLs)
 			urls[at] = now
-			_, err := members.Update(ctx, member.UpdateRequest{ID: m.ID, ClientURLs: urls})
+			_, err := members.Update(ctx, membership.UpdateRequest{ID: m.ID, ClientURLs: urls})
 			return err
 		}
 	}

@@ -18,7 +18,7 @@ import (
 
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 

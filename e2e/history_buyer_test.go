@@ -15,7 +15,7 @@ import (
 
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/e2e/history"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )

@@ -19,7 +19,7 @@ import (
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/e2e/history"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 	domain "github.com/trivet-cloud/trivet/shared/cloud"

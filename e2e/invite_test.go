@@ -14,7 +14,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 

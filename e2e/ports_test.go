@@ -20,7 +20,7 @@ import (
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 

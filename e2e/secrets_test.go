@@ -21,10 +21,10 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/identity/keyring"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 // secrets are what must be found nowhere, by what they are: random, so that no compression takes them apart.

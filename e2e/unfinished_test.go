@@ -17,7 +17,7 @@ import (
 
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/rpc/rpctest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc/rpctest"
 )
 
 // Clients without a credential that begin calls and never send the last byte: a member's memory does not follow them, and

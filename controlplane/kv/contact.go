@@ -11,7 +11,7 @@ import (
 	"github.com/fxamacker/cbor/v2"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
 // Contacts is whom the leader hears.

@@ -13,7 +13,7 @@ import (
 	"github.com/fxamacker/cbor/v2"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // Members that hold different data are found by their leader, as by etcd's with --corrupt-check-time and

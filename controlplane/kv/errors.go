@@ -8,9 +8,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -23,8 +23,8 @@ var told = []struct{ is, as error }{
 	{consensus.ErrStopped, rpctypes.ErrGRPCStopped},
 	{consensus.ErrNoGroup, rpctypes.ErrGRPCStopped},
 	{consensus.ErrUncertain, rpctypes.ErrGRPCTimeoutDueToLeaderFail},
-	{lead.ErrNotLeader, rpctypes.ErrGRPCLeaderChanged},
-	{lead.ErrNotSent, rpctypes.ErrGRPCTimeoutDueToConnectionLost},
+	{leader.ErrNotLeader, rpctypes.ErrGRPCLeaderChanged},
+	{leader.ErrNotSent, rpctypes.ErrGRPCTimeoutDueToConnectionLost},
 	{mvcc.ErrCompacted, rpctypes.ErrGRPCCompacted},
 	{mvcc.ErrFutureRevision, rpctypes.ErrGRPCFutureRev},
 	{mvcc.ErrEmptyKey, rpctypes.ErrGRPCEmptyKey},

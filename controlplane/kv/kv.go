@@ -39,12 +39,12 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/kv/watch"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
 // Agreement is how the members agree on commands: one group of consensus, whose errors it has.
@@ -58,10 +58,10 @@ type Agreement interface {
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 	// Self is this member.
 	Self() uint64
-	lead.Leadership
+	leader.Leadership
 }
 
-// Peers reaches a certain member; *peer.Mesh. Errors are as those of lead.Caller.
+// Peers reaches a certain member; *transport.Mesh. Errors are as those of leader.Caller.
 type Peers interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
@@ -211,8 +211,8 @@ func (s *Service) Self() uint64 { return s.opts.Self }
 
 // Leader is the member that leads the group, 0 when none is known.
 func (s *Service) Leader() uint64 {
-	leader, _ := s.opts.Agreement.Leader()
-	return leader
+	leaderID, _ := s.opts.Agreement.Leader()
+	return leaderID
 }
 
 // LeaderChanged is closed at the next change of Leader. Ask for it first.

@@ -14,10 +14,10 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
-	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
 // LeaseGrant makes a lease. One without an id gets one, of 1 to 2^53-1, so that every JSON reader keeps it exactly.
@@ -28,7 +28,7 @@ func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.
 	ttl := max(r.TTL, s.grant)
 	for {
 		id := cmp.Or(r.ID, newLeaseID())
-		found, err := s.write(ctx, []mvcc.Step{{Kind: mvcc.StepGrant, Lease: id, TTL: ttl}}, wire.LeaseCost, mustBeKnown)
+		found, err := s.write(ctx, []mvcc.Step{{Kind: mvcc.StepGrant, Lease: id, TTL: ttl}}, translate.LeaseCost, mustBeKnown)
 		if r.ID == 0 && errors.Is(err, rpctypes.ErrGRPCLeaseExist) {
 			continue
 		}
@@ -201,12 +201,12 @@ func (s *Service) askLessor(ctx context.Context, ask leaseAsk) (leaseTold, error
 	defer cancel()
 	for {
 		changed := s.opts.Agreement.Changed()
-		leader, _ := s.opts.Agreement.Leader()
-		told, err := s.askLeader(ctx, leader, ask)
+		leaderID, _ := s.opts.Agreement.Leader()
+		told, err := s.askLeader(ctx, leaderID, ask)
 		if err == nil {
 			return told, nil
 		}
-		if leader != 0 && !again(err, leader != s.opts.Self) && ctx.Err() == nil {
+		if leaderID != 0 && !again(err, leaderID != s.opts.Self) && ctx.Err() == nil {
 			return told, err
 		}
 		select {
@@ -216,7 +216,7 @@ func (s *Service) askLessor(ctx context.Context, ask leaseAsk) (leaseTold, error
 			switch {
 			case time.Now().Before(deadline):
 				return told, ctx.Err()
-			case leader == 0:
+			case leaderID == 0:
 				return told, rpctypes.ErrGRPCNoLeader
 			}
 			return told, rpctypes.ErrGRPCTimeout
@@ -227,14 +227,14 @@ func (s *Service) askLessor(ctx context.Context, ask leaseAsk) (leaseTold, error
 // requestTime is how long a request may take, as in etcd.
 func (s *Service) requestTime() time.Duration { return 5*time.Second + 2*s.opts.Election }
 
-func (s *Service) askLeader(ctx context.Context, leader uint64, ask leaseAsk) (told leaseTold, err error) {
+func (s *Service) askLeader(ctx context.Context, leaderID uint64, ask leaseAsk) (told leaseTold, err error) {
 	switch {
-	case leader == 0:
-		return told, lead.ErrNotLeader
-	case leader == s.opts.Self:
+	case leaderID == 0:
+		return told, leader.ErrNotLeader
+	case leaderID == s.opts.Self:
 		return s.lessorSays(ctx, ask)
 	case s.opts.Peers == nil:
-		return told, lead.ErrNotSent
+		return told, leader.ErrNotSent
 	}
 	body, err := cbor.Marshal(ask)
 	if err != nil {
@@ -243,7 +243,7 @@ func (s *Service) askLeader(ctx context.Context, leader uint64, ask leaseAsk) (t
 	// A leader that was cut off would never answer.
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
-	answer, err := s.opts.Peers.Direct(ctx, leader, leaseCommand, body)
+	answer, err := s.opts.Peers.Direct(ctx, leaderID, leaseCommand, body)
 	if err != nil {
 		return told, err
 	}
@@ -252,22 +252,22 @@ func (s *Service) askLeader(ctx context.Context, leader uint64, ask leaseAsk) (t
 
 // again says whether an answer may be had by asking again. What a member could not do for itself is not for clients.
 func again(err error, remote bool) bool {
-	var failed *lead.RemoteError
+	var failed *leader.RemoteError
 	if errors.As(err, &failed) {
 		return false
 	}
-	return remote || errors.Is(err, lead.ErrNotLeader) || errors.Is(err, lead.ErrNotSent)
+	return remote || errors.Is(err, leader.ErrNotLeader) || errors.Is(err, leader.ErrNotSent)
 }
 
 // lessorSays answers for the leader.
 func (s *Service) lessorSays(ctx context.Context, ask leaseAsk) (leaseTold, error) {
 	// Whoever renews a lease promises that it lives on, so it must lead: the others' next leader counts from later on.
 	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
-		return leaseTold{}, fmt.Errorf("%w: %w", lead.ErrNotLeader, err)
+		return leaseTold{}, fmt.Errorf("%w: %w", leader.ErrNotLeader, err)
 	}
-	leader, term := s.opts.Agreement.Leader()
-	if leader != s.opts.Self {
-		return leaseTold{}, lead.ErrNotLeader
+	leaderID, term := s.opts.Agreement.Leader()
+	if leaderID != s.opts.Self {
+		return leaseTold{}, leader.ErrNotLeader
 	}
 	if !ask.Renew {
 		return s.lessor.remaining(ask.ID, term, s.opts.Clock())

@@ -9,9 +9,9 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
 func (w *world) grant(t *testing.T, id, ttl int64) *pb.LeaseGrantResponse {
@@ -233,11 +233,11 @@ func TestARenewalTooLate(t *testing.T) {
 func TestKeepAlivesTravelToTheLeader(t *testing.T) {
 	peers := &way{}
 	follower := newWorld(t, func(o *Options) { o.Peers = peers })
-	leader := newWorld(t, func(o *Options) { o.Peers = &peers.other })
+	leading := newWorld(t, func(o *Options) { o.Peers = &peers.other })
 	follower.raft.lead(9, 2)
-	leader.run(t)
-	leader.reigned(t, 2)
-	leader.grant(t, 7, 60)
+	leading.run(t)
+	leading.reigned(t, 2)
+	leading.grant(t, 7, 60)
 	peers.refusals = 2
 	r, err := follower.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 7})
 	require.NoError(t, err)
@@ -258,7 +258,7 @@ type end struct {
 func (w *way) Direct(ctx context.Context, _ uint64, _ string, body []byte) ([]byte, error) {
 	if w.refusals > 0 {
 		w.refusals--
-		return nil, lead.ErrNotLeader
+		return nil, leader.ErrNotLeader
 	}
 	return w.other.f(ctx, 1, body)
 }
@@ -266,7 +266,7 @@ func (w *way) Direct(ctx context.Context, _ uint64, _ string, body []byte) ([]by
 func (w *way) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
 
 func (e *end) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
-	return nil, lead.ErrNotSent
+	return nil, leader.ErrNotSent
 }
 
 func (e *end) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
-	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -266,7 +266,7 @@ func contents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 				return
 			}
 			for i := range found.KVs {
-				if !yield(wire.KeyValue(&found.KVs[i]), nil) {
+				if !yield(translate.KeyValue(&found.KVs[i]), nil) {
 					return
 				}
 			}

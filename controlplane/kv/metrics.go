@@ -8,8 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // counters are what is counted while the service runs.

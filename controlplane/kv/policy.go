@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 )
 
 // The records beside those of package users.

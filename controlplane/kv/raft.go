@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
 // Raft is an Agreement by a group of a Runner, whose machine answers with mvcc.Results and whose members forward what
@@ -18,7 +18,7 @@ type Raft struct {
 	runner  *consensus.Runner
 	group   uint64
 	self    uint64
-	changes lead.Leadership
+	changes leader.Leadership
 
 	// Of ids, which only proposals that are alone have: random for each start, and counted.
 	begin   [8]byte
@@ -28,7 +28,7 @@ type Raft struct {
 var _ Agreement = (*Raft)(nil)
 
 // NewRaft makes one for the member self. changes tells of new leaders; *store.Group.
-func NewRaft(runner *consensus.Runner, group, self uint64, changes lead.Leadership) *Raft {
+func NewRaft(runner *consensus.Runner, group, self uint64, changes leader.Leadership) *Raft {
 	r := &Raft{runner: runner, group: group, self: self, changes: changes}
 	rand.Read(r.begin[:]) // never fails
 	return r
@@ -72,12 +72,12 @@ func (r *Raft) Status(ctx context.Context) (consensus.GroupStatus, error) {
 // Self implements Agreement.
 func (r *Raft) Self() uint64 { return r.self }
 
-// Leader implements lead.Leadership, as the runner has it this moment: a read index that another leader answered is not
+// Leader implements leader.Leadership, as the runner has it this moment: a read index that another leader answered is not
 // before the news of that.
 func (r *Raft) Leader() (member, term uint64) {
 	l := r.runner.Leader(r.group)
 	return l.Leader, l.Term
 }
 
-// Changed implements lead.Leadership.
+// Changed implements leader.Leadership.
 func (r *Raft) Changed() <-chan struct{} { return r.changes.Changed() }

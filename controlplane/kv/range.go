@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
 // snapshot is the keyspace as new as everything acknowledged before the call, or, if that will do, as it is here.
@@ -25,7 +25,7 @@ func (s *Service) snapshot(ctx context.Context, serializable bool) (*mvcc.Snapsh
 
 // Range reads keys.
 func (s *Service) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	if err := wire.CheckRange(r); err != nil {
+	if err := translate.CheckRange(r); err != nil {
 		return nil, err
 	}
 	snap, err := s.snapshot(ctx, r.Serializable)
@@ -58,9 +58,9 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 				found.KVs = []mvcc.KV{kv}
 			}
 		}
-		return wire.RangeAnswer(r, &found), nil
+		return translate.RangeAnswer(r, &found), nil
 	}
-	o := wire.RangeOptions(r)
+	o := translate.RangeOptions(r)
 	o.MaxBytes = answerBytes
 	found, err := snap.Range(o)
 	switch {
@@ -69,7 +69,7 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 	case found.More && (o.Limit == 0 || len(found.KVs) < o.Limit):
 		return nil, errAnswerTooLarge
 	}
-	return wire.RangeAnswer(r, &found), nil
+	return translate.RangeAnswer(r, &found), nil
 }
 
 // answerBytes is the most that one answer holds: all of it is in memory, and a message of gRPC ends at 2 GiB.
@@ -83,7 +83,7 @@ const streamBytes = 1 << 20
 // RangeStream reads keys, all as of one revision, and gives them piece by piece. The last piece, and only that, has a
 // header, the count and More.
 func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
-	if err := wire.CheckRangeStream(r); err != nil {
+	if err := translate.CheckRangeStream(r); err != nil {
 		return err
 	}
 	snap, err := s.snapshot(ctx, r.Serializable)
@@ -94,10 +94,10 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanRange(user, r.Key, r.RangeEnd) }); err != nil {
 		return failure(ctx, err)
 	}
-	if !wire.Plain(r) && !r.CountOnly {
+	if !translate.Plain(r) && !r.CountOnly {
 		return s.streamSorted(ctx, snap, r, send)
 	}
-	o := wire.RangeOptions(r)
+	o := translate.RangeOptions(r)
 	o.WantCount, o.MaxBytes = false, streamBytes
 	total, limit := int64(0), o.Limit
 	for {
@@ -109,7 +109,7 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 			return failure(ctx, err)
 		}
 		total += found.Count
-		out := &pb.RangeResponse{Kvs: wire.KeyValues(found.KVs)}
+		out := &pb.RangeResponse{Kvs: translate.KeyValues(found.KVs)}
 		limited := limit > 0 && int(total) >= limit
 		if found.More && !limited {
 			if err := send(out); err != nil {
@@ -162,7 +162,7 @@ func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.R
 
 // readTxn carries out a transaction that only reads.
 func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
-	snap, err := s.snapshot(ctx, wire.Serializable(r))
+	snap, err := s.snapshot(ctx, translate.Serializable(r))
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnRespons
 		return nil, failure(ctx, err)
 	}
 	out := &pb.TxnResponse{Header: s.header(snap.Revision()), Succeeded: true}
-	for _, c := range wire.Compares(r.Compare) {
+	for _, c := range translate.Compares(r.Compare) {
 		holds, err := compare(snap, &c)
 		if err != nil {
 			return nil, failure(ctx, err)

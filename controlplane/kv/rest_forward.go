@@ -20,7 +20,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 

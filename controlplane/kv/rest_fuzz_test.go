@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // decoded is a path's percent-encoding undone, written again from RFC 3986 rather than asked of net/url; ok is false

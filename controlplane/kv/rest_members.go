@@ -14,10 +14,10 @@ import (
 	"github.com/gorilla/mux"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/auth"
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/member"
-	"github.com/trivet-cloud/trivet/controlplane/rest"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -25,10 +25,10 @@ import (
 // Membership is what REST asks of the members' service; *member.Service. Refusals are FailedPrecondition, time-outs
 // DeadlineExceeded.
 type Membership interface {
-	List(ctx context.Context, serializable bool) ([]member.Member, error)
-	Add(context.Context, member.AddRequest) (member.Member, []member.Member, error)
+	List(ctx context.Context, serializable bool) ([]membership.Member, error)
+	Add(context.Context, membership.AddRequest) (membership.Member, []membership.Member, error)
 	// RemoveOpen removes a member for a caller without a credential: never one of three voters.
-	RemoveOpen(ctx context.Context, id uint64) ([]member.Member, error)
+	RemoveOpen(ctx context.Context, id uint64) ([]membership.Member, error)
 	// Transfer makes a member lead groups.
 	Transfer(ctx context.Context, to uint64, groups ...uint64) error
 }
@@ -163,7 +163,7 @@ func legacyID(text string) (uint64, error) {
 		}
 	}
 	sum := sha256.Sum256([]byte(text))
-	return max(binary.BigEndian.Uint64(sum[len(sum)-8:])&member.MaxID, 1), nil
+	return max(binary.BigEndian.Uint64(sum[len(sum)-8:])&membership.MaxID, 1), nil
 }
 
 type memberAdded struct {
@@ -177,7 +177,7 @@ func (s *REST) add(r request, body []byte, in memberBody) (any, error) {
 	if strings.TrimSpace(in.RaftAddr) == "" {
 		return nil, fault.Invalid("raft_addr", "is required")
 	}
-	q := member.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner, Open: true}
+	q := membership.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner, Open: true}
 	if in.ClientURL != "" {
 		q.ClientURLs = []string{in.ClientURL}
 	}

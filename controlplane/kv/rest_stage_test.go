@@ -21,11 +21,11 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
-	"github.com/trivet-cloud/trivet/controlplane/member"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/rest"
 )
 
 // stageAgreement agrees at once for some members: everything is carried out by all of them that do not lag.
@@ -106,15 +106,15 @@ func (s side) Changed() <-chan struct{} { return nil }
 // stageMembers is a list of members, and what is to be said of changes to it.
 type stageMembers struct {
 	mu   sync.Mutex
-	list []member.Member
+	list []membership.Member
 	err  error
 	last string
 }
 
-func (m *stageMembers) List(context.Context, bool) ([]member.Member, error) {
+func (m *stageMembers) List(context.Context, bool) ([]membership.Member, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return append([]member.Member(nil), m.list...), nil
+	return append([]membership.Member(nil), m.list...), nil
 }
 
 func (m *stageMembers) said(format string, args ...any) error {
@@ -124,21 +124,21 @@ func (m *stageMembers) said(format string, args ...any) error {
 	return err
 }
 
-func (m *stageMembers) Add(_ context.Context, q member.AddRequest) (member.Member, []member.Member, error) {
+func (m *stageMembers) Add(_ context.Context, q membership.AddRequest) (membership.Member, []membership.Member, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.said("add %d %q %q %v learner=%v", q.ID, q.RaftAddr, q.Name, q.ClientURLs, q.Learner); err != nil {
-		return member.Member{}, nil, err
+		return membership.Member{}, nil, err
 	}
 	if !strings.Contains(q.RaftAddr, "://") {
 		q.RaftAddr = "http://" + q.RaftAddr
 	}
-	added := member.Member{ID: q.ID, Name: q.Name, RaftAddr: q.RaftAddr}
+	added := membership.Member{ID: q.ID, Name: q.Name, RaftAddr: q.RaftAddr}
 	m.list = append(m.list, added)
 	return added, m.list, nil
 }
 
-func (m *stageMembers) RemoveOpen(_ context.Context, id uint64) ([]member.Member, error) {
+func (m *stageMembers) RemoveOpen(_ context.Context, id uint64) ([]membership.Member, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.said("remove %d", id); err != nil {
@@ -246,7 +246,7 @@ func newStage(t *testing.T, members int, open, serve bool) *stage {
 			Self: id, Cluster: 77, Election: time.Second, BcryptCost: 4, Log: log,
 		})
 		s.keys[id] = &stageKeys{Keyspace: s.services[id]}
-		s.members.list = append(s.members.list, member.Member{ID: id, RaftAddr: fmt.Sprintf("http://127.0.0.%d:2380", id)})
+		s.members.list = append(s.members.list, membership.Member{ID: id, RaftAddr: fmt.Sprintf("http://127.0.0.%d:2380", id)})
 		s.rest[id] = NewREST(RESTOptions{
 			Keys: s.keys[id], Members: s.members, Group: side{s.agreement, id}, GroupID: 2, Self: id, Cluster: 77,
 			Key: []byte("the members' key"), Port: s.port, Open: open, Hosts: []string{"keys.example"}, Log: log,

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
 // LeaseFeed brings the engine's changes of leases to the service that is made after it.
@@ -117,7 +117,7 @@ func (t *tenure) renew(ctx context.Context, id int64, term uint64, now time.Dura
 	t.mu.Lock()
 	if t.lessor == nil || t.term != term {
 		t.mu.Unlock()
-		return leaseTold{}, lead.ErrNotLeader // or not yet in charge
+		return leaseTold{}, leader.ErrNotLeader // or not yet in charge
 	}
 	ttl, gone, ok := t.lessor.Renew(id, now)
 	t.mu.Unlock()
@@ -135,7 +135,7 @@ func (t *tenure) renew(ctx context.Context, id int64, term uint64, now time.Dura
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.term != term {
-		return leaseTold{}, lead.ErrNotLeader // it was not ended, the tenure was
+		return leaseTold{}, leader.ErrNotLeader // it was not ended, the tenure was
 	}
 	return leaseTold{}, nil
 }
@@ -145,7 +145,7 @@ func (t *tenure) remaining(id int64, term uint64, now time.Duration) (leaseTold,
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lessor == nil || t.term != term {
-		return leaseTold{}, lead.ErrNotLeader
+		return leaseTold{}, leader.ErrNotLeader
 	}
 	left, l, ok := t.lessor.Remaining(id, now)
 	return leaseTold{Found: ok, TTL: int64(left / time.Second), Granted: l.TTL}, nil
@@ -181,8 +181,8 @@ func (t *tenure) count() int {
 func (s *Service) reigns(ctx context.Context) {
 	for ctx.Err() == nil {
 		changed := s.opts.Agreement.Changed()
-		leader, term := s.opts.Agreement.Leader()
-		if leader != s.opts.Self {
+		leaderID, term := s.opts.Agreement.Leader()
+		if leaderID != s.opts.Self {
 			select {
 			case <-changed:
 			case <-ctx.Done():
@@ -212,7 +212,7 @@ func (s *Service) reign(ctx context.Context, term uint64) error {
 		defer cancel()
 		for ctx.Err() == nil {
 			changed := s.opts.Agreement.Changed()
-			if leader, now := s.opts.Agreement.Leader(); leader != s.opts.Self || now != term {
+			if leaderID, now := s.opts.Agreement.Leader(); leaderID != s.opts.Self || now != term {
 				return
 			}
 			select {

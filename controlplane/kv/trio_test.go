@@ -14,11 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 // trio is three members in one process, over real consensus.
@@ -63,7 +63,7 @@ func (s *seat) SendSnapshot(e consensus.Envelope, _ string) {
 func (s *seat) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
 	other := s.trio.members[member]
 	if other == nil {
-		return nil, lead.ErrNotSent
+		return nil, leader.ErrNotSent
 	}
 	return other.calls[command](ctx, s.id, body)
 }

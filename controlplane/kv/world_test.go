@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 )
 
 // alone is the agreement of a cluster of one, which can be told that it does not lead, and made to fail.

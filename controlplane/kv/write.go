@@ -7,8 +7,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
 // write agrees on a program that a check permits, as often as the records change under it. cost is what it may add to the
@@ -75,57 +75,57 @@ func (s *Service) fits(cost int64) bool {
 
 // Put writes a key.
 func (s *Service) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
-	if err := wire.CheckPut(r); err != nil {
+	if err := translate.CheckPut(r); err != nil {
 		return nil, err
 	}
 	if len(r.Value) > s.opts.Limits.RequestBytes {
 		return nil, rpctypes.ErrGRPCRequestTooLarge
 	}
-	found, err := s.write(ctx, wire.PutProgram(r), wire.PutCost(r), func(p *policy, user string) error {
+	found, err := s.write(ctx, translate.PutProgram(r), translate.PutCost(r), func(p *policy, user string) error {
 		return p.users.CanPutRequest(user, r, s.leaseKeys)
 	})
 	if err != nil {
 		return nil, err
 	}
-	out := wire.PutAnswer(&found.Steps[0])
+	out := translate.PutAnswer(&found.Steps[0])
 	out.Header = s.header(found.Revision)
 	return out, nil
 }
 
 // DeleteRange removes keys.
 func (s *Service) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
-	if err := wire.CheckDelete(r); err != nil {
+	if err := translate.CheckDelete(r); err != nil {
 		return nil, err
 	}
-	found, err := s.write(ctx, wire.DeleteProgram(r), 0, func(p *policy, user string) error {
+	found, err := s.write(ctx, translate.DeleteProgram(r), 0, func(p *policy, user string) error {
 		return p.users.CanDeleteRequest(user, r)
 	})
 	if err != nil {
 		return nil, err
 	}
-	out := wire.DeleteAnswer(&found.Steps[0])
+	out := translate.DeleteAnswer(&found.Steps[0])
 	out.Header = s.header(found.Revision)
 	return out, nil
 }
 
 // Txn carries out a transaction. One that can only read is not agreed on.
 func (s *Service) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
-	if err := wire.CheckTxn(r, s.opts.Limits.TxnOps); err != nil {
+	if err := translate.CheckTxn(r, s.opts.Limits.TxnOps); err != nil {
 		return nil, err
 	}
-	if wire.ReadOnly(r) {
+	if translate.ReadOnly(r) {
 		return s.readTxn(ctx, r)
 	}
 	if proto.Size(r) > s.opts.Limits.RequestBytes {
 		return nil, rpctypes.ErrGRPCRequestTooLarge
 	}
-	found, err := s.write(ctx, wire.TxnProgram(r), wire.TxnCost(r), func(p *policy, user string) error {
+	found, err := s.write(ctx, translate.TxnProgram(r), translate.TxnCost(r), func(p *policy, user string) error {
 		return p.users.CanTxn(user, r, s.leaseKeys)
 	})
 	if err != nil {
 		return nil, err
 	}
-	out := wire.TxnAnswer(r, &found.Steps[0], found.Revision)
+	out := translate.TxnAnswer(r, &found.Steps[0], found.Revision)
 	out.Header = s.header(found.Revision)
 	return out, nil
 }

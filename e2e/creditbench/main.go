@@ -64,7 +64,7 @@ func main() {
 	var work, out, run, only, extra string
 	flag.StringVar(&b.bin, "bin", "bin", "`directory` of our programs")
 	flag.StringVar(&b.postgres, "postgres", "/usr/lib/postgresql/15/bin", "`directory` of PostgreSQL's programs")
-	flag.StringVar(&b.identity, "identity", ".build/identity.test", "`file` with the tests of controlplane/identity")
+	flag.StringVar(&b.identity, "identity", ".build/identity.test", "`file` with the tests of controlplane/accounts/identity")
 	flag.StringVar(&extra, "flags", "", "more `flags` of our members, separated by spaces")
 	flag.StringVar(&work, "work", ".build", "`directory` on the disk to measure on")
 	flag.StringVar(&out, "out", ".build/bench-credit.md", "`file` for the table")

@@ -3,8 +3,8 @@ package history
 import (
 	"fmt"
 
-	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
-	"github.com/trivet-cloud/trivet/controlplane/credit/ledger/ledgertest"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger/ledgertest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 

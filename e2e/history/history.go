@@ -22,7 +22,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 )
 
 // Kind of a call.

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 )
 
 // Binaries are the paths of the programs.

@@ -16,7 +16,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/wire"
+	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
 const (
@@ -114,7 +114,7 @@ func (l *levels) take() []*agentv1.VmObservation {
 		if u, ok := l.usage[id]; ok {
 			o.Usage = &u
 		}
-		m := wire.Observation(o)
+		m := convert.Observation(o)
 		out = append(out, m)
 		size += proto.Size(m)
 		delete(l.due, id)

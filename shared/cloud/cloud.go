@@ -2,7 +2,7 @@
 // wherever they are looked at. Read it first.
 //
 // It does no I/O, reads no clock and draws no randomness: time and ids come in as values. It knows neither the wire
-// (package wire translates) nor how records are stored. Timestamps are Unix milliseconds. Numbers of enumerations are
+// (package convert translates) nor how records are stored. Timestamps are Unix milliseconds. Numbers of enumerations are
 // the spec's (part 2.3).
 package cloud
 

@@ -21,9 +21,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 )
 
 // A snapshot of our engine is taken by etcdutl, and an etcd started from the restore serves what we served.

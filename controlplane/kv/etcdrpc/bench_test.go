@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
 )
 
 // What interceptors add to a call.

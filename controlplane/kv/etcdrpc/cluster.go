@@ -9,19 +9,19 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-cloud/trivet/controlplane/auth"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
-	"github.com/trivet-cloud/trivet/controlplane/member"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // Members is who belongs to the cluster; *member.Service.
 type Members interface {
-	List(ctx context.Context, serializable bool) ([]member.Member, error)
-	Add(ctx context.Context, q member.AddRequest) (added member.Member, all []member.Member, err error)
-	Promote(ctx context.Context, id uint64) ([]member.Member, error)
-	Remove(ctx context.Context, id uint64, force bool) ([]member.Member, error)
-	Update(ctx context.Context, q member.UpdateRequest) ([]member.Member, error)
+	List(ctx context.Context, serializable bool) ([]membership.Member, error)
+	Add(ctx context.Context, q membership.AddRequest) (added membership.Member, all []membership.Member, err error)
+	Promote(ctx context.Context, id uint64) ([]membership.Member, error)
+	Remove(ctx context.Context, id uint64, force bool) ([]membership.Member, error)
+	Update(ctx context.Context, q membership.UpdateRequest) ([]membership.Member, error)
 }
 
 // cluster serves Cluster.
@@ -44,7 +44,7 @@ func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.Me
 	if err := c.strictly(ctx, mayAdd); err != nil {
 		return nil, err
 	}
-	added, all, err := c.members.Add(ctx, member.AddRequest{RaftAddr: r.PeerURLs[0], Learner: r.IsLearner})
+	added, all, err := c.members.Add(ctx, membership.AddRequest{RaftAddr: r.PeerURLs[0], Learner: r.IsLearner})
 	if err != nil {
 		return nil, refused(ctx, err)
 	}
@@ -76,7 +76,7 @@ func (c *cluster) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (
 	if err := checkURLs(r.PeerURLs); err != nil {
 		return nil, err
 	}
-	all, err := c.members.Update(ctx, member.UpdateRequest{ID: r.ID, RaftAddr: r.PeerURLs[0]})
+	all, err := c.members.Update(ctx, membership.UpdateRequest{ID: r.ID, RaftAddr: r.PeerURLs[0]})
 	if err != nil {
 		return nil, refused(ctx, err)
 	}
@@ -124,7 +124,7 @@ func checkURLs(all []string) error {
 	return nil
 }
 
-func membersOf(all []member.Member) []*pb.Member {
+func membersOf(all []membership.Member) []*pb.Member {
 	out := make([]*pb.Member, len(all))
 	for i := range all {
 		out[i] = memberOf(&all[i])
@@ -133,7 +133,7 @@ func membersOf(all []member.Member) []*pb.Member {
 }
 
 // memberOf shows a member. One that nobody has proved to be has no name, as with etcd one that has not started.
-func memberOf(m *member.Member) *pb.Member {
+func memberOf(m *membership.Member) *pb.Member {
 	out := &pb.Member{ID: m.ID, PeerURLs: []string{m.RaftAddr}, IsLearner: !m.Votes()}
 	if m.Proven() {
 		out.Name, out.ClientURLs = m.Name, m.ClientURLs
@@ -143,16 +143,16 @@ func memberOf(m *member.Member) *pb.Member {
 
 // reasons is what clients are told of refusals.
 var reasons = map[string]error{
-	member.ReasonExists:       rpctypes.ErrGRPCMemberExist,
-	member.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,
-	member.ReasonRemoved:      rpctypes.ErrGRPCMemberNotFound,
-	member.ReasonNotFound:     rpctypes.ErrGRPCMemberNotFound,
-	member.ReasonNotLearner:   rpctypes.ErrGRPCMemberNotLearner,
-	member.ReasonNotReady:     rpctypes.ErrGRPCLearnerNotReady,
-	member.ReasonQuorum:       rpctypes.ErrGRPCUnhealthy,
-	member.ReasonLastVoter:    rpctypes.ErrGRPCMemberNotEnoughStarted,
-	member.ReasonTooMany:      rpctypes.ErrGRPCTooManyLearners,
-	member.ReasonBusy:         rpctypes.ErrGRPCUnhealthy,
+	membership.ReasonExists:       rpctypes.ErrGRPCMemberExist,
+	membership.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,
+	membership.ReasonRemoved:      rpctypes.ErrGRPCMemberNotFound,
+	membership.ReasonNotFound:     rpctypes.ErrGRPCMemberNotFound,
+	membership.ReasonNotLearner:   rpctypes.ErrGRPCMemberNotLearner,
+	membership.ReasonNotReady:     rpctypes.ErrGRPCLearnerNotReady,
+	membership.ReasonQuorum:       rpctypes.ErrGRPCUnhealthy,
+	membership.ReasonLastVoter:    rpctypes.ErrGRPCMemberNotEnoughStarted,
+	membership.ReasonTooMany:      rpctypes.ErrGRPCTooManyLearners,
+	membership.ReasonBusy:         rpctypes.ErrGRPCUnhealthy,
 }
 
 // refused is what the client is told of an error of the members' service.

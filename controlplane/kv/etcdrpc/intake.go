@@ -3,7 +3,7 @@ package etcdrpc
 import (
 	"context"
 
-	"github.com/trivet-cloud/trivet/controlplane/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 )
 
 // Admits authorizes a call by its headers and connection, before its message is read. Unary and Stream use its result

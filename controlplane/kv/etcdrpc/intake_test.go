@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
-	"github.com/trivet-cloud/trivet/controlplane/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 

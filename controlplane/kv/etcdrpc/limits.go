@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-cloud/trivet/controlplane/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 )
 
 // Bounds on the streams (Watch, LeaseKeepAlive, RangeStream, Snapshot) that are open at a time on one member, over all of

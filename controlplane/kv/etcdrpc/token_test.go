@@ -13,9 +13,9 @@ import (
 	"go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
-	"github.com/trivet-cloud/trivet/controlplane/member"
 )
 
 // later makes a world's clock one that goes ahead.
@@ -103,8 +103,8 @@ func TestAnOldTokenOfRootIsSaidToBeOld(t *testing.T) {
 // listed is a cluster that can be listed.
 type listed struct{ etcdrpc.Members }
 
-func (listed) List(context.Context, bool) ([]member.Member, error) {
-	return []member.Member{{ID: 1, Name: "node-1", State: member.Voting}}, nil
+func (listed) List(context.Context, bool) ([]membership.Member, error) {
+	return []membership.Member{{ID: 1, Name: "node-1", State: membership.Voting}}, nil
 }
 
 func TestMembersAreForUsers(t *testing.T) {

@@ -5,8 +5,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/controlplane/kv/wire"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
 // events are those that the watch wants, as etcd shows them. The bytes are shared.
@@ -30,7 +30,7 @@ func (w *watch) events(all []mvcc.Event) []*mvccpb.Event {
 			b.event.Type = mvccpb.Event_DELETE
 		}
 		if e.Prev != nil {
-			b.event.PrevKv = wire.KeyValue(e.Prev)
+			b.event.PrevKv = translate.KeyValue(e.Prev)
 		}
 		out = append(out, &b.event)
 	}

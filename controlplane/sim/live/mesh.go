@@ -8,8 +8,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -91,16 +91,16 @@ func (m *mesh) sendSnapshot(e consensus.Envelope, dir string) error {
 	return p.runner.DeliverSnapshot(copied, into)
 }
 
-// Call implements lead.Caller.
+// Call implements leader.Caller.
 func (m *mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.seat(member)
 	if f.net.until(ctx, from, to.name, reachTime) != nil || f.net.until(ctx, to.name, from, reachTime) != nil {
-		return nil, fmt.Errorf("%s: %w", to.name, lead.ErrNotSent)
+		return nil, fmt.Errorf("%s: %w", to.name, leader.ErrNotSent)
 	}
 	p := to.current()
 	if p == nil || p.gone() {
-		return nil, fmt.Errorf("%s: %w", to.name, lead.ErrNotSent)
+		return nil, fmt.Errorf("%s: %w", to.name, leader.ErrNotSent)
 	}
 	if err := f.net.pass(ctx, from, to.name); err != nil {
 		return nil, err
@@ -145,16 +145,16 @@ func outcome(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, lead.ErrNotLeader):
-		return lead.ErrNotLeader
+	case errors.Is(err, leader.ErrNotLeader):
+		return leader.ErrNotLeader
 	case ok:
 		said := *f
 		return said.Because(nil)
 	}
-	return &lead.RemoteError{Text: err.Error()}
+	return &leader.RemoteError{Text: err.Error()}
 }
 
-// Open implements lead.Caller. Nothing that streams is simulated.
+// Open implements leader.Caller. Nothing that streams is simulated.
 func (m *mesh) Open(_ context.Context, member uint64, command string, _ []byte, _ *cloud.Caller, _ func([]byte) error) error {
 	return fmt.Errorf("%s on member %d: streams are not simulated", command, member)
 }

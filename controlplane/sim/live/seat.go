@@ -17,15 +17,15 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/audit"
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/identity"
-	"github.com/trivet-cloud/trivet/controlplane/image"
-	"github.com/trivet-cloud/trivet/controlplane/lead"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/node"
-	"github.com/trivet-cloud/trivet/controlplane/store"
-	"github.com/trivet-cloud/trivet/controlplane/vm"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 const systemGroup = 1
@@ -62,7 +62,7 @@ type process struct {
 	images     *image.Service
 	nodes      *node.Service
 	vms        *vm.Service
-	commands   *lead.Commands
+	commands   *leader.Commands
 	agents     agentv1.AgentServiceServer
 	heartbeats vmv1.NodeServiceServer
 
@@ -131,7 +131,7 @@ func (p *process) build() (err error) {
 // serve makes the services and begins the leader's tasks.
 func (p *process) serve(log *slog.Logger) (err error) {
 	s, f := p.s, p.s.f
-	p.commands = lead.NewCommands(s.id, p.system, p.mesh)
+	p.commands = leader.NewCommands(s.id, p.system, p.mesh)
 	p.identities = identity.New(identity.Options{
 		Store: p.records, Commands: p.commands, Key: f.key, Log: log, Issuer: "http://member", Audit: audit.New(audit.Options{Store: p.records, Commands: p.commands, Log: log}),
 	})
@@ -153,9 +153,9 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Log: log})
 	p.nodes.Attach(p.vms, p.files)
 	p.nodes.RegisterAgents(p)
-	tasks := &lead.Tasks{
+	tasks := &leader.Tasks{
 		Self: s.id, Leadership: p.system, Ready: p.records.Barrier, Log: log,
-		List: []lead.Task{
+		List: []leader.Task{
 			{Name: "bootstrap", Every: time.Minute, Run: p.identities.Bootstrap},
 			{Name: "follow nodes", Every: time.Second, Run: p.nodes.Follow},
 			{Name: "follow vms", Every: time.Second, Run: p.vms.Follow},

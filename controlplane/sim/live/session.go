@@ -17,8 +17,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/wire"
 )
 
 var (
@@ -206,7 +206,7 @@ func (a *agent) report(ctx context.Context, p *process) error {
 			say := &agentv1.ReportRequest{Facts: facts}
 			facts = nil
 			for _, o := range a.levels.take(everything) {
-				say.Vms = append(say.Vms, wire.Observation(o))
+				say.Vms = append(say.Vms, convert.Observation(o))
 			}
 			if err := h.f.net.pass(ctx, h.name, p.s.name); err != nil {
 				return err

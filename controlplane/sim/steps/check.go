@@ -9,8 +9,8 @@ import (
 
 	"go.etcd.io/raft/v3/raftpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // check is what every member must agree with. It learns the log from the first member that applies an entry and the

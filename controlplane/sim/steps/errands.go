@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )

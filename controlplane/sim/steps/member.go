@@ -10,9 +10,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 // member is one member of the trio with its disk. It is its host's Transport.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // ended is a context in which nothing waits: what is there is returned.

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
 // weather is what a schedule suffers. A number n of faults means one in n steps on average, 0 never: few schedules

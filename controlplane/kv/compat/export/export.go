@@ -19,8 +19,8 @@ import (
 
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // The group of the key-value store, and where a member keeps the log, as the control plane has them.

@@ -12,9 +12,9 @@ import (
 
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
-	"github.com/trivet-cloud/trivet/controlplane/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/store"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 // write makes a lone member that agrees on commands, stops it, and returns its data directory.

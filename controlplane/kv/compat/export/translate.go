@@ -5,7 +5,7 @@ import (
 
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // translate says in the model's words what a program asks for; nil when the model has no word for it, as for records,

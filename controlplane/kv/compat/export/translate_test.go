@@ -7,7 +7,7 @@ import (
 
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
-	"github.com/trivet-cloud/trivet/controlplane/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
 // What a program asks for is what the model does.

@@ -1,0 +1,200 @@
+package audit
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// class is a sort of records that is bounded by itself.
+type class uint8
+
+const (
+	// policy are changes of roles, tenants, quotas or the cluster itself.
+	policy class = iota
+	// answers are the answers of users to invitations. They belong to no org, like records of operators, and must not evict
+	// those.
+	answers
+	// credentials are tokens that were issued and revoked, and passwords that were set.
+	credentials
+	// changes are all other changes but those of credit.
+	changes
+	// credits are orders on wallets, whose own journal says by whom, too, and is kept for good.
+	credits
+	// refusals are what did not happen.
+	refusals
+	classes
+)
+
+// limit is how many records of a class are kept.
+type limit struct {
+	// each is the limit of one share of the class; see share.
+	each int
+	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
+	// principal.
+	cloud int
+	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of the whole
+	// class without service accounts, whose total is per org.
+	total int
+}
+
+// limits are how many records are kept of each class. A record takes about 300 bytes.
+var limits = [classes]limit{
+	policy:      {each: 100_000, cloud: 1_000_000, total: 1_000_000},
+	answers:     {each: 10_000, cloud: 10_000, total: 1_000_000},
+	credentials: {each: 10_000, cloud: 10_000, total: 1_000_000},
+	changes:     {each: 200_000, cloud: 1_000_000, total: 1_000_000},
+	credits:     {each: 100_000, cloud: 300_000, total: 300_000},
+	refusals:    {each: 10_000, cloud: 300_000, total: 1_000_000},
+}
+
+func (r *Record) class() class {
+	if r.Outcome != OK {
+		return refusals
+	}
+	service, method, _ := strings.Cut(strings.TrimPrefix(r.Method, "/"), "/")
+	switch {
+	case strings.HasPrefix(service, "identity."):
+		switch method {
+		case "IssueToken", "ExchangeToken", "RevokeToken", "RevokeTokens", "SetPassword":
+			return credentials
+		case "AcceptInvitation", "DeclineInvitation":
+			return answers
+		}
+		return policy
+	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
+		return policy
+	case strings.HasPrefix(service, "etcdserverpb.") && r.Principal != "":
+		return policy // without a principal it is a change: any local process could fill the class policy
+	case strings.HasPrefix(service, "credit."):
+		return credits
+	}
+	return changes
+}
+
+// share identifies a set of records with one limit: a new record in a full set evicts the oldest one of the set.
+type share struct {
+	class     class
+	org, name string
+}
+
+// shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org and
+// principal: an org's administrator cannot evict records of what the cloud's administrators did to the org. Answers,
+// credentials and refusals are shared by principal, because anybody can cause refusals in any org; the total of service
+// accounts is that of their org, because an org can make any number of them. The rest is shared by org.
+func (r *Record) shares() (own, total share) {
+	c := r.class()
+	switch c {
+	case policy:
+		return share{c, string(r.Tenant.Org), r.Principal}, share{class: c, org: string(r.Tenant.Org)}
+	case answers, credentials, refusals:
+		total = share{class: c}
+		if r.Proof == cloud.ProofAppCred {
+			total.org = string(r.Tenant.Org)
+		}
+		return share{c, "", r.Principal}, total
+	}
+	return share{class: c, org: string(r.Tenant.Org)}, share{class: c, org: string(r.Tenant.Org)}
+}
+
+// most returns how many records of a share are kept.
+func (l *limit) most(s share) int {
+	byOrg := s.class != answers && s.class != credentials && s.class != refusals
+	if byOrg && s.org == "" || !byOrg && s.name == "" {
+		return l.cloud
+	}
+	return l.each
+}
+
+// counter counts kept records by share. keeps is called for each record, the newest first.
+type counter struct {
+	limits       [classes]limit
+	kept, totals map[share]int
+}
+
+func newCounter(limits [classes]limit) *counter {
+	return &counter{limits: limits, kept: map[share]int{}, totals: map[share]int{}}
+}
+
+// keeps reports whether r is within the limits of its share, and counts it if so.
+func (c *counter) keeps(r *Record) bool {
+	own, total := r.shares()
+	l := &c.limits[own.class]
+	inCloud := own.class == policy && own.org == "" // only operators write such records, each in a share of their own
+	if c.kept[own] >= l.most(own) || !inCloud && c.totals[total] >= l.total {
+		return false
+	}
+	c.kept[own]++
+	c.totals[total]++
+	return true
+}
+
+const (
+	// pruneAtOnce bounds the records that are read at a time, and those that a transaction removes.
+	pruneAtOnce = 1000
+	// PruneEvery is the time between two runs of Prune. A run reads the records only if pruneAfter or pruneWrites
+	// updates have passed since the last run that did.
+	PruneEvery  = 5 * time.Minute
+	pruneAfter  = time.Hour
+	pruneWrites = 200_000
+)
+
+// Prune removes the records that are older than Keep, and the oldest records of each share that exceeds its limit. Only
+// the leader runs it.
+func (s *Service) Prune(ctx context.Context) error {
+	now, revision := s.opts.Store.Now(), s.opts.Store.Revision()
+	s.mu.Lock()
+	due := s.pruned == 0 || now-s.pruned >= pruneAfter.Milliseconds() || now < s.pruned || revision-s.prunedAt >= pruneWrites
+	s.mu.Unlock()
+	if !due {
+		return nil
+	}
+	if err := s.prune(ctx, limits); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pruned, s.prunedAt = now, revision
+	return nil
+}
+
+func (s *Service) prune(ctx context.Context, limits [classes]limit) error {
+	oldest := newestFirst(s.opts.Store.Now() - Keep)
+	count := newCounter(limits)
+	var after []string
+	for more := true; more && ctx.Err() == nil; {
+		var gone [][]string
+		err := s.opts.Store.Local(func(v *store.View) error {
+			page, rest, err := records.ListAfter(v, pruneAtOnce, after)
+			if err != nil {
+				return err
+			}
+			more = rest
+			for _, r := range page {
+				after = r.Path
+				if r.Path[0] > oldest || !count.keeps(r.Value) {
+					gone = append(gone, r.Path)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if len(gone) == 0 {
+			continue
+		}
+		if _, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+			for _, path := range gone {
+				records.Delete(tx, path...)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}

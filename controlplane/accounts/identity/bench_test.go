@@ -1,0 +1,112 @@
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"github.com/go-jose/go-jose/v4/jwt"
+	peer "github.com/golang-jwt/jwt/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// strangers is how many tokens go round so that none is remembered when it comes again.
+const strangers = 3 * maxChecked
+
+// What it costs to judge a token: one that this member has seen before, one that it has not, and the same tokens by the
+// libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says what a core is worth.
+func BenchmarkVerify(b *testing.B) {
+	w := newWorld(b)
+	w.user("ada", member, cloud.Binding{Role: cloud.ProjectViewer, Org: "default", Project: "default"})
+	texts := w.strangers(w.token(w.first, ask{User: "ada", Password: secret}))
+	ring, err := w.first.Keys(b.Context())
+	require.NoError(b, err)
+
+	set := &oidc.StaticKeySet{}
+	for _, k := range ring.Published().Keys {
+		set.PublicKeys = append(set.PublicKeys, k.Key)
+	}
+	foreign := oidc.NewVerifier("https://cloud.example", set, &oidc.Config{
+		ClientID: token.Audience, SupportedSigningAlgs: []string{oidc.EdDSA}, Now: func() time.Time { return w.at },
+	})
+	parser := peer.NewParser(peer.WithValidMethods([]string{"EdDSA"}), peer.WithAudience(token.Audience),
+		peer.WithIssuer("https://cloud.example"), peer.WithTimeFunc(func() time.Time { return w.at }))
+	public := ed25519.PublicKey(ring.Of(keyring.Primary).Public)
+
+	for _, c := range []struct {
+		name   string
+		tokens []string
+		verify func(context.Context, string) error
+	}{
+		{"seen", texts[:1], func(ctx context.Context, text string) error {
+			_, err := w.first.Verify(ctx, text)
+			return err
+		}},
+		{"new", texts, func(ctx context.Context, text string) error {
+			_, err := w.first.Verify(ctx, text)
+			return err
+		}},
+		{"go-oidc", texts, func(ctx context.Context, text string) error {
+			_, err := foreign.Verify(ctx, text)
+			return err
+		}},
+		{"golang-jwt", texts, func(_ context.Context, text string) error {
+			_, err := parser.ParseWithClaims(text, &peer.RegisteredClaims{}, func(*peer.Token) (any, error) { return public, nil })
+			return err
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			var next atomic.Int64
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if err := c.verify(b.Context(), c.tokens[int(next.Add(1))%len(c.tokens)]); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tokens/s")
+		})
+	}
+}
+
+// strangers are tokens of the same holder and moment as one, that differ by their ids.
+func (w *world) strangers(like string) (texts []string) {
+	ring, err := w.first.Keys(w.t.Context())
+	require.NoError(w.t, err)
+	primary := ring.Of(keyring.Primary)
+	private, err := primary.Private(w.key)
+	require.NoError(w.t, err)
+	parsed, err := token.Parse(like)
+	require.NoError(w.t, err)
+	claims, err := parsed.Verify(private.Public().(ed25519.PublicKey), w.key.Cluster())
+	require.NoError(w.t, err)
+	say := token.Claims{
+		Claims:  jwt.Claims{Issuer: claims.Issuer, Subject: claims.Subject},
+		Cluster: claims.Cluster, Kind: claims.Kind, Scope: claims.Scope, Proof: claims.Proof, Epoch: claims.Epoch,
+	}
+	for range strangers {
+		text, err := token.Sign(private, primary.ID, say, w.at, time.Hour)
+		require.NoError(w.t, err)
+		texts = append(texts, text)
+	}
+	return texts
+}
+
+// So that the figure for a new token is one: when so many go round, none is remembered when its turn comes again.
+func TestStrangersAreForgotten(t *testing.T) {
+	var c checked
+	for i := range 2 * strangers {
+		sum := sha256.Sum256([]byte{byte(i % strangers), byte(i % strangers >> 8)})
+		require.Nil(t, c.find(sum))
+		c.keep(sum, "a key", &token.Claims{})
+	}
+}

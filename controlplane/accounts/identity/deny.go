@@ -1,0 +1,198 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// denial is a token that was revoked: denied/<its id>. It stays until the token has ended on every member's clock.
+type denial struct {
+	Token string
+	Until cloud.Time
+	// User is the token's principal, counted for maxDenials. It is empty if the principal is unknown (an administrator
+	// revoked a token by its ID) or not counted (tokens made with the cluster key), and in records of former versions.
+	User cloud.UserID `cbor:",omitempty"`
+	// Org is the org of a service account, counted for maxOrgDenials. It is empty for users.
+	Org cloud.OrgID `cbor:",omitempty"`
+}
+
+// denialOf returns the denial that revokes a caller's own token.
+func denialOf(c *cloud.Caller) denial {
+	d := denial{Token: c.TokenID, Until: c.Expires}
+	if c.Proof != cloud.ProofHostKey {
+		d.User = c.User
+	}
+	if c.Proof == cloud.ProofAppCred {
+		d.Org = c.Scope.Org
+	}
+	return d
+}
+
+// maxDenials bounds the stored denials of one principal. The next denial instead revokes all tokens of the principal,
+// by raising its epoch, and removes the stored denials.
+const maxDenials = 1000
+
+// maxOrgDenials bounds the stored denials of all service accounts of one org, which may have any number of accounts over
+// time. Beyond it a denial revokes all tokens of the account, as with maxDenials.
+const maxOrgDenials = 20_000
+
+// denied is the answer of the command that denies a token. AllEnded is set if it revoked all tokens of the principal.
+type denied struct{ AllEnded bool }
+
+var (
+	denials = store.NewTable[denial]("denied")
+	// overDenials are denials by when they may be forgotten: denied-until/<16 hexadecimal digits>/<id>.
+	overDenials = store.NewTable[struct{}]("denied-until")
+	// userDenials indexes denials by principal: denied-user/<user>/<token's ID>.
+	userDenials = store.NewTable[struct{}]("denied-user")
+	// orgDenials counts the denials with an Org: denied-org/<org>.
+	orgDenials = store.NewTable[uint64]("denied-org")
+)
+
+// put denies a token.
+func (d denial) put(tx *store.Tx) (denied, error) {
+	d.Until += token.Leeway.Milliseconds()
+	had, err := denials.Get(tx, d.Token)
+	if err != nil {
+		return denied{}, err
+	}
+	if had != nil {
+		if had.Until >= d.Until {
+			return denied{}, nil
+		}
+		if err := had.remove(tx); err != nil {
+			return denied{}, err
+		}
+		if d.User == "" {
+			d.User, d.Org = had.User, had.Org
+		}
+	}
+	if d.User != "" {
+		full, err := d.endAll(tx)
+		if err != nil || full {
+			return denied{AllEnded: full}, err
+		}
+		userDenials.Put(tx, &struct{}{}, string(d.User), d.Token)
+	}
+	denials.Put(tx, &d, d.Token)
+	overDenials.Put(tx, &struct{}{}, until(d.Until), d.Token)
+	return denied{}, d.count(tx, 1)
+}
+
+// count adds n to the number of stored denials of the denial's org, if it has one.
+func (d *denial) count(tx *store.Tx, n int) error {
+	if d.Org == "" {
+		return nil
+	}
+	stored, err := orgDenials.Get(tx, string(d.Org))
+	if err != nil {
+		return err
+	}
+	sum := int64(n)
+	if stored != nil {
+		sum += int64(*stored)
+	}
+	if sum <= 0 {
+		orgDenials.Delete(tx, string(d.Org))
+		return nil
+	}
+	now := uint64(sum)
+	orgDenials.Put(tx, &now, string(d.Org))
+	return nil
+}
+
+// orgIsFull reports whether the denial's org has maxOrgDenials stored denials.
+func (d *denial) orgIsFull(tx *store.Tx) (bool, error) {
+	if d.Org == "" {
+		return false, nil
+	}
+	stored, err := orgDenials.Get(tx, string(d.Org))
+	return stored != nil && *stored >= maxOrgDenials, err
+}
+
+// endAll revokes all tokens of the denial's principal if the principal has maxDenials denials already, or its org has
+// maxOrgDenials. It then removes the denials of the principal: their tokens now have an old epoch. It reports whether it
+// did.
+func (d denial) endAll(tx *store.Tx) (bool, error) {
+	full, err := d.orgIsFull(tx)
+	if err != nil {
+		return false, err
+	}
+	had, _, err := userDenials.List(tx, maxDenials, string(d.User))
+	if err != nil || len(had) < maxDenials && !full {
+		return false, err
+	}
+	// The tokens of a principal that was deleted meanwhile are invalid already, also for a new principal of the same
+	// ID.
+	if _, err := principal.Revoke(tx, d.User); err != nil && !fault.Is(err, fault.NotFound) {
+		return false, err
+	}
+	for _, r := range had {
+		userDenials.Delete(tx, r.Path...)
+		one, err := denials.Get(tx, r.Path[1])
+		if err != nil {
+			return false, err
+		}
+		if one != nil {
+			if err := one.remove(tx); err != nil {
+				return false, err
+			}
+		}
+	}
+	return true, nil
+}
+
+// remove deletes a denial with its index entry.
+func (d *denial) remove(tx *store.Tx) error {
+	denials.Delete(tx, d.Token)
+	overDenials.Delete(tx, until(d.Until), d.Token)
+	if d.User != "" {
+		userDenials.Delete(tx, string(d.User), d.Token)
+	}
+	return d.count(tx, -1)
+}
+
+// forgetAtOnce bounds the denials that a transaction forgets.
+const forgetAtOnce = 1000
+
+// forgetDenied removes the denials of tokens that have ended.
+func forgetDenied(ctx context.Context, s *store.Store) error {
+	for more := true; more; {
+		_, err := s.Update(ctx, func(tx *store.Tx) error {
+			more = false
+			over, rest, err := overDenials.List(tx.Unguarded(), forgetAtOnce)
+			if err != nil {
+				return err
+			}
+			for _, r := range over {
+				if r.Path[0] > until(tx.Now()) {
+					return nil
+				}
+				d, err := denials.Get(tx.Unguarded(), r.Path[1])
+				if err != nil {
+					return err
+				}
+				if d != nil {
+					if err := d.remove(tx); err != nil {
+						return err
+					}
+				}
+				overDenials.Delete(tx, r.Path...)
+			}
+			more = rest
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func until(at cloud.Time) string { return fmt.Sprintf("%016x", max(at, 0)) }

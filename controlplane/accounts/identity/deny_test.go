@@ -1,0 +1,233 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// robot makes a service account of the default project, whose secret costs no password hashing, and gives its credential.
+func (w *world) robot(name string) ask {
+	w.t.Helper()
+	admin := w.as(w.first, w.hostToken(cloud.Tenant{Org: "default", Project: "default"}))
+	made, err := (&server{s: w.first}).CreateServiceAccount(admin, &identityv1.CreateServiceAccountRequest{
+		OrgId: "default", ProjectId: "default", Name: name, Roles: []string{"project:viewer"},
+	})
+	require.NoError(w.t, err)
+	return ask{User: cloud.UserID(made.GetAccount().GetId()), Password: made.GetSecret(), TTL: token.MaxTTL}
+}
+
+// denials are the records that revoked tokens take.
+func (w *world) denials() (n int) {
+	w.t.Helper()
+	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) error {
+		one, _, err := denials.List(v, 0)
+		if err != nil {
+			return err
+		}
+		two, _, err := overDenials.List(v, 0)
+		if err != nil {
+			return err
+		}
+		three, _, err := userDenials.List(v, 0)
+		n = len(one) + len(two) + len(three)
+		return err
+	}))
+	return n
+}
+
+// A service account that issues and revokes tokens in a loop is refused after the burst, on gRPC and on REST, so that the
+// records of revoked tokens do not grow. Other principals are not affected, and a second later it gets another.
+func TestALoopOfIssueAndRevokeIsBounded(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	loop, other := w.robot("loop"), w.robot("other")
+	issue := func(q ask) (string, error) {
+		out, err := r.IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: string(q.User), Password: q.Password, TtlSeconds: q.TTL})
+		return out.GetToken(), err
+	}
+	issued, refused := 0, 0
+	for range 10 * tokenBurst {
+		text, err := issue(loop)
+		if err != nil {
+			f, _ := fault.From(err)
+			require.Equal(t, fault.ResourceExhausted, f.Kind, "%v", err)
+			require.True(t, f.Retry)
+			refused++
+			continue
+		}
+		issued++
+		require.NoError(t, second(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	}
+	require.Equal(t, []int{tokenBurst, 9 * tokenBurst}, []int{issued, refused})
+	require.Equal(t, 3*tokenBurst, w.denials())
+
+	handler := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
+	w.first.Routes(handler, false)
+	ask := func(q ask) *httptest.ResponseRecorder {
+		body := fmt.Sprintf(`{"username":%q,"password":%q}`, q.User, q.Password)
+		in := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/api/v1/auth/token", strings.NewReader(body))
+		in.Header.Set("Content-Type", "application/json")
+		a := httptest.NewRecorder()
+		handler.ServeHTTP(a, in)
+		return a
+	}
+	a := ask(loop)
+	require.Equal(t, http.StatusServiceUnavailable, a.Code)
+	require.Contains(t, a.Body.String(), `"code":"SERVICE_UNAVAILABLE"`)
+	require.NotEmpty(t, a.Header().Get("Retry-After"))
+	require.Equal(t, http.StatusOK, ask(other).Code)
+	loop.Password = "wrong"
+	require.Equal(t, http.StatusOK, ask(loop).Code, "an unauthenticated token takes no turn of the principal")
+
+	text, err := issue(other)
+	require.NoError(t, err)
+	ctx := w.as(w.first, text)
+	w.wait(tokenEvery)
+	for range tokenBurst {
+		require.NoError(t, second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: "garbage"})))
+	}
+	err = second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text}))
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	w.wait(tokenEvery)
+	require.NoError(t, second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text})))
+}
+
+// When a principal has revoked as many tokens as are stored, its next revocation ends all of its tokens. The stored
+// revocations are then deleted, and no revoked token becomes valid again.
+func TestManyRevokedTokensEndThemAll(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	slow, other := w.robot("slow"), w.robot("other")
+	revoke := func(q ask) (string, error) {
+		w.wait(tokenEvery)
+		text := w.token(w.first, q)
+		return text, second(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text}))
+	}
+	valid := func(text string) bool {
+		_, err := w.first.Verify(t.Context(), text)
+		require.True(t, err == nil || fault.Is(err, fault.Unauthenticated), "%v", err)
+		return err == nil
+	}
+	theirs, err := revoke(other)
+	require.NoError(t, err)
+	kept := w.token(w.first, slow)
+	var revoked []string
+	for range maxDenials {
+		text, err := revoke(slow)
+		require.NoError(t, err)
+		revoked = append(revoked, text)
+	}
+	require.Equal(t, 3*(maxDenials+1), w.denials())
+	require.True(t, valid(kept))
+
+	last, err := revoke(slow)
+	require.NoError(t, err)
+	require.Equal(t, 3, w.denials(), "the other's")
+	for _, text := range append(revoked, last, kept, theirs) {
+		require.False(t, valid(text))
+	}
+	require.True(t, valid(w.token(w.first, slow)), "the principal can log in again")
+}
+
+// TestDenialsOfAnOrgAreBounded fills the stored denials of an org's service accounts. The next revocation of an account
+// revokes all its tokens, stores nothing, and does not affect other accounts.
+func TestDenialsOfAnOrgAreBounded(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	ci, other := w.robot("ci"), w.robot("other")
+	stored := func() (n uint64) {
+		require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
+			count, err := orgDenials.Get(v, "default")
+			if count != nil {
+				n = *count
+			}
+			return err
+		}))
+		return n
+	}
+	revoke := func(text string) {
+		require.NoError(t, second(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	}
+	revoke(w.token(w.first, other))
+	require.EqualValues(t, 1, stored())
+	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+		return (&denial{Org: "default"}).count(tx, maxOrgDenials-1) // other accounts, deleted by now
+	})
+	require.NoError(t, err)
+	kept, revoked, theirs := w.token(w.first, ci), w.token(w.first, ci), w.token(w.first, other)
+	revoke(revoked)
+	require.EqualValues(t, maxOrgDenials, stored(), "no further denial is stored")
+	for _, text := range []string{kept, revoked} {
+		_, err := w.first.Verify(t.Context(), text)
+		require.True(t, fault.Is(err, fault.Unauthenticated), "all tokens of the account are revoked: %v", err)
+	}
+	for _, text := range []string{theirs, w.token(w.first, ci)} {
+		_, err := w.first.Verify(t.Context(), text)
+		require.NoError(t, err)
+	}
+	w.wait(longest + time.Hour)
+	require.NoError(t, w.first.Tend(t.Context()))
+	require.EqualValues(t, maxOrgDenials-1, stored(), "a denial that is forgotten is not counted")
+}
+
+// Denials that a former version wrote, without a principal, still deny and are still forgotten.
+func TestDenialsOfFormerVersions(t *testing.T) {
+	w := newWorld(t)
+	text := w.token(w.first, w.robot("ci"))
+	caller, err := w.first.Verify(t.Context(), text)
+	require.NoError(t, err)
+	_, err = w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+		type former struct {
+			Token string
+			Until cloud.Time
+		}
+		store.NewTable[former]("denied").Put(tx, &former{caller.TokenID, caller.Expires}, caller.TokenID)
+		overDenials.Put(tx, &struct{}{}, until(caller.Expires), caller.TokenID)
+		return nil
+	})
+	require.NoError(t, err)
+	require.True(t, fault.Is(second(w.first.Verify(t.Context(), text)), fault.Unauthenticated))
+	w.wait(token.MaxTTL*time.Second + time.Minute)
+	require.NoError(t, w.first.Tend(t.Context()))
+	require.Zero(t, w.denials())
+}
+
+// The administrator's tokens, which follow from the cluster key, are not counted: ending them all would end those that the
+// members keep for the operator.
+func TestTheAdministratorsTokensAreNotCounted(t *testing.T) {
+	w := newWorld(t)
+	ctx := func(text string) context.Context { return w.as(w.first, text) }
+	text := w.hostToken(cloud.Tenant{})
+	require.NoError(t, second((&server{s: w.first}).RevokeToken(ctx(text), &identityv1.RevokeTokenRequest{Token: text})))
+	require.Equal(t, 2, w.denials())
+}
+
+// A member stores the rates of a bounded number of principals, and keeps those that have issued most tokens.
+func TestTheRatesAreBounded(t *testing.T) {
+	p, at := newPrincipalRates(), time.UnixMilli(1_800_000_000_000)
+	for range tokenBurst {
+		require.True(t, p.allow("loop", at))
+	}
+	for i := range 2 * maxRates {
+		require.True(t, p.allow(cloud.UserID(fmt.Sprint(i)), at))
+		require.LessOrEqual(t, len(p.limits), maxRates)
+	}
+	require.False(t, p.allow("loop", at))
+}

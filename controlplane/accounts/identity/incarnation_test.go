@@ -1,0 +1,220 @@
+package identity
+
+import (
+	"context"
+	"encoding/base64"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const createVM = "/vmcontroller.v1.VmService/CreateVm"
+
+// recreate deletes acme/web and creates it again.
+func (w *world) recreate() {
+	w.t.Helper()
+	r := &server{s: w.first}
+	require.NoError(w.t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "web", OrgId: "acme"})))
+	require.NoError(w.t, second(r.CreateProject(w.admin(), &identityv1.CreateProjectRequest{Id: "web", OrgId: "acme"})))
+}
+
+func (w *world) mayCreate(s *Service, text string) error {
+	caller, err := s.Verify(w.t.Context(), text)
+	if err != nil {
+		return err
+	}
+	_, err = auth.Admit(auth.With(w.t.Context(), caller, auth.RPC), createVM, "", "")
+	return err
+}
+
+// Tokens, roles and service accounts of a deleted project give no access to a project that is created with the same ID
+// later, on any member, also if all of this happens within one millisecond.
+func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
+	w := newWorld(t)
+	other := w.member(30*time.Second, false)
+	r := &server{s: w.first}
+	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
+	ada := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
+	w.user("ada", ada)
+	scoped := func(s *Service, user cloud.UserID) string {
+		return w.token(s, ask{User: user, Password: secret, Org: "acme", Project: "web"})
+	}
+	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
+	require.NoError(t, err)
+	tokens := map[string]string{
+		"a user's, scoped":                         scoped(w.first, "ada"),
+		"a user's, scoped, of a clock ahead":       scoped(other, "ada"),
+		"a user's, scoped by the project alone":    w.token(w.first, ask{User: "ada", Password: secret, Project: "web"}),
+		"a user's, without a scope":                w.token(w.first, ask{User: "ada", Password: secret}),
+		"an org:admin's, scoped to the project":    scoped(w.first, "root"),
+		"a service account's":                      w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+		"the cluster key's, scoped to the project": w.hostToken(cloud.Tenant{Org: "acme", Project: "web"}),
+	}
+	for name, text := range tokens {
+		require.NoError(t, w.mayCreate(w.first, text), name)
+	}
+	w.recreate()
+	early := scoped(w.first, "ada")
+	w.wait(time.Second)
+	for name, text := range tokens {
+		for _, s := range []*Service{w.first, other} {
+			require.Error(t, w.mayCreate(s, text), name)
+		}
+	}
+	list, err := r.ListBindings(w.admin(), &identityv1.ListBindingsRequest{OrgId: "acme", ProjectId: "web"})
+	require.NoError(t, err)
+	require.Empty(t, list.GetGrants())
+	accounts, err := r.ListServiceAccounts(w.admin(), &identityv1.ListServiceAccountsRequest{OrgId: "acme", ProjectId: "web"})
+	require.NoError(t, err)
+	require.Empty(t, accounts.GetAccounts())
+	u, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: "ada"})
+	require.NoError(t, err)
+	require.Empty(t, u.GetBindings())
+
+	// The same role in the new project makes only the tokens of the new project good.
+	require.NoError(t, w.bind("ada", ada))
+	require.NoError(t, w.mayCreate(other, early), "scoped to the new project before the role was given")
+	require.NoError(t, w.mayCreate(other, scoped(other, "ada")))
+	require.NoError(t, w.mayCreate(w.first, scoped(w.first, "root")))
+	require.NoError(t, w.mayCreate(w.first, w.hostToken(cloud.Tenant{Org: "acme", Project: "web"})))
+	for _, name := range []string{"a user's, scoped", "a user's, scoped, of a clock ahead", "an org:admin's, scoped to the project"} {
+		err := w.mayCreate(w.first, tokens[name])
+		require.True(t, fault.Is(err, fault.NotFound), "%s: %v", name, err)
+	}
+	_, err = r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(ada)})
+	require.NoError(t, err)
+	require.Error(t, w.mayCreate(w.first, scoped(w.first, "ada")))
+}
+
+// A token that was issued for a project before the project existed gives no access to it.
+func TestATokenForAProjectToCome(t *testing.T) {
+	w := newWorld(t)
+	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
+	early := w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})
+	w.place(cloud.Binding{Org: "acme", Project: "web"})
+	require.True(t, fault.Is(w.mayCreate(w.first, early), fault.NotFound))
+	require.NoError(t, w.mayCreate(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})))
+}
+
+// An org:admin cannot take another org's project IDs away by creating and deleting projects, and cannot create projects
+// without end.
+func TestAnOrgAdminCannotUseUpIDs(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
+	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
+	create := func(user, org, id string) error {
+		return second(r.CreateProject(w.login(user), &identityv1.CreateProjectRequest{Id: id, OrgId: org}))
+	}
+	require.NoError(t, create("mallory", "evil", "acme-production"))
+	require.NoError(t, second(r.DeleteProject(w.login("mallory"), &identityv1.DeleteProjectRequest{Id: "acme-production", OrgId: "evil"})))
+	err := create("root", "acme", "acme-production")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+	require.NotContains(t, err.Error(), "evil")
+	w.wait(tenant.ReserveFor * time.Millisecond)
+	require.NoError(t, create("root", "acme", "acme-production"))
+
+	_, err = r.SetQuota(w.admin(), &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{Projects: new(uint64(3))}})
+	require.NoError(t, err)
+	for _, id := range []string{"e1", "e2", "e3"} {
+		require.NoError(t, create("mallory", "evil", id))
+	}
+	err = create("mallory", "evil", "e4")
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "the quota of org evil")
+}
+
+// The quota of an org is set by system:admin alone, and seen by its org:admin.
+func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
+	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
+	w.user("biller", cloud.Binding{Role: cloud.BillingAdmin})
+	set := func(ctx context.Context, org string) error {
+		return second(r.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, Quota: &identityv1.Quota{Vms: new(uint64(7))}}))
+	}
+	get := func(ctx context.Context, org string) (*identityv1.QuotaStatus, error) {
+		return r.GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org})
+	}
+	require.True(t, fault.Is(set(w.login("mallory"), "evil"), fault.PermissionDenied))
+	require.True(t, fault.Is(set(w.login("ada"), "evil"), fault.PermissionDenied))
+	require.True(t, fault.Is(set(w.login("biller"), "evil"), fault.PermissionDenied))
+	require.True(t, fault.Is(set(w.admin(), "nowhere"), fault.NotFound))
+	require.True(t, fault.Is(set(w.admin(), ""), fault.InvalidArgument))
+	require.NoError(t, set(w.admin(), "evil"))
+	for _, user := range []string{"mallory", "biller"} {
+		q, err := get(w.login(user), "evil")
+		require.NoError(t, err, user)
+		require.Equal(t, uint64(7), q.GetQuota().GetVms())
+		require.Equal(t, uint64(1), q.GetUsed().GetProjects())
+		require.Empty(t, q.GetProjectId())
+	}
+	for _, user := range []string{"mallory", "ada"} {
+		_, err := get(w.login(user), "default")
+		require.True(t, fault.Is(err, fault.PermissionDenied), "%s: %v", user, err)
+	}
+	_, err := get(w.login("ada"), "evil")
+	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+	q, err := get(w.login("ada"), "")
+	require.NoError(t, err, "her project's")
+	require.Equal(t, "lair", q.GetProjectId())
+	_, err = r.CreateProject(w.login("mallory"), &identityv1.CreateProjectRequest{Id: "x", OrgId: "evil", Quota: &identityv1.Quota{Projects: new(uint64(9))}})
+	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+}
+
+// Roles, service accounts and tokens that a version without incarnations wrote stay valid until their project is
+// deleted.
+func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	ada := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
+	w.user("ada", ada)
+	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
+		p, err := tenant.Find(tx, "web")
+		if err != nil {
+			return err
+		}
+		p.Incarnation = 0
+		tenant.Projects.Put(tx, p, "web")
+		_, err = principal.Change(tx, "ada", func(u *principal.User) error {
+			u.Bindings = []cloud.Binding{ada}
+			return nil
+		})
+		return err
+	})
+	require.NoError(t, err)
+	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
+	require.NoError(t, err)
+	tokens := []string{
+		w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}),
+		w.token(w.first, ask{User: "ada", Password: secret}),
+		w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+	}
+	for _, text := range tokens {
+		require.NoError(t, w.mayCreate(w.first, text))
+		require.NotContains(t, claimsOf(t, text), "incarnation", "as that version issued them")
+	}
+	w.recreate()
+	for _, text := range tokens {
+		require.Error(t, w.mayCreate(w.first, text))
+	}
+}
+
+// claimsOf is the payload of a token.
+func claimsOf(t *testing.T, text string) string {
+	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
+	require.NoError(t, err)
+	return string(payload)
+}

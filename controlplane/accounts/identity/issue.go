@@ -1,0 +1,360 @@
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4/jwt"
+	"google.golang.org/genproto/googleapis/rpc/code"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/password"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// ask is a request for a token.
+type ask struct {
+	User     cloud.UserID
+	Password string
+	// Kind is a kind of package token, or empty for either.
+	Kind         string
+	TTL          uint64
+	Org, Project string
+	// Strict refuses a scope in which the holder has no role. Otherwise such a token is issued, and every call with it
+	// is refused.
+	Strict bool
+	// Address is where the request came from, RequestID its id.
+	Address, RequestID string
+}
+
+// exchangesPerSecond bounds how often tokens of other providers are looked at.
+const exchangesPerSecond = 20
+
+type issued struct {
+	text    string
+	expires time.Time
+	scope   cloud.Tenant
+}
+
+// HostToken makes a token of the administrator, for whoever holds the cluster key.
+func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.Duration) (string, error) {
+	say := token.Claims{
+		Claims: jwt.Claims{Issuer: "urn:trivet:" + key.Cluster(), Subject: string(principal.Admin)}, Cluster: key.Cluster(),
+		Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofHostKey,
+	}
+	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
+}
+
+// scopeOf checks the scope that is asked for.
+func scopeOf(q ask) (cloud.Tenant, error) {
+	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
+	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
+		if id.value != "" {
+			if err := cloud.CheckCallerID(id.field, id.value); err != nil {
+				return t, err
+			}
+		}
+	}
+	return t, nil
+}
+
+// scoped adds the org to a scope that names only a project in which an authenticated user has a role. Any other scope
+// is returned unchanged or, with q.Strict, refused. The result does not depend on whether the project exists.
+func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
+	if t == (cloud.Tenant{}) || u.Account != nil {
+		return t, nil
+	}
+	found, reaches := t, false
+	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) error {
+		roles, err := alive(v, u.Bindings)
+		if err != nil {
+			return err
+		}
+		if found, err = located(v, t, roles, nil); err != nil {
+			return err
+		}
+		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
+		reaches = found.Org != "" && holder.Reaches(found)
+		if reaches && t.Project == "" {
+			// A role for the whole cloud covers any org ID, so check that the org exists.
+			o, err := tenant.FindOrg(v, t.Org)
+			reaches = o != nil
+			return err
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return t, err
+	case reaches:
+		return found, nil
+	case !q.Strict:
+		return t, nil
+	}
+	what, id := "project", string(t.Project)
+	if id == "" {
+		what, id = "org", string(t.Org)
+	}
+	return t, fault.New(fault.PermissionDenied, "%s has no role in %s %s", u.ID, what, id).WithReason("NO_ROLE_IN_SCOPE")
+}
+
+// refuse records in the audit that an authenticated user was refused a token.
+func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
+	if f, ok := fault.From(err); ok {
+		s.opts.Audit.Note(audit.Record{
+			Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
+			Outcome: code.Code(f.Kind.RPC()).String(), Message: f.Message, Proof: proof, Principal: string(q.User),
+		})
+	}
+}
+
+// token makes the token that was asked for, and says whether its holder is proven.
+func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
+	if err := s.skewed(); err != nil {
+		return issued{}, false, err
+	}
+	ttl, err := token.TTL(q.TTL)
+	if err != nil {
+		return issued{}, false, err
+	}
+	scope, err := scopeOf(q)
+	if err != nil {
+		return issued{}, false, err
+	}
+	u, err := s.proven(ctx, q)
+	if err != nil {
+		return issued{}, false, err
+	}
+	if u != nil {
+		if !s.issues.allow(u.ID, s.now()) {
+			return issued{}, false, errTooManyTokens(u.ID)
+		}
+		if scope, err = s.scoped(ctx, q, scope, u); err != nil {
+			s.refuse(q, "IssueToken", cloud.ProofPassword, err)
+			return issued{}, false, err
+		}
+	}
+	say := token.Claims{Claims: jwt.Claims{Subject: string(q.User)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofNone}
+	if u != nil {
+		say.Proof, say.Epoch = cloud.ProofPassword, u.Epoch
+		if u.Account != nil {
+			scope = u.Account.Tenant
+			say.Kind, say.Proof, say.Scope = token.ServiceAccount, cloud.ProofAppCred, token.ScopeOf(scope)
+		}
+	}
+	s.note(q, scope, "IssueToken", say.Proof, u != nil)
+	out, err := s.issue(ctx, say, ttl)
+	out.scope = scope
+	return out, u != nil, err
+}
+
+// note has the audit write who was given a token, and who tried to be somebody and was not.
+func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Proof, proven bool) {
+	r := audit.Record{
+		Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
+		Outcome: audit.OK, Proof: proof, Principal: string(q.User), Tenant: scope,
+	}
+	if !proven {
+		if q.Password == "" {
+			return // who claims nothing is given a token that is worth nothing
+		}
+		r.Outcome, r.Message, r.Principal, r.Tenant = "UNAUTHENTICATED", "wrong user or password", "", cloud.Tenant{}
+	}
+	s.opts.Audit.Note(r)
+}
+
+// issue signs claims with the primary signing key, or with the unproven key if the holder is unauthenticated. In both
+// cases it returns Unavailable if the records cannot be read (the spec's part 4.6).
+func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
+	if err := s.setIncarnation(ctx, &say); err != nil {
+		return issued{}, err
+	}
+	id, private, err := s.signer(ctx)
+	if err != nil {
+		return issued{}, err
+	}
+	if say.Proof == cloud.ProofNone {
+		id, private = unprovenKeyID, s.unprovenKey
+	}
+	now := s.now()
+	say.Issuer, say.Cluster = s.opts.Issuer, s.opts.Key.Cluster()
+	text, err := token.Sign(private, id, say, now, ttl)
+	return issued{text: text, expires: token.Ends(now, ttl)}, err
+}
+
+// proven tries a password or a secret. Nil for a wrong one, an unknown name, one that is shut out, and one that was missed
+// too often from the address.
+func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
+	var u *principal.User
+	var networks []string
+	// As it is now: whoever has just set a password logs in on another member next.
+	read := func() error {
+		return s.opts.Store.View(ctx, func(v *store.View) (err error) {
+			if u, err = principal.Users.Get(v, string(q.User)); err != nil {
+				return err
+			}
+			networks, err = networksOf(v, q.User)
+			return err
+		})
+	}
+	now := func() cloud.Time { return s.opts.Store.Now() }
+	if strings.HasPrefix(string(q.User), principal.AccountPrefix) {
+		if err := read(); err != nil {
+			return nil, fmt.Errorf("read service account: %w", err)
+		}
+		if u != nil && u.Account != nil {
+			secret, err := u.Open(s.opts.Key)
+			if err != nil {
+				return nil, err
+			}
+			if s.passwords.TrySecret(q.User, q.Address, q.Password, secret, now()) && q.may(u, now()) {
+				return u, nil
+			}
+			return nil, nil
+		}
+	}
+	var account password.Account
+	right, err := s.passwords.Try(ctx, q.User, q.Address, q.Password, now, func() (password.Account, error) {
+		if err := read(); err != nil {
+			return account, fmt.Errorf("read user: %w", err)
+		}
+		if u != nil {
+			account = password.Account{Hash: u.Password, Networks: networks}
+		}
+		return account, nil
+	})
+	if err != nil || !right || !q.may(u, now()) {
+		return nil, err
+	}
+	s.rememberNetwork(ctx, u.ID, password.Network(q.Address), account.Networks)
+	return u, nil
+}
+
+// may reports whether a principal that proved itself may have a token.
+func (q *ask) may(u *principal.User, now cloud.Time) bool {
+	kind := token.User
+	if u.Account != nil {
+		kind = token.ServiceAccount
+	}
+	return !u.Disabled && !u.Expired(now) && (q.Kind == "" || q.Kind == kind)
+}
+
+// exchange makes a token for whoever an outside provider vouches for.
+func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q ask) (out issued, err error) {
+	defer func() {
+		if f, ok := fault.From(err); ok {
+			s.opts.Audit.Note(audit.Record{
+				Method: service + "ExchangeToken", Target: "provider=" + provider, RequestID: q.RequestID, Address: password.Network(q.Address),
+				Outcome: code.Code(f.Kind.RPC()).String(), Message: f.Message,
+			})
+		}
+	}()
+	if err := s.skewed(); err != nil {
+		return issued{}, err
+	}
+	// A token of a key that is not known has the provider asked again.
+	if !s.exchanges.Allow() {
+		return issued{}, fault.New(fault.Unavailable, "too many logins by other providers at once; try again in a moment").MayRetry()
+	}
+	ttl, err := token.TTL(q.TTL)
+	if err != nil {
+		return issued{}, err
+	}
+	scope, err := scopeOf(q)
+	if err != nil {
+		return issued{}, err
+	}
+	subject, err := s.providers.Subject(ctx, provider, idToken, nonce, s.now)
+	if err != nil {
+		return issued{}, err
+	}
+	var u *principal.User
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		id, err := principal.Linked(v, principal.Identity{Provider: provider, Subject: subject, Issuer: s.providers.Issuer(provider)})
+		if err != nil || id == "" {
+			return err
+		}
+		u, err = principal.Users.Get(v, string(id))
+		return err
+	})
+	if err != nil {
+		return issued{}, err
+	}
+	if u == nil || u.Disabled {
+		return issued{}, fault.New(fault.Unauthenticated, "nobody here is linked with your identity at %s: ask an administrator to", provider).
+			WithReason("NOT_LINKED").With("provider", provider).With("subject", subject)
+	}
+	if !s.issues.allow(u.ID, s.now()) {
+		return issued{}, errTooManyTokens(u.ID)
+	}
+	q.User, q.Strict = u.ID, true
+	if scope, err = s.scoped(ctx, q, scope, u); err != nil {
+		return issued{}, err
+	}
+	s.note(q, scope, "ExchangeToken", cloud.ProofOIDC, true)
+	say := token.Claims{
+		Claims: jwt.Claims{Subject: string(u.ID)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofOIDC, Epoch: u.Epoch,
+	}
+	out, err = s.issue(ctx, say, ttl)
+	out.scope = scope
+	return out, err
+}
+
+// revokeToken denies one token. Whoever holds it may, and system:admin names it by its id.
+func (s *Service) revokeToken(ctx context.Context, text, id string) error {
+	caller := auth.CallerOf(ctx)
+	if (text == "") == (id == "") {
+		return fault.Invalid("token", "give the token, or its id")
+	}
+	if !s.revocations.allow(caller.User, s.now()) {
+		return errTooManyRevocations(caller.User)
+	}
+	if text != "" {
+		holder, err := s.Verify(ctx, text)
+		if fault.Is(err, fault.Unauthenticated) {
+			return nil // it is over already
+		}
+		if err != nil {
+			return err
+		}
+		return s.denyOwn(ctx, holder)
+	}
+	if err := cloud.CheckUUID("token_id", id); err != nil {
+		return err
+	}
+	if id == caller.TokenID {
+		return s.denyOwn(ctx, caller)
+	}
+	if !caller.Governs() {
+		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
+	}
+	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
+}
+
+// denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny. The
+// same holds under --dev: anybody may use any name there, and a denial would count against the principal of that name.
+func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
+	if !c.Proven() || c.Proof == cloud.ProofDev {
+		return nil
+	}
+	return s.deny(ctx, denialOf(c))
+}
+
+// deny revokes a token, and logs if that revoked all tokens of the principal.
+func (s *Service) deny(ctx context.Context, d denial) error {
+	out, err := s.do.deny(ctx, d)
+	if out.AllEnded {
+		s.opts.Log.Warn("a principal revoked so many single tokens that all its tokens were ended", "principal", d.User, "limit", maxDenials)
+	}
+	return err
+}

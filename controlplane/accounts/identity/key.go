@@ -1,0 +1,79 @@
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"sync"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+)
+
+// opened are the private keys that this member has opened. A key of an id never changes.
+type opened struct{ keys sync.Map }
+
+// signer is the key that new tokens are signed with.
+func (s *Service) signer(ctx context.Context) (id string, private ed25519.PrivateKey, err error) {
+	ring, err := s.recentRing(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	var primary *keyring.Key
+	if ring != nil {
+		primary = ring.Of(keyring.Primary)
+	}
+	if primary == nil {
+		return "", nil, settingUp()
+	}
+	if k, ok := s.opened.keys.Load(primary.ID); ok {
+		return primary.ID, k.(ed25519.PrivateKey), nil
+	}
+	if private, err = primary.Private(s.opts.Key); err != nil {
+		return "", nil, err
+	}
+	s.opened.keys.Store(primary.ID, private)
+	return primary.ID, private, nil
+}
+
+func (s *Service) recentRing(ctx context.Context) (ring *keyring.Ring, err error) {
+	err = s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
+		ring, err = keyring.Load(v)
+		return err
+	})
+	return ring, err
+}
+
+// Keys are the signing keys, as new as every change acknowledged before.
+func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		ring, err = keyring.Load(v)
+		return err
+	})
+	if err == nil && ring == nil {
+		err = settingUp()
+	}
+	return ring, err
+}
+
+func (s *Service) doRotate(tx *store.Tx, q turn) (keyring.Ring, error) {
+	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Rotate(s.opts.Key, tx.Now(), longest, q.Force) })
+}
+
+func (s *Service) doRevokeKey(tx *store.Tx, q oldKey) (keyring.Ring, error) {
+	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Revoke(s.opts.Key, q.ID, tx.Now()) })
+}
+
+func (s *Service) changeRing(tx *store.Tx, f func(*keyring.Ring) error) (keyring.Ring, error) {
+	ring, err := keyring.Load(tx)
+	if err != nil {
+		return keyring.Ring{}, err
+	}
+	if ring == nil {
+		return keyring.Ring{}, settingUp()
+	}
+	if err := f(ring); err != nil {
+		return keyring.Ring{}, err
+	}
+	ring.Save(tx)
+	return *ring, nil
+}

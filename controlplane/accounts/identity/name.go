@@ -1,0 +1,85 @@
+package identity
+
+import (
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Bounds of names that anybody may register: how many there are at most, and how fast a member takes them (the first
+// nameBurst at once).
+const (
+	maxOpenNames = 100_000
+	namesEvery   = 50 * time.Millisecond
+	nameBurst    = 1000
+)
+
+// openNames counts the names that were registered by nobody in particular.
+var openNames = store.NewTable[uint64]("open-names")
+
+// nameGate bounds how fast names are made.
+type nameGate struct{ limit *rate.Limiter }
+
+func newNameGate() nameGate { return nameGate{rate.NewLimiter(rate.Every(namesEvery), nameBurst)} }
+
+func (g nameGate) pass(now time.Time) error {
+	if !g.limit.AllowN(now, 1) {
+		return fault.New(fault.ResourceExhausted, "too many names are being registered; try again in a moment").MayRetry()
+	}
+	return nil
+}
+
+func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) {
+	if q.Open {
+		count, err := openNames.Get(tx, "all")
+		if err != nil {
+			return principal.User{}, err
+		}
+		if count == nil {
+			count = new(uint64)
+		}
+		if *count++; *count > maxOpenNames {
+			return principal.User{}, fault.New(fault.ResourceExhausted, "%d names were registered without a token: no more are taken", maxOpenNames)
+		}
+		openNames.Put(tx, count, "all")
+	} else if err := s.dropUnused(tx, q.ID); err != nil {
+		return principal.User{}, err
+	}
+	return of(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
+}
+
+// dropUnused deletes a name that an unauthenticated caller registered over REST and that has got no role or credential
+// since, so that registering a name cannot keep an administrator from creating the user.
+func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
+	u, err := principal.Users.Get(tx, string(id))
+	if err != nil || u == nil || !u.Unused() {
+		return err
+	}
+	_, err = s.doDeleteUser(tx, id)
+	return err
+}
+
+// doDeleteUser removes a user; a name that anybody had registered makes room for another.
+func (s *Service) doDeleteUser(tx *store.Tx, id cloud.UserID) (none, error) {
+	u, err := principal.Find(tx, id)
+	if err != nil {
+		return none{}, err
+	}
+	if u.Claimed {
+		count, err := openNames.Get(tx, "all")
+		if err != nil {
+			return none{}, err
+		}
+		if count != nil && *count > 0 {
+			*count--
+			openNames.Put(tx, count, "all")
+		}
+	}
+	loginNetworks.Delete(tx, string(id))
+	return none{}, principal.Delete(tx, id)
+}

@@ -1,0 +1,70 @@
+package identity
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+const (
+	// maxNetworks bounds the stored networks of a user. A new network replaces the oldest one.
+	maxNetworks = 16
+	// rememberTime is the deadline for storing a new network during a login.
+	rememberTime = time.Second
+)
+
+// loginNetworks are the networks from which a user logged in with the password: login-networks/<user>. Package password
+// serves attempts from these networks first when many passwords are being tried, and still accepts attempts from them
+// while other networks are guessing the user's password. They are stored because a user may log in at any member, and
+// after a restart.
+var loginNetworks = store.NewTable[knownNetworks]("login-networks")
+
+// knownNetworks holds values of password.Network, oldest first.
+type knownNetworks struct{ Networks []string }
+
+// newNetwork is the command that stores a network of a login.
+type newNetwork struct {
+	User    cloud.UserID
+	Network string
+}
+
+// networksOf returns the stored networks of a user.
+func networksOf(r store.Reader, id cloud.UserID) ([]string, error) {
+	n, err := loginNetworks.Get(r, string(id))
+	if err != nil || n == nil {
+		return nil, err
+	}
+	return n.Networks, nil
+}
+
+// rememberNetwork stores the network of a login unless had contains it. A failure is logged and does not fail the
+// login.
+func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network string, had []string) {
+	if network == "" || slices.Contains(had, network) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(auth.Without(ctx), rememberTime)
+	defer cancel()
+	if _, err := s.do.remember(ctx, newNetwork{id, network}); err != nil {
+		s.opts.Log.Warn("the network of a login is not stored: it is stored at the next login", "user", id, "err", err)
+	}
+}
+
+func doRemember(tx *store.Tx, q newNetwork) (none, error) {
+	// Store nothing for a user who was deleted meanwhile.
+	if there, err := principal.Users.Has(tx, string(q.User)); err != nil || !there {
+		return none{}, err
+	}
+	had, err := networksOf(tx, q.User)
+	if err != nil || slices.Contains(had, q.Network) {
+		return none{}, err
+	}
+	had = append(slices.Clone(had), q.Network)
+	loginNetworks.Put(tx, &knownNetworks{had[max(0, len(had)-maxNetworks):]}, string(q.User))
+	return none{}, nil
+}

@@ -1,0 +1,24 @@
+package oidc
+
+import (
+	"io"
+	"net/http"
+)
+
+// maxAnswer is the limit of what a provider answers, in bytes.
+const maxAnswer = 1 << 20
+
+// bounded cuts answers that are too long: they are then not JSON.
+type bounded struct{ next http.RoundTripper }
+
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := b.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(resp.Body, maxAnswer), resp.Body}
+	return resp, nil
+}

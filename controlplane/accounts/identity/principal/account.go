@@ -1,0 +1,188 @@
+package principal
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"encoding/base64"
+	"slices"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Account is what a service account has beside what every principal has.
+type Account struct {
+	Tenant cloud.Tenant
+	Name   string
+	// Sealed is the secret under the cluster key.
+	Sealed    []byte
+	CreatedBy string
+	// Expires is 0 for one that does not.
+	Expires cloud.Time `cbor:",omitempty"`
+}
+
+var accounts = store.NewTable[cloud.UserID]("service-account")
+
+// maxAccounts is how many service accounts a project has at most.
+const maxAccounts = 1000
+
+// Secret is what a service account proves itself by, with its id. It is drawn outside of transactions, which may run again.
+type Secret struct {
+	ID     cloud.UserID
+	Text   string
+	Sealed []byte
+}
+
+// AccountPrefix begins the ids of service accounts.
+const AccountPrefix = "TV"
+
+// NewSecret draws one.
+func NewSecret(key *clusterkey.Key) Secret {
+	id, text := make([]byte, 10), make([]byte, 30)
+	rand.Read(id)
+	rand.Read(text)
+	s := Secret{ID: cloud.UserID(AccountPrefix + base32.StdEncoding.EncodeToString(id)), Text: base64.RawURLEncoding.EncodeToString(text)}
+	s.Sealed = key.Seal(sealedName(s.ID), []byte(s.Text))
+	return s
+}
+
+func sealedName(id cloud.UserID) string { return "service-account/" + string(id) }
+
+// Open gives an account's secret.
+func (u *User) Open(key *clusterkey.Key) ([]byte, error) {
+	return key.Open(sealedName(u.ID), u.Account.Sealed)
+}
+
+// Expired reports whether a principal is a service account whose time is over.
+func (u *User) Expired(now cloud.Time) bool {
+	return u.Account != nil && u.Account.Expires != 0 && now >= u.Account.Expires
+}
+
+// NewAccount is a service account to be made.
+type NewAccount struct {
+	Tenant  cloud.Tenant
+	Name    string
+	Roles   []cloud.Role
+	Expires cloud.Time
+	ID      cloud.UserID
+	Sealed  []byte
+	By      string
+}
+
+// Check says whether it could be one.
+func (n *NewAccount) Check(now cloud.Time) error {
+	if err := cloud.CheckName("name", n.Name); err != nil {
+		return err
+	}
+	if len(n.Roles) == 0 {
+		return fault.Invalid("roles", "a service account needs a role")
+	}
+	for i, role := range n.Roles {
+		if !strings.HasPrefix(string(role), "project:") || !slices.Contains(cloud.Roles(), role) {
+			return fault.Invalid("roles", "%q is not a role in a project", role)
+		}
+		if slices.Contains(n.Roles[:i], role) {
+			return fault.Invalid("roles", "%q stands twice", role)
+		}
+	}
+	if n.Expires != 0 && n.Expires <= now {
+		return fault.Invalid("expires_at", "is over already")
+	}
+	return nil
+}
+
+// CreateAccount makes a service account of a project that is there.
+func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
+	if err := n.Check(tx.Now()); err != nil {
+		return nil, err
+	}
+	at := cloud.Binding{Org: n.Tenant.Org, Project: n.Tenant.Project}
+	if err := place(tx, &at); err != nil {
+		return nil, err
+	}
+	project := string(n.Tenant.Project)
+	all, _, err := accounts.List(tx, 0, project)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) >= maxAccounts {
+		return nil, fault.New(fault.ResourceExhausted, "project %s has %d service accounts", project, maxAccounts)
+	}
+	if slices.ContainsFunc(all, func(r store.Record[cloud.UserID]) bool { return r.Path[1] == n.Name }) {
+		return nil, fault.New(fault.AlreadyExists, "project %s has a service account called %s", project, n.Name)
+	}
+	u := &User{
+		ID: n.ID, Name: n.Name,
+		Account: &Account{Tenant: n.Tenant, Name: n.Name, Sealed: n.Sealed, CreatedBy: n.By, Expires: n.Expires},
+	}
+	for _, role := range n.Roles {
+		b := at
+		b.Role = role
+		u.Bindings = append(u.Bindings, b)
+	}
+	if u, err = add(tx, u); err != nil {
+		return nil, err
+	}
+	accounts.Put(tx, &u.ID, project, n.Name)
+	return u, nil
+}
+
+// DeleteAccount removes a project's service account. Another project's is not found.
+func DeleteAccount(tx *store.Tx, t cloud.Tenant, id cloud.UserID) error {
+	u, err := Users.Get(tx, string(id))
+	if err != nil {
+		return err
+	}
+	if u == nil || u.Account == nil || u.Account.Tenant != t {
+		return fault.New(fault.NotFound, "no service account %s", id)
+	}
+	accounts.Delete(tx, string(t.Project), u.Account.Name)
+	return remove(tx, u)
+}
+
+// DeleteAccounts removes all of a project that goes.
+func DeleteAccounts(tx *store.Tx, project cloud.ProjectID) error {
+	all, _, err := accounts.List(tx, 0, string(project))
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		u, err := Users.Get(tx, string(*r.Value))
+		if err != nil {
+			return err
+		}
+		accounts.Delete(tx, r.Path...)
+		if u != nil {
+			if err := remove(tx, u); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Accounts is a page of a project's service accounts, by name.
+func Accounts(ctx context.Context, s *store.Store, t cloud.Tenant, size int32, token string) (found []*User, next string, err error) {
+	req := store.PageRequest{Size: size, Token: token, Query: "accounts\x00" + t.String()}
+	ids, next, err := store.Page(ctx, s, accounts, req, func(*cloud.UserID) bool { return true }, string(t.Project))
+	if err != nil {
+		return nil, "", err
+	}
+	err = s.Local(func(v *store.View) error {
+		for _, id := range ids {
+			u, err := Users.Get(v, string(*id))
+			if err != nil {
+				return err
+			}
+			if u != nil && u.Account != nil && u.Account.Tenant == t {
+				found = append(found, u)
+			}
+		}
+		return nil
+	})
+	return found, next, err
+}

@@ -1,0 +1,32 @@
+package principal
+
+import (
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// place sets the binding's incarnation to that of its project. It returns NotFound unless the org and the project
+// exist.
+func place(r store.Reader, b *cloud.Binding) error {
+	b.Incarnation = 0
+	if b.Org != "" {
+		if o, err := tenant.FindOrg(r, b.Org); err != nil {
+			return err
+		} else if o == nil {
+			return tenant.NoOrg(b.Org)
+		}
+	}
+	if b.Project == "" {
+		return nil
+	}
+	p, err := tenant.Find(r, b.Project)
+	if err != nil {
+		return err
+	}
+	if p == nil || p.Org != b.Org {
+		return tenant.NoProject(b.Project)
+	}
+	b.Incarnation = p.Incarnation
+	return nil
+}

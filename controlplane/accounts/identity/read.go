@@ -1,0 +1,186 @@
+package identity
+
+import (
+	"context"
+	"slices"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// holder describes who a verified caller is.
+func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoAmIResponse, error) {
+	out := &identityv1.WhoAmIResponse{
+		PrincipalId: string(c.User), PrincipalName: string(c.User), Kind: string(principal.Person), Proof: string(c.Proof),
+		OrgId: string(c.Scope.Org), ProjectId: string(c.Scope.Project), Bindings: bindingsOnWire(c.Bindings), ExpiresAt: c.Expires, TokenId: c.TokenID,
+	}
+	// Who proved nothing learns nothing: a name that is there looks like one that is not.
+	if !c.Proven() || c.Proof == cloud.ProofDev {
+		return out, nil
+	}
+	var u *principal.User
+	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
+		u, err = principal.Users.Get(v, string(c.User))
+		return err
+	})
+	if err == nil && u != nil {
+		out.Kind = string(u.Kind())
+		if u.Name != "" {
+			out.PrincipalName = u.Name
+		}
+		out.HomeOrgId = string(u.HomeOrg())
+		if at, ok := cloud.Prefer(cloud.ProjectsOf(c.Bindings, ""), c.Defaults.Project); ok {
+			out.DefaultOrgId, out.DefaultProjectId = string(at.Org), string(at.Project)
+		}
+	}
+	return out, err
+}
+
+// user is one principal, as new as every change acknowledged before.
+func (s *Service) user(ctx context.Context, id cloud.UserID) (u *principal.User, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if u, err = principal.Find(v, id); err == nil {
+			u.Bindings, err = alive(v, u.Bindings)
+		}
+		return err
+	})
+	return u, err
+}
+
+// users is a page of principals.
+func (s *Service) users(ctx context.Context, size int32, page string) ([]*principal.User, string, error) {
+	all := func(*principal.User) bool { return true }
+	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, store.PageRequest{Size: size, Token: page, Query: "users"}, all)
+	if err != nil {
+		return nil, "", err
+	}
+	list, err = s.current(list)
+	return list, next, err
+}
+
+// bound is a page of the principals that have roles at a place.
+func (s *Service) bound(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
+	req := store.PageRequest{Size: size, Token: page, Query: "bindings\x00" + at.String()}
+	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, req, func(u *principal.User) bool { return len(u.At(at)) > 0 })
+	if err != nil {
+		return nil, "", err
+	}
+	list, err = s.current(list)
+	return list, next, err
+}
+
+// accounts is a page of a project's service accounts.
+func (s *Service) accounts(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
+	return principal.Accounts(ctx, s.opts.Store, at, size, page)
+}
+
+// sees reports whether a caller has a role in an org, or in one of its projects when that is not empty.
+func sees(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
+	if c.Scope.Org != "" && c.Scope.Org != org || c.Scope.Project != "" && project != "" && c.Scope.Project != project {
+		return false
+	}
+	return c.Has(cloud.SystemAdmin, cloud.Tenant{}) || c.Has(cloud.BillingAdmin, cloud.Tenant{}) ||
+		slices.ContainsFunc(c.Bindings, func(b cloud.Binding) bool {
+			return b.Org == org && (project == "" || b.Project == "" || b.Project == project)
+		})
+}
+
+// org is one that a caller has a role in.
+func (s *Service) org(ctx context.Context, c *cloud.Caller, id cloud.OrgID) (o *tenant.Org, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if o, err = tenant.FindOrg(v, id); err == nil && (o == nil || !sees(c, id, "")) {
+			err = tenant.NoOrg(id)
+		}
+		return err
+	})
+	return o, err
+}
+
+// orgs is a page of those that a caller has a role in.
+func (s *Service) orgs(ctx context.Context, c *cloud.Caller, size int32, page string) ([]*tenant.Org, string, error) {
+	req := store.PageRequest{Size: size, Token: page, Query: "orgs\x00" + c.Name()}
+	return store.Page(ctx, s.opts.Store, tenant.Orgs, req, func(o *tenant.Org) bool { return o.DeletedAt == 0 && sees(c, o.ID, "") })
+}
+
+// project is one that a caller has a role in.
+func (s *Service) project(ctx context.Context, c *cloud.Caller, id cloud.ProjectID) (p *tenant.Project, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if p, err = tenant.Find(v, id); err == nil && (p == nil || !sees(c, p.Org, id)) {
+			err = tenant.NoProject(id)
+		}
+		return err
+	})
+	return p, err
+}
+
+// projects is a page of those that a caller has a role in, of an org or of all.
+func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID, size int32, page string) ([]*tenant.Project, string, error) {
+	keep := func(p *tenant.Project) bool {
+		return p.DeletedAt == 0 && (org == "" || p.Org == org) && sees(c, p.Org, p.ID)
+	}
+	req := store.PageRequest{Size: size, Token: page, Query: "projects\x00" + c.Name() + "\x00" + string(org)}
+	return store.Page(ctx, s.opts.Store, tenant.Projects, req, keep)
+}
+
+// quota returns the quota and the usage of a project or, if the project is empty, of an org.
+func (s *Service) quota(ctx context.Context, at cloud.Tenant) (out *identityv1.QuotaStatus, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		if at.Project == "" {
+			out, err = orgQuota(v, at.Org)
+			return err
+		}
+		if err := s.ofOrg(v, at); err != nil {
+			return err
+		}
+		org, err := tenant.OrgOf(v, at.Project)
+		if err != nil {
+			return err
+		}
+		q, err := tenant.QuotaOf(v, at.Project)
+		if err != nil {
+			return err
+		}
+		used, err := tenant.Used(v, at.Project)
+		if err != nil {
+			return err
+		}
+		out = &identityv1.QuotaStatus{OrgId: string(org), ProjectId: string(at.Project), Quota: quotaOnWire(q), Used: usageOnWire(used)}
+		return nil
+	})
+	return out, err
+}
+
+func orgQuota(v *store.View, id cloud.OrgID) (*identityv1.QuotaStatus, error) {
+	o, err := tenant.FindOrg(v, id)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		return nil, tenant.NoOrg(id)
+	}
+	q, err := tenant.OrgQuotaOf(v, id)
+	if err != nil {
+		return nil, err
+	}
+	used, err := tenant.OrgUsed(v, id)
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.QuotaStatus{OrgId: string(id), Quota: quotaOnWire(q), Used: usageOnWire(used)}
+	out.Used.Projects = &used.Projects
+	return out, nil
+}
+
+func quotaOnWire(q tenant.Quota) *identityv1.Quota {
+	return &identityv1.Quota{
+		Vcpus: q.VCPUs, MemoryMib: q.MemoryMiB, StorageGib: q.StorageGiB, Vms: q.VMs, Images: q.Images, Projects: q.Projects,
+	}
+}
+
+func usageOnWire(a tenant.Amount) *identityv1.Usage {
+	return &identityv1.Usage{Vcpus: a.VCPUs, MemoryMib: a.MemoryMiB, StorageGib: a.StorageGiB, Vms: a.VMs, Images: a.Images}
+}

@@ -1,0 +1,291 @@
+package identity
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Routes adds the endpoints of the spec's part 4.6, and what OpenID discovery asks for. open lets those that name and list
+// users answer beyond loopback.
+func (s *Service) Routes(r *rest.Server, open bool) {
+	const law = "the spec's part 5.5: identity REST checks no credential"
+	near := func(h rest.Handler) rest.Handler {
+		return func(w *rest.Response, r *http.Request) (any, error) {
+			if !open && !rest.FromLoopback(r) {
+				return nil, fault.New(fault.PermissionDenied,
+					"this endpoint asks for no credential, so it answers on loopback only: use gRPC with a token, or set rest.open: [identity]")
+			}
+			return h(w, r)
+		}
+	}
+	r.HandleOpen(http.MethodPost, "/api/v1/auth/token", law, s.postToken)
+	r.HandleOpen(http.MethodPost, "/api/v1/auth/verify", law, s.postVerify)
+	r.HandleOpen(http.MethodPost, "/api/v1/users", law, near(s.postUser))
+	r.HandleOpen(http.MethodGet, "/api/v1/users", law, near(s.getUsers))
+	r.HandleOpen(http.MethodPost, "/api/v1/projects", law, near(s.postProject))
+	r.HandleOpen(http.MethodGet, "/api/v1/projects", law, near(s.getProjects))
+	const public = "public keys, for whoever checks our tokens"
+	r.HandleBare(http.MethodGet, "/.well-known/openid-configuration", public, s.getDiscovery)
+	r.HandleBare(http.MethodGet, "/.well-known/jwks.json", public, s.getKeys)
+}
+
+type tokenBody struct {
+	Username   string  `json:"username"`
+	Password   string  `json:"password"`
+	TTLSeconds *uint64 `json:"ttl_seconds"`
+	OrgID      string  `json:"org_id"`
+	ProjectID  string  `json:"project_id"`
+	// The older form (the spec's part 9.4).
+	PrincipalID   string `json:"principal_id"`
+	PrincipalType string `json:"principal_type"`
+	ScopeID       string `json:"scope_id"`
+}
+
+type tokenAnswer struct {
+	Token     string `json:"token"`
+	ExpiresAt string `json:"expires_at"`
+}
+
+// postToken gives a token to whoever asks, as the law says; what it is worth depends on the password.
+func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
+	w.Failure = "TOKEN_ISSUE_FAILED"
+	var in tokenBody
+	if _, err := rest.Decode(r, &in); err != nil {
+		return nil, err
+	}
+	q, err := older{in.PrincipalID, in.PrincipalType, in.ScopeID}.in(ask{
+		User: cloud.UserID(in.Username), Password: in.Password, Address: r.RemoteAddr, RequestID: rest.RequestID(r.Context()),
+		Org: in.OrgID, Project: in.ProjectID,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if in.TTLSeconds != nil {
+		q.TTL = *in.TTLSeconds
+	}
+	made, _, err := s.token(r.Context(), q)
+	if f, ok := fault.From(err); ok && f.Kind == fault.ResourceExhausted {
+		// Identity REST has no code for rate limits (the spec's part 7.3), so answer 503 with Retry-After.
+		return nil, fault.New(fault.Unavailable, "%s", f.Message).MayRetry().Because(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return tokenAnswer{Token: made.text, ExpiresAt: made.expires.UTC().Format(time.RFC3339)}, nil
+}
+
+// older is the older form of a request for a token.
+type older struct{ principal, kind, scope string }
+
+// in puts it where the newer form said nothing.
+func (o older) in(q ask) (ask, error) {
+	if q.User == "" {
+		q.User = cloud.UserID(o.principal)
+	}
+	if q.Project == "" {
+		q.Project = o.scope
+	}
+	switch strings.ToLower(o.kind) {
+	case "":
+	case token.User:
+		q.Kind = token.User
+	case token.ServiceAccount, "serviceaccount":
+		q.Kind = token.ServiceAccount
+	default:
+		return q, fault.Invalid("principal_type", "want user or service_account")
+	}
+	if q.User == "" {
+		return q, fault.Invalid("username", "is required")
+	}
+	return q, cloud.CheckCallerID("username", string(q.User))
+}
+
+type verifyAnswer struct {
+	Valid         bool     `json:"valid"`
+	PrincipalID   *string  `json:"principal_id"`
+	PrincipalName *string  `json:"principal_name"`
+	Roles         []string `json:"roles"`
+}
+
+func (s *Service) postVerify(_ *rest.Response, r *http.Request) (any, error) {
+	var in struct {
+		Token *string `json:"token"`
+	}
+	if _, err := rest.Decode(r, &in); err != nil {
+		return nil, err
+	}
+	if in.Token == nil {
+		return nil, fault.Invalid("token", "is required")
+	}
+	caller, err := s.Verify(r.Context(), *in.Token)
+	if fault.Is(err, fault.Unauthenticated) {
+		return verifyAnswer{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	who, err := s.holder(r.Context(), caller)
+	if err != nil {
+		return nil, err
+	}
+	answer := verifyAnswer{Valid: true, PrincipalID: &who.PrincipalId, PrincipalName: &who.PrincipalName, Roles: []string{}}
+	for _, b := range caller.Bindings {
+		if role := string(b.Role); !slices.Contains(answer.Roles, role) {
+			answer.Roles = append(answer.Roles, role)
+		}
+	}
+	slices.Sort(answer.Roles)
+	return answer, nil
+}
+
+type userBody struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	Kind string `json:"kind"`
+}
+
+func onREST(u *principal.User) userBody {
+	return userBody{ID: string(u.ID), Name: u.Name, Kind: string(u.Kind())}
+}
+
+// postUser registers a name, which is worth nothing until somebody gives it a credential.
+func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
+	var in struct {
+		ID   *string `json:"id"`
+		Name *string `json:"name"`
+	}
+	if _, err := rest.Decode(r, &in); err != nil {
+		return nil, err
+	}
+	if in.ID == nil {
+		return nil, fault.Invalid("id", "is required")
+	}
+	if in.Name == nil {
+		return nil, fault.Invalid("name", "is required")
+	}
+	if err := s.names.pass(time.Now()); err != nil {
+		return nil, failed(w, "USER_CREATE_FAILED", err)
+	}
+	u, err := s.do.createUser(r.Context(), newName{ID: cloud.UserID(*in.ID), Name: *in.Name, Open: true})
+	if err != nil {
+		return nil, failed(w, "USER_CREATE_FAILED", err)
+	}
+	s.opts.Audit.Note(audit.Record{
+		Method: service + "CreateUser", Target: "id=" + string(u.ID), Outcome: audit.OK, RequestID: rest.RequestID(r.Context()), Address: rest.Remote(r),
+		Message: "registered without a token",
+	})
+	w.Status = http.StatusCreated
+	return onREST(&u), nil
+}
+
+// failed is an operation's own code for what is neither the request's fault nor a backend that cannot be reached (the
+// spec's part 7.3).
+func failed(w *rest.Response, code string, err error) error {
+	w.Failure = code
+	f, ok := fault.From(err)
+	if !ok {
+		return err
+	}
+	switch f.Kind {
+	case fault.InvalidArgument, fault.PermissionDenied, fault.Unavailable, fault.DeadlineExceeded, fault.TooLarge:
+		return err
+	}
+	own := fault.New(fault.Internal, "%s", f.Message).Because(err)
+	if f.Retry {
+		own = own.MayRetry()
+	}
+	return own
+}
+
+// getUsers lists the oldest by id; beyond the spec it takes page_token.
+func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
+	list, next, err := s.users(r.Context(), 0, r.URL.Query().Get("page_token"))
+	if err != nil {
+		return nil, failed(w, "USER_LIST_FAILED", err)
+	}
+	answer := struct {
+		Users []userBody `json:"users"`
+		Next  string     `json:"next_page_token,omitempty"`
+	}{Users: []userBody{}, Next: next}
+	for _, u := range list {
+		answer.Users = append(answer.Users, onREST(u))
+	}
+	return answer, nil
+}
+
+type projectBody struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+}
+
+// getProjects answers the one placeholder that the spec orders: projects are on gRPC, for whoever has a role in them.
+func (s *Service) getProjects(*rest.Response, *http.Request) (any, error) {
+	return map[string][]projectBody{"projects": {{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
+}
+
+// postProject makes no project, and says so by its status (the spec's part 4.6).
+func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
+	var in struct {
+		ID   *string `json:"id"`
+		Name *string `json:"name"`
+	}
+	if _, err := rest.Decode(r, &in); err != nil {
+		return nil, err
+	}
+	if in.ID == nil {
+		return nil, fault.Invalid("id", "is required")
+	}
+	if in.Name == nil {
+		return nil, fault.Invalid("name", "is required")
+	}
+	w.Status = http.StatusNotImplemented
+	return projectBody{ID: *in.ID, Name: *in.Name}, nil
+}
+
+// getDiscovery is OpenID Connect Discovery 1.0 part 4.2, as far as checking tokens asks for it.
+func (s *Service) getDiscovery(w *rest.Response, _ *http.Request) (any, error) {
+	return s.published(w, map[string]any{
+		"issuer":                                s.opts.Issuer,
+		"jwks_uri":                              s.opts.Issuer + "/.well-known/jwks.json",
+		"token_endpoint":                        s.opts.Issuer + "/api/v1/auth/token",
+		"response_types_supported":              []string{"token"},
+		"subject_types_supported":               []string{"public"},
+		"id_token_signing_alg_values_supported": []string{"EdDSA"},
+		"scopes_supported":                      []string{"openid"},
+		"claims_supported":                      []string{"iss", "sub", "aud", "exp", "iat", "jti", "kind", "scope", "proof", "cluster"},
+	})
+}
+
+func (s *Service) getKeys(w *rest.Response, r *http.Request) (any, error) {
+	ring, err := s.recentRing(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	if ring == nil {
+		return nil, settingUp()
+	}
+	return s.published(w, ring.Published())
+}
+
+// published is an answer without our envelope, which others may keep.
+func (s *Service) published(w *rest.Response, v any) (any, error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	w.Header().Set("Cache-Control", "public, max-age=300")
+	w.Header().Set("Access-Control-Allow-Origin", "*")
+	return rest.Verbatim{Body: io.NopCloser(strings.NewReader(string(text)))}, nil
+}

@@ -1,0 +1,213 @@
+package identity
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Register adds identity.v1.
+func (s *Service) Register(g grpc.ServiceRegistrar) {
+	identityv1.RegisterIdentityServiceServer(g, &server{s: s})
+}
+
+type server struct {
+	identityv1.UnsafeIdentityServiceServer
+	s *Service
+}
+
+const service = "/identity.v1.IdentityService/"
+
+// admit is for methods that belong to the cloud itself.
+func admit(ctx context.Context, method string) error {
+	_, err := auth.Admit(ctx, auth.Method(service+method), "", "")
+	return err
+}
+
+// wanted is a request for a token as either message says it.
+func wanted(ctx context.Context, in interface {
+	GetTtlSeconds() uint64
+	GetOrgId() string
+	GetProjectId() string
+}) ask {
+	q := ask{TTL: in.GetTtlSeconds(), Org: in.GetOrgId(), Project: in.GetProjectId(), RequestID: rpc.RequestID(ctx)}
+	if p, ok := peer.FromContext(ctx); ok {
+		q.Address = p.Addr.String()
+	}
+	return q
+}
+
+func (r *server) IssueToken(ctx context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
+	q := wanted(ctx, in)
+	q.User, q.Password, q.Strict = cloud.UserID(in.GetUsername()), in.GetPassword(), true
+	q, err := older{in.GetPrincipalId(), in.GetPrincipalType(), in.GetScopeId()}.in(q)
+	if err != nil {
+		return nil, err
+	}
+	made, proven, err := r.s.token(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if !proven {
+		return nil, fault.New(fault.Unauthenticated, "wrong user or password")
+	}
+	return tokenOnWire(made), nil
+}
+
+func tokenOnWire(made issued) *identityv1.IssueTokenResponse {
+	return &identityv1.IssueTokenResponse{
+		Token: made.text, ExpiresAt: made.expires.UnixMilli(), OrgId: string(made.scope.Org), ProjectId: string(made.scope.Project),
+	}
+}
+
+func (r *server) ExchangeToken(ctx context.Context, in *identityv1.ExchangeTokenRequest) (*identityv1.IssueTokenResponse, error) {
+	made, err := r.s.exchange(ctx, in.GetProvider(), in.GetIdToken(), in.GetNonce(), wanted(ctx, in))
+	if err != nil {
+		return nil, err
+	}
+	return tokenOnWire(made), nil
+}
+
+func (r *server) ListLoginProviders(context.Context, *identityv1.ListLoginProvidersRequest) (*identityv1.ListLoginProvidersResponse, error) {
+	out := &identityv1.ListLoginProvidersResponse{}
+	for _, p := range r.s.providers.List() {
+		out.Providers = append(out.Providers, &identityv1.LoginProvider{Name: p.Name, Issuer: p.Issuer, ClientId: p.ClientID, Scopes: p.Scopes})
+	}
+	return out, nil
+}
+
+func (r *server) VerifyToken(ctx context.Context, in *identityv1.VerifyTokenRequest) (*identityv1.VerifyTokenResponse, error) {
+	caller, err := r.s.Verify(ctx, in.GetToken())
+	if f, ok := fault.From(err); ok && f.Kind == fault.Unauthenticated {
+		return &identityv1.VerifyTokenResponse{Reason: f.Message}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	who, err := r.s.holder(ctx, caller)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.VerifyTokenResponse{Valid: true, Holder: who}, nil
+}
+
+func (r *server) WhoAmI(ctx context.Context, _ *identityv1.WhoAmIRequest) (*identityv1.WhoAmIResponse, error) {
+	if err := admit(ctx, "WhoAmI"); err != nil {
+		return nil, err
+	}
+	return r.s.holder(ctx, auth.CallerOf(ctx))
+}
+
+func (r *server) RevokeToken(ctx context.Context, in *identityv1.RevokeTokenRequest) (*emptypb.Empty, error) {
+	if err := admit(ctx, "RevokeToken"); err != nil {
+		return nil, err
+	}
+	if err := r.s.revokeToken(ctx, in.GetToken(), in.GetTokenId()); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRequest) (*emptypb.Empty, error) {
+	if err := r.themselves(ctx, "RevokeTokens", in.GetUserId(), "may end only their own tokens"); err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.revoke(ctx, cloud.UserID(in.GetUserId())); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// themselves admits a user to what they may do to themselves, and system:admin to anybody.
+func (r *server) themselves(ctx context.Context, method, user, says string) error {
+	if err := admit(ctx, method); err != nil {
+		return err
+	}
+	if err := cloud.CheckCallerID("user_id", user); err != nil {
+		return err
+	}
+	caller := auth.CallerOf(ctx)
+	// Under --dev whoever asks holds a token in any name, the administrator's too: that is nobody's own.
+	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.Governs() {
+		return fault.New(fault.PermissionDenied, "%s %s, and only when proven to be who they are", caller.Name(), says)
+	}
+	return nil
+}
+
+func (r *server) ListKeys(ctx context.Context, _ *identityv1.ListKeysRequest) (*identityv1.ListKeysResponse, error) {
+	if err := admit(ctx, "ListKeys"); err != nil {
+		return nil, err
+	}
+	ring, err := r.s.Keys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return keysOnWire(ring), nil
+}
+
+func (r *server) RotateKeys(ctx context.Context, in *identityv1.RotateKeysRequest) (*identityv1.ListKeysResponse, error) {
+	if err := admit(ctx, "RotateKeys"); err != nil {
+		return nil, err
+	}
+	ring, err := r.s.do.rotate(ctx, turn{in.GetForce()})
+	if err != nil {
+		return nil, err
+	}
+	return keysOnWire(&ring), nil
+}
+
+func (r *server) RevokeKey(ctx context.Context, in *identityv1.RevokeKeyRequest) (*identityv1.ListKeysResponse, error) {
+	if err := admit(ctx, "RevokeKey"); err != nil {
+		return nil, err
+	}
+	if !keyring.Possible(in.GetKeyId()) {
+		return nil, fault.Invalid("key_id", "is not a key's id")
+	}
+	ring, err := r.s.do.revokeKey(ctx, oldKey{in.GetKeyId()})
+	if err != nil {
+		return nil, err
+	}
+	return keysOnWire(&ring), nil
+}
+
+func keysOnWire(ring *keyring.Ring) *identityv1.ListKeysResponse {
+	out := &identityv1.ListKeysResponse{}
+	for _, k := range ring.Keys {
+		out.Keys = append(out.Keys, &identityv1.Key{Id: k.ID, Use: string(k.Use), CreatedAt: k.CreatedAt, EndsAt: k.Ends})
+	}
+	return out
+}
+
+func (r *server) ListAuditRecords(ctx context.Context, in *identityv1.ListAuditRecordsRequest) (*identityv1.ListAuditRecordsResponse, error) {
+	at, err := auth.Admit(ctx, service+"ListAuditRecords", in.GetOrgId(), "")
+	if err != nil {
+		return nil, err
+	}
+	at.Project = cloud.ProjectID(in.GetProjectId())
+	list, next, err := r.s.opts.Audit.List(ctx, audit.Query{
+		Within: at, Principal: in.GetPrincipal(), Method: in.GetMethod(), Outcome: in.GetOutcome(), Since: in.GetSince(), Until: in.GetUntil(),
+		Size: in.GetPageSize(), Token: in.GetPageToken(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListAuditRecordsResponse{NextPageToken: next}
+	for _, a := range list {
+		out.Records = append(out.Records, &identityv1.AuditRecord{
+			Id: a.ID, Time: a.At, Principal: a.Principal, Proof: string(a.Proof), OrgId: string(a.Tenant.Org), ProjectId: string(a.Tenant.Project),
+			Method: a.Method, Target: a.Target, Outcome: a.Outcome, Message: a.Message, RequestId: a.RequestID, Address: a.Address, Suppressed: a.Suppressed,
+		})
+	}
+	return out, nil
+}

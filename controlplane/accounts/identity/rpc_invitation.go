@@ -1,0 +1,126 @@
+package identity
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// invited admits a call about the caller's own invitations and returns the user.
+func invited(ctx context.Context, method string) (cloud.UserID, error) {
+	if err := admit(ctx, method); err != nil {
+		return "", err
+	}
+	caller := auth.CallerOf(ctx)
+	// Under --dev a token in any name is issued without proof.
+	if caller.Proof == cloud.ProofDev || caller.Proof == cloud.ProofAppCred {
+		return "", fault.New(fault.PermissionDenied, "invitations are for users who logged in: %s has none", caller.Name())
+	}
+	return caller.User, nil
+}
+
+func (r *server) ListInvitations(ctx context.Context, in *identityv1.ListInvitationsRequest) (*identityv1.ListInvitationsResponse, error) {
+	user, err := invited(ctx, "ListInvitations")
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := principal.InvitationsTo(ctx, r.s.opts.Store, user, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListInvitationsResponse{NextPageToken: next}
+	for _, org := range list {
+		for _, i := range org.Open {
+			out.Invitations = append(out.Invitations, &identityv1.Invitation{
+				Binding: bindingOnWire(i.Binding), InvitedBy: i.By, InvitedAt: i.At, ExpiresAt: i.Expires,
+			})
+		}
+	}
+	return out, nil
+}
+
+func (r *server) AcceptInvitation(ctx context.Context, in *identityv1.AcceptInvitationRequest) (*emptypb.Empty, error) {
+	user, err := invited(ctx, "AcceptInvitation")
+	if err != nil {
+		return nil, err
+	}
+	return r.answer(ctx, user, in.GetBinding(), r.s.do.accept)
+}
+
+func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineInvitationRequest) (*emptypb.Empty, error) {
+	user, err := invited(ctx, "DeclineInvitation")
+	if err != nil {
+		return nil, err
+	}
+	return r.answer(ctx, user, in.GetBinding(), r.s.do.decline)
+}
+
+// answer runs do, which accepts or declines an invitation, in the command for the user.
+func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do func(context.Context, answer) (none, error)) (*emptypb.Empty, error) {
+	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline an offer.
+	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
+		return nil, fault.New(fault.PermissionDenied, "the token is limited to %s: log in without org_id and project_id to answer an invitation", at).
+			WithReason(auth.TokenScope)
+	}
+	binding := bindingFrom(b)
+	if err := binding.Check(); err != nil {
+		return nil, err
+	}
+	if _, err := do(ctx, answer{user, binding}); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// openPage is the prefix of the page tokens of ListBindings for pages of invitations, which follow the pages of roles.
+const openPage = "invited."
+
+// grants returns a page of the roles within at and, after the last role, of the invitations to such roles.
+func (s *Service) grants(ctx context.Context, at cloud.Tenant, size int32, page string) (grants []*identityv1.Grant, next string, err error) {
+	if rest, ok := strings.CutPrefix(page, openPage); ok {
+		list, next, err := principal.InvitationsOf(ctx, s.opts.Store, at, size, rest)
+		if err != nil {
+			return nil, "", err
+		}
+		for _, to := range list {
+			for _, i := range to.Open {
+				grants = append(grants, &identityv1.Grant{UserId: string(to.User), Binding: bindingOnWire(i.Binding), Pending: true, ExpiresAt: i.Expires})
+			}
+		}
+		if next != "" {
+			next = openPage + next
+		}
+		return grants, next, nil
+	}
+	list, next, err := s.bound(ctx, at, size, page)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, u := range list {
+		for _, b := range u.At(at) {
+			grants = append(grants, &identityv1.Grant{UserId: string(u.ID), Binding: bindingOnWire(b)})
+		}
+	}
+	if next != "" {
+		return grants, next, nil
+	}
+	// Fill the rest of the last page of roles with invitations. Most lists end here.
+	open, next, err := s.grants(ctx, at, size, openPage)
+	return append(grants, open...), next, err
+}
+
+func bindingFrom(b *identityv1.Binding) cloud.Binding {
+	return cloud.Binding{Role: cloud.Role(b.GetRole()), Org: cloud.OrgID(b.GetOrgId()), Project: cloud.ProjectID(b.GetProjectId())}
+}
+
+func bindingOnWire(b cloud.Binding) *identityv1.Binding {
+	return &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)}
+}

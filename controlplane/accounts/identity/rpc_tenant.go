@@ -1,0 +1,171 @@
+package identity
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+func (r *server) CreateOrg(ctx context.Context, in *identityv1.CreateOrgRequest) (*identityv1.Org, error) {
+	if err := admit(ctx, "CreateOrg"); err != nil {
+		return nil, err
+	}
+	o, err := r.s.do.createOrg(ctx, newOrg{cloud.OrgID(in.GetId()), in.GetName()})
+	if err != nil {
+		return nil, err
+	}
+	return orgOnWire(&o), nil
+}
+
+func (r *server) GetOrg(ctx context.Context, in *identityv1.GetOrgRequest) (*identityv1.Org, error) {
+	if err := admit(ctx, "GetOrg"); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	o, err := r.s.org(ctx, auth.CallerOf(ctx), cloud.OrgID(in.GetId()))
+	if err != nil {
+		return nil, err
+	}
+	return orgOnWire(o), nil
+}
+
+func (r *server) ListOrgs(ctx context.Context, in *identityv1.ListOrgsRequest) (*identityv1.ListOrgsResponse, error) {
+	if err := admit(ctx, "ListOrgs"); err != nil {
+		return nil, err
+	}
+	list, next, err := r.s.orgs(ctx, auth.CallerOf(ctx), in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListOrgsResponse{NextPageToken: next}
+	for _, o := range list {
+		out.Orgs = append(out.Orgs, orgOnWire(o))
+	}
+	return out, nil
+}
+
+func (r *server) DeleteOrg(ctx context.Context, in *identityv1.DeleteOrgRequest) (*emptypb.Empty, error) {
+	if err := admit(ctx, "DeleteOrg"); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.deleteOrg(ctx, cloud.OrgID(in.GetId())); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) CreateProject(ctx context.Context, in *identityv1.CreateProjectRequest) (*identityv1.Project, error) {
+	at, err := auth.Admit(ctx, service+"CreateProject", in.GetOrgId(), "")
+	if err != nil {
+		return nil, err
+	}
+	at.Project = cloud.ProjectID(in.GetId())
+	p, err := r.s.do.createProject(ctx, newProject{at, in.GetName(), quotaOf(in.GetQuota())})
+	if err != nil {
+		return nil, err
+	}
+	return projectOnWire(&p), nil
+}
+
+func (r *server) GetProject(ctx context.Context, in *identityv1.GetProjectRequest) (*identityv1.Project, error) {
+	if err := admit(ctx, "GetProject"); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	p, err := r.s.project(ctx, auth.CallerOf(ctx), cloud.ProjectID(in.GetId()))
+	if err != nil {
+		return nil, err
+	}
+	return projectOnWire(p), nil
+}
+
+func (r *server) ListProjects(ctx context.Context, in *identityv1.ListProjectsRequest) (*identityv1.ListProjectsResponse, error) {
+	if err := admit(ctx, "ListProjects"); err != nil {
+		return nil, err
+	}
+	org := cloud.OrgID(in.GetOrgId())
+	if org != "" {
+		if err := cloud.CheckCallerID("org_id", string(org)); err != nil {
+			return nil, err
+		}
+	}
+	list, next, err := r.s.projects(ctx, auth.CallerOf(ctx), org, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListProjectsResponse{NextPageToken: next}
+	for _, p := range list {
+		out.Projects = append(out.Projects, projectOnWire(p))
+	}
+	return out, nil
+}
+
+func (r *server) DeleteProject(ctx context.Context, in *identityv1.DeleteProjectRequest) (*emptypb.Empty, error) {
+	at, err := auth.Admit(ctx, service+"DeleteProject", in.GetOrgId(), "")
+	if err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	at.Project = cloud.ProjectID(in.GetId())
+	if _, err := r.s.do.deleteProject(ctx, at); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) SetQuota(ctx context.Context, in *identityv1.SetQuotaRequest) (*identityv1.QuotaStatus, error) {
+	at, err := auth.Admit(ctx, service+"SetQuota", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	if at.Project != "" {
+		err = cloud.CheckCallerID("project_id", string(at.Project))
+	} else {
+		err = cloud.CheckCallerID("org_id", string(at.Org))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.setQuota(ctx, newQuota{at, quotaOf(in.GetQuota())}); err != nil {
+		return nil, err
+	}
+	return r.s.quota(ctx, at)
+}
+
+func (r *server) GetQuota(ctx context.Context, in *identityv1.GetQuotaRequest) (*identityv1.QuotaStatus, error) {
+	at, err := auth.Admit(ctx, service+"GetQuota", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	return r.s.quota(ctx, at)
+}
+
+func quotaOf(q *identityv1.Quota) tenant.Quota {
+	if q == nil {
+		return tenant.Quota{}
+	}
+	return tenant.Quota{VCPUs: q.Vcpus, MemoryMiB: q.MemoryMib, StorageGiB: q.StorageGib, VMs: q.Vms, Images: q.Images, Projects: q.Projects}
+}
+
+func orgOnWire(o *tenant.Org) *identityv1.Org {
+	return &identityv1.Org{Id: string(o.ID), Name: o.Name, CreatedAt: o.CreatedAt}
+}
+
+func projectOnWire(p *tenant.Project) *identityv1.Project {
+	return &identityv1.Project{Id: string(p.ID), OrgId: string(p.Org), Name: p.Name, CreatedAt: p.CreatedAt}
+}

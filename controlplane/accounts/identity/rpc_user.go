@@ -1,0 +1,287 @@
+package identity
+
+import (
+	"context"
+	"slices"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/password"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "CreateUser"); err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.createUser(ctx, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName(), Home: cloud.OrgID(in.GetOrgId())}))
+}
+
+func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "GetUser"); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	u, err := r.s.user(ctx, cloud.UserID(in.GetId()))
+	if err != nil {
+		return nil, err
+	}
+	return onWire(u), nil
+}
+
+func (r *server) ListUsers(ctx context.Context, in *identityv1.ListUsersRequest) (*identityv1.ListUsersResponse, error) {
+	if err := admit(ctx, "ListUsers"); err != nil {
+		return nil, err
+	}
+	list, next, err := r.s.users(ctx, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListUsersResponse{NextPageToken: next}
+	for _, u := range list {
+		out.Users = append(out.Users, onWire(u))
+	}
+	return out, nil
+}
+
+func (r *server) DisableUser(ctx context.Context, in *identityv1.DisableUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "DisableUser"); err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.disable(ctx, newState{cloud.UserID(in.GetUserId()), true}))
+}
+
+func (r *server) EnableUser(ctx context.Context, in *identityv1.EnableUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "EnableUser"); err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.disable(ctx, newState{cloud.UserID(in.GetUserId()), false}))
+}
+
+func (r *server) DeleteUser(ctx context.Context, in *identityv1.DeleteUserRequest) (*emptypb.Empty, error) {
+	if err := admit(ctx, "DeleteUser"); err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.deleteUser(ctx, cloud.UserID(in.GetUserId())); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequest) (*emptypb.Empty, error) {
+	if err := r.themselves(ctx, "SetPassword", in.GetUserId(), "may set only their own password"); err != nil {
+		return nil, err
+	}
+	if err := password.Check(in.GetPassword()); err != nil {
+		return nil, err
+	}
+	if caller := auth.CallerOf(ctx); !caller.Governs() {
+		q := ask{User: caller.User, Password: in.GetCurrentPassword(), Kind: token.User, Address: caller.Address}
+		if u, err := r.s.proven(ctx, q); err != nil {
+			return nil, err
+		} else if u == nil {
+			return nil, fault.New(fault.PermissionDenied, "current_password is not your password; without one, ask an administrator")
+		}
+	}
+	h, err := r.s.passwords.Hash(ctx, cloud.UserID(in.GetUserId()), in.GetPassword())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.setPassword(ctx, newPassword{cloud.UserID(in.GetUserId()), h}); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func (r *server) identity(in *identityv1.Identity) (principal.Identity, error) {
+	if !r.s.providers.Has(in.GetProvider()) {
+		return principal.Identity{}, fault.Invalid("identity.provider", "there is no login provider %q", in.GetProvider())
+	}
+	return principal.Identity{Provider: in.GetProvider(), Subject: in.GetSubject(), Issuer: r.s.providers.Issuer(in.GetProvider())}, nil
+}
+
+func (r *server) LinkIdentity(ctx context.Context, in *identityv1.LinkIdentityRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "LinkIdentity"); err != nil {
+		return nil, err
+	}
+	i, err := r.identity(in.GetIdentity())
+	if err != nil {
+		return nil, err
+	}
+	return shown(r.s.do.link(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
+}
+
+func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdentityRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "UnlinkIdentity"); err != nil {
+		return nil, err
+	}
+	i := principal.Identity{Provider: in.GetIdentity().GetProvider(), Subject: in.GetIdentity().GetSubject()}
+	if i.Provider == "" || i.Subject == "" {
+		return nil, fault.Invalid("identity", "provider and subject are required")
+	}
+	return shown(r.s.do.unlink(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
+}
+
+func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
+	grant, err := granted(ctx, "BindRole", in.GetUserId(), in.GetBinding())
+	if err != nil {
+		return nil, err
+	}
+	pending, err := r.s.do.bind(ctx, grant)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.BindRoleResponse{Pending: pending}, nil
+}
+
+func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
+	grant, err := granted(ctx, "UnbindRole", in.GetUserId(), in.GetBinding())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.unbind(ctx, grant); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// granted admits a call that gives or takes a role, for the role's tenant, and returns the grant.
+func granted(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
+	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
+		if method != "UnbindRole" || !givesUp(auth.CallerOf(ctx), user, bindingFrom(b), err) {
+			return none, err
+		}
+	}
+	binding := bindingFrom(b)
+	if err := cloud.CheckCallerID("user_id", user); err != nil {
+		return none, err
+	}
+	if err := binding.Check(); err != nil {
+		return none, err
+	}
+	caller := auth.CallerOf(ctx)
+	return principal.Grant{
+		User: cloud.UserID(user), Binding: binding, By: caller.Name(),
+		Always: caller.Has(cloud.SystemAdmin, cloud.Tenant{}) || mutant.On(mutant.GrantUnasked),
+	}, nil
+}
+
+// givesUp reports whether a caller who was refused UnbindRole at a place may call it there nevertheless, to give up a role
+// of their own. They must have the role: the call counts for the budget of its org, where nobody else may spend. A token
+// that is limited to another place does not reach there.
+func givesUp(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
+	f, ok := fault.From(refused)
+	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {
+		return false
+	}
+	return c != nil && c.Proven() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
+}
+
+func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {
+	at, err := auth.Admit(ctx, service+"ListBindings", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	if at.Project != "" && at.Org == "" {
+		return nil, fault.Invalid("org_id", "is required with project_id")
+	}
+	grants, next, err := r.s.grants(ctx, at, in.GetPageSize(), in.GetPageToken())
+	return &identityv1.ListBindingsResponse{Grants: grants, NextPageToken: next}, err
+}
+
+func (r *server) CreateServiceAccount(ctx context.Context, in *identityv1.CreateServiceAccountRequest) (*identityv1.CreateServiceAccountResponse, error) {
+	at, err := auth.Admit(ctx, service+"CreateServiceAccount", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	n := principal.NewAccount{Tenant: at, Name: in.GetName(), Expires: in.GetExpiresAt(), By: auth.CallerOf(ctx).Name()}
+	for _, role := range in.GetRoles() {
+		n.Roles = append(n.Roles, cloud.Role(role))
+	}
+	if err := n.Check(r.s.now().UnixMilli()); err != nil {
+		return nil, err
+	}
+	secret := principal.NewSecret(r.s.opts.Key)
+	n.ID, n.Sealed = secret.ID, secret.Sealed
+	u, err := r.s.do.createAccount(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.CreateServiceAccountResponse{Account: accountOnWire(&u), Secret: secret.Text}, nil
+}
+
+func (r *server) ListServiceAccounts(ctx context.Context, in *identityv1.ListServiceAccountsRequest) (*identityv1.ListServiceAccountsResponse, error) {
+	at, err := auth.Admit(ctx, service+"ListServiceAccounts", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := r.s.accounts(ctx, at, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &identityv1.ListServiceAccountsResponse{NextPageToken: next}
+	for _, u := range list {
+		out.Accounts = append(out.Accounts, accountOnWire(u))
+	}
+	return out, nil
+}
+
+func (r *server) DeleteServiceAccount(ctx context.Context, in *identityv1.DeleteServiceAccountRequest) (*emptypb.Empty, error) {
+	at, err := auth.Admit(ctx, service+"DeleteServiceAccount", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	if _, err := r.s.do.deleteAccount(ctx, oldAccount{at, cloud.UserID(in.GetId())}); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func accountOnWire(u *principal.User) *identityv1.ServiceAccount {
+	a := u.Account
+	out := &identityv1.ServiceAccount{
+		Id: string(u.ID), Name: a.Name, OrgId: string(a.Tenant.Org), ProjectId: string(a.Tenant.Project), CreatedAt: u.CreatedAt,
+		CreatedBy: a.CreatedBy, ExpiresAt: a.Expires,
+	}
+	for _, b := range u.Bindings {
+		out.Roles = append(out.Roles, string(b.Role))
+	}
+	return out
+}
+
+func shown(u principal.User, err error) (*identityv1.User, error) {
+	if err != nil {
+		return nil, err
+	}
+	return onWire(&u), nil
+}
+
+func onWire(u *principal.User) *identityv1.User {
+	out := &identityv1.User{
+		Id: string(u.ID), Name: u.Name, Registered: u.Registered(), CreatedAt: u.CreatedAt, Kind: string(u.Kind()), Disabled: u.Disabled,
+		HasPassword: u.Password != nil, Bindings: bindingsOnWire(u.Bindings), OrgId: string(u.HomeOrg()),
+	}
+	for _, i := range u.Identities {
+		out.Identities = append(out.Identities, &identityv1.Identity{Provider: i.Provider, Subject: i.Subject})
+	}
+	return out
+}
+
+func bindingsOnWire(list []cloud.Binding) (out []*identityv1.Binding) {
+	for _, b := range list {
+		out = append(out, bindingOnWire(b))
+	}
+	return out
+}

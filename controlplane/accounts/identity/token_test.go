@@ -1,0 +1,226 @@
+package identity
+
+import (
+	"crypto/ed25519"
+	"encoding/base64"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/stretchr/testify/require"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Clocks may be apart when a token begins. It ends when it says, to the millisecond.
+func TestATokenEndsWhenItSays(t *testing.T) {
+	w := newWorld(t)
+	for _, text := range []string{w.token(w.first, ask{User: "ada", TTL: 10}), w.hostToken(cloud.Tenant{})} {
+		c, err := w.first.Verify(t.Context(), text)
+		require.NoError(t, err)
+		left := time.UnixMilli(c.Expires).Sub(w.at)
+		w.wait(left - time.Millisecond)
+		_, err = w.first.Verify(t.Context(), text)
+		require.NoError(t, err)
+		w.wait(time.Millisecond)
+		_, err = w.first.Verify(t.Context(), text)
+		require.True(t, fault.Is(err, fault.Unauthenticated))
+		require.ErrorContains(t, err, "expired")
+	}
+}
+
+// What IssueToken and the REST answer say of the end is what the token says.
+func TestTheEndThatIsToldIsTheTokens(t *testing.T) {
+	w := newWorld(t)
+	out, _, err := w.first.token(t.Context(), ask{User: "ada", TTL: 10})
+	require.NoError(t, err)
+	c, err := w.first.Verify(t.Context(), out.text)
+	require.NoError(t, err)
+	require.Equal(t, c.Expires, out.expires.UnixMilli())
+}
+
+// forgery makes tokens by hand.
+type forgery struct {
+	alg    jose.SignatureAlgorithm
+	key    any
+	kid    any
+	header map[jose.HeaderKey]any
+	change func(*token.Claims)
+}
+
+func (f forgery) make(t testing.TB, w *world) string {
+	opts := &jose.SignerOptions{ExtraHeaders: map[jose.HeaderKey]any{}}
+	if f.kid != nil {
+		opts.ExtraHeaders["kid"] = f.kid
+	}
+	for k, v := range f.header {
+		opts.ExtraHeaders[k] = v
+	}
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: f.alg, Key: f.key}, opts)
+	require.NoError(t, err)
+	c := token.Claims{
+		Claims: jwt.Claims{
+			Issuer: "https://cloud.example", Subject: "admin", ID: "one", Audience: jwt.Audience{token.Audience}, IssuedAt: jwt.NewNumericDate(w.at),
+			Expiry: jwt.NewNumericDate(w.at.Add(time.Hour)),
+		},
+		Cluster: w.key.Cluster(), Kind: token.User, Scope: "system", Proof: cloud.ProofPassword, At: w.at.UnixMilli(),
+	}
+	if f.change != nil {
+		f.change(&c)
+	}
+	text, err := jwt.Signed(signer).Claims(c).Serialize()
+	require.NoError(t, err)
+	return text
+}
+
+// Every way to make a token that is not ours, or not for us.
+func TestForgedTokens(t *testing.T) {
+	w := newWorld(t)
+	kid, private, err := w.first.signer(t.Context())
+	require.NoError(t, err)
+	public := private.Public().(ed25519.PublicKey)
+	_, mine, err := ed25519.GenerateKey(nil)
+	require.NoError(t, err)
+	ours := forgery{alg: jose.EdDSA, key: private, kid: kid}
+	_, err = w.first.Verify(t.Context(), ours.make(t, w))
+	require.NoError(t, err, "the forgeries below differ from a good token by one thing each")
+	with := func(change func(*token.Claims)) forgery { f := ours; f.change = change; return f }
+	host := ed25519.NewKeyFromSeed(w.key.Derive("host-token"))
+	// unproven is an unauthenticated token made by hand, with one change.
+	unproven := func(change func(*token.Claims)) forgery {
+		return forgery{alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
+			c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
+			change(c)
+		}}
+	}
+	_, err = w.first.Verify(t.Context(), unproven(func(*token.Claims) {}).make(t, w))
+	require.NoError(t, err, "the unproven forgeries below differ from an unauthenticated token by one thing each")
+	published := with(func(c *token.Claims) {
+		c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
+	})
+	hostUnproven := published
+	hostUnproven.key, hostUnproven.kid = host, hostKeyID
+	for name, f := range map[string]forgery{
+		"unproven, by a published key":          published,
+		"unproven, by the host key":             hostUnproven,
+		"unproven as issued in former versions": with(func(c *token.Claims) { c.Proof = cloud.ProofNone }),
+		"proven, by the unproven key":           {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID},
+		"a host key's proof, by the unproven key": {alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
+			c.Proof = cloud.ProofHostKey
+		}},
+		"a password's proof, unproven otherwise": unproven(func(c *token.Claims) { c.Proof = cloud.ProofPassword }),
+		"no proof, by the unproven key":          unproven(func(c *token.Claims) { c.Proof = "" }),
+		"another key under the unproven kid":     {alg: jose.EdDSA, key: mine, kid: unprovenKeyID},
+		"the unproven key under our kid":         {alg: jose.EdDSA, key: w.first.unprovenKey, kid: kid},
+		"unproven, for other programs":           unproven(func(c *token.Claims) { c.Audience = jwt.Audience{token.Audience} }),
+		"unproven, for other programs too":       unproven(func(c *token.Claims) { c.Audience = append(c.Audience, token.Audience) }),
+		"unproven, in a user's own name":         unproven(func(c *token.Claims) { c.Subject = "admin" }),
+		"unproven, in no name":                   unproven(func(c *token.Claims) { c.Subject = "unproven:" }),
+		"proven, in an unproven name":            with(func(c *token.Claims) { c.Subject = "unproven:admin" }),
+		"proven, for the unproven audience":      with(func(c *token.Claims) { c.Audience = jwt.Audience{token.UnprovenAudience} }),
+		"another key under our kid":              {alg: jose.EdDSA, key: mine, kid: kid},
+		"another key under the host's kid":       {alg: jose.EdDSA, key: mine, kid: hostKeyID},
+		"our key under the host's kid":           {alg: jose.EdDSA, key: private, kid: hostKeyID},
+		"the host's key under our kid":           {alg: jose.EdDSA, key: host, kid: kid},
+		"no kid":                                 {alg: jose.EdDSA, key: private},
+		"an empty kid":                           {alg: jose.EdDSA, key: private, kid: ""},
+		"an unknown kid":                         {alg: jose.EdDSA, key: mine, kid: "0000000000000000"},
+		"a kid that is a path":                   {alg: jose.EdDSA, key: mine, kid: "../signing-key/" + kid},
+		"a kid of 4 KiB":                         {alg: jose.EdDSA, key: mine, kid: strings.Repeat("k", 4<<10)},
+		"the public key as an HMAC secret":       {alg: jose.HS256, key: []byte(public), kid: kid},
+		"a key that the token itself brings":     {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: mine.Public(), KeyID: kid}}},
+		"a header that must be understood":       {alg: jose.EdDSA, key: private, kid: kid, header: map[jose.HeaderKey]any{"crit": []string{"x"}, "x": 1}},
+		"another cluster's":                      with(func(c *token.Claims) { c.Cluster = clusterkey.Generate().Cluster() }),
+		"no issuer":                              with(func(c *token.Claims) { c.Issuer = "" }),
+		"another token.Audience":                 with(func(c *token.Claims) { c.Audience = jwt.Audience{"billing"} }),
+		"no token.Audience":                      with(func(c *token.Claims) { c.Audience = nil }),
+		"no end":                                 with(func(c *token.Claims) { c.Expiry = nil }),
+		"over for a second":                      with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Second)) }),
+		"over for an hour":                       with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Hour)) }),
+		"no cluster":                             with(func(c *token.Claims) { c.Cluster = "" }),
+		"no id":                                  with(func(c *token.Claims) { c.ID = "" }),
+		"no beginning":                           with(func(c *token.Claims) { c.IssuedAt = nil }),
+		"no scope":                               with(func(c *token.Claims) { c.Scope = "" }),
+		"a scope that is none":                   with(func(c *token.Claims) { c.Scope = "everything" }),
+		"a service account's, for a user":        with(func(c *token.Claims) { c.Kind = token.ServiceAccount }),
+		"from the far future":                    with(func(c *token.Claims) { c.IssuedAt = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"not good yet":                           with(func(c *token.Claims) { c.NotBefore = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"nobody's":                               with(func(c *token.Claims) { c.Subject = "" }),
+		"a host's":                               with(func(c *token.Claims) { c.Kind = "node" }),
+		"a proof that only the host key gives": with(func(c *token.Claims) {
+			c.Proof = cloud.ProofHostKey
+		}),
+		"a user that is not there":     with(func(c *token.Claims) { c.Subject = "nobody" }),
+		"a subject that is a path":     with(func(c *token.Claims) { c.Subject = "a/b" }),
+		"of a password not yet set":    with(func(c *token.Claims) { c.Epoch = 7 }),
+		"a scope larger than a header": with(func(c *token.Claims) { c.Scope = "project:o/" + strings.Repeat("p", 9<<10) }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			caller, err := w.first.Verify(t.Context(), f.make(t, w))
+			require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+			require.Nil(t, caller)
+		})
+	}
+	good := ours.make(t, w)
+	parts := strings.Split(good, ".")
+	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"` + kid + `"}`))
+	for name, text := range map[string]string{
+		"nothing": "", "dots": "..", "garbage": "garbage", "alg none": none + "." + parts[1] + ".",
+		"alg none with our signature": none + "." + parts[1] + "." + parts[2],
+		"no signature":                parts[0] + "." + parts[1] + ".",
+		"in JSON":                     `{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`,
+		"twice":                       good + "." + good, "with a tail": good + "A", "of 9 KiB": strings.Repeat("a", 9<<10),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := w.first.Verify(t.Context(), text)
+			require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+		})
+	}
+}
+
+// TestOtherSpellingsOfARevokedToken revokes a token and then shows it in other spellings that decode to the same bytes:
+// revocation goes by the token's ID, so no spelling of it is valid.
+func TestOtherSpellingsOfARevokedToken(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", member)
+	text := w.token(w.first, ask{User: "ada", Password: secret})
+	require.NoError(t, second((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	parts := strings.Split(text, ".")
+	last := parts[2][len(parts[2])-1]
+	spellings := []string{text, text + "\n", parts[0] + ".\n" + parts[1] + "." + parts[2]}
+	// The last character of a signature of 64 bytes has four bits that mean nothing.
+	for _, c := range "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" {
+		if byte(c) != last {
+			spellings = append(spellings, text[:len(text)-1]+string(c))
+		}
+	}
+	for _, spelling := range spellings {
+		_, err := w.first.Verify(t.Context(), spelling)
+		require.True(t, fault.Is(err, fault.Unauthenticated), "%q: %v", spelling, err)
+	}
+}
+
+// Whatever the text, Verify says who it is or that it is nobody, and never that it is somebody else.
+func FuzzVerify(f *testing.F) {
+	w := newWorld(f)
+	good := w.token(w.first, ask{User: "ada"})
+	f.Add(good)
+	f.Add(good[:len(good)/2])
+	f.Add("a.b.c")
+	f.Fuzz(func(t *testing.T, text string) {
+		caller, err := w.first.Verify(t.Context(), text)
+		if err != nil {
+			require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+			return
+		}
+		require.EqualValues(t, "ada", caller.User)
+		require.Equal(t, cloud.ProofNone, caller.Proof)
+	})
+}

@@ -1,0 +1,322 @@
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+const (
+	// hostKeyID names the key that follows from the cluster key.
+	hostKeyID = "host"
+	// unprovenKeyID is the ID of the key of unauthenticated tokens. That key is derived from the cluster key too. It is
+	// not published, so programs that use the published keys refuse these tokens.
+	unprovenKeyID = "unproven"
+	// verifyTime bounds how long a token may take to be judged: the others may have to be asked.
+	verifyTime = 3 * time.Second
+	// justIssued is how long after a token was made (milliseconds) its holder may have roles that this member has not heard
+	// of; unknownKeys a second are how many tokens of keys that are not known are worth asking the others for.
+	justIssued  = 10_000
+	unknownKeys = 10
+	// MaxSkew is how far this member's clock may be from the others' for it to judge dates.
+	MaxSkew = 5 * time.Minute
+)
+
+// skewed says whether this member's clock is too wrong to have to do with dates.
+func (s *Service) skewed() error {
+	if s.opts.Skew == nil {
+		return nil
+	}
+	ahead, known := s.opts.Skew()
+	if !known || ahead.Abs() <= MaxSkew {
+		return nil
+	}
+	where := "ahead of"
+	if ahead < 0 {
+		where = "behind"
+	}
+	return fault.New(fault.Unavailable, "this member's clock is %s %s the others': it must be set before tokens can be issued or judged here",
+		ahead.Abs().Round(time.Second), where).WithReason("CLOCK_SKEW")
+}
+
+// Verify says who holds a token: Unauthenticated for one that is forged, expired or revoked, Unavailable when this member
+// cannot know. The roles are those of now.
+func (s *Service) Verify(ctx context.Context, text string) (*cloud.Caller, error) {
+	if err := s.skewed(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, verifyTime)
+	defer cancel()
+	caller, err := s.verify(ctx, text)
+	if err != nil && ctx.Err() != nil {
+		return nil, fault.New(fault.Unavailable, "the token cannot be judged: this member does not reach the others").MayRetry().Because(err)
+	}
+	return caller, err
+}
+
+func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error) {
+	j, err := s.judged(text)
+	if err != nil {
+		return nil, err
+	}
+	caller := &cloud.Caller{}
+	look := func(v *store.View) error { return j.look(v, s, caller) }
+	err = s.opts.Store.Recent(ctx, staleness, look)
+	if err == nil && j.behind(s, caller) {
+		// This member may be behind the one that made the token, or the key, or bound the role.
+		err = s.viewAfterMiss(ctx, look)
+	}
+	if err != nil {
+		if _, ok := fault.From(err); ok {
+			return nil, err
+		}
+		return nil, fmt.Errorf("judge a token: %w", err)
+	}
+	if err := j.verdict(s, caller, s.now()); err != nil {
+		return nil, err
+	}
+	return caller, nil
+}
+
+// judgement is what is known of a token.
+type judgement struct {
+	sum    [32]byte
+	parsed *token.Parsed
+	kid    string
+	// claims is nil until the signature was found good.
+	claims *token.Claims
+	key    *keyring.Key
+	user   *principal.User
+	denied bool
+}
+
+// judged begins with the form, or with what was found of the same text before.
+func (s *Service) judged(text string) (*judgement, error) {
+	j := &judgement{sum: sha256.Sum256([]byte(text))}
+	if known := s.checked.find(j.sum); known != nil {
+		j.kid, j.claims = known.kid, known.claims
+		return j, nil
+	}
+	parsed, err := token.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	j.parsed, j.kid = parsed, parsed.KeyID
+	return j, nil
+}
+
+// look reads all that a token is judged by in one moment: the key, the holder, the scope, whether it is denied. What it
+// cannot find it leaves out.
+func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error {
+	var public ed25519.PublicKey
+	switch j.kid {
+	case hostKeyID:
+		public = s.hostKey.Public().(ed25519.PublicKey)
+	case unprovenKeyID:
+		public = s.unprovenKey.Public().(ed25519.PublicKey)
+	default:
+		ring, err := keyring.Load(v)
+		if err != nil {
+			return err
+		}
+		j.key = nil
+		if ring != nil {
+			if j.key = ring.Find(j.kid); j.key != nil {
+				public = j.key.Public
+			}
+		}
+	}
+	if public == nil {
+		return nil
+	}
+	if j.claims == nil {
+		claims, err := j.parsed.Verify(public, s.opts.Key.Cluster())
+		if err != nil {
+			return err
+		}
+		// ProofHostKey is valid only with the host key, and ProofNone only with the unproven key; these keys sign no
+		// other proof.
+		if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
+			return token.NotValid()
+		}
+		j.claims = claims
+		s.checked.keep(j.sum, j.kid, claims)
+	}
+	c := j.claims
+	*caller = cloud.Caller{User: cloud.UserID(c.Subject), Proof: c.Proof, TokenID: c.ID, Expires: c.Expiry.Time().UnixMilli()}
+	caller.Scope, _ = c.Tenant()
+	if c.Proof == cloud.ProofNone {
+		return nil
+	}
+	var err error
+	if j.user, err = principal.Users.Get(v, c.Subject); err != nil {
+		return err
+	}
+	if j.user != nil {
+		if caller.Bindings, err = alive(v, j.user.Bindings); err != nil {
+			return err
+		}
+		caller.Defaults = j.user.Defaults
+	}
+	if j.denied, err = denials.Has(v, c.ID); err != nil || caller.Scope.Project == "" {
+		return err
+	}
+	caller.Scope, err = located(v, caller.Scope, caller.Bindings, c)
+	return err
+}
+
+// located returns the scope of a token with the org of its project. The org is empty, which package auth refuses
+// without revealing whether the project exists, if the project does not exist, is not in the org that the token names,
+// or the holder has no role in it, and if the claims were issued for an earlier incarnation of the project. claims is
+// nil for a token that is being issued.
+func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *token.Claims) (cloud.Tenant, error) {
+	if t.Project == "" {
+		return t, nil
+	}
+	p, err := tenant.Find(r, t.Project)
+	if err != nil {
+		return t, err
+	}
+	holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
+	if p != nil && (claims == nil || actsIn(claims, p)) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
+		return cloud.Tenant{Org: p.Org, Project: t.Project}, nil
+	}
+	return cloud.Tenant{Project: t.Project}, nil
+}
+
+// OrgOf implements auth.Projects: it returns the org of a project, or "" if the project does not exist.
+func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgID, err error) {
+	ctx, cancel := context.WithTimeout(ctx, verifyTime)
+	defer cancel()
+	look := func(v *store.View) (err error) {
+		org, err = tenant.OrgOf(v, id)
+		return err
+	}
+	// This member's replica may lag behind: retry with recent data.
+	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
+		err = s.viewAfterMiss(ctx, look)
+	}
+	return org, err
+}
+
+// alive returns the bindings whose org and project exist. Those in an earlier incarnation of the project do not count.
+func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err error) {
+	for _, b := range all {
+		if b.Org != "" {
+			if o, err := tenant.FindOrg(v, b.Org); err != nil {
+				return nil, err
+			} else if o == nil {
+				continue
+			}
+		}
+		if b.Project != "" {
+			if p, err := tenant.Find(v, b.Project); err != nil {
+				return nil, err
+			} else if p == nil || p.Incarnation != b.Incarnation {
+				continue
+			}
+		}
+		bindings = append(bindings, b)
+	}
+	return bindings, nil
+}
+
+// keyKnown reports whether the token's key ID is that of a signing key or of one of the two keys derived from the
+// cluster key.
+func (j *judgement) keyKnown() bool {
+	return j.key != nil || j.kid == hostKeyID || j.kid == unprovenKeyID
+}
+
+// behind reports whether newer records might say better of the token.
+func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
+	if !j.keyKnown() {
+		return keyring.Possible(j.kid) && s.unknown.Allow()
+	}
+	if j.claims.Proof == cloud.ProofNone {
+		return false
+	}
+	fresh := s.opts.Store.Now()-j.claims.At < justIssued
+	return j.user == nil || j.user.Epoch < j.claims.Epoch || fresh && len(j.user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
+}
+
+// verdict says whether the token is good now, by what was read.
+func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) error {
+	if !j.keyKnown() {
+		return token.NotValid()
+	}
+	c := j.claims
+	if err := c.Current(now); err != nil {
+		return err
+	}
+	if c.Proof == cloud.ProofNone {
+		if s.opts.Dev {
+			caller.Proof = cloud.ProofDev
+			caller.Bindings = []cloud.Binding{
+				{Role: cloud.ProjectAdmin, Org: tenant.Default.Org, Project: tenant.Default.Project}, {Role: cloud.BillingAdmin},
+			}
+		}
+		return nil
+	}
+	u := j.user
+	switch {
+	case u == nil && c.Proof == cloud.ProofHostKey:
+		return settingUp() // the administrator is never deleted
+	case u == nil, j.denied && !mutant.On(mutant.IgnoreRevocation), u.Disabled, u.Expired(now.UnixMilli()), (c.Kind == token.ServiceAccount) != (u.Account != nil),
+		c.Proof == cloud.ProofHostKey && c.At < u.Since, c.Proof != cloud.ProofHostKey && c.Epoch != u.Epoch:
+		return token.Ended()
+	}
+	return nil
+}
+
+// checked remembers tokens whose signature was found good, so that it need not be checked at each call. All else is
+// judged anew. It has two halves of bounded size; when the newer is full it takes the older one's place.
+type checked struct {
+	mu         sync.Mutex
+	newer, old map[[32]byte]*signed
+}
+
+type signed struct {
+	kid    string
+	claims *token.Claims
+}
+
+// maxChecked is the size of a half.
+const maxChecked = 4096
+
+func (c *checked) find(sum [32]byte) *signed {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if found := c.newer[sum]; found != nil {
+		return found
+	}
+	found := c.old[sum]
+	if found != nil {
+		c.put(sum, found)
+	}
+	return found
+}
+
+func (c *checked) keep(sum [32]byte, kid string, claims *token.Claims) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.put(sum, &signed{kid, claims})
+}
+
+func (c *checked) put(sum [32]byte, s *signed) {
+	if c.newer == nil || len(c.newer) >= maxChecked {
+		c.old, c.newer = c.newer, make(map[[32]byte]*signed, maxChecked/4)
+	}
+	c.newer[sum] = s
+}

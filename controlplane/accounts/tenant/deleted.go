@@ -1,0 +1,155 @@
+package tenant
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const (
+	// ReserveFor is how long (milliseconds) the ID of a deleted project is reserved for the org that had it: long enough to
+	// notice a mistaken deletion, and short enough that nobody blocks another org's name for good. It is longer than
+	// the lifetime of any token.
+	ReserveFor = 30 * 24 * 3600_000
+	// MaxReserved bounds the IDs reserved for an org: the most recently deleted ones.
+	MaxReserved = 100
+)
+
+// deleted is an index of the reserved IDs, in order of deletion: project-deleted/<org>/<when>/<project>.
+var deleted = store.NewTable[struct{}]("project-deleted")
+
+func (p *Project) row() []string {
+	return []string{string(p.Org), fmt.Sprintf("%016x", max(p.DeletedAt, 0)), string(p.ID)}
+}
+
+// reserve marks a project as deleted and keeps its ID for its org. If the org then has more than MaxReserved, the ID
+// that was reserved first becomes free.
+func reserve(tx *store.Tx, p *Project) error {
+	p.DeletedAt = max(tx.Now(), cloud.Time(p.Incarnation))
+	Projects.Put(tx, p, string(p.ID))
+	deleted.Put(tx, &struct{}{}, p.row()...)
+	rows, _, err := deleted.List(tx, 0, string(p.Org))
+	if err != nil {
+		return err
+	}
+	for _, r := range rows[:max(0, len(rows)-MaxReserved)] {
+		old, err := Projects.Get(tx, r.Path[2])
+		if err != nil {
+			return err
+		}
+		// The incarnation of the next project of this ID is the time of its creation, which has to be later.
+		if old != nil && old.DeletedAt >= tx.Now() {
+			break
+		}
+		if err := release(tx, r.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release makes a reserved ID free.
+func release(tx *store.Tx, row []string) error {
+	p, err := Projects.Get(tx, row[2])
+	if err != nil {
+		return err
+	}
+	if p != nil && p.DeletedAt != 0 && slices.Equal(p.row(), row) {
+		Projects.Delete(tx, row[2])
+	}
+	deleted.Delete(tx, row...)
+	return nil
+}
+
+// claim returns the incarnation for a new project, or AlreadyExists if the ID is taken. The error does not reveal
+// whether another org has or had the ID, or which org.
+func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
+	p, err := Projects.Get(tx, string(t.Project))
+	if err != nil {
+		return 0, err
+	}
+	now := cloud.Incarnation(tx.Now())
+	if p == nil {
+		return now, store.ForgetPlace(tx, store.InProject(t.Project))
+	}
+	if p.Org == t.Org && p.DeletedAt == 0 {
+		return 0, fault.New(fault.AlreadyExists, "project %s exists", t.Project)
+	}
+	if p.Org != t.Org {
+		taken := p.DeletedAt == 0
+		if !taken && tx.Now()-p.DeletedAt < ReserveFor {
+			o, err := FindOrg(tx, p.Org)
+			if err != nil {
+				return 0, err
+			}
+			taken = o != nil
+		}
+		if taken {
+			return 0, fault.New(fault.AlreadyExists,
+				"the project ID %s is taken: IDs are unique in the cloud, and that of a deleted project stays reserved for its org for a time; choose another",
+				t.Project)
+		}
+	}
+	deleted.Delete(tx, p.row()...)
+	return max(now, p.Incarnation+1, cloud.Incarnation(p.DeletedAt)+1), store.ForgetPlace(tx, store.InProject(t.Project))
+}
+
+// pruneAtOnce bounds the IDs that a transaction of PruneDeleted makes free.
+const pruneAtOnce = 500
+
+// PruneDeleted makes the IDs free whose reservation is over, and those past MaxReserved that a version without
+// reservations left. It is a leader's task.
+func PruneDeleted(ctx context.Context, s *store.Store) error {
+	for more := true; more; {
+		if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {
+			more, err = prune(tx)
+			return err
+		}); err != nil {
+			return fmt.Errorf("free the IDs of deleted projects: %w", err)
+		}
+	}
+	return nil
+}
+
+// prune is one transaction of PruneDeleted and reports whether there is more to do.
+func prune(tx *store.Tx) (more bool, err error) {
+	// Which of the oldest IDs become free stays right when the records have changed meanwhile; release reads each again.
+	all, _, err := Projects.List(tx.Unguarded(), 0)
+	if err != nil {
+		return false, err
+	}
+	reserved := map[cloud.OrgID][]*Project{}
+	for _, r := range all {
+		if p := r.Value; p.DeletedAt != 0 {
+			reserved[p.Org] = append(reserved[p.Org], p)
+		}
+	}
+	done := 0
+	for _, list := range reserved {
+		slices.SortFunc(list, func(a, b *Project) int { return cmp.Compare(b.DeletedAt, a.DeletedAt) })
+		for i, p := range list {
+			if done == pruneAtOnce {
+				return true, nil
+			}
+			if i >= MaxReserved && p.DeletedAt < tx.Now() || tx.Now()-p.DeletedAt >= ReserveFor {
+				done++
+				if err := release(tx, p.row()); err != nil {
+					return false, err
+				}
+				continue
+			}
+			if has, err := deleted.Has(tx.Unguarded(), p.row()...); err != nil {
+				return false, err
+			} else if !has {
+				done++
+				deleted.Put(tx, &struct{}{}, p.row()...)
+			}
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,124 @@
+package tenant_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// ticking is a world whose clock the test moves, with the org evil beside acme.
+func ticking(t *testing.T) (*world, *time.Time) {
+	at := time.UnixMilli(1_800_000_000_000)
+	w := &world{t, storetest.Memory(t, func() time.Time { return at })}
+	require.NoError(t, w.do(func(tx *store.Tx) error {
+		for _, id := range []cloud.OrgID{web.Org, "evil"} {
+			if _, err := tenant.CreateOrg(tx, id, ""); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	return w, &at
+}
+
+func (w *world) records() (n int) {
+	require.NoError(w.t, w.s.View(w.t.Context(), func(v *store.View) error {
+		all, _, err := tenant.Projects.List(v, 0)
+		n = len(all)
+		return err
+	}))
+	return n
+}
+
+// The org of a deleted project may use its ID again, for a project that is another incarnation, even in the same
+// millisecond.
+func TestADeletedIDIsUsedAgainByItsOrg(t *testing.T) {
+	w, _ := ticking(t)
+	var last cloud.Incarnation
+	for range 3 {
+		p, err := w.create(web.Org, web.Project)
+		require.NoError(t, err)
+		require.Greater(t, p.Incarnation, last)
+		last = p.Incarnation
+		_, err = w.create(web.Org, web.Project)
+		require.EqualError(t, err, "project web exists")
+		require.NoError(t, w.remove(web.Project))
+	}
+	require.Equal(t, 1, w.records())
+}
+
+// An ID of another org's project is taken while the project exists, and for a time after that, but not for ever. Both
+// refusals are the same, and name no org.
+func TestADeletedIDIsReservedForATime(t *testing.T) {
+	w, at := ticking(t)
+	first, err := w.create("evil", "acme-production")
+	require.NoError(t, err)
+	_, exists := w.create(web.Org, "acme-production")
+	require.True(t, fault.Is(exists, fault.AlreadyExists), "%v", exists)
+	require.NotContains(t, exists.Error(), "evil")
+	require.NoError(t, w.remove("acme-production"))
+	*at = at.Add(tenant.ReserveFor*time.Millisecond - time.Millisecond)
+	_, reserved := w.create(web.Org, "acme-production")
+	require.Equal(t, exists.Error(), reserved.Error())
+	*at = at.Add(time.Millisecond)
+	p, err := w.create(web.Org, "acme-production")
+	require.NoError(t, err)
+	require.Equal(t, web.Org, p.Org)
+	require.Greater(t, p.Incarnation, first.Incarnation)
+	require.NoError(t, tenant.PruneDeleted(t.Context(), w.s))
+	_, err = w.create("evil", "acme-production")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+}
+
+// Only so many IDs are reserved for an org, so that creating and deleting projects does not fill the records.
+func TestReservedIDsAreLimited(t *testing.T) {
+	w, at := ticking(t)
+	for i := range tenant.MaxReserved + 20 {
+		id := cloud.ProjectID(fmt.Sprintf("p%d", i))
+		_, err := w.create("evil", id)
+		require.NoError(t, err)
+		*at = at.Add(time.Millisecond)
+		require.NoError(t, w.remove(id))
+	}
+	require.Equal(t, tenant.MaxReserved, w.records())
+	_, err := w.create(web.Org, "p0")
+	require.NoError(t, err, "the oldest reserved IDs can be used again")
+	_, err = w.create(web.Org, "p119")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+
+	require.NoError(t, w.do(func(tx *store.Tx) error { return tenant.DeleteOrg(tx, "evil") }))
+	_, err = w.create(web.Org, "p119")
+	require.NoError(t, err, "nothing is reserved for an org that is deleted")
+	*at = at.Add(tenant.ReserveFor * time.Millisecond)
+	require.NoError(t, tenant.PruneDeleted(t.Context(), w.s))
+	require.Equal(t, 2, w.records())
+}
+
+// What a version without reservations left is brought below the limits.
+func TestPruneOldRecords(t *testing.T) {
+	w, at := ticking(t)
+	const many = 1300
+	require.NoError(t, w.do(func(tx *store.Tx) error {
+		for i := range many {
+			id := fmt.Sprintf("p%d", i)
+			tenant.Projects.Put(tx, &tenant.Project{ID: cloud.ProjectID(id), Org: "evil", DeletedAt: at.UnixMilli() - many + int64(i)}, id)
+		}
+		return nil
+	}))
+	require.NoError(t, tenant.PruneDeleted(t.Context(), w.s))
+	require.Equal(t, tenant.MaxReserved, w.records())
+	_, err := w.create(web.Org, "p1299")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+	_, err = w.create("evil", "new")
+	require.NoError(t, err)
+	require.NoError(t, w.remove("new"))
+	require.Equal(t, tenant.MaxReserved, w.records(), "the oldest reservation is removed for a new one")
+}

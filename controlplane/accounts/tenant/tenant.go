@@ -1,0 +1,249 @@
+// Package tenant keeps the orgs and projects that everything else belongs to, what a project may have at most (its
+// quota), and what it has (its usage).
+//
+// It stands below the services: they ask in their own transactions whether a project is there and whether there is room
+// in its quota, so that what is made is counted in the same entry, or not made. It knows no VM, no image and no user.
+//
+// Decisions:
+//   - IDs of orgs and projects are unique in the cloud: the wire contract addresses wallets by the project ID alone. The ID
+//     of an org is never used again. The ID of a deleted project stays reserved for its org for a bounded time (ReserveFor,
+//     MaxReserved) and is free for every org after that.
+//   - A project that is created again under an ID is another incarnation. Bindings, tokens and wallets carry the
+//     incarnation of their project, so those of an earlier one do not match it.
+//   - An absent limit limits nothing, 0 allows none. A limit below what is there takes nothing away; only what would add
+//     to it is refused.
+//   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
+//     creating more projects. The number of an org's projects is always limited.
+//   - Usage is counted in records of its own, one a project and kind of thing, so that making an image and making a VM do
+//     not get in each other's way. Where there is none yet, it is counted from the things themselves. An org has such a
+//     record for a kind that its quota limits; where there is none yet, it is summed from those of the projects.
+//   - What is counted is what was asked for: a stopped VM keeps its room on its host, so it counts like a running one.
+//
+// Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
+// project-deleted/<org>/<when, 16 hexadecimal digits>/<id>.
+package tenant
+
+import (
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Default is there from the first boot.
+var Default = cloud.Tenant{Org: "default", Project: "default"}
+
+// Org is a customer, or a department: a set of projects.
+type Org struct {
+	ID        cloud.OrgID
+	Name      string
+	CreatedAt cloud.Time
+	// DeletedAt is 0 while it is there.
+	DeletedAt cloud.Time `cbor:",omitempty"`
+}
+
+// Project is what VMs, images, volumes and wallets belong to.
+type Project struct {
+	ID        cloud.ProjectID
+	Org       cloud.OrgID
+	Name      string
+	CreatedAt cloud.Time
+	// DeletedAt is 0 while it is there.
+	DeletedAt cloud.Time `cbor:",omitempty"`
+	// Incarnation distinguishes successive projects with this ID. It is the time of creation, later than that of each
+	// earlier project of the ID, or 0 for a project created before there were incarnations.
+	Incarnation cloud.Incarnation `cbor:",omitempty"`
+}
+
+var (
+	// Orgs and Projects are for reading and listing; what changes them is here. They have deleted ones too.
+	Orgs     = store.NewTable[Org]("org")
+	Projects = store.NewTable[Project]("project")
+)
+
+// maxName is the limit of a name for people, in bytes.
+const maxName = 256
+
+// CheckName returns InvalidArgument unless text can be the display name of an org, a project or a user: at most maxName
+// bytes of UTF-8 without characters that are invisible or change the direction of text. It may be empty.
+func CheckName(field, text string) error {
+	if len(text) > maxName || !printable(text) {
+		return fault.Invalid(field, "must be at most %d bytes of printable text, without control characters and invisible ones", maxName)
+	}
+	return nil
+}
+
+// NoOrg and NoProject say that there is none of an id.
+func NoOrg(id cloud.OrgID) *fault.Fault { return fault.New(fault.NotFound, "no org %s", id) }
+func NoProject(id cloud.ProjectID) *fault.Fault {
+	return fault.New(fault.NotFound, "no project %s", id)
+}
+
+// Find is a project that is there; nil for one that is not, or no longer.
+func Find(r store.Reader, id cloud.ProjectID) (*Project, error) {
+	p, err := Projects.Get(r, string(id))
+	if err != nil || p == nil || p.DeletedAt != 0 {
+		return nil, err
+	}
+	return p, nil
+}
+
+// FindOrg is an org that is there; nil for one that is not, or no longer.
+func FindOrg(r store.Reader, id cloud.OrgID) (*Org, error) {
+	o, err := Orgs.Get(r, string(id))
+	if err != nil || o == nil || o.DeletedAt != 0 {
+		return nil, err
+	}
+	return o, nil
+}
+
+// OrgOf is the org of a project; empty when there is no such project.
+func OrgOf(r store.Reader, id cloud.ProjectID) (cloud.OrgID, error) {
+	p, err := Find(r, id)
+	if err != nil || p == nil {
+		return "", err
+	}
+	return p.Org, nil
+}
+
+// CreateOrg makes an org. AlreadyExists when there is one of that id.
+func CreateOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
+	if err := cloud.CheckCallerID("id", string(id)); err != nil {
+		return nil, err
+	}
+	if err := CheckName("name", name); err != nil {
+		return nil, err
+	}
+	switch o, err := Orgs.Get(tx, string(id)); {
+	case err != nil:
+		return nil, err
+	case o != nil && o.DeletedAt != 0:
+		return nil, fault.New(fault.AlreadyExists, "org %s was deleted; ids of orgs are not used again", id)
+	case o != nil:
+		return nil, fault.New(fault.AlreadyExists, "org %s exists", id)
+	}
+	if name == "" {
+		name = string(id)
+	}
+	o := &Org{ID: id, Name: name, CreatedAt: tx.Now()}
+	Orgs.Put(tx, o, string(id))
+	orgUsages.Put(tx, &Amount{}, string(id), string(orgProjects))
+	return o, nil
+}
+
+// DeleteOrg removes an org that has no projects.
+func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
+	o, err := FindOrg(tx, id)
+	if err != nil {
+		return err
+	}
+	if o == nil {
+		return NoOrg(id)
+	}
+	if id == Default.Org {
+		return fault.New(fault.FailedPrecondition, "org %s stays: the cloud was made with it", id)
+	}
+	all, _, err := Projects.List(tx, 0)
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		if p.Value.Org == id && p.Value.DeletedAt == 0 {
+			return fault.New(fault.FailedPrecondition, "org %s has project %s: delete its projects first", id, p.Value.ID)
+		}
+	}
+	o.DeletedAt = tx.Now()
+	Orgs.Put(tx, o, string(id))
+	orgQuotas.Delete(tx, string(id))
+	for _, kind := range orgKinds {
+		orgUsages.Delete(tx, string(id), string(kind))
+	}
+	return nil
+}
+
+// CreateProject makes a project in an org that exists. AlreadyExists for an ID that a project has, or that is reserved for
+// another org; ResourceExhausted when the org has as many projects as it may have.
+func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project, error) {
+	if err := cloud.CheckCallerID("id", string(t.Project)); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("org_id", string(t.Org)); err != nil {
+		return nil, err
+	}
+	if err := CheckName("name", name); err != nil {
+		return nil, err
+	}
+	if err := q.checkProject(); err != nil {
+		return nil, err
+	}
+	if o, err := FindOrg(tx, t.Org); err != nil {
+		return nil, err
+	} else if o == nil {
+		return nil, NoOrg(t.Org)
+	}
+	incarnation, err := claim(tx, t)
+	if err != nil {
+		return nil, err
+	}
+	if err := takeOfOrg(tx, t.Org, orgProjects, Amount{Projects: 1}, Amount{}, nil); err != nil {
+		return nil, err
+	}
+	if name == "" {
+		name = string(t.Project)
+	}
+	p := &Project{ID: t.Project, Org: t.Org, Name: name, CreatedAt: tx.Now(), Incarnation: incarnation}
+	Projects.Put(tx, p, string(t.Project))
+	quotas.Put(tx, &q, string(t.Project))
+	for _, kind := range kinds {
+		usages.Put(tx, &Amount{}, string(t.Project), string(kind))
+	}
+	return p, nil
+}
+
+// DeleteProject marks a project as deleted and reserves its ID for its org. It refuses a project that uses anything of its
+// quota; what only other packages know of, they refuse before.
+func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
+	p, err := Find(tx, id)
+	if err != nil {
+		return err
+	}
+	if p == nil {
+		return NoProject(id)
+	}
+	if id == Default.Project {
+		return fault.New(fault.FailedPrecondition, "project %s stays: the cloud was made with it", id)
+	}
+	used, err := Used(tx, id)
+	if err != nil {
+		return err
+	}
+	if used != (Amount{}) {
+		return fault.New(fault.FailedPrecondition, "project %s still has %s: delete them first", id, used)
+	}
+	quotas.Delete(tx, string(id))
+	for _, kind := range kinds {
+		usages.Delete(tx, string(id), string(kind))
+	}
+	if err := giveToOrg(tx, p.Org, orgProjects, Amount{Projects: 1}); err != nil {
+		return err
+	}
+	return reserve(tx, p)
+}
+
+// Adopt makes records whole that were made when orgs and projects came to be with the first role in them.
+func Adopt(tx *store.Tx) error {
+	if done, err := Orgs.Has(tx, string(Default.Org)); done || err != nil {
+		return err
+	}
+	all, _, err := Projects.List(tx, 0)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		p := r.Value
+		p.ID = cloud.ProjectID(r.Path[0])
+		p.Name = string(p.ID)
+		Projects.Put(tx, p, string(p.ID))
+		Orgs.Put(tx, &Org{ID: p.Org, Name: string(p.Org), CreatedAt: tx.Now()}, string(p.Org))
+	}
+	return nil
+}

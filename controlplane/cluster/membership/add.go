@@ -1,0 +1,195 @@
+package membership
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Limits of what an entry says.
+const (
+	maxName       = 128
+	maxURL        = 512
+	maxClientURLs = 16
+	// peersPort and clientsPort are taken where an address names none.
+	peersPort   = "2380"
+	clientsPort = "50051"
+)
+
+// AddRequest asks for a member.
+type AddRequest struct {
+	// ID is chosen when 0.
+	ID uint64
+	// Name is node-<id> when blank.
+	Name string
+	// RaftAddr is host:port or a URL; http:// is put before what has no scheme.
+	RaftAddr string
+	// ClientURLs are http://<host of RaftAddr>:50051 when there are none.
+	ClientURLs []string
+	// Learner is one that is not promoted by itself.
+	Learner bool
+	// Open is a request without a credential.
+	Open bool `cbor:",omitempty"`
+}
+
+// Add makes an entry, which then waits for its process. Asked again with the same id and address, it is the entry that
+// is there. FailedPrecondition with a reason, or InvalidArgument.
+func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Member, err error) {
+	if err := q.complete(); err != nil {
+		return Member{}, nil, err
+	}
+	if added, err = s.add(ctx, q); err != nil {
+		return Member{}, nil, s.inTime(ctx, err)
+	}
+	all, err = s.List(ctx, false)
+	return added, all, s.inTime(ctx, err)
+}
+
+// complete checks a request and fills in what it leaves out. An id is chosen before it is sent to the leader, so that
+// sending it again adds nothing.
+func (q *AddRequest) complete() (err error) {
+	chosen := q.ID == 0
+	if chosen {
+		q.ID = newID()
+	}
+	if q.ID >= 1<<63 {
+		return fault.Invalid("node_id", "must be 1 to 2^63-1")
+	}
+	if q.RaftAddr, err = checkURL("raft_addr", q.RaftAddr); err != nil {
+		return err
+	}
+	q.Name = strings.TrimSpace(q.Name)
+	if q.Name == "" && !chosen {
+		q.Name = "node-" + path(q.ID)
+	}
+	if len(q.Name) > maxName || strings.ContainsFunc(q.Name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return fault.Invalid("name", "must be at most %d bytes without control characters", maxName)
+	}
+	if len(q.ClientURLs) == 0 {
+		host, _, err := net.SplitHostPort(HostPort(q.RaftAddr))
+		if err != nil {
+			return fault.Invalid("raft_addr", "is not an address")
+		}
+		q.ClientURLs = []string{"http://" + net.JoinHostPort(host, clientsPort)}
+	}
+	return checkClientURLs(&q.ClientURLs)
+}
+
+func checkClientURLs(urls *[]string) error {
+	if len(*urls) > maxClientURLs {
+		return fault.Invalid("client_url", "at most %d of them", maxClientURLs)
+	}
+	*urls = slices.Clone(*urls)
+	for i, u := range *urls {
+		checked, err := checkURL("client_url", u)
+		if err != nil {
+			return err
+		}
+		(*urls)[i] = checked
+	}
+	return nil
+}
+
+// checkURL is the URL that an address stands for.
+func checkURL(field, text string) (string, error) {
+	text = strings.TrimSpace(text)
+	if text == "" {
+		return "", fault.Invalid(field, "is required")
+	}
+	if !strings.Contains(text, "://") {
+		text = "http://" + text
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || len(text) > maxURL || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		return "", fault.Invalid(field, "must be host:port or a URL of at most %d bytes", maxURL)
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return "", fault.Invalid(field, "names port %s", port)
+		}
+	}
+	return text, nil
+}
+
+// HostPort is where a RaftAddr is reached.
+func HostPort(raftAddr string) string {
+	u, err := url.Parse(raftAddr)
+	if err != nil || u.Hostname() == "" {
+		return raftAddr
+	}
+	port := u.Port()
+	if port == "" {
+		port = peersPort
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// newID draws an id of 1 to 2^53-1.
+func newID() uint64 {
+	var b [8]byte
+	rand.Read(b[:])
+	return max(binary.BigEndian.Uint64(b[:])&MaxID, 1)
+}
+
+func (s *Service) doAdd(ctx context.Context, q AddRequest) (made Member, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		all, err := list(tx)
+		if err != nil {
+			return err
+		}
+		if m := find(all, q.ID); m != nil {
+			made = *m
+			switch {
+			case m.State == Leaving:
+				return fault.New(fault.FailedPrecondition, "member %d is being removed", q.ID).WithReason(ReasonBusy)
+			case HostPort(m.RaftAddr) != HostPort(q.RaftAddr):
+				return fault.New(fault.FailedPrecondition, "member %d is there, with the address %s", q.ID, m.RaftAddr).WithReason(ReasonExists)
+			}
+			return nil
+		}
+		if err := admit(tx, all, q); err != nil {
+			return err
+		}
+		made = Member{
+			ID: q.ID, Name: q.Name, RaftAddr: q.RaftAddr, ClientURLs: q.ClientURLs, Wanted: Voter, State: Waiting, Since: tx.Now(), Open: q.Open,
+		}
+		if q.Learner {
+			made.Wanted = Learner
+		}
+		Members.Put(tx, &made, path(q.ID))
+		return nil
+	})
+	return made, err
+}
+
+// admit says why a new entry cannot be made.
+func admit(tx *store.Tx, all []Member, q AddRequest) error {
+	gone, err := removed.Has(tx, path(q.ID))
+	if err != nil {
+		return err
+	}
+	if gone {
+		return fault.New(fault.FailedPrecondition, "member %d was removed: an id does not come back, choose another", q.ID).WithReason(ReasonRemoved)
+	}
+	waiting := 0
+	for _, m := range all {
+		if HostPort(m.RaftAddr) == HostPort(q.RaftAddr) {
+			return fault.New(fault.FailedPrecondition, "the address %s belongs to member %d", m.RaftAddr, m.ID).WithReason(ReasonAddressTaken)
+		}
+		if !m.Proven() && !m.Kept && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
+			waiting++
+		}
+	}
+	if waiting >= MaxWaiting {
+		return fault.New(fault.FailedPrecondition, "%d members that were added have not been started yet: start or remove one", waiting).WithReason(ReasonTooMany)
+	}
+	return nil
+}

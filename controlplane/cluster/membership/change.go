@@ -1,0 +1,389 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// patience is how long a caller who set no deadline waits for a change to be carried out.
+const patience = 30 * time.Second
+
+// Promote makes a learner that has caught up a voter, and returns when it is one. It returns FailedPrecondition with
+// ReasonNotFound, ReasonNotLearner, ReasonNotReady or ReasonQuorum.
+func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
+	m, err := s.before(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if m.State == Voting {
+		return nil, fault.New(fault.FailedPrecondition, "member %d is already a voter", id).WithReason(ReasonNotLearner)
+	}
+	if _, err := s.promote(ctx, id); err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
+}
+
+// before returns a member as it is before it is changed. The member that received a call checks here what a repeated
+// change would refuse. The leader cannot check that: a command is sent to the leader again if an earlier leader was
+// lost after it had made the change and before it answered.
+func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
+	all, err := s.List(ctx, false)
+	if err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	if m := find(all, id); m != nil {
+		return m, nil
+	}
+	return nil, notFound(id)
+}
+
+func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
+	all, err := s.List(ctx, false)
+	if err != nil {
+		return struct{}{}, err
+	}
+	switch m := find(all, id); {
+	case m == nil:
+		return struct{}{}, notFound(id)
+	case m.State == Voting:
+		return struct{}{}, nil
+	case m.State != Learning:
+		return struct{}{}, fault.New(fault.FailedPrecondition, "member %d has not joined yet", id).WithReason(ReasonNotReady)
+	}
+	if err := s.mayVote(ctx, find(all, id)); err != nil {
+		return struct{}{}, err
+	}
+	err = s.rewrite(ctx, id, func(m *Member) error { m.Wanted = Voter; return nil })
+	s.hurry()
+	return struct{}{}, err
+}
+
+// mayVote returns an error unless every raft group would make the learner a voter, and the learner shows its own
+// certificate at its address, which a caller without a credential may have set.
+func (s *Service) mayVote(ctx context.Context, m *Member) error {
+	if err := s.judge(ctx, consensus.Change{Kind: consensus.Promote, Member: m.ID}, false); err != nil {
+		return err
+	}
+	return s.verify(ctx, m.ID, m.RaftAddr)
+}
+
+type removeAsk struct {
+	ID             uint64
+	Force, Replace bool
+	// Open is set if the caller showed no credential.
+	Open bool `cbor:",omitempty"`
+}
+
+// trio is the least number of voters that must remain after a removal without a credential. A cluster of two voters
+// stops when it loses one.
+const trio = 3
+
+// Remove removes a member from all raft groups. It returns when the first group, kv, has removed it; it does not wait
+// for the others, because a member that removes itself cannot follow them. The result does not list the removed member.
+// Its ID is not used again, unless no process had joined with it. With force it removes a member even if one voter
+// remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or ReasonLastVoter.
+func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, error) {
+	if _, err := s.before(ctx, id); err != nil {
+		return nil, err
+	}
+	if _, err := s.remove(ctx, removeAsk{ID: id, Force: force}); err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	return s.awaitGone(ctx, id)
+}
+
+// RemoveOpen is Remove for a caller without a credential. It also returns ReasonLastVoter if fewer than three voters
+// would remain, and ReasonOperator if an operator added the member, and its process has not joined yet.
+func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
+	if _, err := s.before(ctx, id); err != nil {
+		return nil, err
+	}
+	if _, err := s.remove(ctx, removeAsk{ID: id, Open: true}); err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	return s.awaitGone(ctx, id)
+}
+
+// checkOpen refuses a removal without a credential if RemoveOpen does not allow it. It reads within the transaction
+// that marks the member as leaving, so that of two concurrent removals one sees the other.
+func checkOpen(tx *store.Tx, m *Member) error {
+	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
+		return fault.New(fault.FailedPrecondition, "an operator added member %d: only a caller with a credential can remove it, for example with trivet cluster remove %d",
+			m.ID, m.ID).WithReason(ReasonOperator)
+	}
+	if !m.Votes() {
+		return nil
+	}
+	all, err := list(tx)
+	if err != nil {
+		return err
+	}
+	left := 0
+	for i := range all {
+		if all[i].ID != m.ID && all[i].Votes() {
+			left++
+		}
+	}
+	if left < trio {
+		return fault.New(fault.FailedPrecondition, "the cluster would have %d voters, and with fewer than %d it stops when it loses one more: "+
+			"only a caller with a credential can remove this member, for example with trivet cluster remove %d", left, trio, m.ID).WithReason(ReasonLastVoter)
+	}
+	return nil
+}
+
+// Replace replaces a member whose data directory is lost. The old member is removed from all raft groups, and its entry
+// then waits for a process with an empty directory. force and the errors are those of Remove.
+func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member, error) {
+	if _, err := s.remove(ctx, removeAsk{ID: id, Force: force, Replace: true}); err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State != Leaving })
+}
+
+func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
+	all, err := s.List(ctx, false)
+	if err != nil {
+		return struct{}{}, err
+	}
+	m := find(all, q.ID)
+	switch {
+	case m == nil && q.Replace:
+		return struct{}{}, notFound(q.ID)
+	case m == nil:
+		return struct{}{}, nil
+	case m.State == Waiting && q.Replace:
+		return struct{}{}, nil
+	case m.State != Waiting && m.State != Leaving:
+		if err := s.judge(ctx, consensus.Change{Kind: consensus.Remove, Member: q.ID}, q.Force); err != nil {
+			return struct{}{}, err
+		}
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		m, err := Members.Get(tx, path(q.ID))
+		if err != nil || m == nil {
+			return err
+		}
+		if q.Open {
+			if err := checkOpen(tx, m); err != nil {
+				return err
+			}
+		}
+		if m.State == Waiting && !q.Replace {
+			Members.Delete(tx, path(q.ID)) // no process has joined with this ID, so it can be used again
+			return nil
+		}
+		if m.State != Leaving {
+			m.State, m.Replace = Leaving, q.Replace
+		}
+		m.Force = m.Force || q.Force
+		Members.Put(tx, m, path(q.ID))
+		return nil
+	})
+	s.hurry()
+	return struct{}{}, err
+}
+
+// UpdateRequest changes the addresses of a member. An empty field leaves the address as it is.
+type UpdateRequest struct {
+	ID         uint64
+	RaftAddr   string
+	ClientURLs []string
+}
+
+// Update changes a member's addresses. A new raft address of a member that has joined is recorded only after the leader
+// has dialled it and the member has presented its own certificate there. Update returns FailedPrecondition with
+// ReasonNotFound, ReasonAddressTaken or ReasonUnverified.
+func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error) {
+	var err error
+	if q.RaftAddr != "" {
+		if q.RaftAddr, err = checkURL("raft_addr", q.RaftAddr); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkClientURLs(&q.ClientURLs); err != nil {
+		return nil, err
+	}
+	if _, err := s.update(ctx, q); err != nil {
+		return nil, s.inTime(ctx, err)
+	}
+	all, err := s.List(ctx, false)
+	return all, s.inTime(ctx, err)
+}
+
+func (s *Service) doUpdate(ctx context.Context, q UpdateRequest) (struct{}, error) {
+	all, err := s.List(ctx, false)
+	if err != nil {
+		return struct{}{}, err
+	}
+	m, err := q.of(all)
+	if err != nil {
+		return struct{}{}, err
+	}
+	verified := q.moves(m)
+	if verified {
+		if err := s.verify(ctx, q.ID, q.RaftAddr); err != nil {
+			return struct{}{}, err
+		}
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		all, err := list(tx)
+		if err != nil {
+			return err
+		}
+		m, err := q.of(all)
+		if err != nil {
+			return err
+		}
+		if q.moves(m) && !verified {
+			return fault.New(fault.FailedPrecondition, "member %d joined while its address was being changed: try again", q.ID).WithReason(ReasonBusy).MayRetry()
+		}
+		if q.RaftAddr != "" {
+			m.RaftAddr = q.RaftAddr
+		}
+		if len(q.ClientURLs) > 0 {
+			m.ClientURLs = q.ClientURLs
+		}
+		Members.Put(tx, m, path(q.ID))
+		return nil
+	})
+	return struct{}{}, err
+}
+
+// of returns the member that the request changes. It returns ReasonNotFound, or ReasonAddressTaken if another member
+// has the raft address.
+func (q *UpdateRequest) of(all []Member) (*Member, error) {
+	m := find(all, q.ID)
+	if m == nil {
+		return nil, notFound(q.ID)
+	}
+	for _, other := range all {
+		if q.RaftAddr != "" && other.ID != q.ID && HostPort(other.RaftAddr) == HostPort(q.RaftAddr) {
+			return nil, fault.New(fault.FailedPrecondition, "the address %s belongs to member %d", other.RaftAddr, other.ID).WithReason(ReasonAddressTaken)
+		}
+	}
+	return m, nil
+}
+
+// moves reports whether the request changes the raft address of a member that has joined.
+func (q *UpdateRequest) moves(m *Member) bool {
+	return q.RaftAddr != "" && m.Proven() && HostPort(m.RaftAddr) != HostPort(q.RaftAddr)
+}
+
+// verifyTime is the deadline for a member to present its certificate at an address.
+const verifyTime = 5 * time.Second
+
+// verify connects to a raft address and returns an error unless the member with this ID shows its certificate there.
+func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error {
+	if s.opts.Peers == nil {
+		return fault.New(fault.FailedPrecondition, "this member does not connect to other members, so it cannot check the address %s", raftAddr).
+			WithReason(ReasonUnverified)
+	}
+	limited, cancel := context.WithTimeout(ctx, verifyTime)
+	defer cancel()
+	err := s.opts.Peers.Verify(limited, HostPort(raftAddr), id)
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fault.New(fault.FailedPrecondition, "member %d did not show its certificate at %s: %v. Start it there first", id, raftAddr, err).
+		WithReason(ReasonUnverified).Because(err)
+}
+
+// rewrite changes a member's record. It returns FailedPrecondition with ReasonNotFound if there is none.
+func (s *Service) rewrite(ctx context.Context, id uint64, change func(*Member) error) error {
+	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		m, err := Members.Get(tx, path(id))
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			return notFound(id)
+		}
+		if err := change(m); err != nil {
+			return err
+		}
+		Members.Put(tx, m, path(id))
+		return nil
+	})
+	return err
+}
+
+// await waits until done returns true for the list of members, and returns the list.
+func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Member, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		var from int64
+		err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
+			from = v.Revision() + 1
+			all, err = list(v)
+			return err
+		})
+		if err != nil {
+			return nil, s.inTime(ctx, err)
+		}
+		if done(all) {
+			return all, nil
+		}
+		w := Members.Watch(s.opts.Store, from)
+		_, _, err = w.Next(ctx)
+		w.Close()
+		if err != nil && !fault.Is(err, fault.OutOfRange) {
+			return nil, s.inTime(ctx, err)
+		}
+	}
+}
+
+// gonePause is the time between two questions to the leader of the first raft group whether it has removed a member.
+const gonePause = 50 * time.Millisecond
+
+// awaitGone waits until the first raft group has removed a member, and returns the other members.
+func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		all, err := s.List(ctx, true)
+		if err != nil {
+			return nil, err
+		}
+		others := slices.DeleteFunc(slices.Clone(all), func(m Member) bool { return m.ID == id })
+		if len(others) == len(all) || len(s.opts.Groups) == 0 {
+			return others, nil
+		}
+		var removed *consensus.RemovedError
+		if _, err := s.opts.Consensus.Status(ctx); id == s.opts.Self && errors.As(err, &removed) {
+			return others, nil
+		}
+		g, err := s.Look(ctx, s.opts.Groups[0].ID)
+		if err == nil && g.Role == leaderRole && !slices.Contains(slices.Concat(g.Voters, g.Learners, g.Outgoing), id) {
+			return others, nil
+		}
+		select {
+		case <-time.After(gonePause):
+		case <-ctx.Done():
+			return nil, s.inTime(ctx, ctx.Err())
+		}
+	}
+}
+
+// inTime returns DeadlineExceeded if err, or the end of ctx, is a deadline that has passed, and err otherwise.
+func (s *Service) inTime(ctx context.Context, err error) error {
+	if err != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
+		return fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out").Because(err).MayRetry()
+	}
+	return err
+}
+
+// hurry makes Settle run at once if this member is the leader.
+func (s *Service) hurry() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}

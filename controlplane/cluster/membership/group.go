@@ -1,0 +1,208 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// groupCommand is what is asked of the leader of a group, whichever member that is.
+const groupCommand = "member.group"
+
+// leaderRole is consensus's name of a leader.
+const leaderRole = "Leader"
+
+// act is one thing that only the leader of a group can do.
+type act struct {
+	Group   uint64
+	Changes []consensus.Change
+	// Judge only says whether the changes would be refused.
+	Judge bool
+	Force bool
+	// Transfer, when set, is who shall lead instead; other fields do not count.
+	Transfer uint64
+	// Look only asks how the group is doing.
+	Look bool
+}
+
+// onGroup does something on the leader of a group. All of it may be done twice, so a leader that is lost is followed
+// by an attempt on the next.
+func (s *Service) onGroup(ctx context.Context, a act) error {
+	g, err := s.group(a.Group)
+	if err != nil {
+		return err
+	}
+	return leader.Route(ctx, g.Leadership, s.opts.Self, true, func(ctx context.Context, leaderID uint64) error {
+		if leaderID == s.opts.Self {
+			return s.onOwn(ctx, a)
+		}
+		_, err := s.ask(ctx, leaderID, a)
+		return err
+	})
+}
+
+// Look is how a group is doing, as its leader sees it; while there is none, as this member does.
+func (s *Service) Look(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
+	g, err := s.group(group)
+	if err != nil {
+		return out, err
+	}
+	leaderID, _ := g.Leadership.Leader()
+	if leaderID == 0 || leaderID == s.opts.Self {
+		return s.ownStatus(ctx, group)
+	}
+	answer, err := s.ask(ctx, leaderID, act{Group: group, Look: true})
+	if err != nil {
+		return out, err
+	}
+	return out, cbor.Unmarshal(answer, &out)
+}
+
+func (s *Service) group(id uint64) (Group, error) {
+	if i := slices.IndexFunc(s.opts.Groups, func(g Group) bool { return g.ID == id }); i >= 0 {
+		return s.opts.Groups[i], nil
+	}
+	return Group{}, consensus.ErrNoGroup
+}
+
+// ask has another member do something on a group that it leads.
+func (s *Service) ask(ctx context.Context, leaderID uint64, a act) ([]byte, error) {
+	if s.opts.Peers == nil {
+		return nil, fmt.Errorf("member %d: %w", leaderID, leader.ErrNotSent)
+	}
+	body, err := cbor.Marshal(a)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", groupCommand, err)
+	}
+	return s.opts.Peers.Direct(ctx, leaderID, groupCommand, body)
+}
+
+func (s *Service) ownStatus(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
+	status, err := s.opts.Consensus.Status(ctx)
+	if err != nil {
+		return out, err
+	}
+	for _, g := range status.Groups {
+		if g.ID == group {
+			return g, nil
+		}
+	}
+	return out, consensus.ErrNoGroup
+}
+
+// serveGroup does what another member asks of the group that this one leads.
+func (s *Service) serveGroup(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
+	var a act
+	if err := cbor.Unmarshal(body, &a); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", groupCommand, err)
+	}
+	if a.Look {
+		status, err := s.ownStatus(ctx, a.Group)
+		if err != nil {
+			return nil, err
+		}
+		return cbor.Marshal(status)
+	}
+	return nil, s.onOwn(ctx, a)
+}
+
+func (s *Service) onOwn(ctx context.Context, a act) error {
+	var err error
+	switch {
+	case a.Transfer != 0:
+		err = s.opts.Consensus.TransferLeader(ctx, a.Group, a.Transfer)
+	case a.Judge:
+		err = s.opts.Consensus.JudgeMembers(ctx, a.Group, a.Changes, a.Force)
+	default:
+		err = s.opts.Consensus.ChangeMembers(ctx, a.Group, a.Changes, a.Force)
+	}
+	return explain(err)
+}
+
+// reasons says consensus's refusals to callers.
+var reasons = map[consensus.MembersReason]string{
+	consensus.ReasonUnknown:     ReasonNotFound,
+	consensus.ReasonOtherBirth:  ReasonExists,
+	consensus.ReasonNotCaughtUp: ReasonNotReady,
+	consensus.ReasonNoQuorum:    ReasonQuorum,
+	consensus.ReasonLastVoter:   ReasonLastVoter,
+	consensus.ReasonPending:     ReasonBusy,
+}
+
+func explain(err error) error {
+	var refused *consensus.MembersError
+	var notLeader *consensus.NotLeaderError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		f := fault.New(fault.FailedPrecondition, "%s", refused.Error()).WithReason(reasons[refused.Reason])
+		if refused.Reason == consensus.ReasonPending {
+			f = f.MayRetry()
+		}
+		return f
+	case errors.As(err, &notLeader):
+		return leader.ErrNotLeader
+	case errors.Is(err, consensus.ErrTransferFailed):
+		return fault.New(fault.FailedPrecondition, "%s", err.Error()).WithReason(ReasonTransfer)
+	case errors.Is(err, consensus.ErrUncertain):
+		return fault.New(fault.Unavailable, "the leader was lost before it answered; whether the change took effect is not known").
+			Because(err).MayRetry()
+	}
+	return err
+}
+
+// judge says whether every group would take the change.
+func (s *Service) judge(ctx context.Context, c consensus.Change, force bool) error {
+	for _, g := range s.opts.Groups {
+		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Judge: true, Force: force}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change carries a change out in every group, in their order. A group where it is done already stays as it is.
+func (s *Service) change(ctx context.Context, c consensus.Change, force bool) error {
+	for _, g := range s.opts.Groups {
+		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Force: force}); err != nil {
+			return fmt.Errorf("group %s: %w", g.Name, err)
+		}
+	}
+	return nil
+}
+
+// Transfer makes a member lead groups: all of them, or those that are given by id. FailedPrecondition: ReasonNotFound,
+// ReasonIsLearner, ReasonTransfer. It is no error if the member leads already.
+func (s *Service) Transfer(ctx context.Context, to uint64, groups ...uint64) error {
+	all, err := s.List(ctx, false)
+	if err != nil {
+		return s.inTime(ctx, err)
+	}
+	switch m := find(all, to); {
+	case m == nil:
+		return notFound(to)
+	case m.State == Leaving:
+		return fault.New(fault.FailedPrecondition, "member %d is being removed", to).WithReason(ReasonBusy)
+	case !m.Votes():
+		return fault.New(fault.FailedPrecondition, "member %d is a learner, which cannot lead", to).WithReason(ReasonIsLearner)
+	}
+	if len(groups) == 0 {
+		for _, g := range s.opts.Groups {
+			groups = append(groups, g.ID)
+		}
+	}
+	for _, g := range groups {
+		if err := s.onGroup(ctx, act{Group: g, Transfer: to}); err != nil {
+			return s.inTime(ctx, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+// Package operator serves operator.v1: what those who run the cloud ask of it, and the console log. It keeps nothing of
+// its own.
+package operator
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/diskspace"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Options of the service; all are required.
+type Options struct {
+	Version string
+	Cluster string
+	// Members keeps who they are.
+	Members  *membership.Service
+	Runner   *consensus.Runner
+	Commands *leader.Commands
+	// Groups names the raft groups and gives the revision of each.
+	Groups map[uint64]Group
+	// ElectionTicks without a word from a member make it unreachable.
+	ElectionTicks uint64
+	Nodes         *node.Service
+	Invites       *jointoken.Service
+	VMs           *vm.Service
+	// Disks returns the disk space of the members that have answered lately.
+	Disks func() map[uint64]diskspace.Space
+	// Backup writes an archive of all groups. The error of write is returned as it is.
+	Backup func(ctx context.Context, write func([]byte) error) error
+}
+
+// Group is a raft group as an operator knows it.
+type Group struct {
+	Name     string
+	Revision func() int64
+}
+
+// Register adds OperatorService.
+func Register(g grpc.ServiceRegistrar, opts Options) {
+	s := &server{opts: opts}
+	s.heardByLeader = leader.Handle(opts.Commands, "operator.heard", leader.Repeatable, s.heard)
+	operatorv1.RegisterOperatorServiceServer(g, s)
+}
+
+type server struct {
+	operatorv1.UnsafeOperatorServiceServer
+	opts Options
+
+	heardByLeader func(context.Context, struct{}) (map[uint64]bool, error)
+}
+
+// heard is which members this one has heard from lately. A follower hears from the leader only, the leader from all.
+func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error) {
+	status, err := s.opts.Runner.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[uint64]bool{status.ID: true}
+	for id, ticks := range status.Heard {
+		out[id] = ticks <= s.opts.ElectionTicks
+	}
+	return out, nil
+}
+
+// reachable is what the leader has heard, or without one what this member has.
+func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
+	ask, cancel := context.WithTimeout(ctx, askLeader)
+	defer cancel()
+	if heard, err := s.heardByLeader(ask, struct{}{}); err == nil {
+		return heard, nil
+	}
+	return s.heard(ctx, struct{}{})
+}
+
+// askLeader is how long the leader has to answer: a status must come also without one.
+const askLeader = time.Second
+
+const service = "/operator.v1.OperatorService/"
+
+func (s *server) ClusterStatus(ctx context.Context, _ *operatorv1.ClusterStatusRequest) (*operatorv1.ClusterStatusResponse, error) {
+	if _, err := auth.Admit(ctx, service+"ClusterStatus", "", ""); err != nil {
+		return nil, err
+	}
+	status, err := s.opts.Runner.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reachable, err := s.reachable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &operatorv1.ClusterStatusResponse{Version: s.opts.Version, Cluster: s.opts.Cluster, MemberId: status.ID}
+	members, err := s.opts.Members.List(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	disks := s.opts.Disks()
+	for _, m := range members {
+		say := memberOf(m)
+		say.Reachable = m.ID == status.ID || reachable[m.ID]
+		disk := disks[m.ID]
+		say.DiskFreeBytes, say.DiskSizeBytes, say.DiskLow = disk.Free, disk.Size, disk.Low
+		out.Members = append(out.Members, say)
+	}
+	for _, g := range status.Groups {
+		say := &operatorv1.Group{Id: g.ID, LeaderId: g.Leader, Term: g.Term, CommittedIndex: g.Commit, AppliedIndex: g.Applied}
+		if info, ok := s.opts.Groups[g.ID]; ok {
+			say.Name, say.Revision = info.Name, info.Revision()
+		}
+		s.look(ctx, say, g)
+		out.Groups = append(out.Groups, say)
+	}
+	return out, nil
+}
+
+func (s *server) CreateNodeToken(ctx context.Context, in *operatorv1.CreateNodeTokenRequest) (*operatorv1.CreateNodeTokenResponse, error) {
+	if _, err := auth.Admit(ctx, service+"CreateNodeToken", "", ""); err != nil {
+		return nil, err
+	}
+	token, expires, err := s.opts.Nodes.NewToken(ctx, in.GetName(), time.Duration(in.GetTtlSeconds())*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	return &operatorv1.CreateNodeTokenResponse{Token: token, ExpiresAt: expires}, nil
+}
+
+func (s *server) EvictNode(ctx context.Context, in *operatorv1.EvictNodeRequest) (*operatorv1.EvictNodeResponse, error) {
+	if _, err := auth.Admit(ctx, service+"EvictNode", "", ""); err != nil {
+		return nil, err
+	}
+	vms, err := s.opts.Nodes.Evict(ctx, cloud.NodeID(in.GetNodeId()), in.GetForce())
+	if err != nil {
+		return nil, err
+	}
+	return &operatorv1.EvictNodeResponse{Vms: uint32(vms)}, nil
+}
+
+func (s *server) BanNode(ctx context.Context, in *operatorv1.BanNodeRequest) (*operatorv1.BanNodeResponse, error) {
+	if _, err := auth.Admit(ctx, service+"BanNode", "", ""); err != nil {
+		return nil, err
+	}
+	made, err := s.opts.Nodes.Ban(ctx, cloud.NodeID(in.GetNodeId()), in.GetKey(), in.GetReason())
+	if err != nil {
+		return nil, err
+	}
+	out := &operatorv1.BanNodeResponse{}
+	for _, b := range made {
+		out.Bans = append(out.Bans, banOf(&b))
+	}
+	return out, nil
+}
+
+func (s *server) UnbanNode(ctx context.Context, in *operatorv1.UnbanNodeRequest) (*operatorv1.UnbanNodeResponse, error) {
+	if _, err := auth.Admit(ctx, service+"UnbanNode", "", ""); err != nil {
+		return nil, err
+	}
+	if err := s.opts.Nodes.Unban(ctx, cloud.NodeID(in.GetNodeId()), in.GetKey()); err != nil {
+		return nil, err
+	}
+	return &operatorv1.UnbanNodeResponse{}, nil
+}
+
+func (s *server) ListBans(ctx context.Context, in *operatorv1.ListBansRequest) (*operatorv1.ListBansResponse, error) {
+	if _, err := auth.Admit(ctx, service+"ListBans", "", ""); err != nil {
+		return nil, err
+	}
+	page, next, err := s.opts.Nodes.Bans(ctx, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &operatorv1.ListBansResponse{NextPageToken: next}
+	for _, b := range page {
+		out.Bans = append(out.Bans, banOf(b))
+	}
+	return out, nil
+}
+
+func banOf(b *node.Ban) *operatorv1.Ban {
+	return &operatorv1.Ban{Key: b.Key, NodeId: string(b.Node), Name: b.Name, Reason: b.Reason, BannedAt: b.At}
+}
+
+func (s *server) CreateMemberToken(ctx context.Context, in *operatorv1.CreateMemberTokenRequest) (*operatorv1.CreateMemberTokenResponse, error) {
+	if _, err := auth.Admit(ctx, service+"CreateMemberToken", "", ""); err != nil {
+		return nil, err
+	}
+	token, expires, err := s.opts.Invites.NewToken(ctx, time.Duration(in.GetTtlSeconds())*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	return &operatorv1.CreateMemberTokenResponse{Token: token, ExpiresAt: expires}, nil
+}
+
+func (s *server) ReadConsoleLog(in *operatorv1.ReadConsoleLogRequest, stream grpc.ServerStreamingServer[operatorv1.ReadConsoleLogResponse]) error {
+	t, err := auth.Admit(stream.Context(), service+"ReadConsoleLog", in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return err
+	}
+	return s.opts.VMs.Console(stream.Context(), t, cloud.VMID(in.GetVmId()), in.GetFollow(), in.GetTailBytes(), func(b []byte) error {
+		return stream.Send(&operatorv1.ReadConsoleLogResponse{Data: b})
+	})
+}

@@ -1,0 +1,144 @@
+package image
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+type importDone struct {
+	ID      cloud.ImageID
+	Member  uint64
+	SHA256  string
+	Size    uint64
+	Virtual uint64
+	Format  cloud.ImageFormat
+	// Failure is why there is no image.
+	Failure string
+}
+
+// doImported takes the importer's word.
+func (s *Service) doImported(ctx context.Context, q importDone) (struct{}, error) {
+	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
+		switch {
+		case i.Status != cloud.ImagePending || i.Importer != q.Member:
+			return false
+		case q.Failure != "":
+			fail(i, q.Failure)
+		default:
+			i.SHA256, i.SizeBytes, i.VirtualSize, i.Format = q.SHA256, q.Size, q.Virtual, q.Format
+			i.Status = cloud.ImageUploading
+			s.hold(i, q.Member)
+		}
+		return true
+	})
+}
+
+// fail ends an image. Its bytes are wanted no more.
+func fail(i *cloud.Image, why string) {
+	i.Status, i.SHA256, i.Holders = cloud.ImageError, "", nil
+	i.Metadata = cloud.Merge(i.Metadata, map[string]string{cloud.ImageReason: why})
+}
+
+type heldAsk struct {
+	ID     cloud.ImageID
+	Member uint64
+	SHA256 string
+}
+
+// doHeld records that a member holds the verified bytes.
+func (s *Service) doHeld(ctx context.Context, q heldAsk) (struct{}, error) {
+	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
+		if i.SHA256 != q.SHA256 || slices.Contains(i.Holders, q.Member) {
+			return false
+		}
+		s.hold(i, q.Member)
+		return true
+	})
+}
+
+// doLost records that a member does not hold the bytes after all.
+func (s *Service) doLost(ctx context.Context, q heldAsk) (struct{}, error) {
+	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
+		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {
+			return false
+		}
+		i.Holders = slices.DeleteFunc(slices.Clone(i.Holders), func(m uint64) bool { return m == q.Member })
+		if len(i.Holders) == 0 {
+			fail(i, "its bytes were lost on member "+itoa(q.Member)+", and no other member holds them")
+		}
+		return true
+	})
+}
+
+// rewrite changes an image that is there, when change says that it has.
+func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cloud.Image) bool) error {
+	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		i, err := Images.Get(tx, string(id))
+		if err != nil || i == nil || !change(i) {
+			return err
+		}
+		i.UpdatedAt = tx.Now()
+		Images.Put(tx, i, string(id))
+		return nil
+	})
+	return err
+}
+
+func (s *Service) hold(i *cloud.Image, member uint64) {
+	i.Holders = append(slices.Clone(i.Holders), member)
+	members := s.opts.Members
+	if s.opts.Count != nil {
+		members = s.opts.Count()
+	}
+	if i.Status == cloud.ImageUploading && len(i.Holders) > members/2 {
+		i.Status = cloud.ImageAvailable
+	}
+}
+
+// SettleEvery is how often unfinished images are looked at.
+const SettleEvery = 30 * time.Second
+
+// Settle ends images whose importer was lost. It is a leader's task.
+func (s *Service) Settle(ctx context.Context) error {
+	now := s.opts.Store.Now()
+	var late []cloud.ImageID
+	err := s.opts.Store.Local(func(v *store.View) error {
+		all, _, err := Images.List(v, 0)
+		for _, r := range all {
+			if overdue(r.Value, now) != "" {
+				late = append(late, r.Value.ID)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, id := range late {
+		if err := s.rewrite(ctx, id, func(i *cloud.Image) bool {
+			why := overdue(i, now)
+			if why != "" {
+				fail(i, why)
+			}
+			return why != ""
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// overdue is why an image is given up, "" for one that is not.
+func overdue(i *cloud.Image, now cloud.Time) string {
+	switch {
+	case i.Status == cloud.ImagePending && now-i.CreatedAt > importTime.Milliseconds():
+		return "member " + itoa(i.Importer) + " did not finish the import"
+	case i.Status == cloud.ImageUploading && now-i.UpdatedAt > importTime.Milliseconds():
+		return "member " + itoa(i.Importer) + " imported it, but a majority of the members did not get its bytes"
+	}
+	return ""
+}

@@ -1,0 +1,641 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// alone is a leadership in which every member leads: all of them share one store.
+type alone uint64
+
+func (a alone) Leader() (uint64, uint64) { return uint64(a), 1 }
+func (alone) Changed() <-chan struct{}   { return nil }
+
+// world is members over one store, each with a directory of its own.
+type world struct {
+	t       *testing.T
+	now     time.Time
+	mu      sync.Mutex // guards now and gates
+	records *store.Store
+	imports string
+	dirs    map[uint64]string
+	files   map[uint64]*Files
+	gates   map[uint64]chan struct{}
+	// asked has who read from another member.
+	asked chan uint64
+	size  int
+}
+
+func newWorld(t *testing.T, members int) *world {
+	w := &world{
+		t: t, now: time.Now(), imports: t.TempDir(), dirs: map[uint64]string{}, files: map[uint64]*Files{},
+		gates: map[uint64]chan struct{}{}, asked: make(chan uint64, 1000), size: members,
+	}
+	w.records = storetest.Memory(t, func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.now })
+	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+		if _, err := tenant.CreateOrg(tx, "acme", ""); err != nil {
+			return err
+		}
+		_, err := tenant.CreateProject(tx, cloud.Tenant{Org: "acme", Project: "p"}, "", tenant.Quota{})
+		return err
+	})
+	require.NoError(t, err)
+	return w
+}
+
+func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.now = w.now.Add(d) }
+
+// member starts a program over the member's directory.
+func (w *world) member(id uint64) *Service {
+	if w.dirs[id] == "" {
+		w.dirs[id] = w.t.TempDir()
+	}
+	files, err := OpenFiles(w.dirs[id])
+	require.NoError(w.t, err)
+	w.files[id] = files
+	return New(Options{
+		Store: w.records, Commands: leader.NewCommands(id, alone(id), nil), Files: files, Self: id, Members: w.size,
+		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Log: slog.New(slog.DiscardHandler),
+	})
+}
+
+// reader reads other members' files, once the reader's gate is open.
+type reader struct {
+	w    *world
+	self uint64
+}
+
+func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offset uint64) (io.ReadCloser, error) {
+	r.w.mu.Lock()
+	gate, files := r.w.gates[r.self], r.w.files[member]
+	r.w.mu.Unlock()
+	r.w.asked <- r.self
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	f, err := files.Open(sum)
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.Seek(int64(offset), io.SeekStart)
+	return f, err
+}
+
+// run runs a member until the test, or stop, ends it.
+func (w *world) run(s *Service) (stop func()) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); s.Run(ctx) }()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	w.t.Cleanup(stop)
+	return stop
+}
+
+func (w *world) write(name string, data []byte) (url string) {
+	path := filepath.Join(w.imports, name)
+	require.NoError(w.t, os.WriteFile(path, data, 0o600))
+	return "file://" + path
+}
+
+// until waits for an image's record to be as wished.
+func (w *world) until(id cloud.ImageID, what string, ok func(*cloud.Image) bool) *cloud.Image {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
+	defer cancel()
+	i, err := store.Await(ctx, w.records, Images, func(i *cloud.Image) (bool, error) { return i != nil && ok(i), nil }, string(id))
+	require.NoError(w.t, err, "%s: %+v", what, i)
+	return i
+}
+
+func (w *world) settled(id cloud.ImageID) *cloud.Image {
+	w.t.Helper()
+	return w.until(id, "settled", func(i *cloud.Image) bool { return i.Status == cloud.ImageAvailable || i.Status == cloud.ImageError })
+}
+
+func (w *world) kept(member uint64) []string {
+	entries, err := os.ReadDir(w.dirs[member])
+	require.NoError(w.t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func as(t *testing.T, org cloud.OrgID, key string, roles ...cloud.Role) context.Context {
+	c := &cloud.Caller{User: "ada", Proof: cloud.ProofPassword, Scope: cloud.Tenant{Org: org, Project: "p"}, IdempotencyKey: key}
+	for _, r := range roles {
+		b := cloud.Binding{Role: r}
+		if r == cloud.SystemAdmin {
+			c.Scope = cloud.Tenant{}
+		} else {
+			b.Org, b.Project = org, "p"
+		}
+		c.Bindings = append(c.Bindings, b)
+	}
+	return auth.With(t.Context(), c, auth.RPC)
+}
+
+func member(t *testing.T) context.Context { return as(t, "acme", "", cloud.ProjectMember) }
+func admin(t *testing.T) context.Context  { return as(t, "acme", "", cloud.SystemAdmin) }
+
+func described(url string) cloud.Image { return cloud.Image{Name: "debian", Org: "acme", Source: url} }
+
+func noise(n int) []byte {
+	b := make([]byte, n)
+	rand.Read(b)
+	return b
+}
+
+func sumOf(b []byte) string { sum := sha256.Sum256(b); return hex.EncodeToString(sum[:]) }
+
+// The life of an image on a trio: PENDING at once, UPLOADING with the importer's copy, AVAILABLE with the second, and
+// the third follows.
+func TestMajority(t *testing.T) {
+	w := newWorld(t, 3)
+	data := noise(3 << 20)
+	for _, id := range []uint64{2, 3} {
+		w.gates[id] = make(chan struct{})
+	}
+	s := w.member(1)
+	w.run(s)
+	w.run(w.member(2))
+	w.run(w.member(3))
+	made, err := s.Create(member(t), described(w.write("disk.raw", data)), [32]byte{})
+	require.NoError(t, err)
+	require.Equal(t, cloud.ImagePending, made.Image.Status)
+	require.Equal(t, cloud.Private, made.Image.Visibility)
+	id := made.Image.ID
+
+	i := w.until(id, "imported", func(i *cloud.Image) bool { return i.Status != cloud.ImagePending })
+	require.Equal(t, cloud.ImageUploading, i.Status)
+	require.Equal(t, sumOf(data), i.SHA256)
+	require.EqualValues(t, len(data), i.SizeBytes)
+	require.EqualValues(t, len(data), i.VirtualSize)
+	require.Equal(t, cloud.FormatRaw, i.Format)
+	require.Equal(t, []uint64{1}, i.Holders)
+	lookup := func() error {
+		return w.records.Local(func(v *store.View) error { _, err := Lookup(v, "acme", id); return err })
+	}
+	require.ErrorContains(t, lookup(), "UPLOADING, not AVAILABLE")
+
+	close(w.gates[2])
+	i = w.until(id, "held by two", func(i *cloud.Image) bool { return len(i.Holders) == 2 })
+	require.Equal(t, cloud.ImageAvailable, i.Status, "two of three are a majority")
+	require.NoError(t, lookup())
+	close(w.gates[3])
+	i = w.until(id, "held by all", func(i *cloud.Image) bool { return len(i.Holders) == 3 })
+	for member, files := range w.files {
+		f, err := files.Open(i.SHA256)
+		require.NoError(t, err, member)
+		got, err := io.ReadAll(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		require.True(t, bytes.Equal(data, got), member)
+	}
+
+	require.NoError(t, s.Delete(member(t), "acme", id, [32]byte{}))
+	require.NoError(t, w.files[1].sweep(nil, time.Now(), sweepAge))
+	require.Len(t, w.kept(1), 1, "young bytes may belong to an import under way")
+	require.NoError(t, w.files[1].sweep(nil, time.Now().Add(2*sweepAge), sweepAge))
+	require.Empty(t, w.kept(1))
+}
+
+// The same call again, also on another member, also when the source is gone by now.
+func TestCreateAgain(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	url := w.write("disk.raw", noise(1000))
+	ctx := as(t, "acme", "key-1", cloud.ProjectMember)
+	first, err := s.Create(ctx, described(url), [32]byte{1})
+	require.NoError(t, err)
+	require.False(t, first.Replayed)
+	require.NoError(t, os.Remove(strings.TrimPrefix(url, "file://")))
+
+	again, err := s.Create(ctx, described(url), [32]byte{1})
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	require.Equal(t, first.Image, again.Image)
+	again, err = w.member(2).Create(ctx, described(url), [32]byte{1})
+	require.NoError(t, err)
+	require.Equal(t, first.Image, again.Image)
+	_, err = s.Create(ctx, described(url), [32]byte{2})
+	require.True(t, fault.Is(err, fault.InvalidArgument), "another body: %v", err)
+	for _, key := range []string{"", "key-2"} {
+		_, err = s.Create(as(t, "acme", key, cloud.ProjectMember), described(url), [32]byte{1})
+		require.True(t, fault.Is(err, fault.NotFound), "key %q: %v", key, err)
+	}
+	list, _, err := s.List(member(t), "acme", true, 0, "")
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+}
+
+// A member that stops in the middle of an import leaves the record as it is; when it is back it begins again.
+func TestRestart(t *testing.T) {
+	w := newWorld(t, 1)
+	data := noise(1000)
+	url := w.write("disk.raw", data)
+	s := w.member(1)
+	made, err := s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	from, err := s.open(member(t), "acme", url)
+	require.NoError(t, err)
+	require.ErrorIs(t, s.importFrom(stopped, made.Image, from), context.Canceled)
+	require.Empty(t, w.kept(1))
+
+	s = w.member(1)
+	halt := w.run(s)
+	i := w.settled(made.Image.ID)
+	require.Equal(t, cloud.ImageAvailable, i.Status)
+	require.Equal(t, []string{sumOf(data)}, w.kept(1))
+	halt()
+
+	// Between Create and the restart the source went.
+	url = w.write("other.raw", noise(1000))
+	s = w.member(1)
+	made, err = s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(strings.TrimPrefix(url, "file://")))
+	w.run(w.member(1))
+	i = w.settled(made.Image.ID)
+	require.Equal(t, cloud.ImageError, i.Status)
+	require.Equal(t, "the source is no longer there", i.Metadata[cloud.ImageReason])
+}
+
+// A stop waits for what is copied, and leaves no half image that a start would not remove.
+func TestStopWaits(t *testing.T) {
+	w := newWorld(t, 3)
+	w.gates[2] = make(chan struct{})
+	one, two := w.member(1), w.member(2)
+	w.run(one)
+	stop := w.run(two)
+	made, err := one.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
+	require.NoError(t, err)
+	w.until(made.Image.ID, "imported", func(i *cloud.Image) bool { return i.Status == cloud.ImageUploading })
+	require.EqualValues(t, 2, <-w.asked)
+	require.Len(t, w.kept(2), 1, "half an image")
+	stop()
+	require.Empty(t, w.kept(2), "the pull has ended and cleaned up")
+
+	require.NoError(t, os.WriteFile(filepath.Join(w.dirs[2], partPrefix+"crashed"), []byte("half"), 0o600))
+	w.member(2)
+	require.Empty(t, w.kept(2))
+}
+
+// An importer, or the majority that should follow it, never comes back.
+func TestImporterLost(t *testing.T) {
+	w := newWorld(t, 3)
+	s := w.member(1)
+	put := func(i cloud.Image) cloud.ImageID {
+		i.ID = cloud.ImageID("01890000-0000-7000-8000-00000000000" + i.Name)
+		_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+			i.CreatedAt, i.UpdatedAt = tx.Now(), tx.Now()
+			Images.Put(tx, &i, string(i.ID))
+			return nil
+		})
+		require.NoError(t, err)
+		return i.ID
+	}
+	pending := put(cloud.Image{Name: "1", Org: "acme", Status: cloud.ImagePending, Importer: 2})
+	uploading := put(cloud.Image{Name: "2", Org: "acme", Status: cloud.ImageUploading, Importer: 3, SHA256: sumOf(nil), Holders: []uint64{3}})
+	available := put(cloud.Image{Name: "3", Org: "acme", Status: cloud.ImageAvailable, Importer: 3, SHA256: sumOf(nil), Holders: []uint64{2, 3}})
+	get := func(id cloud.ImageID) *cloud.Image {
+		i, err := s.Get(t.Context(), "acme", id)
+		require.NoError(t, err)
+		return i
+	}
+	w.pass(importTime - time.Second)
+	require.NoError(t, s.Settle(t.Context()))
+	require.Equal(t, cloud.ImagePending, get(pending).Status)
+	require.Equal(t, cloud.ImageUploading, get(uploading).Status)
+	w.pass(2 * time.Second)
+	require.NoError(t, s.Settle(t.Context()))
+	require.Equal(t, "member 2 did not finish the import", get(pending).Metadata[cloud.ImageReason])
+	require.Equal(t, cloud.ImageError, get(uploading).Status)
+	require.Contains(t, get(uploading).Metadata[cloud.ImageReason], "member 3 imported it")
+	require.Equal(t, cloud.ImageAvailable, get(available).Status)
+
+	// Whoever comes late changes nothing.
+	_, err := s.imported(t.Context(), importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
+	require.NoError(t, err)
+	_, err = s.held(t.Context(), heldAsk{uploading, 1, sumOf(nil)})
+	require.NoError(t, err)
+	require.Equal(t, cloud.ImageError, get(pending).Status)
+	require.Empty(t, get(uploading).Holders)
+}
+
+// A member whose copy is gone says so and gets it anew; the last copy is not to be had again.
+func TestLostCopy(t *testing.T) {
+	w := newWorld(t, 2)
+	one, two := w.member(1), w.member(2)
+	stopOne, stopTwo := w.run(one), w.run(two)
+	made, err := one.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
+	require.NoError(t, err)
+	i := w.until(made.Image.ID, "held", func(i *cloud.Image) bool { return len(i.Holders) == 2 })
+	stopOne()
+	stopTwo()
+
+	require.NoError(t, os.Remove(filepath.Join(w.dirs[2], i.SHA256)))
+	require.NoError(t, w.member(2).obtain(t.Context(), i))
+	require.Len(t, w.kept(2), 1)
+	now, err := one.Get(t.Context(), "acme", i.ID)
+	require.NoError(t, err)
+	require.Equal(t, []uint64{1, 2}, now.Holders)
+
+	for member := range w.dirs {
+		require.NoError(t, os.Remove(filepath.Join(w.dirs[member], i.SHA256)))
+	}
+	for _, s := range []*Service{w.member(1), w.member(2)} {
+		require.Error(t, s.obtain(t.Context(), i))
+	}
+	now, err = one.Get(t.Context(), "acme", i.ID)
+	require.NoError(t, err)
+	require.Equal(t, cloud.ImageError, now.Status)
+	require.Contains(t, now.Metadata[cloud.ImageReason], "lost on member 2")
+}
+
+func TestUsedImageStays(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	w.run(s)
+	i := described(w.write("disk.raw", noise(1000)))
+	i.Visibility = cloud.Public
+	made, err := s.Create(admin(t), i, [32]byte{})
+	require.NoError(t, err)
+	id := w.settled(made.Image.ID).ID
+	use := func(org cloud.OrgID, vm cloud.VMID) {
+		_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+			u, err := Lookup(tx, org, id)
+			if err != nil {
+				return err
+			}
+			u.Use(tx, vm)
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	use("acme", "vm-ours")
+	use("other", "vm-theirs")
+	err = s.Delete(member(t), "acme", id, [32]byte{})
+	require.True(t, fault.Is(err, fault.FailedPrecondition))
+	require.ErrorContains(t, err, "used by VM vm-ours, other VMs")
+	require.NotContains(t, err.Error(), "vm-theirs", "another org's VM is not ours to know")
+	for _, vm := range []cloud.VMID{"vm-ours", "vm-theirs"} {
+		_, err = w.records.Update(t.Context(), func(tx *store.Tx) error { Release(tx, id, vm); return nil })
+		require.NoError(t, err)
+	}
+	require.NoError(t, s.Delete(member(t), "acme", id, [32]byte{}))
+	_, err = s.Get(t.Context(), "acme", id)
+	require.True(t, fault.Is(err, fault.NotFound))
+	err = s.Delete(member(t), "acme", id, [32]byte{})
+	require.True(t, fault.Is(err, fault.NotFound))
+
+	// A retry whose first answer was lost is told the same again.
+	made, err = s.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, s.Delete(as(t, "acme", "key", cloud.ProjectMember), "acme", made.Image.ID, [32]byte{7}))
+	}
+}
+
+// Who may show an image to whom.
+func TestVisibility(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	url := w.write("disk.raw", noise(1000))
+	for _, c := range []struct {
+		name     string
+		v        cloud.Visibility
+		metadata map[string]string
+		admin    bool
+		kind     fault.Kind
+		says     string
+	}{
+		{name: "nothing said is private"},
+		{name: "private", v: cloud.Private},
+		{name: "a member publishes", v: cloud.Public, kind: fault.PermissionDenied, says: "only system:admin may publish"},
+		{name: "an administrator publishes", v: cloud.Public, admin: true},
+		{name: "shared with nobody", v: cloud.Shared, kind: fault.InvalidArgument, says: "trivet/shared-with"},
+		{name: "shared", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b,c"}},
+		{name: "shared with what is no org", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is none`},
+		{name: "a reason that is ours", metadata: map[string]string{cloud.ImageReason: "x"}, kind: fault.InvalidArgument, says: "ours to set"},
+		{name: "no visibility at all", v: 9, kind: fault.InvalidArgument, says: "visibility"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			i := described(url)
+			i.Visibility, i.Metadata = c.v, c.metadata
+			ctx := member(t)
+			if c.admin {
+				ctx = admin(t)
+			}
+			made, err := s.Create(ctx, i, [32]byte{})
+			if c.says == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.True(t, fault.Is(err, c.kind), "%v", err)
+			require.ErrorContains(t, err, c.says)
+			require.Empty(t, made.Image.ID)
+			// An update is no way around.
+			private, err := s.Create(member(t), described(url), [32]byte{})
+			require.NoError(t, err)
+			_, err = s.Update(member(t), "acme", private.Image.ID, "", c.v, c.metadata)
+			require.True(t, fault.Is(err, c.kind), "%v", err)
+			now, err := s.Get(t.Context(), "acme", private.Image.ID)
+			require.NoError(t, err)
+			require.Equal(t, private.Image, *now)
+		})
+	}
+}
+
+// Four images as three orgs see them.
+func TestWhoSees(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	url := w.write("disk.raw", noise(1000))
+	ids := map[string]cloud.ImageID{}
+	for name, i := range map[string]cloud.Image{
+		"private": {Visibility: cloud.Private},
+		"shared":  {Visibility: cloud.Shared, Metadata: map[string]string{cloud.SharedWith: "friend,other", "k": "v"}},
+		"public":  {Visibility: cloud.Public},
+	} {
+		i.Name, i.Org, i.Source = name, "acme", url
+		made, err := s.Create(admin(t), i, [32]byte{})
+		require.NoError(t, err)
+		ids[name] = made.Image.ID
+	}
+	for _, c := range []struct {
+		org              cloud.OrgID
+		sees, withPublic []string
+		changes          bool
+	}{
+		{"acme", []string{"private", "shared", "public"}, []string{"private", "shared", "public"}, true},
+		{"friend", []string{"shared"}, []string{"shared", "public"}, false},
+		{"stranger", nil, []string{"public"}, false},
+	} {
+		for public, want := range map[bool][]string{false: c.sees, true: c.withPublic} {
+			list, next, err := s.List(t.Context(), c.org, public, 0, "")
+			require.NoError(t, err)
+			require.Empty(t, next)
+			var got []string
+			for _, i := range list {
+				got = append(got, i.Name)
+			}
+			require.ElementsMatch(t, want, got, "%s, public %v", c.org, public)
+		}
+		for name, id := range ids {
+			seen := false
+			for _, n := range c.withPublic {
+				seen = seen || n == name
+			}
+			i, err := s.Get(t.Context(), c.org, id)
+			_, changed := s.Update(as(t, c.org, "", cloud.SystemAdmin), c.org, id, "", 0, map[string]string{"x": "y"})
+			switch {
+			case !seen:
+				require.True(t, fault.Is(err, fault.NotFound))
+				require.True(t, fault.Is(changed, fault.NotFound))
+				require.True(t, fault.Is(s.Delete(member(t), c.org, id, [32]byte{}), fault.NotFound))
+				continue
+			case c.changes:
+				require.NoError(t, changed)
+			default:
+				require.True(t, fault.Is(changed, fault.PermissionDenied))
+				require.True(t, fault.Is(s.Delete(member(t), c.org, id, [32]byte{}), fault.PermissionDenied))
+			}
+			require.NoError(t, err)
+			_, told := shown(i, c.org).Metadata[cloud.SharedWith]
+			require.Equal(t, name == "shared" && c.org == "acme", told, "whom else it is shared with is the owner's to know")
+			require.Equal(t, convert.Image(i).GetChecksum(), shown(i, c.org).GetChecksum())
+		}
+	}
+	// A page token is its list's alone.
+	_, next, err := s.List(t.Context(), "acme", false, 1, "")
+	require.NoError(t, err)
+	require.NotEmpty(t, next)
+	for _, org := range []cloud.OrgID{"friend", "stranger"} {
+		_, _, err = s.List(t.Context(), org, false, 1, next)
+		require.True(t, fault.Is(err, fault.InvalidArgument))
+	}
+	_, _, err = s.List(t.Context(), "acme", true, 1, next)
+	require.True(t, fault.Is(err, fault.InvalidArgument))
+	for _, id := range []cloud.ImageID{"", "x", "../../etc/shadow"} {
+		_, err = s.Get(t.Context(), "acme", id)
+		require.True(t, fault.Is(err, fault.InvalidArgument), id)
+	}
+}
+
+// What the background does: each thing once, so many at a time, and a failure rests.
+func TestErrands(t *testing.T) {
+	woken := make(chan struct{}, 100)
+	var failed []string
+	e := newErrands(func() { woken <- struct{}{} }, func(name string, _ error) { failed = append(failed, name) })
+	slots, gate := make(chan struct{}, 2), make(chan struct{})
+	wait := func(context.Context) error { <-gate; return nil }
+	require.False(t, e.begin("early", slots, wait), "nothing runs before Run")
+	ctx, cancel := context.WithCancel(t.Context())
+	e.open(ctx)
+	require.True(t, e.begin("a", slots, wait))
+	require.False(t, e.begin("a", slots, wait), "once at a time")
+	require.True(t, e.begin("b", slots, wait))
+	require.False(t, e.begin("c", slots, wait), "two at a time")
+	close(gate)
+	<-woken
+	<-woken
+	require.True(t, e.begin("c", slots, func(context.Context) error { return errors.New("no") }))
+	<-woken
+	require.Equal(t, []string{"c"}, failed)
+	require.False(t, e.begin("c", slots, wait), "it rests")
+	for times, rest := range []time.Duration{2 * firstRest, 4 * firstRest, 8 * firstRest, 16 * firstRest, 32 * firstRest, lastRest, lastRest} {
+		now := time.Now()
+		e.note("c", errors.New("no"), now)
+		require.Equal(t, rest, e.failed["c"].until.Sub(now), times)
+	}
+	e.note("c", nil, time.Now())
+	ended := false
+	require.True(t, e.begin("c", slots, func(ctx context.Context) error {
+		<-ctx.Done()
+		for range 1000 {
+			runtime.Gosched()
+		}
+		ended = true
+		return ctx.Err()
+	}))
+	cancel()
+	e.close()
+	require.True(t, ended, "close waits")
+	require.Equal(t, []string{"c"}, failed, "being stopped is no failure")
+	require.False(t, e.begin("late", slots, wait))
+}
+
+// An image counts in the quota of the project that its creator acts in, until it is deleted.
+func TestQuota(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	one := uint64(1)
+	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+		return tenant.SetQuota(tx, "p", tenant.Quota{Images: &one})
+	})
+	require.NoError(t, err)
+	url := w.write("disk.raw", noise(1000))
+	first, err := s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+	require.EqualValues(t, "p", first.Image.Project)
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "allows 1 images: 1 are used")
+	require.NoError(t, s.Delete(member(t), "acme", first.Image.ID, [32]byte{}))
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+}
+
+// Images of all projects count in the quota of their org.
+func TestOrgQuota(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.member(1)
+	set := func(limit uint64) {
+		_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
+			return tenant.SetOrgQuota(tx, "acme", tenant.Quota{Images: &limit})
+		})
+		require.NoError(t, err)
+	}
+	set(1)
+	url := w.write("disk.raw", noise(1000))
+	first, err := s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "the quota of org acme (shared by its projects) allows 1 images: 1 are used")
+	require.NoError(t, s.Delete(member(t), "acme", first.Image.ID, [32]byte{}))
+	_, err = s.Create(member(t), described(url), [32]byte{})
+	require.NoError(t, err)
+}

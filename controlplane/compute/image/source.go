@@ -1,0 +1,111 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// ImportDir is a directory of a member's host whose files may be imported. Without orgs it is system:admin's alone. A
+// relative path is opened as such, which works where a member may not look into the directories above its own; URLs
+// name files by the absolute path.
+type ImportDir struct {
+	Path string        `yaml:"path"`
+	Orgs []cloud.OrgID `yaml:"orgs"`
+}
+
+// source is a file that is open for import.
+type source struct {
+	*os.File
+	size int64
+}
+
+// errNoSource is one text for every reason, so that the answer maps no host.
+func errNoSource() error {
+	return fault.New(fault.NotFound,
+		"source_url: no such file beneath an import directory that you may use (a regular file, without links, on the member that got this call)")
+}
+
+// open opens what a source_url names, for a caller and the org of the image.
+func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
+	if text == "" {
+		return nil, fault.Invalid("source_url", "is required; an upload in parts begins with BeginImageUpload")
+	}
+	if len(text) > 4096 {
+		return nil, fault.Invalid("source_url", "at most 4096 bytes")
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, fault.Invalid("source_url", "is not a URL")
+	}
+	switch u.Scheme {
+	case "file":
+	case "http", "https":
+		return nil, fault.New(fault.FailedPrecondition, "source_url: http(s) sources are not served yet; put the file beneath an import directory")
+	default:
+		return nil, fault.Invalid("source_url", "the scheme must be file, got %q", u.Scheme)
+	}
+	if u.User != nil || u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
+		return nil, fault.Invalid("source_url", "must be file:///an/absolute/path")
+	}
+	return s.openFile(org, auth.CallerOf(ctx).Governs(), u.Path)
+}
+
+// openFile opens a path beneath one of the directories that org, or an administrator, may import from. A path with . or
+// .. in it names nothing: where it leads would depend on the directory that it is looked for in.
+func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, error) {
+	if filepath.Clean(path) != path {
+		return nil, errNoSource()
+	}
+	for _, dir := range s.opts.ImportDirs {
+		if !admin && !slices.Contains(dir.Orgs, org) {
+			continue
+		}
+		above, err := filepath.Abs(dir.Path)
+		if err != nil {
+			continue
+		}
+		rel, ok := strings.CutPrefix(path, strings.TrimSuffix(above, "/")+"/")
+		if !ok {
+			continue
+		}
+		if f, err := openBeneath(dir.Path, rel); err == nil {
+			return f, nil
+		}
+	}
+	return nil, errNoSource()
+}
+
+// openBeneath opens a regular file with one link below dir, following no link on the way.
+func openBeneath(dir, rel string) (*source, error) {
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open import directory: %w", err)
+	}
+	defer unix.Close(at)
+	fd, err := unix.Openat2(at, rel, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NOCTTY,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open source: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "source")
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 {
+		f.Close()
+		return nil, errors.New("not a regular file with one link")
+	}
+	return &source{f, st.Size}, nil
+}

@@ -1,0 +1,203 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Peers reads image bytes of other members. A reader to which nothing comes for a while fails: its member hangs.
+type Peers interface {
+	ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error)
+}
+
+const (
+	// lookEvery is how often a member looks for what it should hold without being woken.
+	lookEvery = 10 * time.Second
+	// sweepAge is how long bytes without a record stay: an import writes the bytes first.
+	sweepAge = 10 * time.Minute
+	// pullsAtOnce are read from other members at the same time; others wait.
+	pullsAtOnce = 2
+)
+
+// Run makes this member hold what it should until ctx ends, and ends when all that it began has.
+func (s *Service) Run(ctx context.Context) {
+	s.errands.open(ctx)
+	defer s.errands.close()
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		s.follow(ctx)
+	}()
+	defer func() { <-watching }()
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if err := s.look(); err != nil {
+			s.opts.Log.Warn("images", "err", err)
+		}
+		select {
+		case <-s.wake:
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// wakeUp makes Run look.
+func (s *Service) wakeUp() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// follow wakes Run whenever an image changes.
+func (s *Service) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		w := Images.Watch(s.opts.Store, 0)
+		s.wakeUp() // for what changed before the watch
+		for {
+			if _, _, err := w.Next(ctx); err != nil {
+				break
+			}
+			s.wakeUp()
+		}
+		w.Close()
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// look compares what this member holds with what the records want, and begins what is missing.
+func (s *Service) look() error {
+	var all []store.Record[cloud.Image]
+	if err := s.opts.Store.Local(func(v *store.View) (err error) {
+		all, _, err = Images.List(v, 0)
+		return err
+	}); err != nil {
+		return err
+	}
+	wanted := map[string]bool{}
+	var errs []error
+	for _, r := range all {
+		i := r.Value
+		switch {
+		case i.Status == cloud.ImagePending && i.Importer == s.opts.Self:
+			s.again(i)
+		case i.SHA256 != "":
+			wanted[i.SHA256] = true
+			errs = append(errs, s.want(i))
+		}
+	}
+	errs = append(errs, s.opts.Files.sweep(wanted, time.Now(), sweepAge))
+	return errors.Join(errs...)
+}
+
+// want begins what is missing of an image.
+func (s *Service) want(i *cloud.Image) error {
+	has, err := s.opts.Files.has(i.SHA256)
+	if err != nil || has && slices.Contains(i.Holders, s.opts.Self) {
+		return err
+	}
+	s.errands.begin("hold "+i.SHA256, s.pulls, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, importTime)
+		defer cancel()
+		if err := s.obtain(ctx, i); err != nil {
+			return fmt.Errorf("image %s: %w", i.ID, err)
+		}
+		return nil
+	})
+	return nil
+}
+
+// obtain makes this member hold an image, from whoever does. One that was thought to hold it and does not says so first.
+func (s *Service) obtain(ctx context.Context, i *cloud.Image) error {
+	has, err := s.opts.Files.has(i.SHA256)
+	if err != nil {
+		return err
+	}
+	ask := heldAsk{i.ID, s.opts.Self, i.SHA256}
+	if !has {
+		if slices.Contains(i.Holders, s.opts.Self) {
+			s.opts.Log.Warn("the bytes of an image are gone", "image", i.ID)
+			if _, err := s.lost(ctx, ask); err != nil {
+				return err
+			}
+		}
+		if err := s.pull(ctx, i); err != nil {
+			return err
+		}
+	}
+	if _, err = s.held(ctx, ask); err != nil {
+		return err
+	}
+	return s.opts.Store.Barrier(ctx)
+}
+
+// errOther says that a member sent bytes of something else.
+var errOther = errors.New("it sent other bytes")
+
+// pull reads an image from its holders. Where one breaks off the next goes on; where the bytes turn out to be wrong, they
+// are read anew, from one member alone if more than one had a part in them.
+func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
+	p, err := s.opts.Files.begin(int64(i.SizeBytes))
+	if err != nil {
+		return err
+	}
+	defer p.drop()
+	err = errors.New("no other member holds it")
+	for _, member := range i.Holders {
+		if member == s.opts.Self {
+			continue
+		}
+		shared := p.size > 0
+		err = s.read(ctx, member, i, p)
+		if errors.Is(err, errOther) && shared {
+			if err = p.again(); err == nil {
+				err = s.read(ctx, member, i, p)
+			}
+		}
+		switch {
+		case err == nil:
+			return p.keep()
+		case errors.Is(err, errOther):
+			s.opts.Log.Warn("a member sent other bytes than the image's", "image", i.ID, "member", member)
+			if err := p.again(); err != nil {
+				return err
+			}
+		case ctx.Err() != nil || !errors.Is(err, errSource):
+			return err
+		}
+	}
+	return err
+}
+
+// read goes on reading an image from one member. nil means that all of it is there and right; after errSource what came
+// is kept.
+func (s *Service) read(ctx context.Context, member uint64, i *cloud.Image, p *part) error {
+	r, err := s.opts.Peers.ReadImage(ctx, member, i.SHA256, uint64(p.size))
+	if err != nil {
+		return fmt.Errorf("%w: %w", errSource, err)
+	}
+	defer r.Close()
+	switch err := p.copy(ctx, r, int64(i.SizeBytes)); {
+	case errors.Is(err, errLonger):
+		return fmt.Errorf("member %d: %w", member, errOther)
+	case err != nil:
+		return err
+	case p.size < int64(i.SizeBytes):
+		return fmt.Errorf("%w: member %d: %w", errSource, member, io.ErrUnexpectedEOF)
+	case p.checksum() != i.SHA256:
+		return fmt.Errorf("member %d: %w", member, errOther)
+	}
+	return nil
+}

@@ -1,0 +1,469 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+func codeOf(err error) codes.Code { return status.Code(err) }
+
+// everything calls every method, as far as its first answer.
+func everything(ctx context.Context, a agent) map[string]error {
+	out := map[string]error{}
+	_, out["Join"] = a.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol})
+	_, out["Renew"] = a.Renew(ctx, &agentv1.RenewRequest{})
+	watch, err := a.AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol})
+	if err == nil {
+		_, err = watch.Recv()
+	}
+	out["Watch"] = err
+	report, err := a.Report(ctx)
+	if err == nil {
+		_, err = report.CloseAndRecv()
+	}
+	out["Report"] = err
+	image, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum"})
+	if err == nil {
+		_, err = image.Recv()
+	}
+	out["ReadImage"] = err
+	console, err := a.SendConsole(ctx)
+	if err == nil {
+		console.Send(&agentv1.SendConsoleRequest{RequestId: "x"})
+		_, err = console.CloseAndRecv()
+	}
+	out["SendConsole"] = err
+	_, out["HeartbeatNode"] = a.HeartbeatNode(ctx, &vmv1.HeartbeatNodeRequest{})
+	return out
+}
+
+// Certificates of every kind at the agents' port.
+func TestEveryCertificate(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	other := newWorld(t)
+	now := time.Now()
+	for name, c := range map[string]struct {
+		own    mtls.Source
+		code   codes.Code
+		joins  codes.Code
+		renews codes.Code
+	}{
+		"none":                {nil, codes.Unauthenticated, codes.Unauthenticated, codes.Unauthenticated},
+		"a member":            {w.certificate(mtls.Member, "2", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
+		"another cluster's":   {other.certificate(mtls.Node, "n", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
+		"not yet valid":       {w.certificate(mtls.Node, "n", now.Add(2*time.Hour), time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
+		"a host of no record": {w.certificate(mtls.Node, string(guest(1)), now, time.Hour), codes.PermissionDenied, codes.Unauthenticated, codes.PermissionDenied},
+	} {
+		for method, err := range everything(ctx, w.with(1, c.own)) {
+			want := c.code
+			switch method {
+			case "Join":
+				want = c.joins // open to all who get a connection, for whoever has a token
+			case "Renew":
+				want = c.renews
+			}
+			require.Equal(t, want, codeOf(err), "%s: %s: %v", name, method, err)
+		}
+	}
+	for method, err := range everything(ctx, w.host(1, 1)) {
+		require.NotContains(t, []codes.Code{codes.Unavailable, codes.Internal, codes.Unimplemented}, codeOf(err), "%s: %v", method, err)
+	}
+	host := w.host(1, 1)
+	_, err := host.ListNodes(ctx, &vmv1.ListNodesRequest{})
+	require.Equal(t, codes.Unimplemented, codeOf(err), "nothing but heartbeats on this port")
+}
+
+func beat(a agent, change ...func(*vmv1.HeartbeatNodeRequest)) *vmv1.HeartbeatNodeRequest {
+	r := &vmv1.HeartbeatNodeRequest{
+		NodeId: string(a.id), Name: "rack-1", State: vmv1.NodeState(cloud.NodeReady), AgentVersion: "1.0",
+		Capacity:    &vmv1.NodeCapacity{Vcpus: 8, MemoryMib: 16384, StorageGib: 100},
+		Allocatable: &vmv1.NodeCapacity{Vcpus: 16, MemoryMib: 8192, StorageGib: 100},
+		Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM}, Labels: map[string]string{"trivet/accel": "kvm", "rack": "1"},
+	}
+	for _, f := range change {
+		f(r)
+	}
+	return r
+}
+
+// What a heartbeat says is recorded when it changes, and only then.
+func TestHeartbeat(t *testing.T) {
+	w := newWorld(t)
+	w.follow(1)
+	ctx := limited(t)
+	a := w.host(1, 1)
+	n, err := a.HeartbeatNode(ctx, beat(a))
+	require.NoError(t, err)
+	require.Equal(t, vmv1.NodeState(cloud.NodeReady), n.GetState())
+	require.EqualValues(t, 16, w.node(a.id).Allocatable.VCPUs)
+	at := w.records.Revision()
+	for range 3 {
+		_, err = a.HeartbeatNode(ctx, beat(a))
+		require.NoError(t, err)
+	}
+	require.Equal(t, at, w.records.Revision(), "the same again is no news")
+	_, err = w.members[1].cordon(ctx, cordonChange{a.id, true})
+	require.NoError(t, err)
+	w.pass(time.Duration(recordEvery) * time.Millisecond)
+	n, err = a.HeartbeatNode(ctx, beat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
+	require.NoError(t, err)
+	require.Equal(t, vmv1.NodeState(cloud.NodeCordoned), n.GetState())
+	require.True(t, w.node(a.id).Cordoned, "that is the operator's, not the host's")
+	require.Equal(t, "2", w.node(a.id).Labels["rack"])
+
+	before := w.records.Revision()
+	for name, c := range map[string]struct {
+		change func(*vmv1.HeartbeatNodeRequest)
+		code   codes.Code
+		says   string
+	}{
+		"for another":        {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = string(guest(1)) }, codes.PermissionDenied, "only for itself"},
+		"without a node ID":  {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = "" }, codes.PermissionDenied, "only for itself"},
+		"no name":            {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
+		"a name with lines":  {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "a\x1b[2J" }, codes.InvalidArgument, "name"},
+		"cordoned by itself": {func(r *vmv1.HeartbeatNodeRequest) { r.State = vmv1.NodeState(cloud.NodeCordoned) }, codes.InvalidArgument, "READY or NOT_READY"},
+		"no state":           {func(r *vmv1.HeartbeatNodeRequest) { r.State = 0 }, codes.InvalidArgument, "READY or NOT_READY"},
+		"many labels": {func(r *vmv1.HeartbeatNodeRequest) {
+			for i := range 65 {
+				r.Labels[fmt.Sprint(i)] = "x"
+			}
+		}, codes.InvalidArgument, "labels"},
+		"large labels": {func(r *vmv1.HeartbeatNodeRequest) {
+			for i := range 5 {
+				r.Labels[fmt.Sprint(i)] = strings.Repeat("x", 1024)
+			}
+		}, codes.InvalidArgument, "labels: at most 4096 bytes together"},
+		"a long label":    {func(r *vmv1.HeartbeatNodeRequest) { r.Labels["x"] = strings.Repeat("x", 1025) }, codes.InvalidArgument, "labels"},
+		"a long version":  {func(r *vmv1.HeartbeatNodeRequest) { r.AgentVersion = strings.Repeat("x", 129) }, codes.InvalidArgument, "agent_version"},
+		"many classes":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too much"},
+		"a long class":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = []string{strings.Repeat("x", 129)} }, codes.InvalidArgument, "storage"},
+		"a sum overflows": {func(r *vmv1.HeartbeatNodeRequest) { r.Allocatable.Vcpus = 1<<32 - 1 }, codes.InvalidArgument, "allocatable"},
+		"memory of 2^63":  {func(r *vmv1.HeartbeatNodeRequest) { r.Capacity.MemoryMib = 1 << 63 }, codes.InvalidArgument, "capacity"},
+	} {
+		_, err := a.HeartbeatNode(ctx, beat(a, c.change))
+		require.Error(t, err, name)
+		refused(t, err, c.code, c.says)
+	}
+	require.Equal(t, before, w.records.Revision())
+
+	_, err = w.host(2, 1).HeartbeatNode(ctx, beat(a))
+	refused(t, err, codes.FailedPrecondition, "member 1 leads")
+	require.Equal(t, w.addresses[1], rpc.FaultOf(err).Details["leader"])
+	w.throne.pass(0)
+	_, err = a.HeartbeatNode(ctx, beat(a))
+	refused(t, err, codes.Unavailable, "no leader")
+}
+
+// A member that loses the leadership while it takes a heartbeat must not answer it: that would renew the host's lease,
+// and the next leader knows nothing of it.
+func TestHeartbeatWhileDeposed(t *testing.T) {
+	w := newWorld(t)
+	w.follow(1)
+	a := w.host(1, 1)
+	deposed := false
+	w.mu.Lock()
+	w.tick = func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !deposed {
+			deposed = true
+			w.throne.pass(2)
+		}
+	}
+	w.mu.Unlock()
+	_, err := w.members[1].heartbeat(limited(t), cloud.Node{ID: a.id, Name: "rack-1", Declared: cloud.NodeReady})
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+	require.Zero(t, w.members[1].seen[a.id])
+
+	// The same member again, in a later term: no better.
+	w.throne.pass(1)
+	deposed = false
+	w.mu.Lock()
+	w.tick = func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !deposed {
+			deposed = true
+			w.throne.pass(2)
+			w.throne.pass(1)
+		}
+	}
+	w.mu.Unlock()
+	_, err = w.members[1].heartbeat(limited(t), cloud.Node{ID: a.id, Name: "rack-1", Declared: cloud.NodeReady})
+	require.Error(t, err)
+	require.Zero(t, w.members[1].seen[a.id])
+}
+
+// A new leader calls no host lost before its grace is over, and knows of each as soon as it has heard from it.
+func TestNewLeader(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	a, b := w.host(1, 1), w.host(1, 2)
+	w.update(func(tx *store.Tx) error {
+		n, err := Nodes.Get(tx, string(b.id))
+		if err == nil {
+			n.Declared = cloud.NodeReady
+			Nodes.Put(tx, n, string(b.id))
+		}
+		return err
+	})
+	s := w.members[1]
+	require.False(t, s.Away(a.id), "it does not know yet")
+	require.Empty(t, s.Fleet())
+	// A heartbeat that comes before the new leader has read its records counts.
+	_, err := a.HeartbeatNode(ctx, beat(a))
+	require.NoError(t, err)
+	stop := w.follow(1)
+	states := func() map[cloud.NodeID]cloud.NodeState {
+		out := map[cloud.NodeID]cloud.NodeState{}
+		for _, c := range s.Fleet() {
+			out[c.Node.ID] = c.State
+		}
+		return out
+	}
+	require.Equal(t, map[cloud.NodeID]cloud.NodeState{a.id: cloud.NodeReady, b.id: cloud.NodeNotReady}, states())
+	require.False(t, s.Away(b.id))
+	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	require.True(t, s.Away(a.id))
+	require.True(t, s.Away(b.id))
+	_, err = a.HeartbeatNode(ctx, beat(a))
+	require.NoError(t, err)
+	require.False(t, s.Away(a.id))
+	require.Equal(t, cloud.NodeReady, states()[a.id])
+
+	// Whoever sets the clock of this member loses no host, and finds none that is lost.
+	for _, d := range []time.Duration{10 * time.Minute, -10 * time.Minute, 0} {
+		w.setClock(d)
+		require.False(t, s.Away(a.id), d)
+		require.True(t, s.Away(b.id), d)
+		require.Equal(t, cloud.NodeReady, states()[a.id], d)
+	}
+
+	// Deposed and back: what was heard before stays true and grows old; the grace begins anew.
+	stop()
+	require.Empty(t, s.Fleet())
+	require.False(t, s.Away(b.id))
+	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.follow(1)
+	require.Equal(t, cloud.NodeNotReady, states()[a.id])
+	require.False(t, s.Away(a.id))
+	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, string(a.id)); return nil })
+	require.Eventually(t, func() bool { return len(s.Fleet()) == 1 }, 10*time.Second, time.Millisecond)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.NotContains(t, s.seen, a.id)
+}
+
+// Reports go to the guests under the name of the certificate; facts into the record.
+func TestReport(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	a := w.host(1, 1)
+	s, err := a.Report(ctx)
+	require.NoError(t, err)
+	require.NoError(t, s.Send(&agentv1.ReportRequest{Facts: &agentv1.NodeFacts{
+		QemuVersion: "7.2.0", CpuModels: []string{"EPYC"}, Architecture: vmv1.Architecture(cloud.X8664),
+	}}))
+	message := &agentv1.ReportRequest{}
+	for n := range 40 {
+		message.Vms = append(message.Vms, &agentv1.VmObservation{VmId: string(guest(n)), Generation: uint64(n), Observed: agentv1.Observed_OBSERVED_RUNNING})
+	}
+	require.NoError(t, s.Send(message))
+	_, err = s.CloseAndRecv()
+	require.NoError(t, err)
+	require.Equal(t, "7.2.0", w.node(a.id).QEMUVersion)
+	require.Equal(t, cloud.X8664, w.node(a.id).Architecture)
+	require.Len(t, w.guests.told, 1)
+	require.Len(t, w.guests.told[a.id], 40)
+	require.Equal(t, guest(39), w.guests.told[a.id][39].VM)
+
+	for says, facts := range map[string]*agentv1.NodeFacts{
+		"cpu_models":   {CpuModels: make([]string, maxModels+1)},
+		"together":     {CpuModels: slices.Repeat([]string{strings.Repeat("x", maxWord)}, maxModelBytes/maxWord+1)},
+		"printable":    {CpuModels: []string{strings.Repeat("x", maxWord+1)}},
+		"qemu_version": {QemuVersion: "7.2\n"},
+		"architecture": {Architecture: 257},
+	} {
+		s, err := a.Report(ctx)
+		require.NoError(t, err)
+		require.NoError(t, s.Send(&agentv1.ReportRequest{Facts: facts}))
+		_, err = s.CloseAndRecv()
+		refused(t, err, codes.InvalidArgument, says)
+	}
+	require.Equal(t, []string{"EPYC"}, w.node(a.id).CPUModels)
+
+	// A stream outlives neither the host's record nor the leadership.
+	s, err = a.Report(ctx)
+	require.NoError(t, err)
+	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, string(a.id)); return nil })
+	s.Send(message) // the answer says whether it was taken
+	_, err = s.CloseAndRecv()
+	require.Error(t, err) // refused, or its connection was closed
+	_, err = a.HeartbeatNode(ctx, beat(a))
+	require.Error(t, err)
+	require.Eventually(t, func() bool { _, err = a.HeartbeatNode(ctx, beat(a)); return codeOf(err) == codes.PermissionDenied },
+		10*time.Second, time.Millisecond)
+	refused(t, err, codes.PermissionDenied, "join again")
+	b := w.host(1, 2)
+	s, err = b.Report(ctx)
+	require.NoError(t, err)
+	w.throne.pass(2)
+	s.Send(message) // the answer says whether it was taken
+	_, err = s.CloseAndRecv()
+	refused(t, err, codes.FailedPrecondition, "member 2 leads")
+	require.NotContains(t, w.guests.told, b.id)
+}
+
+// An agent reads the images of its VMs from whichever member holds them, some at a time. An image that no VM of its host
+// uses is answered like one that does not exist, although its SHA-256 is known.
+func TestReadImage(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	a, stranger := w.host(2, 1), w.host(2, 2)
+	w.guests.uses[a.id] = []string{"sum", "not held here"}
+	for at, want := range map[uint64]string{0: "0123456789", 7: "789", 10: "", 99: ""} {
+		s, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum", Offset: at})
+		require.NoError(t, err)
+		got := ""
+		for {
+			piece, err := s.Recv()
+			if err == io.EOF {
+				break
+			}
+			require.NoError(t, err)
+			got += string(piece.GetData())
+		}
+		require.Equal(t, want, got)
+	}
+	for _, c := range []struct {
+		by   agent
+		ask  *agentv1.ReadImageRequest
+		code codes.Code
+		says string
+	}{
+		{stranger, &agentv1.ReadImageRequest{Sha256: "sum"}, codes.NotFound, errNoImage().Error()},
+		{stranger, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
+		{stranger, &agentv1.ReadImageRequest{}, codes.NotFound, errNoImage().Error()},
+		{a, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
+		{a, &agentv1.ReadImageRequest{Sha256: "not held here"}, codes.NotFound, errNoImage().Error()},
+		{a, &agentv1.ReadImageRequest{Sha256: "sum", Offset: 1 << 63}, codes.InvalidArgument, "offset"},
+	} {
+		s, err := c.by.ReadImage(ctx, c.ask)
+		require.NoError(t, err)
+		_, err = s.Recv()
+		refused(t, err, c.code, c.says)
+	}
+	s := w.members[2]
+	require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.reading) == 0 }, 10*time.Second, time.Millisecond)
+	for range maxReading {
+		require.True(t, s.beginReading(a.id))
+	}
+	stream, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum"})
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	refused(t, err, codes.Unavailable, "reads 8 images already")
+	require.True(t, s.beginReading("another host"))
+}
+
+func as(t *testing.T, role cloud.Role) context.Context {
+	c := &cloud.Caller{User: "ada", Proof: cloud.ProofPassword}
+	if role != "" {
+		c.Bindings = []cloud.Binding{{Role: role}}
+	}
+	return auth.With(t.Context(), c, auth.RPC)
+}
+
+// What operators and tenants see of hosts, and who may cordon. A cordon shows in its own answer, whichever member gives it.
+func TestNodesAsSeen(t *testing.T) {
+	w := newWorld(t)
+	w.follow(1)
+	a := w.host(1, 1)
+	_, err := a.HeartbeatNode(limited(t), beat(a))
+	require.NoError(t, err)
+	server := &server{s: w.members[2]}
+	root, tenant := as(t, cloud.SystemAdmin), as(t, "")
+
+	n, err := server.GetNode(root, &vmv1.GetNodeRequest{NodeId: string(a.id)})
+	require.NoError(t, err)
+	require.EqualValues(t, 8, n.GetCapacity().GetVcpus())
+	require.Equal(t, "1", n.GetLabels()["rack"])
+	require.Equal(t, "1.0", n.GetAgentVersion())
+	require.NotZero(t, n.GetLastHeartbeat())
+	for _, ctx := range []context.Context{tenant, as(t, cloud.ProjectAdmin)} {
+		list, err := server.ListNodes(ctx, &vmv1.ListNodesRequest{})
+		require.NoError(t, err)
+		require.Len(t, list.GetNodes(), 1)
+		n, err := server.GetNode(ctx, &vmv1.GetNodeRequest{NodeId: string(a.id)})
+		require.NoError(t, err)
+		for _, n := range []*vmv1.Node{n, list.GetNodes()[0]} {
+			want := &vmv1.Node{
+				Id: string(a.id), Name: "rack-1", State: vmv1.NodeState(cloud.NodeReady), Hypervisors: n.GetHypervisors(),
+				Labels: map[string]string{"trivet/accel": "kvm"}, Capacity: &vmv1.NodeCapacity{}, Allocatable: &vmv1.NodeCapacity{}, Allocated: &vmv1.NodeCapacity{},
+			}
+			require.Equal(t, want.String(), n.String(), "who it is and whether it works, no more")
+		}
+		for name, call := range map[string]func() error{
+			"CordonNode": func() error {
+				_, err := server.CordonNode(ctx, &vmv1.CordonNodeRequest{NodeId: string(a.id)})
+				return err
+			},
+			"UncordonNode": func() error {
+				_, err := server.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: string(a.id)})
+				return err
+			},
+			"DrainNode": func() error {
+				_, err := server.DrainNode(ctx, &vmv1.DrainNodeRequest{NodeId: string(a.id)})
+				return err
+			},
+		} {
+			require.True(t, fault.Is(call(), fault.PermissionDenied), name)
+		}
+	}
+	_, err = server.ListNodes(t.Context(), &vmv1.ListNodesRequest{})
+	require.True(t, fault.Is(err, fault.Unauthenticated))
+
+	for range 20 {
+		n, err = server.CordonNode(root, &vmv1.CordonNodeRequest{NodeId: string(a.id)})
+		require.NoError(t, err)
+		require.Equal(t, vmv1.NodeState(cloud.NodeCordoned), n.GetState())
+		n, err = server.UncordonNode(root, &vmv1.UncordonNodeRequest{NodeId: string(a.id)})
+		require.NoError(t, err)
+		require.Equal(t, vmv1.NodeState(cloud.NodeReady), n.GetState())
+	}
+	at := w.records.Revision()
+	_, err = server.UncordonNode(root, &vmv1.UncordonNodeRequest{NodeId: string(a.id)})
+	require.NoError(t, err)
+	require.Equal(t, at, w.records.Revision())
+	for id, kind := range map[string]fault.Kind{"": fault.InvalidArgument, "x": fault.InvalidArgument, string(guest(1)): fault.NotFound} {
+		_, err = server.CordonNode(root, &vmv1.CordonNodeRequest{NodeId: id})
+		require.True(t, fault.Is(err, kind), "%q: %v", id, err)
+		_, err = server.GetNode(root, &vmv1.GetNodeRequest{NodeId: id})
+		require.True(t, fault.Is(err, kind), "%q: %v", id, err)
+	}
+	_, err = server.DrainNode(root, &vmv1.DrainNodeRequest{NodeId: string(a.id)})
+	require.True(t, fault.Is(err, fault.Unimplemented))
+	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	n, err = server.GetNode(tenant, &vmv1.GetNodeRequest{NodeId: string(a.id)})
+	require.NoError(t, err)
+	require.Equal(t, vmv1.NodeState(cloud.NodeNotReady), n.GetState())
+}

@@ -1,0 +1,166 @@
+package node
+
+import (
+	"context"
+	"encoding/hex"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Ban keeps a host's key out: node-ban/<SHA-256 of the public key, hex>. What is placed on the host stays as it is.
+type Ban struct {
+	Key string
+	// Node is the host that held the key, if one did, and Name what it was called.
+	Node   cloud.NodeID
+	Name   string
+	Reason string
+	At     cloud.Time
+}
+
+var bans = store.NewTable[Ban]("node-ban")
+
+const (
+	maxBans   = 10_000
+	maxReason = 256
+)
+
+func errBanned() *fault.Fault {
+	return fault.New(fault.PermissionDenied, "this host is banned: its key is not admitted until `trivet node unban`").WithReason(ReasonBanned)
+}
+
+// barred refuses a key that is banned.
+func barred(r store.Reader, key []byte) error {
+	banned, err := bans.Has(r, keyText(key))
+	if err == nil && banned && !mutant.On(mutant.IgnoreBans) {
+		return errBanned()
+	}
+	return err
+}
+
+// banAsk names a host or a key, not both.
+type banAsk struct {
+	Node   cloud.NodeID
+	Key    string
+	Reason string
+}
+
+func (q *banAsk) check() error {
+	switch {
+	case (q.Node == "") == (q.Key == ""):
+		return fault.Invalid("node_id", "give a node or a key")
+	case q.Node != "":
+		return cloud.CheckUUID("node_id", string(q.Node))
+	}
+	if sum, err := hex.DecodeString(q.Key); err != nil || len(sum) != 32 || keyText(sum) != q.Key {
+		return fault.Invalid("key", "must be 64 digits of 0-9 and a-f: the SHA-256 of a public key")
+	}
+	return nil
+}
+
+// Ban keeps a host out, by its id or by its key, for whoever was admitted to ask. The host is cordoned; its record, and
+// what is placed on it, stay. A ban that stands stays as it is.
+func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) ([]Ban, error) {
+	q := banAsk{id, key, reason}
+	if err := q.check(); err != nil {
+		return nil, err
+	}
+	if len(reason) > maxReason || !printable(reason) {
+		return nil, fault.Invalid("reason", "must be at most %d printable bytes", maxReason)
+	}
+	return s.ban(ctx, q)
+}
+
+func (s *Service) doBan(ctx context.Context, q banAsk) (made []Ban, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		made = nil
+		keys, id := []string{q.Key}, q.Node
+		if id == "" {
+			if holder, err := hostKeys.Get(tx, q.Key); err != nil {
+				return err
+			} else if holder != nil {
+				id = *holder
+			}
+		} else if keys, err = keysOf(tx, id); err != nil {
+			return err
+		}
+		n := &cloud.Node{}
+		if id != "" {
+			have, err := Nodes.Get(tx, string(id))
+			if err != nil {
+				return err
+			}
+			if have == nil && q.Node != "" {
+				return noNode(id)
+			}
+			if have != nil {
+				n = have
+			}
+		}
+		if len(keys) == 0 {
+			return fault.New(fault.FailedPrecondition, "the key of node %s is not known: it has not reported since keys are noted; evict it instead", id)
+		}
+		if all, more, err := bans.List(tx.Unguarded(), maxBans); err != nil {
+			return err
+		} else if more || len(all) == maxBans {
+			return fault.New(fault.ResourceExhausted, "there are %d bans: remove some", maxBans)
+		}
+		for _, key := range keys {
+			b, err := bans.Get(tx, key)
+			if err != nil {
+				return err
+			}
+			if b == nil {
+				b = &Ban{Key: key, Node: n.ID, Name: n.Name, Reason: q.Reason, At: tx.Now()}
+				bans.Put(tx, b, key)
+			}
+			made = append(made, *b)
+		}
+		if n.ID == "" || n.Cordoned {
+			return nil
+		}
+		n.Cordoned, n.UpdatedAt = true, tx.Now()
+		Nodes.Put(tx, n, string(n.ID))
+		return nil
+	})
+	return made, err
+}
+
+// Unban lets a host in again. NotFound when it is not banned.
+func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error {
+	q := banAsk{Node: id, Key: key}
+	if err := q.check(); err != nil {
+		return err
+	}
+	_, err := s.unban(ctx, q)
+	return err
+}
+
+func (s *Service) doUnban(ctx context.Context, q banAsk) (none struct{}, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		all, _, err := bans.List(tx, 0)
+		if err != nil {
+			return err
+		}
+		found := false
+		for _, r := range all {
+			if q.Key != "" && r.Path[0] == q.Key || q.Node != "" && r.Value.Node == q.Node {
+				bans.Delete(tx, r.Path...)
+				found = true
+			}
+		}
+		if !found {
+			return fault.New(fault.NotFound, "no such ban: `trivet node bans` lists them")
+		}
+		return nil
+	})
+	return none, err
+}
+
+// Bans is a page of what is banned.
+func (s *Service) Bans(ctx context.Context, size int32, token string) ([]*Ban, string, error) {
+	all := func(*Ban) bool { return true }
+	return store.Page(ctx, s.opts.Store, bans, store.PageRequest{Size: size, Token: token, Query: "bans"}, all)
+}

@@ -1,0 +1,182 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/hex"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Reasons of refusals after which an agent stops asking.
+const (
+	ReasonEvicted = "NODE_EVICTED"
+	ReasonBanned  = "NODE_BANNED"
+)
+
+// eviction ends the certificates that a host got before: node-evicted/<node>. Only a host whose record stays has one.
+type eviction struct{ At cloud.Time }
+
+var evictions = store.NewTable[eviction]("node-evicted")
+
+// ends says whether a certificate is of before. It is known to the second when that was signed.
+func (e *eviction) ends(leaf *x509.Certificate) bool { return mtls.Issued(leaf).UnixMilli() < e.At }
+
+// signedAt is the time that a new certificate bears: after the eviction, also by the clock of a member that is behind.
+func (e *eviction) signedAt(now time.Time) time.Time {
+	if after := time.UnixMilli(e.At).Truncate(time.Second).Add(time.Second); now.Before(after) {
+		return after
+	}
+	return now
+}
+
+// evicted is a host's eviction, nil when there is none.
+func (s *Service) evicted(ctx context.Context, id cloud.NodeID) (e *eviction, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		e, err = evictions.Get(v, string(id))
+		return err
+	})
+	return e, err
+}
+
+func errEvicted() *fault.Fault {
+	return fault.New(fault.PermissionDenied, "this host is no longer of the cluster: it may join again with a new token of `trivet node token`").
+		WithReason(ReasonEvicted)
+}
+
+// judge says whether the holder of a certificate may be talked to.
+func judge(r store.Reader, id cloud.NodeID, leaf *x509.Certificate) error {
+	key, err := mtls.KeyOf(leaf.PublicKey)
+	if err != nil {
+		return err
+	}
+	if err := barred(r, key); err != nil {
+		return err
+	}
+	known, err := Nodes.Has(r, string(id))
+	if err != nil {
+		return err
+	}
+	e, err := evictions.Get(r, string(id))
+	if err != nil {
+		return err
+	}
+	if !known || e != nil && e.ends(leaf) {
+		return errEvicted()
+	}
+	return nil
+}
+
+type evictAsk struct {
+	Node  cloud.NodeID
+	Force bool
+}
+
+// Evict ends a host's certificate, for whoever was admitted to ask, and says how many VMs are placed on it. Without any,
+// its record goes with all that hangs on it: the key that it is known by, the tokens it used, what it was to clean up. It
+// is another host when it joins again.
+//
+// With VMs it is refused (ReasonHasVMs) or, forced, the record stays: what is placed on a host that may still run it must
+// not be free to run elsewhere. The host is cordoned; with its key and a new token it is who it was.
+func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms int, err error) {
+	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
+		return 0, err
+	}
+	return s.evict(ctx, evictAsk{id, force})
+}
+
+// ReasonHasVMs is that of the refusal to evict a host that VMs are placed on.
+const ReasonHasVMs = "NODE_HAS_VMS"
+
+func (s *Service) doEvict(ctx context.Context, q evictAsk) (vms int, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		n, err := Nodes.Get(tx, string(q.Node))
+		if err != nil {
+			return err
+		}
+		if n == nil {
+			return noNode(q.Node)
+		}
+		placed, _, err := PlacedVMs.List(tx, 0, string(q.Node))
+		if err != nil {
+			return err
+		}
+		vms = 0
+		for _, r := range placed {
+			if !r.Value.Gone {
+				vms++
+			}
+		}
+		if vms > 0 && !q.Force {
+			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move or delete them first (`trivet node cordon` keeps others away; "+
+				"of a host that is lost, `trivet vm delete --force`), or force: then they stay its own, start nowhere else, and it can come back to them",
+				vms, q.Node, n.Name).WithReason(ReasonHasVMs).With("vms", vms)
+		}
+		if err := forgetTokens(tx, q.Node); err != nil {
+			return err
+		}
+		if vms > 0 && !mutant.On(mutant.EvictForgets) {
+			n.Cordoned, n.UpdatedAt = true, tx.Now()
+			Nodes.Put(tx, n, string(q.Node))
+			evictions.Put(tx, &eviction{At: tx.Now()}, string(q.Node))
+			return nil
+		}
+		for _, r := range placed {
+			PlacedVMs.Delete(tx, r.Path...)
+		}
+		keys, err := keysOf(tx, q.Node)
+		if err != nil {
+			return err
+		}
+		for _, key := range keys {
+			hostKeys.Delete(tx, key)
+		}
+		evictions.Delete(tx, string(q.Node))
+		Nodes.Delete(tx, string(q.Node))
+		return nil
+	})
+	return vms, err
+}
+
+// forgetTokens removes the join tokens that a host has used: it could ask again with them.
+func forgetTokens(tx *store.Tx, id cloud.NodeID) error {
+	all, _, err := joinTokens.List(tx, 0)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if r.Value.Node == id {
+			joinTokens.Delete(tx, r.Path...)
+		}
+	}
+	return nil
+}
+
+// keysOf are the keys that a host is known by, in hex. It has one.
+func keysOf(tx *store.Tx, id cloud.NodeID) (keys []string, err error) {
+	all, _, err := hostKeys.List(tx, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range all {
+		if *r.Value == id {
+			keys = append(keys, r.Path[0])
+		}
+	}
+	return keys, nil
+}
+
+// sameKey says whether two public keys are one.
+func sameKey(a, b any) bool {
+	x, errX := mtls.KeyOf(a)
+	y, errY := mtls.KeyOf(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+func keyText(key []byte) string { return hex.EncodeToString(key) }

@@ -1,0 +1,238 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// guard keeps the connections on which hosts have shown a certificate, so that they can be closed: a call or a stream is
+// judged when it begins, and some are open for days.
+type guard struct {
+	mu    sync.Mutex // guards conns
+	conns map[*guarded]bool
+}
+
+// guarded is one connection of a host.
+type guarded struct {
+	net.Conn
+	raw   net.Conn // beneath TLS
+	node  cloud.NodeID
+	leaf  *x509.Certificate
+	guard *guard
+}
+
+// cut ends the connection, and with it every call and stream on it. It says nothing to the host, which may not listen.
+func (c *guarded) cut() { c.raw.Close() }
+
+// Close implements net.Conn.
+func (c *guarded) Close() error {
+	c.guard.mu.Lock()
+	delete(c.guard.conns, c)
+	c.guard.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Credentials are those of the server of port 7443, from what mtls.ServerOptional gives.
+func (s *Service) Credentials(config *tls.Config) credentials.TransportCredentials {
+	return watched{credentials.NewTLS(config), &s.guard}
+}
+
+type watched struct {
+	credentials.TransportCredentials
+	guard *guard
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, ok := info.(credentials.TLSInfo)
+	if !ok || len(t.State.PeerCertificates) == 0 {
+		return conn, info, nil
+	}
+	leaf := t.State.PeerCertificates[0]
+	id, err := mtls.Of(leaf)
+	if err != nil {
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	c := &guarded{conn, raw, cloud.NodeID(id.Name), leaf, w.guard}
+	if !w.guard.add(c) {
+		return nil, nil, errors.Join(fmt.Errorf("host %s has %d connections", id.Name, maxConnections), conn.Close())
+	}
+	return c, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (w watched) Clone() credentials.TransportCredentials {
+	return watched{w.TransportCredentials.Clone(), w.guard}
+}
+
+// add registers a connection. It returns false if the host has maxConnections already.
+func (g *guard) add(c *guarded) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := 0
+	for other := range g.conns {
+		if other.node == c.node {
+			n++
+		}
+	}
+	if n < maxConnections {
+		g.conns[c] = true
+	}
+	return n < maxConnections
+}
+
+// some are the connections that a choice is for.
+func (g *guard) some(choose func(*guarded) bool) (out []*guarded) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for c := range g.conns {
+		if choose(c) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func everyone(*guarded) bool { return true }
+
+const (
+	// freshEvery is how often a member proves that it would know of an eviction.
+	freshEvery = time.Second
+	// blindTime is how long that may take. A member that cannot closes the connections of all hosts: they find another, and
+	// what they read here they read on there.
+	blindTime = 5 * time.Second
+)
+
+// Guard closes the connections of hosts that were evicted or banned, on this member, until ctx ends. Every member runs it.
+func (s *Service) Guard(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := s.guardOn(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.opts.Log.Warn("evictions are read again", "err", err)
+		select {
+		case <-time.After(freshEvery):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// guardOn judges every connection, and then those that a change is about.
+func (s *Service) guardOn(ctx context.Context) error {
+	ctx, end := context.WithCancelCause(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer end(nil)
+	var from int64
+	if err := s.opts.Store.Local(func(v *store.View) error {
+		from = v.Revision() + 1
+		return nil
+	}); err != nil {
+		return err
+	}
+	// Watched before it is read: what changes in between is seen twice, not never.
+	work.Go(func() {
+		end(heed(ctx, Nodes.Watch(s.opts.Store, from), func(c store.Change[cloud.Node]) error {
+			if c.Value != nil {
+				return nil
+			}
+			return s.review(func(g *guarded) bool { return string(g.node) == c.Path[0] })
+		}))
+	})
+	work.Go(func() {
+		end(heed(ctx, evictions.Watch(s.opts.Store, from), func(c store.Change[eviction]) error {
+			return s.review(func(g *guarded) bool { return string(g.node) == c.Path[0] })
+		}))
+	})
+	work.Go(func() {
+		end(heed(ctx, bans.Watch(s.opts.Store, from), func(store.Change[Ban]) error { return s.review(everyone) }))
+	})
+	if err := s.review(everyone); err != nil {
+		return err
+	}
+	tick := time.NewTicker(freshEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			s.beFresh(ctx, blindTime)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// heed hands each change of a watch on until one fails.
+func heed[T any](ctx context.Context, w *store.Watch[T], take func(store.Change[T]) error) error {
+	defer w.Close()
+	for {
+		changes, _, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range changes {
+			if err := take(c); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// review closes those of the chosen connections whose holder is not to be talked to, and forgets that their hosts were
+// heard from.
+func (s *Service) review(choose func(*guarded) bool) error {
+	chosen := s.guard.some(choose)
+	if len(chosen) == 0 || mutant.On(mutant.KeepEvictedOpen) {
+		return nil
+	}
+	return s.opts.Store.Local(func(v *store.View) error {
+		for _, c := range chosen {
+			why := judge(v, c.node, c.leaf)
+			if why == nil {
+				continue
+			}
+			s.opts.Log.Info("closing a host's connection", "node", c.node, "why", why)
+			c.cut()
+			s.mu.Lock()
+			delete(s.seen, c.node)
+			s.mu.Unlock()
+		}
+		return nil
+	})
+}
+
+// beFresh closes all hosts' connections when this member cannot find out in time who was evicted.
+func (s *Service) beFresh(ctx context.Context, within time.Duration) {
+	if len(s.guard.some(everyone)) == 0 {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	err := s.opts.Store.Recent(limited, freshEvery, func(*store.View) error { return nil })
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	open := s.guard.some(everyone)
+	s.opts.Log.Warn("closing the connections of all hosts: whether one was evicted cannot be known", "count", len(open), "err", err)
+	for _, c := range open {
+		c.cut()
+	}
+}

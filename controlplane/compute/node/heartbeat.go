@@ -1,0 +1,159 @@
+package node
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// heartbeat takes what a host says of itself, and returns when the quorum has proven that this member still led after
+// it came: what it answers renews the host's lease. If the description changes more often than recordEvery, a later
+// heartbeat that repeats the change records it. The answer is always the recorded description.
+func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, error) {
+	leader, term := s.opts.Leadership.Leader()
+	if leader != s.opts.Self {
+		return cloud.Node{}, s.redirect(leader)
+	}
+	if err := checkHeartbeat(&said); err != nil {
+		return cloud.Node{}, err
+	}
+	now := s.opts.Steady().UnixMilli()
+	s.mu.Lock()
+	known, ok := s.fleet[said.ID]
+	s.mu.Unlock()
+	b := s.budgetOf(said.ID)
+	if !ok || !same(&known, &said) {
+		stored, inTurn, err := s.describeInTurn(ctx, said.ID, &b.described, func(n *cloud.Node) { merge(n, &said) })
+		switch {
+		case err != nil:
+			return cloud.Node{}, err
+		case inTurn:
+			known = stored
+		case !ok:
+			n, err := s.get(ctx, said.ID)
+			if err != nil {
+				return cloud.Node{}, err
+			}
+			known = *n
+		}
+	}
+	if err := s.recordFacts(ctx, said.ID, b); err != nil {
+		return cloud.Node{}, err
+	}
+	if err := s.opts.Store.Barrier(ctx); err != nil {
+		return cloud.Node{}, err
+	}
+	// A member that follows passes the barrier too: by another leader, who has not heard from this host.
+	if leader, now := s.opts.Leadership.Leader(); leader != s.opts.Self || now != term {
+		return cloud.Node{}, s.redirect(leader)
+	}
+	s.mu.Lock()
+	s.seen[said.ID] = now
+	s.mu.Unlock()
+	return known, nil
+}
+
+// describe applies change to a host's record, and reports whether the record changed.
+func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		n, err := Nodes.Get(tx, string(id))
+		if err != nil {
+			return err
+		}
+		if n == nil {
+			return noNode(id)
+		}
+		before := *n
+		change(n)
+		out = *n
+		if changed = !same(&before, n) || !factsOf(&before).equal(factsOf(n)); !changed {
+			return nil
+		}
+		n.UpdatedAt = tx.Now()
+		out = *n
+		Nodes.Put(tx, n, string(id))
+		return nil
+	})
+	return out, changed && err == nil, err
+}
+
+// merge takes over what a heartbeat says; what is ours stays.
+func merge(n, said *cloud.Node) {
+	n.Name, n.Declared, n.Capacity, n.Allocatable = said.Name, said.Declared, said.Capacity, said.Allocatable
+	n.Hypervisors, n.Labels, n.AgentVersion = said.Hypervisors, said.Labels, said.AgentVersion
+	n.VolumeDrivers, n.StorageClasses, n.SharedMigration = said.VolumeDrivers, said.StorageClasses, said.SharedMigration
+}
+
+// same reports whether two records agree in all that a heartbeat says.
+func same(a, b *cloud.Node) bool {
+	return a.Name == b.Name && a.Declared == b.Declared && a.Capacity == b.Capacity && a.Allocatable == b.Allocatable &&
+		slices.Equal(a.Hypervisors, b.Hypervisors) && maps.Equal(a.Labels, b.Labels) && a.AgentVersion == b.AgentVersion &&
+		slices.Equal(a.VolumeDrivers, b.VolumeDrivers) && slices.Equal(a.StorageClasses, b.StorageClasses) &&
+		a.SharedMigration == b.SharedMigration
+}
+
+// Limits of what a host may say of itself.
+const (
+	maxHostName = 253
+	maxWord     = 128
+	// maxModels and maxModelBytes bound the CPU models that a host offers. QEMU 7.2 has 140 for x86-64, of 2 KiB together.
+	maxModels     = 512
+	maxModelBytes = 16 << 10
+)
+
+// most is more than any host has, and far from where sums overflow.
+var most = cloud.Capacity{VCPUs: 1 << 20, MemoryMiB: 1 << 32, StorageGiB: 1 << 32}
+
+func checkHeartbeat(n *cloud.Node) error {
+	if err := checkHostName(n.Name); err != nil {
+		return err
+	}
+	switch {
+	case n.Declared != cloud.NodeReady && n.Declared != cloud.NodeNotReady:
+		return fault.Invalid("state", "an agent says READY or NOT_READY")
+	case len(n.Hypervisors) > 8 || len(n.VolumeDrivers) > 8 || len(n.StorageClasses) > 64:
+		return fault.New(fault.InvalidArgument, "the heartbeat lists too much")
+	}
+	for _, c := range []struct {
+		field string
+		have  cloud.Capacity
+	}{{"capacity", n.Capacity}, {"allocatable", n.Allocatable}} {
+		if c.have.VCPUs > most.VCPUs || c.have.MemoryMiB > most.MemoryMiB || c.have.StorageGiB > most.StorageGiB {
+			return fault.Invalid(c.field, "at most %d vCPUs, %d MiB and %d GiB", most.VCPUs, most.MemoryMiB, most.StorageGiB)
+		}
+	}
+	if err := checkWords("agent_version", n.AgentVersion); err != nil {
+		return err
+	}
+	if err := checkWords("supported_storage_classes", n.StorageClasses...); err != nil {
+		return err
+	}
+	return cloud.CheckNodeLabels("labels", n.Labels)
+}
+
+func checkHostName(name string) error {
+	if name == "" || len(name) > maxHostName || !printable(name) {
+		return fault.Invalid("name", "must be 1 to %d printable bytes", maxHostName)
+	}
+	return nil
+}
+
+func checkWords(field string, words ...string) error {
+	for _, w := range words {
+		if len(w) > maxWord || !printable(w) {
+			return fault.Invalid(field, "must be at most %d printable bytes", maxWord)
+		}
+	}
+	return nil
+}
+
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}

@@ -1,0 +1,186 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+const (
+	// tokenTTL and maxTokenTTL are lifetimes of join tokens.
+	tokenTTL    = time.Hour
+	maxTokenTTL = 30 * 24 * time.Hour
+	// CertificateLife is a host's; agents renew at half of it.
+	CertificateLife = 24 * time.Hour
+	// RenewGrace lets a host that was off for long renew without a new token.
+	RenewGrace = 7 * 24 * time.Hour
+)
+
+// joinToken is a token at rest: join-token/<id>.
+type joinToken struct {
+	Secret  [32]byte // SHA-256 of it
+	Name    string
+	Expires cloud.Time
+	// Key is the hash of the public key that used the token, Node the host that came of it. Both are empty before.
+	Key  []byte
+	Node cloud.NodeID
+}
+
+var joinTokens = store.NewTable[joinToken]("join-token")
+
+// hostKeys says which host holds a key: host-key/<SHA-256 of the public key, hex>. A host that joins again with a new
+// token, since its certificate ran out or the cluster was made of a backup, is the host that it was.
+var hostKeys = store.NewTable[cloud.NodeID]("host-key")
+
+// keep notes that a host holds a key, unless another host that is known does.
+func keep(tx *store.Tx, key []byte, id cloud.NodeID) error {
+	if holder, err := holderOf(tx, key); err != nil || holder != "" {
+		return err
+	}
+	hostKeys.Put(tx, &id, keyText(key))
+	return nil
+}
+
+// holderOf is the host that holds a key, empty when none is known.
+func holderOf(tx *store.Tx, key []byte) (cloud.NodeID, error) {
+	id, err := hostKeys.Get(tx, keyText(key))
+	if err != nil || id == nil {
+		return "", err
+	}
+	if known, err := Nodes.Has(tx, string(*id)); err != nil || !known {
+		return "", err
+	}
+	return *id, nil
+}
+
+type tokenAsk struct {
+	Name string
+	TTL  time.Duration
+}
+
+type tokenMade struct {
+	Token   string
+	Expires cloud.Time
+}
+
+// doNewToken makes a token: its id, its secret, and the pin of the authority that the agent will check.
+func (s *Service) doNewToken(ctx context.Context, q tokenAsk) (made tokenMade, err error) {
+	secret := make([]byte, 24)
+	rand.Read(secret)
+	id := hex.EncodeToString(secret[:8])
+	text := base64.RawURLEncoding.EncodeToString(secret[8:])
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		made.Expires = tx.Now() + q.TTL.Milliseconds()
+		joinTokens.Put(tx, &joinToken{Secret: sha256.Sum256([]byte(text)), Name: q.Name, Expires: made.Expires}, id)
+		return nil
+	})
+	made.Token = strings.Join([]string{id, text, mtls.Pin(s.opts.Authority.Certificate())}, ".")
+	return made, err
+}
+
+type joinAsk struct {
+	ID, Secret, Name string
+	Key              []byte
+}
+
+func errBadJoin() error {
+	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another host: make a new one with `trivet node token`")
+}
+
+// doAdmit uses a token for a key and names the host. A key whose host is known gets that host again, by another token too:
+// only its guests' host has it.
+func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		t, err := joinTokens.Get(tx, q.ID)
+		if err != nil {
+			return err
+		}
+		given := sha256.Sum256([]byte(q.Secret))
+		if t == nil || subtle.ConstantTimeCompare(given[:], t.Secret[:]) != 1 || tx.Now() >= t.Expires {
+			return errBadJoin()
+		}
+		if t.Name != "" && t.Name != q.Name {
+			return fault.New(fault.PermissionDenied, "the join token is for the host %s", t.Name)
+		}
+		if err := barred(tx, q.Key); err != nil {
+			return err
+		}
+		if t.Node != "" {
+			if subtle.ConstantTimeCompare(t.Key, q.Key) != 1 {
+				return errBadJoin()
+			}
+			if known, err := Nodes.Has(tx, string(t.Node)); err != nil || !known {
+				return cmp.Or(err, errBadJoin()) // the host was removed since
+			}
+			id = t.Node
+			return nil
+		}
+		if id, err = holderOf(tx, q.Key); err != nil {
+			return err
+		}
+		if id != "" && s.connected(id) {
+			return fault.New(fault.Unavailable, "node %s is connected and has the same key: if this host is a copy of that one, "+
+				"remove the identity that was copied with it from the agent's data directory", id).MayRetry()
+		}
+		if id != "" {
+			t.Key, t.Node = q.Key, id
+			joinTokens.Put(tx, t, q.ID)
+			return nil
+		}
+		made, err := uuid.NewV7()
+		if err != nil {
+			return err
+		}
+		id = cloud.NodeID(made.String())
+		t.Key, t.Node = q.Key, id
+		joinTokens.Put(tx, t, q.ID)
+		if err := keep(tx, q.Key, id); err != nil {
+			return err
+		}
+		Nodes.Put(tx, &cloud.Node{ID: id, Name: q.Name, Declared: cloud.NodeNotReady, CreatedAt: tx.Now(), UpdatedAt: tx.Now()}, string(id))
+		return nil
+	})
+	return id, err
+}
+
+// Expire removes join tokens that are over. It is a leader's task.
+func (s *Service) Expire(ctx context.Context) error {
+	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		all, _, err := joinTokens.List(tx.Unguarded(), 0)
+		if err != nil {
+			return err
+		}
+		left := 1000 // others go the next time
+		for _, r := range all {
+			if left > 0 && tx.Now() >= r.Value.Expires {
+				joinTokens.Delete(tx, r.Path...)
+				left--
+			}
+		}
+		return nil
+	})
+	return err
+}
+
+// checkRequest reads a certificate request and proves that its sender holds the key.
+func checkRequest(der []byte) (*x509.CertificateRequest, []byte, error) {
+	csr, key, err := mtls.ParseRequest(der)
+	if err != nil {
+		return nil, nil, fault.Invalid("csr", "%v", err)
+	}
+	return csr, key, nil
+}

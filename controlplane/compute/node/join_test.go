@@ -1,0 +1,317 @@
+package node
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+func (w *world) token(name string, ttl time.Duration) string {
+	token, _, err := w.members[1].NewToken(w.t.Context(), name, ttl)
+	require.NoError(w.t, err)
+	return token
+}
+
+// A host joins at a member that does not lead, asks again, and is who its certificate says.
+func TestJoin(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	token, key := w.token("", 0), newKey(t)
+	pinned := w.dial(2, mtls.ClientPinned(token[strings.LastIndex(token, ".")+1:]))
+	ask := &agentv1.JoinRequest{Protocol: Protocol, Token: token + "\n", Csr: request(t, key), Name: "rack-1"}
+	c, err := pinned.Join(ctx, ask)
+	require.NoError(t, err)
+	require.Equal(t, []string{w.addresses[1], w.addresses[2]}, c.GetMembers())
+	require.Equal(t, w.authority.Certificate().Raw, c.GetAuthority())
+	leaf, err := x509.ParseCertificate(c.GetCertificate())
+	require.NoError(t, err)
+	require.NoError(t, leaf.CheckSignatureFrom(w.authority.Certificate()))
+	party, err := mtls.Of(leaf)
+	require.NoError(t, err)
+	require.Equal(t, mtls.ID{Cluster: "test", Kind: mtls.Node, Name: c.GetNodeId()}, party)
+	require.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, "a host serves nobody")
+	require.WithinDuration(t, time.Now().Add(CertificateLife), leaf.NotAfter, time.Minute)
+	n := w.node(cloud.NodeID(c.GetNodeId()))
+	require.Equal(t, "rack-1", n.Name)
+	require.Equal(t, cloud.NodeNotReady, n.Declared, "it has said nothing of itself yet")
+
+	again, err := pinned.Join(ctx, ask)
+	require.NoError(t, err)
+	require.Equal(t, c.GetNodeId(), again.GetNodeId(), "the answer may have been lost")
+	_, err = pinned.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(t, newKey(t)), Name: "rack-1"})
+	refused(t, err, codes.Unauthenticated, "used by another host")
+
+	own := w.with(1, func() (*tls.Certificate, error) {
+		return &tls.Certificate{Certificate: [][]byte{c.GetCertificate()}, PrivateKey: key, Leaf: leaf}, nil
+	})
+	s, err := own.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol})
+	require.NoError(t, err)
+	first, err := s.Recv()
+	require.NoError(t, err)
+	require.True(t, first.GetComplete())
+
+	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, c.GetNodeId()); return nil })
+	_, err = pinned.Join(ctx, ask)
+	refused(t, err, codes.Unauthenticated, "make a new one")
+}
+
+// Joins that get nothing, and change nothing.
+func TestJoinRefused(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	token := w.token("", 0)
+	parts := strings.Split(token, ".")
+	named := w.token("rack-9", 0)
+	late := w.token("", time.Minute)
+	weak, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	good := request(t, newKey(t))
+	forged := slices.Clone(good)
+	forged[len(forged)-1]++
+	pinned := w.dial(1, mtls.ClientPinned(parts[2]))
+	type ask = agentv1.JoinRequest
+	for name, c := range map[string]struct {
+		ask  *ask
+		code codes.Code
+		says string
+	}{
+		"wrong secret":      {&ask{Protocol: 1, Token: parts[0] + ".AAAA." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"no secret":         {&ask{Protocol: 1, Token: parts[0] + ".." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"unknown id":        {&ask{Protocol: 1, Token: "0011." + parts[1] + "." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"an id with a path": {&ask{Protocol: 1, Token: "../" + parts[0] + "." + parts[1] + "." + parts[2], Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"no token":          {&ask{Protocol: 1, Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"a long token":      {&ask{Protocol: 1, Token: strings.Repeat("x", 600) + ".y.z", Csr: good, Name: "h"}, codes.Unauthenticated, "unknown, expired or used"},
+		"another's name":    {&ask{Protocol: 1, Token: named, Csr: good, Name: "rack-8"}, codes.PermissionDenied, "for the host rack-9"},
+		"no name":           {&ask{Protocol: 1, Token: token, Csr: good}, codes.InvalidArgument, "name"},
+		"a name with lines": {&ask{Protocol: 1, Token: token, Csr: good, Name: "a\nb"}, codes.InvalidArgument, "name"},
+		"a long name":       {&ask{Protocol: 1, Token: token, Csr: good, Name: strings.Repeat("n", 254)}, codes.InvalidArgument, "name"},
+		"another protocol":  {&ask{Protocol: 2, Token: token, Csr: good, Name: "h"}, codes.FailedPrecondition, "upgrade the older"},
+		"no request":        {&ask{Protocol: 1, Token: token, Name: "h"}, codes.InvalidArgument, "csr"},
+		"garbage":           {&ask{Protocol: 1, Token: token, Csr: []byte("garbage"), Name: "h"}, codes.InvalidArgument, "csr"},
+		"a forged request":  {&ask{Protocol: 1, Token: token, Csr: forged, Name: "h"}, codes.InvalidArgument, "not signed by its own key"},
+		"a large request":   {&ask{Protocol: 1, Token: token, Csr: make([]byte, mtls.MaxRequest+1), Name: "h"}, codes.InvalidArgument, "at most"},
+		"an RSA key":        {&ask{Protocol: 1, Token: token, Csr: request(t, weak), Name: "h"}, codes.InvalidArgument, "Ed25519 or ECDSA"},
+	} {
+		_, err := pinned.Join(ctx, c.ask)
+		require.Error(t, err, name)
+		refused(t, err, c.code, c.says)
+	}
+	w.pass(2 * time.Minute)
+	_, err = pinned.Join(ctx, &ask{Protocol: 1, Token: late, Csr: good, Name: "h"})
+	refused(t, err, codes.Unauthenticated, "expired")
+	require.NoError(t, w.records.Local(func(v *store.View) error {
+		all, _, err := Nodes.List(v, 0)
+		require.Empty(t, all)
+		return err
+	}))
+
+	// None of that used the tokens up.
+	_, err = pinned.Join(ctx, &ask{Protocol: 1, Token: named, Csr: good, Name: "rack-9"})
+	require.NoError(t, err)
+	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	_, err = pinned.Join(ctx, &ask{Protocol: 1, Token: token, Csr: request(t, curve), Name: "h"})
+	require.NoError(t, err)
+
+	_, err = w.dial(1, mtls.ClientPinned(strings.Repeat("0", 64))).Join(ctx, &ask{Protocol: 1, Token: token, Csr: good, Name: "h"})
+	refused(t, err, codes.Unavailable, "another authority")
+}
+
+// TestHostsRaceForAToken has twenty hosts join at two members with one token at the same time. One of them joins.
+func TestHostsRaceForAToken(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	token := w.token("", 0)
+	pin := token[strings.LastIndex(token, ".")+1:]
+	var joined atomic.Int64
+	var hosts sync.WaitGroup
+	for n := range 20 {
+		agent, csr := w.dial(uint64(1+n%2), mtls.ClientPinned(pin)), request(t, newKey(t))
+		hosts.Go(func() {
+			_, err := agent.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: csr, Name: fmt.Sprint("rack-", n)})
+			if err == nil {
+				joined.Add(1)
+			} else if status.Code(err) != codes.Unauthenticated {
+				t.Errorf("host %d: %v", n, err)
+			}
+		})
+	}
+	hosts.Wait()
+	require.EqualValues(t, 1, joined.Load())
+	require.NoError(t, w.records.Local(func(v *store.View) error {
+		all, _, err := Nodes.List(v, 0)
+		require.Len(t, all, 1)
+		return err
+	}))
+}
+
+// Tokens: how long they live, and that they go.
+func TestTokens(t *testing.T) {
+	w := newWorld(t)
+	s := w.members[2]
+	for ttl, want := range map[time.Duration]time.Duration{0: time.Hour, time.Minute: time.Minute, 30 * 24 * time.Hour: 30 * 24 * time.Hour} {
+		token, expires, err := s.NewToken(t.Context(), "", ttl)
+		require.NoError(t, err)
+		require.Len(t, strings.Split(token, "."), 3)
+		require.WithinDuration(t, time.Now().Add(want), time.UnixMilli(expires), time.Minute)
+	}
+	for _, ttl := range []time.Duration{-1, 31 * 24 * time.Hour} {
+		_, _, err := s.NewToken(t.Context(), "", ttl)
+		require.True(t, fault.Is(err, fault.InvalidArgument))
+	}
+	_, _, err := s.NewToken(t.Context(), strings.Repeat("n", 254), 0)
+	require.True(t, fault.Is(err, fault.InvalidArgument))
+	left := func() (n int) {
+		require.NoError(t, w.records.Local(func(v *store.View) error {
+			all, _, err := joinTokens.List(v, 0)
+			n = len(all)
+			return err
+		}))
+		return n
+	}
+	w.pass(2 * time.Minute)
+	require.NoError(t, s.Expire(t.Context()))
+	require.Equal(t, 2, left())
+	// Many that live do not hide those that are over.
+	w.update(func(tx *store.Tx) error {
+		for n := range 1500 {
+			expires := tx.Now() + 1
+			if n < 1100 {
+				expires += time.Hour.Milliseconds()
+			}
+			joinTokens.Put(tx, &joinToken{Expires: expires}, string(guest(n)))
+		}
+		return nil
+	})
+	w.pass(time.Minute)
+	require.NoError(t, s.Expire(t.Context()))
+	require.Equal(t, 1102, left())
+}
+
+// A host renews while its certificate is valid, and for a week after; it can do nothing else with one that is over.
+func TestRenew(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	id, key := w.host(1, 1).id, newKey(t)
+	csr := request(t, key)
+	issued := func(ago, life time.Duration) agent {
+		return w.with(2, w.certificateFor(id, key, time.Now().Add(-ago), life))
+	}
+	for name, a := range map[string]agent{
+		"valid": issued(0, time.Hour), "just over": issued(time.Hour+time.Minute, time.Hour), "six days over": issued(7*24*time.Hour, 24*time.Hour),
+	} {
+		_, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: request(t, newKey(t))})
+		refused(t, err, codes.InvalidArgument, "the key of the certificate")
+		c, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
+		require.NoError(t, err, name)
+		require.Equal(t, string(id), c.GetNodeId())
+		leaf, err := x509.ParseCertificate(c.GetCertificate())
+		require.NoError(t, err)
+		require.WithinDuration(t, time.Now().Add(CertificateLife), leaf.NotAfter, time.Minute)
+		_, err = a.Renew(ctx, &agentv1.RenewRequest{Csr: []byte("garbage")})
+		refused(t, err, codes.InvalidArgument, "csr")
+	}
+	_, err := issued(9*24*time.Hour, 24*time.Hour).Renew(ctx, &agentv1.RenewRequest{Csr: csr})
+	require.Equal(t, codes.Unavailable, codeOf(err), "beyond the grace not even a connection: %v", err)
+	for method, err := range everything(ctx, issued(time.Hour+time.Minute, time.Hour)) {
+		if method != "Join" && method != "Renew" {
+			require.Equal(t, codes.Unauthenticated, codeOf(err), "%s: %v", method, err)
+			require.ErrorContains(t, err, "renew", method)
+		}
+	}
+	gone := w.with(1, w.certificate(mtls.Node, string(guest(99)), time.Now(), time.Hour))
+	_, err = gone.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
+	refused(t, err, codes.PermissionDenied, "join again")
+}
+
+// A host that joins once more with its key is the host that it was: its certificate ran out for long, or it comes back
+// after a restore, when its tokens and sessions are gone. Nobody else gets its id: not another key under its name, and
+// not a copy of it while it is connected.
+func TestJoinAgain(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	join := func(key any, name string) (*agentv1.Credential, error) {
+		token := w.token("", 0)
+		return w.dial(2, mtls.ClientPinned(token[strings.LastIndex(token, ".")+1:])).Join(ctx,
+			&agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(t, key), Name: name})
+	}
+	key := newKey(t)
+	first, err := join(key, "rack-1")
+	require.NoError(t, err)
+	before := w.node(cloud.NodeID(first.GetNodeId()))
+	again, err := join(key, "rack-1")
+	require.NoError(t, err)
+	require.Equal(t, first.GetNodeId(), again.GetNodeId())
+	require.Equal(t, before, w.node(before.ID), "its record stays as it is")
+	other, err := join(newKey(t), "rack-1")
+	require.NoError(t, err)
+	require.NotEqual(t, first.GetNodeId(), other.GetNodeId())
+
+	leaf, err := x509.ParseCertificate(again.GetCertificate())
+	require.NoError(t, err)
+	own := w.with(1, func() (*tls.Certificate, error) {
+		return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
+	})
+	session, stop := context.WithCancel(ctx)
+	s, err := own.Watch(session, &agentv1.WatchRequest{Protocol: Protocol})
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	_, err = join(key, "rack-2")
+	refused(t, err, codes.Unavailable, "remove the identity that was copied")
+	stop()
+	require.Eventually(t, func() bool { return !w.members[1].connected(before.ID) }, 10*time.Second, time.Millisecond)
+	_, err = join(key, "rack-2")
+	require.NoError(t, err)
+
+	// A host whose record is gone is a new one.
+	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, first.GetNodeId()); return nil })
+	later, err := join(key, "rack-1")
+	require.NoError(t, err)
+	require.NotEqual(t, first.GetNodeId(), later.GetNodeId())
+	again, err = join(key, "rack-1")
+	require.NoError(t, err)
+	require.Equal(t, later.GetNodeId(), again.GetNodeId())
+}
+
+// The key of a host that joined before keys were noted is noted when it reports.
+func TestKeyOfAnOldHost(t *testing.T) {
+	w := newWorld(t)
+	ctx := limited(t)
+	a := w.host(1, 1)
+	source := w.certificate(mtls.Node, string(a.id), time.Now(), time.Hour)
+	cert, err := source()
+	require.NoError(t, err)
+	s, err := w.with(1, source).Report(ctx)
+	require.NoError(t, err)
+	require.NoError(t, s.Send(&agentv1.ReportRequest{Facts: &agentv1.NodeFacts{BootId: "b"}}))
+	_, err = s.CloseAndRecv()
+	require.NoError(t, err)
+	token := w.token("", 0)
+	c, err := w.dial(1, mtls.ClientPinned(token[strings.LastIndex(token, ".")+1:])).Join(ctx,
+		&agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(t, cert.PrivateKey), Name: "host-1"})
+	require.NoError(t, err)
+	require.EqualValues(t, a.id, c.GetNodeId())
+}

@@ -1,0 +1,395 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	grpcpeer "google.golang.org/grpc/peer"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/transport"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// Protocol is the major version of agent.v1 that this program speaks.
+const Protocol = 1
+
+// ImageSource opens the verified copy of an image that this member holds; NotFound without one.
+type ImageSource interface {
+	Open(sha256 string) (io.ReadSeekCloser, error)
+}
+
+// OpenMethod is the full name of the only agent method that requires no certificate.
+const OpenMethod = agentv1.AgentService_Join_FullMethodName
+
+// RegisterAgents adds what agents may call, to the server of port 7443.
+func (s *Service) RegisterAgents(g grpc.ServiceRegistrar) {
+	agentv1.RegisterAgentServiceServer(g, &agents{s: s})
+	vmv1.RegisterNodeServiceServer(g, &heartbeats{s: s})
+}
+
+type agents struct {
+	agentv1.UnsafeAgentServiceServer
+	s *Service
+}
+
+// keepKey notes the key of a connection's certificate, which may be of before keys were noted.
+func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
+	leaf, err := shown(ctx)
+	if err != nil || leaf == nil {
+		return err
+	}
+	sum, err := mtls.KeyOf(leaf.PublicKey)
+	if err != nil {
+		return err
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return keep(tx, sum, id) })
+	return err
+}
+
+// caller is the host whose certificate a connection shows; the certificate must be valid and the host's record there.
+func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
+	leaf, err := shown(ctx)
+	if err != nil {
+		return "", err
+	}
+	if leaf != nil && mtls.Expired(leaf, s.opts.Now()) {
+		return "", errExpired()
+	}
+	return s.holder(ctx, leaf)
+}
+
+// admitted authenticates a call like caller and counts it. Call leave at the end of the call.
+func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
+	if id, err = s.caller(ctx); err != nil {
+		return "", nil, err
+	}
+	leave, err = s.enter(ctx, id)
+	return id, leave, err
+}
+
+// holder is the host that a certificate names.
+func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
+	if leaf == nil {
+		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+	}
+	id, err := mtls.Of(leaf)
+	if err != nil || id.Kind != mtls.Node {
+		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+	}
+	// Streams come without a deadline of their own.
+	ctx, cancel := context.WithTimeout(ctx, knownTime)
+	defer cancel()
+	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return judge(v, cloud.NodeID(id.Name), leaf) })
+	if err != nil {
+		return "", err
+	}
+	return cloud.NodeID(id.Name), nil
+}
+
+// knownTime is how long finding a host's record may take.
+const knownTime = 5 * time.Second
+
+// shown is the certificate of a connection, nil when there is none.
+func shown(ctx context.Context) (*x509.Certificate, error) {
+	p, ok := grpcpeer.FromContext(ctx)
+	if !ok {
+		return nil, errors.New("no connection")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return nil, nil
+	}
+	return info.State.PeerCertificates[0], nil
+}
+
+func checkProtocol(v uint32) error {
+	if v != Protocol {
+		return fault.New(fault.FailedPrecondition, "the agent speaks version %d of the protocol, the control plane %d: upgrade the older", v, Protocol)
+	}
+	return nil
+}
+
+func (a *agents) Join(ctx context.Context, r *agentv1.JoinRequest) (*agentv1.Credential, error) {
+	if err := checkProtocol(r.GetProtocol()); err != nil {
+		return nil, err
+	}
+	parts := strings.Split(strings.TrimSpace(r.GetToken()), ".")
+	if len(parts) != 3 || len(r.GetToken()) > 512 {
+		return nil, errBadJoin()
+	}
+	if err := checkHostName(r.GetName()); err != nil {
+		return nil, err
+	}
+	csr, key, err := checkRequest(r.GetCsr())
+	if err != nil {
+		return nil, err
+	}
+	id, err := a.s.admitHost(ctx, joinAsk{ID: parts[0], Secret: parts[1], Name: r.GetName(), Key: key})
+	if err != nil {
+		return nil, err
+	}
+	a.s.opts.Log.Info("host joined", "node", id, "name", r.GetName(), "key", keyText(key))
+	return a.s.credential(ctx, id, csr.PublicKey)
+}
+
+func (s *Service) credential(ctx context.Context, id cloud.NodeID, public any) (*agentv1.Credential, error) {
+	at := s.opts.Now()
+	if e, err := s.evicted(ctx, id); err != nil {
+		return nil, err
+	} else if e != nil {
+		at = e.signedAt(at)
+	}
+	cert, err := s.opts.Authority.Issue(mtls.Node, string(id), public, at, CertificateLife)
+	if err != nil {
+		return nil, err
+	}
+	c := &agentv1.Credential{Certificate: cert.Raw, Authority: s.opts.Authority.Certificate().Raw, NodeId: string(id)}
+	listeners := s.listeners()
+	for _, member := range slices.Sorted(maps.Keys(listeners)) {
+		c.Members = append(c.Members, listeners[member])
+	}
+	return c, nil
+}
+
+// Renew serves a host whose certificate is valid, or expired no longer than RenewGrace ago: TLS refuses others. A host
+// keeps its key, by which it can be banned: another gets no certificate for this one's.
+func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.Credential, error) {
+	leaf, err := shown(ctx)
+	if err != nil {
+		return nil, err
+	}
+	id, err := a.s.holder(ctx, leaf)
+	if err != nil {
+		return nil, err
+	}
+	leave, err := a.s.enter(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	csr, _, err := checkRequest(r.GetCsr())
+	if err != nil {
+		return nil, err
+	}
+	if !sameKey(csr.PublicKey, leaf.PublicKey) {
+		return nil, fault.Invalid("csr", "must be for the key of the certificate that is shown")
+	}
+	return a.s.credential(ctx, id, csr.PublicKey)
+}
+
+func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_WatchServer) error {
+	id, leave, err := a.s.admitted(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := checkProtocol(r.GetProtocol()); err != nil {
+		return err
+	}
+	if len(r.GetPresentVms()) > maxPresent {
+		return fault.Invalid("present_vms", "at most %d", maxPresent)
+	}
+	for _, vm := range r.GetPresentVms() {
+		if err := cloud.CheckUUID("present_vms", vm); err != nil {
+			return err
+		}
+	}
+	ctx, cancel, err := a.s.valid(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	if err := a.s.spend(ctx, a.s.budgetOf(id).watches, 1); err != nil {
+		return err
+	}
+	return a.s.watch(ctx, id, r.GetPresentVms(), stream.Send)
+}
+
+// valid ends a stream's context when the certificate does that it came with.
+func (s *Service) valid(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	leaf, err := shown(ctx)
+	if err != nil || leaf == nil {
+		return nil, nil, cmp.Or(err, errExpired())
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, leaf.NotAfter.Sub(s.opts.Now()), errExpired())
+	return ctx, cancel, nil
+}
+
+func errExpired() error {
+	return fault.New(fault.Unauthenticated, "the host's certificate has expired: renew it")
+}
+
+func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
+	id, leave, err := a.s.admitted(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	end, err := a.s.beginReport(id)
+	if err != nil {
+		return err
+	}
+	defer end()
+	b, keyKept := a.s.budgetOf(id), false
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return stream.SendAndClose(&agentv1.ReportResponse{})
+		}
+		if err != nil {
+			return err
+		}
+		if len(r.GetVms()) > maxObservations {
+			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
+		}
+		// Do not read further messages of the stream before the host's limit allows them.
+		if err := a.s.spend(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
+			return err
+		}
+		if err := a.s.leads(); err != nil {
+			return err
+		}
+		// A stream may outlive the certificate and the host's record.
+		if _, err := a.s.caller(stream.Context()); err != nil {
+			return err
+		}
+		if f := r.GetFacts(); f != nil {
+			if err := a.s.facts(stream.Context(), id, f); err != nil {
+				return err
+			}
+			if !keyKept {
+				if err := a.s.keepKey(stream.Context(), id); err != nil {
+					return err
+				}
+				keyKept = true
+			}
+		}
+		var reports []cloud.Observation
+		for _, o := range r.GetVms() {
+			reports = append(reports, convert.ObservationFrom(o))
+		}
+		if err := a.s.reports(stream.Context(), id, reports); err != nil {
+			return err
+		}
+	}
+}
+
+func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentService_ReadImageServer) error {
+	id, leave, err := a.s.admitted(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if !a.s.beginReading(id) {
+		return fault.New(fault.Unavailable, "this host reads %d images already", maxReading).MayRetry()
+	}
+	defer a.s.endReading(id)
+	f, err := a.s.openImage(stream.Context(), id, r.GetSha256())
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return transport.Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&agentv1.ReadImageResponse{Data: b}) })
+}
+
+// openImage opens an image that a VM of the host uses. If no VM of the host uses the image, the error is the same as
+// for an image that this member does not hold, so that a host cannot find out which images exist.
+func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
+	if err := s.spend(ctx, s.budgetOf(id).images, 1); err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, knownTime)
+	defer cancel()
+	uses := false
+	err := s.opts.Store.View(limited, func(v *store.View) (err error) {
+		uses, err = s.guests.UsesImage(v, id, sha256)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !uses {
+		return nil, errNoImage()
+	}
+	f, err := s.images.Open(sha256)
+	if fault.Is(err, fault.NotFound) {
+		return nil, errNoImage()
+	}
+	return f, err
+}
+
+func errNoImage() error {
+	return fault.New(fault.NotFound, "this member has no such image for a VM of this host")
+}
+
+// maxReading is how many images a host may read from a member at a time.
+const maxReading = 8
+
+func (s *Service) beginReading(id cloud.NodeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reading[id] >= maxReading {
+		return false
+	}
+	s.reading[id]++
+	return true
+}
+
+func (s *Service) endReading(id cloud.NodeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reading[id]--; s.reading[id] == 0 {
+		delete(s.reading, id)
+	}
+}
+
+func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) error {
+	id, leave, err := a.s.admitted(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := a.s.sendConsole(stream.Context(), id, stream.Recv); err != nil {
+		return err
+	}
+	return stream.SendAndClose(&agentv1.SendConsoleResponse{})
+}
+
+// heartbeats is NodeService as agents see it: one call.
+type heartbeats struct {
+	vmv1.UnimplementedNodeServiceServer
+	s *Service
+}
+
+func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeRequest) (*vmv1.Node, error) {
+	id, leave, err := h.s.admitted(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if r.GetNodeId() != string(id) {
+		return nil, fault.New(fault.PermissionDenied, "a host speaks only for itself: node_id must be %s", id)
+	}
+	n, err := h.s.heartbeat(ctx, convert.NodeFrom(r))
+	if err != nil {
+		return nil, err
+	}
+	now := h.s.opts.Steady().UnixMilli()
+	return convert.Node(&n, n.State(now, now), now), nil
+}

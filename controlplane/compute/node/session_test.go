@@ -1,0 +1,404 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+type watching struct {
+	t *testing.T
+	agentv1.AgentService_WatchClient
+}
+
+func (a agent) watch(t *testing.T, present ...cloud.VMID) watching {
+	ask := &agentv1.WatchRequest{Protocol: Protocol}
+	for _, id := range present {
+		ask.PresentVms = append(ask.PresentVms, string(id))
+	}
+	s, err := a.AgentServiceClient.Watch(limited(t), ask)
+	require.NoError(t, err)
+	return watching{t, s}
+}
+
+func (s watching) next() *agentv1.WatchResponse {
+	s.t.Helper()
+	m, err := s.Recv()
+	require.NoError(s.t, err)
+	return m
+}
+
+// all is a snapshot, put together.
+func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchResponse) {
+	s.t.Helper()
+	vms = map[cloud.VMID]agentv1.Power{}
+	for first := true; ; first = false {
+		last = s.next()
+		require.Equal(s.t, first, last.GetLeaseSeconds() == LeaseSeconds, "the lease is in the first message")
+		require.LessOrEqual(s.t, len(last.GetVms()), chunkVMs)
+		for _, vm := range last.GetVms() {
+			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "said once")
+			vms[cloud.VMID(vm.GetVmId())] = vm.GetPower()
+		}
+		if last.GetComplete() {
+			return vms, last
+		}
+	}
+}
+
+// A snapshot in chunks, with a ruling on everything that the host has; then what changes, and nothing of other hosts.
+func TestWatch(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.host(1, 1), w.host(1, 2)
+	want := map[cloud.VMID]agentv1.Power{}
+	w.update(func(tx *store.Tx) error {
+		for n := range 250 {
+			PlacedVMs.Put(tx, &Placed{Generation: 1, Gone: n == 7}, string(a.id), string(guest(n)))
+			want[guest(n)] = agentv1.Power_POWER_ON
+		}
+		PlacedVMs.Put(tx, &Placed{Generation: 1}, string(b.id), string(guest(300)))
+		return nil
+	})
+	want[guest(7)] = agentv1.Power_POWER_DESTROYED
+	want[guest(400)] = agentv1.Power_POWER_ORPHANED
+	want[guest(300)] = agentv1.Power_POWER_ORPHANED // another host's
+	s := a.watch(t, guest(1), guest(7), guest(400), guest(300), guest(400))
+	got, last := s.all()
+	require.Equal(t, want, got)
+	require.EqualValues(t, 7, last.GetTerm())
+	require.Equal(t, w.records.Revision(), last.GetRevision())
+
+	w.place(b.id, guest(301), &Placed{Generation: 1})
+	w.place(a.id, guest(1), &Placed{Generation: 2})
+	m := s.next()
+	require.True(t, m.GetComplete())
+	require.Len(t, m.GetVms(), 1)
+	require.Equal(t, string(guest(1)), m.GetVms()[0].GetVmId())
+	require.EqualValues(t, 2, m.GetVms()[0].GetGeneration())
+	require.Equal(t, w.records.Revision(), m.GetRevision())
+	require.EqualValues(t, 7, m.GetTerm())
+
+	w.place(a.id, guest(2), &Placed{Generation: 2, Gone: true})
+	m = s.next()
+	require.Equal(t, agentv1.Power_POWER_DESTROYED, m.GetVms()[0].GetPower())
+	require.Empty(t, m.GetReleasedVms())
+	w.place(a.id, guest(2), nil)
+	m = s.next()
+	require.Empty(t, m.GetVms())
+	require.Equal(t, []string{string(guest(2))}, m.GetReleasedVms())
+
+	// A placement whose record cannot be found is no word to destroy anything.
+	w.place(a.id, guest(3), &Placed{Project: "no record", Generation: 9})
+	m = s.next()
+	require.Empty(t, m.GetVms())
+	require.Empty(t, m.GetReleasedVms())
+
+	empty, last := b.watch(t).all()
+	require.Len(t, empty, 2)
+	require.True(t, last.GetComplete())
+	empty, _ = w.host(1, 3).watch(t).all()
+	require.Empty(t, empty, "an empty snapshot is complete, too")
+}
+
+// Who gets no session, and where those are sent.
+func TestWatchRefused(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct {
+		name   string
+		member uint64
+		ask    *agentv1.WatchRequest
+		code   codes.Code
+		says   string
+	}{
+		{"another protocol", 1, &agentv1.WatchRequest{Protocol: 2}, codes.FailedPrecondition, "upgrade the older"},
+		{"no UUID", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: []string{"../x"}}, codes.InvalidArgument, "present_vms"},
+		{"too many", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: slices.Repeat([]string{string(guest(1))}, maxPresent+1)}, codes.InvalidArgument, "20000"},
+		{"a follower", 2, &agentv1.WatchRequest{Protocol: 1}, codes.FailedPrecondition, "member 1 leads"},
+	} {
+		s, err := w.host(c.member, 1).AgentServiceClient.Watch(limited(t), c.ask)
+		require.NoError(t, err)
+		_, err = s.Recv()
+		require.Error(t, err, c.name)
+		refused(t, err, c.code, c.says)
+		if c.member == 2 {
+			f := rpc.FaultOf(err)
+			require.Equal(t, "NOT_LEADER", f.Reason)
+			require.Equal(t, w.addresses[1], f.Details["leader"])
+		}
+	}
+	require.Empty(t, w.members[1].sessions)
+}
+
+// A session ends with the leadership, naming the next leader; with a newer one of the same host; with its certificate.
+func TestSessionsEnd(t *testing.T) {
+	w := newWorld(t)
+	a := w.host(1, 1)
+	s := a.watch(t)
+	s.all()
+	again := a.watch(t)
+	again.all()
+	_, err := s.Recv()
+	refused(t, err, codes.Aborted, "another session")
+	other := w.host(1, 2).watch(t)
+	other.all()
+	w.place(a.id, guest(1), &Placed{Generation: 1})
+	require.Len(t, again.next().GetVms(), 1, "the newer one lives")
+
+	w.throne.pass(2)
+	for _, s := range []watching{again, other} {
+		_, err = s.Recv()
+		refused(t, err, codes.FailedPrecondition, "member 2 leads")
+		require.Equal(t, w.addresses[2], rpc.FaultOf(err).Details["leader"])
+	}
+	s = w.host(2, 1).watch(t, guest(5))
+	vms, first := s.all()
+	require.Equal(t, map[cloud.VMID]agentv1.Power{guest(1): agentv1.Power_POWER_ON, guest(5): agentv1.Power_POWER_ORPHANED}, vms)
+	require.EqualValues(t, 8, first.GetTerm())
+	w.throne.pass(2)
+	_, err = s.Recv()
+	refused(t, err, codes.Unavailable, "leads anew")
+	w.throne.pass(0)
+	_, err = w.host(2, 1).watch(t).Recv()
+	refused(t, err, codes.Unavailable, "no leader")
+	for id, m := range w.members {
+		require.Eventually(t, func() bool { m.mu.Lock(); defer m.mu.Unlock(); return len(m.sessions) == 0 }, 10*time.Second, time.Millisecond, id)
+	}
+
+	w.throne.pass(1)
+	short := w.with(1, w.certificate(mtls.Node, string(a.id), time.Now(), time.Second))
+	s = short.watch(t)
+	s.all()
+	_, err = s.Recv()
+	refused(t, err, codes.Unauthenticated, "expired")
+}
+
+// reading is somebody who reads a console through a member.
+type reading struct {
+	pieces chan string
+	end    chan error
+	cancel context.CancelFunc
+}
+
+func (w *world) read(member uint64, on cloud.NodeID, follow bool) *reading {
+	ctx, cancel := context.WithCancel(limited(w.t))
+	r := &reading{make(chan string, 100), make(chan error, 1), cancel}
+	go func() {
+		r.end <- w.members[member].ReadConsole(ctx, cloud.Tenant{Org: "acme", Project: "web"}, on, guest(1), follow, 4096, func(b []byte) error { r.pieces <- string(b); return nil })
+	}()
+	return r
+}
+
+// The console's way: a reader at a follower, the request on the agent's session, the bytes back; and every way to end.
+func TestConsole(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.host(1, 1), w.host(1, 2)
+	require.ErrorContains(t, <-w.read(2, a.id, false).end, "not connected")
+	s := a.watch(t)
+	s.all()
+	b.watch(t).all()
+	asked := func() *agentv1.ConsoleRequest {
+		m := s.next()
+		require.True(t, m.GetComplete())
+		require.Empty(t, m.GetVms())
+		require.Len(t, m.GetConsoleRequests(), 1)
+		return m.GetConsoleRequests()[0]
+	}
+	answer := func(a agent, id string) agentv1.AgentService_SendConsoleClient {
+		out, err := a.SendConsole(limited(t))
+		require.NoError(t, err)
+		require.NoError(t, out.Send(&agentv1.SendConsoleRequest{RequestId: id}))
+		return out
+	}
+	canceled := func(id string) {
+		r := asked()
+		require.True(t, r.GetCancel())
+		require.Equal(t, id, r.GetRequestId())
+	}
+
+	// To the end.
+	r := w.read(2, a.id, false)
+	ask := asked()
+	require.Equal(t, string(guest(1)), ask.GetVmId())
+	require.EqualValues(t, 4096, ask.GetTailBytes())
+	require.False(t, ask.GetFollow())
+	_, err := answer(b, ask.GetRequestId()).CloseAndRecv()
+	refused(t, err, codes.NotFound, "nobody waits") // another host cannot put words into this one's mouth
+	out := answer(a, ask.GetRequestId())
+	require.NoError(t, out.Send(&agentv1.SendConsoleRequest{Data: []byte("hello")}))
+	require.Empty(t, <-r.pieces, "the first message says only what it answers")
+	require.Equal(t, "hello", <-r.pieces)
+	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
+	refused(t, err, codes.AlreadyExists, "being sent already")
+	_, err = out.CloseAndRecv()
+	require.NoError(t, err)
+	require.NoError(t, <-r.end)
+	canceled(ask.GetRequestId())
+	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
+	refused(t, err, codes.NotFound, "nobody waits")
+
+	// The host has none; it breaks off; it sends too much; the reader goes.
+	for name, c := range map[string]struct {
+		how  func(agentv1.AgentService_SendConsoleClient, context.CancelFunc, *reading)
+		kind fault.Kind
+		says string
+	}{
+		"none": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
+			out.Send(&agentv1.SendConsoleRequest{Error: "this VM has no console log"})
+		}, fault.FailedPrecondition, "no console log"},
+		"breaks off": {func(_ agentv1.AgentService_SendConsoleClient, cut context.CancelFunc, _ *reading) { cut() }, fault.Unavailable, "broke"},
+		"too large": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
+			out.Send(&agentv1.SendConsoleRequest{Data: make([]byte, maxPiece+1)})
+		}, fault.Unavailable, "a piece of"},
+		"reader goes": {func(_ agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, r *reading) { r.cancel() }, fault.Internal, "canceled"},
+	} {
+		r := w.read(2, a.id, true)
+		ask := asked()
+		require.True(t, ask.GetFollow())
+		ctx, cut := context.WithCancel(limited(t))
+		out, err := a.SendConsole(ctx)
+		require.NoError(t, err)
+		require.NoError(t, out.Send(&agentv1.SendConsoleRequest{RequestId: ask.GetRequestId(), Data: []byte("begin")}))
+		require.Equal(t, "begin", <-r.pieces)
+		c.how(out, cut, r)
+		err = <-r.end
+		require.ErrorContains(t, err, c.says, name)
+		if f, ok := fault.From(err); ok {
+			require.Equal(t, c.kind, f.Kind, name)
+		} else {
+			require.Equal(t, "reader goes", name)
+		}
+		canceled(ask.GetRequestId())
+		_, err = out.CloseAndRecv()
+		if name != "breaks off" {
+			require.NoError(t, err, "the agent is let go: %s", name)
+		}
+		cut()
+	}
+	require.Empty(t, w.members[1].consoles.open)
+}
+
+// Readers beyond the limit are refused, and leave nothing behind on an agent that takes nothing.
+func TestConsolesAreBounded(t *testing.T) {
+	w := newWorld(t)
+	s := w.members[1]
+	a := s.begin("host", func(error) {})
+	ctx, cancel := context.WithCancel(limited(t))
+	ends := make(chan error, maxConsoles)
+	reader := func(i int) consoleAsk {
+		org := fmt.Sprint("org-", i/maxOrgConsoles)
+		return consoleAsk{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: guest(1)}
+	}
+	for i := range maxConsoles {
+		go func() { ends <- s.doReadConsole(ctx, reader(i), func([]byte) error { return nil }) }()
+	}
+	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.asks) }
+	require.Eventually(t, func() bool { return waiting() == maxConsoles }, 10*time.Second, time.Millisecond)
+	for range 10 {
+		err := s.doReadConsole(ctx, reader(maxConsoles), nil)
+		require.True(t, fault.Is(err, fault.Unavailable))
+		require.ErrorContains(t, err, "too many consoles")
+	}
+	require.Equal(t, maxConsoles, waiting())
+	_, err := s.consoles.add("x", consoleAsk{Node: "another host"})
+	require.NoError(t, err)
+	s.consoles.remove("x")
+	cancel()
+	for range maxConsoles {
+		require.ErrorIs(t, <-ends, context.Canceled)
+	}
+	require.Zero(t, waiting(), "what the agent never saw need not be canceled")
+
+	a.request(&agentv1.ConsoleRequest{RequestId: "seen"})
+	a.taken()
+	a.withdraw("seen")
+	require.True(t, a.taken()[0].GetCancel())
+}
+
+// The consoles that one project and one org read on a host are bounded, so that other tenants can still read theirs.
+func TestConsolesOfATenantAreBounded(t *testing.T) {
+	w := newWorld(t)
+	s := w.members[1]
+	s.begin("host", func(error) {})
+	ctx, cancel := context.WithCancel(limited(t))
+	ends := make(chan error, maxConsoles)
+	reading := 0
+	read := func(org cloud.OrgID, project cloud.ProjectID) error {
+		q := consoleAsk{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: guest(1), Follow: true}
+		ended := make(chan error, 1)
+		go func() { ended <- s.doReadConsole(ctx, q, func([]byte) error { return nil }) }()
+		var err error
+		require.Eventually(t, func() bool {
+			s.consoles.mu.Lock()
+			defer s.consoles.mu.Unlock()
+			select {
+			case err = <-ended:
+				return true
+			default:
+				return len(s.consoles.open) == reading+1
+			}
+		}, 10*time.Second, time.Millisecond)
+		if err == nil {
+			reading++
+			go func() { ends <- <-ended }()
+		}
+		return err
+	}
+	refused := func(err error, text string) {
+		t.Helper()
+		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+		require.ErrorContains(t, err, text)
+	}
+	for range maxProjectConsoles {
+		require.NoError(t, read("evil", "one"))
+	}
+	refused(read("evil", "one"), "project evil/one reads 4 consoles")
+	for range maxOrgConsoles - maxProjectConsoles {
+		require.NoError(t, read("evil", "two"))
+	}
+	refused(read("evil", "three"), "org evil reads 8 consoles")
+	require.NoError(t, read("acme", "web"), "another org can read its consoles")
+	cancel()
+	for range reading {
+		require.ErrorIs(t, <-ends, context.Canceled)
+	}
+	require.Empty(t, s.consoles.open)
+}
+
+// What an agent's stream may say, to the reader.
+func TestConsolePieces(t *testing.T) {
+	long := make([]byte, 2*maxError)
+	for i := range long {
+		long[i] = 'x'
+	}
+	for _, c := range []struct {
+		said *agentv1.SendConsoleRequest
+		err  error
+		data string
+		says string
+	}{
+		{&agentv1.SendConsoleRequest{Data: []byte("data")}, nil, "data", "<nil>"},
+		{&agentv1.SendConsoleRequest{Error: "no \xff log"}, nil, "", "no  log"},
+		{&agentv1.SendConsoleRequest{Error: string(long)}, nil, "", string(long[:maxError])},
+		{nil, io.EOF, "", "EOF"},
+		{nil, errors.New("reset"), "", "the connection to the host of the VM broke"},
+	} {
+		p := consolePiece(c.said, c.err)
+		require.Equal(t, c.data, string(p.data))
+		require.Equal(t, c.says, fmt.Sprint(p.err))
+	}
+}

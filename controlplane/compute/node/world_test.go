@@ -1,0 +1,324 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// throne says who leads, and lets a test change it.
+type throne struct {
+	mu      sync.Mutex
+	member  uint64
+	term    uint64
+	changed chan struct{}
+}
+
+func (l *throne) Leader() (uint64, uint64) { l.mu.Lock(); defer l.mu.Unlock(); return l.member, l.term }
+func (l *throne) Changed() <-chan struct{} { l.mu.Lock(); defer l.mu.Unlock(); return l.changed }
+func (l *throne) pass(to uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.member = to
+	l.term++
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// wires carry commands from member to member.
+type wires map[uint64]*leader.Commands
+
+func (w wires) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	return w[member].Serve(ctx, command, body, caller)
+}
+
+func (w wires) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
+	return w[member].ServeStream(ctx, command, body, caller, send)
+}
+
+// guests are what package vm would say: what is placed, and no more; and what it was told.
+type guests struct {
+	mu   sync.Mutex
+	told map[cloud.NodeID][]cloud.Observation
+	fail error
+	// uses are the images of a host's VMs.
+	uses map[cloud.NodeID][]string
+	// changes makes every report one that changes a record.
+	changes bool
+}
+
+func (g *guests) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (out []Assignment, err error) {
+	all, _, err := PlacedVMs.List(v, 0, string(on))
+	for _, r := range all {
+		id := cloud.VMID(r.Path[1])
+		if len(vms) > 0 && !slices.Contains(vms, id) || r.Value.Project == "no record" {
+			continue
+		}
+		say := &agentv1.AssignedVm{VmId: string(id), Generation: r.Value.Generation, Power: agentv1.Power_POWER_ON}
+		if r.Value.Gone {
+			say.Power = agentv1.Power_POWER_DESTROYED
+		}
+		out = append(out, Assignment{id, say})
+	}
+	return out, err
+}
+
+func (g *guests) Observed(_ context.Context, on cloud.NodeID, reports []cloud.Observation) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.told[on] = append(g.told[on], slices.Clone(reports)...)
+	if g.changes {
+		return len(reports), g.fail
+	}
+	return 0, g.fail
+}
+
+func (g *guests) UsesImage(_ *store.View, on cloud.NodeID, sum string) (bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Contains(g.uses[on], sum), nil
+}
+
+type images map[string][]byte
+
+type file struct{ *bytes.Reader }
+
+func (file) Close() error { return nil }
+
+func (i images) Open(sum string) (io.ReadSeekCloser, error) {
+	b, ok := i[sum]
+	if !ok {
+		return nil, fault.New(fault.NotFound, "this member does not hold the image")
+	}
+	return file{bytes.NewReader(b)}, nil
+}
+
+// world is two members over one store, of which the first leads, each with a port for agents on loopback.
+type world struct {
+	t         *testing.T
+	records   *store.Store
+	throne    *throne
+	authority *mtls.Authority
+	guests    *guests
+	members   map[uint64]*Service
+	addresses map[uint64]string
+
+	mu  sync.Mutex
+	off time.Duration
+	// still, when set, is what the clock that hosts are judged by shows for ever.
+	still time.Time
+	// set is how much further the clock was set that hosts are not judged by.
+	set time.Duration
+	// tick, when set, is called when a member looks at its clock.
+	tick func()
+}
+
+func (w *world) now() time.Time {
+	w.mu.Lock()
+	tick := w.tick
+	at := time.Now().Add(w.off + w.set)
+	w.mu.Unlock()
+	if tick != nil {
+		tick()
+	}
+	return at
+}
+
+func (w *world) steady() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.still.IsZero() {
+		return w.still
+	}
+	return time.Now().Add(w.off)
+}
+
+func (w *world) setClock(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.set = d }
+func (w *world) pass(d time.Duration)     { w.mu.Lock(); defer w.mu.Unlock(); w.off += d }
+
+func newWorld(t *testing.T) *world {
+	seed := make([]byte, ed25519.SeedSize)
+	rand.Read(seed)
+	authority, err := mtls.NewAuthority("test", seed)
+	require.NoError(t, err)
+	w := &world{
+		t: t, throne: &throne{member: 1, term: 7, changed: make(chan struct{})}, authority: authority,
+		guests: &guests{told: map[cloud.NodeID][]cloud.Observation{}, uses: map[cloud.NodeID][]string{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
+	}
+	w.records = storetest.Memory(t, w.now)
+	listeners := map[uint64]net.Listener{}
+	for id := uint64(1); id <= 2; id++ {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		listeners[id], w.addresses[id] = l, l.Addr().String()
+	}
+	between := wires{}
+	for id, l := range listeners {
+		between[id] = leader.NewCommands(id, w.throne, between)
+		log := slog.New(slog.DiscardHandler)
+		s := New(Options{
+			Store: w.records, Commands: between[id], Leadership: w.throne, Self: id, AgentAddresses: w.addresses, Authority: authority,
+			Log: log, Now: w.now, Steady: w.steady,
+		})
+		s.Attach(w.guests, images{"sum": []byte("0123456789")})
+		w.members[id] = s
+		own := w.certificate(mtls.Member, fmt.Sprint(id), time.Now(), time.Hour)
+		shows := func() (*tls.Certificate, error) {
+			c, err := own()
+			return mtls.WithAuthority(c, authority.Certificate()), err
+		}
+		g, _ := rpc.New(rpc.Options{
+			Credentials: s.Credentials(mtls.ServerOptional(shows, authority.Certificate(), mtls.OnlyKind(mtls.Node), RenewGrace)),
+			Log:         log, Metrics: grpcprom.NewServerMetrics(), MaxMessage: MaxMessage, Certified: true, Open: []string{OpenMethod},
+		})
+		s.RegisterAgents(g)
+		go g.Serve(l)
+		t.Cleanup(g.Stop)
+		guarding, end := context.WithCancel(context.Background())
+		var work sync.WaitGroup
+		work.Go(func() { s.Guard(guarding) })
+		t.Cleanup(func() { end(); work.Wait() })
+	}
+	return w
+}
+
+func (w *world) certificate(kind mtls.Kind, name string, at time.Time, life time.Duration) mtls.Source {
+	c, err := w.authority.IssueFor(kind, name, at, life)
+	require.NoError(w.t, err)
+	return func() (*tls.Certificate, error) { return c, nil }
+}
+
+// certificateFor is a host's, for a key of its own.
+func (w *world) certificateFor(id cloud.NodeID, key ed25519.PrivateKey, at time.Time, life time.Duration) mtls.Source {
+	leaf, err := w.authority.Issue(mtls.Node, string(id), key.Public(), at, life)
+	require.NoError(w.t, err)
+	return func() (*tls.Certificate, error) {
+		return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
+	}
+}
+
+// follow makes a member the leader that follows the fleet, until the test or stop ends it.
+func (w *world) follow(id uint64) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); w.members[id].Follow(ctx) }()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	w.t.Cleanup(stop)
+	s := w.members[id]
+	require.Eventually(w.t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.since != 0 }, 10*time.Second, time.Millisecond)
+	return stop
+}
+
+// agent is a host as it speaks to one member.
+type agent struct {
+	agentv1.AgentServiceClient
+	vmv1.NodeServiceClient
+	id cloud.NodeID
+}
+
+func (w *world) dial(member uint64, config *tls.Config) agent {
+	conn, err := grpc.NewClient("passthrough:///"+w.addresses[member], grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { conn.Close() })
+	return agent{agentv1.NewAgentServiceClient(conn), vmv1.NewNodeServiceClient(conn), ""}
+}
+
+// with dials with a certificate, or none.
+func (w *world) with(member uint64, own mtls.Source) agent {
+	return w.dial(member, mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member)))
+}
+
+// host is a recorded host that holds a valid certificate.
+func (w *world) host(member uint64, n int) agent {
+	id := cloud.NodeID(fmt.Sprintf("00000000-0000-7000-a000-%012d", n))
+	w.update(func(tx *store.Tx) error {
+		if known, err := Nodes.Has(tx, string(id)); err != nil || known {
+			return err
+		}
+		Nodes.Put(tx, &cloud.Node{ID: id, Name: fmt.Sprint("host-", n), Declared: cloud.NodeNotReady}, string(id))
+		return nil
+	})
+	a := w.with(member, w.certificate(mtls.Node, string(id), time.Now(), time.Hour))
+	a.id = id
+	return a
+}
+
+func (w *world) update(f func(*store.Tx) error) {
+	w.t.Helper()
+	_, err := w.records.Update(w.t.Context(), f)
+	require.NoError(w.t, err)
+}
+
+func (w *world) node(id cloud.NodeID) (n *cloud.Node) {
+	w.t.Helper()
+	require.NoError(w.t, w.records.Local(func(v *store.View) (err error) { n, err = Nodes.Get(v, string(id)); return err }))
+	return n
+}
+
+func (w *world) place(on cloud.NodeID, vm cloud.VMID, p *Placed) {
+	w.t.Helper()
+	w.update(func(tx *store.Tx) error {
+		if p == nil {
+			PlacedVMs.Delete(tx, string(on), string(vm))
+		} else {
+			PlacedVMs.Put(tx, p, string(on), string(vm))
+		}
+		return nil
+	})
+}
+
+func guest(n int) cloud.VMID { return cloud.VMID(fmt.Sprintf("00000000-0000-7000-b000-%012d", n)) }
+
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func request(t *testing.T, key any) []byte {
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	require.NoError(t, err)
+	return csr
+}
+
+func newKey(t *testing.T) ed25519.PrivateKey {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	return key
+}
+
+// refused checks an error's code and what it says.
+func refused(t *testing.T, err error, code codes.Code, says string) {
+	t.Helper()
+	require.Equal(t, code, status.Code(err), "%v", err)
+	require.ErrorContains(t, err, says)
+}

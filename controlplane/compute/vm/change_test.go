@@ -1,0 +1,387 @@
+package vm
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Which delete goes in which state, and what it gives back at once: everything of what is surely off but its storage,
+// nothing of what may still run. The rest comes with the host's word that it is gone, once.
+func TestDeleteTable(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	storage := cloud.Capacity{StorageGiB: taken.StorageGiB}
+	i := 0
+	for state, row := range map[cloud.State]struct{ plain, forced *cloud.Capacity }{
+		cloud.Creating: {&storage, &storage},
+		cloud.Stopped:  {&storage, &storage},
+		cloud.Failed:   {&storage, &storage},
+		cloud.Error:    {&taken, &taken},
+		cloud.Starting: {nil, &taken},
+		cloud.Running:  {nil, &taken},
+		cloud.Stopping: {nil, &taken},
+	} {
+		for forced, left := range map[bool]*cloud.Capacity{false: row.plain, true: row.forced} {
+			i++
+			name := fmt.Sprintf("%s forced %v", state, forced)
+			vm := w.in(state, fmt.Sprint("vm-", i))
+			require.Equal(t, taken, w.allocated(host), name)
+			_, err := w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
+			if left == nil {
+				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s: %v", name, err)
+				require.ErrorContains(t, err, state.String())
+				require.Equal(t, vm, w.get(vm.ID))
+				w.erase(vm.ID)
+				continue
+			}
+			require.NoError(t, err, name)
+			_, err = w.vms.Get(t.Context(), acme, vm.ID)
+			require.True(t, fault.Is(err, fault.NotFound), name)
+			require.Equal(t, *left, w.allocated(host), name)
+
+			w.absent(host, vm.ID, vm.Generation)
+			require.Equal(t, *left, w.allocated(host), "a report of before the delete says nothing of what is left")
+			w.absent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
+			require.Equal(t, *left, w.allocated(host), "another host does not speak for this one")
+			w.absent(host, vm.ID, vm.Generation+1)
+			require.Zero(t, w.allocated(host), name)
+			w.create("next") // a second report must not give back what is another's
+			w.absent(host, vm.ID, vm.Generation+1)
+			require.Equal(t, taken, w.allocated(host), name)
+			list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
+			require.NoError(t, err)
+			w.erase(list[0].ID)
+			require.Zero(t, w.allocated(host))
+		}
+	}
+}
+
+// What is on a host that does not answer goes only by force, and what it holds stays allocated until the host is back.
+func TestDeleteOnAHostThatIsAway(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	vm := w.in(cloud.Stopped, "web")
+	w.wait((cloud.HeartbeatLost + 1) * time.Millisecond)
+	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+	require.ErrorContains(t, err, "does not answer")
+	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
+	require.NoError(t, err, "and it does not wait for a host that is away")
+	require.EqualValues(t, taken.StorageGiB, w.allocated(host).StorageGiB)
+	require.NoError(t, w.store.Local(func(v *store.View) error {
+		say, err := w.vms.Assigned(v, host)
+		require.NoError(t, err)
+		require.Equal(t, "POWER_DESTROYED", say[0].Say.GetPower().String(), "what the host learns when it is back")
+		require.Greater(t, say[0].Say.GetGeneration(), vm.Generation)
+		return nil
+	}))
+	w.absent(host, vm.ID, vm.Generation+1)
+	require.Zero(t, w.allocated(host))
+	require.NoError(t, w.store.Local(func(v *store.View) error {
+		say, err := w.vms.Assigned(v, host)
+		require.Empty(t, say)
+		return err
+	}))
+}
+
+// A forced delete waits for the cut.
+func TestForcedDeleteWaitsForTheCut(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	vm := w.in(cloud.Running, "web")
+	done := make(chan error)
+	go func() {
+		_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
+		done <- err
+	}()
+	_, err := store.Await(t.Context(), w.store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p.Gone, nil }, string(host), string(vm.ID))
+	require.NoError(t, err)
+	select {
+	case <-done:
+		t.Fatal("answered while the guest ran")
+	default:
+	}
+	w.absent(host, vm.ID, vm.Generation+1)
+	require.NoError(t, <-done)
+}
+
+// A delete under a key is answered again when there is nothing left to delete.
+func TestDeleteUnderAKey(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.in(cloud.Stopped, "web")
+	for _, replayed := range []bool{false, true} {
+		again, err := w.vms.Delete(w.as(acme, "k"), acme, vm.ID, false, [32]byte{})
+		require.NoError(t, err)
+		require.Equal(t, replayed, again)
+	}
+	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
+	require.True(t, fault.Is(err, fault.NotFound))
+}
+
+// What an update may change when: labels and metadata always, the shape of what is STOPPED, devices never.
+func TestUpdateTable(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
+	kernel := w.image(1, 1<<20)
+	private := w.image(2, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
+	needy := w.image(3, 1<<20, func(i *cloud.Image) { i.MinMemoryMiB = 2048 })
+	i := 0
+	fresh := func(state cloud.State) *cloud.VM {
+		i++
+		name := fmt.Sprint("vm-", i)
+		vm := w.in(state, name)
+		_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{
+			Labels: map[string]string{"env": "prod", "tier": "1"}, Metadata: map[string]string{"note": "x"},
+		})
+		require.NoError(t, err)
+		return w.get(vm.ID)
+	}
+	anywhere := []cloud.State{cloud.Creating, cloud.Stopped, cloud.Starting, cloud.Running, cloud.Stopping, cloud.Error, cloud.Failed}
+	off := []cloud.State{cloud.Stopped}
+	on := []cloud.State{cloud.Creating, cloud.Running, cloud.Error}
+	many := map[string]string{}
+	for i := range cloud.MaxPairs {
+		many[fmt.Sprint(i)] = "x"
+	}
+	for _, c := range []struct {
+		name   string
+		in     []cloud.State
+		change Change
+		kind   fault.Kind
+		says   string
+		check  func(before, now *cloud.VM)
+	}{
+		{"labels", anywhere, Change{Labels: map[string]string{"env": "", "new": "y", "none": ""}}, 0, "", func(before, now *cloud.VM) {
+			require.Equal(t, map[string]string{"tier": "1", "new": "y"}, now.Labels)
+			require.Equal(t, before.Metadata, now.Metadata)
+			require.Equal(t, before.Generation, now.Generation, "the host has nothing to do")
+		}},
+		{"metadata", anywhere, Change{Metadata: map[string]string{"note": "", cloud.RestartPolicy: "on-failure"}}, 0, "", func(_, now *cloud.VM) {
+			require.Equal(t, map[string]string{cloud.RestartPolicy: "on-failure"}, now.Metadata)
+		}},
+		{"nothing", anywhere, Change{}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
+		{"the same", anywhere, Change{CPU: &cloud.CPU{VCPUs: 2}, Labels: map[string]string{"env": "prod"}}, 0, "", func(before, now *cloud.VM) {
+			require.Equal(t, before, now)
+		}},
+		{"the same disks", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
+		{"more of both", off, Change{CPU: &cloud.CPU{VCPUs: 8}, Memory: &cloud.Memory{SizeMiB: 4096}}, 0, "", func(before, now *cloud.VM) {
+			require.EqualValues(t, 8, now.Spec.CPU.VCPUs)
+			require.Greater(t, now.Generation, before.Generation)
+			require.Equal(t, cloud.Capacity{VCPUs: 8, MemoryMiB: 4096, StorageGiB: 5}, w.allocated(host))
+		}},
+		{"less", off, Change{CPU: &cloud.CPU{VCPUs: 1}, Memory: &cloud.Memory{SizeMiB: 64}}, 0, "", func(_, _ *cloud.VM) {
+			require.Equal(t, cloud.Capacity{VCPUs: 1, MemoryMiB: 64, StorageGiB: 5}, w.allocated(host))
+		}},
+		{"a kernel", off, Change{Boot: &cloud.Boot{Kernel: kernel}}, 0, "", func(_, now *cloud.VM) { require.Equal(t, kernel, now.Kernel.ID) }},
+		{"the shape of what is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
+		{"memory of what is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
+		{"the boot of what is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
+		{"more than the host has", off, Change{CPU: &cloud.CPU{VCPUs: 101}}, fault.ResourceExhausted, "has 100 vCPUs free, 101 needed", nil},
+		{"more than any VM has", off, Change{CPU: &cloud.CPU{VCPUs: 289}}, fault.InvalidArgument, "spec.cpu.vcpus", nil},
+		{"a model that the host has not", off, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
+		{"another org's kernel", off, Change{Boot: &cloud.Boot{Kernel: private}}, fault.NotFound, string(private), nil},
+		{"a kernel that needs more memory", off, Change{Boot: &cloud.Boot{Kernel: needy}}, fault.InvalidArgument, "2048 MiB", nil},
+		{"a TPM", off, Change{Security: &cloud.Security{TPM: true}}, fault.FailedPrecondition, "not served yet", nil},
+		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "AttachDisk", nil},
+		{"a larger disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 6}}}, fault.InvalidArgument, "spec.disks", nil},
+		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "AttachNic", nil},
+		{"another group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
+		{"no group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
+		{"a selector that is none", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
+		{"too many labels", anywhere, Change{Labels: many}, fault.InvalidArgument, "labels", nil},
+		{"a policy that is none", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, state := range c.in {
+				vm := fresh(state)
+				allocated := w.allocated(host)
+				out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, c.change)
+				if c.check == nil {
+					require.True(t, fault.Is(err, c.kind), "%s: %v", state, err)
+					require.ErrorContains(t, err, c.says)
+					require.Equal(t, vm, w.get(vm.ID), "a refused update changed something")
+					require.Equal(t, allocated, w.allocated(host))
+				} else {
+					require.NoError(t, err, state)
+					require.Equal(t, out, *w.get(vm.ID))
+					c.check(vm, &out)
+				}
+				w.erase(vm.ID)
+				require.Zero(t, w.allocated(host), "all of it is given back, whatever shape it had")
+			}
+		})
+	}
+}
+
+// An image that its VM may no longer see stays the VM's: only what is new is looked up.
+func TestUpdateKeepsItsImages(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	id := w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.Visibility = other.Org, cloud.Public })
+	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	w.seen(vm.ID, cloud.ObservedBuilt)
+	w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.MinMemoryMiB = other.Org, 256 })
+	out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &cloud.CPU{VCPUs: 4}})
+	require.NoError(t, err)
+	require.Equal(t, vm.Disks, out.Disks)
+	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Memory: &cloud.Memory{SizeMiB: 128}})
+	require.ErrorContains(t, err, "needs 256 MiB", "what it needs still holds")
+}
+
+// A host's word goes into records and must not break them, nor say anything of another host's VMs.
+func TestWhatHostsMayWrite(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	vm := w.in(cloud.Running, "web")
+	long := strings.Repeat("é", 4<<10)
+	now := w.seen(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) {
+		o.LastError = "x" + long // cut within a rune
+		for range 1000 {
+			o.Addresses = append(o.Addresses, long)
+		}
+		o.Usage = &cloud.Usage{MemoryMiB: 7}
+	})
+	require.Len(t, now.Status.LastError, maxLastError-1)
+	require.Len(t, now.Status.Addresses, maxAddresses)
+	require.LessOrEqual(t, len(now.Status.Addresses[0]), maxAddress)
+	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
+	require.NoError(t, err, "the record can still be read")
+	require.Equal(t, now, list[0])
+	require.EqualValues(t, 7, w.vms.Usage(t.Context(), now)[vm.ID].MemoryMiB)
+
+	lies := []cloud.Observation{
+		{VM: vm.ID, Generation: 99, Observed: cloud.ObservedEnded, Exit: cloud.ExitFailed, StartsDone: 99, Usage: &cloud.Usage{MemoryMiB: 8}},
+		{VM: vm.ID, Generation: 99, Observed: cloud.ObservedRunning, Usage: &cloud.Usage{MemoryMiB: 9}},
+		{VM: "not an id", Observed: cloud.ObservedRunning, Usage: &cloud.Usage{}},
+		{VM: newID(), Observed: cloud.ObservedRunning, Usage: &cloud.Usage{}},
+	}
+	_, err = w.vms.Observed(t.Context(), "00000000-0000-7000-a000-000000000077", lies)
+	require.NoError(t, err)
+	require.Equal(t, now, w.get(vm.ID))
+	require.EqualValues(t, 7, w.vms.Usage(t.Context(), now)[vm.ID].MemoryMiB)
+	_, err = w.vms.Observed(t.Context(), host, lies[2:])
+	require.NoError(t, err)
+	require.Len(t, w.vms.usage, 1)
+	w.seen(vm.ID, cloud.ObservedEnded, failed("killed"))
+	require.Empty(t, w.vms.usage)
+}
+
+// A report that says what is known costs no entry in the log.
+func TestOldNewsIsFree(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.in(cloud.Running, "web")
+	before := w.store.Revision()
+	for range 3 {
+		w.seen(vm.ID, cloud.ObservedRunning)
+		w.seen(vm.ID, cloud.ObservedBuilt, func(o *cloud.Observation) { o.Generation-- })
+	}
+	require.Equal(t, before, w.store.Revision())
+}
+
+// Every commit of a VM is an event, in order, from the VM as it is to its end.
+func TestWatch(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.create("web")
+	events := make(chan *vmv1.VmEvent, 100)
+	ended := make(chan error)
+	first := make(chan struct{})
+	go func() {
+		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Late) error {
+			if len(events) == 0 {
+				defer close(first)
+			}
+			m, err := late()
+			if err != nil {
+				return err
+			}
+			e := &vmv1.VmEvent{}
+			if err := proto.Unmarshal(m.Data(), e); err != nil {
+				return err
+			}
+			events <- e
+			return nil
+		})
+	}()
+	<-first
+	w.seen(vm.ID, cloud.ObservedBuilding)
+	w.seen(vm.ID, cloud.ObservedBuilt)
+	w.ask(vm.ID, start, 0)
+	w.seen(vm.ID, cloud.ObservedRunning)
+	_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Labels: map[string]string{"a": "b"}})
+	require.NoError(t, err)
+	w.create("another")
+	w.ask(vm.ID, reboot, 0)
+	w.ask(vm.ID, stop, 0)
+	w.wait(time.Second)
+	w.seen(vm.ID, cloud.ObservedBuilt)
+	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
+	require.NoError(t, err)
+	require.NoError(t, <-ended, "the stream ends with the VM")
+	close(events)
+	var said []string
+	last := int64(0)
+	for e := range events {
+		require.Equal(t, string(vm.ID), e.GetVmId())
+		require.Equal(t, string(vm.ID), e.GetVm().GetId())
+		require.GreaterOrEqual(t, e.GetTimestamp(), last)
+		last = e.GetTimestamp()
+		said = append(said, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
+	}
+	require.Equal(t, []string{
+		"2 CREATING", "2 CREATING", "4 STOPPED", "4 STARTING", "4 RUNNING", "2 RUNNING", "2 RUNNING", "4 STOPPING", "4 STOPPED", "3 DELETED",
+	}, said)
+	require.Equal(t, CreatedEvent, event(store.Change[cloud.VM]{Value: vm}, 0).Type)
+}
+
+// Transient states that nobody ends are ended by the leader, also by one that led not when they began.
+func TestSettle(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	creating, starting, stopping, running := w.in(cloud.Creating, "a"), w.in(cloud.Starting, "b"), w.in(cloud.Stopping, "c"), w.in(cloud.Running, "d")
+	settle := func() {
+		require.Eventually(t, func() bool {
+			want := map[cloud.VMID]cloud.Time{}
+			for _, vm := range []*cloud.VM{creating, starting, stopping, running} {
+				if at := w.get(vm.ID).Deadline; at != 0 {
+					want[vm.ID] = at
+				}
+			}
+			w.vms.mu.Lock()
+			defer w.vms.mu.Unlock()
+			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d due) bool { return at == d.at })
+		}, 10*time.Second, time.Millisecond, "the leader follows the records")
+		require.NoError(t, w.vms.Settle(t.Context()))
+	}
+	settle()
+	require.Equal(t, starting, w.get(starting.ID), "not yet")
+	w.wait(cloud.StartingTime * time.Millisecond)
+	settle()
+	require.Equal(t, cloud.Error, w.get(starting.ID).State)
+	require.Contains(t, w.get(starting.ID).Status.LastError, "did not finish STARTING")
+	require.Equal(t, cloud.Error, w.get(stopping.ID).State)
+	require.Equal(t, cloud.Creating, w.get(creating.ID).State)
+	w.wait(cloud.CreatingTime * time.Millisecond)
+	settle()
+	require.Equal(t, cloud.Error, w.get(creating.ID).State)
+	require.Equal(t, running, w.get(running.ID))
+	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "what failed keeps its place")
+	w.seen(starting.ID, cloud.ObservedRunning)
+	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late answer is believed")
+}

@@ -1,0 +1,328 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Wanted describes a VM to create.
+type Wanted struct {
+	Name       string
+	Spec       cloud.Spec
+	Hypervisor cloud.Hypervisor
+	Metadata   map[string]string
+	Labels     map[string]string
+}
+
+// Created is a new VM, or the one that the same call created before.
+type Created struct {
+	VM       cloud.VM
+	Replayed bool
+}
+
+type createAsk struct {
+	Tenant cloud.Tenant
+	Wanted Wanted
+	// Body is the hash of the request, for its idempotency key.
+	Body [32]byte
+}
+
+// Create places and records a VM, and answers CREATING.
+func (s *Service) Create(ctx context.Context, t cloud.Tenant, w Wanted, body [32]byte) (Created, error) {
+	w.Spec.Normalize()
+	if err := w.check(); err != nil {
+		return Created{}, err
+	}
+	return s.create(ctx, createAsk{t, w, body})
+}
+
+func (w *Wanted) check() error {
+	if err := cloud.CheckName("name", w.Name); err != nil {
+		return err
+	}
+	if w.Hypervisor != cloud.HypervisorUnspecified && w.Hypervisor != cloud.KVM {
+		return fault.Invalid("hypervisor", "public VM APIs support only the KVM backend")
+	}
+	if err := w.Spec.Check(); err != nil {
+		return err
+	}
+	if err := cloud.CheckPairs("metadata", w.Metadata); err != nil {
+		return err
+	}
+	if err := cloud.CheckPairs("labels", w.Labels); err != nil {
+		return err
+	}
+	if err := checkPolicy(w.Metadata); err != nil {
+		return err
+	}
+	if _, err := selector(w.Labels); err != nil {
+		return err
+	}
+	return w.Spec.Unserved()
+}
+
+func checkPolicy(metadata map[string]string) error {
+	switch p := metadata[cloud.RestartPolicy]; p {
+	case "", "never", "on-failure":
+		return nil
+	default:
+		return fault.Invalid("metadata", "%s must be never or on-failure, not %q", cloud.RestartPolicy, p)
+	}
+}
+
+func selector(labels map[string]string) (map[string]string, error) {
+	text := labels[NodeSelector]
+	if text == "" {
+		return nil, nil
+	}
+	out := map[string]string{}
+	for _, pair := range strings.Split(text, ",") {
+		k, v, ok := strings.Cut(pair, "=")
+		if !ok || k == "" {
+			return nil, fault.Invalid("labels", "%s must be k=v, comma-separated", NodeSelector)
+		}
+		out[k] = v
+	}
+	return out, nil
+}
+
+func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err error) {
+	made, err := uuid.NewV7()
+	if err != nil {
+		return out, err
+	}
+	patience := time.NewTimer(gatherWait)
+	defer patience.Stop()
+	for {
+		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+			vm, replayed, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "CreateVm", q.Body, func() (cloud.VM, error) {
+				return s.record(ctx, tx, cloud.VMID(made.String()), q)
+			})
+			out = Created{vm, replayed}
+			return err
+		})
+		var early *tooEarly
+		if !errors.As(err, &early) {
+			return out, err
+		}
+		select {
+		case <-time.After(again):
+		case <-patience.C:
+			return Created{}, early.refusal
+		case <-ctx.Done():
+			return Created{}, ctx.Err()
+		}
+	}
+}
+
+// gatherWait is how long a placement waits for hosts that a new leader has not heard from: longer than the time between
+// two heartbeats.
+const gatherWait = 7 * time.Second
+
+// tooEarly is a refusal that a heartbeat to come may turn into a placement.
+type tooEarly struct{ refusal error }
+
+func (e *tooEarly) Error() string { return e.refusal.Error() }
+
+// gathering reports whether the leader is so new that it does not know yet which hosts are alive.
+func (s *Service) gathering(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
+	if len(fleet) == 0 {
+		known, _, err := node.Nodes.List(tx.Unguarded(), 1)
+		return len(known) > 0, err
+	}
+	return slices.ContainsFunc(fleet, func(c schedule.Candidate) bool {
+		return c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !s.opts.Nodes.Away(c.Node.ID)
+	}), nil
+}
+
+// record writes everything that a new VM is.
+func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q createAsk) (vm cloud.VM, err error) {
+	project := string(q.Tenant.Project)
+	if taken, err := names.Has(tx, project, q.Wanted.Name); err != nil {
+		return vm, err
+	} else if taken {
+		return vm, fault.New(fault.AlreadyExists, "the project has a VM called %s", q.Wanted.Name)
+	}
+	vm = cloud.VM{
+		ID: id, Name: q.Wanted.Name, Org: q.Tenant.Org, Project: q.Tenant.Project, State: cloud.Creating, Spec: q.Wanted.Spec,
+		Hypervisor: cloud.KVM, CreatedAt: tx.Now(), CreatedBy: auth.CallerOf(ctx).Name(), Metadata: q.Wanted.Metadata,
+		Labels: q.Wanted.Labels, Generation: 1, Deadline: tx.Now() + cloud.CreatingTime,
+	}
+	images, err := resolve(tx, &vm, nil)
+	if err != nil {
+		return vm, err
+	}
+	if err := count(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
+		return vm, err
+	}
+	if err := s.place(tx, &vm, images); err != nil {
+		return vm, err
+	}
+	for _, i := range images {
+		i.Use(tx, vm.ID)
+	}
+	names.Put(tx, &vm.ID, project, vm.Name)
+	if group := vm.Labels[AntiAffinity]; group != "" {
+		groups.Put(tx, &vm.Node, project, groupKey(group), string(vm.ID))
+	}
+	if err := s.opts.Billing.Admit(tx, &vm); err != nil {
+		return vm, err
+	}
+	err = s.save(tx, &vm, 0)
+	return vm, err
+}
+
+// groupKey makes a path's part of any label value.
+func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
+
+// resolve looks the images of a VM up and fixes what the host is to build. Those in have are the VM's already: they stay
+// its, whoever may see them now.
+func resolve(tx *store.Tx, vm *cloud.VM, have []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
+	images := map[cloud.ImageID]*image.Usable{}
+	var first *image.Usable
+	for _, id := range vm.Spec.Images() {
+		i, err := usable(tx, vm.Org, id, slices.Contains(have, id))
+		if err != nil {
+			return nil, err
+		}
+		if i.Architecture != cloud.ArchUnspecified {
+			if first == nil {
+				first = i
+			} else if first.Architecture != i.Architecture {
+				return nil, fault.New(fault.InvalidArgument, "images %s and %s are of different architectures", first.ID, i.ID)
+			}
+		}
+		if need := uint64(i.MinMemoryMiB); vm.Spec.Memory.SizeMiB < need {
+			return nil, fault.Invalid("spec.memory.size_mib", "image %s needs %d MiB, got %d", id, need, vm.Spec.Memory.SizeMiB)
+		}
+		images[id] = i
+	}
+	for _, d := range inBootOrder(vm.Spec.Disks) {
+		b := cloud.BuiltDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache}
+		if i := images[d.Image]; i != nil {
+			field := "spec.disks[" + d.ID + "].size_gib"
+			if b.SizeBytes < i.VirtualSize {
+				return nil, fault.Invalid(field, "the image is %d bytes large, the disk of %d GiB only %d", i.VirtualSize, d.SizeGiB, b.SizeBytes)
+			}
+			if d.SizeGiB < uint64(i.MinDiskGiB) {
+				return nil, fault.Invalid(field, "image %s needs %d GiB, got %d", d.Image, i.MinDiskGiB, d.SizeGiB)
+			}
+			b.Image = i.Built()
+		}
+		vm.Disks = append(vm.Disks, b)
+	}
+	if k := images[vm.Spec.Boot.Kernel]; k != nil {
+		vm.Kernel = k.Built()
+	}
+	if k := images[vm.Spec.Boot.Initrd]; k != nil {
+		vm.Initrd = k.Built()
+	}
+	return images, nil
+}
+
+func usable(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, mine bool) (*image.Usable, error) {
+	if mine {
+		if i, err := image.Images.Get(tx, string(id)); err != nil {
+			return nil, err
+		} else if i != nil {
+			return &image.Usable{Image: *i}, nil
+		}
+	}
+	return image.Lookup(tx, org, id)
+}
+
+// place chooses a host and takes what the VM needs of it. The choice is made from what the leader has in memory; what
+// counts is the host's record in this transaction, and a host that turns out to be full is out of the choice.
+func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable) error {
+	r := &schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model}
+	r.Selector, _ = selector(vm.Labels)
+	for _, i := range images {
+		if i.Architecture != cloud.ArchUnspecified {
+			r.Architecture = i.Architecture
+		}
+	}
+	if group := vm.Labels[AntiAffinity]; group != "" {
+		members, _, err := groups.List(tx, 0, string(vm.Project), groupKey(group))
+		if err != nil {
+			return err
+		}
+		r.Avoid = map[cloud.NodeID]bool{}
+		for _, m := range members {
+			r.Avoid[*m.Value] = true
+		}
+	}
+	fleet := s.opts.Nodes.Fleet()
+	for {
+		id, refused, ok := schedule.Place(fleet, r)
+		if !ok {
+			early, err := s.gathering(tx, fleet)
+			if err != nil {
+				return err
+			}
+			if early {
+				return &tooEarly{nowhere(refused, fleet)}
+			}
+			return nowhere(refused, fleet)
+		}
+		n, err := node.Nodes.Get(tx, string(id))
+		if err != nil {
+			return err
+		}
+		if n != nil && !n.Cordoned && schedule.Lacks(n, r.Need) == "" {
+			n.Allocated = n.Allocated.Plus(r.Need)
+			node.Nodes.Put(tx, n, string(id))
+			vm.Node = id
+			return nil
+		}
+		for i := range fleet {
+			if fleet[i].Node.ID != id {
+				continue
+			}
+			if n == nil {
+				fleet[i].State = cloud.NodeNotReady
+				continue
+			}
+			fleet[i].Node = *n
+			if n.Cordoned {
+				fleet[i].State = cloud.NodeCordoned
+			}
+		}
+	}
+}
+
+// nowhere explains a placement that found no host, host by host.
+func nowhere(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
+	if len(fleet) == 0 {
+		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has none yet").WithReason("NO_HOST_FITS")
+	}
+	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS")
+	const most = 20
+	said := 0
+	for _, c := range fleet {
+		if why := refused[c.Node.ID]; why != "" && said < most {
+			f = f.With(c.Node.Name, why)
+			if said == 0 {
+				f.Message += ": " + c.Node.Name + " " + why
+			}
+			said++
+		}
+	}
+	if rest := len(refused) - said; rest > 0 {
+		f = f.With("and", uint64(rest))
+	}
+	return f
+}

@@ -1,0 +1,385 @@
+package vm
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// A VM is placed, takes what it needs of its host, and is told to the host, all at once.
+func TestCreate(t *testing.T) {
+	w := newWorld(t)
+	host, idle := w.host("h1", plenty()), w.host("h2", cloud.Capacity{})
+	disk := w.image(1, 3<<30)
+	w.image(3, 1<<20)
+	kernel := w.image(2, 1<<20)
+	vm := w.create("web", func(q *Wanted) {
+		q.Labels, q.Metadata = map[string]string{"env": "prod"}, map[string]string{"note": "x"}
+		q.Spec.Boot = cloud.Boot{Kernel: kernel, Cmdline: "quiet"}
+		q.Spec.Disks = []cloud.Disk{{ID: "data", Blank: true, SizeGiB: 5, BootIndex: 1}, {ID: "root", Image: disk, SizeGiB: 4}}
+	})
+	require.Equal(t, cloud.Creating, vm.State)
+	require.Equal(t, host, vm.Node)
+	require.Equal(t, "ada", vm.CreatedBy)
+	require.Equal(t, vm, w.get(vm.ID), "what was answered is what is recorded")
+	require.Equal(t, cloud.Capacity{VCPUs: 2, MemoryMiB: 512, StorageGiB: 9}, w.allocated(host))
+	require.Equal(t, []string{"root", "data"}, []string{vm.Disks[0].ID, vm.Disks[1].ID}, "in the order of boot")
+	require.Equal(t, cloud.BusVirtio, vm.Disks[0].Bus)
+	require.Equal(t, disk, vm.Disks[0].Image.ID)
+	require.Equal(t, kernel, vm.Kernel.ID)
+	require.NoError(t, w.store.Local(func(v *store.View) error {
+		say, err := w.vms.Assigned(v, host)
+		require.NoError(t, err)
+		require.Len(t, say, 1)
+		require.Equal(t, string(vm.ID), say[0].Say.GetVmId())
+		require.EqualValues(t, 1, say[0].Say.GetGeneration())
+		for n, uses := range map[int]bool{1: true, 2: true, 3: false} {
+			got, err := w.vms.UsesImage(v, host, fmt.Sprintf("%064d", n))
+			require.NoError(t, err)
+			require.Equal(t, uses, got, "image %d", n)
+			elsewhere, err := w.vms.UsesImage(v, idle, fmt.Sprintf("%064d", n))
+			require.NoError(t, err)
+			require.False(t, elsewhere)
+		}
+		return nil
+	}))
+}
+
+// What is refused, with what it says; and that nothing was taken for it.
+func TestCreateRefuses(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	w.create("web")
+	w.settled()
+	disk := w.image(1, 3<<30, func(i *cloud.Image) { i.MinMemoryMiB = 256 })
+	minimum := w.image(2, 1<<20, func(i *cloud.Image) { i.MinDiskGiB = 8 })
+	private := w.image(3, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
+	pending := w.image(4, 1<<20, func(i *cloud.Image) { i.Status = cloud.ImagePending })
+	arm := w.image(5, 1<<20, func(i *cloud.Image) { i.Architecture = cloud.AArch64 })
+	from := func(id cloud.ImageID, gib uint64) func(*Wanted) {
+		return func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: gib}} }
+	}
+	before := w.allocated(host)
+	nowhere := cloud.ImageID(newID())
+	for _, c := range []struct {
+		name   string
+		change func(*Wanted)
+		kind   fault.Kind
+		field  string
+		says   []string
+	}{
+		{"a name that is taken", func(q *Wanted) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
+		{"a bad name", func(q *Wanted) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
+		{"another hypervisor", func(q *Wanted) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
+		{"a hypervisor that is none", func(q *Wanted) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
+		{"an image that is not there", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
+		{"another org's image", from(private, 5), fault.NotFound, "", []string{string(private)}},
+		{"an image that is not AVAILABLE", from(pending, 5), fault.FailedPrecondition, "", []string{"PENDING"}},
+		{"a disk smaller than its image", from(disk, 2), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"3221225472 bytes", "2147483648"}},
+		{"a disk smaller than its image wants", from(minimum, 7), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"needs 8 GiB, got 7"}},
+		{"less memory than its image wants", func(q *Wanted) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
+		{"images of two architectures", func(q *Wanted) {
+			q.Spec.Disks = []cloud.Disk{{ID: "a", Image: disk, SizeGiB: 4}, {ID: "b", Image: arm, SizeGiB: 4}}
+		}, fault.InvalidArgument, "", []string{"architectures"}},
+		{"an architecture that no host has", from(arm, 1), fault.ResourceExhausted, "", []string{"h1 is of another architecture"}},
+		{"a CPU model that no host has", func(q *Wanted) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
+		{"more than any host has", func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
+		{"a selector that is none", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
+		{"a selector that no host fits", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
+		{"a restart policy that is none", func(q *Wanted) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
+		{"a NIC", func(q *Wanted) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := w.vms.Create(w.as(acme, "key of "+c.name), acme, small("x", c.change), [32]byte{})
+			f, ok := fault.From(err)
+			require.True(t, ok && f.Kind == c.kind, "%v", err)
+			require.Equal(t, c.field, f.Field)
+			for _, part := range c.says {
+				require.Contains(t, f.Message, part)
+			}
+			if c.kind == fault.ResourceExhausted {
+				require.Equal(t, "NO_HOST_FITS", f.Reason)
+				require.Contains(t, f.Details, "h1", "host by host")
+			}
+		})
+	}
+	require.Equal(t, before, w.allocated(host), "a refused VM takes nothing")
+	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	_, err = w.vms.Create(w.as(acme, "key of a bad name"), acme, small("x"), [32]byte{1})
+	require.NoError(t, err, "what failed is not remembered under its key")
+}
+
+// Names are a project's: another's may be the same, and a deleted one's is free again.
+func TestNames(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.in(cloud.Stopped, "web")
+	_, err := w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
+	require.NoError(t, err)
+	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
+	require.NoError(t, err)
+	w.create("web")
+}
+
+// The same call under its key makes one VM, gives the same answer for a day even when the VM is gone, and another call
+// under that key is refused.
+func TestCreateOnceUnderAKey(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	ask := func(key string, body byte) (Created, error) {
+		return w.vms.Create(w.as(acme, key), acme, small("web"), [32]byte{body})
+	}
+	first, err := ask("k", 1)
+	require.NoError(t, err)
+	require.False(t, first.Replayed)
+	w.seen(first.VM.ID, cloud.ObservedBuilt)
+	again, err := ask("k", 1)
+	require.NoError(t, err)
+	require.Equal(t, Created{VM: first.VM, Replayed: true}, again, "CREATING, as it was then")
+	require.Equal(t, taken, w.allocated(host))
+	_, err = ask("k", 2)
+	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+	require.ErrorContains(t, err, "idempotency-key")
+	_, err = ask("another", 1)
+	require.True(t, fault.Is(err, fault.AlreadyExists))
+
+	_, err = w.vms.Delete(w.as(acme, ""), acme, first.VM.ID, false, [32]byte{})
+	require.NoError(t, err)
+	again, err = ask("k", 1)
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	w.wait(store.KeepAnswers * time.Millisecond)
+	w.beat(host)
+	later, err := ask("k", 1)
+	require.NoError(t, err)
+	require.False(t, later.Replayed)
+	require.NotEqual(t, first.VM.ID, later.VM.ID)
+}
+
+// Hosts fill up to what is allocatable and no further; the refusal says what each lacks; what is given back can be had.
+func TestCapacity(t *testing.T) {
+	w := newWorld(t)
+	hosts := []cloud.NodeID{
+		w.host("h1", cloud.Capacity{VCPUs: 4, MemoryMiB: 4096, StorageGiB: 100}), // room for 2 by vCPUs
+		w.host("h2", cloud.Capacity{VCPUs: 64, MemoryMiB: 512, StorageGiB: 100}), // for 1 by memory
+		w.host("h3", cloud.Capacity{VCPUs: 64, MemoryMiB: 4096, StorageGiB: 19}), // for 3 by storage
+	}
+	var vms []*cloud.VM
+	for i := range 6 {
+		vms = append(vms, w.create(fmt.Sprint("vm-", i)))
+		w.settled()
+	}
+	var sum cloud.Capacity
+	for _, id := range hosts {
+		n := w.node(id)
+		require.Equal(t, n.Allocatable, n.Allocatable.Minus(n.Allocated).Plus(n.Allocated), "%s holds more than it has", n.Name)
+		sum = sum.Plus(n.Allocated)
+	}
+	require.Equal(t, cloud.Capacity{VCPUs: 12, MemoryMiB: 6 * 512, StorageGiB: 30}, sum)
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("more"), [32]byte{})
+	f, _ := fault.From(err)
+	require.Equal(t, map[string]any{
+		"h1": "has 0 vCPUs free, 2 needed", "h2": "has 0 MiB of memory free, 512 needed", "h3": "has 4 GiB of storage free, 5 needed",
+	}, f.Details)
+
+	// A host that has more than the leader remembers, or less, is judged by its record.
+	full := vms[0]
+	w.seen(full.ID, cloud.ObservedBuilt)
+	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
+	require.NoError(t, err)
+	w.absent(full.Node, full.ID, full.Generation+1)
+	w.settled()
+	require.Equal(t, full.Node, w.create("more").Node)
+}
+
+// Two at once never share what only one can have.
+func TestCapacityIsNotGivenTwice(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
+	errs := make(chan error)
+	for i := range 16 {
+		go func() {
+			_, err := w.vms.Create(w.as(acme, ""), acme, small(fmt.Sprint("vm-", i)), [32]byte{})
+			errs <- err
+		}()
+	}
+	made := 0
+	for range 16 {
+		if err := <-errs; err == nil {
+			made++
+		} else {
+			require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+		}
+	}
+	require.Equal(t, 4, made)
+	require.EqualValues(t, 8, w.allocated(host).VCPUs)
+}
+
+// Members of a group share no host; groups of another project do not count; a selector picks hosts by label.
+func TestGroupsAndSelectors(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	ssd := w.host("h2", plenty(), func(n *cloud.Node) { n.Labels = map[string]string{"disk": "ssd", "zone": "a"} })
+	in := func(group string) func(*Wanted) {
+		return func(q *Wanted) { q.Labels = map[string]string{AntiAffinity: group} }
+	}
+	a, b := w.create("a", in("db / α")), w.create("b", in("db / α"))
+	require.NotEqual(t, a.Node, b.Node)
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("c", in("db / α")), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted))
+	require.ErrorContains(t, err, "same anti-affinity group")
+	_, err = w.vms.Create(w.as(other, ""), other, small("c", in("db / α")), [32]byte{})
+	require.NoError(t, err)
+	w.erase(a.ID)
+	require.Equal(t, a.Node, w.create("c", in("db / α")).Node)
+	for i := range 5 {
+		vm := w.create(fmt.Sprint("fast-", i), func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
+		require.Equal(t, ssd, vm.Node)
+	}
+}
+
+// A cordoned host, or one that is silent, takes nothing; a host that the leader does not remember rightly is judged by
+// its record.
+func TestHostsThatTakeNothing(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	w.update(func(tx *store.Tx) {
+		n, err := node.Nodes.Get(tx, string(host))
+		require.NoError(t, err)
+		n.Cordoned = true
+		node.Nodes.Put(tx, n, string(host))
+	})
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
+	require.ErrorContains(t, err, "h1 is CORDONED")
+	silent := w.host("h2", plenty())
+	w.wait((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.beat(host)
+	_, err = w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
+	f, _ := fault.From(err)
+	require.Equal(t, map[string]any{"h1": "is CORDONED", "h2": "is NOT_READY"}, f.Details)
+	w.beat(silent)
+	require.Equal(t, silent, w.create("x").Node)
+}
+
+// A leader that has not heard from its hosts yet waits for them instead of refusing.
+func TestANewLeaderWaitsForItsHosts(t *testing.T) {
+	w := newWorld(t)
+	id := cloud.NodeID("00000000-0000-7000-a000-000000000099")
+	n := cloud.Node{ID: id, Name: "h1", Declared: cloud.NodeReady, Capacity: plenty(), Allocatable: plenty(), Hypervisors: []cloud.Hypervisor{cloud.KVM}}
+	w.update(func(tx *store.Tx) { node.Nodes.Put(tx, &n, string(id)) })
+	w.hosts++
+	w.settled()
+	made := make(chan error)
+	go func() {
+		_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
+		made <- err
+	}()
+	select {
+	case err := <-made:
+		t.Fatalf("answered before the host was heard from: %v", err)
+	case <-time.After(2 * again):
+	}
+	w.beat(id)
+	require.NoError(t, <-made)
+}
+
+func TestNoHostAtAll(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted))
+	require.ErrorContains(t, err, "the cloud has none yet")
+}
+
+// Used images are marked, and free again when the last VM of theirs is gone.
+func TestImagesAreHeld(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	id := w.image(1, 1<<30)
+	images := image.New(image.Options{Store: w.store, Commands: lead1(), Members: 1, Self: 1})
+	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+	w.erase(vm.ID)
+	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{}))
+}
+
+// Pages hold every VM once, in order, whatever is created meanwhile; another acme's are on none; a token is for its list.
+func TestList(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	for i := range 7 {
+		w.create(fmt.Sprint("vm-", i), func(q *Wanted) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
+	}
+	_, err := w.vms.Create(w.as(other, ""), other, small("theirs"), [32]byte{})
+	require.NoError(t, err)
+	var names []string
+	var token string
+	for page := 0; page == 0 || token != ""; page++ {
+		var list []*cloud.VM
+		list, token, err = w.vms.List(t.Context(), acme, 3, token, "")
+		require.NoError(t, err)
+		for _, vm := range list {
+			names = append(names, vm.Name)
+		}
+		if page == 0 {
+			w.create("late")
+		}
+	}
+	require.Equal(t, "vm-0 vm-1 vm-2 vm-3 vm-4 vm-5 vm-6", strings.Join(names, " "))
+	odd, token, err := w.vms.List(t.Context(), acme, 2, "", `labels.odd = "1" AND state = CREATING`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"vm-1", "vm-3"}, []string{odd[0].Name, odd[1].Name})
+	for _, c := range []struct {
+		t             cloud.Tenant
+		token, filter string
+		size          int32
+		field         string
+	}{
+		{acme, token, "", 0, "page_token"},
+		{other, token, `labels.odd = "1" AND state = CREATING`, 0, "page_token"},
+		{acme, token[:len(token)-1], `labels.odd = "1" AND state = CREATING`, 0, "page_token"},
+		{acme, "é\x00", "", 0, "page_token"},
+		{acme, "", "state =", 0, "filter"},
+		{acme, "", "", -1, "page_size"},
+		{acme, "", "", 1001, "page_size"},
+	} {
+		_, _, err := w.vms.List(t.Context(), c.t, c.size, c.token, c.filter)
+		f, ok := fault.From(err)
+		require.True(t, ok && f.Kind == fault.InvalidArgument, "%v", err)
+		require.Equal(t, c.field, f.Field)
+	}
+}
+
+// Whatever the token, a list says that it never gave it. The fuzzer sees one that was given, but for its last byte.
+func FuzzPageToken(f *testing.F) {
+	w := newWorld(f)
+	w.host("h1", plenty())
+	for i := range 3 {
+		w.create(fmt.Sprint("vm-", i))
+	}
+	_, token, err := w.vms.List(f.Context(), acme, 1, "", "")
+	require.NoError(f, err)
+	f.Add(token[:len(token)-1])
+	f.Add("")
+	f.Add("AAAA")
+	f.Fuzz(func(t *testing.T, text string) {
+		list, _, err := w.vms.List(t.Context(), acme, 1, text, "")
+		if err != nil {
+			require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+			return
+		}
+		require.Empty(t, text, "a token that was never given")
+		require.Len(t, list, 1)
+	})
+}

@@ -1,0 +1,124 @@
+package vm
+
+import (
+	"context"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// cutWait is how long a forced delete waits for the host to have cut.
+const cutWait = 10 * time.Second
+
+type removeAsk struct {
+	Tenant cloud.Tenant
+	VM     cloud.VMID
+	Force  bool
+	Body   [32]byte
+}
+
+type removed struct {
+	Node cloud.NodeID
+	// Away says that the host does not answer and will clean up when it returns.
+	Away bool
+	// Replayed is set in the answer, not in what is kept.
+	Replayed bool
+}
+
+// Delete removes a VM and all that belongs to it. Not forced, it refuses what is powered on or on a host that does not
+// answer. Forced, it cuts first, and waits a little for the host to have done so. replayed says that the same call
+// removed it before.
+func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) (replayed bool, err error) {
+	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
+		return false, err
+	}
+	gone, err := s.remove(ctx, removeAsk{t, id, force, body})
+	if err != nil || !force || gone.Node == "" || gone.Away {
+		return gone.Replayed, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cutWait)
+	defer cancel()
+	// The record is gone whatever the host does; what is waited for is only that nothing runs any more.
+	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(gone.Node), string(id))
+	return gone.Replayed, nil
+}
+
+func (s *Service) doRemove(ctx context.Context, q removeAsk) (out removed, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		var replayed bool
+		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {
+			vm, err := of(tx, q.Tenant, q.VM)
+			if err != nil {
+				return removed{}, err
+			}
+			return s.erase(tx, vm, q.Force)
+		})
+		out.Replayed = replayed
+		return err
+	})
+	return out, err
+}
+
+// erase removes the record and leaves a note for the host. What the host may still hold stays allocated until it has
+// reported it gone: storage always, and processors and memory of all that is not surely off. In ERROR a process may run:
+// one that did not stop in time.
+func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error) {
+	ev := cloud.DeleteAsked
+	if force {
+		ev = cloud.ForcedDeleteAsked
+	}
+	away := vm.Node != "" && s.opts.Nodes.Away(vm.Node)
+	if away && !force {
+		return removed{}, fault.New(fault.FailedPrecondition,
+			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or force", vm.Name)
+	}
+	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
+	if err := vm.On(ev, tx.Now()); err != nil {
+		return removed{}, err
+	}
+	project := string(vm.Project)
+	VMs.Delete(tx, project, string(vm.ID))
+	names.Delete(tx, project, vm.Name)
+	if group := vm.Labels[AntiAffinity]; group != "" {
+		groups.Delete(tx, project, groupKey(group), string(vm.ID))
+	}
+	if err := tenant.Give(tx, vm.Tenant(), tenant.Machines, amountOf(&vm.Spec)); err != nil {
+		return removed{}, err
+	}
+	for _, id := range vm.Spec.Images() {
+		image.Release(tx, id, vm.ID)
+	}
+	if err := s.opts.Billing.Removed(tx, vm); err != nil {
+		return removed{}, err
+	}
+	if vm.Node == "" {
+		return removed{}, nil
+	}
+	need := vm.Spec.Need()
+	held := need
+	if off {
+		held = cloud.Capacity{StorageGiB: need.StorageGiB}
+		if err := free(tx, vm.Node, cloud.Capacity{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB}); err != nil {
+			return removed{}, err
+		}
+	}
+	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: held}, string(vm.Node), string(vm.ID))
+	return removed{Node: vm.Node, Away: away}, nil
+}
+
+// free gives capacity back to a host.
+func free(tx *store.Tx, id cloud.NodeID, c cloud.Capacity) error {
+	n, err := node.Nodes.Get(tx, string(id))
+	if err != nil || n == nil {
+		return err
+	}
+	n.Allocated = n.Allocated.Minus(c)
+	node.Nodes.Put(tx, n, string(id))
+	return nil
+}

@@ -1,0 +1,280 @@
+package vm
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+)
+
+var _ node.Guests = (*Service)(nil)
+
+// Assigned implements node.Guests.
+func (s *Service) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) ([]node.Assignment, error) {
+	placed := map[cloud.VMID]*node.Placed{}
+	if len(vms) == 0 {
+		all, _, err := node.PlacedVMs.List(v, 0, string(on))
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range all {
+			id := cloud.VMID(r.Path[1])
+			vms = append(vms, id)
+			placed[id] = r.Value
+		}
+	}
+	out := make([]node.Assignment, 0, len(vms))
+	for _, id := range vms {
+		p := placed[id]
+		if p == nil {
+			var err error
+			if p, err = node.PlacedVMs.Get(v, string(on), string(id)); err != nil {
+				return nil, err
+			}
+		}
+		say, err := assigned(v, on, id, p)
+		if err != nil {
+			return nil, err
+		}
+		if say != nil {
+			out = append(out, node.Assignment{VM: id, Say: say})
+		}
+	}
+	return out, nil
+}
+
+// assigned is what the host should make of one VM; nil for one that it no longer has.
+func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*agentv1.AssignedVm, error) {
+	if p == nil {
+		return nil, nil
+	}
+	if p.Gone {
+		return &agentv1.AssignedVm{VmId: string(id), Generation: p.Generation, Power: agentv1.Power_POWER_DESTROYED}, nil
+	}
+	vm, err := VMs.Get(v, string(p.Project), string(id))
+	if err != nil || vm == nil || vm.Node != on {
+		return nil, err
+	}
+	return convert.Assigned(vm), nil
+}
+
+// UsesImage implements node.Guests.
+func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool, error) {
+	if sha256 == "" {
+		return false, nil
+	}
+	placed, _, err := node.PlacedVMs.List(v, 0, string(on))
+	if err != nil {
+		return false, err
+	}
+	for _, r := range placed {
+		if r.Value.Gone {
+			continue
+		}
+		vm, err := VMs.Get(v, string(r.Value.Project), r.Path[1])
+		if err != nil {
+			return false, err
+		}
+		if vm != nil && vm.Node == on && usesImage(vm, sha256) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func usesImage(vm *cloud.VM, sha256 string) bool {
+	is := func(i *cloud.BuiltImage) bool { return i != nil && i.SHA256 == sha256 }
+	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.BuiltDisk) bool { return is(d.Image) })
+}
+
+// Observed implements node.Guests. Most reports say what is known already: those cost a read.
+func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) (changed int, err error) {
+	var news []cloud.Observation
+	err = s.opts.Store.Local(func(v *store.View) error {
+		for _, o := range reports {
+			known, changed, err := s.take(v, nil, on, o, s.opts.Store.Now())
+			if err != nil {
+				return err
+			}
+			if known {
+				s.keepUsage(o)
+			}
+			if changed {
+				news = append(news, o)
+			}
+		}
+		return nil
+	})
+	if err != nil || len(news) == 0 {
+		return 0, err
+	}
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		for _, o := range news {
+			if _, _, err := s.take(tx, tx, on, o, tx.Now()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return len(news), err
+}
+
+func (s *Service) keepUsage(o cloud.Observation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case o.Observed != cloud.ObservedRunning:
+		delete(s.usage, o.VM)
+	case o.Usage != nil:
+		s.usage[o.VM] = *o.Usage
+	}
+}
+
+// take applies one report to the records and says whether it is about a VM of the host's, and whether it changes any
+// record. Without a tx it only looks. A host speaks for what is placed on it and for nothing else.
+func (s *Service) take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
+	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
+		return false, false, nil
+	}
+	p, err := node.PlacedVMs.Get(r, string(on), string(o.VM))
+	if err != nil || p == nil {
+		return false, false, err
+	}
+	if p.Gone {
+		// A report of before says that nothing was built yet, not that nothing is left.
+		if o.Observed != cloud.ObservedAbsent || o.Generation < p.Generation {
+			return false, false, nil
+		}
+		if tx == nil {
+			return false, true, nil
+		}
+		node.PlacedVMs.Delete(tx, string(on), string(o.VM))
+		return false, true, free(tx, on, p.Held)
+	}
+	vm, err := VMs.Get(r, string(p.Project), string(o.VM))
+	if err != nil || vm == nil || vm.Node != on {
+		return false, false, err
+	}
+	bound(&o)
+	generation := vm.Generation
+	if !vm.Observe(o, now) {
+		return true, false, nil
+	}
+	if tx != nil {
+		err = s.save(tx, vm, generation)
+	}
+	return true, true, err
+}
+
+// Bounds of what a host can write into a record, in bytes and addresses. What is cut stays UTF-8: records are text that
+// must be readable.
+const (
+	maxLastError = 1 << 10
+	maxAddresses = 64
+	maxAddress   = 64
+)
+
+func bound(o *cloud.Observation) {
+	o.LastError = clip(o.LastError, maxLastError)
+	o.Addresses = slices.Clone(o.Addresses[:min(len(o.Addresses), maxAddresses)])
+	for i, a := range o.Addresses {
+		o.Addresses[i] = clip(a, maxAddress)
+	}
+}
+
+func clip(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
+
+// due is when a VM's transient state is over.
+type due struct {
+	project cloud.ProjectID
+	at      cloud.Time
+}
+
+// Follow keeps the deadlines of all VMs while this member leads.
+func (s *Service) Follow(ctx context.Context) error {
+	var from int64
+	err := s.opts.Store.View(ctx, func(v *store.View) error {
+		from = v.Revision() + 1
+		all, _, err := VMs.List(v, 0)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		clear(s.deadlines)
+		clear(s.usage)
+		for _, r := range all {
+			s.note(r.Value)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	w := VMs.Watch(s.opts.Store, from)
+	defer w.Close()
+	for {
+		changes, _, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		for _, c := range changes {
+			if c.Value == nil {
+				delete(s.deadlines, cloud.VMID(c.Path[1]))
+				delete(s.usage, cloud.VMID(c.Path[1]))
+			} else {
+				s.note(c.Value)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (s *Service) note(vm *cloud.VM) {
+	if vm.Deadline == 0 {
+		delete(s.deadlines, vm.ID)
+	} else {
+		s.deadlines[vm.ID] = due{vm.Project, vm.Deadline}
+	}
+}
+
+// SettleEvery is how often deadlines are looked at.
+const SettleEvery = time.Second
+
+// Settle ends transient states whose deadline has passed. It is a leader's task.
+func (s *Service) Settle(ctx context.Context) error {
+	now := s.opts.Store.Now()
+	late := map[cloud.VMID]due{}
+	s.mu.Lock()
+	for id, d := range s.deadlines {
+		if now >= d.at {
+			late[id] = d
+		}
+	}
+	s.mu.Unlock()
+	for id, d := range late {
+		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+			vm, err := VMs.Get(tx, string(d.project), string(id))
+			if err != nil || vm == nil {
+				return err
+			}
+			generation := vm.Generation
+			if !vm.TimeOut(tx.Now()) {
+				return nil
+			}
+			return s.save(tx, vm, generation)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package vm
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// orgCounted returns what the org is recorded to use, after comparing that with its VMs.
+func (w *world) orgCounted() (used tenant.Amount) {
+	w.t.Helper()
+	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
+		if used, err = tenant.OrgUsed(v, acme.Org); err != nil {
+			return err
+		}
+		sum := tenant.Amount{Projects: used.Projects}
+		all, _, err := VMs.List(v, 0)
+		for _, r := range all {
+			if r.Value.Org == acme.Org {
+				sum = sum.Plus(amountOf(&r.Value.Spec))
+			}
+		}
+		require.Equal(w.t, sum, used)
+		return err
+	}))
+	return used
+}
+
+// An org:admin who creates a project without a quota does not get more VMs by that than the quota of the org allows, with
+// however many calls at once.
+func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	const limit = 5
+	w.update(func(tx *store.Tx) {
+		require.NoError(t, tenant.SetOrgQuota(tx, acme.Org, tenant.Quota{VMs: new(uint64(limit))}))
+		require.NoError(t, tenant.SetQuota(tx, acme.Project, tenant.Quota{VMs: new(uint64(0))}))
+		for i := range 3 {
+			_, err := tenant.CreateProject(tx, cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i))}, "", tenant.Quota{})
+			require.NoError(t, err)
+		}
+	})
+	require.ErrorContains(t, w.try("web"), "the quota of project web allows 0 vms")
+	var calls sync.WaitGroup
+	errs := make([]error, 3*limit)
+	made := make([]cloud.VMID, len(errs))
+	for i := range errs {
+		at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}
+		calls.Go(func() {
+			out, err := w.vms.Create(w.as(at, ""), at, small(fmt.Sprintf("vm-%d", i)), [32]byte{})
+			errs[i], made[i] = err, out.VM.ID
+		})
+	}
+	calls.Wait()
+	done := 0
+	for _, err := range errs {
+		if err == nil {
+			done++
+			continue
+		}
+		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+		require.ErrorContains(t, err, "the quota of org acme (shared by its projects) allows 5 vms: 5 are used, 1 more are asked for")
+	}
+	require.Equal(t, limit, done)
+	require.EqualValues(t, limit, w.orgCounted().VMs)
+	before := w.allocated(host)
+	at := cloud.Tenant{Org: acme.Org, Project: "unlimited-0"}
+	_, err := w.vms.Create(w.as(at, ""), at, small("more"), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.Equal(t, before, w.allocated(host), "the refused VM reserved nothing on the host")
+	for i, id := range made {
+		if errs[i] == nil {
+			at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}
+			_, err := w.vms.doRemove(w.as(at, ""), removeAsk{Tenant: at, VM: id, Force: true})
+			require.NoError(t, err)
+			break
+		}
+	}
+	require.EqualValues(t, limit-1, w.orgCounted().VMs)
+	_, err = w.vms.Create(w.as(at, ""), at, small("more"), [32]byte{})
+	require.NoError(t, err)
+}
+
+// An answer that is remembered for an idempotency key in a deleted project is not given in a later project of its ID.
+func TestAnAnswerOfADeletedProjectIsNotGivenAgain(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	create := func() Created {
+		out, err := w.vms.Create(w.as(acme, "key"), acme, small("web"), [32]byte{})
+		require.NoError(t, err)
+		return out
+	}
+	first := create()
+	require.True(t, create().Replayed)
+	_, err := w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: first.VM.ID, Force: true})
+	require.NoError(t, err)
+	w.update(func(tx *store.Tx) {
+		require.NoError(t, tenant.DeleteProject(tx, acme.Project))
+		_, err := tenant.CreateProject(tx, acme, "", tenant.Quota{})
+		require.NoError(t, err)
+	})
+	again := create()
+	require.False(t, again.Replayed)
+	require.NotEqual(t, first.VM.ID, again.VM.ID)
+}

@@ -1,0 +1,209 @@
+package vm
+
+import (
+	"context"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// How long calls wait for what they asked.
+const (
+	startWait  = 30 * time.Second
+	stopMargin = 10 * time.Second
+	rebootWait = 75 * time.Second
+	resetWait  = 30 * time.Second
+)
+
+type action string
+
+const (
+	start  action = "StartVm"
+	stop   action = "StopVm"
+	reboot action = "RebootVm"
+	reset  action = "ResetVm"
+)
+
+type powerAsk struct {
+	Tenant cloud.Tenant
+	VM     cloud.VMID
+	Action action
+	// GraceMS is a stop's; 0 cuts.
+	GraceMS uint64
+	Body    [32]byte
+}
+
+// powered is the VM with what was asked of it recorded, now or by the same call before.
+type powered struct {
+	VM       cloud.VM
+	Replayed bool
+}
+
+// doPower records what is wanted.
+func (s *Service) doPower(ctx context.Context, q powerAsk) (out powered, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
+			vm, err := of(tx, q.Tenant, q.VM)
+			if err != nil {
+				return cloud.VM{}, err
+			}
+			before, state := vm.Generation, vm.State
+			switch q.Action {
+			case start:
+				err = vm.On(cloud.StartAsked, tx.Now())
+			case stop:
+				err = vm.Stop(q.GraceMS, tx.Now())
+			case reboot:
+				err = vm.Reboot()
+			case reset:
+				err = vm.Reset()
+			}
+			if err != nil {
+				return cloud.VM{}, err
+			}
+			if vm.Generation == before && vm.State == state {
+				return *vm, nil
+			}
+			if q.Action == start {
+				if err := s.opts.Billing.Start(tx, vm); err != nil {
+					return cloud.VM{}, err
+				}
+			}
+			err = s.save(tx, vm, before)
+			return *vm, err
+		})
+		return err
+	})
+	return out, err
+}
+
+// Asked is the answer of a call that waited for what it asked.
+type Asked struct {
+	VM *cloud.VM
+	// Late says that the time was up first. The wish stands.
+	Late bool
+	// Replayed says that the call was made before under its idempotency key.
+	Replayed bool
+}
+
+// Start wants a VM on and waits until it runs.
+func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.level, powerAsk{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
+		switch vm.State {
+		case cloud.Running:
+			return true, nil
+		case cloud.Error, cloud.Failed, cloud.Stopped:
+			return false, ended(vm, "start")
+		}
+		if !vm.Wish.On && !vm.Wish.Again {
+			return false, fault.New(fault.FailedPrecondition, "VM %s was stopped meanwhile", vm.Name)
+		}
+		return false, nil
+	})
+}
+
+// Stop wants a VM off and waits until it is: the power button, and the cut after grace; a grace of 0 cuts at once.
+func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.level, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
+		switch {
+		case vm.Wish.On || vm.Wish.Again:
+			return false, fault.New(fault.FailedPrecondition, "VM %s was started again meanwhile", vm.Name)
+		case vm.State == cloud.Error, vm.State == cloud.Failed:
+			return false, ended(vm, "stop")
+		}
+		return vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Pending, nil
+	})
+}
+
+// Reboot presses the power button, waits for the guest to go down, and starts it again; the host cuts after 30 s.
+func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.press, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
+		return runsAgain(vm, vm.Status.RebootsDone >= asked.Wish.Reboots, "reboot")
+	})
+}
+
+// Reset presses the reset button.
+func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
+	return s.ask(ctx, s.press, powerAsk{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
+		return runsAgain(vm, vm.Status.ResetsDone >= asked.Wish.Resets, "reset")
+	})
+}
+
+func runsAgain(vm *cloud.VM, done bool, verb string) (bool, error) {
+	switch vm.State {
+	case cloud.Running, cloud.Starting:
+		return done && vm.State == cloud.Running, nil
+	}
+	return false, ended(vm, verb)
+}
+
+// ended is why a wish did not come true.
+func ended(vm *cloud.VM, verb string) error {
+	why := vm.Status.LastError
+	if why == "" {
+		why = "it is " + vm.State.String()
+	}
+	return fault.New(fault.FailedPrecondition, "%s VM %s: %s", verb, vm.Name, why)
+}
+
+// again is the pause after a wait that broke off because the records could not be read.
+const again = 100 * time.Millisecond
+
+// ask records a wish and waits for it on the records of this member. done sees the VM as it was when asked, and as it is.
+func (s *Service) ask(ctx context.Context, record func(context.Context, powerAsk) (powered, error), q powerAsk, wait time.Duration, done func(asked, now *cloud.VM) (bool, error)) (Asked, error) {
+	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
+		return Asked{}, err
+	}
+	asked, err := record(ctx, q)
+	if err != nil {
+		return Asked{}, err
+	}
+	out := Asked{VM: &asked.VM, Replayed: asked.Replayed}
+	if ok, err := done(&asked.VM, &asked.VM); ok && err == nil {
+		return out, nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	// over is how the wait ended, judged by the VM's record.
+	var over error
+	look := func(vm *cloud.VM) (ok bool, err error) {
+		switch {
+		case vm != nil:
+			if ok, err = done(&asked.VM, vm); err == nil {
+				out.VM = vm
+			} else if asked.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed {
+				return true, nil // something else was asked of it since
+			}
+		case asked.Replayed:
+			return true, nil
+		default:
+			err = fault.New(fault.FailedPrecondition, "VM %s was deleted meanwhile", asked.VM.Name)
+		}
+		over = err
+		return ok, err
+	}
+	for {
+		_, err := store.Await(waiting, s.opts.Store, VMs, look, string(q.Tenant.Project), string(q.VM))
+		switch {
+		case err == nil:
+			return out, nil
+		case over != nil:
+			return Asked{}, over
+		case ctx.Err() != nil:
+			return Asked{}, ctx.Err()
+		case waiting.Err() == nil:
+			// The wish is recorded. That there is no leader just now, or that this member got a new copy of the records, is
+			// no reason to give up waiting for it.
+			select {
+			case <-time.After(again):
+				continue
+			case <-waiting.Done():
+			}
+		}
+		out.Late = true
+		return out, ctx.Err()
+	}
+}

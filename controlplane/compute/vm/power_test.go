@@ -1,0 +1,332 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// What each call makes of each state: the state after it, or its refusal. In ERROR stop and start are ways out.
+func TestPowerTable(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
+	const no = cloud.Unspecified
+	i := 0
+	for state, row := range map[cloud.State]map[action]cloud.State{
+		cloud.Creating: {start: cloud.Creating, stop: cloud.Creating, reboot: no, reset: no},
+		cloud.Stopped:  {start: cloud.Starting, stop: cloud.Stopped, reboot: no, reset: no},
+		cloud.Starting: {start: cloud.Starting, stop: cloud.Stopping, reboot: no, reset: no},
+		cloud.Running:  {start: cloud.Running, stop: cloud.Stopping, reboot: cloud.Running, reset: cloud.Running},
+		cloud.Stopping: {start: cloud.Stopping, stop: cloud.Stopping, reboot: no, reset: no},
+		cloud.Error:    {start: cloud.Starting, stop: cloud.Stopping, reboot: no, reset: no},
+		cloud.Failed:   {start: no, stop: no, reboot: no, reset: no},
+	} {
+		for a, want := range row {
+			i++
+			vm := w.in(state, fmt.Sprint("vm-", i))
+			out, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
+			if want == no {
+				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s in %s: %v", a, state, err)
+				require.ErrorContains(t, err, state.String())
+				require.Equal(t, vm, w.get(vm.ID))
+				continue
+			}
+			require.NoError(t, err, "%s in %s", a, state)
+			require.Equal(t, want, out.VM.State, "%s in %s", a, state)
+			now := w.get(vm.ID)
+			require.Equal(t, out.VM, *now, "what is answered is what is recorded")
+			if now.Wish != vm.Wish {
+				require.Greater(t, now.Generation, vm.Generation, "the host must learn of a new wish")
+			} else {
+				require.Equal(t, vm, now, "nothing changed")
+			}
+		}
+	}
+	require.Equal(t, 28, i)
+}
+
+// A call waits for its VM, and gives it as it is then.
+func TestCallsWait(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	body := [32]byte{}
+	for _, c := range []struct {
+		name string
+		from cloud.State
+		call func(context.Context, cloud.VMID) (Asked, error)
+		// seen is what the host reports once it is asked.
+		seen func(cloud.VMID)
+		kind fault.Kind
+		says string
+		to   cloud.State
+	}{
+		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.seen(id, cloud.ObservedLaunching); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
+		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.ask(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
+		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.erase(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
+		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
+			return w.vms.Stop(ctx, acme, id, time.Second, body)
+		}, func(id cloud.VMID) { w.seen(id, cloud.ObservedStopping); w.seen(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
+		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) },
+			func(id cloud.VMID) {
+				require.Zero(t, w.get(id).Wish.GraceMS)
+				w.seen(id, cloud.ObservedBuilt)
+			}, 0, "", cloud.Stopped},
+		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
+			return w.vms.Stop(ctx, acme, id, time.Second, body)
+		}, func(id cloud.VMID) { w.ask(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
+		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
+		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reset(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			vm := w.in(c.from, "waiting")
+			defer w.erase(vm.ID)
+			asked := make(chan struct{})
+			go func() {
+				// The host hears of the wish by the next generation.
+				store.Await(t.Context(), w.store, VMs, func(now *cloud.VM) (bool, error) { return now.Generation > vm.Generation, nil },
+					string(acme.Project), string(vm.ID))
+				c.seen(vm.ID)
+				close(asked)
+			}()
+			out, err := c.call(w.as(acme, ""), vm.ID)
+			<-asked
+			if c.to == 0 {
+				require.True(t, fault.Is(err, c.kind), "%v", err)
+				require.ErrorContains(t, err, c.says)
+				return
+			}
+			require.NoError(t, err)
+			require.False(t, out.Late)
+			require.Equal(t, c.to, out.VM.State)
+			require.Equal(t, w.get(vm.ID), out.VM)
+		})
+	}
+}
+
+// ask records a wish without waiting.
+func (w *world) ask(id cloud.VMID, a action, grace uint64) {
+	w.t.Helper()
+	_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+	require.NoError(w.t, err)
+}
+
+// erase removes a VM, and all that is left of it, if it is there.
+func (w *world) erase(id cloud.VMID) {
+	w.t.Helper()
+	vm, err := w.vms.Get(w.t.Context(), acme, id)
+	if err != nil {
+		return
+	}
+	_, err = w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
+	require.NoError(w.t, err)
+	w.absent(vm.Node, id, vm.Generation+1)
+}
+
+// Nothing to do is done at once; nobody is asked to wait for it.
+func TestNothingToDo(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	ctx, body := w.as(acme, ""), [32]byte{}
+	running, stopped := w.in(cloud.Running, "on"), w.in(cloud.Stopped, "off")
+	out, err := w.vms.Start(ctx, acme, running.ID, body)
+	require.NoError(t, err)
+	require.Equal(t, Asked{VM: running}, out)
+	out, err = w.vms.Stop(ctx, acme, stopped.ID, time.Minute, body)
+	require.NoError(t, err)
+	require.Equal(t, Asked{VM: stopped}, out)
+}
+
+// When the time is up the VM comes as it is, and the wish stands.
+func TestWaitsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.host("h1", plenty())
+		ctx, body := w.as(acme, ""), [32]byte{}
+		for name, c := range map[string]struct {
+			from cloud.State
+			call func(cloud.VMID) (Asked, error)
+			wait time.Duration
+		}{
+			"start":  {cloud.Stopped, func(id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) }, 30 * time.Second},
+			"stop":   {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 20*time.Second, body) }, 30 * time.Second},
+			"force":  {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) }, 10 * time.Second},
+			"reboot": {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) }, 75 * time.Second},
+		} {
+			vm := w.in(c.from, name)
+			began := time.Now()
+			out, err := c.call(vm.ID)
+			require.NoError(t, err)
+			require.True(t, out.Late)
+			require.Equal(t, c.wait, time.Since(began), name)
+			now := w.get(vm.ID)
+			require.Equal(t, now, out.VM)
+			require.NotEqual(t, vm.Wish, now.Wish)
+		}
+
+		// Who hangs up ends the wait, not the wish.
+		vm := w.in(cloud.Stopped, "left")
+		leaving, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err := w.vms.Start(leaving, acme, vm.ID, body)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, cloud.Starting, w.get(vm.ID).State)
+	})
+}
+
+// A call that is repeated under its key does nothing again: not the reboot, not the start after a stop; and it is
+// answered when there is no VM any more. Without the key the reboot is another.
+func TestPowerUnderAKey(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.in(cloud.Running, "web")
+	press := func(key string) powered {
+		out, err := w.vms.press(w.as(acme, key), powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
+		require.NoError(t, err)
+		return out
+	}
+	require.False(t, press("k").Replayed)
+	require.True(t, press("k").Replayed)
+	require.EqualValues(t, 1, w.get(vm.ID).Wish.Reboots)
+	press("")
+	press("")
+	require.EqualValues(t, 3, w.get(vm.ID).Wish.Reboots)
+
+	body := [32]byte{}
+	out, err := w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
+	require.NoError(t, err)
+	require.False(t, out.Replayed)
+	w.ask(vm.ID, stop, 0)
+	w.seen(vm.ID, cloud.ObservedBuilt)
+	out, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	require.Equal(t, cloud.Running, out.VM.State, "as it was answered")
+	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "nobody started it again")
+	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
+	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
+
+	// A start that was under way when it was first asked, and is over by now in one way or another.
+	w.ask2(t, vm.ID, "late")
+	w.erase(vm.ID)
+	out, err = w.vms.Start(w.as(acme, "late"), acme, vm.ID, body)
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	require.Equal(t, cloud.Starting, out.VM.State)
+
+	failing := w.in(cloud.Stopped, "failing")
+	w.ask2(t, failing.ID, "f")
+	w.seen(failing.ID, cloud.ObservedEnded, failed("no memory"))
+	_, err = w.vms.Start(w.as(acme, "f"), acme, failing.ID, body)
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "a start that failed is no success because it is asked again")
+	require.ErrorContains(t, err, "no memory")
+}
+
+// ask2 is a start under a key whose caller is lost.
+func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
+	_, err := w.vms.level(w.as(acme, key), powerAsk{Tenant: acme, VM: id, Action: start})
+	require.NoError(t, err)
+}
+
+// Ids that are none are InvalidArgument, another acme's are not found, whatever is asked of them.
+func TestIDs(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.in(cloud.Running, "web")
+	body := [32]byte{}
+	for name, call := range map[string]func(context.Context, cloud.Tenant, cloud.VMID) error{
+		"get": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			_, err := w.vms.Get(ctx, t, id)
+			return err
+		},
+		"start": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			_, err := w.vms.Start(ctx, t, id, body)
+			return err
+		},
+		"stop": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			_, err := w.vms.Stop(ctx, t, id, 0, body)
+			return err
+		},
+		"reboot": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			_, err := w.vms.Reboot(ctx, t, id, body)
+			return err
+		},
+		"reset": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			_, err := w.vms.Reset(ctx, t, id, body)
+			return err
+		},
+		"delete": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			_, err := w.vms.Delete(ctx, t, id, true, body)
+			return err
+		},
+		"update": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			_, err := w.vms.Update(ctx, t, id, Change{Labels: map[string]string{"a": "b"}})
+			return err
+		},
+		"watch": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			return w.vms.Watch(ctx, t, id, func(rpc.Late) error { return nil })
+		},
+		"console": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			return w.vms.Console(ctx, t, id, false, 0, func([]byte) error { return nil })
+		},
+		"migrate": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
+			return w.vms.checkMigrate(ctx, t, id, "x")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, id := range []cloud.VMID{"", "1", "../x", cloud.VMID("0" + string(vm.ID)), cloud.VMID("{" + string(vm.ID) + "}"), "\x00"} {
+				require.True(t, fault.Is(call(w.as(acme, ""), acme, id), fault.InvalidArgument), "%q", id)
+			}
+			require.True(t, fault.Is(call(w.as(acme, ""), acme, newID()), fault.NotFound))
+			require.True(t, fault.Is(call(w.as(other, ""), other, vm.ID), fault.NotFound), "another project's")
+			wrong := cloud.Tenant{Org: other.Org, Project: acme.Project}
+			require.True(t, fault.Is(call(w.as(wrong, ""), wrong, vm.ID), fault.NotFound), "another org's")
+			require.Equal(t, vm, w.get(vm.ID))
+		})
+	}
+}
+
+// That the leader is lost while a call waits is no answer: the wish is recorded, and the wait goes on.
+func TestWaitsOutliveTheLeader(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	vm := w.in(cloud.Stopped, "web")
+	record := func(ctx context.Context, q powerAsk) (powered, error) {
+		out, err := w.vms.doPower(ctx, q)
+		w.quorum.away.Store(true)
+		return out, err
+	}
+	reported := make(chan struct{})
+	go func() {
+		defer close(reported)
+		time.Sleep(3 * again)
+		w.quorum.away.Store(false)
+		w.seen(vm.ID, cloud.ObservedRunning)
+	}()
+	defer func() { <-reported }()
+	out, err := w.vms.ask(w.as(acme, ""), record, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
+		func(_, vm *cloud.VM) (bool, error) { return vm.State == cloud.Running, nil })
+	require.NoError(t, err)
+	require.Equal(t, cloud.Running, out.VM.State)
+}

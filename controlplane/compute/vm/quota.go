@@ -1,0 +1,37 @@
+package vm
+
+import (
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// amountOf is what a VM takes of its project's quota, from its creation to its deletion: a stopped one keeps its room.
+func amountOf(spec *cloud.Spec) tenant.Amount {
+	need := spec.Need()
+	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
+}
+
+// Holds says that a project has VMs: it cannot go before.
+func Holds(r store.Reader, t cloud.Tenant) error {
+	if t.Project == "" {
+		return nil
+	}
+	found, _, err := VMs.List(r, 1, string(t.Project))
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	return fault.New(fault.FailedPrecondition, "project %s has VM %s: delete its VMs first", t.Project, found[0].Value.Name)
+}
+
+// count charges the additional resources that a VM needs to the quotas of its project and its org.
+func count(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
+	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
+		all, _, err := VMs.List(tx, 0, string(p))
+		for _, r := range all {
+			sum = sum.Plus(amountOf(&r.Value.Spec))
+		}
+		return sum, err
+	})
+}

@@ -1,0 +1,123 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+func (w *world) quota(q tenant.Quota) {
+	w.update(func(tx *store.Tx) { require.NoError(w.t, tenant.SetQuota(tx, acme.Project, q)) })
+}
+
+// counted is what the project is said to have, after comparing that with its VMs.
+func (w *world) counted() (used tenant.Amount) {
+	w.t.Helper()
+	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
+		if used, err = tenant.Used(v, acme.Project); err != nil {
+			return err
+		}
+		var sum tenant.Amount
+		all, _, err := VMs.List(v, 0, string(acme.Project))
+		for _, r := range all {
+			sum = sum.Plus(amountOf(&r.Value.Spec))
+		}
+		require.Equal(w.t, sum, used, "the sum is that of the VMs")
+		return err
+	}))
+	return used
+}
+
+func (w *world) try(name string, change ...func(*Wanted)) error {
+	q := small(name, change...)
+	_, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
+	return err
+}
+
+// A VM is counted with its record, or neither is there; a stopped one counts, a deleted one does not.
+func TestQuota(t *testing.T) {
+	w := newWorld(t)
+	host := w.host("h1", plenty())
+	vm := w.in(cloud.Stopped, "web")
+	one := w.counted()
+	require.Equal(t, amountOf(&vm.Spec), one)
+	limit := one.VMs + 1
+	w.quota(tenant.Quota{VMs: &limit})
+	require.NoError(t, w.try("second"))
+	before := w.allocated(host)
+	err := w.try("third")
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "allows 2 vms: 2 are used")
+	require.Equal(t, before, w.allocated(host), "nothing was taken for it")
+	require.EqualValues(t, 2, w.counted().VMs)
+
+	cpus := w.counted().VCPUs
+	w.quota(tenant.Quota{VCPUs: &cpus})
+	more := *vm.Spec.CPU
+	more.VCPUs++
+	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &more})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.Equal(t, before, w.allocated(host))
+	w.erase(vm.ID)
+	require.EqualValues(t, 1, w.counted().VMs)
+	require.NoError(t, w.try("web"), "there is room again")
+}
+
+// However many create at once, the quota is never passed and never left unused.
+func TestQuotaAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	limit := uint64(5)
+	w.quota(tenant.Quota{VMs: &limit})
+	var wg sync.WaitGroup
+	errs := make([]error, 4*limit)
+	for i := range errs {
+		wg.Go(func() { errs[i] = w.try(fmt.Sprintf("vm-%d", i)) })
+	}
+	wg.Wait()
+	made := 0
+	for _, err := range errs {
+		if err == nil {
+			made++
+			continue
+		}
+		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	}
+	require.EqualValues(t, limit, made)
+	require.Equal(t, limit, w.counted().VMs)
+}
+
+// Whatever is created, changed and deleted, the sum stays that of the VMs.
+func TestQuotaCountsWhatIsThere(t *testing.T) {
+	w := newWorld(t)
+	w.host("h1", plenty())
+	r := rand.New(rand.NewPCG(1, 2))
+	var ids []cloud.VMID
+	for n := range 60 {
+		switch {
+		case len(ids) == 0 || r.IntN(2) == 0:
+			q := small(fmt.Sprintf("vm-%d", n), func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 1 + uint32(r.IntN(3))} })
+			made, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
+			if err == nil {
+				ids = append(ids, made.VM.ID)
+			} else {
+				var f *fault.Fault
+				require.True(t, errors.As(err, &f), "%v", err)
+			}
+		default:
+			i := r.IntN(len(ids))
+			w.erase(ids[i])
+			ids = append(ids[:i], ids[i+1:]...)
+		}
+		require.EqualValues(t, len(ids), w.counted().VMs)
+	}
+}

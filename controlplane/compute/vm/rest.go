@@ -1,0 +1,378 @@
+package vm
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gorilla/mux"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Routes adds the endpoints of the spec's part 4.3. Reboot, reset, update and watch are gRPC's only.
+func (s *Service) Routes(r *rest.Server) {
+	r.Handle(http.MethodGet, "/api/v1/vms", service+"ListVms", s.getVMs)
+	r.Handle(http.MethodPost, "/api/v1/vms", service+"CreateVm", s.postVM)
+	r.Handle(http.MethodGet, "/api/v1/vms/{id}", service+"GetVm", s.getVM)
+	r.Handle(http.MethodDelete, "/api/v1/vms/{id}", service+"DeleteVm", s.deleteVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/start", service+"StartVm", s.startVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/stop", service+"StopVm", s.stopVM)
+	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", service+"MigrateVm", s.migrateVM)
+}
+
+// vmResponse is the spec's VmResponse (part 2.4).
+type vmResponse struct {
+	ID         string        `json:"id"`
+	Name       string        `json:"name"`
+	OrgID      string        `json:"org_id"`
+	ProjectID  string        `json:"project_id"`
+	NodeID     string        `json:"node_id,omitempty"`
+	State      string        `json:"state"`
+	Hypervisor string        `json:"hypervisor"`
+	CPUs       uint32        `json:"cpus"`
+	MemoryMB   uint64        `json:"memory_mb"`
+	Network    []nicResponse `json:"network"`
+}
+
+type nicResponse struct {
+	ID             string   `json:"id"`
+	NetworkID      string   `json:"network_id"`
+	SubnetID       string   `json:"subnet_id,omitempty"`
+	PortID         string   `json:"port_id,omitempty"`
+	MACAddress     string   `json:"mac_address,omitempty"`
+	IPAddress      string   `json:"ip_address,omitempty"`
+	CIDRBlock      string   `json:"cidr_block,omitempty"`
+	GatewayIP      string   `json:"gateway_ip,omitempty"`
+	DHCPEnabled    bool     `json:"dhcp_enabled"`
+	Model          string   `json:"model"`
+	SecurityGroups []string `json:"security_groups"`
+}
+
+var (
+	hypervisorNames = map[cloud.Hypervisor]string{
+		cloud.HypervisorUnspecified: "kvm", cloud.KVM: "kvm",
+		cloud.MicroVM: "legacy-unsupported-microvm", cloud.AltVMM: "legacy-unsupported-altvmm",
+	}
+	modelNames = map[cloud.NICModel]string{
+		cloud.ModelUnspecified: "unspecified", cloud.ModelVirtio: "virtio-net", cloud.ModelE1000: "e1000",
+	}
+)
+
+func shownREST(vm *cloud.VM) vmResponse {
+	out := vmResponse{
+		ID: string(vm.ID), Name: vm.Name, OrgID: string(vm.Org), ProjectID: string(vm.Project), NodeID: string(vm.Node),
+		State: vm.State.Variant(), Hypervisor: hypervisorNames[vm.Hypervisor], CPUs: 1, MemoryMB: cloud.DefaultMemory,
+		Network: []nicResponse{},
+	}
+	if vm.Spec.CPU != nil {
+		out.CPUs = vm.Spec.CPU.VCPUs
+	}
+	if vm.Spec.Memory != nil {
+		out.MemoryMB = vm.Spec.Memory.SizeMiB
+	}
+	for _, n := range vm.Spec.Network {
+		out.Network = append(out.Network, nicResponse{
+			ID: n.ID, NetworkID: n.NetworkID, SubnetID: n.SubnetID, PortID: n.PortID, MACAddress: n.MAC, IPAddress: n.IP,
+			CIDRBlock: n.CIDR, GatewayIP: n.Gateway, DHCPEnabled: n.DHCP, Model: modelNames[n.Model],
+			SecurityGroups: append([]string{}, n.SecurityGroups...),
+		})
+	}
+	return out
+}
+
+// vmOf is the tenant and the id that a path is about.
+func vmOf(r *http.Request, method auth.Method) (cloud.Tenant, cloud.VMID, error) {
+	t, err := auth.Admit(r.Context(), service+method, "", "")
+	return t, cloud.VMID(mux.Vars(r)["id"]), err
+}
+
+func (s *Service) getVMs(_ *rest.Response, r *http.Request) (any, error) {
+	t, err := auth.Admit(r.Context(), service+"ListVms", "", "")
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := s.List(r.Context(), t, cloud.DefaultPage, r.URL.Query().Get("page_token"), "")
+	if err != nil {
+		return nil, err
+	}
+	out := struct {
+		VMs  []vmResponse `json:"vms"`
+		Next string       `json:"next_page_token,omitempty"`
+	}{VMs: []vmResponse{}, Next: next}
+	for _, vm := range list {
+		out.VMs = append(out.VMs, shownREST(vm))
+	}
+	return out, nil
+}
+
+func (s *Service) getVM(_ *rest.Response, r *http.Request) (any, error) {
+	t, id, err := vmOf(r, "GetVm")
+	if err != nil {
+		return nil, err
+	}
+	vm, err := s.Get(r.Context(), t, id)
+	if err != nil {
+		return nil, err
+	}
+	return shownREST(vm), nil
+}
+
+// createBody is the spec's CreateVmRequestRest.
+type createBody struct {
+	Name       *string    `json:"name"`
+	OrgID      string     `json:"org_id"`
+	ProjectID  string     `json:"project_id"`
+	VCPUs      *uint32    `json:"vcpus"`
+	MemoryMiB  *uint64    `json:"memory_mib"`
+	Hypervisor string     `json:"hypervisor"`
+	Disks      []diskBody `json:"disks"`
+	Network    []nicBody  `json:"network"`
+}
+
+type diskBody struct {
+	ID     *string `json:"id"`
+	Source *struct {
+		Type     string `json:"type"`
+		ImageID  string `json:"image_id"`
+		VolumeID string `json:"volume_id"`
+	} `json:"source"`
+	SizeGiB   *uint64 `json:"size_gib"`
+	Bus       string  `json:"bus"`
+	Cache     string  `json:"cache"`
+	BootIndex uint32  `json:"boot_index"`
+}
+
+type nicBody struct {
+	ID             string   `json:"id"`
+	NetworkID      string   `json:"network_id"`
+	SubnetID       string   `json:"subnet_id"`
+	PortID         string   `json:"port_id"`
+	MACAddress     string   `json:"mac_address"`
+	IPAddress      string   `json:"ip_address"`
+	CIDRBlock      string   `json:"cidr_block"`
+	GatewayIP      string   `json:"gateway_ip"`
+	DHCPEnabled    bool     `json:"dhcp_enabled"`
+	Model          string   `json:"model"`
+	SecurityGroups []string `json:"security_groups"`
+}
+
+// wanted reads a create body as the spec's part 4.3 has it.
+func (b *createBody) wanted() (w Wanted, err error) {
+	if b.Name == nil {
+		return w, fault.Invalid("name", "is required")
+	}
+	if b.Hypervisor != "" && b.Hypervisor != "kvm" {
+		return w, fault.Invalid("hypervisor", "public VM APIs support only the KVM backend, not %q", clip(b.Hypervisor, 64))
+	}
+	w = Wanted{Name: *b.Name, Hypervisor: cloud.KVM}
+	cpu := cloud.CPU{VCPUs: 1, CoresPerSocket: 1, Sockets: 1}
+	if b.VCPUs != nil {
+		cpu.VCPUs = *b.VCPUs
+	}
+	memory := cloud.Memory{SizeMiB: cloud.DefaultMemory}
+	if b.MemoryMiB != nil {
+		memory.SizeMiB = *b.MemoryMiB
+	}
+	// proto3 reads 0 as absent; JSON does not.
+	if cpu.VCPUs == 0 {
+		return w, fault.Invalid("vcpus", "must be 1 to %d, got 0", cloud.MaxVCPUs)
+	}
+	if memory.SizeMiB == 0 {
+		return w, fault.Invalid("memory_mib", "must be %d to %d, got 0", cloud.MinMemoryMiB, cloud.MaxMemoryMiB)
+	}
+	w.Spec = cloud.Spec{CPU: &cpu, Memory: &memory}
+	for i := range b.Disks {
+		d, err := b.Disks[i].disk(fmt.Sprintf("disks[%d].", i))
+		if err != nil {
+			return w, err
+		}
+		w.Spec.Disks = append(w.Spec.Disks, d)
+	}
+	for i, n := range b.Network {
+		w.Spec.Network = append(w.Spec.Network, n.nic(i))
+	}
+	return w, nil
+}
+
+func (b *diskBody) disk(at string) (d cloud.Disk, err error) {
+	if b.ID == nil {
+		return d, fault.Invalid(at+"id", "is required")
+	}
+	if b.Source == nil {
+		return d, fault.Invalid(at+"source", "is required")
+	}
+	d = cloud.Disk{ID: *b.ID, SizeGiB: cloud.DefaultDiskGiB, BootIndex: b.BootIndex}
+	switch b.Source.Type {
+	case "image":
+		if d.Image = cloud.ImageID(b.Source.ImageID); d.Image == "" {
+			return d, fault.Invalid(at+"source.image_id", "is required")
+		}
+	case "volume":
+		if d.Volume = b.Source.VolumeID; d.Volume == "" {
+			return d, fault.Invalid(at+"source.volume_id", "is required")
+		}
+	case "blank":
+		d.Blank = true
+	default:
+		return d, fault.Invalid(at+"source.type", "must be image, volume or blank, got %q", clip(b.Source.Type, 64))
+	}
+	if b.SizeGiB != nil {
+		d.SizeGiB = *b.SizeGiB
+	}
+	d.Bus = map[string]cloud.DiskBus{"scsi": cloud.BusSCSI, "ide": cloud.BusIDE, "sata": cloud.BusSATA}[b.Bus]
+	if d.Bus == cloud.BusUnspecified {
+		d.Bus = cloud.BusVirtio
+	}
+	d.Cache = cloud.CacheWriteback
+	switch b.Cache {
+	case "writethrough":
+		d.Cache = cloud.CacheWritethrough
+	}
+	return d, nil
+}
+
+func (b *nicBody) nic(i int) cloud.NIC {
+	n := cloud.NIC{
+		ID: b.ID, NetworkID: b.NetworkID, SubnetID: b.SubnetID, PortID: b.PortID, MAC: b.MACAddress, IP: b.IPAddress, CIDR: b.CIDRBlock,
+		Gateway: b.GatewayIP, DHCP: b.DHCPEnabled, Model: cloud.ModelVirtio, SecurityGroups: b.SecurityGroups,
+	}
+	if n.ID == "" {
+		n.ID = fmt.Sprintf("nic%d", i)
+	}
+	if n.NetworkID == "" {
+		n.NetworkID = "default"
+	}
+	if b.Model == "e1000" {
+		n.Model = cloud.ModelE1000
+	}
+	return n
+}
+
+func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
+	// The caller must be somebody before the body is read; whose tenant it is about stands in the body.
+	if _, err := auth.Admit(r.Context(), service+"CreateVm", "", ""); err != nil && !auth.Undecided(err) {
+		return nil, err
+	}
+	var in createBody
+	raw, err := rest.Decode(r, &in)
+	if err != nil {
+		return nil, err
+	}
+	t, err := auth.Admit(r.Context(), service+"CreateVm", in.OrgID, in.ProjectID)
+	if err != nil {
+		return nil, err
+	}
+	wanted, err := in.wanted()
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.Create(r.Context(), t, wanted, sha256.Sum256(raw))
+	if err != nil {
+		return nil, inBody(err)
+	}
+	replayed(w, out.Replayed)
+	w.Status = http.StatusCreated
+	return shownREST(&out.VM), nil
+}
+
+// bodyFields are the names that fields of a spec have in a create body.
+var bodyFields = []struct{ spec, body string }{
+	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
+}
+
+// inBody names the field of a refusal as the body does.
+func inBody(err error) error {
+	f, ok := fault.From(err)
+	if !ok || f.Field == "" {
+		return err
+	}
+	for _, name := range bodyFields {
+		if rest, ok := strings.CutPrefix(f.Field, name.spec); ok {
+			said := *f
+			said.Field = name.body + rest
+			said.Message = strings.Replace(f.Message, f.Field, said.Field, 1)
+			return &said
+		}
+	}
+	return err
+}
+
+// replayed tells that the answer is that of an earlier call with the same idempotency key.
+func replayed(w *rest.Response, is bool) {
+	if is {
+		w.Header().Set("Idempotency-Replayed", "true")
+	}
+}
+
+func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
+	t, id, err := vmOf(r, "DeleteVm")
+	if err != nil {
+		return nil, err
+	}
+	again, err := s.Delete(r.Context(), t, id, false, pathHash(r))
+	if err != nil {
+		return nil, err
+	}
+	replayed(w, again)
+	return map[string]any{"id": id, "deleted": true}, nil
+}
+
+// pathHash stands for the body of a call that has none.
+func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
+
+func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
+	t, id, err := vmOf(r, "StartVm")
+	if err != nil {
+		return nil, err
+	}
+	// A start that is still under way stands, so it has been done.
+	out, err := s.Start(r.Context(), t, id, pathHash(r))
+	if err != nil {
+		return nil, err
+	}
+	replayed(w, out.Replayed)
+	return map[string]any{"id": id, "action": "started"}, nil
+}
+
+func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
+	t, id, err := vmOf(r, "StopVm")
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.Stop(r.Context(), t, id, cloud.DefaultStop*time.Millisecond, pathHash(r))
+	if err != nil {
+		return nil, err
+	}
+	if out.Late {
+		return nil, fault.New(fault.DeadlineExceeded, "still stopping; ask again").MayRetry()
+	}
+	replayed(w, out.Replayed)
+	return map[string]any{"id": id, "action": "stopped"}, nil
+}
+
+type migrateBody struct {
+	Destination    *string `json:"destination_node_id"`
+	TimeoutSeconds uint32  `json:"timeout_seconds"`
+	Wait           bool    `json:"wait"`
+}
+
+func (s *Service) migrateVM(_ *rest.Response, r *http.Request) (any, error) {
+	t, id, err := vmOf(r, "MigrateVm")
+	if err != nil {
+		return nil, err
+	}
+	var in migrateBody
+	if _, err := rest.Decode(r, &in); err != nil {
+		return nil, err
+	}
+	if in.Destination == nil || strings.TrimSpace(*in.Destination) == "" {
+		return nil, fault.Invalid("destination_node_id", "is required")
+	}
+	return nil, s.checkMigrate(r.Context(), t, id, *in.Destination)
+}

@@ -1,0 +1,196 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// callers are the tokens of the scripts: each is its own name.
+type callers map[string]*cloud.Caller
+
+func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+	if who, ok := c[token]; ok {
+		clone := *who
+		return &clone, nil
+	}
+	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
+}
+
+func bound1(user cloud.UserID, t cloud.Tenant, role cloud.Role) *cloud.Caller {
+	return &cloud.Caller{User: user, Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: role, Org: t.Org, Project: t.Project}}}
+}
+
+func (w *world) rest() *rest.Server {
+	r := rest.New(rest.Options{
+		Service: fault.VM, Name: "vm", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
+		Verifier: callers{
+			"ada": bound1("ada", acme, cloud.ProjectMember), "eve": bound1("eve", other, cloud.ProjectAdmin),
+			"vic":      bound1("vic", acme, cloud.ProjectViewer),
+			"unproven": {User: "ada", Proof: cloud.ProofNone, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
+			"admin":    {User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}},
+		},
+	})
+	w.vms.Routes(r)
+	return r
+}
+
+var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
+
+// The law's part 4.3 as scripts. `get|post|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [then=LEVEL]`
+// sends what stands below it; then= is what the host reports once it learns of the call. <name> is the id of the VM of
+// that name, now or ever. Ids in answers are shown so, too.
+func TestREST(t *testing.T) {
+	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
+		w := newWorld(t)
+		handler := w.rest()
+		ids := map[string]string{"image": string(w.image(1, 3<<30)), "nowhere": "00000000-0000-7000-8000-0000000000ff"}
+		var names []string
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			expand := func(s string) string {
+				for name, id := range ids {
+					s = strings.ReplaceAll(s, "<"+name+">", id)
+				}
+				return s
+			}
+			arg := func(key string) (value string) { d.MaybeScanArgs(t, key, &value); return value }
+			switch d.Cmd {
+			case "host":
+				var c cloud.Capacity
+				d.ScanArgs(t, "vcpus", &c.VCPUs)
+				d.ScanArgs(t, "mib", &c.MemoryMiB)
+				d.ScanArgs(t, "gib", &c.StorageGiB)
+				ids[arg("name")] = string(w.host(arg("name"), c))
+				return ""
+			case "report":
+				vm := w.seen(cloud.VMID(ids[arg("vm")]), levels[arg("observed")], func(o *cloud.Observation) { o.LastError = arg("error") })
+				return vm.State.String()
+			}
+			path := expand(d.CmdArgs[0].Key)
+			if q := arg("query"); q != "" {
+				path += "?page_token=" + q
+			}
+			q := httptest.NewRequest(strings.ToUpper(d.Cmd), "http://127.0.0.1:8084"+path, strings.NewReader(expand(d.Input)))
+			for header, value := range map[string]string{"Idempotency-Key": arg("key"), "Content-Type": arg("type")} {
+				if value != "" {
+					q.Header.Set(header, value)
+				}
+			}
+			if as := arg("as"); as != "nobody" {
+				q.Header.Set("Authorization", "Bearer "+map[bool]string{true: "ada", false: as}[as == ""])
+			}
+			if then := arg("then"); then != "" {
+				id := cloud.VMID(strings.Split(path, "/")[4])
+				before := w.get(id).Generation
+				reported := make(chan struct{})
+				go func() {
+					defer close(reported)
+					store.Await(t.Context(), w.store, VMs, func(vm *cloud.VM) (bool, error) { return vm.Generation > before, nil },
+						string(acme.Project), string(id))
+					w.seen(id, levels[then], func(o *cloud.Observation) {
+						if o.LastError = arg("error"); o.LastError != "" {
+							o.Exit = cloud.ExitFailed
+						}
+					})
+				}()
+				defer func() { <-reported }()
+			}
+			a := httptest.NewRecorder()
+			handler.ServeHTTP(a, q)
+			var out map[string]any
+			require.NoError(t, json.Unmarshal(a.Body.Bytes(), &out), a.Body)
+			meta := out["meta"].(map[string]any)
+			require.Len(t, meta, 2)
+			id, err := uuid.Parse(meta["request_id"].(string))
+			require.NoError(t, err)
+			require.EqualValues(t, 4, id.Version())
+			_, err = time.Parse(time.RFC3339, meta["timestamp"].(string))
+			require.NoError(t, err)
+			delete(out, "meta")
+			if vm, ok := out["data"].(map[string]any); ok && vm["name"] != nil && a.Code == 201 {
+				name := vm["name"].(string)
+				if ids[name] != vm["id"].(string) {
+					ids[name] = vm["id"].(string)
+					names = append(names, name)
+				}
+			}
+			var text bytes.Buffer
+			e := json.NewEncoder(&text)
+			e.SetEscapeHTML(false)
+			require.NoError(t, e.Encode(out))
+			w.settled()
+			answer := uuids.ReplaceAllStringFunc(text.String(), func(id string) string {
+				for name, have := range ids {
+					if have == id {
+						return "<" + name + ">"
+					}
+				}
+				return id
+			})
+			if a.Header().Get("Idempotency-Replayed") != "" {
+				answer = "replayed " + answer
+			}
+			return fmt.Sprintf("%d %s", a.Code, answer)
+		})
+	})
+}
+
+var levels = map[string]cloud.Observed{
+	"built": cloud.ObservedBuilt, "up": cloud.ObservedRunning, "ended": cloud.ObservedEnded, "build-failed": cloud.ObservedBuildFailed,
+}
+
+// Whatever the body, a create makes a VM that can be read back, or says in the envelope what is wrong, and never that
+// it is our fault.
+func FuzzCreateBody(f *testing.F) {
+	w := newWorld(f)
+	w.host("h1", plenty())
+	w.image(1, 1<<30)
+	handler := w.rest()
+	for _, body := range []string{
+		`{"name":"web"}`, `{"name":"web","vcpus":0}`, `{"name":"a","disks":[{"id":"a","source":{"type":"blank"},"size_gib":1}]}`,
+		`{"name":"a","disks":[{"id":"a","source":{"type":"image","image_id":"00000000-0000-7000-8000-000000000001"}}]}`,
+		`{"name":"a","network":[{}],"hypervisor":"kvm","memory_mib":512}`, `[]`, `null`, `{"name":"\u0000"}`, "{\"name\":\"\xff\"}",
+	} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		w.t = t
+		q := httptest.NewRequest("POST", "http://127.0.0.1/api/v1/vms", bytes.NewReader(body))
+		q.Header.Set("Authorization", "Bearer ada")
+		a := httptest.NewRecorder()
+		handler.ServeHTTP(a, q)
+		var out struct {
+			Data  struct{ ID string }
+			Error struct{ Code, Message string }
+		}
+		require.NoError(t, json.Unmarshal(a.Body.Bytes(), &out))
+		switch a.Code {
+		case 201:
+			vm := w.get(cloud.VMID(out.Data.ID))
+			spec := vm.Spec
+			require.NoError(t, spec.Check(), "what is recorded is a good spec")
+			w.erase(vm.ID)
+		case 400, 403, 404, 409, 413, 422, 429:
+			require.NotEmpty(t, out.Error.Message)
+		default:
+			t.Fatalf("%d %s", a.Code, a.Body)
+		}
+	})
+}

@@ -1,0 +1,280 @@
+package vm
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Register adds VmService.
+func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterVmServiceServer(g, &server{s: s}) }
+
+type server struct {
+	vmv1.UnsafeVmServiceServer
+	s *Service
+}
+
+const service = "/vmcontroller.v1.VmService/"
+
+// request is what every request of this service has.
+type request interface {
+	GetOrgId() string
+	GetProjectId() string
+}
+
+func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, error) {
+	return auth.Admit(ctx, service+method, in.GetOrgId(), in.GetProjectId())
+}
+
+func (r *server) shown(ctx context.Context, vm *cloud.VM) *vmv1.VirtualMachine {
+	if u, ok := r.s.Usage(ctx, vm)[vm.ID]; ok {
+		return convert.VM(vm, &u)
+	}
+	return convert.VM(vm, nil)
+}
+
+func (r *server) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "CreateVm", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Create(ctx, t, Wanted{
+		Name: in.GetName(), Spec: convert.SpecFrom(in.GetSpec()), Hypervisor: convert.Hypervisor(in.GetHypervisor()),
+		Metadata: in.GetMetadata(), Labels: in.GetLabels(),
+	}, rpc.BodyHash(in))
+	if err != nil {
+		return nil, err
+	}
+	rpc.Replayed(ctx, out.Replayed)
+	return convert.VM(&out.VM, nil), nil
+}
+
+func (r *server) GetVm(ctx context.Context, in *vmv1.GetVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "GetVm", in)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := r.s.Get(ctx, t, cloud.VMID(in.GetVmId()))
+	if err != nil {
+		return nil, err
+	}
+	return r.shown(ctx, vm), nil
+}
+
+func (r *server) ListVms(ctx context.Context, in *vmv1.ListVmsRequest) (*vmv1.ListVmsResponse, error) {
+	t, err := admit(ctx, "ListVms", in)
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := r.s.List(ctx, t, in.GetPageSize(), in.GetPageToken(), in.GetFilter())
+	if err != nil {
+		return nil, err
+	}
+	usage := r.s.Usage(ctx, list...)
+	out := &vmv1.ListVmsResponse{NextPageToken: next}
+	for _, vm := range list {
+		if u, ok := usage[vm.ID]; ok {
+			out.Vms = append(out.Vms, convert.VM(vm, &u))
+		} else {
+			out.Vms = append(out.Vms, convert.VM(vm, nil))
+		}
+	}
+	return out, nil
+}
+
+func (r *server) UpdateVm(ctx context.Context, in *vmv1.UpdateVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "UpdateVm", in)
+	if err != nil {
+		return nil, err
+	}
+	c := Change{Metadata: in.GetMetadata(), Labels: in.GetLabels()}
+	if in.GetSpec() != nil {
+		spec := convert.SpecFrom(in.GetSpec())
+		c.CPU, c.Memory, c.Disks, c.Network = spec.CPU, spec.Memory, spec.Disks, spec.Network
+		if in.GetSpec().GetBoot() != nil {
+			c.Boot = &spec.Boot
+		}
+		if in.GetSpec().GetSecurity() != nil {
+			c.Security = &spec.Security
+		}
+	}
+	vm, err := r.s.Update(ctx, t, cloud.VMID(in.GetVmId()), c)
+	if err != nil {
+		return nil, err
+	}
+	return r.shown(ctx, &vm), nil
+}
+
+func (r *server) DeleteVm(ctx context.Context, in *vmv1.DeleteVmRequest) (*emptypb.Empty, error) {
+	t, err := admit(ctx, "DeleteVm", in)
+	if err != nil {
+		return nil, err
+	}
+	replayed, err := r.s.Delete(ctx, t, cloud.VMID(in.GetVmId()), in.GetForce(), rpc.BodyHash(in))
+	if err != nil {
+		return nil, err
+	}
+	rpc.Replayed(ctx, replayed)
+	return &emptypb.Empty{}, nil
+}
+
+// asked is the answer of a call that waited: the VM as it is, whether or not the wait was long enough.
+func (r *server) asked(ctx context.Context, out Asked, err error) (*vmv1.VirtualMachine, error) {
+	if err != nil {
+		return nil, err
+	}
+	rpc.Replayed(ctx, out.Replayed)
+	return r.shown(ctx, out.VM), nil
+}
+
+func (r *server) StartVm(ctx context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "StartVm", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Start(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
+}
+
+func (r *server) StopVm(ctx context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "StopVm", in)
+	if err != nil {
+		return nil, err
+	}
+	seconds := in.GetTimeoutSeconds()
+	switch {
+	case seconds > cloud.MaxStopSeconds:
+		return nil, fault.Invalid("timeout_seconds", "at most %d, got %d", cloud.MaxStopSeconds, seconds)
+	case in.GetForce():
+		seconds = 0
+	case seconds == 0:
+		seconds = cloud.DefaultStop / 1000
+	}
+	out, err := r.s.Stop(ctx, t, cloud.VMID(in.GetVmId()), time.Duration(seconds)*time.Second, rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
+}
+
+func (r *server) RebootVm(ctx context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "RebootVm", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Reboot(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
+}
+
+func (r *server) ResetVm(ctx context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "ResetVm", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Reset(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
+	return r.asked(ctx, out, err)
+}
+
+func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
+	t, err := admit(stream.Context(), "WatchVm", in)
+	if err != nil {
+		return err
+	}
+	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Late) error { return stream.SendMsg(m) })
+}
+
+// The calls below are not served yet. They answer as they will for whoever may not call, or calls wrongly.
+
+func (s *Service) checkMigrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, destination string) error {
+	if _, err := s.Get(ctx, t, id); err != nil {
+		return err
+	}
+	if err := cloud.CheckUUID("destination_node_id", destination); err != nil {
+		return err
+	}
+	return rpc.Unimplemented("MigrateVm")
+}
+
+func (r *server) MigrateVm(ctx context.Context, in *vmv1.MigrateVmRequest) (*vmv1.VirtualMachine, error) {
+	t, err := admit(ctx, "MigrateVm", in)
+	if err != nil {
+		return nil, err
+	}
+	return nil, r.s.checkMigrate(ctx, t, cloud.VMID(in.GetVmId()), in.GetDestinationNodeId())
+}
+
+func (r *server) PrepareVmMigration(ctx context.Context, in *vmv1.PrepareVmMigrationRequest) (*vmv1.VirtualMachine, error) {
+	if _, err := admit(ctx, "PrepareVmMigration", in); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckUUID("vm_id", in.GetVmId()); err != nil {
+		return nil, err
+	}
+	if !strings.HasPrefix(in.GetListenUri(), "tcp:") {
+		return nil, fault.Invalid("listen_uri", "must be tcp:<host>:<port>")
+	}
+	return nil, rpc.Unimplemented("PrepareVmMigration")
+}
+
+func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv1.VirtualMachine, error) {
+	if _, err := admit(ctx, "RecoverVm", in); err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckUUID("vm_id", in.GetVmId()); err != nil {
+		return nil, err
+	}
+	if in.GetSpec() != nil {
+		w := Wanted{
+			Name: in.GetName(), Spec: convert.SpecFrom(in.GetSpec()), Hypervisor: convert.Hypervisor(in.GetHypervisor()),
+			Metadata: in.GetMetadata(), Labels: in.GetLabels(),
+		}
+		w.Spec.Normalize()
+		if err := w.check(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, rpc.Unimplemented("RecoverVm")
+}
+
+// device checks an Attach or Detach: the VM is there, and the device's spec, as that of a VM which had only it.
+func (r *server) device(ctx context.Context, method auth.Method, in interface {
+	request
+	GetVmId() string
+}, spec cloud.Spec) error {
+	t, err := admit(ctx, method, in)
+	if err != nil {
+		return err
+	}
+	if _, err := r.s.Get(ctx, t, cloud.VMID(in.GetVmId())); err != nil {
+		return err
+	}
+	spec.Normalize()
+	if err := spec.Check(); err != nil {
+		return err
+	}
+	return rpc.Unimplemented(string(method))
+}
+
+func (r *server) AttachDisk(ctx context.Context, in *vmv1.AttachDiskRequest) (*vmv1.VirtualMachine, error) {
+	return nil, r.device(ctx, "AttachDisk", in, convert.SpecFrom(&vmv1.VmSpec{Disks: []*vmv1.DiskSpec{in.GetDisk()}}))
+}
+
+func (r *server) DetachDisk(ctx context.Context, in *vmv1.DetachDiskRequest) (*vmv1.VirtualMachine, error) {
+	return nil, r.device(ctx, "DetachDisk", in, cloud.Spec{Disks: []cloud.Disk{{ID: in.GetDiskId(), Blank: true, SizeGiB: 1}}})
+}
+
+func (r *server) AttachNic(ctx context.Context, in *vmv1.AttachNicRequest) (*vmv1.VirtualMachine, error) {
+	return nil, r.device(ctx, "AttachNic", in, convert.SpecFrom(&vmv1.VmSpec{Network: []*vmv1.NetworkSpec{in.GetNic()}}))
+}
+
+func (r *server) DetachNic(ctx context.Context, in *vmv1.DetachNicRequest) (*vmv1.VirtualMachine, error) {
+	return nil, r.device(ctx, "DetachNic", in, cloud.Spec{Network: []cloud.NIC{{ID: in.GetNicId()}}})
+}

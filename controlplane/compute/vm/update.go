@@ -1,0 +1,164 @@
+package vm
+
+import (
+	"context"
+	"reflect"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Change is what an update says. What is nil or empty stays as it is.
+type Change struct {
+	CPU      *cloud.CPU
+	Memory   *cloud.Memory
+	Boot     *cloud.Boot
+	Security *cloud.Security
+	Disks    []cloud.Disk
+	Network  []cloud.NIC
+	Metadata map[string]string
+	Labels   map[string]string
+}
+
+type updateAsk struct {
+	Tenant cloud.Tenant
+	VM     cloud.VMID
+	Change Change
+}
+
+// Update changes labels and metadata at any time, and processor, memory, boot and security of what is STOPPED.
+func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
+	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
+		return cloud.VM{}, err
+	}
+	return s.update(ctx, updateAsk{t, id, c})
+}
+
+func (s *Service) doUpdate(ctx context.Context, q updateAsk) (out cloud.VM, err error) {
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		vm, err := of(tx, q.Tenant, q.VM)
+		if err != nil {
+			return err
+		}
+		generation := vm.Generation
+		changed, err := s.apply(tx, vm, &q.Change)
+		if err != nil {
+			return err
+		}
+		if changed {
+			err = s.save(tx, vm, generation)
+		}
+		out = *vm
+		return err
+	})
+	return out, err
+}
+
+// apply changes a VM, and says whether anything is different.
+func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
+	before := *vm
+	if group, said := c.Labels[AntiAffinity]; said && group != vm.Labels[AntiAffinity] {
+		return false, fault.Invalid("labels", "%s is fixed when a VM is created", AntiAffinity)
+	}
+	vm.Metadata = cloud.Merge(vm.Metadata, c.Metadata)
+	vm.Labels = cloud.Merge(vm.Labels, c.Labels)
+	if err := checkPairs(vm); err != nil {
+		return false, err
+	}
+	spec := vm.Spec
+	if c.CPU != nil {
+		spec.CPU = c.CPU
+	}
+	if c.Memory != nil {
+		spec.Memory = c.Memory
+	}
+	if c.Boot != nil {
+		spec.Boot = *c.Boot
+	}
+	if c.Security != nil {
+		spec.Security = *c.Security
+	}
+	spec.Normalize()
+	if len(c.Disks) > 0 || len(c.Network) > 0 {
+		given := cloud.Spec{Disks: c.Disks, Network: c.Network}
+		given.Normalize()
+		if len(c.Disks) > 0 && !reflect.DeepEqual(given.Disks, vm.Spec.Disks) {
+			return false, fault.Invalid("spec.disks", "disks change only by AttachDisk and DetachDisk")
+		}
+		if len(c.Network) > 0 && !reflect.DeepEqual(given.Network, vm.Spec.Network) {
+			return false, fault.Invalid("spec.network", "NICs change only by AttachNic and DetachNic")
+		}
+	}
+	if !reflect.DeepEqual(spec, vm.Spec) {
+		if err := s.respecify(tx, vm, spec); err != nil {
+			return false, err
+		}
+	}
+	return !reflect.DeepEqual(&before, vm), nil
+}
+
+func checkPairs(vm *cloud.VM) error {
+	if err := cloud.CheckPairs("metadata", vm.Metadata); err != nil {
+		return err
+	}
+	if err := checkPolicy(vm.Metadata); err != nil {
+		return err
+	}
+	if _, err := selector(vm.Labels); err != nil {
+		return err
+	}
+	return cloud.CheckPairs("labels", vm.Labels)
+}
+
+// respecify gives a stopped VM another shape, on the host where its disks are.
+func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
+	if err := spec.Check(); err != nil {
+		return err
+	}
+	if err := spec.Unserved(); err != nil {
+		return err
+	}
+	if vm.State != cloud.Stopped {
+		return fault.New(fault.FailedPrecondition, "stop VM %s first: it is %s", vm.Name, vm.State)
+	}
+	n, err := node.Nodes.Get(tx, string(vm.Node))
+	if err != nil {
+		return err
+	}
+	if n == nil {
+		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer of the cluster", vm.Name)
+	}
+	n.Allocated = n.Allocated.Minus(vm.Spec.Need())
+	candidate := schedule.Candidate{Node: *n, State: cloud.NodeReady}
+	if _, refused, ok := schedule.Place([]schedule.Candidate{candidate}, &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model}); !ok {
+		return fault.New(fault.ResourceExhausted, "the host of VM %s %s", vm.Name, refused[n.ID]).WithReason("NO_HOST_FITS")
+	}
+	if err := count(tx, vm, amountOf(&spec), amountOf(&vm.Spec)); err != nil {
+		return err
+	}
+	n.Allocated = n.Allocated.Plus(spec.Need())
+	node.Nodes.Put(tx, n, string(vm.Node))
+	before := vm.Spec.Images()
+	vm.Spec, vm.Disks, vm.Kernel, vm.Initrd = spec, nil, nil, nil
+	images, err := resolve(tx, vm, before)
+	if err != nil {
+		return err
+	}
+	for _, id := range before {
+		if images[id] == nil {
+			image.Release(tx, id, vm.ID)
+		}
+	}
+	for id, i := range images {
+		if !slices.Contains(before, id) {
+			i.Use(tx, vm.ID)
+		}
+	}
+	vm.Generation++
+	return nil
+}

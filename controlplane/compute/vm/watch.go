@@ -1,0 +1,102 @@
+package vm
+
+import (
+	"context"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+)
+
+// EventType numbers are the spec's (part 6).
+type EventType uint8
+
+const (
+	CreatedEvent EventType = iota + 1
+	UpdatedEvent
+	DeletedEvent
+	StateChangedEvent
+)
+
+// Event is one commit of one VM.
+type Event struct {
+	Type EventType
+	VM   *cloud.VM
+	At   cloud.Time
+}
+
+// eventBytes bounds the cache of encoded VM events, in bytes.
+const eventBytes = 16 << 20
+
+// messages caches the encoded WatchVm events of all VMs. Each event is encoded once for all watches of its VM.
+type messages = store.Shared[cloud.VM, *rpc.Encoded]
+
+func newMessages(s *store.Store) *messages {
+	return store.NewShared(s, VMs, eventBytes, func(c store.Change[cloud.VM]) (*rpc.Encoded, int, error) {
+		e := event(c, s.Now())
+		m, err := rpc.Encode(&vmv1.VmEvent{
+			VmId: string(e.VM.ID), EventType: vmv1.VmEventType(e.Type), Vm: convert.VM(e.VM, nil), Timestamp: e.At,
+		})
+		return m, m.Size(), err
+	})
+}
+
+// Watch sends the VM as it is, then one event for each commit, in log order, until it is deleted or ctx ends. Each
+// event is passed to send as an rpc.Late, which encodes the VmEvent when the stream can send it; until then the watch
+// holds no record. A reader that falls behind the kept history gets OutOfRange and reads again.
+func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Late) error) error {
+	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
+		return err
+	}
+	first, from, err := s.current(ctx, t, id)
+	if err != nil {
+		return err
+	}
+	w := s.messages.WatchOne(from, string(t.Project), string(id))
+	defer w.Close()
+	if err := send(first); err != nil {
+		return err
+	}
+	for {
+		changes, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		for _, c := range changes {
+			if err := send(c.Value); err != nil || c.Deleted {
+				return err
+			}
+		}
+	}
+}
+
+// current returns the first event of a watch, and the revision after it.
+func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (first rpc.Late, next int64, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
+		next = v.Revision() + 1
+		if _, err = of(v, t, id); err != nil {
+			return err
+		}
+		first, err = s.messages.Current(v, string(t.Project), string(id))
+		return err
+	})
+	return first, next, err
+}
+
+// event says what a commit means.
+func event(c store.Change[cloud.VM], now cloud.Time) Event {
+	switch {
+	case c.Value == nil:
+		last := *c.Before
+		last.State = cloud.Deleted
+		return Event{DeletedEvent, &last, now}
+	case c.Before == nil:
+		return Event{CreatedEvent, c.Value, c.Value.UpdatedAt}
+	case c.Before.State != c.Value.State:
+		return Event{StateChangedEvent, c.Value, c.Value.UpdatedAt}
+	}
+	return Event{UpdatedEvent, c.Value, c.Value.UpdatedAt}
+}

@@ -1,0 +1,115 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/credentials"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	reflectionv1alpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// openServices lists gRPC's own services, which every caller may use on a public port.
+var openServices = []string{
+	healthv1.Health_ServiceDesc.ServiceName, reflectionv1.ServerReflection_ServiceDesc.ServiceName,
+	reflectionv1alpha.ServerReflection_ServiceDesc.ServiceName,
+}
+
+type provenKey struct{}
+
+// proven returns the caller whose token prove has verified, or nil.
+func proven(ctx context.Context) *cloud.Caller {
+	c, _ := ctx.Value(provenKey{}).(*cloud.Caller)
+	return c
+}
+
+// prove is the admit function of an Intake: it admits a call by its headers and the certificate of its connection.
+func (e *edge) prove(ctx context.Context, method string) (context.Context, Admission, error) {
+	if g := e.opts.Guest; g != nil && strings.HasPrefix(method, g.Prefix) {
+		ctx, known, err := g.Admit(ctx, method)
+		return ctx, Admission{Foreign: true, Proven: known, Limit: e.max(g.MaxMessage)}, err
+	}
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	if auth.Open[auth.Method(method)] != "" || slices.Contains(e.opts.Open, method) || e.opts.Public && slices.Contains(openServices, service) {
+		return ctx, Admission{Limit: MaxOpen}, nil
+	}
+	if e.opts.Certified {
+		holder, err := certified(ctx)
+		return ctx, Admission{Proven: true, Holder: holder, Limit: e.max(MaxMessage), Most: true}, err
+	}
+	a := Admission{Proven: true, Limit: e.max(MaxPlain)}
+	if method == uploadPart {
+		a = Admission{Proven: true, Limit: e.max(MaxMessage), Most: true, Time: PartTime}
+	}
+	caller := auth.CallerOf(ctx) // set for a stream, whose interceptor has already verified the token
+	if caller == nil {
+		var err error
+		if ctx, err = e.verify(ctx); err != nil {
+			return ctx, a, err
+		}
+		caller = proven(ctx)
+	}
+	if !caller.Proven() { // everybody can get an unauthenticated token
+		return ctx, Admission{Limit: MaxOpen}, nil
+	}
+	a.Holder = holderOf(caller)
+	return ctx, a, nil
+}
+
+// holderOf returns the org that a caller acts in, so that the users of an org share one part of the budget. It returns the
+// user if there is no org.
+func holderOf(c *cloud.Caller) string {
+	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
+		return "org " + string(org)
+	}
+	return "user " + string(c.User)
+}
+
+// max returns the smaller of limit and the server's limit.
+func (e *edge) max(limit int) int {
+	if e.opts.MaxMessage > 0 {
+		return min(limit, e.opts.MaxMessage)
+	}
+	return limit
+}
+
+// verify verifies the token of a call of a method that needs one.
+func (e *edge) verify(ctx context.Context) (context.Context, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	var header string
+	if h := md.Get("authorization"); len(h) > 0 {
+		header = h[0]
+	}
+	token, err := auth.Bearer(header)
+	if err != nil {
+		return ctx, err
+	}
+	if e.opts.Verifier == nil {
+		return ctx, fault.New(fault.Unauthenticated, "this port accepts no tokens")
+	}
+	caller, err := e.opts.Verifier.Verify(ctx, token)
+	if err != nil {
+		return ctx, err
+	}
+	return context.WithValue(ctx, provenKey{}, caller), nil
+}
+
+// certified returns the public key of the client certificate of a call's connection, and Unauthenticated if there is no
+// certificate. The TLS handshake has verified the certificate.
+func certified(ctx context.Context) (holder string, err error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {
+			return "host " + string(t.State.PeerCertificates[0].RawSubjectPublicKeyInfo), nil
+		}
+	}
+	return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
+}

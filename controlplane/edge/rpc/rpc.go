@@ -1,0 +1,415 @@
+// Package rpc is the half of every gRPC service that does not depend on the service: request ids, bearer tokens,
+// errors with google.rpc details, recovery, deadlines, limits, metrics, reflection and the standard health service.
+//
+// A service registers itself on the Server that New builds and returns fault.Faults. It knows no records and no service.
+//
+// Before a handler runs, an Intake bounds the memory that callers can make a server use: it refuses calls by their
+// headers, and lets a message be read only if it has arrived or fits its method's limit and a budget. See Intake for
+// the reasons.
+//
+// Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do not
+// read (unsent.go). SendMsg of such a stream waits until the client has taken what was sent before; a handler that
+// sends a Late encodes its message only then.
+package rpc
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Limits of a server.
+const (
+	// MaxMessage is for image parts; everything else must fit MaxPlain.
+	MaxMessage = 16 << 20
+	MaxPlain   = 3 << 19
+	// MaxUnary bounds a call whose client set no deadline. It exceeds the longest wait, a stop of 600 s and its margin.
+	MaxUnary = 11 * time.Minute
+	// Workers are the goroutines that carry out calls before new ones are made: their stacks have grown already, which
+	// costs a short call a sixth of its time.
+	Workers = 1024
+)
+
+// Options of a server.
+type Options struct {
+	// Verifier checks bearer tokens; nil for a port whose callers prove themselves by certificate.
+	Verifier auth.Verifier
+	// Credentials of the listener; nil for plaintext.
+	Credentials credentials.TransportCredentials
+	// CallerOf reads the caller from the connection, where there is no Verifier.
+	CallerOf func(context.Context) (*cloud.Caller, error)
+	// Certified limits callers without a certificate to the methods in Open (full names). It is for ports without a
+	// Verifier that accept connections of such callers.
+	Certified bool
+	Open      []string
+	Log       *slog.Logger
+	Metrics   *grpcprom.ServerMetrics
+	// Audit is told of calls that were refused, or failed to change something; optional.
+	Audit auth.Auditor
+	// Reflection and the health service are registered when set.
+	Public bool
+	// MaxMessage is the limit of a message in bytes. 0 is what tenants may send.
+	MaxMessage int
+	// Guest serves another protocol's methods beside ours; optional.
+	Guest *Guest
+	// Streams counts the streams of callers with tokens; the servers of a member share one. If nil, the server makes
+	// its own.
+	Streams *Streams
+}
+
+// Guest are services whose errors, metadata and callers are another protocol's: nothing of ours is done to their calls
+// but counting them.
+type Guest struct {
+	// Prefix is what the full names of their methods begin with.
+	Prefix string
+	// Admit refuses a call by its headers, before its message is read. The interceptors refuse it for the same reasons;
+	// they get the returned context, so that they need not authorize the call again. known reports whether the caller is
+	// on loopback or showed a credential.
+	Admit func(ctx context.Context, method string) (_ context.Context, known bool, err error)
+	// MaxMessage is the limit of a message in bytes.
+	MaxMessage int
+	Unary      grpc.UnaryServerInterceptor
+	Stream     grpc.StreamServerInterceptor
+	// Streams is what Stream calls Bound of; optional.
+	Streams *Streams
+}
+
+// New builds a server. It has an Intake unless every caller shows a certificate when connecting.
+func New(opts Options) (*Server, *health.Server) {
+	limit := opts.MaxMessage
+	if limit == 0 {
+		limit = MaxMessage
+	}
+	e := &edge{opts: opts}
+	if opts.Verifier != nil {
+		if e.opts.Streams == nil {
+			e.opts.Streams = NewStreams()
+		}
+		e.checks = auth.NewRechecker(opts.Verifier)
+		opts.Credentials = counting(opts.Credentials, e.opts.Streams)
+	}
+	if opts.Guest != nil && opts.Guest.Streams != nil {
+		opts.Credentials = opts.Guest.Streams.Credentials(opts.Credentials)
+	}
+	unary := []grpc.UnaryServerInterceptor{opts.Metrics.UnaryServerInterceptor(), e.unary}
+	stream := []grpc.StreamServerInterceptor{opts.Metrics.StreamServerInterceptor(), e.stream}
+	settings := []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...),
+		grpc.MaxRecvMsgSize(limit), grpc.MaxConcurrentStreams(4096),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 4 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
+		grpc.ConnectionTimeout(10 * time.Second),
+		Codec(),
+	}
+	var in *Intake
+	if opts.Public || opts.Certified {
+		in = NewIntake(MaxStreams, e.prove)
+		settings = append(settings, in.Settings(opts.Credentials)...)
+	} else if opts.Credentials != nil {
+		settings = append(settings, grpc.Creds(opts.Credentials))
+	}
+	if opts.Public {
+		settings = append(settings, grpc.NumStreamWorkers(Workers))
+	}
+	s := NewServer(in, settings...)
+	h := health.NewServer()
+	if opts.Public {
+		healthv1.RegisterHealthServer(s, h)
+		reflection.Register(s)
+	}
+	return s, h
+}
+
+type edge struct {
+	opts   Options
+	checks *auth.Rechecker // nil without a Verifier
+}
+
+// name gives a call its id.
+func name(ctx context.Context) (context.Context, string) {
+	id := uuid.NewString()
+	grpc.SetHeader(ctx, metadata.Pairs("x-request-id", id))
+	return context.WithValue(ctx, requestID{}, id), id
+}
+
+// admit puts the verified caller into the context. A call without a token goes on without a caller: Admit refuses it,
+// and the calls that need none never ask.
+func (e *edge) admit(ctx context.Context) (context.Context, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	var caller *cloud.Caller
+	switch header := md.Get("authorization"); {
+	case proven(ctx) != nil:
+		caller = proven(ctx)
+	case e.opts.CallerOf != nil:
+		c, err := e.opts.CallerOf(ctx)
+		if err != nil {
+			return ctx, err
+		}
+		caller = c
+	case len(header) > 0 && e.opts.Verifier != nil:
+		token, err := auth.Bearer(header[0])
+		if err != nil {
+			return ctx, err
+		}
+		if caller, err = e.opts.Verifier.Verify(ctx, token); err != nil {
+			return ctx, err
+		}
+	}
+	if caller == nil {
+		return ctx, nil
+	}
+	caller.RequestID, caller.Address = RequestID(ctx), Address(ctx)
+	if keys := md.Get("idempotency-key"); len(keys) > 0 {
+		if err := auth.CheckIdempotencyKey("idempotency-key", keys[0]); err != nil {
+			return ctx, err
+		}
+		caller.IdempotencyKey = keys[0]
+	}
+	var err error
+	if caller.Chosen, err = auth.Chosen("trivet-org", md.Get("trivet-org"), "trivet-project", md.Get("trivet-project")); err != nil {
+		return ctx, err
+	}
+	return auth.With(auth.WithProjects(ctx, e.opts.Verifier), caller, auth.RPC), nil
+}
+
+type requestID struct{}
+
+// RequestID is the id of the call that a context belongs to.
+func RequestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestID{}).(string)
+	return id
+}
+
+const uploadPart = "/vmcontroller.v1.ImageService/UploadImagePart"
+
+func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if g := e.opts.Guest; g != nil && strings.HasPrefix(info.FullMethod, g.Prefix) {
+		return g.Unary(ctx, req, info, handler)
+	}
+	ctx, cancel := context.WithTimeout(ctx, MaxUnary)
+	defer cancel()
+	ctx, id := name(ctx)
+	var caller *cloud.Caller
+	resp, err := e.call(func() (any, error) {
+		ctx, err := e.admit(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if caller = auth.CallerOf(ctx); caller != nil {
+			caller.Target = target(req)
+		}
+		return handler(ctx, req)
+	})
+	if err != nil {
+		e.report(ctx, caller, info.FullMethod, err)
+		return nil, e.failure(id, info.FullMethod, err)
+	}
+	auth.Carried(e.opts.Audit, caller, auth.Method(info.FullMethod))
+	return resp, nil
+}
+
+// report tells the audit of a call that failed.
+func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, err error) {
+	f, ok := fault.From(err)
+	if !ok {
+		f = fault.New(fault.Internal, "internal error")
+	}
+	if e.opts.Public && auth.Open[auth.Method(method)] == "" {
+		auth.Report(e.opts.Audit, caller, auth.Method(method), f, RequestID(ctx), Address(ctx))
+	}
+}
+
+// Address returns the address that a call came from, without the port; empty if it is unknown.
+func Address(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(p.Addr.String())
+	if err != nil {
+		return p.Addr.String()
+	}
+	return host
+}
+
+func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if g := e.opts.Guest; g != nil && strings.HasPrefix(info.FullMethod, g.Prefix) {
+		return g.Stream(srv, ss, info, handler)
+	}
+	ctx, id := name(ss.Context())
+	var caller *cloud.Caller
+	_, err := e.call(func() (any, error) {
+		ctx, err := e.admit(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if caller = auth.CallerOf(ctx); e.opts.Verifier == nil {
+			return nil, handler(srv, &stream{ServerStream: ss, ctx: ctx})
+		}
+		return nil, e.bounded(ctx, ss, func(ss grpc.ServerStream) error { return handler(srv, ss) })
+	})
+	if err != nil {
+		e.report(ctx, caller, info.FullMethod, err)
+	} else {
+		auth.Carried(e.opts.Audit, caller, auth.Method(info.FullMethod))
+	}
+	return e.failure(id, info.FullMethod, err)
+}
+
+// stream is a stream with a caller.
+type stream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	flow *flow // nil where streams are not counted
+}
+
+func (s *stream) Context() context.Context { return s.ctx }
+
+func (s *stream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	if c := auth.CallerOf(s.ctx); c != nil && c.Target == "" {
+		c.Target = target(m)
+	}
+	return nil
+}
+
+// call runs f; a panic is an internal error of this call alone.
+func (e *edge) call(f func() (any, error)) (resp any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return f()
+}
+
+// failure makes a status of an error. What is neither a Fault nor a status is ours: the log has it.
+func (e *edge) failure(id, method string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if f, ok := fault.From(err); ok {
+		return Status(f).Err()
+	}
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		return err
+	}
+	// A status below a wrapping is what another program said to us, not to the caller.
+	s, _ := status.FromError(err)
+	switch {
+	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
+		return Status(fault.New(fault.Canceled, "the caller hung up")).Err()
+	case errors.Is(err, context.DeadlineExceeded), s.Code() == codes.DeadlineExceeded:
+		return Status(fault.New(fault.DeadlineExceeded, "the call was not finished in time")).Err()
+	}
+	e.opts.Log.Error("call failed", "req", id, "method", method, "err", err)
+	return Status(fault.New(fault.Internal, "internal error, request %s", id)).Err()
+}
+
+// domain of the ErrorInfo that every error carries.
+const domain = "trivet"
+
+// maxMessage bounds what of a request comes back in the message that refuses it: it travels in a header.
+const maxMessage = 2 << 10
+
+// Status is a Fault as gRPC says it: ErrorInfo always, BadRequest for a field, RetryInfo where a retry may help.
+func Status(f *fault.Fault) *status.Status {
+	message := f.Message
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "") + " …"
+	}
+	s := status.New(f.Kind.RPC(), message)
+	info := &errdetails.ErrorInfo{Reason: f.Reason, Domain: domain, Metadata: map[string]string{}}
+	if info.Reason == "" {
+		info.Reason = code.Code(s.Code()).String()
+	}
+	for k, v := range f.Details {
+		info.Metadata[k] = fmt.Sprint(v)
+	}
+	details := []protoadapt.MessageV1{info}
+	if f.Field != "" {
+		details = append(details, &errdetails.BadRequest{
+			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: f.Field, Description: message}},
+		})
+	}
+	if f.Retry {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(f.RetryDelay())})
+	}
+	if withDetails, err := s.WithDetails(details...); err == nil {
+		return withDetails
+	}
+	return s
+}
+
+// FaultOf is the Fault that a status from another of our programs stands for.
+func FaultOf(err error) *fault.Fault {
+	s, _ := status.FromError(err)
+	f := fault.New(fault.FromRPC(s.Code()), "%s", s.Message())
+	for _, d := range s.Details() {
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			f.Reason = d.GetReason()
+			for k, v := range d.GetMetadata() {
+				f = f.With(k, v)
+			}
+		case *errdetails.RetryInfo:
+			f = f.MayRetryAfter(d.GetRetryDelay().AsDuration())
+		case *errdetails.BadRequest:
+			for _, v := range d.GetFieldViolations() {
+				f.Field = v.GetField()
+			}
+		}
+	}
+	return f.Because(err)
+}
+
+// BodyHash is the hash of a request, for idempotency keys.
+func BodyHash(m proto.Message) [32]byte {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return [32]byte{}
+	}
+	return sha256.Sum256(b)
+}
+
+// Unimplemented is the answer of a call that this version does not serve, said after its arguments were checked.
+func Unimplemented(method string) error {
+	return fault.New(fault.Unimplemented, "%s is not served yet", method)
+}
+
+// Replayed tells a caller that the answer is that of an earlier call with the same idempotency key.
+func Replayed(ctx context.Context, replayed bool) {
+	if replayed {
+		grpc.SetHeader(ctx, metadata.Pairs("idempotency-replayed", "true"))
+	}
+}

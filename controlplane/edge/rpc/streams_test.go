@@ -1,0 +1,424 @@
+package rpc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// tokens verifies tokens that say who holds them: user/org/project, or admin.
+type tokens struct {
+	verified atomic.Int64
+	forCalls atomic.Int64 // those of verified that were made for a call, and not later for its stream
+	ended    atomic.Bool
+}
+
+func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
+	v.verified.Add(1)
+	if _, call := metadata.FromIncomingContext(ctx); call {
+		v.forCalls.Add(1)
+	}
+	if v.ended.Load() {
+		return nil, fault.New(fault.Unauthenticated, "the token has ended")
+	}
+	c := &cloud.Caller{User: cloud.UserID(token), Proof: cloud.ProofPassword}
+	if token == "admin" {
+		c.Bindings = []cloud.Binding{{Role: cloud.SystemAdmin}}
+		return c, nil
+	}
+	parts := strings.Split(token, "/")
+	c.User = cloud.UserID(parts[0])
+	c.Bindings = []cloud.Binding{{Role: cloud.ProjectViewer, Org: cloud.OrgID(parts[1]), Project: cloud.ProjectID(parts[2])}}
+	return c, nil
+}
+
+// sender admits a watch, then sends messages of a size: one when the VM is called "one", else without end.
+type sender struct {
+	vmv1.UnimplementedVmServiceServer
+	bytes int
+	made  atomic.Int64
+}
+
+func (h *sender) WatchVm(in *vmv1.WatchVmRequest, s grpc.ServerStreamingServer[vmv1.VmEvent]) error {
+	if _, err := auth.Admit(s.Context(), "/vmcontroller.v1.VmService/WatchVm", in.GetOrgId(), in.GetProjectId()); err != nil {
+		return err
+	}
+	for n := 0; n == 0 || in.GetVmId() != "one"; n++ {
+		err := s.SendMsg(Late(func() (*Encoded, error) {
+			h.made.Add(1)
+			return Encode(&vmv1.VmEvent{VmId: fmt.Sprint(n), Vm: &vmv1.VirtualMachine{Name: strings.Repeat("x", h.bytes)}})
+		}))
+		if err != nil {
+			return err
+		}
+	}
+	<-s.Context().Done()
+	return s.Context().Err()
+}
+
+// member is a server on loopback.
+type member struct {
+	t       *testing.T
+	address string
+	server  *Server
+	tokens  *tokens
+	streams *Streams
+}
+
+func newMember(t *testing.T, h vmv1.VmServiceServer) *member {
+	m := &member{t: t, tokens: &tokens{}, streams: NewStreams()}
+	s, _ := New(Options{
+		Verifier: m.tokens, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Streams: m.streams,
+	})
+	vmv1.RegisterVmServiceServer(s, h)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	m.address, m.server = listener.Addr().String(), s
+	var serving sync.WaitGroup
+	serving.Go(func() { s.Serve(listener) })
+	t.Cleanup(func() { s.Stop(); serving.Wait() })
+	return m
+}
+
+// dial connects to the member; a stream takes 64 KiB that nobody reads.
+func (m *member) dial() vmv1.VmServiceClient {
+	conn, err := grpc.NewClient(m.address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
+	require.NoError(m.t, err)
+	m.t.Cleanup(func() { conn.Close() })
+	return vmv1.NewVmServiceClient(conn)
+}
+
+// incomplete is the beginning of a message of a length: its prefix alone.
+func incomplete(length uint32) []byte { return binary.BigEndian.AppendUint32([]byte{0}, length) }
+
+type watch = grpc.ServerStreamingClient[vmv1.VmEvent]
+
+// watch opens a stream; an empty token shows none.
+func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string, in *vmv1.WatchVmRequest) watch {
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	s, err := c.WatchVm(ctx, in)
+	require.NoError(m.t, err)
+	return s
+}
+
+// Each bound admits as many streams as its limit and refuses one more with an error that names the bound. Streams of
+// others are admitted. Streams that have ended are not counted.
+func TestStreamsAreBounded(t *testing.T) {
+	m := newMember(t, &sender{bytes: 1})
+	clients := map[string]vmv1.VmServiceClient{} // by token: one connection has at most MaxStreams streams
+	ctx, hangUp := context.WithCancel(t.Context())
+	open := func(token string) error {
+		if clients[token] == nil {
+			clients[token] = m.dial()
+		}
+		s := m.watch(ctx, clients[token], token, &vmv1.WatchVmRequest{VmId: "one"})
+		_, err := s.Recv()
+		return err
+	}
+	refused := func(token, text string) {
+		t.Helper()
+		err := open(token)
+		require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+		require.ErrorContains(t, err, text)
+		require.Equal(t, "TOO_MANY_STREAMS", FaultOf(err).Reason)
+	}
+	fill := func(user int, place string, n int) {
+		t.Helper()
+		for ; n > 0; user, n = user+1, n-MaxPrincipalStreams {
+			for range min(n, MaxPrincipalStreams) {
+				require.NoError(t, open(fmt.Sprint("user-", user, "/", place)))
+			}
+		}
+	}
+	fill(0, "acme/web", MaxPrincipalStreams)
+	refused("user-0/acme/web", "principal user-0 has 128 streams open")
+	refused("user-0/acme/shop", "principal user-0 has")
+	fill(1, "acme/web", MaxProjectStreams-MaxPrincipalStreams)
+	refused("user-9/acme/web", "project acme/web has 256 streams open")
+	for i, project := range []string{"acme/b", "acme/c", "acme/d"} {
+		fill(10*(i+1), project, MaxProjectStreams)
+	}
+	refused("user-9/acme/e", "org acme has 1024 streams open")
+	require.NoError(t, open("user-9/rival/lab"), "another org's")
+	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "a refused stream is not counted")
+
+	hangUp()
+	require.Eventually(t, func() bool {
+		m.streams.mu.Lock()
+		defer m.streams.mu.Unlock()
+		return len(m.streams.counts) == 0 && len(m.streams.unsent.flows) == 0 && len(m.streams.unsent.orgs) == 0 && m.streams.unsent.all.used == 0
+	}, 10*time.Second, time.Millisecond)
+	ctx = t.Context()
+	require.NoError(t, open("user-0/acme/web"))
+}
+
+// All streams of tenants on a member are bounded. Streams without a token are bounded per address and in total.
+// Operators can open streams when these bounds are reached.
+func TestStreamsOfAMemberAreBounded(t *testing.T) {
+	s := NewStreams()
+	tenant := func(i int) *cloud.Caller {
+		return &cloud.Caller{User: cloud.UserID(fmt.Sprint(i)), Proof: cloud.ProofPassword}
+	}
+	admin := &cloud.Caller{User: "admin", Proof: cloud.ProofHostKey, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
+	scoped := &cloud.Caller{User: "admin", Proof: cloud.ProofHostKey, Bindings: admin.Bindings, Scope: cloud.Tenant{Org: "acme"}}
+	for i := range MaxMemberStreams {
+		require.NoError(t, s.take(callerScopes(t.Context(), tenant(i))))
+	}
+	for _, c := range []*cloud.Caller{tenant(MaxMemberStreams), scoped} {
+		err := s.take(callerScopes(t.Context(), c))
+		require.True(t, fault.Is(err, fault.ResourceExhausted))
+		require.ErrorContains(t, err, "all tenants together have 8192 streams open")
+	}
+	require.NoError(t, s.take(callerScopes(t.Context(), admin)))
+	for _, stranger := range []*cloud.Caller{nil, {User: "ada", Proof: cloud.ProofNone}} {
+		require.NoError(t, s.take(callerScopes(t.Context(), stranger)))
+	}
+	s = NewStreams()
+	from := func(i int) []scope {
+		return []scope{{"address", fmt.Sprint("192.0.2.", i), MaxAddressStreams}, callerScopes(t.Context(), nil)[1]}
+	}
+	for i := range MaxOpenStreams {
+		require.NoError(t, s.take(from(i/MaxAddressStreams)))
+	}
+	require.ErrorContains(t, s.take(from(0)), "address 192.0.2.0 has 32 streams")
+	require.ErrorContains(t, s.take(from(99)), "all unauthenticated callers together have 512 streams")
+}
+
+// The open streams without a token are bounded. Such a stream is refused at once if its method needs a token.
+func TestStreamsOfStrangersAreBounded(t *testing.T) {
+	m := newMember(t, &sender{bytes: 1})
+	conn := dial(t, m.address)
+	health, vms := healthv1.NewHealthClient(conn), vmv1.NewVmServiceClient(conn)
+	for range 2 * MaxAddressStreams {
+		_, err := m.watch(t.Context(), vms, "", &vmv1.WatchVmRequest{}).Recv()
+		require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
+	}
+	open := func() error {
+		s, err := health.Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		require.NoError(t, err)
+		_, err = s.Recv()
+		return err
+	}
+	for range MaxAddressStreams {
+		require.NoError(t, open())
+	}
+	err := open()
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	_, err = m.watch(t.Context(), vms, "", &vmv1.WatchVmRequest{}).Recv()
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	_, err = m.watch(t.Context(), vms, "ada/acme/web", &vmv1.WatchVmRequest{VmId: "one"}).Recv()
+	require.NoError(t, err)
+}
+
+// A stream ends with its token also while its request is incomplete, and the server reads no more of the request then.
+func TestAnUnfinishedStreamEndsWithItsToken(t *testing.T) {
+	m := newMember(t, &sender{bytes: 1})
+	m.server.intake.time = time.Hour
+	r := connect(t, m.address)
+	var streams []uint32
+	for _, part := range [][]byte{nil, incomplete(1), incomplete(small + 1)} {
+		stream, err := r.Call(watchVM, "authorization", "Bearer mallory/acme/web")
+		require.NoError(t, err)
+		require.NoError(t, r.Data(stream, false, part, nil))
+		streams = append(streams, stream)
+	}
+	mallory := scope{"principal", "mallory", MaxPrincipalStreams}
+	require.Eventually(t, func() bool { return m.streams.open(mallory) == len(streams) }, patience, time.Millisecond)
+	m.tokens.ended.Store(true)
+	for _, stream := range streams {
+		ends(t, r, stream, codes.Unauthenticated, "the token has ended")
+	}
+	require.Eventually(t, func() bool { return m.streams.open(mallory) == 0 }, patience, time.Millisecond)
+}
+
+// The caller of a call is verified once and counted once, although the intake and an interceptor both need it.
+func TestCallersAreVerifiedOnce(t *testing.T) {
+	var who atomic.Pointer[cloud.Caller]
+	h := &handlers{get: func(ctx context.Context) error { who.Store(auth.CallerOf(ctx)); <-ctx.Done(); return ctx.Err() }}
+	m := newMember(t, h)
+	c := vmv1.NewVmServiceClient(dial(t, m.address))
+	ada := scope{"principal", "ada", MaxPrincipalStreams}
+	seen := func() bool { return who.Load() != nil }
+
+	ctx, hangUp := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer ada/acme/web"))
+	var calls sync.WaitGroup
+	calls.Go(func() { c.GetVm(ctx, &vmv1.GetVmRequest{}) })
+	require.Eventually(t, seen, patience, time.Millisecond)
+	require.Equal(t, cloud.UserID("ada"), who.Load().User)
+	require.Equal(t, int64(1), m.tokens.forCalls.Load())
+	require.Zero(t, m.streams.open(ada), "a unary call does not count as a stream")
+	hangUp()
+	calls.Wait()
+
+	who.Store(nil)
+	_, err := m.watch(t.Context(), c, "ada/acme/web", &vmv1.WatchVmRequest{}).Recv()
+	require.NoError(t, err)
+	require.Eventually(t, seen, patience, time.Millisecond)
+	require.Equal(t, cloud.UserID("ada"), who.Load().User)
+	require.Equal(t, int64(2), m.tokens.forCalls.Load())
+	require.Equal(t, 1, m.streams.open(ada))
+}
+
+// A stream whose client does not read holds one message. When such streams use all bytes of their org, they are ended,
+// and the streams of clients that read get every message in order.
+func TestSlowReadersAreEnded(t *testing.T) {
+	const bytes = 1 << 20
+	h := &sender{bytes: bytes}
+	m := newMember(t, h)
+	slow, c := m.dial(), m.dial()
+	var stuck []watch
+	const n = 2 * MaxOrgUnsent / bytes
+	for range n {
+		stuck = append(stuck, m.watch(t.Context(), slow, "mallory/acme/web", &vmv1.WatchVmRequest{}))
+	}
+	full := func() bool { return m.used() >= MaxOrgUnsent }
+	require.Eventually(t, full, 10*time.Second, time.Millisecond)
+	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream makes its next message after the client has read the previous one")
+
+	read := func(token string) {
+		s := m.watch(t.Context(), c, token, &vmv1.WatchVmRequest{})
+		for i := range 20 {
+			e, err := s.Recv()
+			require.NoError(t, err)
+			require.Equal(t, fmt.Sprint(i), e.GetVmId())
+		}
+	}
+	read("bob/rival/lab")
+	read("ada/acme/web")
+	ended := 0
+	for _, s := range stuck {
+		for {
+			_, err := s.Recv()
+			if err == nil {
+				continue
+			}
+			require.Contains(t, []codes.Code{codes.ResourceExhausted, codes.Unavailable}, status.Code(err), "%v", err)
+			if ended++; status.Code(err) == codes.ResourceExhausted {
+				require.ErrorContains(t, err, "its client has read nothing")
+			}
+			break
+		}
+	}
+	require.Equal(t, n, ended)
+}
+
+// A stream that waits for its client ends with its token, and what it held is counted until the connection is closed.
+func TestAStuckStreamEndsWithItsToken(t *testing.T) {
+	h := &sender{bytes: 1 << 20}
+	m := newMember(t, h)
+	conn, err := grpc.NewClient(m.address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStaticStreamWindowSize(64<<10))
+	require.NoError(t, err)
+	s := m.watch(t.Context(), vmv1.NewVmServiceClient(conn), "mallory/acme/web", &vmv1.WatchVmRequest{})
+	require.Eventually(t, func() bool { return m.used() > 0 }, 10*time.Second, time.Millisecond)
+	m.tokens.ended.Store(true)
+	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "mallory", MaxPrincipalStreams}) == 0 }, 10*time.Second, time.Millisecond)
+	require.Positive(t, m.used())
+	require.NoError(t, conn.Close())
+	require.Eventually(t, func() bool { return m.used() == 0 }, 10*time.Second, time.Millisecond)
+	_, err = s.Recv()
+	require.Error(t, err)
+}
+
+func (m *member) used() int64 { return m.streams.Unsent() }
+
+// However many streams a token opens, it is verified once for all of them, and all end with it.
+func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
+	m := newMember(t, &sender{bytes: 1})
+	c := m.dial()
+	const n = 100
+	var streams []watch
+	for range n {
+		s := m.watch(t.Context(), c, "ada/acme/web", &vmv1.WatchVmRequest{VmId: "one"})
+		_, err := s.Recv()
+		require.NoError(t, err)
+		streams = append(streams, s)
+	}
+	opened := m.tokens.verified.Load()
+	require.GreaterOrEqual(t, opened, int64(n))
+	require.Eventually(t, func() bool { return m.tokens.verified.Load() >= opened+2 }, 10*time.Second, time.Millisecond)
+	require.Less(t, m.tokens.verified.Load(), opened+n)
+	m.tokens.ended.Store(true)
+	for _, s := range streams {
+		_, err := s.Recv()
+		require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
+	}
+	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// A message that cannot be made fails its stream with the reason, and leaves nothing counted.
+func TestALateMessageFails(t *testing.T) {
+	s := NewStreams()
+	_, end := context.WithCancelCause(t.Context())
+	f := s.newFlow(t.Context(), end)
+	broken := errors.New("broken")
+	require.ErrorIs(t, (&stream{ctx: t.Context(), flow: f}).SendMsg(Late(func() (*Encoded, error) { return nil, broken })), broken)
+	require.ErrorIs(t, (&stream{ctx: t.Context()}).SendMsg(Late(func() (*Encoded, error) { return nil, broken })), broken)
+	f.close()
+	require.Empty(t, s.unsent.flows)
+	require.Zero(t, s.unsent.all.used)
+}
+
+// If making a message panics, the stream that waits next may send: it does not wait for ever.
+func TestAPanicWhileMakingAMessageStopsNoOtherStream(t *testing.T) {
+	s := NewStreams()
+	ctx, end := context.WithCancelCause(t.Context())
+	defer end(nil)
+	full, first, second := s.newFlow(ctx, end), s.newFlow(ctx, end), s.newFlow(ctx, end)
+	full.hold(MaxOrgUnsent)
+	sent := make(chan error, 2)
+	send := func(f *flow, make Late) {
+		defer func() {
+			if recover() != nil {
+				sent <- nil
+			}
+		}()
+		sent <- (&stream{ctx: ctx, flow: f}).SendMsg(make)
+	}
+	broken := errors.New("broken")
+	waiting := func(n int) func() bool {
+		return func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(full.gate.queue) == n
+		}
+	}
+	go send(first, func() (*Encoded, error) { panic("broken") })
+	require.Eventually(t, waiting(1), patience, time.Millisecond)
+	go send(second, func() (*Encoded, error) { return nil, broken })
+	require.Eventually(t, waiting(2), patience, time.Millisecond)
+	full.release(MaxOrgUnsent)
+	for _, want := range []error{nil, broken} {
+		select {
+		case err := <-sent:
+			require.Equal(t, want, err)
+		case <-time.After(patience):
+			require.Fail(t, "the second stream still waits")
+		}
+	}
+}

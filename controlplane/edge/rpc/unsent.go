@@ -1,0 +1,434 @@
+package rpc
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Bounds on the bytes of messages that streams hold because their clients have not read them. gRPC keeps such a message,
+// whole, from the moment it is sent until its last byte was written to the connection, also after the handler has
+// returned. A message that several streams send counts for each of them.
+const (
+	// MaxOrgUnsent bounds the streams of one org, in bytes. It is a quarter of MaxUnsent, so that fewer than four orgs
+	// cannot make the streams of others wait.
+	MaxOrgUnsent = 16 << 20
+	// MaxUnsent bounds all streams of a member, in bytes.
+	MaxUnsent = 64 << 20
+	// streamUnsent is how many bytes of earlier messages a stream may hold when it sends one more. It is below the 64
+	// KiB after which SendMsg blocks inside gRPC, where the stream could not be ended when its token becomes invalid.
+	streamUnsent = 32 << 10
+	// stallTime is how long a client may read nothing before its stream may be ended in favour of waiting streams.
+	stallTime = 5 * time.Second
+	// closeTime is how long the client of an ended stream may take to read the remaining messages; then its connection
+	// is closed.
+	closeTime = 2 * time.Second
+	// tidyEvery is the time between two searches for stalled streams while streams wait.
+	tidyEvery = 250 * time.Millisecond
+)
+
+// unsent counts the bytes that streams hold because their clients have not read them.
+type unsent struct {
+	mu    *sync.Mutex // guards all below
+	all   gate
+	orgs  map[string]*gate
+	flows map[*flow]struct{}
+	timer *time.Timer // of tidy; nil when nobody waits
+}
+
+func (u *unsent) init(mu *sync.Mutex) {
+	*u = unsent{mu: mu, all: gate{most: MaxUnsent}, orgs: map[string]*gate{}, flows: map[*flow]struct{}{}}
+}
+
+// gate admits senders, in order, while fewer than most bytes are unsent.
+type gate struct {
+	org   string
+	most  int64
+	used  int64
+	flows int // that belong to it
+	queue []chan struct{}
+}
+
+// pass admits the first waiting sender if there is room. Each admitted sender calls pass again after it has sent, or
+// decided not to send.
+func (g *gate) pass() {
+	if g.used < g.most && len(g.queue) > 0 {
+		close(g.queue[0])
+		g.queue = g.queue[1:]
+	}
+}
+
+// flow counts the unsent bytes of one stream.
+type flow struct {
+	s    *Streams
+	end  context.CancelCauseFunc
+	slow error // for end when the client reads nothing; nil is a Fault
+
+	// Guarded by unsent.mu.
+	gate    *gate
+	conn    *conn
+	held    int64
+	since   time.Time     // when its client last took something, or when held became more than 0
+	drained chan struct{} // capacity 1: held has become at most streamUnsent
+	ended   bool          // by tidy
+	lost    bool          // its connection is closed: nothing is held
+	closed  bool          // the handler has returned
+}
+
+// strangers is used in place of an org ID for the streams of unauthenticated callers, so that operators, who act in no
+// org, do not wait for them. No org has such an ID.
+const strangers = "unauthenticated callers"
+
+// Bound counts the messages of ss that its client has not read, and returns a stream whose SendMsg waits as that of a
+// tenant's stream does. All streams of one client have MaxOrgUnsent bytes together. The context of the returned stream
+// ends with the error slow if the stream is ended because its client reads nothing. Call done when the handler has
+// returned. The server needs Codec, and s.Credentials for its listener.
+func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc.ServerStream, done func()) {
+	ctx, end := context.WithCancelCause(ss.Context())
+	f := s.newFlow(ctx, end)
+	f.slow = slow
+	f.bind(client)
+	return &stream{ServerStream: ss, ctx: ctx, flow: f}, func() { f.close(); end(nil) }
+}
+
+// Unsent returns how many bytes all streams hold because their clients have not read them.
+func (s *Streams) Unsent() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unsent.all.used
+}
+
+// Credentials wraps the credentials of a listener, so that s knows the connections of its streams. Nil means plaintext.
+func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
+	return counting(c, s)
+}
+
+// Codec returns the option of a server whose streams a Streams counts.
+func Codec() grpc.ServerOption { return grpc.ForceServerCodecV2(newCodec()) }
+
+// newFlow begins the account of the stream of ctx, which end ends.
+func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flow {
+	f := &flow{s: s, end: end, drained: make(chan struct{}, 1)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unsent.flows[f] = struct{}{}
+	if f.conn = s.conns[connOf(ctx)]; f.conn != nil {
+		f.conn.flows[f] = struct{}{}
+	}
+	if c := auth.CallerOf(ctx); c != nil && c.Proven() {
+		f.join("")
+	} else {
+		f.join(strangers)
+	}
+	return f
+}
+
+// bind assigns the flow to an org. Call it before anything is sent.
+func (f *flow) bind(org string) {
+	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
+	if f.held == 0 {
+		f.leave()
+		f.join(org)
+	}
+}
+
+func (f *flow) join(org string) {
+	u := &f.s.unsent
+	g := u.orgs[org]
+	if g == nil {
+		g = &gate{org: org, most: MaxOrgUnsent}
+		u.orgs[org] = g
+	}
+	g.flows++
+	f.gate = g
+}
+
+func (f *flow) leave() {
+	if f.gate.flows--; f.gate.flows == 0 {
+		delete(f.s.unsent.orgs, f.gate.org)
+	}
+}
+
+// close removes the flow once the client has read everything.
+func (f *flow) close() {
+	f.s.mu.Lock()
+	defer f.s.mu.Unlock()
+	f.closed = true
+	f.settle()
+}
+
+// settle forgets a flow that has nothing more to count.
+func (f *flow) settle() {
+	if _, counted := f.s.unsent.flows[f]; !counted || !f.closed || f.held > 0 {
+		return
+	}
+	delete(f.s.unsent.flows, f)
+	if f.conn != nil {
+		delete(f.conn.flows, f)
+	}
+	f.leave()
+}
+
+// ready waits until the stream may send: its client has taken what was sent before, and there is room.
+func (f *flow) ready(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	u := &f.s.unsent
+	for {
+		u.mu.Lock()
+		if f.held <= streamUnsent {
+			break
+		}
+		u.mu.Unlock()
+		select {
+		case <-f.drained:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	defer u.mu.Unlock()
+	for _, g := range []*gate{f.gate, &u.all} {
+		if g.used < g.most && len(g.queue) == 0 {
+			continue
+		}
+		turn := make(chan struct{})
+		g.queue = append(g.queue, turn)
+		if u.timer == nil {
+			u.timer = time.AfterFunc(tidyEvery, f.s.tidy)
+		}
+		u.mu.Unlock()
+		select {
+		case <-turn:
+		case <-ctx.Done():
+		}
+		u.mu.Lock()
+		if ctx.Err() != nil {
+			if i := slices.Index(g.queue, turn); i >= 0 {
+				g.queue = slices.Delete(g.queue, i, i+1)
+			}
+			f.gate.pass()
+			g.pass()
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// hold counts n bytes more, which may be 0, and admits the next waiting stream if there is room.
+func (f *flow) hold(n int64) {
+	u := &f.s.unsent
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !f.lost && n > 0 {
+		if f.held == 0 {
+			f.since = time.Now()
+		}
+		f.held += n
+		f.gate.used += n
+		u.all.used += n
+	}
+	f.gate.pass()
+	u.all.pass()
+}
+
+// release counts n bytes less.
+func (f *flow) release(n int64) {
+	u := &f.s.unsent
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !f.lost {
+		f.free(n)
+	}
+}
+
+func (f *flow) free(n int64) {
+	u := &f.s.unsent
+	f.since = time.Now()
+	f.held -= n
+	f.gate.used -= n
+	u.all.used -= n
+	if f.held <= streamUnsent {
+		select {
+		case f.drained <- struct{}{}:
+		default:
+		}
+	}
+	f.gate.pass()
+	u.all.pass()
+	f.settle()
+}
+
+// tidy ends the streams that have stalled for longest, until the bytes that they hold suffice for the waiting streams.
+func (s *Streams) tidy() {
+	u := &s.unsent
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	waiting := len(u.all.queue) > 0
+	for _, g := range u.orgs {
+		waiting = waiting || len(g.queue) > 0
+	}
+	if u.timer = nil; !waiting {
+		return
+	}
+	u.timer = time.AfterFunc(tidyEvery, s.tidy)
+	now := time.Now()
+	var stalled []*flow
+	soon := map[*gate]int64{} // what will be free when the streams that were ended are gone
+	for f := range u.flows {
+		switch {
+		case f.ended:
+			soon[f.gate] += f.held
+			soon[&u.all] += f.held
+		case f.held > 0 && now.Sub(f.since) >= stallTime:
+			stalled = append(stalled, f)
+		}
+	}
+	slices.SortFunc(stalled, func(a, b *flow) int { return a.since.Compare(b.since) })
+	for _, f := range stalled {
+		for _, g := range []*gate{f.gate, &u.all} {
+			if !f.ended && len(g.queue) > 0 && g.used-soon[g] >= g.most/2 {
+				soon[f.gate] += f.held
+				soon[&u.all] += f.held
+				f.stop()
+			}
+		}
+	}
+}
+
+// stop ends the stream, and closes its connection if the client does not take what the stream holds: until then the
+// status waits behind it.
+func (f *flow) stop() {
+	f.ended = true
+	slow := f.slow
+	if slow == nil {
+		slow = fault.New(fault.ResourceExhausted,
+			"the stream was ended because its client has read nothing for %s and the member needs the memory: read faster, and open it again", stallTime).
+			WithReason("SLOW_READER").MayRetry()
+	}
+	f.end(slow)
+	time.AfterFunc(closeTime, func() {
+		f.s.mu.Lock()
+		c := f.conn
+		stuck := f.held > 0
+		f.s.mu.Unlock()
+		if stuck && c != nil {
+			c.Close()
+		}
+	})
+}
+
+// minHeld is the least that a message counts, in bytes: the least capacity of a buffer whose release gRPC reports.
+const minHeld = 1152
+
+// Encoded is a message as gRPC sends it. Several streams may send one.
+type Encoded struct{ data []byte }
+
+// Encode encodes m.
+func Encode(m proto.Message) (*Encoded, error) {
+	options := proto.MarshalOptions{}
+	data, err := options.MarshalAppend(make([]byte, 0, max(options.Size(m), minHeld)), m)
+	return &Encoded{data}, err
+}
+
+// Data is the encoded message. It must not be changed.
+func (m *Encoded) Data() []byte { return m.data }
+
+// Size is how many bytes the message occupies.
+func (m *Encoded) Size() int { return cap(m.data) }
+
+// Late makes a message when the client has read the previous ones, so that a stream whose client does not read holds no
+// message. Pass it to SendMsg, which sends nothing if the message is nil.
+type Late func() (*Encoded, error)
+
+// outgoing is a message on its way: the codec hands its buffer to gRPC.
+type outgoing struct{ buffer mem.Buffer }
+
+// charge is the number of bytes that a message counts in its flow. It is released once: by gRPC, or when the connection
+// is closed.
+type charge struct {
+	flow *flow
+	n    int64
+}
+
+// Get implements mem.BufferPool. gRPC does not call it.
+func (c *charge) Get(n int) *[]byte { b := make([]byte, n); return &b }
+
+// Put implements mem.BufferPool: the message was written, or will never be.
+func (c *charge) Put(*[]byte) { c.flow.release(c.n) }
+
+// SendMsg sends m once at most streamUnsent bytes of earlier messages are unsent.
+func (s *stream) SendMsg(m any) error {
+	if s.flow == nil {
+		if late, ok := m.(Late); ok {
+			e, err := late()
+			if err != nil || e == nil {
+				return err
+			}
+			m = &outgoing{mem.SliceBuffer(e.data)}
+		}
+		return s.ServerStream.SendMsg(m)
+	}
+	if err := s.flow.ready(s.ctx); err != nil {
+		return err
+	}
+	e, err := s.flow.encode(m)
+	if err != nil {
+		return err
+	}
+	if e == nil {
+		if _, late := m.(Late); late {
+			return nil
+		}
+		return s.ServerStream.SendMsg(m)
+	}
+	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, &charge{s.flow, int64(cap(e.data))})})
+}
+
+// encode encodes a message after ready, and counts it. It returns nil if the codec has to encode the message, or if a
+// Late returned nil. The next waiting stream is admitted in every case, also if a Late panics.
+func (f *flow) encode(m any) (*Encoded, error) {
+	var n int64
+	defer func() { f.hold(n) }()
+	e, err := encoded(m)
+	if err == nil && e != nil {
+		n = int64(cap(e.data))
+	}
+	return e, err
+}
+
+// encoded returns m encoded, or nil if the codec has to encode it.
+func encoded(m any) (*Encoded, error) {
+	switch m := m.(type) {
+	case Late:
+		return m()
+	case proto.Message:
+		return Encode(m)
+	}
+	return nil, nil
+}
+
+// codec is protobuf's, and takes messages that are encoded already.
+type codec struct{ encoding.CodecV2 }
+
+func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if o, ok := v.(*outgoing); ok {
+		return mem.BufferSlice{o.buffer}, nil
+	}
+	return c.CodecV2.Marshal(v)
+}

@@ -1,0 +1,34 @@
+package rpc
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// unjudged is how long a stream goes on while this member cannot verify its token: it is cut off, or waits for a leader.
+const unjudged = 10 * time.Second
+
+// whileValid calls end with the reason when the token that opened the stream becomes invalid, or when its holder is no
+// longer authorized for the call. Call stop when the stream has ended.
+func (e *edge) whileValid(ctx context.Context, end context.CancelCauseFunc) (stop func(), err error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	token, err := auth.Bearer(md.Get("authorization")[0])
+	if err != nil {
+		return nil, err
+	}
+	verified := time.Now()
+	return e.checks.Subscribe(token, func(c *auth.Check) {
+		if c.Err == nil {
+			verified = time.Now()
+		}
+		err := c.Again(ctx)
+		if fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.PermissionDenied) || err != nil && time.Since(verified) > unjudged {
+			end(err)
+		}
+	}), nil
+}

@@ -1,0 +1,264 @@
+// Package disk is the file system beneath a member's log and states: it ends the member at the first write that fails.
+//
+// After a failed write nobody knows what the disk holds, so nothing may be acknowledged any more that depends on it, and
+// a failed fsync cannot be repeated: the kernel forgets what it could not write. Pebble knows that, but its ways to end
+// are its own: it panics with locks held, which a process cannot outlive, or tries again for ever while everything waits.
+// So it never hears of the failure. Whoever meets it, and whoever wants to write afterwards, is held; who owns the
+// process is told by Failed, hands over what it can, and ends. What was synced is there at the next start.
+//
+// It must not know what the files mean. It stands beneath what must not be lost only: a backup or an image for which there
+// is no room is refused, and the member lives.
+package failstop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
+)
+
+// FS is a file system that fails once.
+type FS struct {
+	vfs.FS
+	ctx    context.Context
+	roots  []string
+	failed chan struct{}
+
+	mu  sync.Mutex
+	err *Error
+}
+
+// New watches over what is beneath roots, which are clean paths as callers begin theirs. What a failure holds is held
+// until ctx ends; then it gets the error.
+func New(ctx context.Context, below vfs.FS, roots ...string) *FS {
+	return &FS{FS: below, ctx: ctx, roots: roots, failed: make(chan struct{})}
+}
+
+func (d *FS) watches(path string) bool {
+	return slices.ContainsFunc(d.roots, func(root string) bool {
+		return path == root || strings.HasPrefix(path, root+string(os.PathSeparator))
+	})
+}
+
+// Failed is closed at the first failure; Err then says what it was.
+func (d *FS) Failed() <-chan struct{} { return d.failed }
+
+// Err is the first failure, an *Error; nil when there was none.
+func (d *FS) Err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err == nil {
+		return nil
+	}
+	return d.err
+}
+
+// Error is the failure that ended a file system.
+type Error struct {
+	// File is the one that was written or read.
+	File string
+	Err  error
+}
+
+// Error names the file: the errors of some calls do not.
+func (e *Error) Error() string {
+	if path := (*fs.PathError)(nil); errors.As(e.Err, &path) {
+		return path.Error()
+	}
+	return fmt.Sprintf("%s: %s", e.File, e.Err)
+}
+
+// Unwrap implements errors.Unwrap.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Full says that there was no room.
+func (e *Error) Full() bool { return errors.Is(e.Err, unix.ENOSPC) || errors.Is(e.Err, unix.EDQUOT) }
+
+// broken are what the kernel answers when the disk or its file system is not usable, as opposed to what was asked of it.
+var broken = []error{
+	unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EROFS, unix.ENXIO, unix.ENODEV, unix.EUCLEAN, unix.EBADMSG, unix.ESTALE, unix.ESHUTDOWN,
+	unix.EREMOTEIO, unix.ETIMEDOUT,
+}
+
+func isBroken(err error) bool {
+	return slices.ContainsFunc(broken, func(b error) bool { return errors.Is(err, b) })
+}
+
+func (d *FS) fail(file string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err == nil {
+		d.err = &Error{file, err}
+		close(d.failed)
+	}
+}
+
+// enter holds whoever wants to write after a failure.
+func (d *FS) enter() error {
+	select {
+	case <-d.failed:
+		<-d.ctx.Done()
+		return d.Err()
+	default:
+		return nil
+	}
+}
+
+// change is for calls that change the directory. Their other errors, such as that a file is not there, are answers.
+func (d *FS) change(file string, do func() error) error {
+	if !d.watches(file) {
+		return do()
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	err := do()
+	if err == nil || !isBroken(err) {
+		return err
+	}
+	d.fail(file, err)
+	return d.enter()
+}
+
+// write is for calls after whose every error it is not known what the file holds.
+func (d *FS) write(file string, do func() error) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	err := do()
+	if err == nil || errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	d.fail(file, err)
+	return d.enter()
+}
+
+// read is for calls that change nothing: the caller gets the error.
+func (d *FS) read(file string, err error) error {
+	if err != nil && isBroken(err) && d.watches(file) {
+		d.fail(file, err)
+	}
+	return err
+}
+
+// Unwrap implements vfs.FS.
+func (d *FS) Unwrap() vfs.FS { return d.FS }
+
+func (d *FS) open(name string, do func() (vfs.File, error)) (out vfs.File, err error) {
+	err = d.change(name, func() error {
+		f, err := do()
+		if err == nil {
+			out = d.file(f, name)
+		}
+		return err
+	})
+	return out, err
+}
+
+// Create implements vfs.FS.
+func (d *FS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return d.open(name, func() (vfs.File, error) { return d.FS.Create(name, c) })
+}
+
+// OpenReadWrite implements vfs.FS.
+func (d *FS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	return d.open(name, func() (vfs.File, error) { return d.FS.OpenReadWrite(name, c, opts...) })
+}
+
+// ReuseForWrite implements vfs.FS.
+func (d *FS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return d.open(to, func() (vfs.File, error) { return d.FS.ReuseForWrite(from, to, c) })
+}
+
+// Open implements vfs.FS.
+func (d *FS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := d.FS.Open(name, opts...)
+	if err != nil {
+		return nil, d.read(name, err)
+	}
+	return d.file(f, name), nil
+}
+
+// OpenDir implements vfs.FS.
+func (d *FS) OpenDir(name string) (vfs.File, error) {
+	f, err := d.FS.OpenDir(name)
+	if err != nil {
+		return nil, d.read(name, err)
+	}
+	return d.file(f, name), nil
+}
+
+// Link implements vfs.FS.
+func (d *FS) Link(from, to string) error {
+	return d.change(to, func() error { return d.FS.Link(from, to) })
+}
+
+// Rename implements vfs.FS.
+func (d *FS) Rename(from, to string) error {
+	return d.change(to, func() error { return d.FS.Rename(from, to) })
+}
+
+// MkdirAll implements vfs.FS.
+func (d *FS) MkdirAll(dir string, perm os.FileMode) error {
+	return d.change(dir, func() error { return d.FS.MkdirAll(dir, perm) })
+}
+
+// Remove implements vfs.FS.
+func (d *FS) Remove(name string) error {
+	return d.change(name, func() error { return d.FS.Remove(name) })
+}
+
+// RemoveAll implements vfs.FS.
+func (d *FS) RemoveAll(name string) error {
+	return d.change(name, func() error { return d.FS.RemoveAll(name) })
+}
+
+func (d *FS) file(f vfs.File, name string) vfs.File {
+	if !d.watches(name) {
+		return f
+	}
+	return &file{f, d, name}
+}
+
+// file is one that is watched over.
+type file struct {
+	vfs.File
+	disk *FS
+	name string
+}
+
+func (f *file) Write(p []byte) (n int, err error) {
+	err = f.disk.write(f.name, func() (err error) { n, err = f.File.Write(p); return err })
+	return n, err
+}
+
+func (f *file) WriteAt(p []byte, at int64) (n int, err error) {
+	err = f.disk.write(f.name, func() (err error) { n, err = f.File.WriteAt(p, at); return err })
+	return n, err
+}
+
+func (f *file) Sync() error { return f.disk.write(f.name, f.File.Sync) }
+
+func (f *file) SyncData() error { return f.disk.write(f.name, f.File.SyncData) }
+
+func (f *file) SyncTo(length int64) (full bool, err error) {
+	err = f.disk.write(f.name, func() (err error) { full, err = f.File.SyncTo(length); return err })
+	return full, err
+}
+
+func (f *file) Read(p []byte) (int, error) {
+	n, err := f.File.Read(p)
+	return n, f.disk.read(f.name, err)
+}
+
+func (f *file) ReadAt(p []byte, at int64) (int, error) {
+	n, err := f.File.ReadAt(p, at)
+	return n, f.disk.read(f.name, err)
+}

@@ -1,0 +1,93 @@
+package failstop
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"syscall"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/stretchr/testify/require"
+)
+
+// faulty is a file system in memory that fails what matches, from when it is on.
+func faulty(what errorfs.OpKind, with error) (below vfs.FS, on *bool) {
+	on = new(bool)
+	return errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if *on && op.Kind == what {
+			return &fs.PathError{Op: "do", Path: op.Path, Err: with}
+		}
+		return nil
+	})), on
+}
+
+// Who meets the first failure is held, and who comes afterwards; the owner hears what it was.
+func TestHoldsAfterFailure(t *testing.T) {
+	below, on := faulty(errorfs.OpFileSync, syscall.ENOSPC)
+	ctx, end := context.WithCancel(t.Context())
+	d := New(ctx, below, "data")
+	require.NoError(t, d.MkdirAll("data", 0o700))
+	f, err := d.Create("data/log", vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = f.Write([]byte("one"))
+	require.NoError(t, err)
+	require.NoError(t, f.Sync())
+	require.NoError(t, d.Err())
+
+	*on = true
+	synced, created := make(chan error, 1), make(chan error, 1)
+	go func() { synced <- f.Sync() }()
+	<-d.Failed()
+	go func() {
+		_, err := d.Create("data/other", vfs.WriteCategoryUnspecified)
+		created <- err
+	}()
+	var failure *Error
+	require.ErrorAs(t, d.Err(), &failure)
+	require.True(t, failure.Full())
+	require.Equal(t, "data/log", failure.File)
+	require.Empty(t, synced, "nobody may take it for an answer")
+	require.Empty(t, created)
+	// Reads go on.
+	_, err = d.Stat("data/log")
+	require.NoError(t, err)
+
+	end()
+	require.ErrorIs(t, <-synced, syscall.ENOSPC)
+	require.ErrorIs(t, <-created, syscall.ENOSPC)
+	_, err = below.Stat("data/other")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// What is no failure of the disk is an answer, and so is a failure beside what is watched over.
+func TestAnswers(t *testing.T) {
+	below, on := faulty(errorfs.OpCreate, syscall.ENOSPC)
+	d := New(t.Context(), below, "data/log")
+	require.NoError(t, d.MkdirAll("data/log", 0o700))
+	_, err := d.Open("data/log/none")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	*on = true
+	_, err = d.Create("data/logbook", vfs.WriteCategoryUnspecified)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.NoError(t, d.Err())
+}
+
+// A disk that cannot be read has failed, too, but the reader is told.
+func TestUnreadable(t *testing.T) {
+	below, on := faulty(errorfs.OpFileReadAt, syscall.EIO)
+	d := New(t.Context(), below, "data")
+	require.NoError(t, d.MkdirAll("data", 0o700))
+	f, err := d.Create("data/table", vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = f.Write([]byte("one"))
+	require.NoError(t, errors.Join(err, f.Close()))
+	f, err = d.Open("data/table")
+	require.NoError(t, err)
+	*on = true
+	_, err = f.ReadAt(make([]byte, 3), 0)
+	require.ErrorIs(t, err, syscall.EIO)
+	<-d.Failed()
+	require.NoError(t, f.Close())
+}

@@ -1,0 +1,264 @@
+package translate
+
+import (
+	"bytes"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// The checks say what is wrong with a request by itself, as one of etcd's errors; nil is nothing.
+
+// CheckRange checks a range.
+func CheckRange(r *pb.RangeRequest) error {
+	if len(r.GetKey()) == 0 {
+		return rpctypes.ErrGRPCEmptyKey
+	}
+	if r.SortOrder < pb.RangeRequest_NONE || r.SortOrder > pb.RangeRequest_DESCEND ||
+		r.SortTarget < pb.RangeRequest_KEY || r.SortTarget > pb.RangeRequest_VALUE {
+		return rpctypes.ErrGRPCInvalidSortOption
+	}
+	return nil
+}
+
+// CheckRangeStream checks a range that is to be answered in pieces.
+func CheckRangeStream(r *pb.RangeRequest) error {
+	if err := CheckRange(r); err != nil {
+		return err
+	}
+	if r.SortOrder != pb.RangeRequest_NONE && (r.SortTarget != pb.RangeRequest_KEY || r.SortOrder != pb.RangeRequest_ASCEND) {
+		return status.Error(codes.Unimplemented, "RangeStream does not support custom sort orders")
+	}
+	if bounded(r) {
+		return status.Error(codes.Unimplemented, "RangeStream does not support revision filters")
+	}
+	return nil
+}
+
+// CheckPut checks a put.
+func CheckPut(r *pb.PutRequest) error {
+	switch {
+	case len(r.GetKey()) == 0:
+		return rpctypes.ErrGRPCEmptyKey
+	case r.IgnoreValue && len(r.Value) != 0:
+		return rpctypes.ErrGRPCValueProvided
+	case r.IgnoreLease && r.Lease != 0:
+		return rpctypes.ErrGRPCLeaseProvided
+	}
+	return nil
+}
+
+// CheckDelete checks a delete.
+func CheckDelete(r *pb.DeleteRangeRequest) error {
+	if len(r.GetKey()) == 0 {
+		return rpctypes.ErrGRPCEmptyKey
+	}
+	return nil
+}
+
+// CheckTxn checks a transaction with at most so many compares, and operations of either branch; nested ones share them.
+func CheckTxn(r *pb.TxnRequest, mostOps int) error {
+	if err := checkTxn(r, mostOps); err != nil {
+		return err
+	}
+	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
+		if len(branch) < 2 && !nests(branch) {
+			continue
+		}
+		if _, _, err := changed(branch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func nests(ops []*pb.RequestOp) bool { return len(ops) == 1 && ops[0].GetRequestTxn() != nil }
+
+func checkTxn(r *pb.TxnRequest, mostOps int) error {
+	if r == nil {
+		return rpctypes.ErrGRPCKeyNotFound
+	}
+	ops := max(len(r.Compare), len(r.Success), len(r.Failure))
+	if ops > mostOps {
+		return rpctypes.ErrGRPCTooManyOps
+	}
+	for _, c := range r.Compare {
+		if len(c.GetKey()) == 0 {
+			return rpctypes.ErrGRPCEmptyKey
+		}
+		if c.Target < pb.Compare_VERSION || c.Target > pb.Compare_LEASE || c.Result < pb.Compare_EQUAL || c.Result > pb.Compare_NOT_EQUAL {
+			return status.Error(codes.InvalidArgument, "etcdserver: invalid compare")
+		}
+	}
+	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
+		for _, op := range branch {
+			if err := checkOp(op, mostOps-ops); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkOp(op *pb.RequestOp, mostOps int) error {
+	switch r := op.GetRequest().(type) {
+	case *pb.RequestOp_RequestRange:
+		return CheckRange(r.RequestRange)
+	case *pb.RequestOp_RequestPut:
+		return CheckPut(r.RequestPut)
+	case *pb.RequestOp_RequestDeleteRange:
+		return CheckDelete(r.RequestDeleteRange)
+	case *pb.RequestOp_RequestTxn:
+		return checkTxn(r.RequestTxn, mostOps)
+	}
+	return rpctypes.ErrGRPCKeyNotFound // etcd's word for an operation that is none
+}
+
+// deletion is the keys of [begin, end) that are deleted; open: all from begin on.
+type deletion struct {
+	begin, end []byte
+	open       bool
+}
+
+// changed are the keys that operations may put and delete, unless a key is put twice or put and deleted. Of a nested
+// transaction only one branch comes about: its branches do not clash with each other. As in etcd a nested transaction may
+// delete what one before it puts.
+func changed(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []deletion, err error) {
+	puts = map[string]struct{}{}
+	for _, op := range ops {
+		if r := op.GetRequestDeleteRange(); r != nil {
+			deletes = append(deletes, deletionOf(r))
+		}
+	}
+	deletes = unite(deletes)
+	for _, op := range ops {
+		r := op.GetRequestTxn()
+		if r == nil {
+			continue
+		}
+		thenPuts, thenDeletes, err := changed(r.Success)
+		if err != nil {
+			return nil, nil, err
+		}
+		elsePuts, elseDeletes, err := changed(r.Failure)
+		if err != nil {
+			return nil, nil, err
+		}
+		for key := range elsePuts {
+			thenPuts[key] = struct{}{}
+		}
+		if err := add(puts, thenPuts, deletes); err != nil {
+			return nil, nil, err
+		}
+		deletes = unite(slices.Concat(deletes, thenDeletes, elseDeletes))
+	}
+	for _, op := range ops {
+		if r := op.GetRequestPut(); r != nil {
+			if err := add(puts, map[string]struct{}{string(r.Key): {}}, deletes); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	return puts, deletes, nil
+}
+
+// add puts more keys into puts, unless one is there or deleted.
+func add(puts, more map[string]struct{}, deletes []deletion) error {
+	for key := range more {
+		if _, twice := puts[key]; twice || covers(deletes, key) {
+			return rpctypes.ErrGRPCDuplicateKey
+		}
+		puts[key] = struct{}{}
+	}
+	return nil
+}
+
+func deletionOf(r *pb.DeleteRangeRequest) deletion {
+	switch {
+	case len(r.RangeEnd) == 0:
+		return deletion{begin: r.Key, end: append(bytes.Clone(r.Key), 0)}
+	case len(r.RangeEnd) == 1 && r.RangeEnd[0] == 0:
+		return deletion{begin: r.Key, open: true}
+	}
+	return deletion{begin: r.Key, end: r.RangeEnd}
+}
+
+// unite sorts deletions and joins those that overlap.
+func unite(all []deletion) []deletion {
+	all = slices.DeleteFunc(all, func(d deletion) bool { return !d.open && bytes.Compare(d.begin, d.end) >= 0 })
+	slices.SortFunc(all, func(a, b deletion) int { return bytes.Compare(a.begin, b.begin) })
+	var out []deletion
+	for _, d := range all {
+		last := len(out) - 1
+		switch {
+		case last >= 0 && out[last].open:
+		case last < 0 || bytes.Compare(out[last].end, d.begin) < 0:
+			out = append(out, d)
+		case d.open:
+			out[last].open = true
+		case bytes.Compare(out[last].end, d.end) < 0:
+			out[last].end = d.end
+		}
+	}
+	return out
+}
+
+// covers says whether a key is in one of united deletions.
+func covers(deletes []deletion, key string) bool {
+	at, exact := slices.BinarySearchFunc(deletes, key, func(d deletion, key string) int { return bytes.Compare(d.begin, []byte(key)) })
+	if exact {
+		return true
+	}
+	return at > 0 && (deletes[at-1].open || bytes.Compare([]byte(key), deletes[at-1].end) < 0)
+}
+
+// ReadOnly says whether a transaction can change nothing, so that it need not be agreed on.
+func ReadOnly(r *pb.TxnRequest) bool {
+	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
+		for _, op := range branch {
+			if op.GetRequestRange() == nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Serializable says whether all that a read-only transaction reads may be old. One that reads nothing but its conditions
+// may not.
+func Serializable(r *pb.TxnRequest) bool {
+	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
+		for _, op := range branch {
+			if !op.GetRequestRange().GetSerializable() {
+				return false
+			}
+		}
+	}
+	return len(r.Success)+len(r.Failure) > 0
+}
+
+// What etcd estimates that keys and leases cost beside their bytes.
+const (
+	keyCost   = 256
+	LeaseCost = 64
+)
+
+// PutCost is what a put may add to the size of the store, in bytes.
+func PutCost(r *pb.PutRequest) int64 { return keyCost + int64(len(r.Key)) + int64(len(r.Value)) }
+
+// TxnCost is what a transaction may add to the size of the store, in bytes: what the more expensive branch puts.
+func TxnCost(r *pb.TxnRequest) int64 { return max(opsCost(r.Success), opsCost(r.Failure)) }
+
+func opsCost(ops []*pb.RequestOp) (sum int64) {
+	for _, op := range ops {
+		if r := op.GetRequestPut(); r != nil {
+			sum += PutCost(r)
+		} else if r := op.GetRequestTxn(); r != nil {
+			sum += TxnCost(r)
+		}
+	}
+	return sum
+}

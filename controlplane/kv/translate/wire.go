@@ -1,0 +1,197 @@
+// Package wire turns etcd's requests into programs of the engine, and what the engine found into etcd's answers.
+//
+// Everything is a pure function over messages of etcdserverpb: what is wrong with a request (in etcd's words), what it
+// would cost, which program it is, what the answer looks like. It must not know who asks, whether they may, who proposes
+// or when: no engine that is open, no consensus, no clock.
+//
+// A transaction whose conditions have a target or relation that etcd does not know is refused; etcd lets it pass with a
+// meaning that nobody could have meant.
+package translate
+
+import (
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+)
+
+// KeyValue is a key as etcd shows it. The bytes are shared.
+func KeyValue(kv *mvcc.KV) *mvccpb.KeyValue {
+	return &mvccpb.KeyValue{
+		Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease,
+	}
+}
+
+// KeyValues are keys as etcd shows them. The bytes are shared.
+func KeyValues(kvs []mvcc.KV) []*mvccpb.KeyValue {
+	if len(kvs) == 0 {
+		return nil
+	}
+	all := make([]mvccpb.KeyValue, len(kvs))
+	out := make([]*mvccpb.KeyValue, len(kvs))
+	for i := range kvs {
+		kv := &kvs[i]
+		v := &all[i]
+		v.Key, v.Value, v.Lease = kv.Key, kv.Value, kv.Lease
+		v.CreateRevision, v.ModRevision, v.Version = kv.CreateRevision, kv.ModRevision, kv.Version
+		out[i] = v
+	}
+	return out
+}
+
+// PutProgram is the program of a put.
+func PutProgram(r *pb.PutRequest) []mvcc.Step { return []mvcc.Step{putStep(r)} }
+
+func putStep(r *pb.PutRequest) mvcc.Step {
+	return mvcc.Step{
+		Kind: mvcc.StepPut, Key: r.Key, Value: r.Value, Lease: r.Lease,
+		PrevKV: r.PrevKv, IgnoreValue: r.IgnoreValue, IgnoreLease: r.IgnoreLease,
+	}
+}
+
+// DeleteProgram is the program of a delete.
+func DeleteProgram(r *pb.DeleteRangeRequest) []mvcc.Step { return []mvcc.Step{deleteStep(r)} }
+
+func deleteStep(r *pb.DeleteRangeRequest) mvcc.Step {
+	return mvcc.Step{Kind: mvcc.StepDelete, Key: r.Key, End: r.RangeEnd, PrevKV: r.PrevKv}
+}
+
+// TxnProgram is the program of a transaction.
+func TxnProgram(r *pb.TxnRequest) []mvcc.Step { return []mvcc.Step{branchStep(r)} }
+
+func branchStep(r *pb.TxnRequest) mvcc.Step {
+	return mvcc.Step{Kind: mvcc.StepBranch, If: Compares(r.Compare), Then: steps(r.Success), Else: steps(r.Failure)}
+}
+
+func steps(ops []*pb.RequestOp) []mvcc.Step {
+	if len(ops) == 0 {
+		return nil
+	}
+	out := make([]mvcc.Step, len(ops))
+	for i, op := range ops {
+		switch r := op.Request.(type) {
+		case *pb.RequestOp_RequestRange:
+			o := RangeOptions(r.RequestRange)
+			out[i] = mvcc.Step{Kind: mvcc.StepRange, Key: o.Key, End: o.End, Range: o}
+		case *pb.RequestOp_RequestPut:
+			out[i] = putStep(r.RequestPut)
+		case *pb.RequestOp_RequestDeleteRange:
+			out[i] = deleteStep(r.RequestDeleteRange)
+		case *pb.RequestOp_RequestTxn:
+			out[i] = branchStep(r.RequestTxn)
+		}
+	}
+	return out
+}
+
+// Compares are the conditions of a transaction.
+func Compares(all []*pb.Compare) []mvcc.Compare {
+	if len(all) == 0 {
+		return nil
+	}
+	out := make([]mvcc.Compare, len(all))
+	for i, c := range all {
+		m := mvcc.Compare{Key: c.Key, End: c.RangeEnd, Relation: relations[c.Result]}
+		switch c.Target {
+		case pb.Compare_VERSION:
+			m.Target, m.Number = mvcc.CompareVersion, c.GetVersion()
+		case pb.Compare_CREATE:
+			m.Target, m.Number = mvcc.CompareCreate, c.GetCreateRevision()
+		case pb.Compare_MOD:
+			m.Target, m.Number = mvcc.CompareMod, c.GetModRevision()
+		case pb.Compare_VALUE:
+			m.Target, m.Value = mvcc.CompareValue, c.GetValue()
+		case pb.Compare_LEASE:
+			m.Target, m.Number = mvcc.CompareLease, c.GetLease()
+		}
+		out[i] = m
+	}
+	return out
+}
+
+var relations = map[pb.Compare_CompareResult]mvcc.CompareRelation{
+	pb.Compare_EQUAL: mvcc.CompareEqual, pb.Compare_GREATER: mvcc.CompareGreater, pb.Compare_LESS: mvcc.CompareLess,
+	pb.Compare_NOT_EQUAL: mvcc.CompareNotEqual,
+}
+
+// PutAnswer is the answer to a put, but for its header.
+func PutAnswer(found *mvcc.StepResult) *pb.PutResponse {
+	out := &pb.PutResponse{}
+	if len(found.Range.KVs) > 0 {
+		out.PrevKv = KeyValue(&found.Range.KVs[0])
+	}
+	return out
+}
+
+// DeleteAnswer is the answer to a delete, but for its header.
+func DeleteAnswer(found *mvcc.StepResult) *pb.DeleteRangeResponse {
+	return &pb.DeleteRangeResponse{Deleted: found.Count, PrevKvs: KeyValues(found.Range.KVs)}
+}
+
+// TxnAnswer is the answer to a transaction, but for its own header. revision is the one that it made, or found when it
+// wrote nothing.
+func TxnAnswer(r *pb.TxnRequest, found *mvcc.StepResult, revision int64) *pb.TxnResponse {
+	before := revision
+	if writes(found.Steps) {
+		before--
+	}
+	a := answers{revision: before, next: revision}
+	return a.txn(r, found)
+}
+
+// writes says whether any of the steps changed something.
+func writes(found []mvcc.StepResult) bool {
+	for i := range found {
+		f := &found[i]
+		if f.Kind == mvcc.StepPut || f.Kind == mvcc.StepDelete && f.Count > 0 || f.Kind == mvcc.StepBranch && writes(f.Steps) {
+			return true
+		}
+	}
+	return false
+}
+
+// answers fills in the revisions of nested headers: what a step could see.
+type answers struct {
+	revision int64 // so far
+	next     int64 // once something was written
+}
+
+func (a *answers) txn(r *pb.TxnRequest, found *mvcc.StepResult) *pb.TxnResponse {
+	ops := r.Failure
+	if found.Succeeded {
+		ops = r.Success
+	}
+	out := &pb.TxnResponse{Succeeded: found.Succeeded, Responses: make([]*pb.ResponseOp, len(ops))}
+	for i := range ops {
+		out.Responses[i] = a.op(ops[i], &found.Steps[i])
+	}
+	return out
+}
+
+func (a *answers) op(op *pb.RequestOp, found *mvcc.StepResult) *pb.ResponseOp {
+	switch r := op.Request.(type) {
+	case *pb.RequestOp_RequestRange:
+		m := RangeAnswer(r.RequestRange, &found.Range)
+		m.Header = a.header()
+		return &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: m}}
+	case *pb.RequestOp_RequestPut:
+		a.revision = a.next
+		m := PutAnswer(found)
+		m.Header = a.header()
+		return &pb.ResponseOp{Response: &pb.ResponseOp_ResponsePut{ResponsePut: m}}
+	case *pb.RequestOp_RequestDeleteRange:
+		if found.Count > 0 {
+			a.revision = a.next
+		}
+		m := DeleteAnswer(found)
+		m.Header = a.header()
+		return &pb.ResponseOp{Response: &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: m}}
+	case *pb.RequestOp_RequestTxn:
+		m := a.txn(r.RequestTxn, found)
+		m.Header = a.header()
+		return &pb.ResponseOp{Response: &pb.ResponseOp_ResponseTxn{ResponseTxn: m}}
+	}
+	return &pb.ResponseOp{}
+}
+
+func (a *answers) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: a.revision} }

@@ -1,0 +1,64 @@
+package billing
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// A project that is created with the ID of a deleted one does not pay the debts of the deleted one, and can create VMs
+// despite them.
+func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(running)
+	id := w.run("web")
+	for range 3 {
+		w.wait(hour)
+		w.bill()
+	}
+	w.stop(id)
+	require.NoError(t, w.delete(id))
+	_, sum := w.owes()
+	require.EqualValues(t, 3*running, sum)
+	w.order(ledger.Command{Op: ledger.DoClose})
+	w.update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
+	w.wait(time.Second)
+	w.update(func(tx *store.Tx) error {
+		_, err := tenant.CreateProject(tx, acme, "", tenant.Quota{})
+		return err
+	})
+	_, err := w.tryCreate("web")
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "no wallet")
+	require.NotContains(t, err.Error(), "owes")
+	w.fund(10 * running)
+	w.create("web")
+	require.Equal(t, [3]int64{0, running, 9 * running}, w.figures(), "only what the VM needs is taken")
+	_, sum = w.owes()
+	require.Zero(t, sum)
+	require.NoError(t, w.clean())
+}
+
+// The unpaid bills of a deleted project are removed from the records.
+func TestTheBillsOfADeletedProjectAreWrittenOff(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(running)
+	id := w.run("web")
+	for range 3 {
+		w.wait(hour)
+		w.bill()
+	}
+	w.stop(id)
+	require.NoError(t, w.delete(id))
+	w.order(ledger.Command{Op: ledger.DoClose})
+	w.update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
+	w.bill()
+	bills, _ := w.owes()
+	require.Empty(t, bills)
+}

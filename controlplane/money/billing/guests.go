@@ -1,0 +1,202 @@
+package billing
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+var _ vm.Billing = (*Service)(nil)
+
+// by is who charges: no user has such a name.
+const by = "system:billing"
+
+// Admit implements vm.Billing: the project owes nothing, and the first hour is reserved, or the VM is not made.
+func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
+	m := &Meter{Org: vm.Org, Project: vm.Project, VM: vm.ID, Name: vm.Name, Until: tx.Now()}
+	price := s.terms.Prices.Hour(FullUse(vm))
+	if price > 0 {
+		if !mutant.On(mutant.AdmitDebtor) {
+			if err := s.solvent(tx, vm, price); err != nil {
+				return err
+			}
+		}
+		m.Reservation = idOf(vm.ID, "reservation")
+		o := credit.Order{Tenant: vm.Tenant(), Command: ledger.Command{
+			Op: ledger.DoReserve, By: by, IDs: [2]string{idOf(vm.ID, "reservation/hold")}, Amount: price,
+			Description: fmt.Sprintf("VM %s, its first hour", vm.Name), Reservation: m.Reservation, ResourceType: "vm",
+			TTL: (cloud.CreatingTime + s.terms.Hour + 999) / 1000,
+		}}
+		if _, err := s.opts.Credits.Within(tx, o); err != nil {
+			return tooLittle(vm, price, err)
+		}
+	}
+	return s.put(tx, m, m)
+}
+
+// Start implements vm.Billing: with the policy Stop, a VM is started when the project owes nothing and what is left of its
+// hour is covered. What creating it reserved counts.
+func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
+	price := s.terms.Prices.Hour(FullUse(vm))
+	if s.opts.Rules.OnEmpty != Stop || price == 0 {
+		return nil
+	}
+	m, err := meters.Get(tx, string(vm.Project), string(vm.ID))
+	if err != nil {
+		return err
+	}
+	need := price
+	if m != nil {
+		if tx.Now() < m.Until {
+			need -= m.Peak
+		}
+		if m.Reservation != "" {
+			held, err := s.opts.Credits.HeldAt(tx, vm.Tenant(), m.Reservation, tx.Now())
+			if err != nil {
+				return err
+			}
+			need -= held
+		}
+	}
+	if err := s.solvent(tx, vm, price); err != nil {
+		return err
+	}
+	wallet, err := s.opts.Credits.WalletAt(tx, vm.Tenant())
+	if err == nil {
+		err = spendable(wallet, need)
+	}
+	if err != nil {
+		return tooLittle(vm, price, err)
+	}
+	return nil
+}
+
+// solvent charges what a VM's project owes, and refuses when something is left.
+func (s *Service) solvent(tx *store.Tx, vm *cloud.VM, price int64) error {
+	_, unpaid, refusal, err := s.settle(tx, vm.Project)
+	switch {
+	case err != nil:
+		return err
+	case len(unpaid) == 0:
+		return nil
+	case refusal == nil:
+		// There was only no time to charge all of it.
+		return fault.New(fault.ResourceExhausted, "hours of before are being charged to project %s: ask again", vm.Project).
+			WithReason("CREDIT_OWED").With("price", price).MayRetry()
+	}
+	var sum int64
+	for _, b := range unpaid {
+		if sum += b.Total(); sum < 0 {
+			sum = maxAmount
+		}
+	}
+	more := ""
+	if len(unpaid) == maxBills {
+		more = " or more"
+	}
+	f := tooLittle(vm, price, refusal)
+	f.Message += fmt.Sprintf("; project %s owes %d%s for hours of before", vm.Project, sum, more)
+	return f.With("owed", sum)
+}
+
+const maxAmount = 1<<63 - 1
+
+// spendable says whether a wallet pays so much now.
+func spendable(w *ledger.Wallet, amount int64) error {
+	switch {
+	case w.Status != ledger.Active:
+		return fault.New(fault.FailedPrecondition, "the wallet is %s", w.Status).WithReason(reasons[w.Status])
+	case amount > w.Available():
+		return fault.New(fault.ResourceExhausted, "%d is wanted, %d is available", amount, w.Available()).
+			WithReason("INSUFFICIENT_CREDIT").With("available", w.Available())
+	}
+	return nil
+}
+
+var reasons = map[ledger.WalletStatus]string{ledger.Suspended: "WALLET_SUSPENDED", ledger.Closed: "WALLET_CLOSED"}
+
+// tooLittle is the refusal of a VM: what it costs, and what the wallet says to that.
+func tooLittle(vm *cloud.VM, price int64, cause error) *fault.Fault {
+	f, ok := fault.From(cause)
+	if !ok {
+		return fault.New(fault.Internal, "VM %s cannot be paid for", vm.Name).Because(cause)
+	}
+	out := fault.New(fault.ResourceExhausted, "an hour of VM %s costs %d: %s", vm.Name, price, f.Message).Because(cause).
+		WithReason(f.Reason).With("price", price)
+	if fault.Is(cause, fault.NotFound) {
+		out.Message, out.Reason = fmt.Sprintf("an hour of VM %s costs %d: project %s has no wallet", vm.Name, price, vm.Project), "NO_WALLET"
+		out = out.With("available", int64(0))
+	}
+	if available, said := f.Details["available"]; said {
+		out = out.With("available", available)
+	}
+	return out
+}
+
+// Changed implements vm.Billing.
+func (s *Service) Changed(tx *store.Tx, vm *cloud.VM) error {
+	m, err := meters.Get(tx, string(vm.Project), string(vm.ID))
+	if err != nil || m == nil {
+		return err
+	}
+	failed := vm.State == cloud.Failed && m.Reservation != ""
+	u := UseOf(vm)
+	if u == m.Use && !failed {
+		return nil
+	}
+	was := *m
+	bills := m.Change(tx.Now(), u, s.terms)
+	if failed {
+		if err := s.release(tx, m, "could not be built"); err != nil {
+			return err
+		}
+	}
+	return s.put(tx, &was, m, bills...)
+}
+
+// Removed implements vm.Billing.
+func (s *Service) Removed(tx *store.Tx, vm *cloud.VM) error {
+	m, err := meters.Get(tx, string(vm.Project), string(vm.ID))
+	if err != nil || m == nil {
+		return err
+	}
+	was := *m
+	if err := s.put(tx, &was, m, m.Pass(tx.Now(), s.terms)); err != nil {
+		return err
+	}
+	if err := s.release(tx, m, "was deleted"); err != nil {
+		return err
+	}
+	drop(tx, m)
+	return nil
+}
+
+// release frees what a meter still holds. That there is nothing to free any more, or that the wallet does not add up, is
+// no reason not to go on: the VM's life does not depend on it.
+func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
+	if m.Reservation == "" || mutant.On(mutant.KeepReservation) {
+		return nil
+	}
+	_, err := s.opts.Credits.Within(tx, credit.Order{Tenant: cloud.Tenant{Org: m.Org, Project: m.Project}, Command: ledger.Command{
+		Op: ledger.DoRelease, By: by, IDs: [2]string{idOf(m.VM, "reservation/release")}, Reservation: m.Reservation,
+		Description: fmt.Sprintf("VM %s %s", m.Name, why),
+	}})
+	m.Reservation = ""
+	return unless(err)
+}
+
+// unless is nil for what a wallet refuses and for a wallet that is broken; other errors stay.
+func unless(err error) error {
+	var broken *ledger.Violation
+	if _, refused := fault.From(err); refused || errors.As(err, &broken) {
+		return nil
+	}
+	return err
+}

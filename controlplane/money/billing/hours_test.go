@@ -1,0 +1,184 @@
+package billing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// A VM that runs between two runs of the task pays its hour; what stops and starts in an hour pays one.
+func TestShortRuns(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(1000)
+	id := w.run("web")
+	w.wait(time.Second)
+	w.stop(id)
+	w.wait(time.Second)
+	require.NoError(t, w.delete(id))
+	w.bill()
+	require.Equal(t, [3]int64{running, 0, 1000 - running}, w.figures())
+
+	id = w.run("again")
+	for range 5 {
+		w.wait(time.Minute)
+		w.stop(id)
+		w.bill()
+		require.NoError(t, w.start(id))
+	}
+	w.bill()
+	require.EqualValues(t, 2*running, w.wallet().Consumed())
+	w.stop(id)
+	w.wait(hour)
+	w.bill()
+	require.EqualValues(t, 2*running+off, w.wallet().Consumed(), "off, it pays for its disks")
+	_, err := w.vms.Update(w.as(acme), acme, id, changeTo(4, 1024))
+	require.NoError(t, err)
+	w.bill()
+	require.EqualValues(t, 2*running+off, w.wallet().Consumed())
+	require.NoError(t, w.start(id))
+	w.bill()
+	require.EqualValues(t, 2*running+4*10+4+5, w.wallet().Consumed(), "it came back larger")
+	require.NoError(t, w.clean())
+}
+
+// Each hour is charged once: by a run that comes twice, by two leaders at a time, after five hours without any.
+func TestEachHourOnce(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(100_000)
+	const vms = 10
+	for n := range vms {
+		w.run(fmt.Sprint("web-", n))
+	}
+	w.bill()
+	w.bill()
+	require.EqualValues(t, vms*running, w.wallet().Consumed())
+
+	w.wait(hour - time.Millisecond)
+	w.bill()
+	require.EqualValues(t, vms*running, w.wallet().Consumed(), "the hour is not over")
+	w.wait(time.Millisecond)
+	other := w.member(on)
+	var work sync.WaitGroup
+	for _, leader := range []*Service{w.bills, other, w.member(on)} {
+		work.Go(func() {
+			if err := leader.Run(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	work.Wait()
+	require.EqualValues(t, 2*vms*running, w.wallet().Consumed())
+
+	w.wait(5 * hour)
+	require.NoError(t, other.Run(t.Context()))
+	w.bill()
+	require.EqualValues(t, 7*vms*running, w.wallet().Consumed())
+	w.wait(-3 * hour) // a clock behind: the store's time stays
+	w.bill()
+	require.EqualValues(t, 7*vms*running, w.wallet().Consumed())
+	w.wait(3*hour + hour/2)
+	w.bill()
+	require.EqualValues(t, 7*vms*running, w.wallet().Consumed(), "half of the hour is left")
+	_, sum := w.owes()
+	require.Zero(t, sum)
+	require.NoError(t, w.clean())
+}
+
+// A run that is cut at any of its entries, with the entry agreed on or not, is finished by the next leader.
+func TestARunThatIsCut(t *testing.T) {
+	for _, agreed := range []bool{false, true} {
+		for cut := 1; ; cut++ {
+			w := newWorld(t, on)
+			w.fund(100_000)
+			for n := range 3 {
+				w.run(fmt.Sprint("web-", n))
+			}
+			w.wait(5 * hour)
+			ctx, stop := context.WithCancel(t.Context())
+			entries := 0
+			w.quorum.lose = func(after bool) bool {
+				if after != agreed {
+					return false
+				}
+				if entries++; entries < cut {
+					return false
+				}
+				stop() // the leadership ends with it
+				return true
+			}
+			err := w.bills.Run(ctx)
+			stop()
+			w.quorum.lose = nil
+			require.True(t, err == nil || errors.Is(err, errLost) || errors.Is(err, context.Canceled), "%v", err)
+			next := w.member(on)
+			require.NoError(t, next.Run(t.Context()))
+			require.EqualValues(t, 3*6*running, w.wallet().Consumed(), "cut at entry %d, agreed %v", cut, agreed)
+			require.NoError(t, w.clean())
+			if entries < cut {
+				require.Greater(t, cut, 2, "it was cut somewhere")
+				break
+			}
+		}
+	}
+}
+
+// More hours than one transaction charges: the next ones charge the rest, and meanwhile nothing new is made.
+func TestALongOutage(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(1_000_000)
+	w.run("web")
+	w.bill()
+	const hours = 2*maxHours + 50
+	w.wait(hours * hour)
+	require.NoError(t, w.bills.count(t.Context()))
+	bills, _ := w.owes()
+	require.Len(t, bills, 1)
+	before := w.figures()
+	_, err := w.tryCreate("more")
+	f, _ := fault.From(err)
+	require.True(t, f != nil && f.Kind == fault.ResourceExhausted && f.Retry, "%v", err)
+	require.Equal(t, before, w.figures(), "a refusal changes nothing")
+	w.bill()
+	require.EqualValues(t, (hours+1)*running, w.wallet().Consumed())
+	w.create("more")
+	require.NoError(t, w.clean())
+}
+
+// VMs that were there before billing was are billed from then on, and what changed or went while it was not is noticed.
+func TestEnabledLater(t *testing.T) {
+	w := newWorld(t, Rules{})
+	id, gone := w.run("web"), w.run("gone")
+	w.wait(10 * hour)
+	w.bill()
+	w.fund(10_000)
+	enabled := w.member(on)
+	require.NoError(t, enabled.Run(t.Context())) // finds them
+	require.NoError(t, enabled.Run(t.Context())) // and charges
+	require.EqualValues(t, 2*running, w.wallet().Consumed())
+	w.wait(5 * time.Hour)
+	w.bill() // a leader without billing
+	require.EqualValues(t, 2*running, w.wallet().Consumed())
+	w.stop(gone)
+	require.NoError(t, w.delete(gone))
+	w.stop(id)
+	w.wait(hour)
+	w.bill()
+	require.NoError(t, enabled.Run(t.Context()))
+	w.wait(hour)
+	require.NoError(t, enabled.Run(t.Context()))
+	require.EqualValues(t, 2*running+2*off, w.wallet().Consumed(), "hours that nobody billed are free; then it pays for its disks, from when it is noticed")
+	require.NoError(t, w.store.Local(func(v *store.View) error {
+		all, _, err := meters.List(v, 0)
+		require.Len(t, all, 1)
+		return err
+	}))
+	require.NoError(t, w.clean())
+}

@@ -1,0 +1,218 @@
+package billing
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+const (
+	// maxHours are charged in one transaction, of at most maxBills bills.
+	maxHours = 100
+	maxBills = 100
+)
+
+// settle charges what a project owes, oldest first, until nothing of a page is left, the wallet refuses, or enough is
+// done for one transaction. It returns the number of hours that it charged or wrote off, the bills of the page that are
+// still unpaid, and the error that refused them.
+//
+// Bills older than the project's creation belong to a deleted project of the same ID. They are written off: the wallet
+// that owed them is closed, and a later project does not pay for them.
+func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*Bill, refusal *fault.Fault, err error) {
+	page, _, err := owed.List(tx, maxBills, string(p))
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	born, err := s.opts.Credits.Born(tx, p)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	for _, r := range page {
+		b := r.Value
+		if b.From < born {
+			owed.Delete(tx, r.Path...)
+			hours++
+			continue
+		}
+		before := hours
+		for b.Hours > 0 && refusal == nil && hours < maxHours {
+			if refusal, err = s.charge(tx, b); err != nil {
+				return hours, nil, nil, err
+			}
+			if refusal == nil {
+				b.PayOne()
+				hours++
+			}
+		}
+		switch {
+		case b.Hours > 0:
+			unpaid = append(unpaid, b)
+			if hours > before {
+				owed.Put(tx, b, r.Path...)
+			}
+		case !mutant.On(mutant.KeepPaidBill):
+			owed.Delete(tx, r.Path...)
+		}
+	}
+	return hours, unpaid, refusal, nil
+}
+
+// charge takes the first hour of a bill from the wallet: from what is reserved for it, as far as there is, and the rest
+// from what is available. A refusal has changed nothing.
+func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
+	t := cloud.Tenant{Org: b.Org, Project: b.Project}
+	w, err := s.opts.Credits.WalletAt(tx, t)
+	if err != nil {
+		return refused(err)
+	}
+	if err := spendable(w, 0); err != nil {
+		return refused(err)
+	}
+	var held int64
+	if b.Reservation != "" {
+		if held, err = s.opts.Credits.HeldAt(tx, t, b.Reservation, tx.Now()); err != nil {
+			return nil, err
+		}
+	}
+	if rest := b.Price - held; rest > 0 {
+		_, err := s.opts.Credits.Within(tx, credit.Order{Tenant: t, Command: ledger.Command{
+			Op: ledger.DoCharge, By: by, IDs: [2]string{b.ID("charge")}, Amount: rest, Description: b.Says(), ResourceID: string(b.VM),
+		}})
+		if err != nil {
+			return refused(err)
+		}
+	}
+	if held == 0 {
+		return nil, nil
+	}
+	_, err = s.opts.Credits.Within(tx, credit.Order{Tenant: t, Command: ledger.Command{
+		Op: ledger.DoCommit, By: by, IDs: [2]string{b.ID("commit"), b.ID("free")}, Amount: min(held, b.Price), Reservation: b.Reservation,
+		ResourceID: string(b.VM),
+	}})
+	return nil, err
+}
+
+// refused tells a refusal from a failure.
+func refused(err error) (*fault.Fault, error) {
+	if f, ok := fault.From(err); ok {
+		return f, nil
+	}
+	return nil, err
+}
+
+// pay is one transaction of a project's payments, and says whether there may be more. When the wallet refuses, VMs are
+// stopped if that is the policy.
+func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err error) {
+	var hours int
+	var refusal *fault.Fault
+	if _, err := s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		hours, _, refusal, err = s.settle(tx, p)
+		return err
+	}); err != nil {
+		return false, err
+	}
+	if refusal != nil && s.debtors.news(p, cmp.Or(refusal.Reason, refusal.Message)) {
+		s.opts.Log.Warn("a project cannot pay for its VMs", "project", p, "wallet", refusal.Message, "on_empty", cmp.Or(s.opts.Rules.OnEmpty, Keep))
+	}
+	if refusal != nil && s.opts.Rules.OnEmpty == Stop {
+		return false, s.haltAll(ctx, p)
+	}
+	return refusal == nil && hours > 0, nil
+}
+
+// haltAll stops the VMs of a project's bills, as long as they are refused.
+func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
+	var after []string
+	for more := true; more; {
+		var on [][]string
+		if err := s.opts.Store.Local(func(v *store.View) error {
+			list := func() ([]store.Record[Bill], bool, error) { return owed.List(v, maxBills, string(p)) }
+			if after != nil {
+				list = func() ([]store.Record[Bill], bool, error) { return owed.ListAfter(v, maxBills, after, string(p)) }
+			}
+			page, rest, err := list()
+			if err != nil {
+				return err
+			}
+			for _, r := range page {
+				machine, err := vm.VMs.Get(v, string(p), string(r.Value.VM))
+				if err != nil {
+					return err
+				}
+				if machine != nil && (machine.Wish.On || machine.Wish.Again) {
+					on = append(on, r.Path)
+				}
+			}
+			if more = rest; more {
+				after = page[len(page)-1].Path
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		if err := s.halt(ctx, p, on); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// halt stops the VMs of some bills in one transaction, unless there is credit by now.
+func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string) error {
+	if len(bills) == 0 {
+		return nil
+	}
+	var halted []cloud.VMID
+	var refusal *fault.Fault
+	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		halted = nil
+		if _, _, refusal, err = s.settle(tx, p); err != nil || refusal == nil {
+			return err
+		}
+		for _, at := range bills {
+			b, err := owed.Get(tx, at...)
+			if err != nil {
+				return err
+			}
+			if b == nil {
+				continue
+			}
+			did, err := s.machines.Halt(tx, cloud.Tenant{Org: b.Org, Project: b.Project}, b.VM)
+			if err != nil {
+				return err
+			}
+			if did {
+				halted = append(halted, b.VM)
+			}
+		}
+		return nil
+	})
+	if err == nil && len(halted) > 0 {
+		s.opts.Log.Warn("VMs are stopped, as their hours are not paid", "project", p, "vms", halted, "wallet", refusal.Message)
+	}
+	return err
+}
+
+// debtors are the projects that could not pay, and why, so that the log says it once: those of the last round, and those
+// of this one.
+type debtors struct{ before, now map[cloud.ProjectID]string }
+
+// news notes a debtor, and says whether that is new.
+func (d *debtors) news(p cloud.ProjectID, why string) bool {
+	if d.now == nil {
+		d.now = map[cloud.ProjectID]string{}
+	}
+	known := d.before[p] == why || d.now[p] == why
+	d.now[p] = why
+	return !known
+}
+
+// round begins a new one.
+func (d *debtors) round() { d.before, d.now = d.now, nil }

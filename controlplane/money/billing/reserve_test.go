@@ -1,0 +1,157 @@
+package billing
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// The first hour is reserved in the very entry that makes the VM, and committed when it runs.
+func TestCreateReserves(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(100)
+	before := w.quorum.agreed.Load()
+	id := w.create("web")
+	require.EqualValues(t, 1, w.quorum.agreed.Load()-before, "the VM and its reservation are one entry of the log")
+	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures())
+	w.bill()
+	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nothing is billed before it is built")
+	w.seen(id, cloud.ObservedBuilt)
+	w.bill()
+	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nor while it may still run in this hour")
+	require.NoError(t, w.start(id))
+	w.bill()
+	require.Equal(t, [3]int64{running, 0, 100 - running}, w.figures())
+	all := w.transactions(t)
+	last := all[len(all)-1]
+	require.Equal(t, ledger.Charge, last.Type)
+	require.Equal(t, "VM web, its first hour", last.Description)
+	require.Equal(t, string(id), last.ResourceID)
+
+	w.wait(hour)
+	w.bill()
+	all = w.transactions(t)
+	last = all[len(all)-1]
+	require.Equal(t, ledger.BillingCharge, last.Type)
+	require.Equal(t, "VM web, hour from 2027-01-15T09:00:00Z: 2 vCPU, 512 MiB, 5 GiB of disks", last.Description)
+	require.Equal(t, string(id), last.ResourceID)
+	require.EqualValues(t, running, last.Amount)
+	require.NoError(t, w.clean())
+}
+
+// What creating a VM meets that cannot be paid: the refusal says what it costs and what there is, and nothing is left.
+func TestCreateIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		prepare func(w *world)
+		reason  string
+		says    string
+		details map[string]any
+	}{
+		{"no wallet", func(*world) {}, "NO_WALLET", "an hour of VM web costs 27: project web has no wallet", map[string]any{"price": int64(running), "available": int64(0)}},
+		{"an empty one", func(w *world) { w.fund(0) }, "INSUFFICIENT_CREDIT", "an hour of VM web costs 27: 27 is wanted, 0 is available", map[string]any{"price": int64(running), "available": int64(0)}},
+		{"one short", func(w *world) { w.fund(running - 1) }, "INSUFFICIENT_CREDIT", "26 is available", map[string]any{"price": int64(running), "available": int64(running - 1)}},
+		{"held by others", func(w *world) {
+			w.fund(100)
+			w.order(ledger.Command{Op: ledger.DoReserve, Amount: 80})
+		}, "INSUFFICIENT_CREDIT", "20 is available", map[string]any{"price": int64(running), "available": int64(20)}},
+		{"suspended", func(w *world) { w.fund(100); w.order(ledger.Command{Op: ledger.DoSuspend}) }, "WALLET_SUSPENDED", "the wallet is suspended", map[string]any{"price": int64(running)}},
+		{"closed", func(w *world) { w.fund(100); w.order(ledger.Command{Op: ledger.DoClose}) }, "WALLET_CLOSED", "the wallet is closed", map[string]any{"price": int64(running)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, on)
+			c.prepare(w)
+			before := w.store.Revision()
+			_, err := w.tryCreate("web")
+			f, ok := fault.From(err)
+			require.True(t, ok && f.Kind == fault.ResourceExhausted, "%v", err)
+			require.Contains(t, f.Message, c.says)
+			require.Equal(t, c.reason, f.Reason)
+			require.Equal(t, c.details, f.Details)
+			require.Equal(t, before, w.store.Revision(), "nothing was written")
+		})
+	}
+}
+
+// A creation that fails for another reason, or whose entry is lost, leaves no reservation.
+func TestAFailedCreationReservesNothing(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(1000)
+	w.create("web")
+	require.EqualValues(t, running, w.wallet().Reserved())
+	_, err := w.tryCreate("web")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+	big := small("big")
+	big.Spec.CPU = &cloud.CPU{VCPUs: 200, Model: "Itanium"}
+	_, err = w.vms.Create(w.as(acme), acme, big, [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	w.quorum.lose = func(after bool) bool { return !after }
+	_, err = w.tryCreate("lost")
+	require.ErrorIs(t, err, errLost)
+	w.quorum.lose = nil
+	require.EqualValues(t, running, w.wallet().Reserved())
+	require.NoError(t, w.clean())
+}
+
+// What goes before it ran frees what was reserved: deleted, or not built.
+func TestTheReservationIsReleased(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(100)
+	id := w.create("web")
+	require.NoError(t, w.delete(id))
+	require.Equal(t, [3]int64{0, 0, 100}, w.figures())
+
+	id = w.create("broken")
+	w.seen(id, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, "the image is corrupt" })
+	require.Equal(t, [3]int64{0, 0, 100}, w.figures())
+	w.wait(3 * hour)
+	w.bill()
+	require.NoError(t, w.delete(id))
+	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "what was never built costs nothing")
+
+	id = w.create("idle")
+	w.seen(id, cloud.ObservedBuilt)
+	w.bill()
+	require.NoError(t, w.delete(id))
+	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "nor does what never ran in its first hour")
+
+	id = w.create("late")
+	w.seen(id, cloud.ObservedBuilt)
+	w.wait(hour)
+	w.bill()
+	require.Equal(t, [3]int64{2 * off, 0, 100 - 2*off}, w.figures(), "the hour is over: it pays for its disks, and for the next")
+	require.NoError(t, w.start(id))
+	w.bill()
+	require.Equal(t, [3]int64{off + running, 0, 100 - off - running}, w.figures(), "and the rest of this one")
+	require.NoError(t, w.clean())
+}
+
+// A reservation that has expired, while nobody led, is no loss: what it was for is charged like anything else.
+func TestTheReservationExpires(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(200)
+	w.run("web")
+	w.wait(2 * hour)
+	require.NoError(t, w.credits.Sweep(t.Context()))
+	require.Equal(t, [3]int64{0, 0, 200}, w.figures())
+	w.bill()
+	require.Equal(t, [3]int64{3 * running, 0, 200 - 3*running}, w.figures())
+	require.NoError(t, w.clean())
+}
+
+// The tenant cannot take away what stands for a VM.
+func TestTheReservationIsNotTheTenants(t *testing.T) {
+	w := newWorld(t, on)
+	w.fund(running)
+	id := w.create("web")
+	for _, op := range []ledger.Op{ledger.DoRelease, ledger.DoCommit} {
+		_, err := w.credits.Give(w.as(acme), credit.Order{Tenant: acme, Command: ledger.Command{Op: op, Reservation: idOf(id, "reservation")}})
+		require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+	}
+	require.Equal(t, [3]int64{0, running, 0}, w.figures())
+}

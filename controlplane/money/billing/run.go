@@ -1,0 +1,229 @@
+package billing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Bounds of one run of the leader's task. What does not fit comes in the next.
+const (
+	// maxMeters are moved, meterPage of them in a transaction.
+	maxMeters = 10_000
+	meterPage = 64
+	// maxProjects are asked to pay, in maxPayments transactions.
+	maxProjects = 1000
+	maxPayments = 1000
+	// comparePage VMs, and as many meters, are compared.
+	comparePage = 500
+)
+
+// Every is the pause between runs: how late after its beginning an hour is charged.
+func (s *Service) Every() time.Duration {
+	return min(10*time.Second, max(s.opts.Rules.Hour/10, 200*time.Millisecond))
+}
+
+// Run counts the hours that have begun, has them paid, and looks for VMs whose meter is not as it should be. It is a
+// leader's task; one run at a time. Billing that is not enabled only lets the hours pass.
+func (s *Service) Run(ctx context.Context) error {
+	failed := s.count(ctx)
+	if s.opts.Rules.Enabled && ctx.Err() == nil {
+		failed = errors.Join(failed, s.collect(ctx), s.compare(ctx))
+	}
+	return failed
+}
+
+// count moves the meters whose next hour has begun.
+func (s *Service) count(ctx context.Context) error {
+	var after []string
+	for moved := 0; moved < maxMeters && ctx.Err() == nil; moved += meterPage {
+		var rows []store.Record[struct{}]
+		var more bool
+		now := number(s.opts.Store.Now())
+		err := s.opts.Store.Local(func(v *store.View) (err error) {
+			rows, more, err = page(v, next, meterPage, after)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for i, r := range rows {
+			if r.Path[0] > now {
+				rows, more = rows[:i], false
+				break
+			}
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+		if err := s.move(ctx, rows); err != nil {
+			return fmt.Errorf("count hours: %w", err)
+		}
+		if !more {
+			return nil
+		}
+		after = rows[len(rows)-1].Path
+	}
+	return ctx.Err()
+}
+
+// page is a page of a table, from its beginning or behind a place.
+func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]store.Record[T], bool, error) {
+	if after == nil {
+		return t.List(v, size)
+	}
+	return t.ListAfter(v, size, after)
+}
+
+// move brings some meters up to now.
+func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error {
+	var long []string
+	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		long = nil
+		for _, r := range rows {
+			m, err := meters.Get(tx, r.Path[1], r.Path[2])
+			if err != nil {
+				return err
+			}
+			if m == nil || number(m.Until) != r.Path[0] {
+				next.Delete(tx, r.Path...) // moved meanwhile
+				continue
+			}
+			was := *m
+			b := m.Pass(tx.Now(), s.terms)
+			if b != nil && b.Hours > 24 {
+				long = append(long, fmt.Sprintf("%s: %d", b.VM, b.Hours))
+			}
+			if err := s.put(tx, &was, m, b); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil && len(long) > 0 && s.opts.Rules.Enabled {
+		s.opts.Log.Warn("more than a day is billed at once: was there no leader, or did the clock jump?", "hours", long)
+	}
+	return err
+}
+
+// collect has projects pay what they owe. A project that cannot does not hold up the others.
+func (s *Service) collect(ctx context.Context) error {
+	var failed error
+	payments := 0
+	for range maxProjects {
+		if payments >= maxPayments || ctx.Err() != nil {
+			return errors.Join(failed, ctx.Err())
+		}
+		var project cloud.ProjectID
+		err := s.opts.Store.Local(func(v *store.View) error {
+			first, _, err := page(v, owed, 1, s.payFrom)
+			if len(first) > 0 {
+				project = cloud.ProjectID(first[0].Path[0])
+			}
+			return err
+		})
+		if err != nil {
+			return errors.Join(failed, err)
+		}
+		if project == "" {
+			s.payFrom = nil
+			s.debtors.round()
+			return failed
+		}
+		for again := true; again && payments < maxPayments; payments++ {
+			if again, err = s.pay(ctx, project); err != nil {
+				failed = errors.Join(failed, fmt.Errorf("charge project %s: %w", project, err))
+				again = false
+			}
+		}
+		// Behind every number, which is hexadecimal.
+		s.payFrom = []string{string(project), "g"}
+	}
+	return failed
+}
+
+// compare looks at the next VMs and the next meters, and mends what does not fit: a VM without a meter, a meter without
+// a VM, another use.
+func (s *Service) compare(ctx context.Context) error {
+	var odd []cloud.VMID
+	var of []cloud.ProjectID
+	err := s.opts.Store.Local(func(v *store.View) error {
+		vms, more, err := page(v, vm.VMs, comparePage, s.vmFrom)
+		if err != nil {
+			return err
+		}
+		s.vmFrom = following(vms, more)
+		for _, r := range vms {
+			m, err := meters.Get(v, r.Path...)
+			if err != nil {
+				return err
+			}
+			if m == nil || m.Use != UseOf(r.Value) {
+				odd, of = append(odd, r.Value.ID), append(of, r.Value.Project)
+			}
+		}
+		all, more, err := page(v, meters, comparePage, s.meterFrom)
+		if err != nil {
+			return err
+		}
+		s.meterFrom = following(all, more)
+		for _, r := range all {
+			has, err := vm.VMs.Has(v, r.Path...)
+			if err != nil {
+				return err
+			}
+			if !has {
+				odd, of = append(odd, r.Value.VM), append(of, r.Value.Project)
+			}
+		}
+		return nil
+	})
+	for i, id := range odd {
+		if err != nil {
+			break
+		}
+		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return s.mend(tx, of[i], id) })
+	}
+	if err != nil {
+		return fmt.Errorf("compare VMs and meters: %w", err)
+	}
+	return nil
+}
+
+// following is where the next page begins: at the beginning when there is none.
+func following[T any](page []store.Record[T], more bool) []string {
+	if !more {
+		return nil
+	}
+	return page[len(page)-1].Path
+}
+
+// mend makes the meter of a VM what it should be. What nobody counted until now is not billed.
+func (s *Service) mend(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
+	m, err := meters.Get(tx, string(p), string(id))
+	if err != nil {
+		return err
+	}
+	machine, err := vm.VMs.Get(tx, string(p), string(id))
+	switch {
+	case err != nil || machine == nil && m == nil:
+		return err
+	case machine == nil:
+		if err := s.release(tx, m, "is gone"); err != nil {
+			return err
+		}
+		drop(tx, m)
+		return nil
+	case m == nil:
+		m = &Meter{Org: machine.Org, Project: p, VM: id, Name: machine.Name, Until: tx.Now()}
+		if err := s.put(tx, m, m); err != nil {
+			return err
+		}
+	}
+	return s.Changed(tx, machine)
+}

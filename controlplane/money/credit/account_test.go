@@ -1,0 +1,108 @@
+package credit
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// The wallet of a deleted project is not that of a project which is created under its ID later: not its balance, its
+// transactions, its reservations, nor its charges, which could be refunded. It stays for audits.
+func TestAWalletBelongsToOneIncarnation(t *testing.T) {
+	for name, first := range map[string]cloud.Incarnation{"the first incarnation": 1000, "a project older than incarnations": 0} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			lives := func(i cloud.Incarnation, exists bool) {
+				w.projects["web"] = Project{Exists: exists, Org: "acme", Incarnation: i}
+			}
+			held := func() error {
+				return w.store.View(t.Context(), func(v *store.View) error { return Holds(w.credits.lookUp)(v, tenant) })
+			}
+			lives(first, true)
+			w.must(ledger.Command{Op: ledger.DoCreate, Amount: 100})
+			charge := w.must(ledger.Command{Op: ledger.DoCharge, Amount: 5}).Transactions[0]
+			r := w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 60}).Reservation
+			require.True(t, fault.Is(held(), fault.FailedPrecondition), "%v", held())
+			w.must(ledger.Command{Op: ledger.DoRelease, Reservation: r.ID})
+			w.must(ledger.Command{Op: ledger.DoClose})
+			require.NoError(t, held())
+			lives(first, false)
+			require.EqualValues(t, 95, w.wallet().Balance(), "it can be read while the ID is reserved")
+
+			lives(2000, true)
+			_, err := w.credits.Wallet(t.Context(), tenant)
+			require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+			for _, c := range []ledger.Command{
+				{Op: ledger.DoTopUp, Amount: 1}, {Op: ledger.DoReserve, Amount: 1}, {Op: ledger.DoResume},
+				{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1}, {Op: ledger.DoCommit, Reservation: r.ID},
+			} {
+				_, err := w.give("", c)
+				require.True(t, fault.Is(err, fault.NotFound), "%+v: %v", c, err)
+			}
+			w.must(ledger.Command{Op: ledger.DoCreate, Amount: 7})
+			require.EqualValues(t, 7, w.wallet().Balance())
+			_, err = w.give("", ledger.Command{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1})
+			require.Error(t, err)
+			_, err = w.credits.Reservation(t.Context(), tenant, r.ID)
+			require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+			list, _, err := w.credits.Transactions(t.Context(), tenant, Which{}, 0, "")
+			require.NoError(t, err)
+			require.Len(t, list, 1)
+			all, _, err := w.credits.Reservations(t.Context(), tenant, 0, 0, "")
+			require.NoError(t, err)
+			require.Empty(t, all)
+			s, _, err := w.credits.Statement(t.Context(), tenant, Period{})
+			require.NoError(t, err)
+			require.EqualValues(t, 7, s.Closing)
+
+			// For audits both are there.
+			old, _, err := w.credits.Transactions(t.Context(), tenant, Which{Of: &first}, 0, "")
+			require.NoError(t, err)
+			require.Len(t, old, 4)
+			found := map[cloud.Incarnation]uint64{}
+			require.NoError(t, w.credits.Audit(t.Context(), func(f Finding) error {
+				require.Empty(t, f.Problem)
+				require.Equal(t, tenant.Project, f.Project)
+				found[f.Incarnation] = f.Transactions
+				return nil
+			}))
+			require.Equal(t, map[cloud.Incarnation]uint64{first: 4, 2000: 1}, found)
+			wallets, _, err := w.credits.Wallets(t.Context(), "acme", 0, "")
+			require.NoError(t, err)
+			require.Len(t, wallets, 2)
+
+			// Reservations of the new wallet expire like those of the first.
+			w.must(ledger.Command{Op: ledger.DoReserve, Amount: 7, TTL: 1})
+			w.wait(time.Second)
+			require.NoError(t, w.credits.Sweep(t.Context()))
+			require.Zero(t, w.rows())
+			require.EqualValues(t, 7, w.wallet().Available())
+			w.clean()
+		})
+	}
+}
+
+// A wallet that was made for no project, which earlier versions allowed, can be read and closed. A project of its ID is
+// created only then.
+func TestAWalletWithoutAProject(t *testing.T) {
+	w := newWorld(t)
+	w.projects["web"] = Project{Exists: true, Org: "acme"}
+	w.must(ledger.Command{Op: ledger.DoCreate, Amount: 100})
+	delete(w.projects, "web")
+	vacant := func() error {
+		return w.store.View(t.Context(), func(v *store.View) error { return Vacant(v, tenant.Project) })
+	}
+	require.EqualValues(t, 100, w.wallet().Balance())
+	require.ErrorContains(t, vacant(), "have a billing:admin close it first")
+	w.must(ledger.Command{Op: ledger.DoClose})
+	require.NoError(t, vacant())
+	_, err := w.give("", ledger.Command{Op: ledger.DoCreate})
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+	require.ErrorContains(t, err, "no project web: create the project before its wallet")
+}

@@ -1,0 +1,99 @@
+package credit
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger/ledgertest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// book is the service as the ledger's suite wants it.
+type book struct{ *world }
+
+func (b book) Do(project cloud.ProjectID, c ledger.Command) (ledger.Outcome, error) {
+	b.mu.Lock()
+	b.at = time.UnixMilli(c.At)
+	b.mu.Unlock()
+	done, err := b.credits.Give(b.as("ada", ""), Order{Tenant: cloud.Tenant{Org: "o", Project: project}, Command: c})
+	return done.Outcome, err
+}
+
+func (b book) Wallet(project cloud.ProjectID) (*ledger.Wallet, error) {
+	w, err := b.credits.Wallet(b.t.Context(), cloud.Tenant{Project: project})
+	if fault.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	return w, err
+}
+
+func (b book) Audit() error {
+	return b.credits.Audit(b.t.Context(), func(f Finding) error {
+		if f.Problem != "" {
+			return fmt.Errorf("%s: %s", f.Project, f.Problem)
+		}
+		return nil
+	})
+}
+
+// Through the records the ledger is the model too. TRIVET_CREDIT_COMMANDS plays more.
+func TestRecordsAreTheModel(t *testing.T) {
+	commands := 20_000
+	if text := os.Getenv("TRIVET_CREDIT_COMMANDS"); text != "" {
+		n, err := strconv.Atoi(text)
+		require.NoError(t, err)
+		commands = n
+	}
+	const seeds = 4
+	for seed := range uint64(seeds) {
+		w := newWorld(t)
+		w.credits.opts.Project = nil // the model knows no projects
+		require.NoError(t, ledgertest.Run(seed+1, commands/seeds, book{w}))
+	}
+}
+
+// Many at one wallet at once: each is done or refused, and all of it adds up.
+// What waits while others are served shares the next transaction; one that is refused spoils it for nobody.
+// A commit races a release, many times: one of the two happens.
+// Who hangs up while waiting is gone; the orders of the others go on.
+// A "no" is as good as a "yes": a member that has lost its office, and does not know, says neither.
+// The same key gives the same answer, for each operation its own; another body is refused, and a failure keeps nothing.
+// One key from many sides at once has one effect.
+// Reservations expire once, whoever sweeps and however often, and those that were committed in time do not.
+// A wallet that does not add up takes no orders, is found by the audit, and does not hold up the sweep of the others.
+// A reservation that would never expire is found, and one that would be swept for ever.
+// A watch sees each transaction once and in order: those before it, those while it catches up, those after.
+// A watch from a number that is not there yet begins with it.
+// Lists go by pages, and filters choose.
+// Whose a wallet is: a project has one, in the project's own org; another org's is not there.
+func TestWhoseWallet(t *testing.T) {
+	w := newWorld(t)
+	create := func(t cloud.Tenant) error {
+		_, err := w.credits.Give(w.as("root", ""), Order{Tenant: t, Command: ledger.Command{Op: ledger.DoCreate}})
+		return err
+	}
+	require.True(t, fault.Is(create(cloud.Tenant{Org: "evil", Project: "web"}), fault.FailedPrecondition))
+	require.NoError(t, create(tenant))
+	require.True(t, fault.Is(create(tenant), fault.AlreadyExists))
+	require.True(t, fault.Is(create(cloud.Tenant{Org: "new", Project: "unknown"}), fault.NotFound))
+	require.True(t, fault.Is(create(cloud.Tenant{Project: "x"}), fault.InvalidArgument), "an org is needed")
+	wrong := cloud.Tenant{Org: "evil", Project: "web"}
+	_, err := w.credits.Wallet(t.Context(), wrong)
+	require.True(t, fault.Is(err, fault.NotFound))
+	_, err = w.credits.Give(w.as("eve", ""), Order{Tenant: wrong, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
+	require.True(t, fault.Is(err, fault.NotFound))
+	id := w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1}).Transactions[0].ID
+	require.NoError(t, cloud.CheckUUID("id", id))
+	_, err = w.credits.Reservation(t.Context(), tenant, uuid.NewString())
+	require.True(t, fault.Is(err, fault.NotFound))
+	_, err = w.credits.Reservation(t.Context(), tenant, "r")
+	require.True(t, fault.Is(err, fault.InvalidArgument))
+}

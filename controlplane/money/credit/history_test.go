@@ -1,0 +1,137 @@
+package credit
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+func TestWatch(t *testing.T) {
+	const before, after = 300, 40 // more than a page of the catching up
+	w := funded(t, 1)
+	for range before - 1 {
+		w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	seen := make(chan uint64, before+after)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- w.credits.Watch(ctx, tenant, 10, func(tx *ledger.Transaction) error { seen <- tx.Sequence; return nil })
+	}()
+	for range after {
+		w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	}
+	for n := uint64(10); n <= before+after; n++ {
+		select {
+		case got := <-seen:
+			require.Equal(t, n, got)
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "the watch is stuck", "before %d", n)
+		}
+	}
+	stop()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	err := w.credits.Watch(t.Context(), cloud.Tenant{Org: "evil", Project: "web"}, 0, nil)
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+}
+
+func TestWatchFromTheFuture(t *testing.T) {
+	w := funded(t, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	got := make(chan uint64, 1)
+	go func() {
+		_ = w.credits.Watch(ctx, tenant, 4, func(tx *ledger.Transaction) error { got <- tx.Sequence; stop(); return nil })
+	}()
+	for range 4 {
+		w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	}
+	require.EqualValues(t, 4, <-got)
+}
+
+func TestStatement(t *testing.T) {
+	w := funded(t, 100)
+	begin := w.now().UnixMilli()
+	tick := func() { w.wait(time.Second) }
+	tick()
+	id := w.must(ledger.Command{Op: ledger.DoReserve, Amount: 40}).Reservation.ID
+	tick()
+	w.must(ledger.Command{Op: ledger.DoCommit, Reservation: id, Amount: 30})
+	tick()
+	w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 5})
+	all := [6]int64{105, 40, 30, 10, 0, 0}
+	for _, c := range []struct {
+		p    Period
+		want ledger.Statement
+	}{
+		{Period{}, ledger.Statement{Closing: 75, Moved: all, Transactions: 5}},
+		{Period{begin, 0}, ledger.Statement{Closing: 75, Moved: all, Transactions: 5}},
+		{Period{begin + 1, begin + 3000}, ledger.Statement{Opening: 100, Closing: 70, Moved: [6]int64{0, 40, 30, 10}, Transactions: 3}},
+		{Period{begin + 2000, begin + 2001}, ledger.Statement{Opening: 100, Closing: 70, Moved: [6]int64{0, 0, 30, 10}, Transactions: 2}},
+		{Period{begin + 2001, begin + 2002}, ledger.Statement{Opening: 70, Closing: 70}},
+		{Period{0, begin}, ledger.Statement{}},
+		{Period{begin + 9000, 0}, ledger.Statement{Opening: 75, Closing: 75}},
+	} {
+		got, told, err := w.credits.Statement(t.Context(), tenant, c.p)
+		require.NoError(t, err)
+		require.Equal(t, c.want, got, "%+v", c.p)
+		require.Equal(t, c.p.From, told.From)
+		require.GreaterOrEqual(t, told.To, told.From)
+	}
+	for _, p := range []Period{{From: -1}, {To: -1}, {From: 5, To: 4}} {
+		_, _, err := w.credits.Statement(t.Context(), tenant, p)
+		require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+	}
+}
+
+func TestLists(t *testing.T) {
+	w := funded(t, 1000)
+	var ids []string
+	for n := range 5 {
+		ids = append(ids, w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, Description: fmt.Sprint(n)}).Reservation.ID)
+	}
+	w.must(ledger.Command{Op: ledger.DoCommit, Reservation: ids[1], ResourceID: "vm-1"})
+	w.wait(time.Hour)
+	w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	list := func(q Which) (out []uint64) {
+		token := ""
+		for {
+			page, next, err := w.credits.Transactions(t.Context(), tenant, q, 2, token)
+			require.NoError(t, err)
+			for _, tx := range page {
+				out = append(out, tx.Sequence)
+			}
+			if token = next; token == "" {
+				return out
+			}
+		}
+	}
+	require.Equal(t, []uint64{1, 2, 3, 4, 5, 6, 7, 8}, list(Which{}))
+	require.Equal(t, []uint64{1, 7, 8}, list(Which{Types: []ledger.Type{ledger.TopUp, ledger.Charge}}))
+	require.Equal(t, []uint64{3, 7}, list(Which{Reservation: ids[1]}))
+	require.Equal(t, []uint64{7}, list(Which{ResourceID: "vm-1"}))
+	require.Equal(t, []uint64{8}, list(Which{Period: Period{From: w.now().UnixMilli()}}))
+	require.Len(t, list(Which{Period: Period{To: w.now().UnixMilli()}}), 7)
+	// A token is good for its own question.
+	_, token, err := w.credits.Transactions(t.Context(), tenant, Which{}, 2, "")
+	require.NoError(t, err)
+	_, _, err = w.credits.Transactions(t.Context(), tenant, Which{ResourceID: "x"}, 2, token)
+	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+	pending, next, err := w.credits.Reservations(t.Context(), tenant, ledger.Pending, 10, "")
+	require.NoError(t, err)
+	require.Len(t, pending, 4)
+	require.Empty(t, next)
+	found, _, err := w.credits.Wallets(t.Context(), "acme", 0, "")
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	found, _, err = w.credits.Wallets(t.Context(), "nobody", 0, "")
+	require.NoError(t, err)
+	require.Empty(t, found)
+}

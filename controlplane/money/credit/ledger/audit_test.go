@@ -1,0 +1,105 @@
+package ledger_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// records are those of one wallet.
+type records struct {
+	wallet       ledger.Wallet
+	transactions []ledger.Transaction
+	reservations []ledger.Reservation
+	refunded     int64
+}
+
+// someRecords are: 100 in, 40 reserved and committed with 30, 20 reserved, 5 refunded.
+func someRecords(t *testing.T) *records {
+	d, r := newDesk(), &records{}
+	for n, c := range []ledger.Command{
+		{Op: ledger.DoCreate, Amount: 100}, {Op: ledger.DoReserve, Reservation: "r", Amount: 40}, {Op: ledger.DoCommit, Reservation: "r", Amount: 30},
+		{Op: ledger.DoReserve, Reservation: "s", Amount: 20}, {Op: ledger.DoRefund, Charge: 3, Amount: 5},
+	} {
+		out := d.must(t, int64(n), c)
+		r.wallet = out.Wallet
+		r.transactions = append(r.transactions, out.Transactions...)
+		r.refunded = out.Refunded
+	}
+	r.reservations = []ledger.Reservation{*d.Reservation(project, "r"), *d.Reservation(project, "s")}
+	return r
+}
+
+func (r *records) audit() error {
+	a := ledger.NewAudit(r.wallet)
+	for i := range r.transactions {
+		a.Transaction(&r.transactions[i])
+	}
+	for i := range r.reservations {
+		a.Reservation(&r.reservations[i])
+	}
+	a.Refunded(&r.transactions[2], r.refunded)
+	return a.Done()
+}
+
+// An audit finds whatever is not as it was written.
+func TestAuditFinds(t *testing.T) {
+	require.NoError(t, someRecords(t).audit())
+	for name, spoil := range map[string]func(*records){
+		"money in the wallet":               func(r *records) { r.wallet.Accounts.Wallet++ },
+		"money from nowhere":                func(r *records) { r.wallet.Accounts.Wallet++; r.wallet.Accounts.Funding-- },
+		"a negative account":                func(r *records) { r.wallet.Accounts.Wallet -= 100; r.wallet.Accounts.Revenue += 100 },
+		"a hold of nobody":                  func(r *records) { r.wallet.Accounts.Wallet--; r.wallet.Accounts.Held++ },
+		"a hold too many":                   func(r *records) { r.wallet.Pending++ },
+		"no hold":                           func(r *records) { r.wallet.Pending = 0 },
+		"a status that is none":             func(r *records) { r.wallet.Status = 9 },
+		"closed with a hold":                func(r *records) { r.wallet.Status = ledger.Closed },
+		"totals":                            func(r *records) { r.wallet.Totals[0].Lo++ },
+		"a transaction too few":             func(r *records) { r.transactions = r.transactions[:5] },
+		"a transaction twice":               func(r *records) { r.transactions = append(r.transactions, r.transactions[5]) },
+		"a transaction in between":          func(r *records) { r.transactions[1].Sequence = 7 },
+		"another amount":                    func(r *records) { r.transactions[0].Amount++ },
+		"another type":                      func(r *records) { r.transactions[3].Type = ledger.Charge },
+		"a type that is none":               func(r *records) { r.transactions[3].Type = 77 },
+		"another balance":                   func(r *records) { r.transactions[4].BalanceAfter-- },
+		"another project's transaction":     func(r *records) { r.transactions[4].Project = "x" },
+		"an older transaction":              func(r *records) { r.transactions[4].At = cloud.Time(1) },
+		"a reservation too few":             func(r *records) { r.reservations = r.reservations[1:] },
+		"a reservation that is pending":     func(r *records) { r.reservations[0].Status = ledger.Pending },
+		"a pending one that is released":    func(r *records) { r.reservations[1].Status, r.reservations[1].EndedAt = ledger.Released, 1 },
+		"a reservation charged more":        func(r *records) { r.reservations[0].Charged++ },
+		"a reservation of another amount":   func(r *records) { r.reservations[1].Amount++ },
+		"a reservation of no known status":  func(r *records) { r.reservations[1].Status = 8 },
+		"a refund that was not":             func(r *records) { r.refunded = 0 },
+		"a refund of more than the charge":  func(r *records) { r.refunded = 31 },
+		"a wallet without its transactions": func(r *records) { r.transactions = r.transactions[:3]; r.reservations = r.reservations[:1] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := someRecords(t)
+			spoil(r)
+			var v *ledger.Violation
+			require.ErrorAs(t, r.audit(), &v)
+			require.Equal(t, project, v.Project)
+		})
+	}
+}
+
+// A wallet that does not add up takes no command, so that nothing is built on it.
+func TestNothingIsDoneToAWalletThatDoesNotAddUp(t *testing.T) {
+	r := someRecords(t)
+	r.wallet.Accounts.Held -= 3
+	_, err := ledger.Apply(ledger.Touched{Wallet: &r.wallet}, ledger.Command{Op: ledger.DoTopUp, Amount: 1, IDs: [2]string{"a"}})
+	var v *ledger.Violation
+	require.ErrorAs(t, err, &v)
+	require.ErrorContains(t, err, "does not add up")
+}
+
+func TestWords(t *testing.T) {
+	require.Equal(t, "unknown", ledger.WalletStatus(4).String())
+	require.Equal(t, "unknown", ledger.ReservationStatus(0).String())
+	require.Equal(t, "unknown", ledger.Type(7).String())
+	require.Len(t, ledger.Types(), 6)
+}

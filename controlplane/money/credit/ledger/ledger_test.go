@@ -1,0 +1,240 @@
+package ledger_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger/ledgertest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const project cloud.ProjectID = "web"
+
+// desk plays commands on one wallet. Time is in seconds.
+type desk struct {
+	*ledgertest.Memory
+	made int
+}
+
+func newDesk() *desk { return &desk{Memory: ledgertest.NewMemory()} }
+
+func (d *desk) do(at int64, c ledger.Command) (ledger.Outcome, error) {
+	d.made += 2
+	c.IDs = [2]string{fmt.Sprint("t", d.made-1), fmt.Sprint("t", d.made)}
+	c.At, c.By, c.Tenant = 1_800_000_000_000+at*1000, "ada", cloud.Tenant{Org: "acme", Project: project}
+	return d.Do(project, c)
+}
+
+func (d *desk) must(t *testing.T, at int64, c ledger.Command) ledger.Outcome {
+	t.Helper()
+	out, err := d.do(at, c)
+	require.NoError(t, err)
+	require.NoError(t, d.Audit())
+	return out
+}
+
+func (d *desk) wallet(t *testing.T) ledger.Wallet {
+	t.Helper()
+	w, err := d.Wallet(project)
+	require.NoError(t, err)
+	return *w
+}
+
+var ops = map[string]ledger.Op{
+	"create": ledger.DoCreate, "top-up": ledger.DoTopUp, "reserve": ledger.DoReserve, "commit": ledger.DoCommit, "release": ledger.DoRelease,
+	"expire": ledger.DoExpire, "refund": ledger.DoRefund, "charge": ledger.DoCharge, "suspend": ledger.DoSuspend, "resume": ledger.DoResume,
+	"close": ledger.DoClose,
+}
+
+// Every row of what the ledger promises, as scripts: `OP [RESERVATION] [amount=] [at=SECONDS] [ttl=] [says=] [charge=]`
+// shows the answer, the new transactions and the wallet.
+func TestStories(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		d, at := newDesk(), int64(0)
+		datadriven.RunTest(t, path, func(t *testing.T, q *datadriven.TestData) string {
+			c := ledger.Command{Op: ops[q.Cmd]}
+			q.MaybeScanArgs(t, "at", &at)
+			q.MaybeScanArgs(t, "amount", &c.Amount)
+			q.MaybeScanArgs(t, "ttl", &c.TTL)
+			q.MaybeScanArgs(t, "says", &c.Description)
+			q.MaybeScanArgs(t, "charge", &c.Charge)
+			q.MaybeScanArgs(t, "resource", &c.ResourceID)
+			if len(q.CmdArgs) > 0 && len(q.CmdArgs[0].Vals) == 0 {
+				c.Reservation = q.CmdArgs[0].Key
+			}
+			out, err := d.do(at, c)
+			require.NoError(t, d.Audit())
+			return told(t, c, out, err)
+		})
+	})
+}
+
+func told(t *testing.T, c ledger.Command, out ledger.Outcome, err error) string {
+	var b strings.Builder
+	if err != nil {
+		f, ok := fault.From(err)
+		require.True(t, ok, "%v", err)
+		return strings.TrimSpace(fmt.Sprintf("%s %s", f.Kind.RPC(), f.Reason)) + ": " + f.Message
+	}
+	if r := out.Reservation; r != nil {
+		fmt.Fprintf(&b, "%s is %s, of %d", r.ID, r.Status, r.Amount)
+		if c.Op == ledger.DoRelease {
+			fmt.Fprintf(&b, "; released: %v", out.Released)
+		}
+		b.WriteByte('\n')
+	}
+	for _, tx := range out.Transactions {
+		fmt.Fprintf(&b, "#%d %s %d -> %d", tx.Sequence, tx.Type, tx.Amount, tx.BalanceAfter)
+		for _, s := range []string{tx.Description, tx.Reservation, tx.ResourceID} {
+			if s != "" {
+				b.WriteString(" " + s)
+			}
+		}
+		b.WriteByte('\n')
+	}
+	if !out.Changed {
+		b.WriteString("nothing new\n")
+	}
+	w := out.Wallet
+	fmt.Fprintf(&b, "%s: balance %d = reserved %d + available %d; deposited %d, consumed %d\n",
+		w.Status, w.Balance(), w.Reserved(), w.Available(), w.Deposited(), w.Consumed())
+	return b.String()
+}
+
+// blnk #171: two commits read the same amount left, and both took it.
+func TestTwoCommitsOfOneReservationChargeOnce(t *testing.T) {
+	d := newDesk()
+	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
+	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 80})
+	before, read := d.wallet(t), *d.Reservation(project, "r")
+	commit := ledger.Command{Op: ledger.DoCommit, Reservation: "r", Amount: 50, At: 1000, IDs: [2]string{"a", "b"}}
+	first, err := ledger.Apply(ledger.Touched{Wallet: &before, Reservation: &read}, commit)
+	require.NoError(t, err)
+	require.Equal(t, ledger.Pending, read.Status, "what was read is not changed")
+	// The second sees what the first left, or its write is refused by the store: there is no third way.
+	again, err := ledger.Apply(ledger.Touched{Wallet: &first.Wallet, Reservation: first.Reservation}, commit)
+	require.NoError(t, err)
+	require.False(t, again.Changed)
+	require.Empty(t, again.Transactions)
+	require.EqualValues(t, 50, again.Wallet.Consumed())
+	// A commit that mixes the wallet after the first with the reservation before it does not add up, and says so.
+	_, err = ledger.Apply(ledger.Touched{Wallet: &first.Wallet, Reservation: &read}, commit)
+	var v *ledger.Violation
+	require.ErrorAs(t, err, &v)
+}
+
+// blnk #181: what is held did not count in the check of the balance.
+func TestHoldsCountAgainstWhatIsAvailable(t *testing.T) {
+	d := newDesk()
+	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
+	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
+	for _, op := range []ledger.Op{ledger.DoReserve, ledger.DoCharge} {
+		_, err := d.do(1, ledger.Command{Op: op, Reservation: "s", Amount: 31})
+		f, _ := fault.From(err)
+		require.NotNil(t, f)
+		require.Equal(t, "INSUFFICIENT_CREDIT", f.Reason)
+		require.EqualValues(t, 30, f.Details["available"])
+	}
+	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "s", Amount: 30})
+}
+
+// blnk #41: a hold that was voided twice was given back twice.
+func TestReleasedTwiceIsFreedOnce(t *testing.T) {
+	d := newDesk()
+	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
+	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
+	require.Len(t, d.must(t, 1, ledger.Command{Op: ledger.DoRelease, Reservation: "r"}).Transactions, 1)
+	again := d.must(t, 2, ledger.Command{Op: ledger.DoRelease, Reservation: "r"})
+	require.True(t, again.Released)
+	require.Empty(t, again.Transactions)
+	require.EqualValues(t, 100, again.Wallet.Available())
+	// Nor by the sweep that comes later.
+	require.False(t, d.must(t, 1000, ledger.Command{Op: ledger.DoExpire, Reservation: "r"}).Changed)
+}
+
+// blnk #182: a hold that was refused could be committed.
+func TestRefusedReservationIsNone(t *testing.T) {
+	d := newDesk()
+	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 10})
+	_, err := d.do(0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 11})
+	require.True(t, fault.Is(err, fault.ResourceExhausted))
+	for _, op := range []ledger.Op{ledger.DoCommit, ledger.DoRelease, ledger.DoExpire} {
+		_, err = d.do(1, ledger.Command{Op: op, Reservation: "r"})
+		require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+	}
+	require.EqualValues(t, 1, d.wallet(t).Sequence)
+}
+
+// A commit and a release race: whichever comes second finds how the first ended.
+func TestCommitRacesRelease(t *testing.T) {
+	for _, first := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
+		d := newDesk()
+		d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
+		d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 40})
+		second := ledger.DoCommit + ledger.DoRelease - first
+		d.must(t, 1, ledger.Command{Op: first, Reservation: "r"})
+		_, err := d.do(1, ledger.Command{Op: second, Reservation: "r"})
+		require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+		w := d.wallet(t)
+		require.Zero(t, w.Reserved())
+		require.EqualValues(t, map[ledger.Op]int64{ledger.DoCommit: 40, ledger.DoRelease: 0}[first], w.Consumed())
+	}
+}
+
+func TestNothingOverflows(t *testing.T) {
+	d := newDesk()
+	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: math.MaxInt64 - 5})
+	_, err := d.do(0, ledger.Command{Op: ledger.DoTopUp, Amount: 6})
+	f, _ := fault.From(err)
+	require.NotNil(t, f)
+	require.Equal(t, "OVERFLOW", f.Reason)
+	d.must(t, 0, ledger.Command{Op: ledger.DoTopUp, Amount: 5})
+	// What is moved in all may be more than an int64, what is moved at once may not.
+	for n := range int64(5) {
+		id := fmt.Sprint("r", n)
+		d.must(t, n, ledger.Command{Op: ledger.DoReserve, Reservation: id, Amount: math.MaxInt64})
+		d.must(t, n, ledger.Command{Op: ledger.DoRelease, Reservation: id})
+	}
+	w := d.wallet(t)
+	last := &ledger.Transaction{Totals: w.Totals, Sequence: w.Sequence, BalanceAfter: w.Balance()}
+	_, err = ledger.Between(nil, last)
+	require.True(t, fault.Is(err, fault.OutOfRange), "%v", err)
+	before := *last
+	out := d.must(t, 9, ledger.Command{Op: ledger.DoReserve, Reservation: "last", Amount: math.MaxInt64})
+	s, err := ledger.Between(&before, &out.Transactions[0])
+	require.NoError(t, err)
+	require.EqualValues(t, math.MaxInt64, s.Of(ledger.Hold))
+	require.EqualValues(t, 1, s.Transactions)
+}
+
+func TestReservationsAreBounded(t *testing.T) {
+	w := ledger.Wallet{Status: ledger.Active, Pending: ledger.MaxPending, Accounts: ledger.Accounts{Funding: -2e6, Wallet: 1e6, Held: 1e6}}
+	_, err := ledger.Apply(ledger.Touched{Wallet: &w}, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 1, IDs: [2]string{"a"}})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+}
+
+func TestStatement(t *testing.T) {
+	d := newDesk()
+	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
+	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 40})
+	open := d.must(t, 2, ledger.Command{Op: ledger.DoTopUp, Amount: 7}).Transactions[0]
+	d.must(t, 3, ledger.Command{Op: ledger.DoCommit, Reservation: "r", Amount: 30})
+	d.must(t, 4, ledger.Command{Op: ledger.DoCharge, Amount: 5})
+	end := d.must(t, 5, ledger.Command{Op: ledger.DoRefund, Charge: 4, Amount: 12}).Transactions[0]
+	s, err := ledger.Between(&open, &end)
+	require.NoError(t, err)
+	require.Equal(t, ledger.Statement{Opening: 107, Closing: 84, Moved: [6]int64{0, 0, 30, 10, 12, 5}, Transactions: 4}, s)
+	s, err = ledger.Between(nil, &open)
+	require.NoError(t, err)
+	require.Equal(t, ledger.Statement{Closing: 107, Moved: [6]int64{107, 40}, Transactions: 3}, s)
+	s, err = ledger.Between(nil, nil)
+	require.NoError(t, err)
+	require.Zero(t, s)
+}

@@ -1,0 +1,350 @@
+package credit
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"net/http"
+	"net/url"
+
+	"github.com/gorilla/mux"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Routes adds the endpoints of part 4.7 of the wire contract.
+func (s *Service) Routes(r *rest.Server) {
+	r.Handle(http.MethodPost, "/api/v1/wallets", service+"CreateWallet", s.postWallet)
+	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}", service+"GetWallet", s.getWallet)
+	r.Handle(http.MethodPost, "/api/v1/wallets/{project_id}/topup", service+"TopUpWallet", s.postTopUp)
+	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}/transactions", service+"ListTransactions", s.getTransactions)
+	r.Handle(http.MethodPost, "/api/v1/reservations", service+"CreateReservation", s.postReservation)
+	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/commit", service+"CommitReservation", s.postCommit)
+	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/release", service+"ReleaseReservation", s.postRelease)
+}
+
+// walletResponse, transactionResponse and reservationResponse are the JSON objects of part 2.7 of the wire contract.
+type walletResponse struct {
+	ProjectID      string `json:"project_id"`
+	OrgID          string `json:"org_id"`
+	Balance        int64  `json:"balance"`
+	Reserved       int64  `json:"reserved"`
+	Available      int64  `json:"available"`
+	TotalDeposited int64  `json:"total_deposited"`
+	TotalConsumed  int64  `json:"total_consumed"`
+	Status         string `json:"status"`
+}
+
+type transactionResponse struct {
+	ID              string  `json:"id"`
+	ProjectID       string  `json:"project_id"`
+	TransactionType string  `json:"transaction_type"`
+	Amount          int64   `json:"amount"`
+	BalanceAfter    int64   `json:"balance_after"`
+	Description     string  `json:"description"`
+	ResourceID      *string `json:"resource_id"`
+}
+
+type reservationResponse struct {
+	ID          string `json:"id"`
+	ProjectID   string `json:"project_id"`
+	Amount      int64  `json:"amount"`
+	Status      string `json:"status"`
+	Description string `json:"description"`
+}
+
+func walletREST(w *ledger.Wallet) walletResponse {
+	return walletResponse{
+		ProjectID: string(w.Project), OrgID: string(w.Org), Balance: w.Balance(), Reserved: w.Reserved(), Available: w.Available(),
+		TotalDeposited: w.Deposited(), TotalConsumed: w.Consumed(), Status: w.Status.String(),
+	}
+}
+
+func transactionREST(tx *ledger.Transaction) transactionResponse {
+	return transactionResponse{
+		ID: tx.ID, ProjectID: string(tx.Project), TransactionType: tx.Type.String(), Amount: tx.Amount, BalanceAfter: tx.BalanceAfter,
+		Description: tx.Description, ResourceID: orNull(tx.ResourceID),
+	}
+}
+
+// orNull returns nil, which JSON encodes as null, for an empty string.
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// operation is the method that an endpoint calls, and the error code of the endpoint's failures.
+type operation struct {
+	method  auth.Method
+	failure string
+}
+
+var (
+	createWallet       = operation{"CreateWallet", "CREATE_FAILED"}
+	getWallet          = operation{"GetWallet", "GET_FAILED"}
+	topUpWallet        = operation{"TopUpWallet", "TOPUP_FAILED"}
+	listTransactions   = operation{"ListTransactions", "LIST_FAILED"}
+	createReservation  = operation{"CreateReservation", "RESERVE_FAILED"}
+	commitReservation  = operation{"CommitReservation", "COMMIT_FAILED"}
+	releaseReservation = operation{"ReleaseReservation", "RELEASE_FAILED"}
+)
+
+// enter admits callers who may call the method in at least one project, before it reads the request body. Callers with
+// several projects name one in the body.
+func (o operation) enter(r *http.Request) error {
+	_, err := auth.Admit(r.Context(), service+o.method, "", "")
+	if fault.Is(err, fault.InvalidArgument) || auth.Undecided(err) {
+		return nil
+	}
+	return err
+}
+
+// at authorizes the call for the wallet that the request names.
+func (o operation) at(r *http.Request, org, project string) (cloud.Tenant, error) {
+	if err := cloud.CheckCallerID("project_id", project); err != nil {
+		return cloud.Tenant{}, err
+	}
+	if org != "" {
+		if err := cloud.CheckCallerID("org_id", org); err != nil {
+			return cloud.Tenant{}, err
+		}
+	}
+	return auth.Admit(r.Context(), service+o.method, org, project)
+}
+
+// atPath authorizes the call for the wallet that the path of the request names.
+func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
+	if err := o.enter(r); err != nil {
+		return cloud.Tenant{}, err
+	}
+	project, err := url.PathUnescape(mux.Vars(r)["project_id"])
+	if err != nil {
+		return cloud.Tenant{}, fault.Invalid("project_id", "is not escaped correctly in the path").Because(err)
+	}
+	return o.at(r, "", project)
+}
+
+// failed converts the error of an operation: it gets the operation's own error code and status 500, whatever the error
+// is, and keeps its message (part 7.3 of the wire contract). A reused idempotency key is an error of the request and
+// keeps its status. A call refused because of load was not carried out, and keeps status 429, so that clients repeat it
+// later.
+func (o operation) failed(w *rest.Response, err error) error {
+	w.Failure = o.failure
+	f, ok := fault.From(err)
+	switch {
+	case ok && (f.Reason == "IDEMPOTENCY_KEY_REUSED" || f.Kind == fault.Throttled):
+		return err
+	case ok:
+		said := *f
+		said.Kind = fault.Internal
+		return &said
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return fault.New(fault.Internal, "the request was not finished in time").MayRetry().Because(err)
+	}
+	return err
+}
+
+// give checks an order and carries it out. An invalid order is an error of the request; every other error is converted
+// by failed.
+func (o operation) give(s *Service, w *rest.Response, r *http.Request, raw []byte, order Order) (*Done, error) {
+	order.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
+	if err := order.Check(); err != nil {
+		return nil, err
+	}
+	done, err := s.Give(r.Context(), order)
+	if err != nil {
+		return nil, o.failed(w, err)
+	}
+	if done.Replayed {
+		w.Header().Set("Idempotency-Replayed", "true")
+	}
+	return &done, nil
+}
+
+func (s *Service) postWallet(w *rest.Response, r *http.Request) (any, error) {
+	var in struct {
+		ProjectID      *string `json:"project_id"`
+		OrgID          *string `json:"org_id"`
+		InitialBalance int64   `json:"initial_balance"`
+	}
+	if err := createWallet.enter(r); err != nil {
+		return nil, err
+	}
+	raw, err := rest.Decode(r, &in)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case in.ProjectID == nil:
+		return nil, fault.Invalid("project_id", "is required")
+	case in.OrgID == nil || *in.OrgID == "":
+		return nil, fault.Invalid("org_id", "is required")
+	}
+	t, err := createWallet.at(r, *in.OrgID, *in.ProjectID)
+	if err != nil {
+		return nil, err
+	}
+	done, err := createWallet.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{Op: ledger.DoCreate, Amount: in.InitialBalance}})
+	if err != nil {
+		return nil, err
+	}
+	w.Status = http.StatusCreated
+	return walletREST(&done.Wallet), nil
+}
+
+func (s *Service) getWallet(w *rest.Response, r *http.Request) (any, error) {
+	t, err := getWallet.atPath(r)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.Wallet(r.Context(), t)
+	if fault.Is(err, fault.NotFound) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, getWallet.failed(w, err)
+	}
+	return walletREST(found), nil
+}
+
+func (s *Service) postTopUp(w *rest.Response, r *http.Request) (any, error) {
+	t, err := topUpWallet.atPath(r)
+	if err != nil {
+		return nil, err
+	}
+	var in struct {
+		Amount      *int64 `json:"amount"`
+		Description string `json:"description"`
+	}
+	raw, err := rest.Decode(r, &in)
+	if err != nil {
+		return nil, err
+	}
+	if in.Amount == nil {
+		return nil, fault.Invalid("amount", "is required")
+	}
+	done, err := topUpWallet.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+		Op: ledger.DoTopUp, Amount: *in.Amount, Description: in.Description,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return walletREST(&done.Wallet), nil
+}
+
+func (s *Service) getTransactions(w *rest.Response, r *http.Request) (any, error) {
+	t, err := listTransactions.atPath(r)
+	if err != nil {
+		return nil, err
+	}
+	token := r.URL.Query().Get("page_token")
+	list, next, err := s.Transactions(r.Context(), t, Which{}, cloud.DefaultPage, token)
+	if f, ok := fault.From(err); ok && (f.Kind == fault.NotFound || f.Field == "page_token") {
+		return nil, err
+	}
+	if err != nil {
+		return nil, listTransactions.failed(w, err)
+	}
+	out := struct {
+		Transactions []transactionResponse `json:"transactions"`
+		Next         *string               `json:"next_page_token"`
+	}{Transactions: []transactionResponse{}, Next: orNull(next)}
+	for _, tx := range list {
+		out.Transactions = append(out.Transactions, transactionREST(tx))
+	}
+	return out, nil
+}
+
+func (s *Service) postReservation(w *rest.Response, r *http.Request) (any, error) {
+	var in struct {
+		ProjectID    *string `json:"project_id"`
+		Amount       *int64  `json:"amount"`
+		Description  string  `json:"description"`
+		ResourceType string  `json:"resource_type"`
+		TTLSeconds   int64   `json:"ttl_seconds"`
+	}
+	if err := createReservation.enter(r); err != nil {
+		return nil, err
+	}
+	raw, err := rest.Decode(r, &in)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case in.ProjectID == nil:
+		return nil, fault.Invalid("project_id", "is required")
+	case in.Amount == nil:
+		return nil, fault.Invalid("amount", "is required")
+	}
+	t, err := createReservation.at(r, "", *in.ProjectID)
+	if err != nil {
+		return nil, err
+	}
+	done, err := createReservation.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+		Op: ledger.DoReserve, Amount: *in.Amount, Description: in.Description, ResourceType: in.ResourceType, TTL: in.TTLSeconds,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	w.Status = http.StatusCreated
+	made := done.Reservation
+	return reservationResponse{
+		ID: made.ID, ProjectID: string(made.Project), Amount: made.Amount, Status: made.Status.String(), Description: made.Description,
+	}, nil
+}
+
+func (s *Service) postCommit(w *rest.Response, r *http.Request) (any, error) {
+	var in struct {
+		ActualAmount int64  `json:"actual_amount"`
+		ResourceID   string `json:"resource_id"`
+	}
+	t, raw, err := commitReservation.ofToken(r, &in)
+	if err != nil {
+		return nil, err
+	}
+	done, err := commitReservation.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+		Op: ledger.DoCommit, Reservation: mux.Vars(r)["id"], Amount: in.ActualAmount, ResourceID: in.ResourceID,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return walletREST(&done.Wallet), nil
+}
+
+func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
+	var in struct {
+		Reason string `json:"reason"`
+	}
+	t, raw, err := releaseReservation.ofToken(r, &in)
+	if err != nil {
+		return nil, err
+	}
+	id := mux.Vars(r)["id"]
+	done, err := releaseReservation.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+		Op: ledger.DoRelease, Reservation: id, Description: in.Reason,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"reservation_id": id, "released": done.Released}, nil
+}
+
+// ofToken authorizes the call for the project of the token, in which the reservation of the path is looked up, and
+// decodes the body into in.
+func (o operation) ofToken(r *http.Request, in any) (t cloud.Tenant, raw []byte, err error) {
+	t, err = auth.Admit(r.Context(), service+o.method, "", "")
+	if fault.Is(err, fault.InvalidArgument) {
+		err = fault.New(fault.PermissionDenied, "this endpoint acts for one project, and system:admin is not limited to one: ask for a token with org_id and project_id, or send the header Trivet-Project")
+	}
+	if err != nil {
+		return t, nil, err
+	}
+	raw, err = rest.Decode(r, in)
+	return t, raw, err
+}

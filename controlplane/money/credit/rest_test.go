@@ -1,0 +1,246 @@
+package credit
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// callers are the tokens of the scripts: each is its own name.
+type callers map[string]*cloud.Caller
+
+func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+	if token == "lost" {
+		return nil, fault.New(fault.Unavailable, "no leader").MayRetry()
+	}
+	if who, ok := c[token]; ok {
+		clone := *who
+		return &clone, nil
+	}
+	return nil, fault.New(fault.Unauthenticated, "the token is not valid")
+}
+
+func bound(user cloud.UserID, scope cloud.Tenant, bindings ...cloud.Binding) *cloud.Caller {
+	return &cloud.Caller{User: user, Proof: cloud.ProofPassword, Scope: scope, Bindings: bindings}
+}
+
+func role(r cloud.Role, t cloud.Tenant) cloud.Binding {
+	return cloud.Binding{Role: r, Org: t.Org, Project: t.Project}
+}
+
+// people are ada, a member of web; vic, who may look at it; eve of another org; bill, who bills everybody, and bob, who
+// does with a token of web only; the administrator, without and with a project; two, who is in two projects.
+func people() callers {
+	billing, admin := cloud.Binding{Role: cloud.BillingAdmin}, cloud.Binding{Role: cloud.SystemAdmin}
+	unproven := bound("ada", cloud.Tenant{}, admin)
+	unproven.Proof = cloud.ProofNone
+	return callers{
+		"ada": bound("ada", cloud.Tenant{}, role(cloud.ProjectMember, tenant)), "vic": bound("vic", cloud.Tenant{}, role(cloud.ProjectViewer, tenant)),
+		"eve": bound("eve", cloud.Tenant{}, role(cloud.ProjectAdmin, other)), "bill": bound("bill", cloud.Tenant{}, billing),
+		"bob": bound("bob", tenant, billing), "admin": bound("admin", cloud.Tenant{}, admin), "admin-web": bound("admin", tenant, admin),
+		"two":      bound("two", cloud.Tenant{}, role(cloud.ProjectMember, tenant), role(cloud.ProjectMember, other)),
+		"none":     bound("none", cloud.Tenant{}),
+		"unproven": unproven,
+	}
+}
+
+func (w *world) rest() *rest.Server {
+	r := rest.New(rest.Options{
+		Service: fault.Credit, Name: "credit", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()), Verifier: people(),
+	})
+	w.credits.Routes(r)
+	return r
+}
+
+var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
+
+// The law's part 4.7 as scripts, with every row and every failure. `get|post PATH [as=TOKEN] [key=IDEMPOTENCY-KEY]
+// [type=CONTENT-TYPE]` sends what stands below it, as ada unless said otherwise. <r1>, <r2> … are the reservations in the
+// order in which they were made. `wait seconds=`, `sweep`, `fill n=` (so many top-ups of 1), `quorum away=`, `spoil`.
+func TestREST(t *testing.T) {
+	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
+		w := newWorld(t)
+		handler := w.rest()
+		var made []string
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			w.t = t
+			arg := func(key string) (value string) { d.MaybeScanArgs(t, key, &value); return value }
+			switch d.Cmd {
+			case "wait":
+				var seconds int64
+				d.ScanArgs(t, "seconds", &seconds)
+				w.wait(time.Duration(seconds) * time.Second)
+				return ""
+			case "sweep":
+				require.NoError(t, w.credits.Sweep(t.Context()))
+				return ""
+			case "fill":
+				var n int
+				d.ScanArgs(t, "n", &n)
+				for range n {
+					w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+				}
+				return ""
+			case "status":
+				ops := map[string]ledger.Op{"suspended": ledger.DoSuspend, "active": ledger.DoResume, "closed": ledger.DoClose}
+				w.must(ledger.Command{Op: ops[arg("to")]})
+				return ""
+			case "quorum":
+				w.quorum.away.Store(arg("away") == "true")
+				return ""
+			}
+			expand := func(s string) string {
+				for i, id := range made {
+					s = strings.ReplaceAll(s, fmt.Sprintf("<r%d>", i+1), id)
+				}
+				return s
+			}
+			var a *httptest.ResponseRecorder
+			target := expand(d.CmdArgs[0].Key)
+			if token := arg("page_token"); token != "" {
+				target += "?page_token=" + token
+			}
+			q := httptest.NewRequest(strings.ToUpper(d.Cmd), "http://127.0.0.1:8086"+target, strings.NewReader(expand(d.Input)))
+			for header, value := range map[string]string{"Idempotency-Key": arg("key"), "Content-Type": arg("type")} {
+				if value != "" {
+					q.Header.Set(header, value)
+				}
+			}
+			if as := arg("as"); as != "nobody" {
+				q.Header.Set("Authorization", "Bearer "+map[bool]string{true: "ada", false: as}[as == ""])
+			}
+			a = httptest.NewRecorder()
+			handler.ServeHTTP(a, q)
+			return w.told(a, &made)
+		})
+	})
+}
+
+// told is an answer without what changes from run to run; its envelope is checked.
+func (w *world) told(a *httptest.ResponseRecorder, made *[]string) string {
+	var out map[string]any
+	require.NoError(w.t, json.Unmarshal(a.Body.Bytes(), &out), a.Body)
+	meta := out["meta"].(map[string]any)
+	require.Len(w.t, meta, 2)
+	id, err := uuid.Parse(meta["request_id"].(string))
+	require.NoError(w.t, err)
+	require.EqualValues(w.t, 4, id.Version())
+	_, err = time.Parse(time.RFC3339, meta["timestamp"].(string))
+	require.NoError(w.t, err)
+	delete(out, "meta")
+	data, _ := out["data"].(map[string]any)
+	if id, ok := data["id"].(string); ok && a.Code == 201 && (len(*made) == 0 || (*made)[len(*made)-1] != id) {
+		*made = append(*made, id)
+	}
+	if list, ok := data["transactions"].([]any); ok && len(list) > 20 {
+		data["transactions"] = fmt.Sprintf("%d of them", len(list))
+	}
+	if next, ok := data["next_page_token"].(string); ok {
+		require.NotEmpty(w.t, next)
+		data["next_page_token"] = "<token>"
+	}
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false)
+	require.NoError(w.t, e.Encode(out))
+	answer := uuids.ReplaceAllStringFunc(text.String(), func(id string) string {
+		for i, have := range *made {
+			if have == id {
+				return fmt.Sprintf("<r%d>", i+1)
+			}
+		}
+		return "<id>"
+	})
+	answer = strings.ReplaceAll(answer, `},{"amount"`, "},\n  {\"amount\"")
+	for _, header := range []string{"Idempotency-Replayed", "Retry-After"} {
+		if a.Header().Get(header) != "" {
+			answer = strings.ToLower(header) + " " + answer
+		}
+	}
+	return fmt.Sprintf("%d %s", a.Code, answer)
+}
+
+// The page after the first goes on where it ended, and a token of another project's list is none.
+func TestRESTPages(t *testing.T) {
+	w := funded(t, 1)
+	for range 149 {
+		w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	}
+	handler := w.rest()
+	get := func(path string) (code int, page struct {
+		Data struct {
+			Transactions []struct {
+				BalanceAfter int64 `json:"balance_after"`
+			}
+			Next *string `json:"next_page_token"`
+		}
+	}) {
+		q := httptest.NewRequest("GET", "http://127.0.0.1:8086"+path, nil)
+		q.Header.Set("Authorization", "Bearer ada")
+		a := httptest.NewRecorder()
+		handler.ServeHTTP(a, q)
+		require.NoError(t, json.Unmarshal(a.Body.Bytes(), &page))
+		return a.Code, page
+	}
+	const path = "/api/v1/wallets/web/transactions"
+	code, first := get(path)
+	require.Equal(t, 200, code)
+	require.Len(t, first.Data.Transactions, 100)
+	_, second := get(path + "?page_token=" + *first.Data.Next)
+	require.Len(t, second.Data.Transactions, 50)
+	require.EqualValues(t, 101, second.Data.Transactions[0].BalanceAfter)
+	require.Nil(t, second.Data.Next)
+	code, _ = get(path + "?page_token=" + *first.Data.Next + "x")
+	require.Equal(t, 400, code)
+}
+
+// Whatever the body, a reservation is made or refused in the envelope, and the books add up.
+func FuzzReservationBody(f *testing.F) {
+	w := funded(f, 1000)
+	handler := w.rest()
+	for _, body := range []string{
+		`{"project_id":"web","amount":1}`, `{"project_id":"web","amount":-1,"ttl_seconds":1e3}`, `{"project_id":"web","amount":9223372036854775808}`,
+		`[]`, `null`, `{"project_id":"a/b","amount":1}`, `{"project_id":"web","amount":1,"description":"\u0000"}`, "{\"project_id\":\"\xff\"}",
+	} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		w.t = t
+		q := httptest.NewRequest("POST", "http://127.0.0.1:8086/api/v1/reservations", bytes.NewReader(body))
+		q.Header.Set("Authorization", "Bearer ada")
+		a := httptest.NewRecorder()
+		handler.ServeHTTP(a, q)
+		var out struct {
+			Data  struct{ ID string }
+			Error struct{ Code, Message string }
+		}
+		require.NoError(t, json.Unmarshal(a.Body.Bytes(), &out))
+		switch a.Code {
+		case 201:
+			w.must(ledger.Command{Op: ledger.DoRelease, Reservation: out.Data.ID})
+		case 400, 403, 413, 500:
+			require.NotEmpty(t, out.Error.Message)
+			require.NotEqual(t, "INTERNAL", out.Error.Code)
+		default:
+			t.Fatalf("%d %s", a.Code, a.Body)
+		}
+		require.EqualValues(t, 1000, w.wallet().Available())
+	})
+}

@@ -1,0 +1,121 @@
+package credit
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+var held = ledger.Command{Op: ledger.DoReserve, Amount: 60, Reservation: "00000000-0000-7000-8000-000000000001", IDs: [2]string{"one"}, TTL: 10}
+
+// Orders within somebody else's transaction are done with it: all in one entry, or none.
+func TestWithin(t *testing.T) {
+	w := funded(t, 100)
+	before := w.quorum.agreed.Load()
+	failed := errors.New("no")
+	for _, end := range []error{failed, nil} {
+		_, err := w.store.Update(t.Context(), func(tx *store.Tx) error {
+			out, err := w.credits.Within(tx, Order{Tenant: tenant, Command: held})
+			require.NoError(t, err)
+			require.EqualValues(t, 40, out.Wallet.Available())
+			_, err = w.credits.Within(tx, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 41, IDs: [2]string{"two"}}})
+			require.True(t, fault.Is(err, fault.ResourceExhausted), "what was reserved before counts: %v", err)
+			_, err = w.credits.Within(tx, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 40, IDs: [2]string{"three"}}})
+			require.NoError(t, err)
+			amount, err := w.credits.HeldAt(tx, tenant, held.Reservation, tx.Now())
+			require.NoError(t, err)
+			require.EqualValues(t, 60, amount)
+			amount, err = w.credits.HeldAt(tx, tenant, held.Reservation, tx.Now()+10_000)
+			require.NoError(t, err)
+			require.Zero(t, amount, "its time is over")
+			amount, err = w.credits.HeldAt(tx, other, held.Reservation, tx.Now())
+			require.NoError(t, err)
+			require.Zero(t, amount)
+			return end
+		})
+		require.ErrorIs(t, err, end)
+	}
+	require.EqualValues(t, 1, w.quorum.agreed.Load()-before)
+	require.EqualValues(t, 60, w.wallet().Reserved())
+	require.EqualValues(t, 40, w.wallet().Consumed())
+	require.Equal(t, 1, w.rows())
+	w.clean()
+	_, err := w.store.Update(t.Context(), func(tx *store.Tx) error {
+		_, err := w.credits.Within(tx, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoRelease, Reservation: "x"}})
+		return err
+	})
+	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+}
+
+// What a service of ours reserved is committed and released by it alone; its time ends it all the same.
+func TestReservedByTheSystem(t *testing.T) {
+	w := funded(t, 100)
+	c := held
+	c.By, c.Description = "system:billing", "VM web, its first hour"
+	within := func(c ledger.Command) error {
+		_, err := w.store.Update(t.Context(), func(tx *store.Tx) error {
+			_, err := w.credits.Within(tx, Order{Tenant: tenant, Command: c})
+			return err
+		})
+		return err
+	}
+	require.NoError(t, within(c))
+	for _, op := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
+		_, err := w.give("", ledger.Command{Op: op, Reservation: held.Reservation})
+		f, _ := fault.From(err)
+		require.True(t, f != nil && f.Kind == fault.FailedPrecondition && f.Reason == "RESERVATION_IN_USE", "%v", err)
+		require.Contains(t, f.Message, "is for VM web, its first hour")
+	}
+	require.EqualValues(t, 60, w.wallet().Reserved())
+	require.NoError(t, within(ledger.Command{Op: ledger.DoRelease, By: "system:billing", Reservation: held.Reservation, IDs: [2]string{"two"}}))
+	require.Zero(t, w.wallet().Reserved())
+	c.Reservation, c.IDs = "00000000-0000-7000-8000-000000000002", [2]string{"three"}
+	require.NoError(t, within(c))
+	w.wait(10 * time.Second)
+	require.NoError(t, w.credits.Sweep(t.Context()))
+	require.Zero(t, w.wallet().Reserved())
+	w.clean()
+}
+
+// A wallet that does not add up is counted, by whoever meets it.
+func TestViolationsAreCounted(t *testing.T) {
+	w := funded(t, 100)
+	registry := prometheus.NewRegistry()
+	w.credits.violations = violations(registry)
+	count := func() float64 {
+		found, err := registry.Gather()
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+		require.Equal(t, "trivet_credit_violations_total", found[0].GetName())
+		return found[0].GetMetric()[0].GetCounter().GetValue()
+	}
+	_, err := w.give("", ledger.Command{Op: ledger.DoReserve, Amount: 1000})
+	require.Error(t, err)
+	w.clean()
+	require.Zero(t, count(), "a refusal is none")
+	_, err = w.store.Update(t.Context(), func(tx *store.Tx) error {
+		broken, err := wallets.Get(tx, "web")
+		broken.Accounts.Wallet++
+		wallets.Put(tx, broken, "web")
+		return err
+	})
+	require.NoError(t, err)
+	_, err = w.give("", ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	require.Error(t, err)
+	require.EqualValues(t, 1, count())
+	require.NoError(t, w.credits.Audit(t.Context(), func(Finding) error { return nil }))
+	require.EqualValues(t, 2, count())
+	_, err = w.store.Update(t.Context(), func(tx *store.Tx) error {
+		_, err := w.credits.Within(tx, Order{Tenant: tenant, Command: held})
+		return err
+	})
+	require.Error(t, err)
+	require.EqualValues(t, 3, count())
+}

@@ -1,0 +1,253 @@
+// Package budget limits the rate of changes, and of bytes of changes, of each tenant. Its main type is Budget, a set of
+// token buckets that the leader of the system group checks before it runs a command and before it proposes an update.
+//
+// Decisions:
+//   - Only the leader keeps budgets, in memory: the limits do not grow with the number of members that accept calls,
+//     and no record is written to count records. A new leader begins with full budgets.
+//   - A call within a project is charged to the project and to its org; a call about an org is charged to the org. An
+//     org has OrgShare times the limits of a project. A call without a tenant (a user's own password or tokens) is
+//     charged to the caller, or to the project of a service account.
+//   - The calls are checked before the command does any work. The bytes are charged with the size of each log entry
+//     before the entry is proposed. One entry may exceed the budget of bytes; further calls are refused until the debt
+//     is paid.
+//   - system:admin with a token for the whole cloud and billing:admin on wallets of others have no budget: tenants cannot
+//     give themselves these roles. Background work of the cluster (billing, agents, expiry) has no caller and no
+//     budget.
+//
+// It does not depend on records, transports or single commands.
+package budget
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Limits are the limits of a project, or of a caller for calls without a tenant. A rate of 0 means no limit.
+type Limits struct {
+	// CallsPerSecond is the sustained rate of calls that change something; default 50.
+	CallsPerSecond int `yaml:"calls_per_second"`
+	// CallsBurst is the size of the bucket of such calls; default 1,000.
+	CallsBurst int `yaml:"calls_burst"`
+	// BytesPerSecond is the sustained rate of bytes of log entries; default 1 MiB.
+	BytesPerSecond int `yaml:"bytes_per_second"`
+	// BytesBurst is the size of the bucket of such bytes; default 32 MiB.
+	BytesBurst int `yaml:"bytes_burst"`
+}
+
+// Default holds the default limits. A tenant's tools stay far below them. A tenant that uses them up writes at most 90
+// GiB a day, of which compaction by size keeps little.
+var Default = Limits{CallsPerSecond: 50, CallsBurst: 1000, BytesPerSecond: 1 << 20, BytesBurst: 32 << 20}
+
+// Validate returns an error for limits that would refuse every call.
+func (l *Limits) Validate() error {
+	for _, f := range []struct {
+		name        string
+		rate, burst int
+	}{{"calls", l.CallsPerSecond, l.CallsBurst}, {"bytes", l.BytesPerSecond, l.BytesBurst}} {
+		if f.rate < 0 || f.rate > 0 && f.burst < 1 {
+			return fmt.Errorf("limits.%s_per_second must be 0 (no limit) or more and limits.%s_burst 1 or more, got %d and %d", f.name, f.name, f.rate, f.burst)
+		}
+	}
+	return nil
+}
+
+const (
+	// OrgShare is the ratio of an org's limits, which its projects share, to those of one project.
+	OrgShare = 4
+	// maxBuckets bounds the buckets in memory, about 200 bytes each. Full buckets are dropped first, because they equal
+	// new ones.
+	maxBuckets = 65_536
+	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
+	Reason = "RATE_LIMITED"
+)
+
+// Budget keeps the budgets of all tenants. Its methods may be called concurrently.
+type Budget struct {
+	limits  Limits
+	elapsed func() time.Duration
+	most    int
+
+	mu      sync.Mutex
+	buckets map[string]*bucket
+}
+
+// bucket is the remaining budget of one payer.
+type bucket struct {
+	calls, bytes tokens
+	at           time.Duration // of the last fill
+	times        float64       // factor of Limits: OrgShare or 1
+}
+
+type tokens float64
+
+// New returns a Budget in which all buckets are full. elapsed is a monotonic clock.
+func New(limits Limits, elapsed func() time.Duration) *Budget {
+	return &Budget{limits: limits, elapsed: elapsed, most: maxBuckets, buckets: map[string]*bucket{}}
+}
+
+// payer identifies the project, org or caller that a call is charged to.
+type payer struct {
+	key, name string
+	times     float64
+}
+
+// payersOf returns the payers of a caller's call; none for calls without a budget.
+func payersOf(c *cloud.Caller) []payer {
+	switch {
+	case c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.Governs():
+		return nil
+	case strings.HasPrefix(c.Method, creditService) && c.Scope == (cloud.Tenant{}) && c.Has(cloud.BillingAdmin, cloud.Tenant{}):
+		return nil
+	}
+	var out []payer
+	at := c.Payer()
+	org, project := string(at.Org), string(at.Project)
+	if project != "" {
+		out = append(out, payer{"project\x00" + org + "\x00" + project, "project " + project, 1})
+	}
+	if org != "" {
+		out = append(out, payer{"org\x00" + org, "org " + org, OrgShare})
+	}
+	if out == nil {
+		out = append(out, payer{"principal\x00" + c.Name(), c.Name(), 1})
+	}
+	return out
+}
+
+const creditService = "/credit.v1.CreditService/"
+
+// Admit charges one call to the budgets of the context's caller. If one of them has no call left or owes bytes, Admit
+// returns a Throttled fault and charges nothing.
+func (b *Budget) Admit(ctx context.Context) error { return b.take(auth.CallerOf(ctx), 1, 0, true) }
+
+// Spend charges the bytes of an update to the budgets of the context's caller, or splits them between the callers that
+// Shared set. If a budget already owes bytes, Spend returns a Throttled fault and charges nothing. It never refuses a
+// split update, because each of the callers was admitted before.
+func (b *Budget) Spend(ctx context.Context, bytes int) error {
+	if callers, ok := ctx.Value(sharedKey{}).([]*cloud.Caller); ok && len(callers) > 0 {
+		for _, c := range callers {
+			_ = b.take(c, 0, tokens(bytes)/tokens(len(callers)), false)
+		}
+		return nil
+	}
+	return b.take(auth.CallerOf(ctx), 0, tokens(bytes), true)
+}
+
+type sharedKey struct{}
+
+// Shared returns a context for an update on behalf of several callers: Spend charges each an equal part. Nil callers
+// are not charged.
+func Shared(ctx context.Context, callers []*cloud.Caller) context.Context {
+	return context.WithValue(ctx, sharedKey{}, callers)
+}
+
+// take charges calls and bytes to every budget of a caller. If check is set and one budget is used up, it charges none
+// and returns a Throttled fault.
+func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
+	payers := payersOf(c)
+	if len(payers) == 0 || mutant.On(mutant.NoWriteBudget) {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.elapsed()
+	buckets := make([]*bucket, len(payers))
+	for i, p := range payers {
+		buckets[i] = b.bucket(p, now)
+		if check {
+			if err := b.refusal(buckets[i], p, calls); err != nil {
+				return err
+			}
+		}
+	}
+	for _, k := range buckets {
+		k.calls -= calls
+		k.bytes -= bytes
+	}
+	return nil
+}
+
+// refusal returns a Throttled fault if the bucket has fewer calls left or owes bytes, and nil otherwise.
+func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
+	var wait time.Duration
+	var what string
+	if rate := b.limits.CallsPerSecond; rate > 0 && k.calls < calls {
+		what = fmt.Sprintf("%d changes a second", rate*int(k.times))
+		wait = until(calls-k.calls, rate, k.times)
+	}
+	if rate := b.limits.BytesPerSecond; rate > 0 && k.bytes < 0 {
+		if w := until(-k.bytes, rate, k.times); w > wait {
+			what, wait = fmt.Sprintf("%d bytes of changes a second", rate*int(k.times)), w
+		}
+	}
+	if what == "" {
+		return nil
+	}
+	f := fault.New(fault.Throttled, "%s makes too many changes: %s are allowed in the long run", p.name, what).WithReason(Reason).MayRetryAfter(wait)
+	f.Message += fmt.Sprintf(". Try again in %s", f.RetryDelay())
+	return f
+}
+
+// until returns the time in which a bucket gains missing tokens at rate × times a second.
+func until(missing tokens, rate int, times float64) time.Duration {
+	return time.Duration(float64(missing) / (float64(rate) * times) * float64(time.Second))
+}
+
+// bucket returns a payer's bucket, filled up to now, creating it if needed.
+func (b *Budget) bucket(p payer, now time.Duration) *bucket {
+	k := b.buckets[p.key]
+	if k == nil {
+		if len(b.buckets) >= b.most {
+			b.evict(now)
+		}
+		k = &bucket{calls: tokens(float64(b.limits.CallsBurst) * p.times), bytes: tokens(float64(b.limits.BytesBurst) * p.times), at: now, times: p.times}
+		b.buckets[p.key] = k
+		return k
+	}
+	b.fill(k, now)
+	return k
+}
+
+// fill adds the tokens that a bucket has gained since its last fill.
+func (b *Budget) fill(k *bucket, now time.Duration) {
+	seconds := max((now - k.at).Seconds(), 0)
+	k.at = now
+	k.calls = min(k.calls+tokens(seconds*float64(b.limits.CallsPerSecond)*k.times), tokens(float64(b.limits.CallsBurst)*k.times))
+	k.bytes = min(k.bytes+tokens(seconds*float64(b.limits.BytesPerSecond)*k.times), tokens(float64(b.limits.BytesBurst)*k.times))
+}
+
+// evict drops the full buckets. If fewer than a sixteenth are full it also drops the fullest of the others, so that the
+// next eviction is not due soon.
+func (b *Budget) evict(now time.Duration) {
+	maps.DeleteFunc(b.buckets, func(_ string, k *bucket) bool {
+		b.fill(k, now)
+		return k.level(&b.limits) >= 1
+	})
+	for level := 0.9; len(b.buckets) > b.most-b.most/16; level -= 0.1 {
+		maps.DeleteFunc(b.buckets, func(_ string, k *bucket) bool {
+			return len(b.buckets) > b.most-b.most/16 && (k.level(&b.limits) >= level || level < 0)
+		})
+	}
+}
+
+// level returns how full a bucket is: 1 when nothing is missing, less than 0 when it is in debt.
+func (k *bucket) level(l *Limits) float64 {
+	level := 1.0
+	if l.CallsPerSecond > 0 {
+		level = min(level, float64(k.calls)/(float64(l.CallsBurst)*k.times))
+	}
+	if l.BytesPerSecond > 0 {
+		level = min(level, float64(k.bytes)/cmp.Or(float64(l.BytesBurst)*k.times, 1))
+	}
+	return level
+}

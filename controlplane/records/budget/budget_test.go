@@ -1,0 +1,229 @@
+package budget
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const vmService = "/vmcontroller.v1.VmService/"
+
+// timer is a clock that a test sets.
+type timer struct{ now time.Duration }
+
+func (t *timer) elapsed() time.Duration { return t.now }
+
+func call(method, org, project string, roles ...cloud.Binding) context.Context {
+	return auth.With(context.Background(), &cloud.Caller{
+		User: "mallory", Proof: cloud.ProofPassword, Method: method, Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}, Bindings: roles,
+	}, auth.RPC)
+}
+
+func member(project string) context.Context {
+	return call(vmService+"UpdateVm", "evil", project, cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: cloud.ProjectID(project)})
+}
+
+// admitted counts the calls that are admitted until the first refusal, which it returns.
+func admitted(b *Budget, ctx context.Context) (n int, refusal *fault.Fault) {
+	for n < 1_000_000 {
+		if err := b.Admit(ctx); err != nil {
+			f, _ := fault.From(err)
+			return n, f
+		}
+		n++
+	}
+	return n, nil
+}
+
+// flood is the attack: one member of one project changes something as often as possible for ten seconds. It returns how
+// many calls and bytes got through.
+func flood(b *Budget, t *timer, bytes int) (calls, written int) {
+	ctx := member("evil-p")
+	for range 10 * 200 {
+		t.now += 5 * time.Millisecond
+		if b.Admit(ctx) != nil {
+			continue
+		}
+		calls++
+		if b.Spend(ctx, bytes) == nil {
+			written += bytes
+		}
+	}
+	return calls, written
+}
+
+func checkFlood() error {
+	t := &timer{}
+	calls, _ := flood(New(Limits{CallsPerSecond: 10, CallsBurst: 100}, t.elapsed), t, 100)
+	if calls < 190 || calls > 200 {
+		return fmt.Errorf("%d calls got through, want the burst of 100 and 10 in each of 10 seconds", calls)
+	}
+	t = &timer{}
+	_, written := flood(New(Limits{BytesPerSecond: 1 << 20, BytesBurst: 4 << 20}, t.elapsed), t, 120<<10)
+	if written < 13<<20 || written > 14<<20+240<<10 {
+		return fmt.Errorf("%d bytes got through, want 4 MiB at once, 1 MiB in each of 10 seconds, and one debt", written)
+	}
+	return nil
+}
+
+func TestAFloodGetsWhatTheLimitsAllow(t *testing.T) { require.NoError(t, checkFlood()) }
+
+func TestARefusalTellsHowLongToWait(t *testing.T) {
+	clock := &timer{}
+	b := New(Limits{CallsPerSecond: 2, CallsBurst: 1, BytesPerSecond: 1000, BytesBurst: 1000}, clock.elapsed)
+	n, f := admitted(b, member("p"))
+	require.Equal(t, 1, n)
+	require.Equal(t, fault.Throttled, f.Kind)
+	require.Equal(t, Reason, f.Reason)
+	require.True(t, f.Retry)
+	require.Equal(t, time.Second, f.RetryDelay())
+	require.Equal(t, "project p makes too many changes: 2 changes a second are allowed in the long run. Try again in 1s", f.Message)
+
+	require.NoError(t, b.Spend(member("p"), 31_000), "an update may go into debt")
+	require.Error(t, b.Spend(member("p"), 1))
+	clock.now += time.Second
+	_, f = admitted(b, member("p"))
+	require.Equal(t, 29*time.Second, f.RetryDelay())
+	require.Contains(t, f.Message, "1000 bytes of changes a second")
+	clock.now += 29 * time.Second
+	require.NoError(t, b.Admit(member("p")))
+}
+
+// Each project has a budget of its own, and all projects of an org share the budget of the org, so that an org with
+// more projects does not have an unlimited budget.
+func TestProjectsOfAnOrg(t *testing.T) {
+	b := New(Limits{CallsPerSecond: 1, CallsBurst: 10}, (&timer{}).elapsed)
+	total := 0
+	for i := range 10 {
+		n, f := admitted(b, member(fmt.Sprint("p", i)))
+		if total += n; i < OrgShare {
+			require.Equal(t, 10, n)
+			require.Contains(t, f.Message, "project p")
+		}
+	}
+	require.Equal(t, 10*OrgShare, total)
+	_, f := admitted(b, call("/identity.v1.IdentityService/CreateProject", "evil", ""))
+	require.Contains(t, f.Message, "org evil makes too many changes: 4 changes a second")
+	n, _ := admitted(b, call(vmService+"UpdateVm", "acme", "p0"))
+	require.Equal(t, 10, n, "a project of the same name in another org")
+}
+
+func TestWhoHasABudget(t *testing.T) {
+	admin, biller := cloud.Binding{Role: cloud.SystemAdmin}, cloud.Binding{Role: cloud.BillingAdmin}
+	host := auth.With(context.Background(), &cloud.Caller{Node: "n", Method: "/agent.v1.AgentService/Report"}, auth.RPC)
+	scoped := auth.CallerOf(call(vmService+"CreateVm", "o", "p", admin))
+	scoped.Scope = scoped.Tenant
+	for name, c := range map[string]struct {
+		ctx    context.Context
+		counts bool
+	}{
+		"a tenant":                         {member("p"), true},
+		"a tenant that reads":              {call(vmService+"ListVms", "o", "p"), false},
+		"a user's own password":            {call("/identity.v1.IdentityService/SetPassword", "", ""), true},
+		"a change that no tenant asks for": {context.Background(), false},
+		"a host":                           {host, false},
+		"an operator":                      {call(vmService+"CreateVm", "o", "p", admin), false},
+		"an operator within a tenant":      {auth.With(context.Background(), scoped, auth.RPC), true},
+		"a billing:admin":                  {call("/credit.v1.CreditService/TopUpWallet", "", "p", biller), false},
+		"who bills, with a VM":             {call(vmService+"CreateVm", "o", "p", biller), true},
+	} {
+		b := New(Limits{CallsPerSecond: 1, CallsBurst: 5, BytesPerSecond: 1, BytesBurst: 5}, (&timer{}).elapsed)
+		n := 0
+		for range 10 {
+			if b.Admit(c.ctx) == nil {
+				n++
+			}
+		}
+		require.Equal(t, c.counts, n == 5, name)
+		require.Equal(t, !c.counts, n == 10, name)
+		require.NoError(t, b.Spend(c.ctx, 100), name)
+		require.Equal(t, c.counts, b.Spend(c.ctx, 100) != nil, name)
+	}
+}
+
+// A transaction that several callers share is charged to each of their budgets, and is not refused.
+func TestSharedUpdates(t *testing.T) {
+	b := New(Limits{BytesPerSecond: 1, BytesBurst: 100}, (&timer{}).elapsed)
+	one, two := auth.CallerOf(member("one")), auth.CallerOf(member("two"))
+	require.NoError(t, b.Spend(Shared(context.Background(), []*cloud.Caller{one, two, two, nil}), 400))
+	require.NoError(t, b.Admit(member("one")), "the budget had 100 and the update cost 100")
+	require.Error(t, b.Admit(member("two")), "the budget had 100 and the update cost 200")
+	require.NoError(t, b.Spend(Shared(context.Background(), []*cloud.Caller{two}), 100))
+}
+
+func TestNoLimits(t *testing.T) {
+	b := New(Limits{}, (&timer{}).elapsed)
+	n, _ := admitted(b, member("p"))
+	require.Equal(t, 1_000_000, n)
+	require.NoError(t, b.Spend(member("p"), 1<<40))
+	require.NoError(t, b.Spend(member("p"), 1<<40))
+}
+
+// The budgets take bounded memory however many callers there are. To make room, full budgets are removed before
+// exhausted ones.
+func TestBudgetsAreBounded(t *testing.T) {
+	clock := &timer{}
+	b := New(Limits{CallsPerSecond: 1, CallsBurst: 100}, clock.elapsed)
+	b.most = 64
+	_, f := admitted(b, member("evil"))
+	require.NotNil(t, f)
+	for i := range 1000 {
+		clock.now += time.Millisecond
+		require.NoError(t, b.Admit(call(vmService+"UpdateVm", fmt.Sprint("o", i), fmt.Sprint("p", i))))
+		require.LessOrEqual(t, len(b.buckets), b.most)
+	}
+	n, _ := admitted(b, member("evil"))
+	require.Equal(t, 1, n, "a second has passed")
+	for i := range 1000 {
+		_, _ = admitted(b, call(vmService+"UpdateVm", fmt.Sprint("q", i), fmt.Sprint("p", i)))
+		require.LessOrEqual(t, len(b.buckets), b.most)
+	}
+}
+
+// Each of several concurrent calls is counted.
+func TestConcurrentCalls(t *testing.T) {
+	b := New(Limits{CallsPerSecond: 1, CallsBurst: 500}, (&timer{}).elapsed)
+	var work sync.WaitGroup
+	got := make([]int, 8)
+	for i := range got {
+		work.Go(func() { got[i], _ = admitted(b, member("p")) })
+	}
+	work.Wait()
+	total := 0
+	for _, n := range got {
+		total += n
+	}
+	require.Equal(t, 500, total)
+}
+
+func TestValidate(t *testing.T) {
+	require.NoError(t, (&Limits{}).Validate())
+	l := Default
+	require.NoError(t, l.Validate())
+	for _, bad := range []Limits{{CallsPerSecond: -1}, {CallsPerSecond: 1}, {BytesPerSecond: 1, BytesBurst: -1}} {
+		require.Error(t, bad.Validate())
+	}
+}
+
+// All service accounts of a project share one budget for calls that belong to no tenant, because a project can create
+// any number of accounts.
+func TestAccountsShareTheirProjectsBudget(t *testing.T) {
+	b := New(Limits{CallsPerSecond: 10, CallsBurst: 20, BytesPerSecond: 100, BytesBurst: 1000}, (&timer{}).elapsed)
+	n := 0
+	for i := range 10 {
+		admits, _ := admitted(b, auth.With(context.Background(), &cloud.Caller{
+			User: cloud.UserID(fmt.Sprint("TV", i)), Proof: cloud.ProofAppCred, Method: "/identity.v1.IdentityService/RevokeToken",
+			Scope: cloud.Tenant{Org: "evil", Project: "lair"},
+		}, auth.RPC))
+		n += admits
+	}
+	require.Equal(t, 20, n)
+}

@@ -1,0 +1,309 @@
+// Package diskspace keeps tenants from filling the members' disks. It refuses tenants' changes while a member's free
+// space is below a reserve; the reserve is what deletions and operators need to free space. Its main type is Monitor.
+//
+// Decisions:
+//   - Each member measures the file system of its data directory and asks the other members for theirs every
+//     CheckEvery. It measures its own again when it admits a change. One member with low space is enough to refuse
+//     changes, as one etcd over its quota is: all members write the same log, and the member with the smallest disk
+//     would stop first. A member that does not answer is ignored, because it is probably down and writes nothing.
+//   - The leader refuses commands of the platform. Each member refuses etcd requests that add data, with etcd's
+//     ErrNoSpace but without its alarm, so that the refusals end when there is space again.
+//   - Reads, deletions, operators' calls and the cluster's own work are still admitted. They may use up the reserve;
+//     then the member stops as on any full disk (package disk).
+//   - A member is low when its free space falls below the reserve, and no longer low at 9/8 of the reserve. The
+//     distance prevents flapping.
+//
+// It does not depend on records or transports.
+package diskspace
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const (
+	// Command is the name of the command by which a member asks another for its space.
+	Command = "disk.space"
+	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
+	Reason = "DISK_SPACE_LOW"
+	// CheckEvery is the time between two measurements, and between two queries to the other members. A measurement that
+	// admits a call is at most fresh old: a disk may take 100 MiB within a second.
+	CheckEvery = time.Second
+	fresh      = 100 * time.Millisecond
+	// answerTime is the deadline of a query to another member. keepAnswer is how long its answer is used.
+	answerTime = time.Second
+	keepAnswer = 5 * CheckEvery
+	// retryAfter is the retry delay in the refusals.
+	retryAfter = 30 * time.Second
+)
+
+// Space is the free space, size and reserve of a member's file system, in bytes.
+type Space struct {
+	Free, Size, Reserve int64
+	// Low is set when Free falls below Reserve and cleared when Free reaches 9/8 of Reserve.
+	Low bool
+}
+
+// Peers reaches the other members.
+type Peers interface {
+	// Members returns the addresses of all members, including this one, by member ID.
+	Members() map[uint64]string
+	// Direct runs a command on a member and returns its answer.
+	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
+}
+
+// Options of a Monitor. Dir, Self and Log are required.
+type Options struct {
+	Dir  string
+	Self uint64
+	// Reserve is the free space in bytes below which a member is low. 0 means DefaultReserve of the file system, a
+	// negative value no reserve.
+	Reserve int64
+	Log     *slog.Logger
+	// Stat measures a file system; statfs(2) when nil.
+	Stat func(dir string) (free, size int64, err error)
+	// Now is the clock; time.Now when nil.
+	Now func() time.Time
+}
+
+// Monitor tracks the disk space of all members.
+type Monitor struct {
+	opts Options
+
+	mu     sync.Mutex
+	peers  Peers
+	own    Space
+	at     time.Time // when own was measured
+	others map[uint64]answer
+	lowest uint64 // the member that was logged as low; 0 for none
+}
+
+type answer struct {
+	space Space
+	at    time.Time
+}
+
+// DefaultReserve returns the default reserve for a file system of this size: a twentieth of it, at least 512 MiB and at
+// most 4 GiB, but never more than a quarter. The reserve must hold the acknowledged data that is not yet written to the
+// state's files, up to 128 MiB.
+func DefaultReserve(size int64) int64 {
+	return min(max(size/20, 512<<20), 4<<30, size/4)
+}
+
+// New returns a Monitor that has measured its own disk. Call Attach, then Run, for the other members.
+func New(opts Options) *Monitor {
+	if opts.Stat == nil {
+		opts.Stat = stat
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	m := &Monitor{opts: opts, others: map[uint64]answer{}}
+	m.measure()
+	return m
+}
+
+func stat(dir string) (free, size int64, err error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, 0, fmt.Errorf("measure free space: %w", err)
+	}
+	return int64(s.Bavail) * s.Bsize, int64(s.Blocks) * s.Bsize, nil
+}
+
+// Attach sets the other members. Call it once, before Run.
+func (m *Monitor) Attach(p Peers) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.peers = p
+}
+
+// measure measures this member's disk. On an error it keeps the last measurement.
+func (m *Monitor) measure() {
+	free, size, err := m.opts.Stat(m.opts.Dir)
+	if err != nil {
+		m.opts.Log.Warn("disk space", "err", err)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := Space{Free: free, Size: size, Reserve: max(m.opts.Reserve, 0)}
+	if m.opts.Reserve == 0 {
+		s.Reserve = DefaultReserve(size)
+	}
+	s.Low = free < s.Reserve || m.own.Low && free < s.Reserve+s.Reserve/8
+	m.own, m.at = s, m.opts.Now()
+}
+
+// Run calls Check every CheckEvery until ctx ends.
+func (m *Monitor) Run(ctx context.Context) {
+	tick := time.NewTicker(CheckEvery)
+	defer tick.Stop()
+	for {
+		m.Check(ctx)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Check measures this member's disk and queries all other members concurrently.
+func (m *Monitor) Check(ctx context.Context) {
+	m.measure()
+	m.mu.Lock()
+	peers := m.peers
+	m.mu.Unlock()
+	if peers != nil {
+		var asking sync.WaitGroup
+		members := peers.Members()
+		for id := range members {
+			if id != m.opts.Self {
+				asking.Go(func() { m.ask(ctx, peers, id) })
+			}
+		}
+		asking.Wait()
+		m.mu.Lock()
+		maps.DeleteFunc(m.others, func(id uint64, _ answer) bool { _, is := members[id]; return !is })
+		m.mu.Unlock()
+	}
+	m.report()
+}
+
+// ask queries one member and stores its answer. After an error the previous answer stays in use until keepAnswer has
+// passed.
+func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	body, err := peers.Direct(ctx, id, Command, nil)
+	if err != nil {
+		return
+	}
+	var s Space
+	if err := cbor.Unmarshal(body, &s); err != nil {
+		m.opts.Log.Warn("disk space of another member", "member", id, "err", err)
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.others[id] = answer{s, m.opts.Now()}
+}
+
+// report logs when a member becomes low, and when none is low any more.
+func (m *Monitor) report() {
+	id, s := m.Low()
+	m.mu.Lock()
+	was := m.lowest
+	m.lowest = id
+	m.mu.Unlock()
+	switch {
+	case id != 0 && id != was:
+		m.opts.Log.Warn("disk space is low: tenants' changes are refused until there is room", "member", id, "free", s.Free, "reserve", s.Reserve)
+	case id == 0 && was != 0:
+		m.opts.Log.Info("disk space is no longer low", "member", was)
+	}
+}
+
+// Answer implements Command: it returns this member's own space.
+func (m *Monitor) Answer(context.Context, uint64, []byte) ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return cbor.Marshal(m.own)
+}
+
+// Members returns the space of all members that have answered within keepAnswer.
+func (m *Monitor) Members() map[uint64]Space {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[uint64]Space{m.opts.Self: m.own}
+	for id, a := range m.others {
+		if m.opts.Now().Sub(a.at) <= keepAnswer {
+			out[id] = a.space
+		}
+	}
+	return out
+}
+
+// Low returns the first member that is low and its space, or 0.
+func (m *Monitor) Low() (uint64, Space) {
+	m.mu.Lock()
+	old := m.opts.Now().Sub(m.at).Abs() > fresh
+	m.mu.Unlock()
+	if old {
+		m.measure()
+	}
+	all := m.Members()
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		if all[id].Low {
+			return id, all[id]
+		}
+	}
+	return 0, Space{}
+}
+
+// Full reports whether any member is low.
+func (m *Monitor) Full() bool { id, _ := m.Low(); return id != 0 }
+
+// freeing lists name prefixes of the methods that remove data or access.
+var freeing = []string{"Delete", "Release", "Revoke", "Unbind", "Disable", "Unlink", "Abort", "Detach"}
+
+// Admit returns a Throttled fault for a caller's change while a member is low. Reads, methods that remove something,
+// operators and background work without a caller are admitted.
+func (m *Monitor) Admit(ctx context.Context) error {
+	id, s := m.Low()
+	if id == 0 {
+		return nil
+	}
+	c := auth.CallerOf(ctx)
+	if c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.Governs() {
+		return nil
+	}
+	verb := c.Method[strings.LastIndexByte(c.Method, '/')+1:]
+	if slices.ContainsFunc(freeing, func(f string) bool { return strings.HasPrefix(verb, f) }) {
+		return nil
+	}
+	return fault.New(fault.Throttled,
+		"member %d of the cluster has less than %d MiB of disk space left: until an operator makes room you can read and delete, but not create or change", id, max(s.Reserve>>20, 1)).
+		WithReason(Reason).MayRetryAfter(retryAfter)
+}
+
+var (
+	freeDesc    = prometheus.NewDesc("trivet_disk_free_bytes", "Free space of the data directory's file system.", nil, nil)
+	reserveDesc = prometheus.NewDesc("trivet_disk_reserve_bytes", "Free space below which tenants' changes are refused.", nil, nil)
+	lowDesc     = prometheus.NewDesc("trivet_disk_low", "1 while this member's free space is below the reserve.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (m *Monitor) Describe(out chan<- *prometheus.Desc) {
+	out <- freeDesc
+	out <- reserveDesc
+	out <- lowDesc
+}
+
+// Collect implements prometheus.Collector.
+func (m *Monitor) Collect(out chan<- prometheus.Metric) {
+	m.mu.Lock()
+	s := m.own
+	m.mu.Unlock()
+	low := 0.0
+	if s.Low {
+		low = 1
+	}
+	out <- prometheus.MustNewConstMetric(freeDesc, prometheus.GaugeValue, float64(s.Free))
+	out <- prometheus.MustNewConstMetric(reserveDesc, prometheus.GaugeValue, float64(s.Reserve))
+	out <- prometheus.MustNewConstMetric(lowDesc, prometheus.GaugeValue, low)
+}

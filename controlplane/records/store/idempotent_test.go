@@ -1,0 +1,165 @@
+package store
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/fxamacker/cbor/v2"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// answering is a store in which calls with idempotency keys are made.
+type answering struct {
+	*Store
+	t    *testing.T
+	runs int
+	now  time.Time
+}
+
+func newAnswering(t *testing.T) *answering {
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, engine.Close()) })
+	a := &answering{t: t, now: time.Now()}
+	a.Store = New(Options{Engine: engine, Proposer: NewDirect(engine), PageKey: make([]byte, 32), Now: func() time.Time { return a.now }})
+	return a
+}
+
+// forgetPlace forgets the answers of a place.
+func (a *answering) forgetPlace(at Place) {
+	a.t.Helper()
+	_, err := a.Update(a.t.Context(), func(tx *Tx) error { return ForgetPlace(tx, at) })
+	require.NoError(a.t, err)
+}
+
+// sweep removes old answers, so many in one transaction.
+func (a *answering) sweep(limit int) {
+	a.t.Helper()
+	for more := true; more; {
+		_, err := a.Update(a.t.Context(), func(tx *Tx) (err error) { more, err = ForgetAnswers(tx, limit); return err })
+		require.NoError(a.t, err)
+	}
+}
+
+// rows returns how many records of each table there are.
+func (a *answering) rows() (kept, ordered, places int) {
+	a.t.Helper()
+	require.NoError(a.t, a.View(a.t.Context(), func(v *View) error {
+		list, _, err := answers.List(v, 0)
+		require.NoError(a.t, err)
+		order, _, err := answerOrder.List(v, 0)
+		require.NoError(a.t, err)
+		turns, _, err := answerTurns.List(v, 0)
+		kept, ordered, places = len(list), len(order), len(turns)
+		return err
+	}))
+	return kept, ordered, places
+}
+
+// call makes calls of ada's with these keys, and returns how many of them were replayed.
+func (a *answering) call(at Place, method string, keys ...string) (replays int) {
+	a.t.Helper()
+	_, err := a.Update(a.t.Context(), func(tx *Tx) error {
+		replays = 0
+		for _, key := range keys {
+			_, replayed, err := Idempotent(tx, &cloud.Caller{User: "ada", IdempotencyKey: key}, at, method, [32]byte{}, func() (int, error) {
+				a.runs++
+				return a.runs, nil
+			})
+			if err != nil {
+				return err
+			}
+			if replayed {
+				replays++
+			}
+		}
+		return nil
+	})
+	require.NoError(a.t, err)
+	return replays
+}
+
+// A project with the same ID as another tenant's org stores as many answers as it may. The two do not share answers,
+// and no answer of the org is removed.
+func TestAProjectNamedLikeAnOrg(t *testing.T) {
+	a := newAnswering(t)
+	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method in another place")
+	require.Zero(t, a.call(OfPrincipal("acme"), "CreateImage", "k"))
+	const atOnce = 1000
+	for from := 0; from <= MaxAnswers; from += atOnce {
+		keys := make([]string, atOnce)
+		for i := range keys {
+			keys[i] = fmt.Sprint("flood", from+i)
+		}
+		require.Zero(t, a.call(InProject("acme"), "CreateVm", keys...))
+	}
+	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "k"))
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the oldest answer of the project was removed")
+}
+
+// An answer that an earlier version stored, which did not distinguish the kinds of places, is given again.
+func TestAnswersOfBefore(t *testing.T) {
+	a := newAnswering(t)
+	a.call(InOrg("acme"), "CreateImage", "k")
+	text, err := cbor.Marshal(1)
+	require.NoError(t, err)
+	_, err = a.Update(t.Context(), func(tx *Tx) error {
+		list, _, err := answers.List(tx, 0, InOrg("acme").path())
+		if err != nil {
+			return err
+		}
+		for _, r := range list {
+			answers.Delete(tx, r.Path...)
+			r.Path[0] = "acme"
+			require.Equal(t, text, r.Value.Answer)
+			answers.Put(tx, r.Value, r.Path...)
+			answerOrder.Put(tx, &r.Path[1], "acme", turn(0))
+		}
+		answerTurns.Put(tx, &turns{Next: 1}, "acme")
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "k"))
+	require.Zero(t, a.call(InProject("other"), "CreateImage", "k"))
+	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "new"))
+	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "new"))
+}
+
+// A deleted project leaves no records once its answers are too old. Until then ForgetAnswers keeps the number below
+// which answers are forgotten, so that no answer of the deleted project is given again in a new project with the same
+// ID.
+func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
+	for _, limit := range []int{1, 2, 100} {
+		t.Run(fmt.Sprint("in steps of ", limit), func(t *testing.T) {
+			a := newAnswering(t)
+			web, lab := InProject("web"), InProject("lab")
+			require.Zero(t, a.call(web, "CreateVm", "early"))
+			require.Zero(t, a.call(lab, "CreateVm", "k"))
+			a.now = a.now.Add(12 * time.Hour)
+			require.Zero(t, a.call(web, "CreateVm", "late"))
+			a.forgetPlace(web)
+
+			a.now = a.now.Add(13 * time.Hour)
+			a.sweep(limit)
+			kept, ordered, places := a.rows()
+			require.Equal(t, []int{1, 1, 1}, []int{kept, ordered, places}, "the later answer of web")
+			require.Zero(t, a.call(web, "CreateVm", "late"), "the later answer is still stored, but forgotten")
+			require.Equal(t, 1, a.call(web, "CreateVm", "late"))
+
+			a.now = a.now.Add(25 * time.Hour)
+			a.sweep(limit)
+			kept, ordered, places = a.rows()
+			require.Zero(t, kept+ordered+places)
+			require.Zero(t, a.call(web, "CreateVm", "early", "late"))
+			require.Equal(t, 2, a.call(web, "CreateVm", "early", "late"), "new answers begin at number 0 and are given again")
+			a.forgetPlace(web)
+			require.Zero(t, a.call(web, "CreateVm", "early", "late"))
+		})
+	}
+}

@@ -1,0 +1,182 @@
+package store
+
+import (
+	"container/list"
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+)
+
+// Shared derives a value, such as an encoded message, from each change of a table, once for all watches. Callers must
+// not modify the values.
+type Shared[T, V any] struct {
+	store *Store
+	table Table[T]
+	make  func(Change[T]) (V, int, error)
+	most  int
+
+	mu    sync.Mutex
+	made  map[madeKey]*made[V]
+	order list.List // of *made, the last used first; those that are ready
+	bytes int
+}
+
+// madeKey identifies a change of a record by key and revision. With current set it identifies the record as of that
+// revision.
+type madeKey struct {
+	key      string
+	revision int64
+	current  bool
+}
+
+// made is a cache entry: the value derived from a change.
+type made[V any] struct {
+	key   madeKey
+	ready chan struct{} // closed when the fields below are set
+	value V
+	bytes int
+	err   error
+	place *list.Element
+}
+
+// NewShared returns a Shared whose values are made by f, which also returns the size of the value in bytes. The cache
+// keeps the last used values, up to most bytes.
+func NewShared[T, V any](s *Store, t Table[T], most int, f func(Change[T]) (V, int, error)) *Shared[T, V] {
+	return &Shared[T, V]{store: s, table: t, make: f, most: most, made: map[madeKey]*made[V]{}}
+}
+
+// SharedChange is one change of a record that a SharedWatch follows. It holds no record.
+type SharedChange[V any] struct {
+	// Deleted is set if the change deleted the record.
+	Deleted bool
+	// Value returns the value derived from the change. Unless the value is cached it reads the record, and returns
+	// OutOfRange if that revision has been compacted.
+	Value func() (V, error)
+}
+
+// SharedWatch follows one record. Call Close when done.
+type SharedWatch[T, V any] struct {
+	shared  *Shared[T, V]
+	watcher *mvcc.Watcher
+}
+
+// sharedEvents is how many changes a SharedWatch returns at a time, at most.
+const sharedEvents = 64
+
+// WatchOne follows one record from a revision on.
+func (c *Shared[T, V]) WatchOne(from int64, path ...string) *SharedWatch[T, V] {
+	return &SharedWatch[T, V]{c, c.store.opts.Engine.Watch(mvcc.WatchOptions{
+		Key: c.table.key(path), FromRevision: from, KeysOnly: true, MaxEvents: sharedEvents, MaxBytes: watchBytes,
+	})}
+}
+
+// Close ends the watch; a Next that waits returns.
+func (w *SharedWatch[T, V]) Close() { w.watcher.Close() }
+
+// Next waits for changes and returns them in log order. It returns OutOfRange if the next change has been compacted:
+// read the record again and watch from the revision of that read.
+func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error) {
+	batch, err := w.watcher.Next(ctx)
+	if err != nil {
+		return nil, history(err)
+	}
+	out := make([]SharedChange[V], len(batch.Events))
+	for i, e := range batch.Events {
+		key := madeKey{string(e.KV.Key), e.KV.ModRevision, false}
+		deleted, created := e.Type == mvcc.EventDelete, e.PrevModRevision == 0
+		out[i] = SharedChange[V]{deleted, func() (V, error) {
+			return w.shared.get(key, func(snap *mvcc.Snapshot) (c Change[T], err error) {
+				c.Revision = key.revision
+				if !deleted {
+					if c.Value, err = w.shared.at(snap, key.key, key.revision); err != nil {
+						return c, err
+					}
+				}
+				if !created {
+					c.Before, err = w.shared.at(snap, key.key, key.revision-1)
+				}
+				return c, err
+			})
+		}}
+	}
+	return out, nil
+}
+
+// Current returns the value derived from the record as of v, from a Change whose Before and Value are both the record.
+// It returns an error if the record does not exist.
+func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), error) {
+	key := c.table.key(path)
+	kv, ok, err := v.snap.Get(key)
+	if err == nil && !ok {
+		err = fmt.Errorf("read %s: there is no such record", key)
+	}
+	if err != nil {
+		return nil, history(err)
+	}
+	at, seen := madeKey{string(key), kv.ModRevision, true}, v.Revision()
+	return func() (V, error) {
+		return c.get(at, func(snap *mvcc.Snapshot) (Change[T], error) {
+			// The revision that wrote the record may not be kept any more.
+			value, err := c.at(snap, at.key, seen)
+			return Change[T]{Value: value, Before: value, Revision: at.revision}, err
+		})
+	}, nil
+}
+
+// at reads and decodes the record as of a revision at which it exists.
+func (c *Shared[T, V]) at(snap *mvcc.Snapshot, key string, revision int64) (*T, error) {
+	found, err := snap.Range(mvcc.RangeOptions{Key: []byte(key), Revision: revision})
+	if err != nil {
+		return nil, history(fmt.Errorf("read %s at revision %d: %w", key, revision, err))
+	}
+	if len(found.KVs) == 0 {
+		return nil, fmt.Errorf("read %s at revision %d: there is no such record", key, revision)
+	}
+	return c.table.decode(found.KVs[0].Key, found.KVs[0].Value)
+}
+
+// get returns the value derived from a change, from the cache or by running read and f.
+func (c *Shared[T, V]) get(key madeKey, read func(*mvcc.Snapshot) (Change[T], error)) (V, error) {
+	c.mu.Lock()
+	m := c.made[key]
+	if m != nil {
+		if m.place != nil {
+			c.order.MoveToFront(m.place)
+		}
+		c.mu.Unlock()
+		<-m.ready
+		return m.value, m.err
+	}
+	m = &made[V]{key: key, ready: make(chan struct{}), err: fmt.Errorf("make a value of %s: it panicked", key.key)}
+	c.made[key] = m
+	c.mu.Unlock()
+	defer c.keep(m)
+	snap := c.store.opts.Engine.Snapshot()
+	defer snap.Close()
+	change, err := read(snap)
+	if err == nil {
+		m.value, m.bytes, err = c.make(change)
+	}
+	m.err = err
+	return m.value, m.err
+}
+
+// keep adds m to the cache unless it failed, and evicts the least recently used values.
+func (c *Shared[T, V]) keep(m *made[V]) {
+	defer close(m.ready)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.err != nil {
+		delete(c.made, m.key)
+		return
+	}
+	m.place = c.order.PushFront(m)
+	c.bytes += m.bytes
+	for c.bytes > c.most {
+		last := c.order.Remove(c.order.Back()).(*made[V])
+		delete(c.made, last.key)
+		c.bytes -= last.bytes
+	}
+}

@@ -1,0 +1,119 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+func TestMemory(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return storetest.Memory(t, now) })
+}
+
+// cut is a Proposer that the others can be kept from.
+type cut struct {
+	store.Proposer
+	off bool
+}
+
+func (c *cut) ReadIndex(ctx context.Context) error {
+	if c.off {
+		return errors.New("cut off")
+	}
+	return c.Proposer.ReadIndex(ctx)
+}
+
+// How new the records are that Recent shows is not judged by a clock that can be set: a member that is cut off would go on
+// believing them for as long as its clock was set back.
+func TestRecentDoesNotGoByTheClock(t *testing.T) {
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	require.NoError(t, err)
+	defer engine.Close()
+	proposer := &cut{Proposer: store.NewDirect(engine), off: true}
+	wall, elapsed := time.Now(), time.Duration(0)
+	s := store.New(store.Options{
+		Engine: engine, Proposer: proposer, PageKey: make([]byte, 32),
+		Now: func() time.Time { return wall }, Elapsed: func() time.Duration { return elapsed },
+	})
+	recent := func() error {
+		return s.Recent(t.Context(), time.Second, func(*store.View) error { return nil })
+	}
+	require.Error(t, recent(), "it has never proved anything")
+	proposer.off = false
+	require.NoError(t, recent())
+	proposer.off = true
+	for _, set := range []time.Duration{0, 10 * time.Minute, -20 * time.Minute} {
+		wall = wall.Add(set)
+		require.NoError(t, recent(), "it was a moment ago, whatever the clock says")
+	}
+	elapsed += time.Second + 2
+	require.Error(t, recent(), "the clock says that it was in the future")
+}
+
+// late is a proposer whose member has not applied yet what others have.
+type late struct {
+	*store.Direct
+	rest func()
+}
+
+func (l *late) ReadIndex(ctx context.Context) error {
+	if f := l.rest; f != nil {
+		l.rest = nil
+		f()
+	}
+	return l.Direct.ReadIndex(ctx)
+}
+
+// What is refused, or finds nothing to do, stands on the newest records: a client that was answered by a member that is
+// ahead is not told otherwise by one that is behind.
+func TestRefusalsStandOnTheNewestRecords(t *testing.T) {
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, engine.Close()) })
+	wire := &late{Direct: store.NewDirect(engine)}
+	s := store.New(store.Options{Engine: engine, Proposer: wire, PageKey: make([]byte, 32)})
+	things := store.NewTable[string]("thing")
+	put := func(value string) {
+		_, err := store.New(store.Options{Engine: engine, Proposer: wire.Direct, PageKey: make([]byte, 32)}).Update(t.Context(), func(tx *store.Tx) error {
+			things.Put(tx, &value, "a")
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	put("running")
+	runs := 0
+	remove := func(tx *store.Tx) error {
+		runs++
+		state, err := things.Get(tx, "a")
+		if err != nil {
+			return err
+		}
+		if *state != "stopped" {
+			return fault.New(fault.FailedPrecondition, "it is %s", *state)
+		}
+		things.Delete(tx, "a")
+		return nil
+	}
+	_, err = s.Update(t.Context(), remove)
+	require.EqualError(t, err, "it is running")
+	require.Equal(t, 1, runs, "what was the newest is not read again")
+	wire.rest = func() { put("stopped") }
+	_, err = s.Update(t.Context(), remove)
+	require.NoError(t, err)
+
+	var seen bool
+	look := func(tx *store.Tx) (err error) { seen, err = things.Has(tx, "a"); return err }
+	wire.rest = func() { put("again") }
+	_, err = s.Update(t.Context(), look)
+	require.NoError(t, err)
+	require.True(t, seen)
+}

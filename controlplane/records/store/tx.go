@@ -1,0 +1,158 @@
+package store
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// View is one consistent moment of the records.
+type View struct {
+	snap *mvcc.Snapshot
+	// revision, when set, looks at an older moment.
+	revision int64
+	// reads and writes are those of the transaction that the View belongs to; nil outside one.
+	reads  *reads
+	writes map[string]write
+}
+
+type write struct {
+	value  []byte
+	delete bool
+}
+
+// reads are the guards of a transaction, each once.
+type reads struct {
+	guards []mvcc.Guard
+	seen   map[string]bool
+}
+
+func (r *reads) add(g mvcc.Guard) {
+	id := string(g.Key) + "\x00" + string(g.End)
+	if !r.seen[id] {
+		r.seen[id] = true
+		r.guards = append(r.guards, g)
+	}
+}
+
+// Reader is a View or a Tx.
+type Reader interface{ view() *View }
+
+func (v *View) view() *View { return v }
+
+// Revision is the moment's.
+func (v *View) Revision() int64 {
+	if v.revision != 0 {
+		return v.revision
+	}
+	return v.snap.Revision()
+}
+
+// at is the same keyspace at an older revision, outside any transaction.
+func (v *View) at(revision int64) *View { return &View{snap: v.snap, revision: revision} }
+
+// get is for the newest moment: only lists look at older ones.
+func (v *View) get(key []byte) ([]byte, error) {
+	if w, ok := v.writes[string(key)]; ok {
+		return w.value, nil
+	}
+	kv, ok, err := v.snap.Get(key)
+	if err != nil {
+		return nil, history(fmt.Errorf("read %s: %w", key, err))
+	}
+	if v.reads != nil {
+		v.reads.add(mvcc.Guard{Key: key, ModRevision: kv.ModRevision})
+	}
+	if !ok {
+		return nil, nil
+	}
+	return kv.Value, nil
+}
+
+type pair struct{ key, value []byte }
+
+// scan reads up to limit records of [start, end) in order; 0 is no limit. In a transaction its own writes are seen, and
+// what was looked at is guarded: the whole range, or up to the last key that was returned.
+func (v *View) scan(start, end []byte, limit int) (found []pair, more bool, err error) {
+	ask := limit
+	if len(v.writes) > 0 {
+		ask = 0 // own writes may add or hide any
+	}
+	asked := mvcc.RangeOptions{Key: start, End: end, Limit: ask, Revision: v.revision}
+	res, err := v.snap.Range(asked)
+	if err != nil {
+		return nil, false, history(fmt.Errorf("read from %s: %w", start, err))
+	}
+	if v.reads != nil {
+		v.reads.add(asked.Guard(res))
+	}
+	for _, kv := range res.KVs {
+		if _, own := v.writes[string(kv.Key)]; !own {
+			found = append(found, pair{kv.Key, kv.Value})
+		}
+	}
+	for key, w := range v.writes {
+		if k := []byte(key); !w.delete && bytes.Compare(k, start) >= 0 && bytes.Compare(k, end) < 0 {
+			found = append(found, pair{k, w.value})
+		}
+	}
+	if len(v.writes) > 0 {
+		slices.SortFunc(found, func(a, b pair) int { return bytes.Compare(a.key, b.key) })
+	}
+	more = res.More
+	if limit > 0 && len(found) > limit {
+		found, more = found[:limit], true
+	}
+	return found, more, nil
+}
+
+// Tx is a View that can write.
+type Tx struct {
+	View
+	now cloud.Time
+	// err is the first failure of a write, which Update returns.
+	err error
+}
+
+// Now is the transaction's time.
+func (tx *Tx) Now() cloud.Time { return tx.now }
+
+// Unguarded reads without making what it sees a condition of the commit: for choices that stay right when the records
+// have moved on, such as which of the oldest to remove.
+func (tx *Tx) Unguarded() *View { return &View{snap: tx.snap, writes: tx.writes} }
+
+func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: value} }
+
+func (tx *Tx) delete(key []byte) { tx.writes[string(key)] = write{delete: true} }
+
+// DropUnchanged drops the writes whose value is already stored, so that an update without changes has no log entry and
+// no audit record. The keys that were read are still checked for conflicts at commit.
+func (tx *Tx) DropUnchanged() error {
+	for key, w := range tx.writes {
+		kv, there, err := tx.snap.Get([]byte(key))
+		if err != nil {
+			return history(fmt.Errorf("read %s: %w", key, err))
+		}
+		if w.delete && !there || !w.delete && there && bytes.Equal(kv.Value, w.value) {
+			delete(tx.writes, key)
+		}
+	}
+	return nil
+}
+
+// txn is the transaction as the engine takes it, in key order so that the same changes are the same bytes.
+func (tx *Tx) txn() mvcc.Txn {
+	t := mvcc.Txn{Time: tx.now, Guards: tx.reads.guards}
+	for _, key := range slices.Sorted(maps.Keys(tx.writes)) {
+		if w := tx.writes[key]; w.delete {
+			t.Ops = append(t.Ops, mvcc.Delete([]byte(key)))
+		} else {
+			t.Ops = append(t.Ops, mvcc.Put([]byte(key), w.value))
+		}
+	}
+	return t
+}

@@ -1,0 +1,101 @@
+package store
+
+import (
+	"context"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+)
+
+// Change is one record's change.
+type Change[T any] struct {
+	Path []string
+	// Value is the record after the change, nil when it was deleted.
+	Value *T
+	// Before is the record before the change, nil when it was created.
+	Before   *T
+	Revision int64
+}
+
+// watchBytes is the approximate size of keys and values in one batch of a watch. A watch whose reader is slow holds one
+// batch and its decoded form; there may be thousands of such watches.
+const watchBytes = 16 << 10
+
+// Watch follows the records below a path. Close it.
+type Watch[T any] struct {
+	table   Table[T]
+	watcher *mvcc.Watcher
+}
+
+// Watch follows everything below path from a revision on; the changes of that revision are included.
+func (t Table[T]) Watch(s *Store, from int64, path ...string) *Watch[T] {
+	start, end := t.below(path)
+	return t.watch(s, mvcc.WatchOptions{Key: start, End: end, FromRevision: from, PrevKV: true})
+}
+
+// WatchOne follows one record from a revision on.
+func (t Table[T]) WatchOne(s *Store, from int64, path ...string) *Watch[T] {
+	return t.watch(s, mvcc.WatchOptions{Key: t.key(path), FromRevision: from, PrevKV: true})
+}
+
+func (t Table[T]) watch(s *Store, opts mvcc.WatchOptions) *Watch[T] {
+	opts.MaxBytes = watchBytes
+	return &Watch[T]{table: t, watcher: s.opts.Engine.Watch(opts)}
+}
+
+// Close ends the watch; a Next that waits returns.
+func (w *Watch[T]) Close() { w.watcher.Close() }
+
+// Next waits for changes and returns them in log order, with the revision up to which nothing was missed. OutOfRange
+// when the reader is too far behind: read again and watch from there.
+func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int64, err error) {
+	batch, err := w.watcher.Next(ctx)
+	if err != nil {
+		return nil, 0, history(err)
+	}
+	for _, e := range batch.Events {
+		c := Change[T]{Path: w.table.path(e.KV.Key), Revision: e.KV.ModRevision}
+		if e.Type == mvcc.EventPut {
+			if c.Value, err = w.table.decode(e.KV.Key, e.KV.Value); err != nil {
+				return nil, 0, err
+			}
+		}
+		if e.Prev != nil {
+			if c.Before, err = w.table.decode(e.KV.Key, e.Prev.Value); err != nil {
+				return nil, 0, err
+			}
+		}
+		changes = append(changes, c)
+	}
+	return changes, batch.Revision, nil
+}
+
+// Await waits until done says that the record at path is as wished, and returns it. A record that is not there is nil
+// to done. It looks at every change once, in order, from the record as it is now.
+func Await[T any](ctx context.Context, s *Store, t Table[T], done func(*T) (bool, error), path ...string) (*T, error) {
+	var record *T
+	var from int64
+	if err := s.View(ctx, func(v *View) (err error) {
+		from = v.Revision() + 1
+		record, err = t.Get(v, path...)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if ok, err := done(record); ok || err != nil {
+		return record, err
+	}
+	w := t.WatchOne(s, from, path...)
+	defer w.Close()
+	for {
+		changes, _, err := w.Next(ctx)
+		if err != nil {
+			return record, err
+		}
+		for _, c := range changes {
+			record = c.Value
+			if ok, err := done(record); ok || err != nil {
+				return record, err
+			}
+		}
+	}
+}

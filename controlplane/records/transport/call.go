@@ -1,0 +1,154 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"time"
+
+	"github.com/fxamacker/cbor/v2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// maxCall bounds a command whose caller set no deadline.
+const maxCall = time.Minute
+
+// Call implements leader.Caller.
+func (m *Mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	client, err := m.reach(ctx, member)
+	if err != nil {
+		return nil, err
+	}
+	request, err := request(command, body, caller)
+	if err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, maxCall)
+	defer cancel()
+	answer, err := client.Call(limited, request)
+	if err != nil {
+		return nil, unknown(ctx, fmt.Errorf("call %s on member %d: %w", command, member, err))
+	}
+	if err := outcome(answer.GetNotLeader(), answer.GetFault(), answer.GetInternal()); err != nil {
+		return nil, err
+	}
+	return answer.GetBody(), nil
+}
+
+// Open implements leader.Caller.
+func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
+	client, err := m.reach(ctx, member)
+	if err != nil {
+		return err
+	}
+	request, err := request(command, body, caller)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := client.Open(limited, request)
+	if err != nil {
+		return unknown(ctx, fmt.Errorf("open %s on member %d: %w", command, member, err))
+	}
+	for {
+		piece, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return unknown(ctx, fmt.Errorf("read %s from member %d: %w", command, member, err))
+		}
+		if err := outcome(piece.GetNotLeader(), piece.GetFault(), piece.GetInternal()); err != nil {
+			return err
+		}
+		if err := send(piece.GetData()); err != nil {
+			return err
+		}
+	}
+}
+
+// unknown is the error of a call of which nobody knows what it did: the caller's own when it is the caller that gave up,
+// not gRPC's word for it.
+func unknown(ctx context.Context, err error) error {
+	if at, ok := ctx.Deadline(); ok && status.Code(err) == codes.DeadlineExceeded && time.Until(at) < time.Second {
+		<-ctx.Done() // the other member's clock was ahead by a little
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+func request(command string, body []byte, caller *cloud.Caller) (*peerv1.CallRequest, error) {
+	r := &peerv1.CallRequest{Command: command, Body: body}
+	if caller != nil {
+		who, err := cbor.Marshal(caller)
+		if err != nil {
+			return nil, fmt.Errorf("encode caller: %w", err)
+		}
+		r.Caller, r.RequestId = who, caller.RequestID
+	}
+	return r, nil
+}
+
+// faults decodes maps in a fault's details as JSON can say them again.
+var faults = cbor.DecOptions{DefaultMapType: reflect.TypeFor[map[string]any]()}
+
+// outcome is the error that an answer carries.
+func outcome(notLeader bool, encoded []byte, internal string) error {
+	switch {
+	case notLeader:
+		return leader.ErrNotLeader
+	case internal != "":
+		return &leader.RemoteError{Text: internal}
+	case len(encoded) > 0:
+		f := &fault.Fault{}
+		decode, err := faults.DecMode()
+		if err == nil {
+			err = decode.Unmarshal(encoded, f)
+		}
+		if err != nil {
+			return fmt.Errorf("decode fault: %w", err)
+		}
+		return f
+	}
+	return nil
+}
+
+// said splits an error into what outcome reads.
+func said(err error) (notLeader bool, encoded []byte, internal string) {
+	switch f, ok := fault.From(err); {
+	case err == nil:
+	case errors.Is(err, leader.ErrNotLeader):
+		return true, nil, ""
+	case ok:
+		if encoded, err := cbor.Marshal(f); err == nil {
+			return false, encoded, ""
+		}
+		return false, nil, f.Message
+	default:
+		return false, nil, err.Error()
+	}
+	return false, nil, ""
+}
+
+func callerOf(r *peerv1.CallRequest) (*cloud.Caller, error) {
+	if len(r.GetCaller()) == 0 {
+		return nil, nil
+	}
+	c := &cloud.Caller{}
+	if err := cbor.Unmarshal(r.GetCaller(), c); err != nil {
+		return nil, fault.New(fault.InvalidArgument, "caller: %v", err)
+	}
+	return c, nil
+}

@@ -1,0 +1,228 @@
+package transport
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// What a command on another member ends with is what it would have ended with here.
+func TestOutcomesTravel(t *testing.T) {
+	w := newTable(t, 2)
+	one, two := w.seats[1], w.seats[2]
+	full := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS").With("host-1", "is full").
+		With("and", uint64(7)).With("deep", map[string]any{"er": map[string]any{"x": "y"}}).MayRetry().Because(errors.New("secret cause"))
+	full.Field = "spec"
+	f := func(_ context.Context, ask string) (string, error) {
+		switch ask {
+		case "fault":
+			return "", full
+		case "wrapped fault":
+			return "", errors.Join(errors.New("while testing"), full)
+		case "ours":
+			return "", errors.New("the disk is gone")
+		case "not leader":
+			return "", leader.ErrNotLeader
+		}
+		return "heard " + ask, nil
+	}
+	leader.Handle(one.commands, "test.echo", leader.Once, f)
+	echo := leader.Handle(two.commands, "test.echo", leader.Once, f)
+	ctx := limited(t)
+
+	got, err := echo(ctx, "hello")
+	require.NoError(t, err)
+	require.Equal(t, "heard hello", got)
+	for _, ask := range []string{"fault", "wrapped fault"} {
+		_, err = echo(ctx, ask)
+		f, ok := fault.From(err)
+		require.True(t, ok, "%v", err)
+		require.NoError(t, errors.Unwrap(f), "a cause is for the log of where it happened")
+		want, have := *full, *f
+		require.JSONEq(t, inJSON(t, want), inJSON(t, have), "with nested details, as JSON says them")
+		require.Equal(t, fault.ResourceExhausted, f.Kind)
+		require.Equal(t, uint64(7), f.Details["and"])
+	}
+	_, err = echo(ctx, "ours")
+	var remote *leader.RemoteError
+	require.ErrorAs(t, err, &remote)
+	require.Equal(t, "the disk is gone", remote.Text)
+	_, err = two.mesh.Call(ctx, 1, "test.echo", []byte("\x6anot leader"), nil)
+	require.ErrorIs(t, err, leader.ErrNotLeader)
+	w.throne.pass(2)
+	_, err = two.mesh.Call(ctx, 1, "test.echo", []byte("\x65hello"), nil)
+	require.ErrorIs(t, err, leader.ErrNotLeader, "one hop: a member that does not lead does nothing")
+	w.throne.pass(1)
+	_, err = two.mesh.Call(ctx, 1, "test.unknown", nil, nil)
+	require.True(t, fault.Is(err, fault.Unimplemented))
+	_, err = two.mesh.Call(ctx, 1, "test.echo", []byte("\xff"), nil)
+	require.ErrorAs(t, err, &remote)
+}
+
+func inJSON(t *testing.T, f fault.Fault) string {
+	b, err := json.Marshal(f)
+	require.NoError(t, err)
+	return string(b)
+}
+
+// The caller that one member verified is the caller on the other, with the deadline of the call.
+func TestCallerAndDeadlineTravel(t *testing.T) {
+	w := newTable(t, 2)
+	type seen struct {
+		Caller   *cloud.Caller
+		Deadline time.Time
+	}
+	f := func(ctx context.Context, _ string) (seen, error) {
+		at, _ := ctx.Deadline()
+		return seen{auth.CallerOf(ctx), at}, nil
+	}
+	leader.Handle(w.seats[1].commands, "test.who", leader.Repeatable, f)
+	who := leader.Handle(w.seats[2].commands, "test.who", leader.Repeatable, f)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	deadline, _ := ctx.Deadline()
+
+	got, err := who(ctx, "")
+	require.NoError(t, err)
+	require.Nil(t, got.Caller, "nobody stays nobody")
+	ada := &cloud.Caller{
+		User: "ada", Proof: cloud.ProofPassword, Scope: cloud.Tenant{Org: "acme", Project: "web"}, RequestID: "r-1", IdempotencyKey: "k-1",
+		Bindings: []cloud.Binding{{Role: cloud.ProjectMember, Org: "acme", Project: "web"}},
+	}
+	got, err = who(auth.With(ctx, ada, auth.REST), "")
+	require.NoError(t, err)
+	require.Equal(t, ada, got.Caller)
+	require.WithinDuration(t, deadline, got.Deadline, 2*time.Second)
+	got, err = who(limited(t), "")
+	require.NoError(t, err)
+	require.False(t, got.Deadline.IsZero())
+}
+
+// A caller that gives up hears its own error, and the command on the other member ends.
+func TestCallerGivesUp(t *testing.T) {
+	w := newTable(t, 2)
+	began, ended := make(chan struct{}, 2), make(chan error, 2)
+	wait := func(ctx context.Context, _ string) (string, error) {
+		began <- struct{}{}
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return "", ctx.Err()
+	}
+	leader.Handle(w.seats[1].commands, "test.wait", leader.Once, wait)
+	leader.HandleStream(w.seats[1].commands, "test.drip", func(ctx context.Context, q string, send func([]byte) error) error {
+		if err := send([]byte("one drop")); err != nil {
+			return err
+		}
+		_, err := wait(ctx, q)
+		return err
+	})
+	ctx, cancel := context.WithCancel(limited(t))
+	go func() { <-began; cancel() }()
+	_, err := w.seats[2].mesh.Call(ctx, 1, "test.wait", []byte("\x60"), nil)
+	require.Equal(t, context.Canceled, err)
+	require.Equal(t, context.Canceled, <-ended)
+
+	ctx, cancel = context.WithCancel(limited(t))
+	var drops []string
+	err = w.seats[2].mesh.Open(ctx, 1, "test.drip", []byte("\x60"), nil, func(b []byte) error {
+		drops = append(drops, string(b))
+		<-began
+		cancel()
+		return nil
+	})
+	require.Equal(t, context.Canceled, err)
+	require.Equal(t, context.Canceled, <-ended)
+	require.Equal(t, []string{"one drop"}, drops)
+
+	ctx, cancel = context.WithTimeout(limited(t), 50*time.Millisecond)
+	defer cancel()
+	_, err = w.seats[2].mesh.Call(ctx, 1, "test.wait", []byte("\x60"), nil)
+	require.Equal(t, context.DeadlineExceeded, err)
+}
+
+// Streams of commands: in order, to the end, and with the command's own error after what came before it.
+func TestStreams(t *testing.T) {
+	w := newTable(t, 2)
+	leader.HandleStream(w.seats[1].commands, "test.count", func(_ context.Context, n int, send func([]byte) error) error {
+		for i := range n {
+			if err := send([]byte{byte(i)}); err != nil {
+				return err
+			}
+		}
+		if n == 3 {
+			return fault.New(fault.FailedPrecondition, "three is enough")
+		}
+		return nil
+	})
+	ctx := limited(t)
+	var got []byte
+	take := func(b []byte) error { got = append(got, b...); return nil }
+	require.NoError(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take))
+	require.Equal(t, []byte{0, 1, 2, 3, 4}, got)
+	got = nil
+	err := w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{3}, nil, take)
+	require.True(t, fault.Is(err, fault.FailedPrecondition))
+	require.Equal(t, []byte{0, 1, 2}, got)
+	full := errors.New("the reader is full")
+	require.ErrorIs(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, func([]byte) error { return full }), full)
+	require.True(t, fault.Is(w.seats[2].mesh.Open(ctx, 1, "test.unknown", nil, nil, take), fault.Unimplemented))
+	w.throne.pass(2)
+	require.ErrorIs(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take), leader.ErrNotLeader)
+}
+
+// ErrNotSent is said of calls that surely were not, and of no other.
+func TestNotSent(t *testing.T) {
+	// A member that takes connections and says nothing: its kernel lives, it does not.
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { silent.Close() })
+	w := newTable(t, 3, 3)
+	ctx := limited(t)
+	m, err := New(Options{
+		Self: 2, Members: map[uint64]string{1: w.addresses[1], 2: w.addresses[2], 3: w.addresses[3], 4: silent.Addr().String()},
+		Certificate: issued(t, w.authority, "member", "2", time.Now()), Authority: w.authority, Log: w.seats[1].mesh.opts.Log,
+	})
+	require.NoError(t, err)
+	for member, what := range map[uint64]string{3: "not there", 4: "silent", 2: "itself", 9: "unknown"} {
+		_, err := m.Call(ctx, member, "test", nil, nil)
+		require.ErrorIs(t, err, leader.ErrNotSent, what)
+		require.ErrorIs(t, m.Open(ctx, member, "test", nil, nil, nil), leader.ErrNotSent, what)
+	}
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err = m.Call(gone, 4, "test", nil, nil)
+	require.Equal(t, context.Canceled, err, "the caller's own end is no reason to ask elsewhere")
+
+	// A member that dies in the middle: nobody knows.
+	began := make(chan struct{})
+	leader.Handle(w.seats[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
+		close(began)
+		<-ctx.Done()
+		return "", ctx.Err()
+	})
+	go func() { <-began; w.seats[1].server.Stop() }()
+	_, err = m.Call(ctx, 1, "test.die", []byte("\x60"), nil)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, leader.ErrNotSent)
+	require.NotErrorIs(t, err, leader.ErrNotLeader)
+	_, isFault := fault.From(err)
+	require.False(t, isFault)
+	var remote *leader.RemoteError
+	require.False(t, errors.As(err, &remote))
+	done, stop := context.WithCancel(ctx)
+	stop()
+	m.runner = w.seats[2].runner
+	m.Run(done) // closes the connections
+	_, err = m.Call(ctx, 1, "test", nil, nil)
+	require.ErrorIs(t, err, leader.ErrNotSent, "after Run")
+}

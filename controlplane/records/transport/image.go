@@ -1,0 +1,74 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
+)
+
+// imageStall gives up a member of which no piece of an image came for so long.
+const imageStall = 15 * time.Second
+
+var errStalled = errors.New("the member stopped sending the image")
+
+// ReadImage reads an image's bytes from a member. Close it; a member that stops sending makes Read fail.
+func (m *Mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
+	client, err := m.reach(ctx, member)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	s, err := client.ReadImage(ctx, &peerv1.ReadImageRequest{Sha256: sha256, Offset: offset})
+	if err != nil {
+		cancel(nil)
+		return nil, fmt.Errorf("read image from member %d: %w", member, err)
+	}
+	return &imageReader{member: member, ctx: ctx, cancel: cancel, stall: imageStall, recv: s.Recv}, nil
+}
+
+// imageReader is an image on its way. One goroutine reads it.
+type imageReader struct {
+	member uint64
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	stall  time.Duration
+	recv   func() (*peerv1.ReadImageResponse, error)
+	rest   []byte
+}
+
+func (r *imageReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if err := r.fill(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+func (r *imageReader) fill() error {
+	stalled := time.AfterFunc(r.stall, func() { r.cancel(errStalled) })
+	piece, err := r.recv()
+	stalled.Stop()
+	switch {
+	case err == nil:
+		r.rest = piece.GetData()
+		return nil
+	case errors.Is(err, io.EOF):
+		return io.EOF
+	case errors.Is(context.Cause(r.ctx), errStalled):
+		err = errStalled
+	}
+	return fmt.Errorf("read image from member %d: %w", r.member, err)
+}
+
+// Close ends the stream.
+func (r *imageReader) Close() error {
+	r.cancel(nil)
+	return nil
+}

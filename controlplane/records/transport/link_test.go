@@ -1,0 +1,111 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// stranger is a mesh that serves nothing, of whoever holds the cluster key and says to be a member.
+func (w *table) stranger(id uint64, members map[uint64]string) *Mesh {
+	m, err := New(Options{
+		Self: id, Members: members, Certificate: issued(w.t, w.authority, mtls.Member, strconv.FormatUint(id, 10), time.Now()),
+		Authority: w.authority, Log: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(w.t, err)
+	return m
+}
+
+// Members come, move and go while the mesh runs.
+func TestMembersChange(t *testing.T) {
+	w := newTable(t, 2)
+	ctx := limited(t)
+	one := w.seats[1].mesh
+	one.HandleDirect("who", func(_ context.Context, from uint64, body []byte) ([]byte, error) {
+		return fmt.Appendf(nil, "%d says %s", from, body), nil
+	})
+	one.HandleStranger("join", func(_ context.Context, from uint64, _ []byte) ([]byte, error) {
+		if from == 0 {
+			return nil, fault.New(fault.FailedPrecondition, "no id")
+		}
+		return fmt.Appendf(nil, "%d", from), nil
+	})
+	met := make(chan uint64, 10)
+	one.opts.Stranger = func(id uint64) { met <- id }
+	answer, err := w.seats[2].mesh.Direct(ctx, 1, "who", []byte("hello"))
+	require.NoError(t, err)
+	require.Equal(t, "2 says hello", string(answer))
+
+	// A third is not known: it may ask for what is open to strangers, on an address, and nothing else.
+	three := w.stranger(3, map[uint64]string{1: w.addresses[1]})
+	answer, err = three.Ask(ctx, w.addresses[1], "join", nil)
+	require.NoError(t, err)
+	require.Equal(t, "3", string(answer))
+	_, err = three.Ask(ctx, w.addresses[1], "who", nil)
+	require.ErrorContains(t, err, "member 3 is not known here")
+	require.Equal(t, uint64(3), <-met)
+	_, err = three.Call(ctx, 1, "anything", nil, nil)
+	require.ErrorContains(t, err, "member 3 is not known here")
+	_, err = w.stranger(0, nil).Ask(ctx, w.addresses[1], "join", nil)
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+
+	members := maps.Clone(w.addresses)
+	members[3] = "127.0.0.1:1"
+	require.NoError(t, one.SetMembers(members, nil))
+	_, err = three.Ask(ctx, w.addresses[1], "who", []byte("hello"))
+	require.NoError(t, err)
+	require.Equal(t, []uint64{2, 3}, slices.Sorted(maps.Keys(one.Members())))
+	kept := one.link(2)
+	require.NoError(t, one.SetMembers(w.addresses, []uint64{3}))
+	require.Same(t, kept, one.link(2), "who stays is not disturbed")
+	require.Nil(t, one.link(3))
+	one.Send(consensus.Envelope{From: 1, To: 3, Kind: consensus.KindBirthAsk})
+	_, err = one.Direct(ctx, 3, "who", nil)
+	require.ErrorIs(t, err, leader.ErrNotSent)
+	_, err = three.Ask(ctx, w.addresses[1], "who", nil)
+	require.ErrorContains(t, err, "member 3 was removed from the cluster")
+	require.True(t, saysRemoved(err), "%v", err)
+
+	// One that moves gets a new connection.
+	moved := maps.Clone(w.addresses)
+	moved[2] = "127.0.0.1:1"
+	require.NoError(t, one.SetMembers(moved, nil))
+	require.NotSame(t, kept, one.link(2))
+	_, err = one.Direct(ctx, 2, "who", nil)
+	require.ErrorIs(t, err, leader.ErrNotSent)
+}
+
+// A member that was removed while it was away is told so as soon as it speaks.
+func TestRemovedIsTold(t *testing.T) {
+	w := newTable(t, 2)
+	told := make(chan struct{}, 1)
+	w.seats[2].mesh.opts.Removed = func() {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	}
+	require.NoError(t, w.seats[1].mesh.SetMembers(nil, []uint64{2}))
+	w.seats[1].deafen() // its open streams end
+	l, err := net.Listen("tcp", w.addresses[1])
+	require.NoError(t, err)
+	w.seats[1].serve(l)
+	select {
+	case <-told:
+	case <-limited(t).Done():
+		t.Fatal("it was not told")
+	}
+}

@@ -1,0 +1,340 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// tape is a state machine that keeps what was proposed, in order.
+type tape struct {
+	mu      sync.Mutex
+	grown   chan struct{}
+	restore int // how often it was replaced
+	tapeState
+}
+
+type tapeState struct {
+	Index, Term uint64
+	Lines       []string
+}
+
+// large is a file of a checkpoint that takes several chunks.
+var large = bytes.Repeat([]byte("0123456789abcdef"), 3*chunk/16+1)
+
+func (m *tape) Apply(entries []consensus.Entry) ([]any, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]any, len(entries))
+	for i, e := range entries {
+		m.Lines = append(m.Lines, string(e.Data))
+		out[i] = fmt.Sprint(len(m.Lines))
+	}
+	last := entries[len(entries)-1]
+	m.Index, m.Term = last.Index, last.Term
+	m.grew()
+	return out, nil
+}
+
+// said is what was proposed, each once: consensus marks its own steps by entries without data.
+func (m *tape) said() []string {
+	return slices.Compact(slices.DeleteFunc(slices.Clone(m.Lines), func(line string) bool { return line == "" }))
+}
+
+func (m *tape) grew() { close(m.grown); m.grown = make(chan struct{}) }
+
+func (m *tape) Applied() (uint64, uint64) { m.mu.Lock(); defer m.mu.Unlock(); return m.Index, m.Term }
+func (m *tape) Flush() (uint64, error)    { m.mu.Lock(); defer m.mu.Unlock(); return m.Index, nil }
+
+func (m *tape) Checkpoint(dir string) (uint64, uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	state, err := json.Marshal(m.tapeState)
+	if err != nil {
+		return 0, 0, err
+	}
+	for name, data := range map[string][]byte{"tape": state, "deep/er/large": large, "deep/empty": nil} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600)); err != nil {
+			return 0, 0, err
+		}
+	}
+	return m.Index, m.Term, nil
+}
+
+func (m *tape) Restore(dir string) error {
+	if got, err := os.ReadFile(filepath.Join(dir, "deep/er/large")); err != nil || !bytes.Equal(got, large) {
+		return fmt.Errorf("the large file is not what it was: %w", err)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "deep/empty")); err != nil || len(got) > 0 {
+		return fmt.Errorf("the empty file is not what it was: %w", err)
+	}
+	state, err := os.ReadFile(filepath.Join(dir, "tape"))
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.restore++
+	defer m.grew()
+	return json.Unmarshal(state, &m.tapeState)
+}
+
+// until waits for the tape to hold a line.
+func (m *tape) until(ctx context.Context, line string) error {
+	for {
+		m.mu.Lock()
+		have, grown := slices.Contains(m.Lines, line), m.grown
+		m.mu.Unlock()
+		if have {
+			return nil
+		}
+		select {
+		case <-grown:
+		case <-ctx.Done():
+			return fmt.Errorf("no %s: %w", line, ctx.Err())
+		}
+	}
+}
+
+// seat is one member on loopback.
+type seat struct {
+	t        testing.TB
+	id       uint64
+	mesh     *Mesh
+	runner   *consensus.Runner
+	commands *leader.Commands
+	tape     *tape
+	dir      string
+	config   *tls.Config
+	server   *rpc.Server
+}
+
+// table is members that know of each other; cluster is the authority that signs them.
+type table struct {
+	t         testing.TB
+	hear      map[uint64]func(consensus.Envelope) bool // takes what members get in the place of consensus; may be nil
+	authority *mtls.Authority
+	addresses map[uint64]string
+	seats     map[uint64]*seat
+	throne    *throne
+}
+
+// throne is a leadership that the test appoints.
+type throne struct {
+	mu     sync.Mutex
+	member uint64
+}
+
+func (l *throne) Leader() (uint64, uint64) { l.mu.Lock(); defer l.mu.Unlock(); return l.member, 1 }
+func (l *throne) Changed() <-chan struct{} { return nil }
+func (l *throne) pass(to uint64)           { l.mu.Lock(); defer l.mu.Unlock(); l.member = to }
+
+func authority(t testing.TB, cluster string) *mtls.Authority {
+	seed := make([]byte, ed25519.SeedSize)
+	rand.Read(seed)
+	a, err := mtls.NewAuthority(cluster, seed)
+	require.NoError(t, err)
+	return a
+}
+
+func issued(t testing.TB, a *mtls.Authority, kind mtls.Kind, name string, at time.Time) mtls.Source {
+	c, err := a.IssueFor(kind, name, at, time.Hour)
+	require.NoError(t, err)
+	return func() (*tls.Certificate, error) { return c, nil }
+}
+
+// newTable seats the members of a configuration of n. Those in absent have an address where nobody listens.
+func newTable(t testing.TB, n uint64, absent ...uint64) *table { return newEars(t, nil, n, absent...) }
+
+// newEars is newTable with members that hear envelopes themselves.
+func newEars(t testing.TB, hear map[uint64]func(consensus.Envelope) bool, n uint64, absent ...uint64) *table {
+	w := &table{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, throne: &throne{member: 1}}
+	listeners := map[uint64]net.Listener{}
+	for id := uint64(1); id <= n; id++ {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		w.addresses[id] = l.Addr().String()
+		if slices.Contains(absent, id) {
+			require.NoError(t, l.Close())
+			continue
+		}
+		listeners[id] = l
+	}
+	for id, l := range listeners {
+		w.seats[id] = w.sit(id, l)
+	}
+	return w
+}
+
+func (w *table) sit(id uint64, l net.Listener) *seat {
+	t := w.t
+	s := &seat{t: t, id: id, dir: t.TempDir(), tape: &tape{grown: make(chan struct{})}}
+	own := issued(t, w.authority, mtls.Member, strconv.FormatUint(id, 10), time.Now())
+	s.config = mtls.Server(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
+	log := slog.New(slog.DiscardHandler)
+	var err error
+	s.mesh, err = New(Options{Self: id, Members: w.addresses, Certificate: own, Authority: w.authority, Log: log})
+	require.NoError(t, err)
+	host, err := consensus.Open(consensus.Options{
+		ID: id, Members: slices.Sorted(maps.Keys(w.addresses)), Dir: s.dir, Transport: s.mesh, Log: log,
+		Limits: consensus.Limits{TailEntries: 5},
+	})
+	require.NoError(t, err)
+	_, err = host.AddGroup(consensus.GroupOptions{ID: 1, Name: "tape", Machine: s.tape})
+	require.NoError(t, err)
+	s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
+	s.commands = leader.NewCommands(id, w.throne, s.mesh)
+	s.mesh.Attach(s.runner, s.commands, files(filepath.Join(s.dir, "images")))
+	if hear := w.hear[id]; hear != nil {
+		s.mesh.deliver = hear
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); s.mesh.Run(ctx) }()
+	s.serve(l)
+	t.Cleanup(func() {
+		stopping, end := context.WithCancel(context.Background())
+		end() // nobody to hand the leadership to
+		s.runner.Stop(stopping)
+		cancel()
+		s.server.Stop()
+		<-done
+	})
+	return s
+}
+
+func (s *seat) serve(l net.Listener) {
+	s.server, _ = rpc.New(rpc.Options{
+		Credentials: s.mesh.Credentials(s.config), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(),
+		MaxMessage: maxMessage,
+	})
+	s.mesh.Register(s.server)
+	go s.server.Serve(l)
+}
+
+// deafen ends what comes in, and listens no more.
+func (s *seat) deafen() {
+	s.server.Stop()
+	s.mesh.hangUp()
+}
+
+// files are images in a directory.
+type files string
+
+func (d files) Open(sum string) (io.ReadSeekCloser, error) {
+	f, err := os.Open(filepath.Join(string(d), filepath.Base(sum)))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fault.New(fault.NotFound, "this member does not hold the image")
+	}
+	return f, err
+}
+
+func (s *seat) snapshots() []string {
+	entries, err := os.ReadDir(s.runner.SnapshotDir())
+	require.NoError(s.t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func limited(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// propose proposes to whoever leads the raft group.
+func (w *table) propose(ctx context.Context, line string) {
+	var id [16]byte
+	rand.Read(id[:])
+	for {
+		for _, s := range w.seats {
+			attempt, cancel := context.WithTimeout(ctx, time.Second)
+			_, err := s.runner.Propose(attempt, 1, id, []byte(line))
+			cancel()
+			if err == nil {
+				return
+			}
+			require.NoError(w.t, ctx.Err(), "propose %s: %v", line, err)
+		}
+	}
+}
+
+// logOf is what a member says of its only group.
+func (w *table) logOf(ctx context.Context, member uint64) consensus.GroupStatus {
+	status, err := w.seats[member].runner.Status(ctx)
+	require.NoError(w.t, err)
+	return status.Groups[0]
+}
+
+// Three members agree over real connections; one of them is cut off until the others' logs no longer have what it
+// missed, and gets a snapshot.
+func TestTrioAgrees(t *testing.T) {
+	w := newTable(t, 3)
+	ctx := limited(t)
+	w.propose(ctx, "first")
+	for _, s := range w.seats {
+		require.NoError(t, s.tape.until(ctx, "first"))
+	}
+	third := w.seats[3]
+	third.deafen()
+	missed := 0
+	// What was on its way when it was cut off may still have come.
+	for first := uint64(0); missed < 60 || first <= w.logOf(ctx, 3).Last+1; missed++ {
+		w.propose(ctx, fmt.Sprint("missed ", missed))
+		first = min(w.logOf(ctx, 1).First, w.logOf(ctx, 2).First)
+	}
+	l, err := net.Listen("tcp", w.addresses[3])
+	require.NoError(t, err)
+	third.serve(l)
+	require.NoError(t, third.tape.until(ctx, fmt.Sprint("missed ", missed-1)))
+	w.propose(ctx, "last")
+	for _, s := range w.seats {
+		require.NoError(t, s.tape.until(ctx, "last"))
+	}
+	third.tape.mu.Lock()
+	require.Positive(t, third.tape.restore, "it came by a snapshot")
+	third.tape.mu.Unlock()
+	for id, s := range w.seats {
+		stopping, cancel := context.WithTimeout(ctx, time.Second)
+		require.ErrorIs(t, errors.Join(s.runner.Stop(stopping), s.runner.Err()), consensus.ErrStopped)
+		cancel()
+		for _, name := range s.snapshots() {
+			require.NotContains(t, name, "in-", "member %d keeps nothing of what it took", id)
+		}
+	}
+	// A proposal that is made again after a lost answer stands on the tape twice.
+	want := w.seats[1].tape.said()
+	require.Len(t, want, 2+missed)
+	for id, s := range w.seats {
+		require.Equal(t, want, s.tape.said(), id)
+	}
+}

@@ -1,0 +1,229 @@
+package transport
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/binary"
+	"io"
+	"net"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/proto"
+
+	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+const (
+	// mostInbound bounds the connections for envelopes that are open here.
+	mostInbound = 256
+	// farewellTime is how long a member that is refused may take to hear why.
+	farewellTime = time.Second
+	// grain is how much room for a frame is made at a time: a length alone gets no memory.
+	grain = 1 << 20
+)
+
+// Credentials are those of the gRPC server of port 2380, from what mtls.Server gives. Connections for envelopes, by the
+// protocol that was agreed on in the handshake, go to the mesh and not to gRPC.
+func (m *Mesh) Credentials(config *tls.Config) credentials.TransportCredentials {
+	config = config.Clone()
+	config.NextProtos = []string{"h2", raftProtocol}
+	return sorter{credentials.NewTLS(config), m}
+}
+
+type sorter struct {
+	credentials.TransportCredentials
+	m *Mesh
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (s sorter) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := s.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	if t, ok := info.(credentials.TLSInfo); ok && t.State.NegotiatedProtocol == raftProtocol {
+		s.m.take(conn, t.State)
+		return nil, nil, credentials.ErrConnDispatched
+	}
+	return conn, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (s sorter) Clone() credentials.TransportCredentials {
+	return sorter{s.TransportCredentials.Clone(), s.m}
+}
+
+// take receives from a connection until it ends, in a goroutine that Run waits for.
+func (m *Mesh) take(conn net.Conn, state tls.ConnectionState) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over || len(m.inbound) >= mostInbound {
+		conn.Close()
+		return
+	}
+	m.inbound[conn] = 0
+	m.receiving.Go(func() {
+		err := m.receive(conn, state)
+		if f, ok := fault.From(err); ok {
+			m.refuse(conn, f)
+		}
+		conn.Close()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.inbound, conn)
+	})
+}
+
+// hangUp ends all connections that envelopes come in on.
+func (m *Mesh) hangUp() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for conn := range m.inbound {
+		conn.Close()
+	}
+}
+
+// receive takes envelopes from one member, which speaks for itself only. A fault is for the member to hear.
+func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
+	// No deadlines for reading: gRPC sets and resets its own for the handshake, at any time up to now or a little later.
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	quiet := time.AfterFunc(m.patience.quiet, func() { conn.Close() })
+	defer quiet.Stop()
+	from, err := memberOf(state)
+	if err == nil {
+		from, err = m.known(from)
+	}
+	if err != nil {
+		return err
+	}
+	m.greet(conn, from)
+	in := bufio.NewReaderSize(conn, 64<<10)
+	var frame []byte
+	for unheard := 0; ; {
+		var head [headBytes]byte
+		if _, err := io.ReadFull(in, head[:]); err != nil {
+			return err
+		}
+		n := binary.BigEndian.Uint32(head[:])
+		if n == 0 {
+			quiet.Reset(m.patience.quiet)
+			if err := m.answer(conn); err != nil {
+				return err
+			}
+			continue
+		}
+		if n > consensus.MaxEnvelopeBytes {
+			return fault.New(fault.InvalidArgument, "envelope: %d bytes are more than %d", n, consensus.MaxEnvelopeBytes)
+		}
+		if frame, err = readFrame(in, frame[:0], int(n), func() { quiet.Reset(m.patience.quiet) }); err != nil {
+			return err
+		}
+		e, err := m.accept(frame, from)
+		if err != nil {
+			return err
+		}
+		m.deliver(e)
+		// Who has much to say over a slow line asks late.
+		if unheard += len(frame); unheard >= grain/4 {
+			quiet.Reset(m.patience.quiet)
+			unheard = 0
+		}
+		if cap(frame) > grain {
+			frame = nil
+		}
+	}
+}
+
+// readFrame reads n bytes, with room that grows as they come, and tells of progress: large frames may take their time.
+func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, error) {
+	for len(frame) < n {
+		start, more := len(frame), min(n-len(frame), grain)
+		if start > 0 {
+			progress()
+		}
+		if cap(frame) < start+more {
+			frame = append(frame, make([]byte, more)...)
+		} else {
+			frame = frame[:start+more]
+		}
+		if _, err := io.ReadFull(in, frame[start:]); err != nil {
+			return nil, err
+		}
+	}
+	return frame, nil
+}
+
+// greet makes this the connection of a member, in place of those that it had: they are not known to be dead yet. If that
+// member was believed to be away, it is there now.
+func (m *Mesh) greet(conn net.Conn, from uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for other, member := range m.inbound {
+		if member == from && other != conn {
+			other.Close()
+		}
+	}
+	m.inbound[conn] = from
+	if l := m.links[from]; l != nil {
+		select {
+		case l.called <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// answer says that this member is there.
+func (m *Mesh) answer(conn net.Conn) error {
+	if err := conn.SetWriteDeadline(time.Now().Add(m.patience.answer)); err != nil {
+		return err
+	}
+	_, err := conn.Write(make([]byte, headBytes))
+	return err
+}
+
+// refuse tells a member why nothing more is taken from it, and lets it hang up: what it has sent and nobody has read
+// would make the system drop the answer.
+func (m *Mesh) refuse(conn net.Conn, f *fault.Fault) {
+	_, encoded, _ := said(f)
+	body, err := proto.Marshal(&peerv1.RaftClosed{Fault: encoded})
+	if err != nil || len(body) > mostRefusal {
+		return
+	}
+	enough := time.AfterFunc(farewellTime, func() { conn.Close() })
+	defer enough.Stop()
+	if _, err := conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)); err == nil {
+		_, _ = io.Copy(io.Discard, conn)
+	}
+}
+
+func (m *Mesh) accept(frame []byte, from uint64) (consensus.Envelope, error) {
+	e, err := consensus.ParseEnvelope(frame)
+	if err != nil {
+		return e, fault.New(fault.InvalidArgument, "envelope: %v", err)
+	}
+	if e.From != from || e.To != m.opts.Self {
+		return e, fault.New(fault.PermissionDenied, "member %d may not send from %d to %d here", from, e.From, e.To)
+	}
+	return e, nil
+}
+
+// memberOf is the member at the other end of a connection, by its certificate; 0 is one that knows no id yet.
+func memberOf(state tls.ConnectionState) (uint64, error) {
+	id, ok := mtls.PeerID(state)
+	if !ok || id.Kind != mtls.Member {
+		return 0, fault.New(fault.Unauthenticated, "not the certificate of a member")
+	}
+	member, err := strconv.ParseUint(id.Name, 10, 64)
+	if err != nil {
+		return 0, fault.New(fault.PermissionDenied, "%s names no member", id)
+	}
+	return member, nil
+}

@@ -1,0 +1,98 @@
+package transport
+
+import (
+	"context"
+	"io"
+
+	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// service is the server's half: its methods have the names that the protocol gives them, which on Mesh are the client's.
+type service struct {
+	peerv1.UnsafePeerServiceServer
+	m *Mesh
+}
+
+func (s *service) SendSnapshot(stream peerv1.PeerService_SendSnapshotServer) error {
+	return s.m.receiveSnapshot(stream)
+}
+
+func (s *service) Call(ctx context.Context, r *peerv1.CallRequest) (*peerv1.CallResponse, error) {
+	if answer, ours, err := s.m.serveDirect(ctx, r); ours {
+		return answer, err
+	}
+	if _, err := s.m.sender(ctx); err != nil {
+		return nil, err
+	}
+	caller, err := callerOf(r)
+	if err != nil {
+		return nil, err
+	}
+	body, err := s.m.commands.Serve(ctx, r.GetCommand(), r.GetBody(), caller)
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err() // the caller's time is up, or it hung up: not a failure of ours
+	}
+	notLeader, encoded, internal := said(err)
+	return &peerv1.CallResponse{Body: body, NotLeader: notLeader, Fault: encoded, Internal: internal}, nil
+}
+
+func (s *service) Open(r *peerv1.CallRequest, stream peerv1.PeerService_OpenServer) error {
+	if _, err := s.m.sender(stream.Context()); err != nil {
+		return err
+	}
+	caller, err := callerOf(r)
+	if err != nil {
+		return err
+	}
+	err = s.m.commands.ServeStream(stream.Context(), r.GetCommand(), r.GetBody(), caller, func(piece []byte) error {
+		return stream.Send(&peerv1.OpenResponse{Data: piece})
+	})
+	if err == nil {
+		return nil
+	}
+	if ctx := stream.Context(); ctx.Err() != nil {
+		return ctx.Err()
+	}
+	notLeader, encoded, internal := said(err)
+	return stream.Send(&peerv1.OpenResponse{NotLeader: notLeader, Fault: encoded, Internal: internal})
+}
+
+func (s *service) ReadImage(r *peerv1.ReadImageRequest, stream peerv1.PeerService_ReadImageServer) error {
+	if _, err := s.m.sender(stream.Context()); err != nil {
+		return err
+	}
+	f, err := s.m.images.Open(r.GetSha256())
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&peerv1.ReadImageResponse{Data: b}) })
+}
+
+// chunk is the size of a piece of an image or of a snapshot in bytes.
+const chunk = 256 << 10
+
+// Chunks reads f from an offset in pieces of at most 256 KiB.
+func Chunks(f io.ReadSeeker, offset uint64, send func([]byte) error) error {
+	if _, err := f.Seek(int64(offset), io.SeekStart); err != nil || int64(offset) < 0 {
+		return fault.Invalid("offset", "is outside of the image")
+	}
+	buf := make([]byte, chunk)
+	for {
+		n, err := io.ReadFull(f, buf)
+		if n > 0 {
+			if err := send(buf[:n]); err != nil {
+				return err
+			}
+		}
+		switch err {
+		case nil:
+		case io.EOF, io.ErrUnexpectedEOF:
+			return nil
+		default:
+			return err
+		}
+	}
+}

@@ -1,0 +1,297 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// dial connects to a member with any certificate.
+func (w *table) dial(to uint64, own mtls.Source) peerv1.PeerServiceClient {
+	config := mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
+	conn, err := grpc.NewClient("passthrough:///"+w.addresses[to], grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { conn.Close() })
+	return peerv1.NewPeerServiceClient(conn)
+}
+
+func (w *table) as(id string) mtls.Source {
+	return issued(w.t, w.authority, mtls.Member, id, time.Now())
+}
+
+// calls is every method with nothing to say, as far as its first answer.
+func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
+	out := map[string]error{}
+	_, out["Call"] = c.Call(ctx, &peerv1.CallRequest{Command: "test"})
+	snapshot, err := c.SendSnapshot(ctx)
+	if err == nil {
+		_, err = snapshot.CloseAndRecv()
+	}
+	out["SendSnapshot"] = err
+	open, err := c.Open(ctx, &peerv1.CallRequest{Command: "test"})
+	if err == nil {
+		_, err = open.Recv()
+	}
+	out["Open"] = err
+	image, err := c.ReadImage(ctx, &peerv1.ReadImageRequest{Sha256: "x"})
+	if err == nil {
+		_, err = image.Recv()
+	}
+	out["ReadImage"] = err
+	return out
+}
+
+// Certificates of every kind at the peers' port: only another member of this configuration gets anywhere.
+func TestImpostors(t *testing.T) {
+	w := newTable(t, 2, 2)
+	ctx := limited(t)
+	now := time.Now()
+	forTenants, err := w.authority.IssueTenants([]string{"127.0.0.1"}, now, time.Hour)
+	require.NoError(t, err)
+	tenants := func() (*tls.Certificate, error) { return forTenants, nil }
+	for name, c := range map[string]struct {
+		own  mtls.Source
+		code codes.Code
+	}{
+		"no certificate":              {nil, codes.Unavailable},
+		"a host":                      {issued(t, w.authority, mtls.Node, "2", now), codes.Unavailable},
+		"a tenants' port":             {tenants, codes.Unavailable},
+		"a member of another cluster": {issued(t, authority(t, "other"), mtls.Member, "2", now), codes.Unavailable},
+		"another key, our name":       {issued(t, authority(t, "test"), mtls.Member, "2", now), codes.Unavailable},
+		"expired":                     {issued(t, w.authority, mtls.Member, "2", now.Add(-2*time.Hour)), codes.Unavailable},
+		"a member that is not listed": {w.as("3"), codes.PermissionDenied},
+		"itself":                      {w.as("1"), codes.PermissionDenied},
+		"no number":                   {w.as("two"), codes.PermissionDenied},
+	} {
+		for method, err := range calls(ctx, w.dial(1, c.own)) {
+			require.Equal(t, c.code, status.Code(err), "%s: %s: %v", name, method, err)
+		}
+		err := w.speak(1, c.own, raftProtocol, nil)
+		require.Error(t, err, name)
+		require.Equal(t, c.code == codes.PermissionDenied, fault.Is(err, fault.PermissionDenied), "%s: %v", name, err)
+	}
+	got := calls(ctx, w.dial(1, w.as("2")))
+	require.NoError(t, got["Call"])
+	require.Equal(t, codes.NotFound, status.Code(got["ReadImage"]))
+}
+
+// Who answers at a member's address must be that member.
+func TestAnotherAnswers(t *testing.T) {
+	w := newTable(t, 3, 2, 3)
+	m, err := New(Options{
+		Self: 2, Members: map[uint64]string{2: w.addresses[2], 3: w.addresses[1]}, Certificate: w.as("2"), Authority: w.authority,
+		Log: w.seats[1].mesh.opts.Log,
+	})
+	require.NoError(t, err)
+	_, err = m.Call(limited(t), 3, "test", nil, nil)
+	require.ErrorContains(t, err, "cannot be reached")
+	_, err = m.connect(limited(t), m.link(3))
+	require.ErrorContains(t, err, "member/1 answers at the address of member 3")
+}
+
+func chunkOf(name, data string, last bool) *peerv1.SnapshotChunk {
+	return &peerv1.SnapshotChunk{File: name, Data: []byte(data), Last: last, Crc32C: crc32.Checksum([]byte(data), castagnoli)}
+}
+
+// Snapshots that a member must not take, and leaves nothing of.
+func TestBadSnapshots(t *testing.T) {
+	w := newTable(t, 3, 2, 3)
+	s := w.seats[1]
+	ctx := limited(t)
+	head := func(from, to uint64) *peerv1.SnapshotChunk {
+		kind := raftpb.MsgSnap
+		e := consensus.Envelope{From: from, To: to, Kind: consensus.KindRaft, Group: 1, Raft: &raftpb.Message{Type: &kind, From: &from, To: &to}}
+		b, err := e.AppendTo(nil)
+		require.NoError(t, err)
+		return &peerv1.SnapshotChunk{Envelope: b}
+	}
+	good := head(2, 1)
+	damaged := chunkOf("tape", "data", true)
+	damaged.Crc32C++
+	for name, c := range map[string]struct {
+		chunks []*peerv1.SnapshotChunk
+		code   codes.Code
+	}{
+		"nothing":                   {nil, codes.Internal},
+		"no envelope":               {[]*peerv1.SnapshotChunk{chunkOf("tape", "data", true)}, codes.InvalidArgument},
+		"another's envelope":        {[]*peerv1.SnapshotChunk{head(3, 1), chunkOf("tape", "data", true)}, codes.PermissionDenied},
+		"an envelope for another":   {[]*peerv1.SnapshotChunk{head(2, 3), chunkOf("tape", "data", true)}, codes.PermissionDenied},
+		"a file above":              {[]*peerv1.SnapshotChunk{good, chunkOf("../evil", "data", true)}, codes.InvalidArgument},
+		"a file above, by a detour": {[]*peerv1.SnapshotChunk{good, chunkOf("a/../../evil", "data", true)}, codes.InvalidArgument},
+		"a file of the host":        {[]*peerv1.SnapshotChunk{good, chunkOf(filepath.Join(s.dir, "evil"), "data", true)}, codes.InvalidArgument},
+		"a file without a name":     {[]*peerv1.SnapshotChunk{good, chunkOf("", "data", true)}, codes.InvalidArgument},
+		"the directory itself":      {[]*peerv1.SnapshotChunk{good, chunkOf(".", "data", true)}, codes.Internal},
+		"a zero byte":               {[]*peerv1.SnapshotChunk{good, chunkOf("tape\x00", "data", true)}, codes.Internal},
+		"a damaged file":            {[]*peerv1.SnapshotChunk{good, damaged}, codes.InvalidArgument},
+		"a file twice":              {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", true), chunkOf("tape", "data", true)}, codes.Internal},
+		"a file in a file":          {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", true), chunkOf("tape/x", "data", true)}, codes.Internal},
+		"a file without an end":     {[]*peerv1.SnapshotChunk{good, chunkOf("tape", "data", false)}, codes.Internal},
+		"a file before an end":      {[]*peerv1.SnapshotChunk{good, chunkOf("a", "data", false), chunkOf("b", "data", true)}, codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stream, err := w.dial(1, w.as("2")).SendSnapshot(ctx)
+			require.NoError(t, err)
+			for _, chunk := range c.chunks {
+				if err := stream.Send(chunk); err != nil {
+					require.ErrorIs(t, err, io.EOF)
+				}
+			}
+			_, err = stream.CloseAndRecv()
+			require.Equal(t, c.code, status.Code(err), "%v", err)
+			require.Empty(t, s.snapshots())
+			require.NoFileExists(t, filepath.Join(s.dir, "evil"))
+			require.NoFileExists(t, filepath.Join(s.runner.SnapshotDir(), "evil"))
+		})
+	}
+	require.NoError(t, s.runner.Err(), "the member goes on")
+}
+
+// A sender that hangs up in the middle leaves nothing, and one that begins again and again holds two places at most.
+func TestSnapshotsArriving(t *testing.T) {
+	w := newTable(t, 2, 2)
+	s := w.seats[1]
+	var streams []peerv1.PeerService_SendSnapshotClient
+	var cancels []context.CancelFunc
+	e := consensus.Envelope{From: 2, To: 1, Kind: consensus.KindBirthAsk}
+	frame, err := e.AppendTo(nil)
+	require.NoError(t, err)
+	l := s.mesh.links[2]
+	for n := 1; n <= 2; n++ {
+		ctx, cancel := context.WithCancel(limited(t))
+		stream, err := w.dial(1, w.as("2")).SendSnapshot(ctx)
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&peerv1.SnapshotChunk{Envelope: frame}))
+		require.NoError(t, stream.Send(chunkOf("half", "data", false)))
+		require.Eventually(t, func() bool { return len(s.snapshots()) == n }, 10*time.Second, time.Millisecond)
+		streams, cancels = append(streams, stream), append(cancels, cancel)
+	}
+	third, err := w.dial(1, w.as("2")).SendSnapshot(limited(t))
+	require.NoError(t, err)
+	_, err = third.CloseAndRecv()
+	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+	for i := range streams {
+		cancels[i]()
+	}
+	require.Eventually(t, func() bool { return len(s.snapshots()) == 0 && len(l.arriving) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// Whatever becomes of a snapshot's transfer, consensus hears of it; a mesh that does not run sends none.
+func TestSnapshotRefused(t *testing.T) {
+	w := newTable(t, 2)
+	m := w.seats[1].mesh
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tape"), large, 0o600))
+	ctx := limited(t)
+	// Envelopes may go from here to 2 in the name of 1 only: the refusal says so, and is not just a broken stream.
+	err := m.sendSnapshot(ctx, consensus.Envelope{From: 7, To: 2, Kind: consensus.KindBirthAsk}, dir)
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+	require.Empty(t, w.seats[2].snapshots())
+	m.links[2].snapshots <- struct{}{}
+	require.ErrorContains(t, m.sendSnapshot(ctx, consensus.Envelope{From: 1, To: 2}, dir), "under way")
+	<-m.links[2].snapshots
+	require.ErrorContains(t, m.sendSnapshot(ctx, consensus.Envelope{From: 1, To: 5}, dir), "no such member")
+	stopped, stop := context.WithCancel(ctx)
+	stop()
+	require.ErrorContains(t, m.sendSnapshot(stopped, consensus.Envelope{From: 1, To: 2, Kind: consensus.KindBirthAsk}, dir), "canceled")
+	require.Empty(t, m.links[2].snapshots, "the place is free again")
+}
+
+// An image in pieces, from any offset.
+func TestImages(t *testing.T) {
+	w := newTable(t, 2)
+	images := filepath.Join(w.seats[1].dir, "images")
+	require.NoError(t, os.MkdirAll(images, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(images, "sum"), large, 0o600))
+	ctx := limited(t)
+	m := w.seats[2].mesh
+	for _, at := range []int{0, 1, chunk, len(large) - 1, len(large), len(large) + 1} {
+		r, err := m.ReadImage(ctx, 1, "sum", uint64(at))
+		require.NoError(t, err)
+		got, err := io.ReadAll(r)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(large[min(at, len(large)):], got), at)
+		require.NoError(t, r.Close())
+	}
+	for sum, code := range map[string]codes.Code{"none": codes.NotFound} {
+		r, err := m.ReadImage(ctx, 1, sum, 0)
+		require.NoError(t, err)
+		_, err = io.ReadAll(r)
+		require.Equal(t, code, status.Code(err), "%v", err)
+		require.NoError(t, r.Close())
+	}
+	r, err := m.ReadImage(ctx, 1, "sum", 1<<63)
+	require.NoError(t, err)
+	_, err = io.ReadAll(r)
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
+	require.NoError(t, r.Close())
+	_, err = m.ReadImage(ctx, 9, "sum", 0)
+	require.Error(t, err)
+
+	// A disk that fails in the middle is no end of the image.
+	w.seats[1].mesh.images = broken{}
+	r, err = m.ReadImage(ctx, 1, "sum", 0)
+	require.NoError(t, err)
+	got, err := io.ReadAll(r)
+	require.Equal(t, codes.Internal, status.Code(err), "%v", err)
+	require.Equal(t, "some", string(got))
+	require.NoError(t, r.Close())
+}
+
+// broken are images on a disk that fails.
+type broken struct{ reads int }
+
+func (broken) Open(string) (io.ReadSeekCloser, error)   { return &broken{}, nil }
+func (*broken) Seek(offset int64, _ int) (int64, error) { return offset, nil }
+func (*broken) Close() error                            { return nil }
+func (b *broken) Read(p []byte) (int, error) {
+	if b.reads++; b.reads > 1 {
+		return 0, errors.New("input/output error")
+	}
+	return copy(p, "some"), nil
+}
+
+// A member that goes silent fails the reading.
+func TestImageStalls(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gave := false
+	r := &imageReader{member: 3, ctx: ctx, cancel: cancel, stall: time.Millisecond, recv: func() (*peerv1.ReadImageResponse, error) {
+		if !gave {
+			gave = true
+			return &peerv1.ReadImageResponse{Data: []byte("some")}, nil
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	got, err := io.ReadAll(r)
+	require.Equal(t, "some", string(got))
+	require.ErrorIs(t, err, errStalled)
+	require.ErrorContains(t, err, "member 3")
+}
+
+func TestChunks(t *testing.T) {
+	send := func([]byte) error { return errors.New("the reader has gone") }
+	require.ErrorContains(t, Chunks(bytes.NewReader(large), 0, send), "gone")
+	require.NoError(t, Chunks(bytes.NewReader(nil), 0, send), "nothing to send")
+	require.True(t, fault.Is(Chunks(bytes.NewReader(large), 1<<63, send), fault.InvalidArgument))
+	require.NoError(t, Chunks(bytes.NewReader(large), uint64(len(large)), send))
+}

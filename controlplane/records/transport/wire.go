@@ -1,0 +1,126 @@
+package transport
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// wire is a connection that envelopes go out on.
+type wire struct {
+	*tls.Conn
+	out *outlet
+
+	mu      sync.Mutex
+	asked   bool
+	answers time.Duration
+}
+
+// connect makes a connection for envelopes.
+func (m *Mesh) connect(ctx context.Context, l *link) (*wire, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", l.address)
+	if err != nil {
+		return nil, err
+	}
+	out, err := newOutlet(conn, m.patience.answer)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), func(other mtls.ID) error { return isMember(other, l.member) })
+	config.NextProtos = []string{raftProtocol}
+	config.DynamicRecordSizingDisabled = true
+	t := tls.Client(out, config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		t.Close()
+		return nil, fmt.Errorf("greet member %d: %w", l.member, err)
+	}
+	if t.ConnectionState().NegotiatedProtocol != raftProtocol {
+		t.Close()
+		return nil, fault.New(fault.FailedPrecondition, "member %d does not speak %s: upgrade the older", l.member, raftProtocol)
+	}
+	out.shaken()
+	return &wire{Conn: t, out: out, answers: m.patience.answer}, nil
+}
+
+// Close cuts the connection at once: TLS would first wait for whoever writes.
+func (w *wire) Close() error { return w.out.Conn.Close() }
+
+// ask asks whether the other side is there, unless it owes an answer. Only the writer asks.
+func (w *wire) ask() error {
+	w.mu.Lock()
+	asked := w.asked
+	w.mu.Unlock()
+	if asked {
+		return nil
+	}
+	if _, err := w.Write(make([]byte, headBytes)); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.asked = true
+	err := w.SetReadDeadline(time.Now().Add(w.answers))
+	w.mu.Unlock()
+	return errors.Join(err, w.out.flush(0))
+}
+
+func (w *wire) answered() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked = false
+	return w.SetReadDeadline(time.Time{})
+}
+
+// errClosed ends a connection that the other side ended without a word.
+var errClosed = errors.New("the member closed the connection")
+
+// listen hears answers until the other side says why it takes no more, or the connection ends; the error is never nil.
+func (w *wire) listen() error {
+	in := bufio.NewReader(w)
+	var head [headBytes]byte
+	for {
+		if _, err := io.ReadFull(in, head[:]); errors.Is(err, io.EOF) {
+			return errClosed
+		} else if err != nil {
+			return err
+		}
+		n := binary.BigEndian.Uint32(head[:])
+		if n == 0 {
+			if err := w.answered(); err != nil {
+				return err
+			}
+			continue
+		}
+		if n > mostRefusal {
+			return fmt.Errorf("an answer of %d bytes, at most %d", n, mostRefusal)
+		}
+		said := make([]byte, n)
+		if _, err := io.ReadFull(in, said); err != nil {
+			return err
+		}
+		closed := &peerv1.RaftClosed{}
+		if err := proto.Unmarshal(said, closed); err != nil {
+			return fmt.Errorf("decode why the member closed the connection: %w", err)
+		}
+		if err := outcome(false, closed.GetFault(), ""); err != nil {
+			return err
+		}
+		return errClosed
+	}
+}

@@ -1,0 +1,56 @@
+package convert
+
+import (
+	"github.com/trivet-cloud/trivet/shared/cloud"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// Assigned is what a host should make of a VM.
+func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
+	power := agentv1.Power_POWER_OFF
+	if vm.Wish.On {
+		power = agentv1.Power_POWER_ON
+	}
+	sockets, cores := vm.Spec.CPU.Topology()
+	return &agentv1.AssignedVm{
+		VmId: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project), Generation: vm.Generation,
+		Power: power, StopGraceMs: vm.Wish.GraceMS, Reboots: vm.Wish.Reboots, Resets: vm.Wish.Resets, Starts: vm.Wish.Starts,
+		Vcpus: vm.Spec.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: vm.Spec.CPU.Model,
+		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: each(vm.Disks, assignedDisk), Kernel: assignedImage(vm.Kernel),
+		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline,
+	}
+}
+
+func assignedDisk(d cloud.BuiltDisk) *agentv1.AssignedDisk {
+	return &agentv1.AssignedDisk{
+		Id: d.ID, SizeBytes: d.SizeBytes, Bus: vmv1.DiskBus(d.Bus), Cache: vmv1.DiskCache(d.Cache), Image: assignedImage(d.Image),
+	}
+}
+
+func assignedImage(i *cloud.BuiltImage) *agentv1.AssignedImage {
+	if i == nil {
+		return nil
+	}
+	return &agentv1.AssignedImage{ImageId: string(i.ID), Sha256: i.SHA256, SizeBytes: i.SizeBytes, Format: vmv1.ImageFormat(i.Format)}
+}
+
+// Observation is a report as an agent sends it.
+func Observation(o cloud.Observation) *agentv1.VmObservation {
+	return &agentv1.VmObservation{
+		VmId: string(o.VM), Generation: o.Generation, Observed: agentv1.Observed(o.Observed), Exit: agentv1.Exit(o.Exit),
+		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copied(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
+		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone,
+	}
+}
+
+// ObservationFrom is the report that the leader takes.
+func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
+	return cloud.Observation{
+		VM: cloud.VMID(o.GetVmId()), Generation: o.GetGeneration(), Observed: enum[cloud.Observed](o.GetObserved()),
+		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copied(o.GetIpAddresses()),
+		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
+		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(),
+	}
+}

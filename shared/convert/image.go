@@ -1,0 +1,31 @@
+package convert
+
+import (
+	"github.com/trivet-cloud/trivet/shared/cloud"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// Image is an image as the API shows it.
+func Image(i *cloud.Image) *vmv1.Image {
+	return &vmv1.Image{
+		Id: string(i.ID), Name: i.Name, OrgId: string(i.Org), Visibility: vmv1.Visibility(i.Visibility),
+		Format: vmv1.ImageFormat(i.Format), SizeBytes: i.SizeBytes, Checksum: i.Checksum(), OsType: vmv1.OsType(i.OSType),
+		OsVersion: i.OSVersion, Architecture: vmv1.Architecture(i.Architecture), MinDiskGib: i.MinDiskGiB,
+		MinMemoryMib: i.MinMemoryMiB, Status: vmv1.ImageStatus(i.Status), CreatedAt: i.CreatedAt, UpdatedAt: i.UpdatedAt,
+		Metadata: clone(i.Metadata),
+	}
+}
+
+// ImageFrom is the image that a CreateImage call describes.
+func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
+	return cloud.Image{
+		Name: r.GetName(), Org: cloud.OrgID(r.GetOrgId()), Visibility: enum[cloud.Visibility](r.GetVisibility()),
+		Format: enum[cloud.ImageFormat](r.GetFormat()), OSType: enum[cloud.OSType](r.GetOsType()), OSVersion: r.GetOsVersion(),
+		Architecture: enum[cloud.Architecture](r.GetArchitecture()), MinDiskGiB: r.GetMinDiskGib(), MinMemoryMiB: r.GetMinMemoryMib(),
+		Metadata: clone(r.GetMetadata()), Source: r.GetSourceUrl(),
+	}
+}
+
+// Visibility narrows the wire's value; see enum.
+func Visibility(v vmv1.Visibility) cloud.Visibility { return enum[cloud.Visibility](v) }

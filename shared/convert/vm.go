@@ -1,0 +1,46 @@
+package convert
+
+import (
+	"github.com/trivet-cloud/trivet/shared/cloud"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// VM is a VM as the API shows it; usage may be nil.
+func VM(vm *cloud.VM, usage *cloud.Usage) *vmv1.VirtualMachine {
+	return &vmv1.VirtualMachine{
+		Id: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project),
+		State: vmv1.VmState(vm.State), Spec: Spec(&vm.Spec), Status: status(&vm.Status, usage), NodeId: string(vm.Node),
+		Hypervisor: vmv1.HypervisorType(vm.Hypervisor), CreatedAt: vm.CreatedAt, UpdatedAt: vm.UpdatedAt,
+		CreatedBy: vm.CreatedBy, Metadata: clone(vm.Metadata), Labels: clone(vm.Labels),
+	}
+}
+
+func status(s *cloud.Status, usage *cloud.Usage) *vmv1.VmStatus {
+	return &vmv1.VmStatus{
+		ActualState: vmv1.VmState(s.Actual), HostPid: s.PID, StartedAt: s.StartedAt, IpAddresses: copied(s.Addresses),
+		ResourceUsage: Usage(usage), LastError: s.LastError,
+	}
+}
+
+// Usage is nil for nil.
+func Usage(u *cloud.Usage) *vmv1.ResourceUsage {
+	if u == nil {
+		return nil
+	}
+	return &vmv1.ResourceUsage{
+		CpuPercent: u.CPUPercent, MemoryUsedMib: u.MemoryMiB, DiskReadBytes: u.DiskReadBytes,
+		DiskWriteBytes: u.DiskWriteBytes, NetworkRxBytes: u.NetworkReceivedBytes, NetworkTxBytes: u.NetworkTransmitBytes,
+	}
+}
+
+// UsageFrom is nil for nil.
+func UsageFrom(u *vmv1.ResourceUsage) *cloud.Usage {
+	if u == nil {
+		return nil
+	}
+	return &cloud.Usage{
+		CPUPercent: u.GetCpuPercent(), MemoryMiB: u.GetMemoryUsedMib(), DiskReadBytes: u.GetDiskReadBytes(),
+		DiskWriteBytes: u.GetDiskWriteBytes(), NetworkReceivedBytes: u.GetNetworkRxBytes(), NetworkTransmitBytes: u.GetNetworkTxBytes(),
+	}
+}

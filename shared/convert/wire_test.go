@@ -1,0 +1,169 @@
+package convert
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// fill sets every field of a message to something, deeply; of a oneof it sets the one asked for.
+func fill(m protoreflect.Message, oneof int, n *int) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if o := f.ContainingOneof(); o != nil && o.Fields().Get(oneof%o.Fields().Len()) != f {
+			continue
+		}
+		switch {
+		case f.IsMap():
+			m.Mutable(f).Map().Set(protoreflect.ValueOfString("k").MapKey(), protoreflect.ValueOfString("v"))
+		case f.IsList() && f.Message() != nil:
+			fill(m.Mutable(f).List().AppendMutable().Message(), oneof, n)
+		case f.IsList():
+			m.Mutable(f).List().Append(scalar(f, n))
+		case f.Message() != nil:
+			fill(m.Mutable(f).Message(), oneof, n)
+		default:
+			m.Set(f, scalar(f, n))
+		}
+	}
+}
+
+func scalar(f protoreflect.FieldDescriptor, n *int) protoreflect.Value {
+	*n++
+	switch f.Kind() {
+	case protoreflect.StringKind:
+		return protoreflect.ValueOfString(fmt.Sprint("s", *n))
+	case protoreflect.BoolKind:
+		return protoreflect.ValueOfBool(true)
+	case protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(1)
+	case protoreflect.Int32Kind:
+		return protoreflect.ValueOfInt32(int32(*n))
+	case protoreflect.Uint32Kind:
+		return protoreflect.ValueOfUint32(uint32(*n))
+	case protoreflect.Int64Kind:
+		return protoreflect.ValueOfInt64(int64(*n))
+	case protoreflect.Uint64Kind:
+		return protoreflect.ValueOfUint64(uint64(*n))
+	case protoreflect.DoubleKind:
+		return protoreflect.ValueOfFloat64(float64(*n))
+	}
+	panic("no value for " + f.FullName())
+}
+
+func filled[M proto.Message](m M, oneof int) M {
+	n := 0
+	fill(m.ProtoReflect(), oneof, &n)
+	return m
+}
+
+// What a caller sends comes back as it was: nothing is forgotten on either side.
+func TestRoundTrips(t *testing.T) {
+	for oneof := range 3 {
+		spec := filled(&vmv1.VmSpec{}, oneof)
+		got := SpecFrom(spec)
+		require.Empty(t, cmp(spec, Spec(&got)))
+	}
+	o := filled(&agentv1.VmObservation{}, 0)
+	require.Empty(t, cmp(o, Observation(ObservationFrom(o))))
+	usage := filled(&vmv1.ResourceUsage{}, 0)
+	require.Empty(t, cmp(usage, Usage(UsageFrom(usage))))
+
+	heartbeat := filled(&vmv1.HeartbeatNodeRequest{}, 0)
+	node := NodeFrom(heartbeat)
+	shown := Node(&node, node.Declared, 7)
+	back := &vmv1.HeartbeatNodeRequest{
+		NodeId: shown.Id, Name: shown.Name, State: shown.State, Capacity: shown.Capacity, Allocatable: shown.Allocatable,
+		Hypervisors: shown.Hypervisors, Labels: shown.Labels, AgentVersion: shown.AgentVersion,
+		SupportedVolumeDrivers: shown.SupportedVolumeDrivers, SupportedStorageClasses: shown.SupportedStorageClasses,
+		SharedLiveMigration: shown.SharedLiveMigration,
+	}
+	require.Empty(t, cmp(heartbeat, back))
+}
+
+// What the control plane shows leaves no field of the message empty.
+func TestNothingShownIsForgotten(t *testing.T) {
+	spec := SpecFrom(filled(&vmv1.VmSpec{}, 0))
+	vm := cloud.VM{
+		ID: "i", Name: "n", Org: "o", Project: "p", State: cloud.Running, Spec: spec, Node: "n1", Hypervisor: cloud.KVM,
+		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"},
+		Status: cloud.Status{Actual: cloud.Running, PID: 1, StartedAt: 2, Addresses: []string{"a"}, LastError: "e"},
+		Wish:   cloud.Wish{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
+	}
+	image := &cloud.BuiltImage{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
+	vm.Kernel, vm.Initrd = image, image
+	vm.Disks = []cloud.BuiltDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
+	full := cloud.Usage{CPUPercent: 1, MemoryMiB: 1, DiskReadBytes: 1, DiskWriteBytes: 1, NetworkReceivedBytes: 1, NetworkTransmitBytes: 1}
+	requireFull(t, VM(&vm, &full).ProtoReflect())
+	requireFull(t, Assigned(&vm).ProtoReflect())
+
+	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))
+	require.Equal(t, "s10", created.Source)
+	created.ID, created.SizeBytes, created.SHA256, created.Status, created.CreatedAt, created.UpdatedAt = "i", 1, "h", cloud.ImageAvailable, 1, 2
+	requireFull(t, Image(&created).ProtoReflect())
+}
+
+func requireFull(t *testing.T, m protoreflect.Message) {
+	t.Helper()
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if f.ContainingOneof() != nil {
+			continue
+		}
+		require.True(t, m.Has(f), "%s is empty", f.FullName())
+		if f.Message() == nil || f.IsMap() {
+			continue
+		}
+		if f.IsList() {
+			requireFull(t, m.Get(f).List().Get(0).Message())
+		} else {
+			requireFull(t, m.Get(f).Message())
+		}
+	}
+}
+
+// Numbers of an enumeration that do not exist must not fold onto one that does.
+func TestUnknownEnumValuesStayUnknown(t *testing.T) {
+	for _, n := range []vmv1.DiskBus{-1, 256, 257, 1 << 30} {
+		require.Greater(t, diskFrom(&vmv1.DiskSpec{Bus: n}).Bus, cloud.BusSATA, "%d", n)
+	}
+}
+
+// Both sides number their enumerations alike, so that a cast is a translation.
+func TestEnumerationsMatch(t *testing.T) {
+	for name, value := range vmv1.VmState_value {
+		require.Equal(t, "VM_STATE_"+cloud.State(value).String(), name)
+	}
+	for name, value := range vmv1.NodeState_value {
+		require.Equal(t, "NODE_STATE_"+cloud.NodeState(value).String(), name)
+	}
+	for name, value := range vmv1.ImageStatus_value {
+		require.Equal(t, "IMAGE_STATUS_"+cloud.ImageStatus(value).String(), name)
+	}
+	for got, want := range map[any]any{
+		cloud.ObservedEnded: agentv1.Observed_OBSERVED_ENDED, cloud.ObservedBuildFailed: agentv1.Observed_OBSERVED_BUILD_FAILED,
+		cloud.ExitFailed: agentv1.Exit_EXIT_FAILED, cloud.BusSATA: vmv1.DiskBus_DISK_BUS_SATA,
+		cloud.CacheWritethrough: vmv1.DiskCache_DISK_CACHE_WRITETHROUGH, cloud.FormatVHD: vmv1.ImageFormat_IMAGE_FORMAT_VHD,
+		cloud.Shared: vmv1.Visibility_VISIBILITY_SHARED, cloud.AltVMM: vmv1.HypervisorType_HYPERVISOR_TYPE_ALTVMM,
+		cloud.ModelE1000: vmv1.NicModel_NIC_MODEL_E1000, cloud.AArch64: vmv1.Architecture_ARCHITECTURE_AARCH64,
+	} {
+		require.EqualValues(t, reflect.ValueOf(want).Int(), reflect.ValueOf(got).Uint())
+	}
+}
+
+func cmp(want, got proto.Message) string {
+	if proto.Equal(want, got) {
+		return ""
+	}
+	return fmt.Sprintf("want %v\ngot  %v", want, got)
+}
