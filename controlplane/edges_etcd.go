@@ -40,7 +40,7 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 		return fmt.Errorf("listen for etcd: %w", err)
 	}
 	in := rpc.NewIntake(etcdStreams, etcd.Intake(c.MaxRequestBytes+etcdOverhead))
-	g := rpc.NewServer(in, append(in.Settings(etcdrpc.Credentials()),
+	g := rpc.NewServer(in, append(in.Settings(etcd.Streams().Credentials(etcdrpc.Credentials())), rpc.Codec(),
 		grpc.ChainUnaryInterceptor(counted.UnaryServerInterceptor(), etcd.Unary),
 		grpc.ChainStreamInterceptor(counted.StreamServerInterceptor(), etcd.Stream),
 		grpc.MaxRecvMsgSize(c.MaxRequestBytes+etcdOverhead), grpc.MaxSendMsgSize(math.MaxInt32),

@@ -277,7 +277,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	public, health := rpc.New(rpc.Options{
 		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
 		Guest: &rpc.Guest{
-			Prefix: etcdrpc.Prefix, Admit: etcd.Admits, MaxMessage: c.KV.MaxRequestBytes + etcdOverhead, Unary: etcd.Unary, Stream: etcd.Stream,
+			Prefix: etcdrpc.Prefix, Admit: etcd.Admits, MaxMessage: c.KV.MaxRequestBytes + etcdOverhead, Unary: etcd.Unary, Stream: etcd.Stream, Streams: etcd.Streams(),
 		},
 	})
 	etcd.Register(public)

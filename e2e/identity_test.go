@@ -125,7 +125,7 @@ func TestForeignProgramsCheckTokens(t *testing.T) {
 		unproven, err := w.rest(2, "").IssueToken(ctx, "admin", word, nil)
 		require.NoError(t, err)
 		_, err = verifiers[2].Verify(ctx, unproven)
-		require.ErrorContains(t, err, "failed to verify signature", "anybody gets this token in the administrator's name")
+		require.ErrorContains(t, err, "failed to verify signature", "everybody can get this unauthenticated token in the administrator's name")
 	}
 
 	var mu sync.Mutex

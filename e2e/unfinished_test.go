@@ -71,12 +71,12 @@ func TestUnfinishedCalls(t *testing.T) {
 			require.Less(t, grown, c.most)
 
 			_, err = w.dial(c.member, w.adminToken).VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
-			require.NoError(t, err, "a tenant's call meanwhile")
+			require.NoError(t, err, "a tenant's call during the attack")
 			conn, err := grpc.NewClient(fmt.Sprintf("passthrough:///%s:50051", host), grpc.WithTransportCredentials(insecure.NewCredentials()))
 			require.NoError(t, err)
 			defer conn.Close()
 			_, err = pb.NewKVClient(conn).Put(ctx, &pb.PutRequest{Key: []byte(c.name), Value: make([]byte, 1000)})
-			require.NoError(t, err, "a call of etcd's meanwhile")
+			require.NoError(t, err, "a call of etcd's API during the attack")
 		})
 	}
 	t.Run("idle connections", func(t *testing.T) {

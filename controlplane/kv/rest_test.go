@@ -34,7 +34,7 @@ var stageErrors = map[string]error{
 	"deadline":  fmt.Errorf("wait: %w", context.DeadlineExceeded),
 	"ours":      errors.New("secret of the disk"),
 	"rejected":  fault.New(fault.FailedPrecondition, "member 9 was removed").WithReason("MEMBER_ID_REMOVED"),
-	"timeout":   fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may be yet"),
+	"timeout":   fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out"),
 }
 
 // The stories are in testdata/rest. Commands:

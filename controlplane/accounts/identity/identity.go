@@ -99,6 +99,7 @@ type Service struct {
 	names   nameGate
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
+	misses             *missReads
 	do                 commands
 	// incarnationKey is the key of the MACs of incarnationClaim.
 	incarnationKey []byte
@@ -121,6 +122,7 @@ func New(opts Options) *Service {
 		providers: oidc.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 		incarnationKey: opts.Key.Derive("token-incarnation"), unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
 		unproven: delay.New(unprovenLimits),
+		misses:   newMissReads(),
 	}
 	s.do = s.commands()
 	return s

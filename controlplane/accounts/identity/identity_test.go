@@ -355,7 +355,7 @@ func TestUsers(t *testing.T) {
 		{"the administrator's own role", func() error {
 			_, err := r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "admin", Binding: oneOnWire(cloud.Binding{Role: cloud.SystemAdmin})})
 			return err
-		}, fault.FailedPrecondition, "nobody could undo it"},
+		}, fault.FailedPrecondition, "nobody else could give it back"},
 		{"a role, by a member", func() error {
 			_, err := r.BindRole(ada, &identityv1.BindRoleRequest{UserId: "ada", Binding: oneOnWire(cloud.Binding{Role: cloud.SystemAdmin})})
 			return err

@@ -44,8 +44,8 @@ func (w *world) mayCreate(s *Service, text string) error {
 	return err
 }
 
-// Nothing that was given in a deleted project works in a project that is created under its ID later: no token that was
-// scoped to it, on any member, no role in it, no service account of it. All of this happens within one millisecond.
+// Tokens, roles and service accounts of a deleted project give no access to a project that is created with the same ID
+// later, on any member, also if all of this happens within one millisecond.
 func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(30*time.Second, false)
@@ -103,7 +103,7 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 	require.Error(t, w.mayCreate(w.first, scoped(w.first, "ada")))
 }
 
-// A token that was scoped to a project before there was one does not act in it.
+// A token that was issued for a project before the project existed gives no access to it.
 func TestATokenForAProjectToCome(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
@@ -180,8 +180,8 @@ func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
-// Records of a version that knew no incarnations stay good: a role, a service account and a token that was issued by that
-// version. They end with their project like all others.
+// Roles, service accounts and tokens that a version without incarnations wrote stay valid until their project is
+// deleted.
 func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}

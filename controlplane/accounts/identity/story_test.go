@@ -547,7 +547,7 @@ func TestWhoRulesWhat(t *testing.T) {
 	}
 	scoped := w.as(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"}))
 	err := second(r.CreateProject(scoped, &identityv1.CreateProjectRequest{Id: "more", OrgId: "acme"}))
-	require.ErrorContains(t, err, "acts in acme/web only", "a token of a project reaches no further")
+	require.ErrorContains(t, err, "limited to acme/web", "a token of a project reaches no further")
 
 	require.True(t, fault.Is(second(r.GetProject(w.login("eve"), &identityv1.GetProjectRequest{Id: "web"})), fault.NotFound))
 	require.True(t, fault.Is(second(r.GetOrg(w.login("eve"), &identityv1.GetOrgRequest{Id: "acme"})), fault.NotFound))
@@ -640,8 +640,8 @@ func TestOnesOwn(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
-// A name that somebody registered over REST does not keep an administrator from creating the user: the user is new, with
-// nothing of what was registered. A user that was given something is not created again, nor is one made by CreateUser.
+// An administrator can create a user whose name was registered over REST: the user has nothing of what was registered.
+// A user who has a role or a credential, or was made by CreateUser, is not created again.
 func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}

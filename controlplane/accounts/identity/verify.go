@@ -79,7 +79,7 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	err = s.opts.Store.Recent(ctx, staleness, look)
 	if err == nil && j.behind(s, caller) {
 		// This member may be behind the one that made the token, or the key, or bound the role.
-		err = s.opts.Store.View(ctx, look)
+		err = s.viewAfterMiss(ctx, look)
 	}
 	if err != nil {
 		if _, ok := fault.From(err); ok {
@@ -240,7 +240,7 @@ func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgI
 	}
 	// This member's replica may lag behind: retry with recent data.
 	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
-		err = s.opts.Store.View(ctx, look)
+		err = s.viewAfterMiss(ctx, look)
 	}
 	return org, err
 }
