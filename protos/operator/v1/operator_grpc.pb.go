@@ -79,8 +79,8 @@ type OperatorServiceClient interface {
 	// waits up to 30 s, or the caller's deadline (DEADLINE_EXCEEDED; the change may still happen). A repeat is
 	// MEMBER_NOT_FOUND.
 	//
-	// FAILED_PRECONDITION: fewer than a majority of the remaining voters can be reached (UNHEALTHY_CLUSTER), one voter
-	// would be left and force is not set (LAST_VOTER), or another change is under way (CHANGE_UNDER_WAY).
+	// FAILED_PRECONDITION: fewer than a majority of the remaining voters can be reached (UNHEALTHY_CLUSTER), no voter
+	// would be left, or one and force is not set (LAST_VOTER), or another change is under way (CHANGE_UNDER_WAY).
 	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberResponse, error)
 	// ReplaceMember is for a member that has lost its data directory: it removes the old directory from all groups,
 	// keeps the entry, and returns when the entry waits for a process with an empty directory, without a time limit for
@@ -327,8 +327,8 @@ type OperatorServiceServer interface {
 	// waits up to 30 s, or the caller's deadline (DEADLINE_EXCEEDED; the change may still happen). A repeat is
 	// MEMBER_NOT_FOUND.
 	//
-	// FAILED_PRECONDITION: fewer than a majority of the remaining voters can be reached (UNHEALTHY_CLUSTER), one voter
-	// would be left and force is not set (LAST_VOTER), or another change is under way (CHANGE_UNDER_WAY).
+	// FAILED_PRECONDITION: fewer than a majority of the remaining voters can be reached (UNHEALTHY_CLUSTER), no voter
+	// would be left, or one and force is not set (LAST_VOTER), or another change is under way (CHANGE_UNDER_WAY).
 	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberResponse, error)
 	// ReplaceMember is for a member that has lost its data directory: it removes the old directory from all groups,
 	// keeps the entry, and returns when the entry waits for a process with an empty directory, without a time limit for
