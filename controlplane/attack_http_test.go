@@ -22,7 +22,7 @@ import (
 // TestHTTPAttacks sends requests to a running member that browsers, smugglers of requests and forgers of proxies send.
 // Every request is refused, and no key is written.
 func TestHTTPAttacks(t *testing.T) {
-	m := newHouse(t)
+	m := startMember(t)
 	kvPort, identityPort := m.config.Ports.KV, m.config.Ports.Identity
 	const put = "PUT /api/v1/kv/attack HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
 	const body = `{"value":"v"}`
@@ -66,7 +66,7 @@ func TestHTTPAttacks(t *testing.T) {
 	text, err := io.ReadAll(listed.Body)
 	require.NoError(t, err)
 	require.NotContains(t, string(text), `"attack"`, "a refused request wrote the key")
-	users := do(m, identityv1.NewIdentityServiceClient(m.public).ListUsers, &identityv1.ListUsersRequest{})
+	users := mustCall(m, identityv1.NewIdentityServiceClient(m.public).ListUsers, &identityv1.ListUsersRequest{})
 	for _, u := range users.GetUsers() {
 		require.NotEqual(t, "mole", u.GetId())
 	}
@@ -92,18 +92,18 @@ func rawStatus(t *testing.T, address, request string) int {
 // TestSlowHeaders opens connections whose requests never become complete. The member closes each of them, and answers
 // others meanwhile.
 func TestSlowHeaders(t *testing.T) {
-	m := newHouse(t)
-	door := address(m.config, m.config.Ports.KV)
+	m := startMember(t)
+	listenAddress := address(m.config, m.config.Ports.KV)
 	var slow []net.Conn
 	for range 200 {
-		conn, err := net.Dial("tcp", door)
+		conn, err := net.Dial("tcp", listenAddress)
 		require.NoError(t, err)
 		defer conn.Close()
 		_, err = io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
 		require.NoError(t, err)
 		slow = append(slow, conn)
 	}
-	require.Equal(t, 200, rawStatus(t, door, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+	require.Equal(t, 200, rawStatus(t, listenAddress, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
 	for _, conn := range slow {
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
 		_, err := io.Copy(io.Discard, conn)
@@ -114,7 +114,7 @@ func TestSlowHeaders(t *testing.T) {
 // TestRapidResets opens streams and cancels them at once, over and over. The member goes on answering on other
 // connections; it may close the attacker's.
 func TestRapidResets(t *testing.T) {
-	m := newHouse(t)
+	m := startMember(t)
 	conn, err := net.Dial("tcp", address(m.config, m.config.Ports.GRPC))
 	require.NoError(t, err)
 	defer conn.Close()
@@ -144,6 +144,6 @@ func TestRapidResets(t *testing.T) {
 		}
 	}
 	_ = out.Flush()
-	_, err = identityv1.NewIdentityServiceClient(m.public).WhoAmI(m.admin(), &identityv1.WhoAmIRequest{})
+	_, err = identityv1.NewIdentityServiceClient(m.public).WhoAmI(m.adminContext(), &identityv1.WhoAmIRequest{})
 	require.NoError(t, err)
 }

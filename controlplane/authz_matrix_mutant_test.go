@@ -13,30 +13,30 @@ import (
 )
 
 // Each mutant makes cells of the table wrong, and those that it is about.
-func TestMutantsOfTheDoors(t *testing.T) {
-	h := newHouse(t)
-	h.furnish()
-	tokens := &purse{h, map[string]string{}}
-	knock := func() *table {
-		b := &table{}
-		all, rows := survey(&table{}, h.doors)
-		for _, d := range h.doors {
+func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
+	h := startMember(t)
+	h.createResources()
+	tokens := &tokenCache{h, map[string]string{}}
+	callSome := func() *matrix {
+		b := &matrix{}
+		all, rows := listEndpoints(&matrix{}, h.listeners)
+		for _, d := range h.listeners {
 			some := slices.DeleteFunc(slices.Clone(all[d.name]), func(e endpoint) bool {
 				return e.name != vms+"GetVm" && e.name != identityService+"WhoAmI"
 			})
-			h.knock(b, d, some, rows, tokens, false)
+			h.callWithTokens(b, d, some, rows, tokens, false)
 		}
 		return b
 	}
 	t.Cleanup(func() { mutant.Set("") })
 	mutant.Set("")
-	b := knock()
+	b := callSome()
 	require.NotZero(t, b.cells)
-	require.Empty(t, b.complaints, "the rules")
+	require.Empty(t, b.problems, "the rules")
 	for name, column := range map[string]string{
 		mutant.TrustUnproven: "unproven", mutant.ForeignTenant: "other project", mutant.AnyAudience: "wrong aud", mutant.IgnoreRevocation: "revoked",
 	} {
 		mutant.Set(name)
-		require.True(t, slices.ContainsFunc(knock().complaints, func(c string) bool { return strings.Contains(c, " with "+column+":") }), "%s is not noticed", name)
+		require.True(t, slices.ContainsFunc(callSome().problems, func(c string) bool { return strings.Contains(c, " with "+column+":") }), "%s is not noticed", name)
 	}
 }

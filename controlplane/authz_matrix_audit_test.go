@@ -19,31 +19,31 @@ import (
 
 // Who was refused is found in the audit: what, by whom if that was proved, from where. What they showed is not.
 func TestRefusalsAreAudited(t *testing.T) {
-	h := newHouse(t)
-	h.furnish()
-	tokens := &purse{h, map[string]string{}}
-	token := func(name string) string { return tokens.of(columnNamed(name), row{}) }
+	h := startMember(t)
+	h.createResources()
+	tokens := &tokenCache{h, map[string]string{}}
+	token := func(name string) string { return tokens.token(columnNamed(name), row{}) }
 	machines, bills, who := vmv1.NewVmServiceClient(h.public), creditv1.NewCreditServiceClient(h.public), identityv1.NewIdentityServiceClient(h.public)
-	ofWeb := &vmv1.GetVmRequest{OrgId: string(web.Org), ProjectId: string(web.Project), VmId: h.things["vm"]}
+	ofWeb := &vmv1.GetVmRequest{OrgId: string(web.Org), ProjectId: string(web.Project), VmId: h.resources["vm"]}
 
-	_, err := machines.DeleteVm(h.with(token("project:viewer")), &vmv1.DeleteVmRequest{VmId: h.things["vm"]})
+	_, err := machines.DeleteVm(h.contextWithToken(token("project:viewer")), &vmv1.DeleteVmRequest{VmId: h.resources["vm"]})
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
-	_, err = machines.GetVm(h.with(token("other org")), ofWeb)
+	_, err = machines.GetVm(h.contextWithToken(token("other org")), ofWeb)
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
-	_, err = machines.GetVm(h.with(token("expired")), ofWeb)
+	_, err = machines.GetVm(h.contextWithToken(token("expired")), ofWeb)
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
-	_, err = bills.TopUpWallet(h.with(token("unproven")), &creditv1.TopUpWalletRequest{Amount: 5})
+	_, err = bills.TopUpWallet(h.contextWithToken(token("unproven")), &creditv1.TopUpWalletRequest{Amount: 5})
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
-	_, err = who.IssueToken(h.limited(), &identityv1.IssueTokenRequest{Username: "memb", Password: wrongSecret})
+	_, err = who.IssueToken(h.callContext(), &identityv1.IssueTokenRequest{Username: "memb", Password: wrongSecret})
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
-	got, _ := h.outcome(visit{
-		endpoint: endpoint{door: door{address: address(h.config, h.config.Ports.VM)}, method: http.MethodGet}, path: "/api/v1/vms/" + h.things["vm"],
+	got, _ := h.outcome(call{
+		endpoint: endpoint{door: door{address: address(h.config, h.config.Ports.VM)}, method: http.MethodGet}, path: "/api/v1/vms/" + h.resources["vm"],
 	})
 	require.Equal(t, "401 UNAUTHENTICATED", got)
 
 	for _, want := range []*identityv1.AuditRecord{
-		{Method: vms + "DeleteVm", Outcome: "PERMISSION_DENIED", Principal: "view", Proof: "password", Target: "vm_id=" + h.things["vm"]},
-		{Method: vms + "GetVm", Outcome: "PERMISSION_DENIED", Principal: "stranger", Proof: "password", Target: "vm_id=" + h.things["vm"]},
+		{Method: vms + "DeleteVm", Outcome: "PERMISSION_DENIED", Principal: "view", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
+		{Method: vms + "GetVm", Outcome: "PERMISSION_DENIED", Principal: "stranger", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
 		// By an expired token on gRPC, and by none on REST: nobody has proved to be anybody.
 		{Method: vms + "GetVm", Outcome: "UNAUTHENTICATED"},
 		{Method: credits + "TopUpWallet", Outcome: "PERMISSION_DENIED", Proof: "none", Target: "claims=sys"},
@@ -51,8 +51,8 @@ func TestRefusalsAreAudited(t *testing.T) {
 		{Method: identityService + "IssueToken", Outcome: "UNAUTHENTICATED", Proof: "none", Target: "username="},
 	} {
 		var found *identityv1.AuditRecord
-		h.until(func() bool {
-			list := do(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{Method: want.GetMethod(), Outcome: want.GetOutcome(), Principal: want.GetPrincipal()})
+		h.waitFor(func() bool {
+			list := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{Method: want.GetMethod(), Outcome: want.GetOutcome(), Principal: want.GetPrincipal()})
 			for _, r := range list.GetRecords() {
 				if strings.Contains(r.GetTarget(), want.GetTarget()) {
 					found = r
@@ -66,20 +66,20 @@ func TestRefusalsAreAudited(t *testing.T) {
 		require.NotEmpty(t, found.GetRequestId(), found)
 		require.NotZero(t, found.GetTime(), found)
 	}
-	h.searchAudit(tokens)
+	h.checkAuditHasNoSecrets(tokens)
 }
 
 // searchAudit reads every record that there is and finds nothing in it that was secret.
-func (h *house) searchAudit(tokens *purse) {
-	secrets := []string{secret, wrongSecret, h.things["key"], h.things["ticket"], "eyJ"}
-	for _, token := range tokens.made {
+func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
+	secrets := []string{secret, wrongSecret, h.resources["key"], h.resources["ticket"], "eyJ"}
+	for _, token := range tokens.tokens {
 		if len(token) > 20 {
 			secrets = append(secrets, token, token[strings.LastIndexByte(token, '.')+1:])
 		}
 	}
 	who, page, records := identityv1.NewIdentityServiceClient(h.public), "", 0
 	for {
-		list := do(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{PageSize: 1000, PageToken: page})
+		list := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{PageSize: 1000, PageToken: page})
 		for _, r := range list.GetRecords() {
 			records++
 			text, err := protojson.Marshal(r)
@@ -99,7 +99,7 @@ func (h *house) searchAudit(tokens *purse) {
 }
 
 // until asks again until something is so.
-func (h *house) until(so func() bool) {
+func (h *testMember) waitFor(so func() bool) {
 	h.t.Helper()
 	end := time.Now().Add(startTime)
 	for !so() {

@@ -59,8 +59,8 @@ const (
 	wrongSecret = "wrong-horse-93ac"
 )
 
-// house is a whole member that runs in this process, with everything that it serves on sockets of its own.
-type house struct {
+// testMember is a whole member that runs in this process, with everything that it serves on sockets of its own.
+type testMember struct {
 	t         *testing.T
 	config    Config
 	key       *clusterkey.Key
@@ -68,32 +68,32 @@ type house struct {
 	// public is port 50051 without a token.
 	public *grpc.ClientConn
 	// things are what placeholders of requests stand for.
-	things map[string]string
+	resources map[string]string
 	// host shows the certificate of a host that has joined, outsider that of another cluster's.
 	host, outsider mtls.Source
 
-	mu    sync.Mutex
-	doors []door
+	mu        sync.Mutex
+	listeners []door
 }
 
 // newHouse starts a member and waits until its administrator can act.
-func newHouse(t *testing.T) *house {
-	h := &house{t: t, key: clusterkey.Generate(), things: map[string]string{}}
-	h.config = h.configure()
+func startMember(t *testing.T) *testMember {
+	h := &testMember{t: t, key: clusterkey.Generate(), resources: map[string]string{}}
+	h.config = h.newConfig()
 	var err error
 	h.authority, err = h.key.Authority()
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- newFloor(h.config).carry(func(f *floor) error { return run(ctx, h.config, f, h.opened) })
+		ended <- newFloor(h.config).carry(func(f *floor) error { return run(ctx, h.config, f, h.addListener) })
 	}()
 	t.Cleanup(func() { stop(); require.NoError(t, <-ended) })
 	h.public = h.dial(address(h.config, h.config.Ports.GRPC), insecure.NewCredentials())
 	// The first task of the leader makes the administrator, and tasks begin when every listener is open.
 	admin := identityv1.NewIdentityServiceClient(h.public)
-	h.until(func() bool {
-		_, err := admin.WhoAmI(h.admin(), &identityv1.WhoAmIRequest{})
+	h.waitFor(func() bool {
+		_, err := admin.WhoAmI(h.adminContext(), &identityv1.WhoAmIRequest{})
 		return err == nil || len(ended) > 0
 	})
 	require.Empty(t, ended, "the member has ended")
@@ -101,7 +101,7 @@ func newHouse(t *testing.T) *house {
 }
 
 // configure is a member on a loopback address of its own, with every listener that can be had.
-func (h *house) configure() Config {
+func (h *testMember) newConfig() Config {
 	c := Default()
 	var part [3]byte
 	rand.Read(part[:])
@@ -125,9 +125,13 @@ func (h *house) configure() Config {
 	return c
 }
 
-func (h *house) opened(d door) { h.mu.Lock(); defer h.mu.Unlock(); h.doors = append(h.doors, d) }
+func (h *testMember) addListener(d door) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.listeners = append(h.listeners, d)
+}
 
-func (h *house) dial(address string, c credentials.TransportCredentials) *grpc.ClientConn {
+func (h *testMember) dial(address string, c credentials.TransportCredentials) *grpc.ClientConn {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(c))
 	require.NoError(h.t, err)
 	h.t.Cleanup(func() { conn.Close() })
@@ -135,76 +139,76 @@ func (h *house) dial(address string, c credentials.TransportCredentials) *grpc.C
 }
 
 // limited is the context of a call.
-func (h *house) limited() context.Context {
+func (h *testMember) callContext() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	h.t.Cleanup(cancel)
 	return ctx
 }
 
 // with is the context of a call that shows a token.
-func (h *house) with(token string) context.Context {
-	return metadata.AppendToOutgoingContext(h.limited(), "authorization", "Bearer "+token)
+func (h *testMember) contextWithToken(token string) context.Context {
+	return metadata.AppendToOutgoingContext(h.callContext(), "authorization", "Bearer "+token)
 }
 
-func (h *house) hostToken(scope cloud.Tenant, at time.Time, ttl time.Duration) string {
+func (h *testMember) hostToken(scope cloud.Tenant, at time.Time, ttl time.Duration) string {
 	text, err := identity.HostToken(h.key, scope, at, ttl)
 	require.NoError(h.t, err)
 	return text
 }
 
-func (h *house) admin() context.Context {
-	return h.with(h.hostToken(cloud.Tenant{}, time.Now(), time.Hour))
+func (h *testMember) adminContext() context.Context {
+	return h.contextWithToken(h.hostToken(cloud.Tenant{}, time.Now(), time.Hour))
 }
 
 // do carries out a call that must succeed.
-func do[Q, A any](h *house, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {
+func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {
 	h.t.Helper()
-	a, err := call(h.admin(), q)
+	a, err := call(h.adminContext(), q)
 	require.NoError(h.t, err)
 	return a
 }
 
 // furnish makes tenants, people, and one of everything in project web.
-func (h *house) furnish() {
-	h.things["org"], h.things["project"], h.things["secret"] = string(web.Org), string(web.Project), secret
+func (h *testMember) createResources() {
+	h.resources["org"], h.resources["project"], h.resources["secret"] = string(web.Org), string(web.Project), secret
 	who := identityv1.NewIdentityServiceClient(h.public)
 	for _, p := range []cloud.Tenant{web, shop, lab} {
 		if p != shop {
-			do(h, who.CreateOrg, &identityv1.CreateOrgRequest{Id: string(p.Org)})
+			mustCall(h, who.CreateOrg, &identityv1.CreateOrgRequest{Id: string(p.Org)})
 		}
-		do(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(p.Project), OrgId: string(p.Org)})
+		mustCall(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(p.Project), OrgId: string(p.Org)})
 	}
-	for _, p := range people {
-		do(h, who.CreateUser, &identityv1.CreateUserRequest{Id: p.name})
-		do(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: p.name, Password: secret})
+	for _, p := range testUsers {
+		mustCall(h, who.CreateUser, &identityv1.CreateUserRequest{Id: p.name})
+		mustCall(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: p.name, Password: secret})
 		if b := p.binding(); b != nil {
-			do(h, who.BindRole, &identityv1.BindRoleRequest{UserId: p.name, Binding: b})
+			mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: p.name, Binding: b})
 		}
 	}
-	do(h, who.CreateUser, &identityv1.CreateUserRequest{Id: "spare"})
-	do(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: "spare", Password: secret})
-	account := do(h, who.CreateServiceAccount, &identityv1.CreateServiceAccountRequest{
-		OrgId: string(web.Org), ProjectId: string(web.Project), Name: robot.name, Roles: []string{string(robot.role)},
+	mustCall(h, who.CreateUser, &identityv1.CreateUserRequest{Id: "spare"})
+	mustCall(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: "spare", Password: secret})
+	account := mustCall(h, who.CreateServiceAccount, &identityv1.CreateServiceAccountRequest{
+		OrgId: string(web.Org), ProjectId: string(web.Project), Name: serviceAccount.name, Roles: []string{string(serviceAccount.role)},
 	})
-	h.things["account"], h.things["key"] = account.GetAccount().GetId(), account.GetSecret()
+	h.resources["account"], h.resources["key"] = account.GetAccount().GetId(), account.GetSecret()
 
 	purse := creditv1.NewCreditServiceClient(h.public)
-	do(h, purse.CreateWallet, &creditv1.CreateWalletRequest{OrgId: string(web.Org), ProjectId: string(web.Project), InitialBalance: 1000})
-	held := do(h, purse.CreateReservation, &creditv1.CreateReservationRequest{OrgId: string(web.Org), ProjectId: string(web.Project), Amount: 10, TtlSeconds: 3600})
-	h.things["reservation"] = held.GetId()
+	mustCall(h, purse.CreateWallet, &creditv1.CreateWalletRequest{OrgId: string(web.Org), ProjectId: string(web.Project), InitialBalance: 1000})
+	held := mustCall(h, purse.CreateReservation, &creditv1.CreateReservationRequest{OrgId: string(web.Org), ProjectId: string(web.Project), Amount: 10, TtlSeconds: 3600})
+	h.resources["reservation"] = held.GetId()
 
 	// The administrator's import directory.
 	picture := filepath.Join(h.config.DataDir, "import", "picture.raw")
 	require.NoError(h.t, os.WriteFile(picture, bytes.Repeat([]byte{7}, 4096), 0o600))
-	image := do(h, vmv1.NewImageServiceClient(h.public).CreateImage, &vmv1.CreateImageRequest{
+	image := mustCall(h, vmv1.NewImageServiceClient(h.public).CreateImage, &vmv1.CreateImageRequest{
 		Name: "picture", OrgId: string(web.Org), Visibility: vmv1.Visibility_VISIBILITY_PRIVATE, Format: vmv1.ImageFormat_IMAGE_FORMAT_RAW,
 		SourceUrl: "file://" + picture,
 	})
-	h.things["image"] = image.GetId()
-	h.things["node"] = h.join()
+	h.resources["image"] = image.GetId()
+	h.resources["node"] = h.joinHost()
 	// Who places VMs learns a moment later that the host is ready.
-	h.until(func() bool {
-		vm, err := vmv1.NewVmServiceClient(h.public).CreateVm(h.admin(), &vmv1.CreateVmRequest{
+	h.waitFor(func() bool {
+		vm, err := vmv1.NewVmServiceClient(h.public).CreateVm(h.adminContext(), &vmv1.CreateVmRequest{
 			Name: "db", OrgId: string(web.Org), ProjectId: string(web.Project), Spec: &vmv1.VmSpec{
 				Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 512},
 				Disks: []*vmv1.DiskSpec{{Id: "root", SizeGib: 1, Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}}},
@@ -214,35 +218,35 @@ func (h *house) furnish() {
 			return false
 		}
 		require.NoError(h.t, err)
-		h.things["vm"] = vm.GetId()
+		h.resources["vm"] = vm.GetId()
 		return true
 	})
 }
 
 // join makes a host of the cluster, which says that it has room, and gives its id.
-func (h *house) join() string {
-	made := do(h, operatorv1.NewOperatorServiceClient(h.public).CreateNodeToken, &operatorv1.CreateNodeTokenRequest{})
+func (h *testMember) joinHost() string {
+	made := mustCall(h, operatorv1.NewOperatorServiceClient(h.public).CreateNodeToken, &operatorv1.CreateNodeTokenRequest{})
 	_, private, err := ed25519.GenerateKey(nil)
 	require.NoError(h.t, err)
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, private)
 	require.NoError(h.t, err)
-	door := address(h.config, h.config.Ports.Agents)
-	given, err := agentv1.NewAgentServiceClient(h.dial(door, h.memberTLS(nil))).Join(h.limited(),
+	agentAddress := address(h.config, h.config.Ports.Agents)
+	given, err := agentv1.NewAgentServiceClient(h.dial(agentAddress, h.memberTLS(nil))).Join(h.callContext(),
 		&agentv1.JoinRequest{Protocol: 1, Token: made.GetToken(), Csr: csr, Name: "rack-1"})
 	require.NoError(h.t, err)
 	leaf, err := x509.ParseCertificate(given.GetCertificate())
 	require.NoError(h.t, err)
 	shown := &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: private, Leaf: leaf}
 	h.host = func() (*tls.Certificate, error) { return shown, nil }
-	agent := vmv1.NewNodeServiceClient(h.dial(door, h.memberTLS(h.host)))
-	_, err = agent.HeartbeatNode(h.limited(), h.beat(given.GetNodeId()))
+	agent := vmv1.NewNodeServiceClient(h.dial(agentAddress, h.memberTLS(h.host)))
+	_, err = agent.HeartbeatNode(h.callContext(), h.heartbeat(given.GetNodeId()))
 	require.NoError(h.t, err)
-	h.things["csr"], h.things["sum"] = base64.StdEncoding.EncodeToString(csr), strings.Repeat("0", 64)
-	h.things["peer"] = "https://" + address(h.config, h.config.Ports.Peers)
-	h.things["ticket"] = made.GetToken()
-	beat, err := protojson.Marshal(h.beat(given.GetNodeId()))
+	h.resources["csr"], h.resources["sum"] = base64.StdEncoding.EncodeToString(csr), strings.Repeat("0", 64)
+	h.resources["peer"] = "https://" + address(h.config, h.config.Ports.Peers)
+	h.resources["ticket"] = made.GetToken()
+	beat, err := protojson.Marshal(h.heartbeat(given.GetNodeId()))
 	require.NoError(h.t, err)
-	h.things["beat"] = string(beat)
+	h.resources["beat"] = string(beat)
 
 	other, err := clusterkey.Generate().Authority()
 	require.NoError(h.t, err)
@@ -252,7 +256,7 @@ func (h *house) join() string {
 	return given.GetNodeId()
 }
 
-func (h *house) beat(id string) *vmv1.HeartbeatNodeRequest {
+func (h *testMember) heartbeat(id string) *vmv1.HeartbeatNodeRequest {
 	room := &vmv1.NodeCapacity{Vcpus: 8, MemoryMib: 16384, StorageGib: 100}
 	return &vmv1.HeartbeatNodeRequest{
 		NodeId: id, Name: "rack-1", State: vmv1.NodeState_NODE_STATE_READY, AgentVersion: "1.0", Capacity: room,
@@ -261,9 +265,11 @@ func (h *house) beat(id string) *vmv1.HeartbeatNodeRequest {
 }
 
 // memberTLS dials a port that shows a member's certificate, with a certificate of the caller's or none.
-func (h *house) memberTLS(own mtls.Source) credentials.TransportCredentials {
+func (h *testMember) memberTLS(own mtls.Source) credentials.TransportCredentials {
 	return credentials.NewTLS(mtls.Client(own, h.authority.Certificate(), mtls.OnlyKind(mtls.Member)))
 }
 
 // peerCertificate is what this member itself shows.
-func (h *house) peerCertificate() mtls.Source { return leaf(h.authority, h.config.NodeID, time.Now) }
+func (h *testMember) peerCertificate() mtls.Source {
+	return leaf(h.authority, h.config.NodeID, time.Now)
+}

@@ -15,7 +15,7 @@ import (
 )
 
 // The survey notices whatever somebody adds without saying who may call it, and what is there no more.
-func TestNothingIsForgotten(t *testing.T) {
+func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 	g := grpc.NewServer()
 	g.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "new.v1.NewService", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
@@ -30,8 +30,8 @@ func TestNothingIsForgotten(t *testing.T) {
 	s.HandleOpen(http.MethodGet, "/api/v1/new", "", nothing)
 	s.HandleOpen(http.MethodGet, "/api/v1/open", "says why, but has no row", nothing)
 
-	b := &table{}
-	survey(b, []door{{name: "grpc", grpc: g}, {name: "vm", http: s}, {name: "mux", http: http.NewServeMux()}})
+	b := &matrix{}
+	listEndpoints(b, []door{{name: "grpc", grpc: g}, {name: "vm", http: s}, {name: "mux", http: http.NewServeMux()}})
 	for _, complaint := range []string{
 		"/new.v1.NewService/Do: neither has a rule nor says why it is open",
 		"/new.v1.NewService/Do has no row",
@@ -44,15 +44,15 @@ func TestNothingIsForgotten(t *testing.T) {
 		vms + "GetVm has a rule but is not served",
 		identityService + "IssueToken is said to be open, but has a rule or is not served",
 	} {
-		require.Contains(t, b.complaints, complaint)
+		require.Contains(t, b.problems, complaint)
 	}
-	require.NotContains(t, b.complaints, "vm GET /health has no row")
+	require.NotContains(t, b.problems, "vm GET /health has no row")
 }
 
 // What is expected of a cell is not what package auth says: a rule that is changed shows in cells.
-func TestARuleIsCells(t *testing.T) {
-	e := endpoint{class: ruled, name: vms + "GetVm", as: vms + "GetVm"}
-	r := row{ask: in(`,"vm_id":"$vm"`), right: "OK", own: "NOT_FOUND"}
+func TestExpectedOutcomes(t *testing.T) {
+	e := endpoint{class: ruled, name: vms + "GetVm", ruleMethod: vms + "GetVm"}
+	r := row{body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"}
 	for name, want := range map[string]string{
 		"no token": "UNAUTHENTICATED", "expired": "UNAUTHENTICATED", "wrong aud": "UNAUTHENTICATED", "unproven": "PERMISSION_DENIED",
 		"proven without role": noTenant, "other org": "PERMISSION_DENIED", "other org, by id": "NOT_FOUND", "project:viewer": "OK",
@@ -60,8 +60,8 @@ func TestARuleIsCells(t *testing.T) {
 	} {
 		require.Equal(t, want, expected(e, r, columnNamed(name)), name)
 	}
-	e = endpoint{class: ruled, name: "vm GET /api/v1/vms/{id}", as: vms + "GetVm", method: http.MethodGet}
-	r = row{path: "/api/v1/vms/$vm", right: "200", own: "404 NOT_FOUND"}
+	e = endpoint{class: ruled, name: "vm GET /api/v1/vms/{id}", ruleMethod: vms + "GetVm", method: http.MethodGet}
+	r = row{path: "/api/v1/vms/$vm", allowed: "200", otherTenant: "404 NOT_FOUND"}
 	for name, want := range map[string]string{
 		"garbage": "401 UNAUTHENTICATED", "unproven": "403 FORBIDDEN", "other org": "404 NOT_FOUND", "project:viewer": "200",
 		"system:admin of no project": "403 FORBIDDEN",

@@ -31,35 +31,35 @@ import (
 )
 
 // class is how an endpoint decides who may call it.
-type class string
+type authClass string
 
 const (
-	ruled class = "rule" // by the table of rules
-	open  class = "open" // everybody, for a reason that is said
-	etcd  class = "etcd" // by etcd's Auth
-	hosts class = "host" // by the certificate of a host
-	peers class = "peer" // by the certificate of a member
+	ruled authClass = "rule" // by the table of rules
+	open  authClass = "open" // everybody, for a reason that is said
+	etcd  authClass = "etcd" // by etcd's Auth
+	hosts authClass = "host" // by the certificate of a host
+	peers authClass = "peer" // by the certificate of a member
 )
 
 // endpoint is one way to call a member.
 type endpoint struct {
 	door  door
-	class class
+	class authClass
 	// name is a gRPC method, or the listener with an HTTP method and a path.
 	name string
 	// row is the name of its row: name, with the listener where callers prove themselves by certificate.
 	row string
 	// as is the method whose rule holds.
-	as auth.Method
+	ruleMethod auth.Method
 	// why is the reason of an open one.
-	why string
+	openReason string
 	// method and path are HTTP's.
 	method, path string
 	info         grpc.MethodInfo
 }
 
 // byCertificate are the listeners whose callers prove themselves by certificate.
-var byCertificate = map[string]class{"agents": hosts, "peers": peers}
+var byCertificate = map[string]authClass{"agents": hosts, "peers": peers}
 
 // standard are the services that gRPC itself defines.
 var standard = map[string]string{
@@ -74,19 +74,19 @@ func (d door) endpoints() (all []endpoint, err error) {
 		for service, info := range d.grpc.GetServiceInfo() {
 			for _, m := range info.Methods {
 				name := "/" + service + "/" + m.Name
-				e := endpoint{door: d, name: name, row: name, as: auth.Method(name), info: m}
-				_, isRuled := auth.Rules()[e.as]
+				e := endpoint{door: d, name: name, row: name, ruleMethod: auth.Method(name), info: m}
+				_, isRuled := auth.Rules()[e.ruleMethod]
 				switch {
 				case byCertificate[d.name] != "":
 					e.class, e.row = byCertificate[d.name], d.name+" "+name
 				case strings.HasPrefix(name, etcdrpc.Prefix):
 					e.class = etcd
-				case isRuled && auth.Open[e.as] == "":
+				case isRuled && auth.Open[e.ruleMethod] == "":
 					e.class = ruled
-				case !isRuled && auth.Open[e.as] != "":
-					e.class, e.why = open, auth.Open[e.as]
+				case !isRuled && auth.Open[e.ruleMethod] != "":
+					e.class, e.openReason = open, auth.Open[e.ruleMethod]
 				case standard[service] != "":
-					e.class, e.why = open, standard[service]
+					e.class, e.openReason = open, standard[service]
 				}
 				all = append(all, e)
 			}
@@ -97,7 +97,7 @@ func (d door) endpoints() (all []endpoint, err error) {
 	case interface{ Routes() []rest.Route }:
 		for _, r := range h.Routes() {
 			name := d.name + " " + r.Method + " " + r.Path
-			e := endpoint{door: d, name: name, row: name, as: r.As, why: r.Open, method: r.Method, path: r.Path}
+			e := endpoint{door: d, name: name, row: name, ruleMethod: r.As, openReason: r.Open, method: r.Method, path: r.Path}
 			_, isRuled := auth.Rules()[r.As]
 			switch {
 			case isRuled && r.Open == "":
@@ -111,7 +111,7 @@ func (d door) endpoints() (all []endpoint, err error) {
 		for _, path := range h.Paths() {
 			name := d.name + " GET " + path
 			all = append(all, endpoint{
-				door: d, name: name, row: name, class: open, why: "as with etcd, for whoever reaches the port", method: http.MethodGet, path: path,
+				door: d, name: name, row: name, class: open, openReason: "as with etcd, for whoever reaches the port", method: http.MethodGet, path: path,
 			})
 		}
 	default:
@@ -122,7 +122,7 @@ func (d door) endpoints() (all []endpoint, err error) {
 }
 
 // visit is one call of an endpoint.
-type visit struct {
+type call struct {
 	endpoint
 	token string
 	// conn is the listener's, for gRPC.
@@ -135,7 +135,7 @@ type visit struct {
 
 // outcome is what came of a call: a gRPC code, or an HTTP status with the code of the error, and the message of that.
 // Nothing that is said of a failure may repeat the token.
-func (h *house) outcome(v visit) (result, message string) {
+func (h *testMember) outcome(v call) (result, message string) {
 	if v.method != "" {
 		result, message = h.rest(v)
 	} else {
@@ -147,7 +147,7 @@ func (h *house) outcome(v visit) (result, message string) {
 	return result, message
 }
 
-func (h *house) rest(v visit) (result, message string) {
+func (h *testMember) rest(v call) (result, message string) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, v.method, "http://"+v.door.address+v.path, strings.NewReader(v.body))
@@ -174,7 +174,7 @@ func (h *house) rest(v visit) (result, message string) {
 	return strings.TrimSpace(fmt.Sprint(got.StatusCode, " ", said.Error.Code)), said.Error.Message
 }
 
-func (h *house) rpc(v visit) (result, message string) {
+func (h *testMember) rpc(v call) (result, message string) {
 	err := h.invoke(v)
 	c := code.Code(status.Code(err)).String()
 	if err == nil {
@@ -189,7 +189,7 @@ func (h *house) rpc(v visit) (result, message string) {
 }
 
 // invoke calls a gRPC method as far as its first answer.
-func (h *house) invoke(v visit) error {
+func (h *testMember) invoke(v call) error {
 	service, method, _ := strings.Cut(strings.TrimPrefix(v.name, "/"), "/")
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service + "." + method))
 	require.NoError(h.t, err, v.name)
@@ -236,22 +236,22 @@ func (h *house) invoke(v visit) error {
 var placeholder = regexp.MustCompile(`\$(no-)?([a-z]+)`)
 
 // How a request is filled.
-type filling uint8
+type placeholderMode uint8
 
 const (
-	asWritten  filling = iota
-	everything         // also what should not be there is what project web has
-	nothing            // nor is what should be there
+	fillAsWritten       placeholderMode = iota
+	fillAllWithExisting                 // also what should not be there is what project web has
+	fillAllWithMissing                  // nor is what should be there
 )
 
 // gone is an id that nothing has.
-const gone = "6f1c6a52-0d0e-4f6b-9c39-3c1d3b6f2a11"
+const missingID = "6f1c6a52-0d0e-4f6b-9c39-3c1d3b6f2a11"
 
 // hidden are the things that other tenants must not find.
-var hidden = []string{"vm", "image", "reservation", "account"}
+var tenantResources = []string{"vm", "image", "reservation", "account"}
 
 // fill puts things into a request.
-func (h *house) fill(text string, how filling) string {
+func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
 	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		found := placeholder.FindStringSubmatch(p)
 		switch name := found[2]; {
@@ -259,17 +259,17 @@ func (h *house) fill(text string, how filling) string {
 			return "n" + strings.ReplaceAll(uuid.NewString(), "-", "")
 		case name == "uuid":
 			return uuid.NewString()
-		case found[1] != "" && how != everything, how == nothing && slices.Contains(hidden, name):
-			return gone
+		case found[1] != "" && how != fillAllWithExisting, how == fillAllWithMissing && slices.Contains(tenantResources, name):
+			return missingID
 		default:
-			require.NotEmpty(h.t, h.things[name], p)
-			return h.things[name]
+			require.NotEmpty(h.t, h.resources[name], p)
+			return h.resources[name]
 		}
 	})
 }
 
 // nameless is a request without the fields that name a tenant.
-func nameless(h *house, body string) string {
+func withoutTenantFields(h *testMember, body string) string {
 	if body == "" {
 		return ""
 	}

@@ -14,22 +14,22 @@ type row struct {
 	name string
 	// path of HTTP; ask is the request as JSON. $name stands for a thing of project web, $no-name for what is not there,
 	// $new for a new name, $uuid for any id.
-	path, ask string
+	path, body string
 	// right is what whoever may call it is answered.
-	right string
+	allowed string
 	// own, when set, is what those are answered who may call it for another tenant and ask for what is project web's
 	// without naming that. Empty is right.
-	own string
+	otherTenant string
 	// at is the scope of tokens: a project unless it says org.
-	at string
+	tokenScope string
 	// asks is what etcd's Auth asks of the caller, unless that is to be a user: nothing, or no token that it does not know.
-	asks string
+	etcdAuth string
 	// drain is set for a stream of which the server has one at a time.
 	drain bool
 	// then, when set, is done after each call.
-	then func(h *house)
+	cleanup func(h *testMember)
 	// but are the columns in which it is otherwise, and why.
-	but []exception
+	exceptions []exception
 	// order is that in which rows stand.
 	order int
 }
@@ -44,7 +44,7 @@ type exception struct {
 
 // scope is that of a token for this row, of somebody whose role is in a project.
 func (r row) scope(project cloud.Tenant) cloud.Tenant {
-	if r.at == "org" {
+	if r.tokenScope == "org" {
 		project.Project = ""
 	}
 	return project
@@ -63,7 +63,7 @@ const noTenant = "NOT_FOUND of the tenant"
 // expected is the one right outcome of a cell. It is written from the design (part 1 of identity and credit: proof,
 // tenant rule), not from package auth.
 func expected(e endpoint, r row, c column) string {
-	for _, x := range r.but {
+	for _, x := range r.exceptions {
 		if slices.Contains(x.columns, c.name) {
 			return x.answer
 		}
@@ -72,25 +72,25 @@ func expected(e endpoint, r row, c column) string {
 	switch e.class {
 	case open:
 		// gRPC judges a token that is shown, also where none is asked for. What an etcd serves beside its API does not.
-		if c.nature == bad && !isREST && e.door.name != "etcd" {
+		if c.kind == invalidToken && !isREST && e.door.name != "etcd" {
 			return unauthenticated[false]
 		}
-		return r.right
+		return r.allowed
 	case etcd:
 		return expectedOfEtcd(r, c)
 	case ruled:
-		return expectedByRule(auth.Rules()[e.as], isREST, r, c)
+		return expectedByRule(auth.Rules()[e.ruleMethod], isREST, r, c)
 	}
 	return "no class"
 }
 
 func expectedOfEtcd(r row, c column) string {
 	switch {
-	case c.nature == bad:
+	case c.kind == invalidToken:
 		return unauthenticated[false]
-	case r.asks == "nothing", c.nature == roaming, c.nature == mute, c.nature == absent && r.asks == "no token":
-		return r.right
-	case c.nature == absent:
+	case r.etcdAuth == "nothing", c.kind == cloudAdmin, c.kind == cloudAdminNamingNone, c.kind == noToken && r.etcdAuth == "no token":
+		return r.allowed
+	case c.kind == noToken:
 		return "INVALID_ARGUMENT" // etcdserver: user name is empty
 	}
 	// Other tokens of the cloud make nobody a user of etcd: they are not tokens of its Auth.
@@ -98,49 +98,49 @@ func expectedOfEtcd(r row, c column) string {
 }
 
 func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
-	allowed := c.who.role == cloud.SystemAdmin || slices.Contains(rule.Roles, c.who.role) || slices.Contains(rule.Roles, auth.AnyProven)
-	switch c.nature {
-	case absent, bad:
+	allowed := c.user.role == cloud.SystemAdmin || slices.Contains(rule.Roles, c.user.role) || slices.Contains(rule.Roles, auth.AnyProven)
+	switch c.kind {
+	case noToken, invalidToken:
 		return unauthenticated[isREST]
-	case unproven:
+	case unprovenToken:
 		return denied[isREST]
-	case proven, role:
+	case provenWithoutRole, roleHere:
 		// A tenant in which the holder has no role is answered like one that does not exist; REST says 403 of both.
-		if c.nature == proven && !isREST && rule.Scope != auth.Nowhere && rule.Scope != auth.OfPlace {
+		if c.kind == provenWithoutRole && !isREST && rule.Scope != auth.Nowhere && rule.Scope != auth.OfPlace {
 			return noTenant
 		}
 		// These tokens are for a project or an org. What belongs to the cloud asks for one that is for all of it.
 		if !allowed || rule.Scope == auth.Nowhere && !slices.Contains(rule.Roles, auth.AnyProven) {
 			return denied[isREST]
 		}
-		return r.right
-	case roaming, mute:
-		return expectedOfAdmin(rule.Scope, isREST, r, c.nature == roaming)
+		return r.allowed
+	case cloudAdmin, cloudAdminNamingNone:
+		return expectedOfAdmin(rule.Scope, isREST, r, c.kind == cloudAdmin)
 	}
 	// Of another tenant.
-	sameOrg := c.who.at.Org == web.Org
+	sameOrg := c.user.at.Org == web.Org
 	switch {
 	case !allowed:
 		return denied[isREST]
 	case rule.Scope == auth.Nowhere, rule.Scope == auth.OfOrg && sameOrg:
-		return r.right
-	case rule.Scope == auth.OfPlace, c.nature == elsewhere && names(r), strings.Contains(r.path, "$project"):
+		return r.allowed
+	case rule.Scope == auth.OfPlace, c.kind == otherTenant && namesTenant(r), strings.Contains(r.path, "$project"):
 		return denied[isREST]
-	case r.own != "":
-		return r.own
+	case r.otherTenant != "":
+		return r.otherTenant
 	}
-	return r.right
+	return r.allowed
 }
 
 // expectedOfAdmin is for the administrator whose token is of no project: who names one, where a request can.
 func expectedOfAdmin(scope auth.Scope, isREST bool, r row, naming bool) string {
 	switch {
 	case scope == auth.Nowhere, scope == auth.OfPlace, strings.Contains(r.path, "$project"):
-		return r.right
-	case isREST && (scope == auth.OfProject && !naming || !names(r)):
+		return r.allowed
+	case isREST && (scope == auth.OfProject && !naming || !namesTenant(r)):
 		return denied[true]
 	case naming:
-		return r.right
+		return r.allowed
 	case isREST:
 		return "400 INVALID_ARGUMENT"
 	}
@@ -148,6 +148,6 @@ func expectedOfAdmin(scope auth.Scope, isREST bool, r row, naming bool) string {
 }
 
 // names reports whether a request names the tenant that it is about.
-func names(r row) bool {
-	return strings.Contains(r.ask, `_id":"$org"`) || strings.Contains(r.ask, `_id":"$project"`)
+func namesTenant(r row) bool {
+	return strings.Contains(r.body, `_id":"$org"`) || strings.Contains(r.body, `_id":"$project"`)
 }

@@ -23,44 +23,44 @@ import (
 var rewrite = flag.Bool("rewrite", false, "write testdata instead of comparing with it")
 
 // table is what the calls came to.
-type table struct {
+type matrix struct {
 	text         strings.Builder
 	cells, wrong int
-	complaints   []string
+	problems     []string
 }
 
-func (b *table) complain(format string, args ...any) {
-	b.complaints = append(b.complaints, fmt.Sprintf(format, args...))
+func (b *matrix) addProblem(format string, args ...any) {
+	b.problems = append(b.problems, fmt.Sprintf(format, args...))
 }
 
 // Every endpoint of every listener of a member that runs × every kind of token: the exact answer. An endpoint that is
 // added without a class or a row fails, and so does a row or a rule without an endpoint.
-func TestDoors(t *testing.T) {
-	h := newHouse(t)
-	h.furnish()
-	b := &table{}
+func TestAuthorizationMatrix(t *testing.T) {
+	h := startMember(t)
+	h.createResources()
+	b := &matrix{}
 	b.text.WriteString(legend())
-	all, rows := survey(b, h.doors)
-	require.Empty(t, b.complaints, "endpoints without a class or a row, or these without an endpoint")
+	all, rows := listEndpoints(b, h.listeners)
+	require.Empty(t, b.problems, "endpoints without a class or a row, or these without an endpoint")
 
 	// For what callers on loopback may do before etcd's Auth is enabled see TestGoverningTakesACredential.
-	tokens := &purse{h, map[string]string{}}
+	tokens := &tokenCache{h, map[string]string{}}
 	for _, etcdToo := range []bool{false, true} {
 		if etcdToo {
 			h.enableEtcdAuth()
 		}
-		for _, d := range h.doors {
+		for _, d := range h.listeners {
 			if byCertificate[d.name] == "" && (d.grpc != nil || !etcdToo) {
-				h.knock(b, d, all[d.name], rows, tokens, etcdToo)
+				h.callWithTokens(b, d, all[d.name], rows, tokens, etcdToo)
 			}
 		}
 	}
-	h.showCertificates(b, all, rows, tokens)
+	h.callWithCertificates(b, all, rows, tokens)
 
-	for _, c := range b.complaints {
+	for _, c := range b.problems {
 		t.Error(c)
 	}
-	h.searchAudit(tokens)
+	h.checkAuditHasNoSecrets(tokens)
 	endpoints, cells := 0, 0
 	for name, of := range all {
 		endpoints += len(of)
@@ -74,12 +74,12 @@ func TestDoors(t *testing.T) {
 	t.Logf("%d endpoints, %d cells, %d wrong", endpoints, b.cells, b.wrong)
 	fmt.Fprintf(&b.text, "%d endpoints, %d cells\n", endpoints, b.cells)
 	if !t.Failed() {
-		h.compare(b.text.String())
+		h.compareWithGolden(b.text.String())
 	}
 }
 
-func (h *house) compare(text string) {
-	const file = "testdata/doors.txt"
+func (h *testMember) compareWithGolden(text string) {
+	const file = "testdata/authorization_matrix.txt"
 	if *rewrite {
 		require.NoError(h.t, os.MkdirAll("testdata", 0o755))
 		require.NoError(h.t, os.WriteFile(file, []byte(text), 0o644))
@@ -91,52 +91,52 @@ func (h *house) compare(text string) {
 }
 
 // survey finds every endpoint, by its listener, and its row, and complains of whatever is missing or too much.
-func survey(b *table, doors []door) (all map[string][]endpoint, rows map[string]row) {
+func listEndpoints(b *matrix, listeners []door) (all map[string][]endpoint, rows map[string]row) {
 	rows, used, served := map[string]row{}, map[string]bool{}, map[auth.Method]bool{}
-	for _, part := range [][]row{machineRows, identityRows, creditRows, restRows, etcdRows, certifiedRows} {
+	for _, part := range [][]row{computeRows, identityRows, creditRows, restRows, etcdRows, certifiedRows} {
 		for _, r := range part {
 			if _, twice := rows[r.name]; twice {
-				b.complain("%s has two rows", r.name)
+				b.addProblem("%s has two rows", r.name)
 			}
 			r.order = len(rows)
 			rows[r.name] = r
 		}
 	}
 	all = map[string][]endpoint{}
-	for _, d := range doors {
+	for _, d := range listeners {
 		found, err := d.endpoints()
 		if err != nil {
-			b.complain("%v", err)
+			b.addProblem("%v", err)
 		}
 		all[d.name] = found
 		for _, e := range found {
 			if e.class == "" {
-				b.complain("%s: neither has a rule nor says why it is open", e.name)
+				b.addProblem("%s: neither has a rule nor says why it is open", e.name)
 			}
 			if r, ok := rows[e.row]; !ok {
-				b.complain("%s has no row", e.row)
-			} else if slices.Contains(refusals(e, r), r.right) {
-				b.complain("%s: the answer to whoever may, %s, does not differ from a refusal", e.name, r.right)
+				b.addProblem("%s has no row", e.row)
+			} else if slices.Contains(refusals(e, r), r.allowed) {
+				b.addProblem("%s: the answer to whoever may, %s, does not differ from a refusal", e.name, r.allowed)
 			}
 			used[e.row] = true
 			if e.class == ruled {
-				served[e.as] = true
+				served[e.ruleMethod] = true
 			}
 		}
 	}
 	for name := range rows {
 		if !used[name] {
-			b.complain("%s has a row but is not served", name)
+			b.addProblem("%s has a row but is not served", name)
 		}
 	}
 	for method := range auth.Rules() {
 		if !served[method] {
-			b.complain("%s has a rule but is not served", method)
+			b.addProblem("%s has a rule but is not served", method)
 		}
 	}
 	for method := range auth.Open {
 		if _, too := auth.Rules()[method]; too || !used[string(method)] {
-			b.complain("%s is said to be open, but has a rule or is not served", method)
+			b.addProblem("%s is said to be open, but has a rule or is not served", method)
 		}
 	}
 	return all, rows
@@ -149,7 +149,7 @@ func refusals(e endpoint, r row) []string {
 		return []string{unauthenticated[true], denied[true]}
 	case e.class == ruled:
 		return []string{unauthenticated[false], denied[false]}
-	case e.class == etcd && r.asks == "":
+	case e.class == etcd && r.etcdAuth == "":
 		return []string{unauthenticated[false], "INVALID_ARGUMENT"}
 	case e.class == peers:
 		return []string{"UNAVAILABLE"}
@@ -159,8 +159,8 @@ func refusals(e endpoint, r row) []string {
 	return []string{unauthenticated[false]}
 }
 
-// knock calls the endpoints of a listener with each kind of token, either those of etcd or the others.
-func (h *house) knock(b *table, d door, endpoints []endpoint, rows map[string]row, tokens *purse, etcdToo bool) {
+// callWithTokens calls the endpoints of a listener with each kind of token, either those of etcd or the others.
+func (h *testMember) callWithTokens(b *matrix, d door, endpoints []endpoint, rows map[string]row, tokens *tokenCache, etcdToo bool) {
 	var conn *grpc.ClientConn
 	if d.grpc != nil {
 		conn = h.dial(d.address, insecure.NewCredentials())
@@ -176,79 +176,79 @@ func (h *house) knock(b *table, d door, endpoints []endpoint, rows map[string]ro
 		r := rows[e.row]
 		var cells []string
 		for _, c := range columns {
-			got := h.cell(b, visit{endpoint: e, conn: conn, token: tokens.of(c, r), drain: r.drain}, r, c)
-			cells = append(cells, short(got, r, e.method != ""))
+			got := h.callWithToken(b, call{endpoint: e, conn: conn, token: tokens.token(c, r), drain: r.drain}, r, c)
+			cells = append(cells, cellText(got, r, e.method != ""))
 		}
-		b.line(e, r, cells)
+		b.writeRow(e, r, cells)
 	}
 }
 
 // cell calls an endpoint with one kind of token and says what came of it.
-func (h *house) cell(b *table, v visit, r row, c column) (got string) {
+func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got string) {
 	// Of an org's things another project of it has as much as this one.
-	theirs := c.who.role == cloud.SystemAdmin || c.nature == role || c.who.at.Org == web.Org && auth.Rules()[v.as].Scope == auth.OfOrg
-	how := everything
+	theirs := c.user.role == cloud.SystemAdmin || c.kind == roleHere || c.user.at.Org == web.Org && auth.Rules()[v.ruleMethod].Scope == auth.OfOrg
+	how := fillAllWithExisting
 	if theirs {
-		how = asWritten
+		how = fillAsWritten
 	}
-	h.ask(&v, r, c, how)
+	h.fillRequest(&v, r, c, how)
 	got, message := h.outcome(v)
 	b.cells++
 	if want := expected(v.endpoint, r, c); got != want {
 		b.wrong++
-		b.complain("%s with %s: got %s, want %s", v.name, c.name, got, want)
+		b.addProblem("%s with %s: got %s, want %s", v.name, c.name, got, want)
 	}
-	if c.nature == byID && !theirs {
-		h.ask(&v, r, c, nothing)
-		if _, otherwise := h.outcome(v); h.anonymous(message) != h.anonymous(otherwise) {
-			b.complain("%s with %s tells what is there: %q, but otherwise %q", v.name, c.name, message, otherwise)
+	if c.kind == otherTenantByID && !theirs {
+		h.fillRequest(&v, r, c, fillAllWithMissing)
+		if _, otherwise := h.outcome(v); h.withoutResourceIDs(message) != h.withoutResourceIDs(otherwise) {
+			b.addProblem("%s with %s tells what is there: %q, but otherwise %q", v.name, c.name, message, otherwise)
 		}
 	}
 	if v.method == http.MethodGet {
 		v.method = http.MethodHead
 		if head, _ := h.outcome(v); head != got[:3] {
-			b.complain("%s with %s: %s, but HEAD %s", v.name, c.name, got, head)
+			b.addProblem("%s with %s: %s, but HEAD %s", v.name, c.name, got, head)
 		}
 	}
-	if r.then != nil {
-		r.then(h)
+	if r.cleanup != nil {
+		r.cleanup(h)
 	}
 	return got
 }
 
 // ask fills the request of a row as a column has it.
-func (h *house) ask(v *visit, r row, c column, how filling) {
-	v.path, v.body = h.fill(r.path, how), h.fill(r.ask, how)
-	if c.nature == byID || c.nature == mute {
-		v.body = nameless(h, v.body)
+func (h *testMember) fillRequest(v *call, r row, c column, how placeholderMode) {
+	v.path, v.body = h.fillPlaceholders(r.path, how), h.fillPlaceholders(r.body, how)
+	if c.kind == otherTenantByID || c.kind == cloudAdminNamingNone {
+		v.body = withoutTenantFields(h, v.body)
 	}
 }
 
 // anonymous is a message without the ids of what was asked for.
-func (h *house) anonymous(message string) string {
-	for _, name := range hidden {
-		message = strings.ReplaceAll(message, h.things[name], gone)
+func (h *testMember) withoutResourceIDs(message string) string {
+	for _, name := range tenantResources {
+		message = strings.ReplaceAll(message, h.resources[name], missingID)
 	}
 	return message
 }
 
 // line writes a row of the table, and why some of its cells are other than its rule would have them.
-func (b *table) line(e endpoint, r row, cells []string) {
+func (b *matrix) writeRow(e endpoint, r row, cells []string) {
 	name := strings.TrimPrefix(e.name, e.door.name+" ")
 	fmt.Fprintf(&b.text, "%-62s", name)
 	for _, c := range cells {
 		fmt.Fprintf(&b.text, " %-4s", c)
 	}
-	fmt.Fprintf(&b.text, "  %s\n", r.right)
-	for _, x := range r.but {
+	fmt.Fprintf(&b.text, "  %s\n", r.allowed)
+	for _, x := range r.exceptions {
 		fmt.Fprintf(&b.text, "    %s: %s, since %s\n", strings.Join(x.columns, ", "), x.answer, x.why)
 	}
 }
 
 // short is an outcome as a cell shows it.
-func short(outcome string, r row, isREST bool) string {
+func cellText(outcome string, r row, isREST bool) string {
 	switch outcome {
-	case r.right:
+	case r.allowed:
 		return "="
 	case unauthenticated[isREST]:
 		return "-"
@@ -266,7 +266,7 @@ func short(outcome string, r row, isREST bool) string {
 
 func legend() string {
 	var b strings.Builder
-	b.WriteString(`Every endpoint of a member × every kind of token. Written by go test ./controlplane -run TestDoors -rewrite.
+	b.WriteString(`Every endpoint of a member × every kind of token. Written by go test ./controlplane -run TestAuthorizationMatrix -rewrite.
 
 =  what whoever may is answered, which stands at the end of the line
 -  UNAUTHENTICATED, on REST 401 UNAUTHENTICATED
@@ -294,23 +294,23 @@ before that, callers on loopback may use keys and read without a token; changes 
 }
 
 // enableAgain undoes an AuthDisable.
-func enableAgain(h *house) {
-	do(h, etcdpb.NewAuthClient(h.public).AuthEnable, &etcdpb.AuthEnableRequest{})
+func reenableEtcdAuth(h *testMember) {
+	mustCall(h, etcdpb.NewAuthClient(h.public).AuthEnable, &etcdpb.AuthEnableRequest{})
 }
 
 // enableEtcdAuth makes root a user of etcd's Auth, and from then on asks who calls.
-func (h *house) enableEtcdAuth() {
+func (h *testMember) enableEtcdAuth() {
 	a := etcdpb.NewAuthClient(h.public)
-	do(h, a.RoleAdd, &etcdpb.AuthRoleAddRequest{Name: "root"})
-	do(h, a.UserAdd, &etcdpb.AuthUserAddRequest{Name: "root", Password: secret})
-	do(h, a.UserGrantRole, &etcdpb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
-	do(h, a.AuthEnable, &etcdpb.AuthEnableRequest{})
+	mustCall(h, a.RoleAdd, &etcdpb.AuthRoleAddRequest{Name: "root"})
+	mustCall(h, a.UserAdd, &etcdpb.AuthUserAddRequest{Name: "root", Password: secret})
+	mustCall(h, a.UserGrantRole, &etcdpb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+	mustCall(h, a.AuthEnable, &etcdpb.AuthEnableRequest{})
 }
 
 // showCertificates calls the listeners whose callers prove themselves by certificate. A token is worth nothing there.
-func (h *house) showCertificates(b *table, all map[string][]endpoint, rows map[string]row, tokens *purse) {
-	sys := tokens.of(columnNamed("system:admin"), row{})
-	for _, d := range h.doors {
+func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, rows map[string]row, tokens *tokenCache) {
+	sys := tokens.token(columnNamed("system:admin"), row{})
+	for _, d := range h.listeners {
 		kind := byCertificate[d.name]
 		if kind == "" {
 			continue
@@ -321,7 +321,7 @@ func (h *house) showCertificates(b *table, all map[string][]endpoint, rows map[s
 			var said []string
 			for _, shown := range certificates {
 				b.cells++
-				v := visit{endpoint: e, conn: h.dial(d.address, shown.creds(h)), body: h.fill(r.ask, asWritten)}
+				v := call{endpoint: e, conn: h.dial(d.address, shown.creds(h)), body: h.fillPlaceholders(r.body, fillAsWritten)}
 				if shown.token {
 					v.token = sys
 				}
@@ -329,12 +329,12 @@ func (h *house) showCertificates(b *table, all map[string][]endpoint, rows map[s
 				v.conn.Close()
 				if want := shown.want(kind, r); got != want {
 					b.wrong++
-					b.complain("%s on %s with %s: got %s, want %s", e.name, d.name, shown.name, got, want)
+					b.addProblem("%s on %s with %s: got %s, want %s", e.name, d.name, shown.name, got, want)
 				}
 				said = append(said, fmt.Sprintf("    %s: %s\n", shown.name, got))
 			}
 			fmt.Fprintf(&b.text, "%s\n%s", e.name, strings.Join(said, ""))
-			for _, x := range r.but {
+			for _, x := range r.exceptions {
 				fmt.Fprintf(&b.text, "    (%s)\n", x.why)
 			}
 		}
@@ -344,32 +344,32 @@ func (h *house) showCertificates(b *table, all map[string][]endpoint, rows map[s
 // certificates are what callers show where that is asked for. A connection that TLS refuses is UNAVAILABLE.
 var certificates = []struct {
 	name  string
-	creds func(h *house) credentials.TransportCredentials
+	creds func(h *testMember) credentials.TransportCredentials
 	// token is set for who shows that of system:admin too.
 	token bool
-	want  func(kind class, r row) string
+	want  func(kind authClass, r row) string
 }{
-	{"no certificate", func(h *house) credentials.TransportCredentials { return h.memberTLS(nil) }, false, without},
-	{"no certificate, the token of system:admin", func(h *house) credentials.TransportCredentials { return h.memberTLS(nil) }, true, without},
-	{"no TLS", func(*house) credentials.TransportCredentials { return insecure.NewCredentials() }, true, only("")},
-	{"another cluster's certificate", func(h *house) credentials.TransportCredentials { return h.memberTLS(h.outsider) }, true, only("")},
-	{"a host's certificate", func(h *house) credentials.TransportCredentials { return h.memberTLS(h.host) }, false, only(hosts)},
-	{"a member's certificate", func(h *house) credentials.TransportCredentials { return h.memberTLS(h.peerCertificate()) }, false, only(peers)},
+	{"no certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(nil) }, false, wantWithoutCertificate},
+	{"no certificate, the token of system:admin", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(nil) }, true, wantWithoutCertificate},
+	{"no TLS", func(*testMember) credentials.TransportCredentials { return insecure.NewCredentials() }, true, wantOnlyFrom("")},
+	{"another cluster's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.outsider) }, true, wantOnlyFrom("")},
+	{"a host's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.host) }, false, wantOnlyFrom(hosts)},
+	{"a member's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.peerCertificate()) }, false, wantOnlyFrom(peers)},
 }
 
 // only lets in where callers of a kind are let in.
-func only(let class) func(class, row) string {
-	return func(kind class, r row) string {
+func wantOnlyFrom(let authClass) func(authClass, row) string {
+	return func(kind authClass, r row) string {
 		if kind == let {
-			return r.right
+			return r.allowed
 		}
 		return "UNAVAILABLE"
 	}
 }
 
 // without is what whoever shows no certificate is answered: a member's port does not even talk to them.
-func without(kind class, r row) string {
-	for _, x := range r.but {
+func wantWithoutCertificate(kind authClass, r row) string {
+	for _, x := range r.exceptions {
 		if slices.Contains(x.columns, "no certificate") {
 			return x.answer
 		}

@@ -28,10 +28,10 @@ var onLoopback = []string{
 // Before etcd's Auth is enabled a caller on loopback may use keys without a credential. Whatever changes the cluster, or
 // who has access, takes a token of the administrator, on every port that serves etcd's API.
 func TestGoverningTakesACredential(t *testing.T) {
-	h := newHouse(t)
-	h.things["peer"] = "https://" + address(h.config, h.config.Ports.Peers)
+	h := startMember(t)
+	h.resources["peer"] = "https://" + address(h.config, h.config.Ports.Peers)
 	ports := 0
-	for _, d := range h.doors {
+	for _, d := range h.listeners {
 		if d.grpc == nil || byCertificate[d.name] != "" {
 			continue
 		}
@@ -45,7 +45,7 @@ func TestGoverningTakesACredential(t *testing.T) {
 				continue // a port of ours that does not serve etcd's API
 			}
 			keys := slices.ContainsFunc([]string{etcdKV, etcdLease, "/etcdserverpb.Watch/"}, func(p string) bool { return strings.HasPrefix(r.name, p) })
-			v := visit{endpoint: all[i], conn: conn, body: h.fill(r.ask, asWritten)}
+			v := call{endpoint: all[i], conn: conn, body: h.fillPlaceholders(r.body, fillAsWritten)}
 			got, message := h.outcome(v)
 			if keys || slices.Contains(onLoopback, r.name) {
 				require.NotContains(t, []string{"PERMISSION_DENIED", "UNAUTHENTICATED"}, got, "%s: %s", r.name, message)
@@ -66,12 +66,12 @@ func TestGoverningTakesACredential(t *testing.T) {
 // A change of the members is in the audit whichever way it came: with who asked, or with the address where nobody proved
 // to be anybody. So is what was refused.
 func TestChangesOfMembersAreAudited(t *testing.T) {
-	h := newHouse(t)
+	h := startMember(t)
 	cluster, operator := etcdpb.NewClusterClient(h.public), operatorv1.NewOperatorServiceClient(h.public)
 	who := identityv1.NewIdentityServiceClient(h.public)
 	rest := func(method, path, body, want string) {
 		t.Helper()
-		got, message := h.outcome(visit{
+		got, message := h.outcome(call{
 			endpoint: endpoint{door: door{address: address(h.config, h.config.Ports.KV)}, method: method}, path: path, body: body,
 		})
 		require.Equal(t, want, got, message)
@@ -81,15 +81,15 @@ func TestChangesOfMembersAreAudited(t *testing.T) {
 	rest(http.MethodDelete, "/api/v1/cluster/members/1", "", "412 PRECONDITION_FAILED")
 	rest(http.MethodPost, "/admin/member/add", `{"id":"node8","raft_addr":"10.0.0.8"}`, "201")
 	rest(http.MethodPost, "/api/v1/cluster/leader/transfer", `{"target_id":1}`, "200")
-	_, err := cluster.MemberRemove(h.limited(), &etcdpb.MemberRemoveRequest{ID: 8})
+	_, err := cluster.MemberRemove(h.callContext(), &etcdpb.MemberRemoveRequest{ID: 8})
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
-	do(h, cluster.MemberRemove, &etcdpb.MemberRemoveRequest{ID: 8})
-	added := do(h, cluster.MemberAdd, &etcdpb.MemberAddRequest{PeerURLs: []string{"http://10.0.0.9:2380"}, IsLearner: true})
-	do(h, cluster.MemberUpdate, &etcdpb.MemberUpdateRequest{ID: added.Member.ID, PeerURLs: []string{"http://10.0.0.10:2380"}})
-	_, err = cluster.MemberPromote(h.admin(), &etcdpb.MemberPromoteRequest{ID: added.Member.ID})
+	mustCall(h, cluster.MemberRemove, &etcdpb.MemberRemoveRequest{ID: 8})
+	added := mustCall(h, cluster.MemberAdd, &etcdpb.MemberAddRequest{PeerURLs: []string{"http://10.0.0.9:2380"}, IsLearner: true})
+	mustCall(h, cluster.MemberUpdate, &etcdpb.MemberUpdateRequest{ID: added.Member.ID, PeerURLs: []string{"http://10.0.0.10:2380"}})
+	_, err = cluster.MemberPromote(h.adminContext(), &etcdpb.MemberPromoteRequest{ID: added.Member.ID})
 	require.Equal(t, codes.FailedPrecondition, status.Code(err))
-	do(h, operator.RemoveMember, &operatorv1.RemoveMemberRequest{Id: added.Member.ID})
-	_, err = operator.RemoveMember(h.limited(), &operatorv1.RemoveMemberRequest{Id: 1})
+	mustCall(h, operator.RemoveMember, &operatorv1.RemoveMemberRequest{Id: added.Member.ID})
+	_, err = operator.RemoveMember(h.callContext(), &operatorv1.RemoveMemberRequest{Id: 1})
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 
 	for _, want := range []*identityv1.AuditRecord{
@@ -106,8 +106,8 @@ func TestChangesOfMembersAreAudited(t *testing.T) {
 		{Method: "/operator.v1.OperatorService/RemoveMember", Outcome: "OK", Principal: "admin"},
 		{Method: "/operator.v1.OperatorService/RemoveMember", Outcome: "UNAUTHENTICATED"},
 	} {
-		h.until(func() bool {
-			list := do(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{Method: want.Method, Outcome: want.Outcome})
+		h.waitFor(func() bool {
+			list := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{Method: want.Method, Outcome: want.Outcome})
 			return slices.ContainsFunc(list.GetRecords(), func(r *identityv1.AuditRecord) bool {
 				return r.GetPrincipal() == want.Principal && strings.Contains(r.GetTarget(), want.Target) &&
 					net.ParseIP(r.GetAddress()).IsLoopback() && r.GetRequestId() != ""
