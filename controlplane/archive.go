@@ -32,30 +32,30 @@ const backupPurpose = "backup"
 // groupNames are the directories of the groups' states, by id.
 var groupNames = map[uint64]string{systemGroup: "system", kvGroup: "kv"}
 
-// archives makes archives of this member's states.
-type archives struct {
+// backupWriter makes archives of this member's states.
+type backupWriter struct {
 	c       Config
 	key     *clusterkey.Key
 	engines map[uint64]*mvcc.Engine
 	names   map[uint64]string
 	runner  *consensus.Runner
 	// turn is held by the one that is under way.
-	turn chan struct{}
+	running chan struct{}
 }
 
-func newArchives(c Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, names map[uint64]string, runner *consensus.Runner) *archives {
-	a := &archives{c: c, key: key, engines: engines, names: names, runner: runner, turn: make(chan struct{}, 1)}
+func newBackupWriter(c Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, names map[uint64]string, runner *consensus.Runner) *backupWriter {
+	a := &backupWriter{c: c, key: key, engines: engines, names: names, runner: runner, running: make(chan struct{}, 1)}
 	os.RemoveAll(a.dir()) // of an earlier life
 	return a
 }
 
-func (a *archives) dir() string { return filepath.Join(a.c.DataDir, "backup.tmp") }
+func (a *backupWriter) dir() string { return filepath.Join(a.c.DataDir, "backup.tmp") }
 
 // write writes an archive with everything that was acknowledged before the call, each group as of one moment.
-func (a *archives) write(ctx context.Context, write func([]byte) error) error {
+func (a *backupWriter) write(ctx context.Context, write func([]byte) error) error {
 	select {
-	case a.turn <- struct{}{}:
-		defer func() { <-a.turn }()
+	case a.running <- struct{}{}:
+		defer func() { <-a.running }()
 	default:
 		return fault.New(fault.Unavailable, "another backup of this member is under way").MayRetry()
 	}
@@ -77,7 +77,7 @@ func (a *archives) write(ctx context.Context, write func([]byte) error) error {
 		}
 		m.Groups = append(m.Groups, backup.Group{ID: id, Name: name, Index: p.Index, Term: p.Term, Revision: a.engines[id].Revision()})
 	}
-	out := bufio.NewWriterSize(writer(func(p []byte) error {
+	out := bufio.NewWriterSize(writerFunc(func(p []byte) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -89,10 +89,10 @@ func (a *archives) write(ctx context.Context, write func([]byte) error) error {
 	return out.Flush()
 }
 
-// writer is a function that takes all that is written.
-type writer func([]byte) error
+// writerFunc is a function that takes all that is written.
+type writerFunc func([]byte) error
 
-func (w writer) Write(p []byte) (int, error) {
+func (w writerFunc) Write(p []byte) (int, error) {
 	if err := w(p); err != nil {
 		return 0, err
 	}

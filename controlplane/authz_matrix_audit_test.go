@@ -37,7 +37,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 	_, err = who.IssueToken(h.callContext(), &identityv1.IssueTokenRequest{Username: "memb", Password: wrongSecret})
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 	got, _ := h.outcome(call{
-		endpoint: endpoint{door: door{address: address(h.config, h.config.Ports.VM)}, method: http.MethodGet}, path: "/api/v1/vms/" + h.resources["vm"],
+		endpoint: endpoint{listener: boundListener{address: address(h.config, h.config.Ports.VM)}, method: http.MethodGet}, path: "/api/v1/vms/" + h.resources["vm"],
 	})
 	require.Equal(t, "401 UNAUTHENTICATED", got)
 
@@ -69,7 +69,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 	h.checkAuditHasNoSecrets(tokens)
 }
 
-// searchAudit reads every record that there is and finds nothing in it that was secret.
+// checkAuditHasNoSecrets reads every record that there is and finds nothing in it that was secret.
 func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 	secrets := []string{secret, wrongSecret, h.resources["key"], h.resources["ticket"], "eyJ"}
 	for _, token := range tokens.tokens {
@@ -98,7 +98,7 @@ func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 	h.t.Logf("%d records of the audit, without a secret", records)
 }
 
-// until asks again until something is so.
+// waitFor asks again until something is so.
 func (h *testMember) waitFor(so func() bool) {
 	h.t.Helper()
 	end := time.Now().Add(startTime)

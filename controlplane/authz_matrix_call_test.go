@@ -30,7 +30,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// class is how an endpoint decides who may call it.
+// authClass is how an endpoint decides who may call it.
 type authClass string
 
 const (
@@ -43,8 +43,8 @@ const (
 
 // endpoint is one way to call a member.
 type endpoint struct {
-	door  door
-	class authClass
+	listener boundListener
+	class    authClass
 	// name is a gRPC method, or the listener with an HTTP method and a path.
 	name string
 	// row is the name of its row: name, with the listener where callers prove themselves by certificate.
@@ -69,12 +69,12 @@ var standard = map[string]string{
 }
 
 // endpoints lists everything behind a listener. What has no class comes without one.
-func (d door) endpoints() (all []endpoint, err error) {
+func (d boundListener) endpoints() (all []endpoint, err error) {
 	if d.grpc != nil {
 		for service, info := range d.grpc.GetServiceInfo() {
 			for _, m := range info.Methods {
 				name := "/" + service + "/" + m.Name
-				e := endpoint{door: d, name: name, row: name, ruleMethod: auth.Method(name), info: m}
+				e := endpoint{listener: d, name: name, row: name, ruleMethod: auth.Method(name), info: m}
 				_, isRuled := auth.Rules()[e.ruleMethod]
 				switch {
 				case byCertificate[d.name] != "":
@@ -97,7 +97,7 @@ func (d door) endpoints() (all []endpoint, err error) {
 	case interface{ Routes() []rest.Route }:
 		for _, r := range h.Routes() {
 			name := d.name + " " + r.Method + " " + r.Path
-			e := endpoint{door: d, name: name, row: name, ruleMethod: r.As, openReason: r.Open, method: r.Method, path: r.Path}
+			e := endpoint{listener: d, name: name, row: name, ruleMethod: r.As, openReason: r.Open, method: r.Method, path: r.Path}
 			_, isRuled := auth.Rules()[r.As]
 			switch {
 			case isRuled && r.Open == "":
@@ -111,7 +111,7 @@ func (d door) endpoints() (all []endpoint, err error) {
 		for _, path := range h.Paths() {
 			name := d.name + " GET " + path
 			all = append(all, endpoint{
-				door: d, name: name, row: name, class: open, openReason: "as with etcd, for whoever reaches the port", method: http.MethodGet, path: path,
+				listener: d, name: name, row: name, class: open, openReason: "as with etcd, for whoever reaches the port", method: http.MethodGet, path: path,
 			})
 		}
 	default:
@@ -121,7 +121,7 @@ func (d door) endpoints() (all []endpoint, err error) {
 	return all, nil
 }
 
-// visit is one call of an endpoint.
+// call is one call of an endpoint.
 type call struct {
 	endpoint
 	token string
@@ -150,7 +150,7 @@ func (h *testMember) outcome(v call) (result, message string) {
 func (h *testMember) rest(v call) (result, message string) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, v.method, "http://"+v.door.address+v.path, strings.NewReader(v.body))
+	r, err := http.NewRequestWithContext(ctx, v.method, "http://"+v.listener.address+v.path, strings.NewReader(v.body))
 	require.NoError(h.t, err)
 	if v.body != "" {
 		r.Header.Set("Content-Type", "application/json")
@@ -244,13 +244,13 @@ const (
 	fillAllWithMissing                  // nor is what should be there
 )
 
-// gone is an id that nothing has.
+// missingID is an id that nothing has.
 const missingID = "6f1c6a52-0d0e-4f6b-9c39-3c1d3b6f2a11"
 
-// hidden are the things that other tenants must not find.
+// tenantResources are the things that other tenants must not find.
 var tenantResources = []string{"vm", "image", "reservation", "account"}
 
-// fill puts things into a request.
+// fillPlaceholders puts things into a request.
 func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
 	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		found := placeholder.FindStringSubmatch(p)
@@ -268,7 +268,7 @@ func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
 	})
 }
 
-// nameless is a request without the fields that name a tenant.
+// withoutTenantFields is a request without the fields that name a tenant.
 func withoutTenantFields(h *testMember, body string) string {
 	if body == "" {
 		return ""

@@ -72,7 +72,7 @@ func expected(e endpoint, r row, c column) string {
 	switch e.class {
 	case open:
 		// gRPC judges a token that is shown, also where none is asked for. What an etcd serves beside its API does not.
-		if c.kind == invalidToken && !isREST && e.door.name != "etcd" {
+		if c.kind == invalidToken && !isREST && e.listener.name != "etcd" {
 			return unauthenticated[false]
 		}
 		return r.allowed
@@ -147,7 +147,7 @@ func expectedOfAdmin(scope auth.Scope, isREST bool, r row, naming bool) string {
 	return "INVALID_ARGUMENT"
 }
 
-// names reports whether a request names the tenant that it is about.
+// namesTenant reports whether a request names the tenant that it is about.
 func namesTenant(r row) bool {
 	return strings.Contains(r.body, `_id":"$org"`) || strings.Contains(r.body, `_id":"$project"`)
 }

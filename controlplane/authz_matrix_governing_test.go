@@ -72,7 +72,7 @@ func TestChangesOfMembersAreAudited(t *testing.T) {
 	rest := func(method, path, body, want string) {
 		t.Helper()
 		got, message := h.outcome(call{
-			endpoint: endpoint{door: door{address: address(h.config, h.config.Ports.KV)}, method: method}, path: path, body: body,
+			endpoint: endpoint{listener: boundListener{address: address(h.config, h.config.Ports.KV)}, method: method}, path: path, body: body,
 		})
 		require.Equal(t, want, got, message)
 	}

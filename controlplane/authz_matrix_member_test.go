@@ -73,10 +73,10 @@ type testMember struct {
 	host, outsider mtls.Source
 
 	mu        sync.Mutex
-	listeners []door
+	listeners []boundListener
 }
 
-// newHouse starts a member and waits until its administrator can act.
+// startMember starts a member and waits until its administrator can act.
 func startMember(t *testing.T) *testMember {
 	h := &testMember{t: t, key: clusterkey.Generate(), resources: map[string]string{}}
 	h.config = h.newConfig()
@@ -86,7 +86,7 @@ func startMember(t *testing.T) *testMember {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- newFloor(h.config).carry(func(f *floor) error { return run(ctx, h.config, f, h.addListener) })
+		ended <- newSupervisor(h.config).supervise(func(f *supervisor) error { return run(ctx, h.config, f, h.addListener) })
 	}()
 	t.Cleanup(func() { stop(); require.NoError(t, <-ended) })
 	h.public = h.dial(address(h.config, h.config.Ports.GRPC), insecure.NewCredentials())
@@ -100,7 +100,7 @@ func startMember(t *testing.T) *testMember {
 	return h
 }
 
-// configure is a member on a loopback address of its own, with every listener that can be had.
+// newConfig is a member on a loopback address of its own, with every listener that can be had.
 func (h *testMember) newConfig() Config {
 	c := Default()
 	var part [3]byte
@@ -125,7 +125,7 @@ func (h *testMember) newConfig() Config {
 	return c
 }
 
-func (h *testMember) addListener(d door) {
+func (h *testMember) addListener(d boundListener) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.listeners = append(h.listeners, d)
@@ -138,14 +138,14 @@ func (h *testMember) dial(address string, c credentials.TransportCredentials) *g
 	return conn
 }
 
-// limited is the context of a call.
+// callContext is the context of a call.
 func (h *testMember) callContext() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	h.t.Cleanup(cancel)
 	return ctx
 }
 
-// with is the context of a call that shows a token.
+// contextWithToken is the context of a call that shows a token.
 func (h *testMember) contextWithToken(token string) context.Context {
 	return metadata.AppendToOutgoingContext(h.callContext(), "authorization", "Bearer "+token)
 }
@@ -160,7 +160,7 @@ func (h *testMember) adminContext() context.Context {
 	return h.contextWithToken(h.hostToken(cloud.Tenant{}, time.Now(), time.Hour))
 }
 
-// do carries out a call that must succeed.
+// mustCall carries out a call that must succeed.
 func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {
 	h.t.Helper()
 	a, err := call(h.adminContext(), q)
@@ -168,7 +168,7 @@ func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.Cal
 	return a
 }
 
-// furnish makes tenants, people, and one of everything in project web.
+// createResources makes tenants, people, and one of everything in project web.
 func (h *testMember) createResources() {
 	h.resources["org"], h.resources["project"], h.resources["secret"] = string(web.Org), string(web.Project), secret
 	who := identityv1.NewIdentityServiceClient(h.public)
@@ -223,7 +223,7 @@ func (h *testMember) createResources() {
 	})
 }
 
-// join makes a host of the cluster, which says that it has room, and gives its id.
+// joinHost makes a host of the cluster, which says that it has room, and gives its id.
 func (h *testMember) joinHost() string {
 	made := mustCall(h, operatorv1.NewOperatorServiceClient(h.public).CreateNodeToken, &operatorv1.CreateNodeTokenRequest{})
 	_, private, err := ed25519.GenerateKey(nil)
@@ -271,5 +271,5 @@ func (h *testMember) memberTLS(own mtls.Source) credentials.TransportCredentials
 
 // peerCertificate is what this member itself shows.
 func (h *testMember) peerCertificate() mtls.Source {
-	return leaf(h.authority, h.config.NodeID, time.Now)
+	return memberCertificate(h.authority, h.config.NodeID, time.Now)
 }

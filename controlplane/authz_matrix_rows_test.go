@@ -10,10 +10,10 @@ const (
 	operators = "/operator.v1.OperatorService/"
 )
 
-// in is a request about project web; more are further fields.
+// webRequest is a request about project web; more are further fields.
 func webRequest(more string) string { return `{"org_id":"$org","project_id":"$project"` + more + `}` }
 
-// aVM is a request about a VM that is not there, or for others about the one that is.
+// missingVM is a request about a VM that is not there, or for others about the one that is.
 var missingVM = webRequest(`,"vm_id":"$no-vm"`)
 
 var computeRows = []row{

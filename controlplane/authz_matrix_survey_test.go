@@ -31,7 +31,7 @@ func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 	s.HandleOpen(http.MethodGet, "/api/v1/open", "says why, but has no row", nothing)
 
 	b := &matrix{}
-	listEndpoints(b, []door{{name: "grpc", grpc: g}, {name: "vm", http: s}, {name: "mux", http: http.NewServeMux()}})
+	listEndpoints(b, []boundListener{{name: "grpc", grpc: g}, {name: "vm", http: s}, {name: "mux", http: http.NewServeMux()}})
 	for _, complaint := range []string{
 		"/new.v1.NewService/Do: neither has a rule nor says why it is open",
 		"/new.v1.NewService/Do has no row",

@@ -22,7 +22,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write testdata instead of comparing with it")
 
-// table is what the calls came to.
+// matrix is what the calls came to.
 type matrix struct {
 	text         strings.Builder
 	cells, wrong int
@@ -90,8 +90,8 @@ func (h *testMember) compareWithGolden(text string) {
 	require.Equal(h.t, string(want), text, "who may what has changed: look at the difference, then run with -rewrite")
 }
 
-// survey finds every endpoint, by its listener, and its row, and complains of whatever is missing or too much.
-func listEndpoints(b *matrix, listeners []door) (all map[string][]endpoint, rows map[string]row) {
+// listEndpoints finds every endpoint, by its listener, and its row, and complains of whatever is missing or too much.
+func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpoint, rows map[string]row) {
 	rows, used, served := map[string]row{}, map[string]bool{}, map[auth.Method]bool{}
 	for _, part := range [][]row{computeRows, identityRows, creditRows, restRows, etcdRows, certifiedRows} {
 		for _, r := range part {
@@ -160,7 +160,7 @@ func refusals(e endpoint, r row) []string {
 }
 
 // callWithTokens calls the endpoints of a listener with each kind of token, either those of etcd or the others.
-func (h *testMember) callWithTokens(b *matrix, d door, endpoints []endpoint, rows map[string]row, tokens *tokenCache, etcdToo bool) {
+func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endpoint, rows map[string]row, tokens *tokenCache, etcdToo bool) {
 	var conn *grpc.ClientConn
 	if d.grpc != nil {
 		conn = h.dial(d.address, insecure.NewCredentials())
@@ -183,7 +183,7 @@ func (h *testMember) callWithTokens(b *matrix, d door, endpoints []endpoint, row
 	}
 }
 
-// cell calls an endpoint with one kind of token and says what came of it.
+// callWithToken calls an endpoint with one kind of token and says what came of it.
 func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got string) {
 	// Of an org's things another project of it has as much as this one.
 	theirs := c.user.role == cloud.SystemAdmin || c.kind == roleHere || c.user.at.Org == web.Org && auth.Rules()[v.ruleMethod].Scope == auth.OfOrg
@@ -216,7 +216,7 @@ func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got stri
 	return got
 }
 
-// ask fills the request of a row as a column has it.
+// fillRequest fills the request of a row as a column has it.
 func (h *testMember) fillRequest(v *call, r row, c column, how placeholderMode) {
 	v.path, v.body = h.fillPlaceholders(r.path, how), h.fillPlaceholders(r.body, how)
 	if c.kind == otherTenantByID || c.kind == cloudAdminNamingNone {
@@ -224,7 +224,7 @@ func (h *testMember) fillRequest(v *call, r row, c column, how placeholderMode) 
 	}
 }
 
-// anonymous is a message without the ids of what was asked for.
+// withoutResourceIDs is a message without the ids of what was asked for.
 func (h *testMember) withoutResourceIDs(message string) string {
 	for _, name := range tenantResources {
 		message = strings.ReplaceAll(message, h.resources[name], missingID)
@@ -232,9 +232,9 @@ func (h *testMember) withoutResourceIDs(message string) string {
 	return message
 }
 
-// line writes a row of the table, and why some of its cells are other than its rule would have them.
+// writeRow writes a row of the table, and why some of its cells are other than its rule would have them.
 func (b *matrix) writeRow(e endpoint, r row, cells []string) {
-	name := strings.TrimPrefix(e.name, e.door.name+" ")
+	name := strings.TrimPrefix(e.name, e.listener.name+" ")
 	fmt.Fprintf(&b.text, "%-62s", name)
 	for _, c := range cells {
 		fmt.Fprintf(&b.text, " %-4s", c)
@@ -245,7 +245,7 @@ func (b *matrix) writeRow(e endpoint, r row, cells []string) {
 	}
 }
 
-// short is an outcome as a cell shows it.
+// cellText is an outcome as a cell shows it.
 func cellText(outcome string, r row, isREST bool) string {
 	switch outcome {
 	case r.allowed:
@@ -293,7 +293,7 @@ before that, callers on loopback may use keys and read without a token; changes 
 	return b.String()
 }
 
-// enableAgain undoes an AuthDisable.
+// reenableEtcdAuth undoes an AuthDisable.
 func reenableEtcdAuth(h *testMember) {
 	mustCall(h, etcdpb.NewAuthClient(h.public).AuthEnable, &etcdpb.AuthEnableRequest{})
 }
@@ -307,7 +307,7 @@ func (h *testMember) enableEtcdAuth() {
 	mustCall(h, a.AuthEnable, &etcdpb.AuthEnableRequest{})
 }
 
-// showCertificates calls the listeners whose callers prove themselves by certificate. A token is worth nothing there.
+// callWithCertificates calls the listeners whose callers prove themselves by certificate. A token is worth nothing there.
 func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, rows map[string]row, tokens *tokenCache) {
 	sys := tokens.token(columnNamed("system:admin"), row{})
 	for _, d := range h.listeners {
@@ -357,7 +357,7 @@ var certificates = []struct {
 	{"a member's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.peerCertificate()) }, false, wantOnlyFrom(peers)},
 }
 
-// only lets in where callers of a kind are let in.
+// wantOnlyFrom lets in where callers of a kind are let in.
 func wantOnlyFrom(let authClass) func(authClass, row) string {
 	return func(kind authClass, r row) string {
 		if kind == let {
@@ -367,7 +367,7 @@ func wantOnlyFrom(let authClass) func(authClass, row) string {
 	}
 }
 
-// without is what whoever shows no certificate is answered: a member's port does not even talk to them.
+// wantWithoutCertificate is what whoever shows no certificate is answered: a member's port does not even talk to them.
 func wantWithoutCertificate(kind authClass, r row) string {
 	for _, x := range r.exceptions {
 		if slices.Contains(x.columns, "no certificate") {

@@ -20,21 +20,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// person is a user with at most one role.
+// testUser is a user with at most one role.
 type testUser struct {
 	name string
 	role cloud.Role
 	at   cloud.Tenant
 }
 
-// people are one user for each role in project web, one whom nobody gave a role, and two who have theirs elsewhere.
+// testUsers are one user for each role in project web, one whom nobody gave a role, and two who have theirs elsewhere.
 var testUsers = []testUser{
 	{"sys", cloud.SystemAdmin, cloud.Tenant{}}, {"orga", cloud.OrgAdmin, web}, {"padm", cloud.ProjectAdmin, web},
 	{"memb", cloud.ProjectMember, web}, {"view", cloud.ProjectViewer, web}, {"bill", cloud.BillingAdmin, cloud.Tenant{}},
 	{name: "nobody"}, {"neighbour", cloud.ProjectAdmin, shop}, {"stranger", cloud.OrgAdmin, lab},
 }
 
-// robot is a service account of project web.
+// serviceAccount is a service account of project web.
 var serviceAccount = testUser{"robot", cloud.ProjectMember, web}
 
 func (p testUser) binding() *identityv1.Binding {
@@ -48,7 +48,7 @@ func (p testUser) binding() *identityv1.Binding {
 	return b
 }
 
-// nature is what sort of token a column shows.
+// tokenKind is what sort of token a column shows.
 type tokenKind uint8
 
 const (
@@ -117,13 +117,13 @@ func columnNamed(name string) column {
 	return columns[slices.IndexFunc(columns, func(c column) bool { return c.name == name })]
 }
 
-// purse makes each token once.
+// tokenCache makes each token once.
 type tokenCache struct {
 	h      *testMember
 	tokens map[string]string
 }
 
-// of is the token of a column for a row; empty for no token.
+// token is the token of a column for a row; empty for no token.
 func (p *tokenCache) token(c column, r row) string {
 	scope := r.scope(web)
 	switch c.kind {
@@ -166,7 +166,7 @@ func (h *testMember) login(user string, scope cloud.Tenant) string {
 	return got.GetToken()
 }
 
-// unproven is what the token endpoint of the spec gives to whoever claims to be the administrator and is wrong.
+// unprovenToken is what the token endpoint of the spec gives to whoever claims to be the administrator and is wrong.
 func (h *testMember) unprovenToken() string {
 	return h.restToken("sys", wrongSecret, web)
 }
@@ -183,7 +183,7 @@ func (h *testMember) restToken(user, password string, scope cloud.Tenant) string
 	return answer.Data.Token
 }
 
-// primary is the id of the key that tokens are signed with now.
+// primaryKeyID is the id of the key that tokens are signed with now.
 func (h *testMember) primaryKeyID() string {
 	keys := mustCall(h, identityv1.NewIdentityServiceClient(h.public).ListKeys, &identityv1.ListKeysRequest{})
 	for _, k := range keys.GetKeys() {
@@ -217,7 +217,7 @@ func (h *testMember) hostKey() ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(h.key.Derive("host-token"))
 }
 
-// forgery makes a token of the administrator by hand.
+// forgedToken makes a token of the administrator by hand.
 type forgedToken struct {
 	alg jose.SignatureAlgorithm
 	key any
@@ -233,7 +233,7 @@ func (f forgedToken) make(h *testMember) string {
 	return text
 }
 
-// unsigned has the form of a token that nobody signed.
+// unsignedToken has the form of a token that nobody signed.
 func (h *testMember) unsignedToken() string {
 	claims, err := json.Marshal(h.claims(token.Audience))
 	require.NoError(h.t, err)

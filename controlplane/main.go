@@ -60,7 +60,7 @@ func command() *cobra.Command {
 				return fmt.Errorf("force a new cluster: %w", err)
 			}
 		}
-		return newFloor(c).carry(func(f *floor) error { return run(cmd.Context(), c, f, nil) })
+		return newSupervisor(c).supervise(func(f *supervisor) error { return run(cmd.Context(), c, f, nil) })
 	}
 	root.AddCommand(keygen(), adminToken(), restore(), tenantCert())
 	return root

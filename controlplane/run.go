@@ -66,9 +66,9 @@ const stopTime = 3 * time.Second
 // electionTicks without a word from the leader start an election.
 const electionTicks = 10
 
-// run is the member, from bottom to top, until ctx ends or it cannot go on. It may not return when the floor has failed.
+// run is the member, from bottom to top, until ctx ends or it cannot go on. It may not return when the disk has failed.
 // opened, when set, is told of each listener.
-func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err error) {
+func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListener)) (err error) {
 	log := newLog(c)
 	unlock, err := lock(c.DataDir)
 	if err != nil {
@@ -87,16 +87,16 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		return err
 	}
 	var joins bool
-	if c.NodeID, joins, err = whoAmI(ctx, c, authority, log); err != nil {
+	if c.NodeID, joins, err = resolveMemberID(ctx, c, authority, log); err != nil {
 		return err
 	}
-	floor.holds(c.NodeID, nil)
+	disk.setMember(c.NodeID, nil)
 	members := c.members()
 	if joins {
 		members = Members{}
 	}
 	clk := clock.New(clock.Options{Log: log})
-	certificate := leaf(authority, c.NodeID, clk.Now)
+	certificate := memberCertificate(authority, c.NodeID, clk.Now)
 	tenants, err := openTLS(c, certificate, authority, log)
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		if id == kvGroup {
 			o.OnLeases, o.CountIndex, o.RememberHashes = leaseFeed.Changed, true, true
 		}
-		engine, err := mvcc.Open(floor, filepath.Join(c.DataDir, name), o)
+		engine, err := mvcc.Open(disk, filepath.Join(c.DataDir, name), o)
 		if err != nil {
 			return err
 		}
@@ -144,7 +144,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	mesh.HandleDirect(clock.Command, clk.Answer)
 	host, err := consensus.Open(consensus.Options{
 		ID: c.NodeID, Members: consensusMembers(c, joins), Join: joins, Dir: filepath.Join(c.DataDir, "raft"), Transport: mesh, Log: log,
-		ElectionTicks: electionTicks, FS: floor,
+		ElectionTicks: electionTicks, FS: disk,
 	})
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		}
 	}
 	runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: c.Tick})
-	floor.holds(c.NodeID, runner)
+	disk.setMember(c.NodeID, runner)
 	system := store.NewGroup(runner, systemGroup)
 	defer system.Close()
 	kvLeads := store.NewGroup(runner, kvGroup)
@@ -214,11 +214,11 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	var meshWork sync.WaitGroup
 	meshWork.Go(func() { mesh.Run(meshing) })
 	peers, _ := rpc.New(rpc.Options{
-		Credentials: mesh.Credentials(at(clk, mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member)))),
+		Credentials: mesh.Credentials(withClock(clk, mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member)))),
 		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
 	})
 	mesh.Register(peers)
-	inner := &edges{log: log, opened: opened, failed: make(chan error, 1)}
+	inner := &listenerSet{log: log, opened: opened, failed: make(chan error, 1)}
 	defer func() {
 		stopping, cancel := context.WithTimeout(context.Background(), stopTime)
 		defer cancel()
@@ -247,7 +247,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			{Name: "bill", Every: bills.Every(), Run: bills.Run},
 			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
 			{Name: "expire invitations", Every: 10 * time.Minute, Run: invites.Expire},
-			{Name: "forget answers", Every: time.Minute, Run: forgetAnswers(records)},
+			{Name: "forget answers", Every: time.Minute, Run: pruneAnswers(records)},
 			{Name: "compact", Every: compactEvery, Run: compactor.compact},
 		},
 	}
@@ -259,7 +259,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	}
 	httpMetrics, metrics := rest.NewMetrics(registry), metricsHandler(registry)
 	agents, _ := rpc.New(rpc.Options{
-		Credentials: nodes.Credentials(at(clk, mtls.ServerOptional(withAuthority(certificate, authority), authority.Certificate(),
+		Credentials: nodes.Credentials(withClock(clk, mtls.ServerOptional(withAuthorityCertificate(certificate, authority), authority.Certificate(),
 			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
 		Log: log, Metrics: grpcMetrics, MaxMessage: node.MaxMessage,
 		Certified: true, Open: []string{node.OpenMethod, jointoken.OpenMethod},
@@ -287,7 +287,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	vms.Register(public)
 	volume.Register(public)
 	credits.Register(public)
-	archives := newArchives(c, key, engines, names, runner)
+	archives := newBackupWriter(c, key, engines, names, runner)
 	operator.Register(public, operator.Options{
 		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
 		ElectionTicks: electionTicks, Nodes: nodes, Invites: invites, VMs: vms, Disks: space.Members, Backup: archives.write,
@@ -313,15 +313,15 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 
 	kvREST := kv.NewREST(kv.RESTOptions{
 		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
-		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Audit: audits,
+		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.forwardClient, Log: log, Audit: audits,
 		Metrics: httpMetrics, Now: clk.Now,
 	})
 	defer kvREST.Close()
 
-	e := &edges{log: log, opened: opened, failed: make(chan error, 16)}
+	e := &listenerSet{log: log, opened: opened, failed: make(chan error, 16)}
 	defer e.close(drainTime)
 	// Agents hold streams that have no end; they find another member at once.
-	agentEdge := &edges{log: log, opened: opened, failed: e.failed}
+	agentEdge := &listenerSet{log: log, opened: opened, failed: e.failed}
 	defer agentEdge.close(0)
 	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents.Server, nil, nil); err != nil {
 		return err
@@ -336,14 +336,14 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 		{"credit rpc", c.Ports.CreditGRPC, creditOnly.Server, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"credit", c.Ports.Credit, nil, creditREST},
-		{"vm", c.Ports.VM, nil, routed{localMetrics(metrics, vmREST, c.hosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},
+		{"vm", c.Ports.VM, nil, routedHandler{localMetrics(metrics, vmREST, c.hosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},
 	} {
 		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http, tenants.rest); err != nil {
 			return err
 		}
 	}
 	for _, host := range kv.RESTAddresses(c.Listen) {
-		if err := e.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST, tenants.keys); err != nil {
+		if err := e.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST, tenants.kvREST); err != nil {
 			return err
 		}
 	}
@@ -374,7 +374,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	})
 	if host.Joined() {
 		work.Go(func() {
-			if err := enter(background, c, host, mesh, log); err != nil && background.Err() == nil {
+			if err := joinCluster(background, c, host, mesh, log); err != nil && background.Err() == nil {
 				e.failed <- err
 			}
 		})
@@ -382,9 +382,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	work.Go(func() { nodes.Guard(background) })
 	work.Go(func() { images.Run(background) })
 	work.Go(func() { audits.Run(background) })
-	work.Go(func() { tenants.run(background, c.Dev) })
-	work.Go(func() { keepAnnouncing(background, c, memberships, log) })
-	work.Go(func() { keepAdminToken(background, key, c.DataDir, validWith(identities), clk.Now, log) })
+	work.Go(func() { tenants.runReload(background, c.Dev) })
+	work.Go(func() { runClientURLUpdate(background, c, memberships, log) })
+	work.Go(func() { runAdminToken(background, key, c.DataDir, tokenValidator(identities), clk.Now, log) })
 	work.Go(func() { scrub(background, engines, log) })
 	work.Go(func() { keys.Run(background) })
 	work.Go(func() { etcd.Run(background) })
@@ -395,7 +395,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	if c.KV.EtcdTrustLoopback {
 		log.Error("INSECURE: kv.etcd_trust_loopback lets every process of this host change the members of the cluster", "addresses", c.KV.EtcdListen)
 	}
-	warnOfPlaintext(c, log)
+	warnAboutPlaintext(c, log)
 	log.Info("serving", "member", c.NodeID, "address", c.Listen, "cluster", authority.Cluster(), "version", version())
 	select {
 	case <-ctx.Done():
@@ -424,8 +424,8 @@ func address(c Config, port uint16) string {
 	return net.JoinHostPort(c.Listen, strconv.Itoa(int(port)))
 }
 
-// validWith says whether a token is valid.
-func validWith(v auth.Verifier) func(context.Context, string) error {
+// tokenValidator says whether a token is valid.
+func tokenValidator(v auth.Verifier) func(context.Context, string) error {
 	return func(ctx context.Context, token string) error {
 		_, err := v.Verify(ctx, token)
 		return err
@@ -497,19 +497,19 @@ func snapshotMembers(ctx context.Context, memberships *membership.Service) ([]sn
 	return out, nil
 }
 
-// routed is a handler that lists what it serves, as a rest.Server does.
-type routed struct {
+// routedHandler is a handler that lists what it serves, as a rest.Server does.
+type routedHandler struct {
 	http.Handler
 	routes []rest.Route
 }
 
 // Routes is rest.Server's.
-func (r routed) Routes() []rest.Route { return r.routes }
+func (r routedHandler) Routes() []rest.Route { return r.routes }
 
-func metricsHandler(registry *prometheus.Registry) routed {
+func metricsHandler(registry *prometheus.Registry) routedHandler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return routed{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
+	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
 // localMetrics serves /metrics to callers on loopback, and passes other paths to other. Requests from web pages are
@@ -528,8 +528,8 @@ func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	})
 }
 
-// leafLife is the life of a member's own certificate, which it signs anew at half of it.
-const leafLife = 30 * 24 * time.Hour
+// memberCertificateLife is the life of a member's own certificate, which it signs anew at half of it.
+const memberCertificateLife = 30 * 24 * time.Hour
 
 // walletProject implements credit.Lookup with the records of package tenant.
 func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {

@@ -70,8 +70,8 @@ func loopback(address string) bool {
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
-// warnOfPlaintext says what is not protected.
-func warnOfPlaintext(c Config, log *slog.Logger) {
+// warnAboutPlaintext says what is not protected.
+func warnAboutPlaintext(c Config, log *slog.Logger) {
 	etcd := c.KV.EtcdCert == "" && slices.ContainsFunc(c.KV.EtcdListen, func(a string) bool { return !loopback(a) })
 	switch {
 	case !c.TLS.Enabled() && !net.ParseIP(c.Listen).IsLoopback():
@@ -90,9 +90,9 @@ func warnOfPlaintext(c Config, log *slog.Logger) {
 type tenantTLS struct {
 	pair *certfile.Pair
 	// rest is for HTTP, keys for that of the key-value store, where members hand requests on as well.
-	rest, keys *tls.Config
+	rest, kvREST *tls.Config
 	// toMember is how this member speaks with another's key-value REST.
-	toMember *tls.Config
+	forwardClient *tls.Config
 }
 
 // forwardProtocol is what members offer (ALPN) when they hand a request on to another one's key-value REST. They get
@@ -110,17 +110,17 @@ func openTLS(c Config, own mtls.Source, authority *mtls.Authority, log *slog.Log
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
-	t := &tenantTLS{pair: pair, rest: pair.Config("http/1.1"), keys: pair.Config("http/1.1")}
+	t := &tenantTLS{pair: pair, rest: pair.Config("http/1.1"), kvREST: pair.Config("http/1.1")}
 	members := mtls.Server(own, authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	members.NextProtos = []string{"http/1.1"}
-	t.keys.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	t.kvREST.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if slices.Contains(hello.SupportedProtos, forwardProtocol) {
 			return members, nil
 		}
 		return nil, nil
 	}
-	t.toMember = mtls.Client(own, authority.Certificate(), mtls.OnlyKind(mtls.Member))
-	t.toMember.NextProtos = []string{forwardProtocol, "http/1.1"}
+	t.forwardClient = mtls.Client(own, authority.Certificate(), mtls.OnlyKind(mtls.Member))
+	t.forwardClient.NextProtos = []string{forwardProtocol, "http/1.1"}
 	return t, nil
 }
 
@@ -132,9 +132,9 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// run follows the files until ctx ends. SIGHUP makes it look at once; without files it is heard and means nothing, but to
+// runReload follows the files until ctx ends. SIGHUP makes it look at once; without files it is heard and means nothing, but to
 // a member at somebody's terminal (dev), which ends with it.
-func (t *tenantTLS) run(ctx context.Context, dev bool) {
+func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
 		return
 	}
@@ -148,14 +148,14 @@ func (t *tenantTLS) run(ctx context.Context, dev bool) {
 	<-ctx.Done()
 }
 
-// announcePause is the time between two attempts to announce.
-const announcePause = 2 * time.Second
+// clientURLRetryPause is the time between two attempts to announce.
+const clientURLRetryPause = 2 * time.Second
 
-// keepAnnouncing announces until it is done: it takes a leader.
-func keepAnnouncing(ctx context.Context, c Config, members *membership.Service, log *slog.Logger) {
+// runClientURLUpdate announces until it is done: it takes a leader.
+func runClientURLUpdate(ctx context.Context, c Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
-		err := announce(limited, c, members)
+		err := updateClientURL(limited, c, members)
 		cancel()
 		if err == nil {
 			return
@@ -164,14 +164,14 @@ func keepAnnouncing(ctx context.Context, c Config, members *membership.Service, 
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(announcePause):
+		case <-time.After(clientURLRetryPause):
 		}
 	}
 }
 
-// announce corrects the scheme of the URL that this member's record has for its clients: it may have been written before
+// updateClientURL corrects the scheme of the URL that this member's record has for its clients: it may have been written before
 // TLS was turned on, or off. URLs that an operator gave are left alone.
-func announce(ctx context.Context, c Config, members *membership.Service) error {
+func updateClientURL(ctx context.Context, c Config, members *membership.Service) error {
 	now := clientURL(c, c.Listen)
 	other := c
 	other.TLS = TLS{}

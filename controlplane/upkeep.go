@@ -21,8 +21,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// forgetAnswers removes the remembered answers that are over, a few at a time.
-func forgetAnswers(s *store.Store) func(context.Context) error {
+// pruneAnswers removes the remembered answers that are over, a few at a time.
+func pruneAnswers(s *store.Store) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for more := true; more; {
 			if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {
@@ -65,9 +65,9 @@ const (
 	adminTokenRenew = 24 * time.Hour
 )
 
-// keepAdminToken keeps a token of the administrator in the data directory, for whoever may read that. valid says whether
+// runAdminToken keeps a token of the administrator in the data directory, for whoever may read that. valid says whether
 // one still is: a change of the administrator's password ends all that are older.
-func keepAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
+func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
 	path := filepath.Join(dir, "admin.token")
 	for {
 		if err := renewAdminToken(ctx, key, path, valid, now()); err != nil {

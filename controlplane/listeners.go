@@ -19,23 +19,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// door is a listener that was opened, and what answers there: gRPC, HTTP, or on a port for etcd's clients both.
-type door struct {
+// boundListener is a listener that was opened, and what answers there: gRPC, HTTP, or on a port for etcd's clients both.
+type boundListener struct {
 	name, address string
 	grpc          *grpc.Server
 	http          http.Handler
 }
 
-// edges are the listeners of a member.
-type edges struct {
+// listenerSet are the listeners of a member.
+type listenerSet struct {
 	log *slog.Logger
 	// opened is told of each; optional.
-	opened func(door)
-	failed chan error
-	grpc   []*grpc.Server
-	http   []*http.Server
-	splits []*etcdrpc.Splitter
-	work   sync.WaitGroup
+	opened    func(boundListener)
+	failed    chan error
+	grpc      []*grpc.Server
+	http      []*http.Server
+	splitters []*etcdrpc.Splitter
+	work      sync.WaitGroup
 }
 
 // drainTime is how long a request may take to end when the member stops. Streams of tenants do not end by themselves.
@@ -43,15 +43,15 @@ const drainTime = 2 * time.Second
 
 // serve opens a listener for one of the two and serves it until close. HTTP is plaintext without a configuration; a gRPC
 // server has its credentials.
-func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
+func (e *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen for %s: %w", name, err)
 	}
-	e.tell(door{name, listener.Addr().String(), g, h})
+	e.notifyOpened(boundListener{name, listener.Addr().String(), g, h})
 	if g != nil {
 		e.grpc = append(e.grpc, g)
-		e.work.Go(func() { e.ended(name, g.Serve(listener)) })
+		e.work.Go(func() { e.reportEnd(name, g.Serve(listener)) })
 		return nil
 	}
 	if secure != nil {
@@ -64,28 +64,28 @@ func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler, secu
 		ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 	}
 	e.http = append(e.http, s)
-	e.work.Go(func() { e.ended(name, s.Serve(listener)) })
+	e.work.Go(func() { e.reportEnd(name, s.Serve(listener)) })
 	return nil
 }
 
-func (e *edges) tell(d door) {
+func (e *listenerSet) notifyOpened(d boundListener) {
 	if e.opened != nil {
 		e.opened(d)
 	}
 }
 
-func (e *edges) ended(name string, err error) {
+func (e *listenerSet) reportEnd(name string, err error) {
 	if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
 		e.failed <- fmt.Errorf("serve %s: %w", name, err)
 	}
 }
 
 // close lets requests end for a while, then cuts.
-func (e *edges) close(drainTime time.Duration) {
+func (e *listenerSet) close(drainTime time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	var drain sync.WaitGroup
-	for _, s := range e.splits {
+	for _, s := range e.splitters {
 		s.Close() // it says nothing that Serve does not
 	}
 	for _, s := range e.http {
@@ -111,15 +111,15 @@ func (e *edges) close(drainTime time.Duration) {
 	e.work.Wait()
 }
 
-// leaf signs this member's certificate, and a new one at half its life.
-func leaf(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
+// memberCertificate signs this member's certificate, and a new one at half its life.
+func memberCertificate(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
 	var mu sync.Mutex
 	var current *tls.Certificate
 	return func() (*tls.Certificate, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if now := now(); current == nil || now.After(current.Leaf.NotAfter.Add(-leafLife/2)) {
-			c, err := authority.IssueFor(mtls.Member, strconv.FormatUint(member, 10), now, leafLife)
+		if now := now(); current == nil || now.After(current.Leaf.NotAfter.Add(-memberCertificateLife/2)) {
+			c, err := authority.IssueFor(mtls.Member, strconv.FormatUint(member, 10), now, memberCertificateLife)
 			if err != nil {
 				return nil, err
 			}
@@ -129,8 +129,8 @@ func leaf(authority *mtls.Authority, member uint64, now func() time.Time) mtls.S
 	}
 }
 
-// withAuthority shows the authority beside the leaf, for agents that hold only its pin.
-func withAuthority(source mtls.Source, authority *mtls.Authority) mtls.Source {
+// withAuthorityCertificate shows the authority beside the leaf, for agents that hold only its pin.
+func withAuthorityCertificate(source mtls.Source, authority *mtls.Authority) mtls.Source {
 	return func() (*tls.Certificate, error) {
 		c, err := source()
 		if err != nil {
@@ -140,8 +140,8 @@ func withAuthority(source mtls.Source, authority *mtls.Authority) mtls.Source {
 	}
 }
 
-// at makes a listener judge certificates by the member's time.
-func at(c *clock.Clock, config *tls.Config) *tls.Config {
+// withClock makes a listener judge certificates by the member's time.
+func withClock(c *clock.Clock, config *tls.Config) *tls.Config {
 	config.Time = c.Now
 	return config
 }

@@ -38,7 +38,7 @@ func clusterKey(ctx context.Context, c Config, log *slog.Logger) (*clusterkey.Ke
 	key, err := clusterkey.Load(own)
 	if !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = ofToken(c, key)
+			err = checkKeyMatchesToken(c, key)
 		}
 		return key, err
 	}
@@ -51,8 +51,8 @@ func clusterKey(ctx context.Context, c Config, log *slog.Logger) (*clusterkey.Ke
 	return clusterkey.Load(own)
 }
 
-// ofToken refuses a key that an earlier run of another cluster has left. A token that is gone by now is no longer needed.
-func ofToken(c Config, key *clusterkey.Key) error {
+// checkKeyMatchesToken refuses a key that an earlier run of another cluster has left. A token that is gone by now is no longer needed.
+func checkKeyMatchesToken(c Config, key *clusterkey.Key) error {
 	if c.JoinToken == "" {
 		return nil
 	}
@@ -70,14 +70,14 @@ func ofToken(c Config, key *clusterkey.Key) error {
 // idFile keeps the id that a member was told, in its data directory.
 const idFile = "node-id"
 
-// whoAmI is this member's id, and whether its directory is to be that of a member that joins. A member of the first
+// resolveMemberID is this member's id, and whether its directory is to be that of a member that joins. A member of the first
 // configuration joins, too, when its directory is new and the others wait for a new one: it was replaced.
-func whoAmI(ctx context.Context, c Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
-	fresh, err := isFresh(c.DataDir)
+func resolveMemberID(ctx context.Context, c Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
+	fresh, err := isNewDataDir(c.DataDir)
 	if err != nil {
 		return 0, false, err
 	}
-	asker, err := transport.New(transport.Options{Self: c.NodeID, Certificate: leaf(authority, c.NodeID, clock.Wall), Authority: authority, Log: log, Now: clock.Wall})
+	asker, err := transport.New(transport.Options{Self: c.NodeID, Certificate: memberCertificate(authority, c.NodeID, clock.Wall), Authority: authority, Log: log, Now: clock.Wall})
 	if err != nil {
 		return 0, false, err
 	}
@@ -108,8 +108,8 @@ func whoAmI(ctx context.Context, c Config, authority *mtls.Authority, log *slog.
 	return id, true, nil
 }
 
-// isFresh says that nothing was ever written to the data directory by consensus.
-func isFresh(dataDir string) (bool, error) {
+// isNewDataDir says that nothing was ever written to the data directory by consensus.
+func isNewDataDir(dataDir string) (bool, error) {
 	_, err := os.Stat(filepath.Join(dataDir, "raft", "log"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
@@ -141,8 +141,8 @@ func clientURL(c Config, host string) string {
 	return c.TLS.Scheme() + "://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.GRPC)))
 }
 
-// enter makes a member that joins known to the others. An error is for good: it will not be one with this directory.
-func enter(ctx context.Context, c Config, host *consensus.Host, mesh *transport.Mesh, log *slog.Logger) error {
+// joinCluster makes a member that joins known to the others. An error is for good: it will not be one with this directory.
+func joinCluster(ctx context.Context, c Config, host *consensus.Host, mesh *transport.Mesh, log *slog.Logger) error {
 	seeds := c.seeds()
 	for _, a := range mesh.Members() {
 		if !slices.Contains(seeds, a) {

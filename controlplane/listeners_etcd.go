@@ -31,7 +31,7 @@ const etcdOverhead = 512 << 10
 const etcdStreams = 4096
 
 // serveEtcd serves on one port what an etcd serves: gRPC and HTTP/1.
-func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
+func (e *listenerSet) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
 	config, err := etcdTLS(c)
 	if err != nil {
 		return err
@@ -57,17 +57,17 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 		Handler: pages, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 	}
-	e.tell(door{"etcd", listener.Addr().String(), g.Server, pages})
+	e.notifyOpened(boundListener{"etcd", listener.Addr().String(), g.Server, pages})
 	split := etcdrpc.Split(listener, config)
-	e.grpc, e.http, e.splits = append(e.grpc, g.Server), append(e.http, s), append(e.splits, split)
-	e.work.Go(func() { e.ended("etcd", split.Serve()) })
-	e.work.Go(func() { e.ended("etcd", closed(g.Serve(split.GRPC()))) })
-	e.work.Go(func() { e.ended("etcd", closed(s.Serve(split.HTTP()))) })
+	e.grpc, e.http, e.splitters = append(e.grpc, g.Server), append(e.http, s), append(e.splitters, split)
+	e.work.Go(func() { e.reportEnd("etcd", split.Serve()) })
+	e.work.Go(func() { e.reportEnd("etcd", ignoreClosed(g.Serve(split.GRPC()))) })
+	e.work.Go(func() { e.reportEnd("etcd", ignoreClosed(s.Serve(split.HTTP()))) })
 	return nil
 }
 
-// closed is no error when it is only that the listener was closed.
-func closed(err error) error {
+// ignoreClosed is no error when it is only that the listener was closed.
+func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil
 	}
