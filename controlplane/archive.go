@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -21,6 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/backup"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -28,9 +29,6 @@ import (
 
 // backupPurpose derives the key of archives from the cluster's. It is the same for all generations of that.
 const backupPurpose = "backup"
-
-// groupNames are the directories of the groups' states, by id.
-var groupNames = map[uint64]string{systemGroup: "system", kvGroup: "kv"}
 
 // backupWriter makes archives of this member's states.
 type backupWriter struct {
@@ -49,7 +47,7 @@ func newBackupWriter(c Config, key *clusterkey.Key, engines map[uint64]*mvcc.Eng
 	return a
 }
 
-func (a *backupWriter) dir() string { return filepath.Join(a.c.DataDir, "backup.tmp") }
+func (a *backupWriter) dir() string { return filepath.Join(a.c.DataDir, layout.BackupDir) }
 
 // write writes an archive with everything that was acknowledged before the call, each group as of one moment.
 func (a *backupWriter) write(ctx context.Context, write func([]byte) error) error {
@@ -99,82 +97,9 @@ func (w writerFunc) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// clusterFile says which cluster a data directory is of.
-const clusterFile = "cluster"
-
-// ofCluster refuses a data directory of another cluster than the key's, and marks one that has no mark.
-func ofCluster(dir string, key *clusterkey.Key) error {
-	have, err := clusterIn(dir)
-	switch {
-	case err != nil:
-		return err
-	case have == 0:
-		return markCluster(dir, key)
-	case have != key.ClusterID():
-		return fmt.Errorf("the data in %s is of cluster %d, the key of cluster %d: take the key that belongs to it", dir, have, key.ClusterID())
-	}
-	return nil
-}
-
-// clusterIn is the cluster that a data directory is of, 0 when it has no mark.
-func clusterIn(dir string) (uint64, error) {
-	path := filepath.Join(dir, clusterFile)
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read which cluster the data is of: %w", err)
-	}
-	id, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil || id == 0 {
-		return 0, fmt.Errorf("%s does not hold a cluster's id", path)
-	}
-	return id, nil
-}
-
-func markCluster(dir string, key *clusterkey.Key) error {
-	return writeDurably(dir, clusterFile, key.Cluster()+"\n")
-}
-
-// writeDurably replaces a file so that a crash leaves the old or the new one.
-func writeDurably(dir, name, text string) error {
-	fresh := filepath.Join(dir, name+".new")
-	f, err := os.OpenFile(fresh, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err == nil {
-		_, err = f.WriteString(text)
-		err = errors.Join(err, f.Sync(), f.Close())
-	}
-	if err == nil {
-		err = os.Rename(fresh, filepath.Join(dir, name))
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	return nil
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// raftDir is where consensus keeps its log, and freshRaft where a new one is made before it takes that place.
-const (
-	raftDir   = "raft"
-	freshRaft = "raft.new"
-	oldRaft   = "raft.old"
-)
-
 // seedRaft makes a log in which the groups begin where the states are, for the members of c.
 func seedRaft(c Config, groups []consensus.SeedGroup) error {
-	fresh := filepath.Join(c.DataDir, freshRaft)
+	fresh := filepath.Join(c.DataDir, layout.NewRaftDir)
 	if err := os.RemoveAll(fresh); err != nil {
 		return fmt.Errorf("remove an unfinished log: %w", err)
 	}
@@ -183,7 +108,7 @@ func seedRaft(c Config, groups []consensus.SeedGroup) error {
 
 // takeRaft puts the new log into its place. Called again after a crash it goes on.
 func takeRaft(dir string) error {
-	raft, fresh, old := filepath.Join(dir, raftDir), filepath.Join(dir, freshRaft), filepath.Join(dir, oldRaft)
+	raft, fresh, old := filepath.Join(dir, layout.RaftDir), filepath.Join(dir, layout.NewRaftDir), filepath.Join(dir, layout.OldRaftDir)
 	if err := os.RemoveAll(old); err != nil {
 		return fmt.Errorf("remove the old log: %w", err)
 	}
@@ -193,7 +118,7 @@ func takeRaft(dir string) error {
 	if err := os.Rename(fresh, raft); err != nil {
 		return fmt.Errorf("put the new log in place: %w", err)
 	}
-	if err := syncDir(dir); err != nil {
+	if err := datadir.Sync(dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(old)
@@ -247,7 +172,7 @@ func hostsJoin(was uint64) string {
 
 // mustID is the id of the cluster that a directory was just marked with.
 func mustID(c Config) uint64 {
-	id, _ := clusterIn(c.DataDir)
+	id, _ := datadir.ClusterID(c.DataDir)
 	return id
 }
 
@@ -278,12 +203,12 @@ func restoreFrom(ctx context.Context, c Config, from string) (m backup.Manifest,
 			}
 		}
 	}()
-	unlock, err := lock(c.DataDir)
+	unlock, err := datadir.Lock(c.DataDir)
 	if err != nil {
 		return m, err
 	}
 	defer unlock()
-	files := filepath.Join(c.DataDir, "restore.tmp")
+	files := filepath.Join(c.DataDir, layout.RestoreDir)
 	if err := os.MkdirAll(files, 0o700); err != nil {
 		return m, err
 	}
@@ -306,11 +231,11 @@ func restoreFrom(ctx context.Context, c Config, from string) (m backup.Manifest,
 	}
 	if len(c.Cluster) == 0 {
 		// One member alone finds its key here.
-		if err := writeDurably(c.DataDir, "cluster.key", key.Encode()); err != nil {
+		if err := datadir.WriteFile(c.DataDir, layout.ClusterKeyFile, key.Encode()); err != nil {
 			return m, err
 		}
 	}
-	if err := markCluster(c.DataDir, key); err != nil {
+	if err := datadir.MarkCluster(c.DataDir, key); err != nil {
 		return m, err
 	}
 	return m, takeRaft(c.DataDir)
@@ -318,7 +243,7 @@ func restoreFrom(ctx context.Context, c Config, from string) (m backup.Manifest,
 
 // restoreStates puts each group's checkpoint into its engine.
 func restoreStates(ctx context.Context, c Config, m backup.Manifest, files string) (groups []consensus.SeedGroup, err error) {
-	for id, name := range groupNames {
+	for id, name := range layout.Names() {
 		i := slices.IndexFunc(m.Groups, func(g backup.Group) bool { return g.ID == id && g.Name == name })
 		if i < 0 {
 			return nil, fmt.Errorf("the archive has no group %s", name)
@@ -346,7 +271,7 @@ func forceNew(ctx context.Context, c Config) error {
 	if len(c.Cluster) > 1 || len(c.Join) > 0 {
 		return errors.New("force-new-cluster makes a cluster of this member alone: start it without cluster and join, and let the others join it")
 	}
-	unlock, err := lock(c.DataDir)
+	unlock, err := datadir.Lock(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -355,7 +280,7 @@ func forceNew(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	have, err := clusterIn(c.DataDir)
+	have, err := datadir.ClusterID(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -363,13 +288,13 @@ func forceNew(ctx context.Context, c Config) error {
 		return errors.New("the data is of this key's cluster. If it was made a new cluster before, start it without --force-new-cluster; otherwise " +
 			"make a key with `trivet-controlplane keygen --renew old.key > new.key; chmod 600 new.key`, so that nobody takes the new cluster for the old one")
 	}
-	raft := filepath.Join(c.DataDir, raftDir)
+	raft := filepath.Join(c.DataDir, layout.RaftDir)
 	if _, err := os.Stat(raft); errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(filepath.Join(c.DataDir, freshRaft)); err != nil {
+		if _, err := os.Stat(filepath.Join(c.DataDir, layout.NewRaftDir)); err != nil {
 			return fmt.Errorf("%s holds no member's data", c.DataDir)
 		}
-		raft = filepath.Join(c.DataDir, freshRaft) // it was interrupted between two renames
-		if err := os.Rename(raft, filepath.Join(c.DataDir, raftDir)); err != nil {
+		raft = filepath.Join(c.DataDir, layout.NewRaftDir) // it was interrupted between two renames
+		if err := os.Rename(raft, filepath.Join(c.DataDir, layout.RaftDir)); err != nil {
 			return err
 		}
 	}
@@ -384,10 +309,10 @@ func forceNew(ctx context.Context, c Config) error {
 		return err
 	}
 	// A token of the old cluster is good for nothing; a new one is made at the start.
-	if err := os.Remove(filepath.Join(c.DataDir, "admin.token")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(filepath.Join(c.DataDir, layout.AdminTokenFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := markCluster(c.DataDir, key); err != nil {
+	if err := datadir.MarkCluster(c.DataDir, key); err != nil {
 		return err
 	}
 	newLog(c).Info("this member alone is a new cluster: "+hostsJoin(have), "cluster", key.ClusterID(), "was", have)
@@ -396,14 +321,14 @@ func forceNew(ctx context.Context, c Config) error {
 
 // salvage brings the states up to the end of the log, durably, and says where they are.
 func salvage(ctx context.Context, c Config) (groups []consensus.SeedGroup, err error) {
-	for id, name := range groupNames {
+	for id, name := range layout.Names() {
 		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})
 		if err != nil {
 			return nil, err
 		}
-		machine := store.NewMachine(engine, store.MachineOptions{Inline: true, NoIDs: id == kvGroup})
+		machine := store.NewMachine(engine, store.MachineOptions{Inline: true, NoIDs: id == layout.KVGroup})
 		term, err := consensus.Salvage(consensus.Options{
-			ID: c.NodeID, Members: consensusMembers(c, false), Dir: filepath.Join(c.DataDir, raftDir),
+			ID: c.NodeID, Members: consensusMembers(c, false), Dir: filepath.Join(c.DataDir, layout.RaftDir),
 		}, id, machine)
 		if err == nil {
 			_, err = engine.Flush(ctx)

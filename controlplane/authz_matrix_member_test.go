@@ -35,6 +35,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -198,7 +199,7 @@ func (h *testMember) createResources() {
 	h.resources["reservation"] = held.GetId()
 
 	// The administrator's import directory.
-	picture := filepath.Join(h.config.DataDir, "import", "picture.raw")
+	picture := filepath.Join(h.config.DataDir, layout.ImportDir, "picture.raw")
 	require.NoError(h.t, os.WriteFile(picture, bytes.Repeat([]byte{7}, 4096), 0o600))
 	image := mustCall(h, vmv1.NewImageServiceClient(h.public).CreateImage, &vmv1.CreateImageRequest{
 		Name: "picture", OrgId: string(web.Org), Visibility: vmv1.Visibility_VISIBILITY_PRIVATE, Format: vmv1.ImageFormat_IMAGE_FORMAT_RAW,

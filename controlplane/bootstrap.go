@@ -19,16 +19,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// ownKeyFile is the cluster key in the data directory: that of a lone member, or one that a join token brought.
-const ownKeyFile = "cluster.key"
-
 // clusterKey reads the key that all members share. A lone member makes its own; one that joins by a token gets it, once.
 func clusterKey(ctx context.Context, c Config, log *slog.Logger) (*clusterkey.Key, error) {
-	own := filepath.Join(c.DataDir, ownKeyFile)
+	own := filepath.Join(c.DataDir, layout.ClusterKeyFile)
 	switch {
 	case c.ClusterKey != "":
 		return clusterkey.Load(c.ClusterKey)
@@ -67,9 +65,6 @@ func checkKeyMatchesToken(c Config, key *clusterkey.Key) error {
 	return err
 }
 
-// idFile keeps the id that a member was told, in its data directory.
-const idFile = "node-id"
-
 // resolveMemberID is this member's id, and whether its directory is to be that of a member that joins. A member of the first
 // configuration joins, too, when its directory is new and the others wait for a new one: it was replaced.
 func resolveMemberID(ctx context.Context, c Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
@@ -88,7 +83,7 @@ func resolveMemberID(ctx context.Context, c Config, authority *mtls.Authority, l
 	if c.NodeID != 0 {
 		return c.NodeID, true, nil
 	}
-	path := filepath.Join(c.DataDir, idFile)
+	path := filepath.Join(c.DataDir, layout.NodeIDFile)
 	switch text, err := os.ReadFile(path); {
 	case err == nil:
 		id, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 63)
@@ -110,7 +105,7 @@ func resolveMemberID(ctx context.Context, c Config, authority *mtls.Authority, l
 
 // isNewDataDir says that nothing was ever written to the data directory by consensus.
 func isNewDataDir(dataDir string) (bool, error) {
-	_, err := os.Stat(filepath.Join(dataDir, "raft", "log"))
+	_, err := os.Stat(filepath.Join(dataDir, layout.RaftLogDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/oidc"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -168,7 +169,7 @@ func TestKeygenMakesAKey(t *testing.T) {
 
 // The token in the data directory is renewed a day before it ends, and not earlier.
 func TestAdminTokenIsKept(t *testing.T) {
-	key, path := clusterkey.Generate(), filepath.Join(t.TempDir(), "admin.token")
+	key, path := clusterkey.Generate(), filepath.Join(t.TempDir(), layout.AdminTokenFile)
 	now := time.Now()
 	read := func() string {
 		text, err := os.ReadFile(path)
@@ -196,18 +197,6 @@ func TestAdminTokenIsKept(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, nil, 0o600)) // a crash left it empty
 	renew(now)
 	require.NotEmpty(t, read())
-}
-
-func TestSecondProcessIsRefused(t *testing.T) {
-	dir := t.TempDir()
-	unlock, err := lock(dir)
-	require.NoError(t, err)
-	_, err = lock(dir)
-	require.ErrorContains(t, err, "another member runs in")
-	unlock()
-	unlock, err = lock(dir)
-	require.NoError(t, err)
-	unlock()
 }
 
 func TestMetricsAreForLoopback(t *testing.T) {

@@ -19,7 +19,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -38,6 +37,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
@@ -54,12 +55,6 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// The raft groups: the platform's records, and users' keys.
-const (
-	systemGroup = 1
-	kvGroup     = 2
-)
-
 // stopTime is how long handing the leadership over may take.
 const stopTime = 3 * time.Second
 
@@ -70,7 +65,7 @@ const electionTicks = 10
 // opened, when set, is told of each listener.
 func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListener)) (err error) {
 	log := newLog(c)
-	unlock, err := lock(c.DataDir)
+	unlock, err := datadir.Lock(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -79,7 +74,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	if err != nil {
 		return err
 	}
-	if err := ofCluster(c.DataDir, key); err != nil {
+	if err := datadir.CheckCluster(c.DataDir, key); err != nil {
 		return err
 	}
 	authority, err := key.Authority()
@@ -107,11 +102,11 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	// State, and the agreement on it.
 	engines := map[uint64]*mvcc.Engine{}
 	machines := map[uint64]*store.Machine{}
-	names := map[uint64]string{systemGroup: "system", kvGroup: "kv"}
+	names := layout.Names()
 	leaseFeed := &kv.LeaseFeed{}
 	for id, name := range names {
 		o := mvcc.Options{Logger: log.With("engine", name)}
-		if id == kvGroup {
+		if id == layout.KVGroup {
 			o.OnLeases, o.CountIndex, o.RememberHashes = leaseFeed.Changed, true, true
 		}
 		engine, err := mvcc.Open(disk, filepath.Join(c.DataDir, name), o)
@@ -120,11 +115,11 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 		}
 		defer engine.Close()
 		// Users' keys are never proposed twice under one id: their clients are told when an outcome is not known.
-		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: id == kvGroup})
+		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: id == layout.KVGroup})
 		defer machine.Close()
 		engines[id], machines[id] = engine, machine
 	}
-	files, err := image.OpenFiles(filepath.Join(c.DataDir, "images"))
+	files, err := image.OpenFiles(filepath.Join(c.DataDir, layout.ImagesDir))
 	if err != nil {
 		return err
 	}
@@ -143,26 +138,26 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	clk.Attach(mesh)
 	mesh.HandleDirect(clock.Command, clk.Answer)
 	host, err := consensus.Open(consensus.Options{
-		ID: c.NodeID, Members: consensusMembers(c, joins), Join: joins, Dir: filepath.Join(c.DataDir, "raft"), Transport: mesh, Log: log,
+		ID: c.NodeID, Members: consensusMembers(c, joins), Join: joins, Dir: filepath.Join(c.DataDir, layout.RaftDir), Transport: mesh, Log: log,
 		ElectionTicks: electionTicks, FS: disk,
 	})
 	if err != nil {
 		return err
 	}
-	for _, id := range []uint64{systemGroup, kvGroup} {
-		o := consensus.GroupOptions{ID: id, Name: names[id], Machine: machines[id], Forward: id == kvGroup}
+	for _, id := range []uint64{layout.SystemGroup, layout.KVGroup} {
+		o := consensus.GroupOptions{ID: id, Name: names[id], Machine: machines[id], Forward: id == layout.KVGroup}
 		if _, err := host.AddGroup(o); err != nil {
 			return errors.Join(fmt.Errorf("%w: %w", consensus.ErrDamaged, err), host.Close())
 		}
 	}
 	runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: c.Tick})
 	disk.setMember(c.NodeID, runner)
-	system := store.NewGroup(runner, systemGroup)
+	system := store.NewGroup(runner, layout.SystemGroup)
 	defer system.Close()
-	kvLeads := store.NewGroup(runner, kvGroup)
+	kvLeads := store.NewGroup(runner, layout.KVGroup)
 	defer kvLeads.Close()
 	budgets := budget.New(c.Limits.Limits, clk.Elapsed)
-	records := store.New(store.Options{Engine: engines[systemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp, Spend: budgets.Spend, Now: clk.Now, Elapsed: clk.Elapsed})
+	records := store.New(store.Options{Engine: engines[layout.SystemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp, Spend: budgets.Spend, Now: clk.Now, Elapsed: clk.Elapsed})
 	commands := leader.NewCommands(c.NodeID, system, mesh)
 	commands.SetGate(gate(budgets, space))
 	first := firstMembers(c)
@@ -172,8 +167,8 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	memberships = membership.New(membership.Options{
 		Store: records, Commands: commands, Consensus: runner, Peers: mesh, Self: c.NodeID, First: first, Cluster: key.ClusterID(), Log: log,
 		Groups: []membership.Group{
-			{ID: kvGroup, Name: names[kvGroup], Leadership: kvLeads},
-			{ID: systemGroup, Name: names[systemGroup], Leadership: system},
+			{ID: layout.KVGroup, Name: names[layout.KVGroup], Leadership: kvLeads},
+			{ID: layout.SystemGroup, Name: names[layout.SystemGroup], Leadership: system},
 		},
 	})
 
@@ -197,11 +192,11 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: c.Billing.of(bills)})
 	bills.Attach(vms)
 	invites := jointoken.New(jointoken.Options{Store: records, Commands: commands, Key: key, Log: log})
-	kvRaft := kv.NewRaft(runner, kvGroup, c.NodeID, kvLeads)
+	kvRaft := kv.NewRaft(runner, layout.KVGroup, c.NodeID, kvLeads)
 	keys := kv.New(kv.Options{
-		Engine: engines[kvGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
+		Engine: engines[layout.KVGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
 		Tokens: users.NewTokens(key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: key.ClusterID(),
-		Transfer: func(ctx context.Context, to uint64) error { return memberships.Transfer(ctx, to, kvGroup) },
+		Transfer: func(ctx context.Context, to uint64) error { return memberships.Transfer(ctx, to, layout.KVGroup) },
 		Members:  func(ctx context.Context) ([]snapfile.Member, error) { return snapshotMembers(ctx, memberships) },
 		Election: electionTicks * c.Tick, Quota: c.KV.Quota, Full: space.Full, CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"), Now: clk.Now,
 		Limits: kv.Limits{RequestBytes: c.KV.MaxRequestBytes, TxnOps: c.KV.MaxTxnOps, Progress: c.KV.WatchProgress},
@@ -230,7 +225,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	if err := inner.serve("peers", address(c, c.Ports.Peers), peers.Server, nil, nil); err != nil {
 		return err
 	}
-	compactor := &compactor{store: records, engine: engines[systemGroup], now: clk.Elapsed}
+	compactor := &compactor{store: records, engine: engines[layout.SystemGroup], now: clk.Elapsed}
 	tasks := &leader.Tasks{
 		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
 		List: []leader.Task{
@@ -312,7 +307,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	credits.Routes(creditREST)
 
 	kvREST := kv.NewREST(kv.RESTOptions{
-		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
+		Keys: keys, Members: memberships, Group: kvRaft, GroupID: layout.KVGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
 		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.forwardClient, Log: log, Audit: audits,
 		Metrics: httpMetrics, Now: clk.Now,
 	})
@@ -447,27 +442,11 @@ func newLog(c Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, nil))
 }
 
-// lock makes the data directory and keeps a second process out of it.
-func lock(dir string) (unlock func(), err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make data directory: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock data directory: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("another member runs in %s", dir)
-	}
-	return func() { f.Close() }, nil
-}
-
 func importDirsOf(c Config) []image.ImportDir {
 	if len(c.Images.ImportDirs) > 0 {
 		return c.Images.ImportDirs
 	}
-	dir := filepath.Join(c.DataDir, "import")
+	dir := filepath.Join(c.DataDir, layout.ImportDir)
 	os.MkdirAll(dir, 0o700)
 	return []image.ImportDir{{Path: dir}}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/failstop"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
@@ -33,8 +34,8 @@ type supervisor struct {
 }
 
 func newSupervisor(c Config) *supervisor {
-	roots := []string{filepath.Join(c.DataDir, raftDir, "log")}
-	for _, name := range groupNames {
+	roots := []string{filepath.Join(c.DataDir, layout.RaftLogDir)}
+	for _, name := range layout.Names() {
 		roots = append(roots, filepath.Join(c.DataDir, name))
 	}
 	return &supervisor{
@@ -78,7 +79,7 @@ func (f *supervisor) transferLeadership() {
 	ctx, cancel := context.WithTimeout(context.Background(), leadershipTransferTime)
 	defer cancel()
 	var work sync.WaitGroup
-	for group := range groupNames {
+	for group := range layout.Names() {
 		if runner.Leader(group).Leader == id {
 			// Nobody may be there to take it.
 			work.Go(func() { _ = runner.TransferLeader(ctx, group, 0) })

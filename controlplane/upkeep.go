@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -68,7 +69,7 @@ const (
 // runAdminToken keeps a token of the administrator in the data directory, for whoever may read that. valid says whether
 // one still is: a change of the administrator's password ends all that are older.
 func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
-	path := filepath.Join(dir, "admin.token")
+	path := filepath.Join(dir, layout.AdminTokenFile)
 	for {
 		if err := renewAdminToken(ctx, key, path, valid, now()); err != nil {
 			log.Error("admin token", "err", err)

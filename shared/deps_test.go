@@ -45,6 +45,8 @@ var outside = map[string][]string{
 
 // inside lists which packages of its own layer a package may import. A package without an entry imports none.
 var inside = map[string][]string{
+	"engine/datadir": {"engine/clusterkey", "engine/layout"},
+
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth"},
 
