@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
 
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/backup"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
@@ -32,7 +33,7 @@ const backupPurpose = "backup"
 
 // backupWriter makes archives of this member's states.
 type backupWriter struct {
-	c       Config
+	c       config.Config
 	key     *clusterkey.Key
 	engines map[uint64]*mvcc.Engine
 	names   map[uint64]string
@@ -41,7 +42,7 @@ type backupWriter struct {
 	running chan struct{}
 }
 
-func newBackupWriter(c Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, names map[uint64]string, runner *consensus.Runner) *backupWriter {
+func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, names map[uint64]string, runner *consensus.Runner) *backupWriter {
 	a := &backupWriter{c: c, key: key, engines: engines, names: names, runner: runner, running: make(chan struct{}, 1)}
 	os.RemoveAll(a.dir()) // of an earlier life
 	return a
@@ -98,12 +99,12 @@ func (w writerFunc) Write(p []byte) (int, error) {
 }
 
 // seedRaft makes a log in which the groups begin where the states are, for the members of c.
-func seedRaft(c Config, groups []consensus.SeedGroup) error {
+func seedRaft(c config.Config, groups []consensus.SeedGroup) error {
 	fresh := filepath.Join(c.DataDir, layout.NewRaftDir)
 	if err := os.RemoveAll(fresh); err != nil {
 		return fmt.Errorf("remove an unfinished log: %w", err)
 	}
-	return consensus.Seed(consensus.Options{ID: c.NodeID, Members: consensusMembers(c, false), Dir: fresh}, groups)
+	return consensus.Seed(consensus.Options{ID: c.NodeID, Members: c.MemberIDs(), Dir: fresh}, groups)
 }
 
 // takeRaft puts the new log into its place. Called again after a crash it goes on.
@@ -127,7 +128,7 @@ func takeRaft(dir string) error {
 // restore is `trivet-controlplane restore`.
 func restore() *cobra.Command {
 	var from string
-	c := Default()
+	c := config.Default()
 	cmd := &cobra.Command{
 		Use: "restore --from FILE", Short: "Make a member's data directory of a backup", Args: cobra.NoArgs,
 		Long: `Make a new data directory of an archive that ` + "`trivet cluster backup`" + ` wrote. What starts from it is a new cluster with the
@@ -171,13 +172,13 @@ func hostsJoin(was uint64) string {
 }
 
 // mustID is the id of the cluster that a directory was just marked with.
-func mustID(c Config) uint64 {
+func mustID(c config.Config) uint64 {
 	id, _ := datadir.ClusterID(c.DataDir)
 	return id
 }
 
 // restoreFrom makes the data directory. When it fails, what it made is removed.
-func restoreFrom(ctx context.Context, c Config, from string) (m backup.Manifest, err error) {
+func restoreFrom(ctx context.Context, c config.Config, from string) (m backup.Manifest, err error) {
 	key, err := clusterkey.Load(c.ClusterKey)
 	if err != nil {
 		return m, err
@@ -242,7 +243,7 @@ func restoreFrom(ctx context.Context, c Config, from string) (m backup.Manifest,
 }
 
 // restoreStates puts each group's checkpoint into its engine.
-func restoreStates(ctx context.Context, c Config, m backup.Manifest, files string) (groups []consensus.SeedGroup, err error) {
+func restoreStates(ctx context.Context, c config.Config, m backup.Manifest, files string) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		i := slices.IndexFunc(m.Groups, func(g backup.Group) bool { return g.ID == id && g.Name == name })
 		if i < 0 {
@@ -267,7 +268,7 @@ func restoreStates(ctx context.Context, c Config, m backup.Manifest, files strin
 }
 
 // forceNew makes a cluster of one member of what one member has, with a new key: for when the majority is lost for good.
-func forceNew(ctx context.Context, c Config) error {
+func forceNew(ctx context.Context, c config.Config) error {
 	if len(c.Cluster) > 1 || len(c.Join) > 0 {
 		return errors.New("force-new-cluster makes a cluster of this member alone: start it without cluster and join, and let the others join it")
 	}
@@ -320,7 +321,7 @@ func forceNew(ctx context.Context, c Config) error {
 }
 
 // salvage brings the states up to the end of the log, durably, and says where they are.
-func salvage(ctx context.Context, c Config) (groups []consensus.SeedGroup, err error) {
+func salvage(ctx context.Context, c config.Config) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})
 		if err != nil {
@@ -328,7 +329,7 @@ func salvage(ctx context.Context, c Config) (groups []consensus.SeedGroup, err e
 		}
 		machine := store.NewMachine(engine, store.MachineOptions{Inline: true, NoIDs: id == layout.KVGroup})
 		term, err := consensus.Salvage(consensus.Options{
-			ID: c.NodeID, Members: consensusMembers(c, false), Dir: filepath.Join(c.DataDir, layout.RaftDir),
+			ID: c.NodeID, Members: c.MemberIDs(), Dir: filepath.Join(c.DataDir, layout.RaftDir),
 		}, id, machine)
 		if err == nil {
 			_, err = engine.Flush(ctx)

@@ -26,7 +26,7 @@ func TestHTTPAttacks(t *testing.T) {
 	kvPort, identityPort := m.config.Ports.KV, m.config.Ports.Identity
 	const put = "PUT /api/v1/kv/attack HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
 	const body = `{"value":"v"}`
-	own := "Host: " + address(m.config, kvPort) + "\r\n"
+	own := "Host: " + m.config.Address(kvPort) + "\r\n"
 	length := fmt.Sprintf("Content-Length: %d\r\n", len(body))
 	for _, c := range []struct {
 		name    string
@@ -57,10 +57,10 @@ func TestHTTPAttacks(t *testing.T) {
 		{"a user by a web page", identityPort, "POST /api/v1/users HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n" + `{"id":"mole"}`, []int{403}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			require.Contains(t, c.want, rawStatus(t, address(m.config, c.port), c.request))
+			require.Contains(t, c.want, rawStatus(t, m.config.Address(c.port), c.request))
 		})
 	}
-	listed, err := http.Get("http://" + address(m.config, kvPort) + "/api/v1/kv?prefix=attack")
+	listed, err := http.Get("http://" + m.config.Address(kvPort) + "/api/v1/kv?prefix=attack")
 	require.NoError(t, err)
 	defer listed.Body.Close()
 	text, err := io.ReadAll(listed.Body)
@@ -93,7 +93,7 @@ func rawStatus(t *testing.T, address, request string) int {
 // others meanwhile.
 func TestSlowHeaders(t *testing.T) {
 	m := startMember(t)
-	listenAddress := address(m.config, m.config.Ports.KV)
+	listenAddress := m.config.Address(m.config.Ports.KV)
 	var slow []net.Conn
 	for range 200 {
 		conn, err := net.Dial("tcp", listenAddress)
@@ -115,7 +115,7 @@ func TestSlowHeaders(t *testing.T) {
 // connections; it may close the attacker's.
 func TestRapidResets(t *testing.T) {
 	m := startMember(t)
-	conn, err := net.Dial("tcp", address(m.config, m.config.Ports.GRPC))
+	conn, err := net.Dial("tcp", m.config.Address(m.config.Ports.GRPC))
 	require.NoError(t, err)
 	defer conn.Close()
 	require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))

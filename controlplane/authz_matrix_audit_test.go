@@ -37,7 +37,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 	_, err = who.IssueToken(h.callContext(), &identityv1.IssueTokenRequest{Username: "memb", Password: wrongSecret})
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 	got, _ := h.outcome(call{
-		endpoint: endpoint{listener: boundListener{address: address(h.config, h.config.Ports.VM)}, method: http.MethodGet}, path: "/api/v1/vms/" + h.resources["vm"],
+		endpoint: endpoint{listener: boundListener{address: h.config.Address(h.config.Ports.VM)}, method: http.MethodGet}, path: "/api/v1/vms/" + h.resources["vm"],
 	})
 	require.Equal(t, "401 UNAUTHENTICATED", got)
 

@@ -29,7 +29,7 @@ var onLoopback = []string{
 // who has access, takes a token of the administrator, on every port that serves etcd's API.
 func TestGoverningTakesACredential(t *testing.T) {
 	h := startMember(t)
-	h.resources["peer"] = "https://" + address(h.config, h.config.Ports.Peers)
+	h.resources["peer"] = "https://" + h.config.Address(h.config.Ports.Peers)
 	ports := 0
 	for _, d := range h.listeners {
 		if d.grpc == nil || byCertificate[d.name] != "" {
@@ -72,7 +72,7 @@ func TestChangesOfMembersAreAudited(t *testing.T) {
 	rest := func(method, path, body, want string) {
 		t.Helper()
 		got, message := h.outcome(call{
-			endpoint: endpoint{listener: boundListener{address: address(h.config, h.config.Ports.KV)}, method: method}, path: path, body: body,
+			endpoint: endpoint{listener: boundListener{address: h.config.Address(h.config.Ports.KV)}, method: method}, path: path, body: body,
 		})
 		require.Equal(t, want, got, message)
 	}

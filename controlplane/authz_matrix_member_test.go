@@ -34,6 +34,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
@@ -63,7 +64,7 @@ const (
 // testMember is a whole member that runs in this process, with everything that it serves on sockets of its own.
 type testMember struct {
 	t         *testing.T
-	config    Config
+	config    config.Config
 	key       *clusterkey.Key
 	authority *mtls.Authority
 	// public is port 50051 without a token.
@@ -90,7 +91,7 @@ func startMember(t *testing.T) *testMember {
 		ended <- newSupervisor(h.config).supervise(func(f *supervisor) error { return run(ctx, h.config, f, h.addListener) })
 	}()
 	t.Cleanup(func() { stop(); require.NoError(t, <-ended) })
-	h.public = h.dial(address(h.config, h.config.Ports.GRPC), insecure.NewCredentials())
+	h.public = h.dial(h.config.Address(h.config.Ports.GRPC), insecure.NewCredentials())
 	// The first task of the leader makes the administrator, and tasks begin when every listener is open.
 	admin := identityv1.NewIdentityServiceClient(h.public)
 	h.waitFor(func() bool {
@@ -102,8 +103,8 @@ func startMember(t *testing.T) *testMember {
 }
 
 // newConfig is a member on a loopback address of its own, with every listener that can be had.
-func (h *testMember) newConfig() Config {
-	c := Default()
+func (h *testMember) newConfig() config.Config {
+	c := config.Default()
 	var part [3]byte
 	rand.Read(part[:])
 	c.Listen = fmt.Sprintf("127.%d.%d.%d", part[0]|1, part[1], part[2]&0xfe|1)
@@ -117,10 +118,10 @@ func (h *testMember) newConfig() Config {
 		defer l.Close()
 		free = append(free, uint16(l.Addr().(*net.TCPAddr).Port))
 	}
-	c.Ports = Ports{
+	c.Ports = config.Ports{
 		KV: free[0], Identity: free[1], VM: free[2], GRPC: free[3], Credit: free[4], CreditGRPC: free[5], Agents: free[6], Peers: free[7],
 	}
-	c.KV.EtcdListen, c.MetricsListen = []string{address(c, free[8])}, address(c, free[9])
+	c.KV.EtcdListen, c.MetricsListen = []string{c.Address(free[8])}, c.Address(free[9])
 	c.KV.BcryptCost = users.MinCost
 	require.NoError(h.t, c.Validate())
 	return c
@@ -231,7 +232,7 @@ func (h *testMember) joinHost() string {
 	require.NoError(h.t, err)
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, private)
 	require.NoError(h.t, err)
-	agentAddress := address(h.config, h.config.Ports.Agents)
+	agentAddress := h.config.Address(h.config.Ports.Agents)
 	given, err := agentv1.NewAgentServiceClient(h.dial(agentAddress, h.memberTLS(nil))).Join(h.callContext(),
 		&agentv1.JoinRequest{Protocol: 1, Token: made.GetToken(), Csr: csr, Name: "rack-1"})
 	require.NoError(h.t, err)
@@ -243,7 +244,7 @@ func (h *testMember) joinHost() string {
 	_, err = agent.HeartbeatNode(h.callContext(), h.heartbeat(given.GetNodeId()))
 	require.NoError(h.t, err)
 	h.resources["csr"], h.resources["sum"] = base64.StdEncoding.EncodeToString(csr), strings.Repeat("0", 64)
-	h.resources["peer"] = "https://" + address(h.config, h.config.Ports.Peers)
+	h.resources["peer"] = "https://" + h.config.Address(h.config.Ports.Peers)
 	h.resources["ticket"] = made.GetToken()
 	beat, err := protojson.Marshal(h.heartbeat(given.GetNodeId()))
 	require.NoError(h.t, err)

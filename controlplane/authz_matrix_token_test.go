@@ -197,7 +197,7 @@ func (h *testMember) primaryKeyID() string {
 
 // http asks identity's REST and reads the answer.
 func (h *testMember) http(method, path string, body []byte, into any) {
-	r, err := http.NewRequestWithContext(h.callContext(), method, "http://"+address(h.config, h.config.Ports.Identity)+path, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(h.callContext(), method, "http://"+h.config.Address(h.config.Ports.Identity)+path, bytes.NewReader(body))
 	require.NoError(h.t, err)
 	r.Header.Set("Content-Type", "application/json")
 	got, err := http.DefaultClient.Do(r)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
@@ -25,7 +25,7 @@ import (
 )
 
 // clusterKey reads the key that all members share. A lone member makes its own; one that joins by a token gets it, once.
-func clusterKey(ctx context.Context, c Config, log *slog.Logger) (*clusterkey.Key, error) {
+func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*clusterkey.Key, error) {
 	own := filepath.Join(c.DataDir, layout.ClusterKeyFile)
 	switch {
 	case c.ClusterKey != "":
@@ -43,14 +43,14 @@ func clusterKey(ctx context.Context, c Config, log *slog.Logger) (*clusterkey.Ke
 	if c.JoinToken == "" {
 		return nil, errors.New("a member that joins needs join_token, from `trivet cluster token`, or cluster_key, the file that the others have")
 	}
-	if err := jointoken.Bring(ctx, c.inviters(), c.JoinToken, own, log); err != nil {
+	if err := jointoken.Bring(ctx, c.AgentAddresses(), c.JoinToken, own, log); err != nil {
 		return nil, err
 	}
 	return clusterkey.Load(own)
 }
 
 // checkKeyMatchesToken refuses a key that an earlier run of another cluster has left. A token that is gone by now is no longer needed.
-func checkKeyMatchesToken(c Config, key *clusterkey.Key) error {
+func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	if c.JoinToken == "" {
 		return nil
 	}
@@ -67,7 +67,7 @@ func checkKeyMatchesToken(c Config, key *clusterkey.Key) error {
 
 // resolveMemberID is this member's id, and whether its directory is to be that of a member that joins. A member of the first
 // configuration joins, too, when its directory is new and the others wait for a new one: it was replaced.
-func resolveMemberID(ctx context.Context, c Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
+func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
 	fresh, err := isNewDataDir(c.DataDir)
 	if err != nil {
 		return 0, false, err
@@ -77,7 +77,7 @@ func resolveMemberID(ctx context.Context, c Config, authority *mtls.Authority, l
 		return 0, false, err
 	}
 	if len(c.Join) == 0 {
-		joins = fresh && len(c.Cluster) > 1 && membership.Expected(ctx, asker, c.seeds(), c.NodeID, address(c, c.Ports.Peers))
+		joins = fresh && len(c.Cluster) > 1 && membership.Expected(ctx, asker, c.SeedAddresses(), c.NodeID, c.Address(c.Ports.Peers))
 		return c.NodeID, joins, nil
 	}
 	if c.NodeID != 0 {
@@ -94,7 +94,7 @@ func resolveMemberID(ctx context.Context, c Config, authority *mtls.Authority, l
 	case !errors.Is(err, fs.ErrNotExist):
 		return 0, false, fmt.Errorf("read the member's id: %w", err)
 	}
-	if id, err = membership.Locate(ctx, asker, c.seeds(), address(c, c.Ports.Peers), log); err != nil {
+	if id, err = membership.Locate(ctx, asker, c.SeedAddresses(), c.Address(c.Ports.Peers), log); err != nil {
 		return 0, false, fmt.Errorf("find out which member this is: %w", err)
 	}
 	if err := os.WriteFile(path, []byte(strconv.FormatUint(id, 10)+"\n"), 0o600); err != nil {
@@ -112,33 +112,20 @@ func isNewDataDir(dataDir string) (bool, error) {
 	return false, err
 }
 
-// consensusMembers is the first configuration; none for one that joins.
-func consensusMembers(c Config, joins bool) []uint64 {
-	if joins {
-		return nil
-	}
-	return slices.Sorted(maps.Keys(c.members()))
-}
-
 // firstMembers are the records of the first configuration.
-func firstMembers(c Config) (out []membership.Member) {
-	for id, host := range c.members() {
+func firstMembers(c config.Config) (out []membership.Member) {
+	for id, host := range c.InitialMembers() {
 		out = append(out, membership.Member{
 			ID: id, Name: "node-" + strconv.FormatUint(id, 10), RaftAddr: "https://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.Peers))),
-			ClientURLs: []string{clientURL(c, host)},
+			ClientURLs: []string{c.ClientURL(host)},
 		})
 	}
 	return out
 }
 
-// clientURL is where a member serves clients. The ports are the same on all.
-func clientURL(c Config, host string) string {
-	return c.TLS.Scheme() + "://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.GRPC)))
-}
-
 // joinCluster makes a member that joins known to the others. An error is for good: it will not be one with this directory.
-func joinCluster(ctx context.Context, c Config, host *consensus.Host, mesh *transport.Mesh, log *slog.Logger) error {
-	seeds := c.seeds()
+func joinCluster(ctx context.Context, c config.Config, host *consensus.Host, mesh *transport.Mesh, log *slog.Logger) error {
+	seeds := c.SeedAddresses()
 	for _, a := range mesh.Members() {
 		if !slices.Contains(seeds, a) {
 			seeds = append(seeds, a)
@@ -147,7 +134,7 @@ func joinCluster(ctx context.Context, c Config, host *consensus.Host, mesh *tran
 	if len(seeds) == 0 {
 		return nil // it has been one for long, or is told where the others are by its records
 	}
-	q := membership.JoinRequest{ID: c.NodeID, Birth: host.Birth(), ClientURLs: []string{clientURL(c, c.Listen)}}
+	q := membership.JoinRequest{ID: c.NodeID, Birth: host.Birth(), ClientURLs: []string{c.ClientURL(c.Listen)}}
 	addresses, err := membership.Enter(ctx, mesh, seeds, q, log)
 	if err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 
 // vms asks the REST of VMs for the list of the token's project, with headers.
 func (h *testMember) vms(token string, headers ...string) (code int, body string) {
-	r, err := http.NewRequestWithContext(h.callContext(), http.MethodGet, "http://"+address(h.config, h.config.Ports.VM)+"/api/v1/vms", nil)
+	r, err := http.NewRequestWithContext(h.callContext(), http.MethodGet, "http://"+h.config.Address(h.config.Ports.VM)+"/api/v1/vms", nil)
 	require.NoError(h.t, err)
 	r.Header.Set("Authorization", "Bearer "+token)
 	for _, pair := range headers {

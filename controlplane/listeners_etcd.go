@@ -18,6 +18,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
@@ -31,7 +32,7 @@ const etcdOverhead = 512 << 10
 const etcdStreams = 4096
 
 // serveEtcd serves on one port what an etcd serves: gRPC and HTTP/1.
-func (e *listenerSet) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
+func (e *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
 	config, err := etcdTLS(c)
 	if err != nil {
 		return err
@@ -75,7 +76,7 @@ func ignoreClosed(err error) error {
 }
 
 // etcdTLS is how the ports for etcd's clients speak TLS; nil when they do not.
-func etcdTLS(c KV) (*tls.Config, error) {
+func etcdTLS(c config.KV) (*tls.Config, error) {
 	if c.EtcdCert == "" {
 		return nil, nil
 	}

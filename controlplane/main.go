@@ -16,12 +16,11 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
-
-func orgID(s string) cloud.OrgID { return cloud.OrgID(s) }
 
 func main() {
 	// Whatever a member writes is its own: the libraries beneath it create files that all may read.
@@ -36,23 +35,23 @@ func main() {
 
 func command() *cobra.Command {
 	var file string
-	flagged := Default()
+	flagged := config.Default()
 	root := &cobra.Command{
 		Use: "trivet-controlplane", Short: "One member of Trivet's control plane", Args: cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true, Version: version(),
 	}
 	root.Flags().StringVar(&file, "config", "", "YAML file with the same settings")
-	flagged.flags(root.Flags())
+	flagged.BindFlags(root.Flags())
 	forced := root.Flags().Bool("force-new-cluster", false, "make a cluster of this member alone of its data, when the others are lost for good; once, with a renewed key")
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := load(file, os.Environ(), cmd.Flags())
+		c, err := config.Load(file, os.Environ(), cmd.Flags())
 		if err != nil {
 			return err
 		}
 		if dirs := flagged.Images.ImportDirs; len(dirs) > 0 {
 			c.Images.ImportDirs = dirs
 		}
-		if err := cmp.Or(c.Validate(), c.validateTLS()); err != nil {
+		if err := cmp.Or(c.Validate(), c.ValidateTLS()); err != nil {
 			return err
 		}
 		if *forced {

@@ -32,6 +32,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
@@ -63,7 +64,7 @@ const electionTicks = 10
 
 // run is the member, from bottom to top, until ctx ends or it cannot go on. It may not return when the disk has failed.
 // opened, when set, is told of each listener.
-func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListener)) (err error) {
+func run(ctx context.Context, c config.Config, disk *supervisor, opened func(boundListener)) (err error) {
 	log := newLog(c)
 	unlock, err := datadir.Lock(c.DataDir)
 	if err != nil {
@@ -86,9 +87,9 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 		return err
 	}
 	disk.setMember(c.NodeID, nil)
-	members := c.members()
+	members, firstIDs := c.InitialMembers(), c.MemberIDs()
 	if joins {
-		members = Members{}
+		members, firstIDs = config.Members{}, nil
 	}
 	clk := clock.New(clock.Options{Log: log})
 	certificate := memberCertificate(authority, c.NodeID, clk.Now)
@@ -126,7 +127,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	var runner *consensus.Runner
 	var memberships *membership.Service
 	mesh, err := transport.New(transport.Options{
-		Self: c.NodeID, Members: members.addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log, Now: clk.Now,
+		Self: c.NodeID, Members: members.Addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log, Now: clk.Now,
 		Stranger: func(id uint64) { memberships.Stranger(id) }, Removed: func() { runner.Removed() },
 	})
 	if err != nil {
@@ -138,7 +139,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	clk.Attach(mesh)
 	mesh.HandleDirect(clock.Command, clk.Answer)
 	host, err := consensus.Open(consensus.Options{
-		ID: c.NodeID, Members: consensusMembers(c, joins), Join: joins, Dir: filepath.Join(c.DataDir, layout.RaftDir), Transport: mesh, Log: log,
+		ID: c.NodeID, Members: firstIDs, Join: joins, Dir: filepath.Join(c.DataDir, layout.RaftDir), Transport: mesh, Log: log,
 		ElectionTicks: electionTicks, FS: disk,
 	})
 	if err != nil {
@@ -175,7 +176,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	// Services.
 	audits := audit.New(audit.Options{Store: records, Commands: commands, Log: log.With("service", "audit")})
 	identities := identity.New(identity.Options{
-		Store: records, Commands: commands, Key: key, Log: log, Audit: audits, Issuer: c.issuer(), Providers: c.Identity.Providers,
+		Store: records, Commands: commands, Key: key, Log: log, Audit: audits, Issuer: c.IssuerURL(), Providers: c.Identity.Providers,
 		Holds:  []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds(walletProject)},
 		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: c.Dev, Skew: clk.Skew,
 	})
@@ -189,7 +190,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	})
 	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), Project: walletProject, Metrics: registry})
 	bills := newBilling(c.Billing, records, credits, log)
-	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: c.Billing.of(bills)})
+	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: billingOf(c.Billing, bills)})
 	bills.Attach(vms)
 	invites := jointoken.New(jointoken.Options{Store: records, Commands: commands, Key: key, Log: log})
 	kvRaft := kv.NewRaft(runner, layout.KVGroup, c.NodeID, kvLeads)
@@ -222,7 +223,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 		inner.close(0)
 		meshWork.Wait()
 	}()
-	if err := inner.serve("peers", address(c, c.Ports.Peers), peers.Server, nil, nil); err != nil {
+	if err := inner.serve("peers", c.Address(c.Ports.Peers), peers.Server, nil, nil); err != nil {
 		return err
 	}
 	compactor := &compactor{store: records, engine: engines[layout.SystemGroup], now: clk.Elapsed}
@@ -299,7 +300,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 		}
 		return identities.Ready()
 	}
-	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Hosts: c.hosts(), Ready: ready, Log: log, Metrics: httpMetrics})
+	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Hosts: c.CredentialFreeHosts(), Ready: ready, Log: log, Metrics: httpMetrics})
 	identities.Routes(identityREST, slices.Contains(c.REST.Open, "identity"))
 	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Audit: audits, Ready: ready, Log: log, Metrics: httpMetrics})
 	vms.Routes(vmREST)
@@ -318,7 +319,7 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 	// Agents hold streams that have no end; they find another member at once.
 	agentEdge := &listenerSet{log: log, opened: opened, failed: e.failed}
 	defer agentEdge.close(0)
-	if err := agentEdge.serve("agents", address(c, c.Ports.Agents), agents.Server, nil, nil); err != nil {
+	if err := agentEdge.serve("agents", c.Address(c.Ports.Agents), agents.Server, nil, nil); err != nil {
 		return err
 	}
 	for _, s := range []struct {
@@ -331,9 +332,9 @@ func run(ctx context.Context, c Config, disk *supervisor, opened func(boundListe
 		{"credit rpc", c.Ports.CreditGRPC, creditOnly.Server, nil},
 		{"identity", c.Ports.Identity, nil, identityREST},
 		{"credit", c.Ports.Credit, nil, creditREST},
-		{"vm", c.Ports.VM, nil, routedHandler{localMetrics(metrics, vmREST, c.hosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},
+		{"vm", c.Ports.VM, nil, routedHandler{localMetrics(metrics, vmREST, c.CredentialFreeHosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},
 	} {
-		if err := e.serve(s.name, address(c, s.port), s.grpc, s.http, tenants.rest); err != nil {
+		if err := e.serve(s.name, c.Address(s.port), s.grpc, s.http, tenants.rest); err != nil {
 			return err
 		}
 	}
@@ -415,10 +416,6 @@ func gate(budgets *budget.Budget, space *diskspace.Monitor) leader.Gate {
 	}
 }
 
-func address(c Config, port uint16) string {
-	return net.JoinHostPort(c.Listen, strconv.Itoa(int(port)))
-}
-
 // tokenValidator says whether a token is valid.
 func tokenValidator(v auth.Verifier) func(context.Context, string) error {
 	return func(ctx context.Context, token string) error {
@@ -434,7 +431,7 @@ func ignoreStopped(err error) error {
 	return err
 }
 
-func newLog(c Config) *slog.Logger {
+func newLog(c config.Config) *slog.Logger {
 	json := c.LogFormat == "json" || c.LogFormat == "auto" && os.Getenv("JOURNAL_STREAM") != ""
 	if json {
 		return slog.New(slog.NewJSONHandler(os.Stderr, nil))
@@ -442,7 +439,7 @@ func newLog(c Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, nil))
 }
 
-func importDirsOf(c Config) []image.ImportDir {
+func importDirsOf(c config.Config) []image.ImportDir {
 	if len(c.Images.ImportDirs) > 0 {
 		return c.Images.ImportDirs
 	}

@@ -96,7 +96,7 @@ func (w *watchers) update(mark int) {
 
 // dial connects to the member.
 func (w *watchers) dial() *grpc.ClientConn {
-	conn, err := grpc.NewClient(address(w.h.config, w.h.config.Ports.GRPC), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient(w.h.config.Address(w.h.config.Ports.GRPC), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// The client takes no more than half of an event of its own accord: the rest stays with the member.
 		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
 	require.NoError(w.h.t, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/failstop"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
@@ -33,7 +34,7 @@ type supervisor struct {
 	runner *consensus.Runner
 }
 
-func newSupervisor(c Config) *supervisor {
+func newSupervisor(c config.Config) *supervisor {
 	roots := []string{filepath.Join(c.DataDir, layout.RaftLogDir)}
 	for _, name := range layout.Names() {
 		roots = append(roots, filepath.Join(c.DataDir, name))

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"slices"
@@ -16,68 +14,18 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/certfile"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// TLS is what tenants' ports show, REST and gRPC alike. Members and agents have certificates of their own on theirs, and
-// the ports for etcd's clients have those of kv.etcd_cert.
-type TLS struct {
-	// Cert is the file with the certificate and those between it and its authority, Key that with its key, which only its
-	// owner may read. Both or neither; they are read again when they change.
-	Cert string `yaml:"cert"`
-	Key  string `yaml:"key"`
-}
-
-// Enabled says whether tenants speak TLS with this member.
-func (t TLS) Enabled() bool { return t.Cert != "" }
-
-// Scheme is how a URL of a tenants' port begins.
-func (t TLS) Scheme() string {
-	if t.Enabled() {
-		return "https"
-	}
-	return "http"
-}
-
-// validateTLS refuses to serve what would carry tokens and passwords over a network in plaintext, unless that is forced.
-func (c *Config) validateTLS() error {
-	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
-		return errors.New("tls: cert and key go together")
-	}
-	if c.InsecurePlaintext {
-		return nil
-	}
-	if !c.TLS.Enabled() && !net.ParseIP(c.Listen).IsLoopback() {
-		return fmt.Errorf("listen: tokens and passwords of tenants would cross the network of %s in plaintext: give --tls-cert and --tls-key "+
-			"(trivet-controlplane tenant-cert makes them), or --insecure-plaintext to do it all the same", c.Listen)
-	}
-	if c.KV.EtcdCert != "" {
-		return nil
-	}
-	for _, address := range c.KV.EtcdListen {
-		if !loopback(address) {
-			return fmt.Errorf("kv.etcd_listen: keys and passwords would cross the network of %s in plaintext: give --kv-etcd-cert and "+
-				"--kv-etcd-key, or --insecure-plaintext to do it all the same", address)
-		}
-	}
-	return nil
-}
-
-// loopback says whether host:port is reached from this host alone.
-func loopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
-}
-
 // warnAboutPlaintext says what is not protected.
-func warnAboutPlaintext(c Config, log *slog.Logger) {
-	etcd := c.KV.EtcdCert == "" && slices.ContainsFunc(c.KV.EtcdListen, func(a string) bool { return !loopback(a) })
+func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	switch {
-	case !c.TLS.Enabled() && !net.ParseIP(c.Listen).IsLoopback():
+	case c.PlaintextBeyondLoopback():
 		log.Error("INSECURE: tenants' tokens and passwords cross the network in plaintext, for everybody on the way to read and use: give --tls-cert and --tls-key",
 			"address", c.Listen)
-	case etcd:
+	case c.KV.PlaintextAddress() != "":
 		log.Error("INSECURE: the ports for etcd's clients are plaintext beyond loopback: give --kv-etcd-cert and --kv-etcd-key", "addresses", c.KV.EtcdListen)
 	case !c.TLS.Enabled() && c.Dev:
 		log.Info("tenants' ports are plaintext, on loopback only")
@@ -102,7 +50,7 @@ const forwardProtocol = "trivet-forward"
 // openTLS reads the certificate, if there is one.
 //
 // REST over TLS is HTTP/1.1 as it is in plaintext: what was tested there holds here. gRPC asks for HTTP/2 itself.
-func openTLS(c Config, own mtls.Source, authority *mtls.Authority, log *slog.Logger) (*tenantTLS, error) {
+func openTLS(c config.Config, own mtls.Source, authority *mtls.Authority, log *slog.Logger) (*tenantTLS, error) {
 	if !c.TLS.Enabled() {
 		return &tenantTLS{}, nil
 	}
@@ -152,7 +100,7 @@ func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 const clientURLRetryPause = 2 * time.Second
 
 // runClientURLUpdate announces until it is done: it takes a leader.
-func runClientURLUpdate(ctx context.Context, c Config, members *membership.Service, log *slog.Logger) {
+func runClientURLUpdate(ctx context.Context, c config.Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
 		err := updateClientURL(limited, c, members)
@@ -171,14 +119,14 @@ func runClientURLUpdate(ctx context.Context, c Config, members *membership.Servi
 
 // updateClientURL corrects the scheme of the URL that this member's record has for its clients: it may have been written before
 // TLS was turned on, or off. URLs that an operator gave are left alone.
-func updateClientURL(ctx context.Context, c Config, members *membership.Service) error {
-	now := clientURL(c, c.Listen)
+func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
+	now := c.ClientURL(c.Listen)
 	other := c
-	other.TLS = TLS{}
+	other.TLS = config.TLS{}
 	if !c.TLS.Enabled() {
 		other.TLS.Cert = "-"
 	}
-	before := clientURL(other, c.Listen)
+	before := other.ClientURL(c.Listen)
 	all, err := members.List(ctx, false)
 	if err != nil {
 		return err

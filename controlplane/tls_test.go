@@ -15,79 +15,24 @@ import (
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
-	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Beyond loopback there is a certificate, or somebody has said that there need not be one.
-func TestPlaintextIsForLoopback(t *testing.T) {
-	const refused = "--insecure-plaintext to do it all the same"
-	for name, c := range map[string]struct {
-		change func(*Config)
-		says   string
-	}{
-		"as it comes":          {func(*Config) {}, ""},
-		"another loopback":     {func(c *Config) { c.Listen = "127.9.8.7" }, ""},
-		"loopback 6":           {func(c *Config) { c.Listen = "::1" }, ""},
-		"an address":           {func(c *Config) { c.Listen = "10.0.0.1" }, "--tls-cert and --tls-key"},
-		"all addresses":        {func(c *Config) { c.Listen = "0.0.0.0" }, refused},
-		"all addresses, 6":     {func(c *Config) { c.Listen = "::" }, refused},
-		"mapped":               {func(c *Config) { c.Listen = "::ffff:10.0.0.1" }, refused},
-		"mapped loopback":      {func(c *Config) { c.Listen = "::ffff:127.0.0.1" }, ""},
-		"forced":               {func(c *Config) { c.Listen, c.InsecurePlaintext = "10.0.0.1", true }, ""},
-		"a certificate":        {func(c *Config) { c.Listen, c.TLS = "10.0.0.1", TLS{"c", "k"} }, ""},
-		"half of one":          {func(c *Config) { c.TLS.Cert = "c" }, "tls: cert and key go together"},
-		"the other half":       {func(c *Config) { c.TLS.Key = "k" }, "tls: cert and key go together"},
-		"half of one, forced":  {func(c *Config) { c.TLS.Key, c.InsecurePlaintext = "k", true }, "tls: cert and key go together"},
-		"etcd":                 {func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1:2379", "localhost:1", "[::1]:2"} }, ""},
-		"etcd beyond":          {func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1:2379", "10.0.0.1:2379"} }, "--kv-etcd-cert and"},
-		"etcd by name":         {func(c *Config) { c.KV.EtcdListen = []string{"host:2379"} }, refused},
-		"etcd everywhere":      {func(c *Config) { c.KV.EtcdListen = []string{":2379"} }, refused},
-		"etcd's certificate":   {func(c *Config) { c.KV.EtcdListen, c.KV.EtcdCert = []string{":2379"}, "c" }, ""},
-		"etcd beyond, tenants": {func(c *Config) { c.TLS, c.KV.EtcdListen = TLS{"c", "k"}, []string{":2379"} }, "--kv-etcd-cert and"},
-		"etcd forced":          {func(c *Config) { c.KV.EtcdListen, c.InsecurePlaintext = []string{":2379"}, true }, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			config := Default()
-			c.change(&config)
-			if err := config.validateTLS(); c.says == "" {
-				require.NoError(t, err)
-			} else {
-				require.ErrorContains(t, err, c.says)
-			}
-		})
-	}
-}
-
-func TestTLSFromFileEnvironmentAndFlags(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "c.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("tls: {cert: file.crt, key: file.key}\ninsecure_plaintext: true\n"), 0o600))
-	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	bound := Default()
-	bound.flags(flags)
-	require.NoError(t, flags.Parse([]string{"--tls-key", "flag.key", "--insecure-plaintext=false"}))
-	c, err := load(file, []string{"TRIVET_TLS_CERT=env.crt", "TRIVET_TLS_KEY=env.key", "TRIVET_TLS_CA=the command line's"}, flags)
-	require.NoError(t, err)
-	require.Equal(t, TLS{"env.crt", "flag.key"}, c.TLS)
-	require.True(t, c.TLS.Enabled())
-	require.Equal(t, "https", c.TLS.Scheme())
-	require.False(t, c.InsecurePlaintext)
-}
-
 func TestPlaintextIsSaid(t *testing.T) {
-	for says, change := range map[string]func(*Config){
-		"level=WARN": func(*Config) {},
-		"level=INFO": func(c *Config) { c.Dev = true },
-		"INSECURE: tenants' tokens and passwords": func(c *Config) { c.Listen = "10.0.0.1" },
-		"INSECURE: the ports for etcd's":          func(c *Config) { c.TLS, c.KV.EtcdListen = TLS{"c", "k"}, []string{":1"} },
-		"":                                        func(c *Config) { c.Listen, c.TLS = "10.0.0.1", TLS{"c", "k"} },
+	for says, change := range map[string]func(*config.Config){
+		"level=WARN": func(*config.Config) {},
+		"level=INFO": func(c *config.Config) { c.Dev = true },
+		"INSECURE: tenants' tokens and passwords": func(c *config.Config) { c.Listen = "10.0.0.1" },
+		"INSECURE: the ports for etcd's":          func(c *config.Config) { c.TLS, c.KV.EtcdListen = config.TLS{Cert: "c", Key: "k"}, []string{":1"} },
+		"":                                        func(c *config.Config) { c.Listen, c.TLS = "10.0.0.1", config.TLS{Cert: "c", Key: "k"} },
 	} {
 		var text bytes.Buffer
-		c := Default()
+		c := config.Default()
 		change(&c)
 		warnAboutPlaintext(c, slog.New(slog.NewTextHandler(&text, nil)))
 		require.Contains(t, text.String(), says)
@@ -97,11 +42,10 @@ func TestPlaintextIsSaid(t *testing.T) {
 }
 
 func TestURLsFollowTLS(t *testing.T) {
-	c := Default()
+	c := config.Default()
 	require.Equal(t, "http://127.0.0.1:50051", firstMembers(c)[0].ClientURLs[0])
-	c.TLS = TLS{"c", "k"}
+	c.TLS = config.TLS{Cert: "c", Key: "k"}
 	require.Equal(t, "https://127.0.0.1:50051", firstMembers(c)[0].ClientURLs[0])
-	require.Equal(t, "https://127.0.0.1:8083", c.issuer())
 }
 
 // runTenantCert runs tenant-cert, and says where its files are.
@@ -159,8 +103,8 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 	dir, key := runTenantCert(t, "127.0.0.1")
 	authority, err := key.Authority()
 	require.NoError(t, err)
-	c := Default()
-	c.TLS = TLS{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
+	c := config.Default()
+	c.TLS = config.TLS{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
 	tenants, err := openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	free := func() string {
@@ -258,12 +202,12 @@ func TestTLSThatCannotBeRead(t *testing.T) {
 	dir, key := runTenantCert(t, "localhost")
 	authority, err := key.Authority()
 	require.NoError(t, err)
-	c := Default()
-	c.TLS = TLS{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
+	c := config.Default()
+	c.TLS = config.TLS{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
 	require.NoError(t, os.Chmod(c.TLS.Key, 0o644))
 	_, err = openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, "chmod 600")
-	c.TLS = TLS{}
+	c.TLS = config.TLS{}
 	tenants, err := openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.Nil(t, tenants.rest)

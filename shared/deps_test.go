@@ -96,7 +96,9 @@ var others = map[string][]string{
 	"shared/cloud":   {"shared/fault", "shared/mutant"},
 	"shared/convert": {"shared/cloud", "protos/…"},
 
-	"controlplane":           {"controlplane/…", "shared/…"},
+	"controlplane": {"controlplane/…", "shared/…"},
+	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud"}, // for the types and defaults of their settings
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
 	"controlplane/sim/steps": {"controlplane/…", "shared/…"},
 	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},

@@ -1,4 +1,5 @@
-package main
+// Package config holds the configuration of a member: its defaults, flags, environment variables, file and validation.
+package config
 
 import (
 	"bytes"
@@ -22,6 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // Config is everything that can be set, by flag, by TRIVET_… in the environment and in one YAML file; the first that
@@ -192,7 +194,7 @@ func (i *Identity) validate() error {
 }
 
 // hosts are the names by which what asks for no credential may be called.
-func (c *Config) hosts() []string {
+func (c *Config) CredentialFreeHosts() []string {
 	if u, err := url.Parse(c.Identity.Issuer); err == nil && u.Hostname() != "" {
 		return append(slices.Clone(c.REST.Hosts), u.Hostname())
 	}
@@ -200,7 +202,7 @@ func (c *Config) hosts() []string {
 }
 
 // issuer is Identity.Issuer, or this member's own address.
-func (c *Config) issuer() string {
+func (c *Config) IssuerURL() string {
 	if c.Identity.Issuer != "" {
 		return c.Identity.Issuer
 	}
@@ -325,15 +327,28 @@ func (p Ports) validate() error {
 }
 
 // members is Cluster, or this member alone.
-func (c *Config) members() Members {
+func (c *Config) InitialMembers() Members {
 	if len(c.Cluster) > 0 {
 		return c.Cluster
 	}
 	return Members{c.NodeID: c.Listen}
 }
 
+// MemberIDs returns the IDs of InitialMembers in ascending order.
+func (c *Config) MemberIDs() []uint64 { return slices.Sorted(maps.Keys(c.InitialMembers())) }
+
+// Address returns host:port of one of this member's ports.
+func (c *Config) Address(port uint16) string {
+	return net.JoinHostPort(c.Listen, strconv.Itoa(int(port)))
+}
+
+// ClientURL returns the URL of the gRPC port of the member at a host. All members use the same ports.
+func (c *Config) ClientURL(host string) string {
+	return c.TLS.Scheme() + "://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.GRPC)))
+}
+
 // seeds are the peer ports of members that may know the others.
-func (c *Config) seeds() []string {
+func (c *Config) SeedAddresses() []string {
 	var out []string
 	port := strconv.Itoa(int(c.Ports.Peers))
 	for _, host := range c.Join {
@@ -351,7 +366,7 @@ func (c *Config) seeds() []string {
 }
 
 // inviters are the ports for agents of the members to join, where a token can be shown.
-func (c *Config) inviters() (out []string) {
+func (c *Config) AgentAddresses() (out []string) {
 	for _, host := range c.Join {
 		if h, _, err := net.SplitHostPort(host); err == nil {
 			host = h
@@ -362,7 +377,7 @@ func (c *Config) inviters() (out []string) {
 }
 
 // addresses are the members' hosts with a port.
-func (m Members) addresses(port uint16) map[uint64]string {
+func (m Members) Addresses(port uint16) map[uint64]string {
 	out := make(map[uint64]string, len(m))
 	for id, host := range m {
 		out[id] = net.JoinHostPort(host, strconv.Itoa(int(port)))
@@ -406,7 +421,7 @@ func (m *Members) String() string {
 func (m *Members) Type() string { return "ID=ADDRESS,…" }
 
 // flags binds a configuration to flags.
-func (c *Config) flags(f *pflag.FlagSet) {
+func (c *Config) BindFlags(f *pflag.FlagSet) {
 	c.Billing.flags(f)
 	c.Limits.flags(f)
 	f.Uint64Var(&c.NodeID, "node-id", c.NodeID, "this member's id")
@@ -461,7 +476,7 @@ func (d *importDirs) Set(text string) error {
 	dir := image.ImportDir{Path: path}
 	if ok {
 		for _, org := range strings.Split(orgs, ",") {
-			dir.Orgs = append(dir.Orgs, orgID(org))
+			dir.Orgs = append(dir.Orgs, cloud.OrgID(org))
 		}
 	}
 	d.c.Images.ImportDirs = append(d.c.Images.ImportDirs, dir)
@@ -469,7 +484,7 @@ func (d *importDirs) Set(text string) error {
 }
 
 // load reads file, environment and flags into a configuration, in the order in which later ones win.
-func load(file string, environ []string, flags *pflag.FlagSet) (Config, error) {
+func Load(file string, environ []string, flags *pflag.FlagSet) (Config, error) {
 	c := Default()
 	c.NodeID = 0
 	if file != "" {
@@ -484,7 +499,7 @@ func load(file string, environ []string, flags *pflag.FlagSet) (Config, error) {
 		}
 	}
 	own := pflag.NewFlagSet("", pflag.ContinueOnError)
-	c.flags(own)
+	c.BindFlags(own)
 	for _, pair := range environ {
 		name, value, _ := strings.Cut(pair, "=")
 		name, ours := strings.CutPrefix(name, "TRIVET_")

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"os"
@@ -17,9 +17,9 @@ func TestLimitsConfiguration(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("limits: {calls_per_second: 7, bytes_per_second: 0, disk_reserve: 1073741824}\n"), 0o600))
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	bound := Default()
-	bound.flags(flags)
+	bound.BindFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--limits-calls-per-second=9", "--limits-disk-reserve=-1"}))
-	c, err := load(file, nil, flags)
+	c, err := Load(file, nil, flags)
 	require.NoError(t, err)
 	require.NoError(t, c.Validate())
 	require.Equal(t, Limits{

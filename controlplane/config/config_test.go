@@ -1,11 +1,6 @@
-package main
+package config
 
 import (
-	"bytes"
-	"context"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,10 +11,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/oidc"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
-	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // Flags win over the environment, which wins over the file, which wins over the defaults.
@@ -36,9 +28,9 @@ images:
 `), 0o600))
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	bound := Default()
-	bound.flags(flags)
+	bound.BindFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--cluster-key", "flag.key"}))
-	c, err := load(file, []string{"TRIVET_CLUSTER_KEY=env.key", "TRIVET_TICK=200ms", "TRIVET_ELSEWHERE=1", "HOME=/"}, flags)
+	c, err := Load(file, []string{"TRIVET_CLUSTER_KEY=env.key", "TRIVET_TICK=200ms", "TRIVET_ELSEWHERE=1", "HOME=/"}, flags)
 	require.NoError(t, err)
 	require.NoError(t, c.Validate())
 	want := Default()
@@ -56,19 +48,19 @@ func TestListsOfConfiguration(t *testing.T) {
 	parsed := func(args ...string) *pflag.FlagSet {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		bound := Default()
-		bound.flags(flags)
+		bound.BindFlags(flags)
 		require.NoError(t, flags.Parse(args))
 		return flags
 	}
-	c, err := load(file, nil, parsed())
+	c, err := Load(file, nil, parsed())
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:1"}, c.KV.EtcdListen)
 	require.Equal(t, []string{"kv"}, c.REST.Open)
 	require.True(t, c.KV.Open)
-	c, err = load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2,127.0.0.1:3"}, parsed())
+	c, err = Load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2,127.0.0.1:3"}, parsed())
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:2", "127.0.0.1:3"}, c.KV.EtcdListen)
-	c, err = load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2"}, parsed("--kv-etcd-listen", "127.0.0.1:4", "--kv-etcd-listen", "127.0.0.1:5", "--rest-open="))
+	c, err = Load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2"}, parsed("--kv-etcd-listen", "127.0.0.1:4", "--kv-etcd-listen", "127.0.0.1:5", "--rest-open="))
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:4", "127.0.0.1:5"}, c.KV.EtcdListen)
 	require.Empty(t, c.REST.Open)
@@ -78,9 +70,9 @@ func TestListsOfConfiguration(t *testing.T) {
 func TestUnknownSettingIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("node_idd: 2\n"), 0o600))
-	_, err := load(file, nil, pflag.NewFlagSet("", pflag.ContinueOnError))
+	_, err := Load(file, nil, pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.ErrorContains(t, err, "node_idd")
-	_, err = load("", []string{"TRIVET_NODE_ID=two"}, pflag.NewFlagSet("", pflag.ContinueOnError))
+	_, err = Load("", []string{"TRIVET_NODE_ID=two"}, pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.ErrorContains(t, err, "TRIVET_NODE_ID")
 }
 
@@ -138,7 +130,7 @@ func TestBadConfigurations(t *testing.T) {
 func (c *Config) flagsRoundTrip() error {
 	*c = Default()
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	c.flags(f)
+	c.BindFlags(f)
 	var err error
 	f.VisitAll(func(f *pflag.Flag) {
 		if f.DefValue != "" && err == nil {
@@ -157,89 +149,18 @@ func TestMembersFlag(t *testing.T) {
 	}
 }
 
-func TestKeygenMakesAKey(t *testing.T) {
-	var out bytes.Buffer
-	c := command()
-	c.SetArgs([]string{"keygen"})
-	c.SetOut(&out)
-	require.NoError(t, c.Execute())
-	_, err := clusterkey.Parse(out.String())
-	require.NoError(t, err)
-}
-
-// The token in the data directory is renewed a day before it ends, and not earlier.
-func TestAdminTokenIsKept(t *testing.T) {
-	key, path := clusterkey.Generate(), filepath.Join(t.TempDir(), layout.AdminTokenFile)
-	now := time.Now()
-	read := func() string {
-		text, err := os.ReadFile(path)
-		require.NoError(t, err)
-		return string(text)
-	}
-	valid := func(context.Context, string) error { return nil }
-	renew := func(at time.Time) { require.NoError(t, renewAdminToken(t.Context(), key, path, valid, at)) }
-	renew(now)
-	first := read()
-	info, err := os.Stat(path)
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-	renew(now.Add(28 * 24 * time.Hour))
-	require.Equal(t, first, read())
-	renew(now.Add(29*24*time.Hour + time.Hour))
-	require.NotEqual(t, first, read())
-	second := read()
-	valid = func(context.Context, string) error { return fault.New(fault.Unavailable, "no leader") }
-	renew(now)
-	require.Equal(t, second, read(), "nobody can tell")
-	valid = func(context.Context, string) error { return fault.New(fault.Unauthenticated, "no longer valid") }
-	renew(now.Add(time.Second))
-	require.NotEqual(t, second, read(), "the administrator's password was changed")
-	require.NoError(t, os.WriteFile(path, nil, 0o600)) // a crash left it empty
-	renew(now)
-	require.NotEmpty(t, read())
-}
-
-func TestMetricsAreForLoopback(t *testing.T) {
-	h := localMetrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), http.NotFoundHandler(),
-		[]string{"cloud.example"})
-	const near, far = "127.0.0.1", "10.0.0.1"
-	for name, c := range map[string]struct {
-		local, remote, host, site string
-		status                    int
-	}{
-		"loopback":                 {near, near, "127.0.0.1:8084", "", http.StatusTeapot},
-		"localhost":                {near, near, "localhost:8084", "", http.StatusTeapot},
-		"a configured name":        {near, near, "cloud.example:8084", "", http.StatusTeapot},
-		"IPv6":                     {"::1", "::1", "[::1]:8084", "", http.StatusTeapot},
-		"elsewhere":                {far, far, "10.0.0.1:8084", "", http.StatusNotFound},
-		"source bound to loopback": {far, near, "10.0.0.1:8084", "", http.StatusNotFound},
-		"a rebound name":           {near, near, "evil.example:8084", "", http.StatusForbidden},
-		"a web page":               {near, near, "127.0.0.1:8084", "cross-site", http.StatusForbidden},
-	} {
-		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
-		r.RemoteAddr, r.Host = net.JoinHostPort(c.remote, "1"), c.host
-		if c.site != "" {
-			r.Header.Set("Sec-Fetch-Site", c.site)
-		}
-		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.ParseIP(c.local), Port: 8084}))
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		require.Equal(t, c.status, w.Code, name)
-	}
-}
-
 // A member that joins may have no id yet; every other one has, 1 unless it is said.
 func TestJoinConfig(t *testing.T) {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	said := Default()
-	said.flags(flags)
+	said.BindFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--join", "10.0.0.1,10.0.0.2:9999", "--cluster-key", "k", "--listen", "10.0.0.4"}))
-	c, err := load("", nil, flags)
+	c, err := Load("", nil, flags)
 	require.NoError(t, err)
 	require.NoError(t, c.Validate())
 	require.Zero(t, c.NodeID)
-	require.Equal(t, []string{"10.0.0.1:2380", "10.0.0.2:9999"}, c.seeds())
-	require.Equal(t, []string{"10.0.0.1:7443", "10.0.0.2:7443"}, c.inviters())
+	require.Equal(t, []string{"10.0.0.1:2380", "10.0.0.2:9999"}, c.SeedAddresses())
+	require.Equal(t, []string{"10.0.0.1:7443", "10.0.0.2:7443"}, c.AgentAddresses())
 	c.JoinToken = "t"
 	require.ErrorContains(t, c.Validate(), "give one of them")
 	c.ClusterKey = ""
@@ -249,11 +170,11 @@ func TestJoinConfig(t *testing.T) {
 	c.Join, c.JoinToken, c.NodeID = nil, "t", 4
 	require.ErrorContains(t, c.Validate(), "say with join")
 
-	c, err = load("", []string{"TRIVET_JOIN=10.0.0.1", "TRIVET_CLUSTER_KEY=k", "TRIVET_NODE_ID=4"}, pflag.NewFlagSet("", pflag.ContinueOnError))
+	c, err = Load("", []string{"TRIVET_JOIN=10.0.0.1", "TRIVET_CLUSTER_KEY=k", "TRIVET_NODE_ID=4"}, pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.NoError(t, err)
 	require.Equal(t, uint64(4), c.NodeID)
 	require.Equal(t, []string{"10.0.0.1"}, c.Join)
-	c, err = load("", nil, pflag.NewFlagSet("", pflag.ContinueOnError))
+	c, err = Load("", nil, pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.NoError(t, err)
 	require.Equal(t, uint64(1), c.NodeID)
 }

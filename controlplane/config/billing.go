@@ -1,16 +1,12 @@
-package main
+package config
 
 import (
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/spf13/pflag"
 
-	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/money/billing"
-	"github.com/trivet-cloud/trivet/controlplane/money/credit"
-	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 // Billing configures what VMs cost. That of the leader counts: give every member the same.
@@ -25,12 +21,12 @@ type Billing struct {
 	TestHour time.Duration `yaml:"test_hour"`
 }
 
-func (b *Billing) rules() billing.Rules {
+func (b *Billing) Rules() billing.Rules {
 	return billing.Rules{Enabled: b.Enabled, Prices: b.Prices, OnEmpty: b.OnEmpty, Hour: b.TestHour}
 }
 
 func (b *Billing) validate() error {
-	rules := b.rules()
+	rules := b.Rules()
 	if err := rules.Check(); err != nil {
 		return fmt.Errorf("billing: %w", err)
 	}
@@ -45,20 +41,4 @@ func (b *Billing) flags(f *pflag.FlagSet) {
 	f.StringVar((*string)(&b.OnEmpty), "billing-on-empty", string(b.OnEmpty), "what happens to running VMs that are not paid for: keep (also when empty) or stop")
 	f.DurationVar(&b.TestHour, "billing-test-hour", b.TestHour, "how long an hour is, for tests only")
 	_ = f.MarkHidden("billing-test-hour")
-}
-
-// of is what the VM controller tells of its VMs: nobody when they cost nothing.
-func (b *Billing) of(s *billing.Service) vm.Billing {
-	if !b.Enabled {
-		return nil
-	}
-	return s
-}
-
-func newBilling(b Billing, records *store.Store, credits *credit.Service, log *slog.Logger) *billing.Service {
-	log = log.With("service", "billing")
-	if b.Enabled && b.TestHour != 0 {
-		log.Warn("TEST: an hour is charged for every "+b.TestHour.String(), "setting", "billing.test_hour")
-	}
-	return billing.New(billing.Options{Store: records, Credits: credits, Log: log, Rules: b.rules()})
 }
