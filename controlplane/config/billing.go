@@ -9,22 +9,25 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/billing"
 )
 
-// Billing configures what VMs cost. That of the leader counts: give every member the same.
+// Billing configures what VMs cost. Use the same values on all members: only the leader's are in effect.
 type Billing struct {
-	// Enabled has creating a VM reserve credit, and VMs charged by the hour. What was there before is charged from then on.
+	// Enabled charges projects for their VMs by the hour: creating a VM reserves credit. VMs that exist when billing is
+	// enabled are charged from then on.
 	Enabled bool           `yaml:"enabled"`
 	Prices  billing.Prices `yaml:"prices"`
-	// OnEmpty is what happens to running VMs whose hours cannot be paid: keep, the default, lets them run and goes on
-	// counting; stop stops them. Both refuse new VMs.
+	// OnEmpty is the policy for running VMs whose hours cannot be paid. With keep, the default, they run on and their hours
+	// are still counted. With stop they are stopped. Both policies refuse new VMs.
 	OnEmpty billing.Policy `yaml:"on_empty"`
-	// TestHour shortens the hour, for tests: 1s to 1h. 0 is an hour.
+	// TestHour is the length of a billed hour in tests, 1s to 1h. 0 means an hour.
 	TestHour time.Duration `yaml:"test_hour"`
 }
 
+// Rules returns the configuration in the form that package billing uses.
 func (b *Billing) Rules() billing.Rules {
 	return billing.Rules{Enabled: b.Enabled, Prices: b.Prices, OnEmpty: b.OnEmpty, Hour: b.TestHour}
 }
 
+// validate returns an error that names the first setting that is out of range.
 func (b *Billing) validate() error {
 	rules := b.Rules()
 	if err := rules.Check(); err != nil {
@@ -33,6 +36,7 @@ func (b *Billing) validate() error {
 	return nil
 }
 
+// flags adds the flags of billing to f.
 func (b *Billing) flags(f *pflag.FlagSet) {
 	f.BoolVar(&b.Enabled, "billing-enabled", b.Enabled, "charge projects for their VMs by the hour")
 	f.Int64Var(&b.Prices.VCPUHour, "billing-vcpu-hour", b.Prices.VCPUHour, "credit for an hour of a vCPU of a running VM")

@@ -18,7 +18,7 @@ type Limits struct {
 
 func (l *Limits) validate() error { return l.Limits.Validate() }
 
-// flags binds the limits to flags.
+// flags adds the flags of the limits to f.
 func (l *Limits) flags(f *pflag.FlagSet) {
 	f.IntVar(&l.CallsPerSecond, "limits-calls-per-second", l.CallsPerSecond, "changes that a project may make in the long run; 0: no limit. An org has four times as many for all its projects together")
 	f.IntVar(&l.CallsBurst, "limits-calls-burst", l.CallsBurst, "changes that a project may make at once after an idle time")

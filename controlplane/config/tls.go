@@ -7,19 +7,19 @@ import (
 	"slices"
 )
 
-// TLS is what tenants' ports show, REST and gRPC alike. Members and agents have certificates of their own on theirs, and
-// the ports for etcd's clients have those of kv.etcd_cert.
+// TLS is the certificate of tenants' ports, REST and gRPC. The ports of members and agents use certificates of the
+// cluster's own authority, and the ports for etcd's clients use kv.etcd_cert.
 type TLS struct {
-	// Cert is the file with the certificate and those between it and its authority, Key that with its key, which only its
-	// owner may read. Both or neither; they are read again when they change.
+	// Cert is the file with the certificate and its intermediate certificates. Key is the file with its private key, which
+	// only its owner may read. Both are set or neither is. The member reads the files again when they change.
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
 }
 
-// Enabled says whether tenants speak TLS with this member.
+// Enabled reports whether tenants' ports serve TLS.
 func (t TLS) Enabled() bool { return t.Cert != "" }
 
-// Scheme is how a URL of a tenants' port begins.
+// Scheme returns the scheme of the URLs of tenants' ports: https or http.
 func (t TLS) Scheme() string {
 	if t.Enabled() {
 		return "https"
@@ -27,7 +27,7 @@ func (t TLS) Scheme() string {
 	return "http"
 }
 
-// validateTLS refuses to serve what would carry tokens and passwords over a network in plaintext, unless that is forced.
+// ValidateTLS returns an error if tokens and passwords would cross a network in plaintext, unless InsecurePlaintext is set.
 func (c *Config) ValidateTLS() error {
 	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
 		return errors.New("tls: cert and key go together")
@@ -59,7 +59,7 @@ func (k *KV) PlaintextAddress() string {
 	return ""
 }
 
-// loopback says whether host:port is reached from this host alone.
+// loopback reports whether host:port can be reached from this host only.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
