@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -26,13 +27,10 @@ import (
 
 // clusterKey reads the key that all members share. A lone member makes its own; one that joins by a token gets it, once.
 func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*clusterkey.Key, error) {
-	own := filepath.Join(c.DataDir, layout.ClusterKeyFile)
-	switch {
-	case c.ClusterKey != "":
-		return clusterkey.Load(c.ClusterKey)
-	case len(c.Join) == 0:
-		return clusterkey.LoadOrMake(own)
+	if c.ClusterKey != "" || len(c.Join) == 0 {
+		return datadir.LoadKey(c.DataDir, c.ClusterKey)
 	}
+	own := filepath.Join(c.DataDir, layout.ClusterKeyFile)
 	key, err := clusterkey.Load(own)
 	if !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {

@@ -10,16 +10,11 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
-	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
 	"github.com/trivet-cloud/trivet/controlplane/config"
-	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
-	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
-	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/controlplane/offline"
 )
 
 func main() {
@@ -55,65 +50,14 @@ func command() *cobra.Command {
 			return err
 		}
 		if *forced {
-			if err := forceNew(cmd.Context(), c); err != nil {
+			if err := offline.ForceNewCluster(cmd.Context(), c, newLog(c)); err != nil {
 				return fmt.Errorf("force a new cluster: %w", err)
 			}
 		}
 		return newSupervisor(c).supervise(func(f *supervisor) error { return run(cmd.Context(), c, f, nil) })
 	}
-	root.AddCommand(keygen(), adminToken(), restore(), tenantCert())
+	root.AddCommand(offline.Commands()...)
 	return root
-}
-
-func keygen() *cobra.Command {
-	var renew string
-	c := &cobra.Command{
-		Use: "keygen", Short: "Print a new cluster key, for a file that all members get", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			key := clusterkey.Generate()
-			if renew != "" {
-				old, err := clusterkey.Load(renew)
-				if err != nil {
-					return err
-				}
-				key = old.Renewed()
-			}
-			_, err := fmt.Fprint(cmd.OutOrStdout(), key.Encode())
-			return err
-		},
-	}
-	c.Flags().StringVar(&renew, "renew", "", "print the key of a new cluster that can read what this key's has sealed: for restore and --force-new-cluster")
-	return c
-}
-
-func adminToken() *cobra.Command {
-	var file, org, project string
-	var ttl time.Duration
-	c := &cobra.Command{
-		Use: "admin-token", Short: "Print a token of the administrator, on a host that holds the cluster key", Args: cobra.NoArgs,
-	}
-	c.Flags().StringVar(&file, "cluster-key", "", "file with the cluster key")
-	c.Flags().StringVar(&org, "org", "", "org that the token acts in")
-	c.Flags().StringVar(&project, "project", "", "project that the token acts in")
-	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "lifetime, at most 720h")
-	c.MarkFlagRequired("cluster-key")
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if ttl <= 0 || ttl > token.MaxTTL*time.Second {
-			return fmt.Errorf("--ttl must be up to 720h, got %s", ttl)
-		}
-		key, err := clusterkey.Load(file)
-		if err != nil {
-			return err
-		}
-		scope := cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}
-		text, err := identity.HostToken(key, scope, clock.Wall(), ttl)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(cmd.OutOrStdout(), text)
-		return nil
-	}
-	return c
 }
 
 // version is the module's, as the build stamped it.

@@ -72,32 +72,6 @@ func tenantCAPool(t *testing.T, dir string) *x509.CertPool {
 	return pool
 }
 
-func TestTenantCert(t *testing.T) {
-	dir, _ := runTenantCert(t, "localhost,10.0.0.1")
-	info, err := os.Stat(filepath.Join(dir, "tls.key"))
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-	before, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
-	require.NoError(t, err)
-	for host, ok := range map[string]bool{"localhost": true, "10.0.0.1": true, "10.0.0.2": false} {
-		_, err := before.Leaf.Verify(x509.VerifyOptions{Roots: tenantCAPool(t, dir), DNSName: host})
-		require.Equal(t, ok, err == nil, "%s: %v", host, err)
-	}
-	require.NoError(t, tenantCertArgs(dir, "--hosts", "localhost", "--life", "1h"), "it renews what is there")
-	after, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
-	require.NoError(t, err)
-	require.WithinDuration(t, time.Now().Add(time.Hour), after.Leaf.NotAfter, time.Minute)
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 4)
-
-	require.ErrorContains(t, tenantCertArgs(dir, "--hosts", "a b"), "neither a host name")
-	require.ErrorContains(t, tenantCertArgs(dir, "--hosts", "a", "--life", "20000h"), "--life must be")
-	require.ErrorContains(t, tenantCertArgs(dir), "hosts")
-	require.NoError(t, os.Chmod(filepath.Join(dir, "cluster.key"), 0o644))
-	require.ErrorContains(t, tenantCertArgs(dir, "--hosts", "a"), "chmod 600")
-}
-
 // serveTenantTLS is a member's key-value REST and a gRPC port, over TLS.
 func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtls.Authority) {
 	dir, key := runTenantCert(t, "127.0.0.1")

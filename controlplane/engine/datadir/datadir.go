@@ -34,6 +34,15 @@ func Lock(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
+// LoadKey loads the cluster key from file or, if file is empty, from the data directory. There it creates a key on first
+// use.
+func LoadKey(dir, file string) (*clusterkey.Key, error) {
+	if file != "" {
+		return clusterkey.Load(file)
+	}
+	return clusterkey.LoadOrMake(filepath.Join(dir, layout.ClusterKeyFile))
+}
+
 // CheckCluster returns an error if the data belongs to another cluster than the key. It calls MarkCluster if no cluster
 // was recorded yet.
 func CheckCluster(dir string, key *clusterkey.Key) error {

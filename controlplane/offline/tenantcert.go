@@ -1,4 +1,4 @@
-package main
+package offline
 
 import (
 	"crypto/x509"
@@ -15,9 +15,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 )
 
-// maxTenantCert is the longest life of a certificate that tenant-cert makes: what clients accept of any authority.
+// maxTenantCert is the longest lifetime of a certificate that tenant-cert makes. Clients reject longer ones from
+// any authority.
 const maxTenantCert = 825 * 24 * time.Hour
 
+// tenantCert is the command `trivet-controlplane tenant-cert`, which writes a certificate for tenants' ports.
 func tenantCert() *cobra.Command {
 	var file, dir string
 	var hosts []string
@@ -75,8 +77,8 @@ certificate from the same files without a restart. Browsers do not know the auth
 	return c
 }
 
-// replaceFile writes a file so that it is there whole or not at all. A file that is there passes its owner on: the member
-// that reads it may be another user than whoever renews it.
+// replaceFile replaces the file at path atomically. The new file has the owner of the old one, because the member that reads
+// the file may run as another user than the one who renews it.
 func replaceFile(path string, text []byte, mode os.FileMode) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
@@ -103,7 +105,7 @@ func replaceFile(path string, text []byte, mode os.FileMode) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// chownLike gives a file the owner of another.
+// chownLike gives f the owner of other.
 func chownLike(f *os.File, other os.FileInfo) error {
 	s, ok := other.Sys().(*syscall.Stat_t)
 	if !ok || int(s.Uid) == os.Geteuid() {
