@@ -18,7 +18,6 @@ import (
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -472,40 +471,6 @@ func snapshotMembers(ctx context.Context, memberships *membership.Service) ([]sn
 	}
 	return out, nil
 }
-
-// routedHandler is a handler that lists what it serves, as a rest.Server does.
-type routedHandler struct {
-	http.Handler
-	routes []rest.Route
-}
-
-// Routes is rest.Server's.
-func (r routedHandler) Routes() []rest.Route { return r.routes }
-
-func metricsHandler(registry *prometheus.Registry) routedHandler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
-}
-
-// localMetrics serves /metrics to callers on loopback, and passes other paths to other. Requests from web pages are
-// refused, also by DNS rebinding: see rest.CheckPage.
-func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {
-			other.ServeHTTP(w, r)
-			return
-		}
-		if err := rest.CheckPage(r, hosts); err != nil {
-			http.Error(w, err.Error(), http.StatusForbidden)
-			return
-		}
-		metrics.ServeHTTP(w, r)
-	})
-}
-
-// memberCertificateLife is the life of a member's own certificate, which it signs anew at half of it.
-const memberCertificateLife = 30 * 24 * time.Hour
 
 // walletProject implements credit.Lookup with the records of package tenant.
 func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {

@@ -2,110 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"log/slog"
-	"os"
-	"path/filepath"
-	"strings"
+	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
-	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/records/store"
-	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/fault"
 )
-
-// pruneAnswers removes the remembered answers that are over, a few at a time.
-func pruneAnswers(s *store.Store) func(context.Context) error {
-	return func(ctx context.Context) error {
-		for more := true; more; {
-			if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {
-				more, err = store.ForgetAnswers(tx, 100)
-				return err
-			}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-}
-
-// scrub removes what compaction has made unreadable, in small steps.
-func scrub(ctx context.Context, engines map[uint64]*mvcc.Engine, log *slog.Logger) {
-	tick := time.NewTicker(5 * time.Second)
-	defer tick.Stop()
-	for {
-		for id, e := range engines {
-			for {
-				done, err := e.Scrub(ctx, 1000)
-				if err != nil && ctx.Err() == nil {
-					log.Warn("scrub", "group", id, "err", err)
-				}
-				if done || err != nil {
-					break
-				}
-			}
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-const (
-	adminTokenLife  = 30 * 24 * time.Hour
-	adminTokenRenew = 24 * time.Hour
-)
-
-// runAdminToken keeps a token of the administrator in the data directory, for whoever may read that. valid says whether
-// one still is: a change of the administrator's password ends all that are older.
-func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
-	path := filepath.Join(dir, layout.AdminTokenFile)
-	for {
-		if err := renewAdminToken(ctx, key, path, valid, now()); err != nil {
-			log.Error("admin token", "err", err)
-		}
-		select {
-		case <-time.After(time.Minute):
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// renewAdminToken writes a new token unless the one that is there is valid and has more than a day to live. Its age is
-// the file's. When nobody can tell, for want of a leader, it stays.
-func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, valid func(context.Context, string) error, now time.Time) error {
-	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("read admin token: %w", err)
-	}
-	if info, err := os.Stat(path); err == nil && len(old) > 0 && now.Sub(info.ModTime()) < adminTokenLife-adminTokenRenew {
-		ask, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		if err := valid(ask, strings.TrimSpace(string(old))); !fault.Is(err, fault.Unauthenticated) {
-			return nil
-		}
-	}
-	token, err := identity.HostToken(key, cloud.Tenant{}, now, adminTokenLife)
-	if err != nil {
-		return err
-	}
-	fresh := path + ".new"
-	if err := os.WriteFile(fresh, []byte(token+"\n"), 0o600); err != nil {
-		return fmt.Errorf("write admin token: %w", err)
-	}
-	return os.Rename(fresh, path)
-}
 
 // collector shows consensus and the engines to Prometheus.
 type collector struct {
@@ -162,4 +68,35 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			}
 		}
 	}
+}
+
+// routedHandler is a handler that lists what it serves, as a rest.Server does.
+type routedHandler struct {
+	http.Handler
+	routes []rest.Route
+}
+
+// Routes is rest.Server's.
+func (r routedHandler) Routes() []rest.Route { return r.routes }
+
+func metricsHandler(registry *prometheus.Registry) routedHandler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
+}
+
+// localMetrics serves /metrics to callers on loopback, and passes other paths to other. Requests from web pages are
+// refused, also by DNS rebinding: see rest.CheckPage.
+func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {
+			other.ServeHTTP(w, r)
+			return
+		}
+		if err := rest.CheckPage(r, hosts); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		metrics.ServeHTTP(w, r)
+	})
 }

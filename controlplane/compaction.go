@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
 const (
@@ -73,4 +75,19 @@ func (c *compactor) cut(now mark) int {
 		}
 	}
 	return cut
+}
+
+// pruneAnswers removes the remembered answers that are over, a few at a time.
+func pruneAnswers(s *store.Store) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for more := true; more; {
+			if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {
+				more, err = store.ForgetAnswers(tx, 100)
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
