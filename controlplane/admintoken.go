@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -61,4 +62,12 @@ func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, vali
 		return fmt.Errorf("write admin token: %w", err)
 	}
 	return os.Rename(fresh, path)
+}
+
+// tokenValidator returns a function that returns an error unless a token is valid.
+func tokenValidator(v auth.Verifier) func(context.Context, string) error {
+	return func(ctx context.Context, token string) error {
+		_, err := v.Verify(ctx, token)
+		return err
+	}
 }

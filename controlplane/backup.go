@@ -4,10 +4,8 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/config"
@@ -24,14 +22,13 @@ type backupWriter struct {
 	c       config.Config
 	key     *clusterkey.Key
 	engines map[uint64]*mvcc.Engine
-	names   map[uint64]string
 	runner  *consensus.Runner
 	// running has room for one value, which the backup that is under way holds.
 	running chan struct{}
 }
 
-func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, names map[uint64]string, runner *consensus.Runner) *backupWriter {
-	a := &backupWriter{c: c, key: key, engines: engines, names: names, runner: runner, running: make(chan struct{}, 1)}
+func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, runner *consensus.Runner) *backupWriter {
+	a := &backupWriter{c: c, key: key, engines: engines, runner: runner, running: make(chan struct{}, 1)}
 	os.RemoveAll(a.dir()) // left by a crash
 	return a
 }
@@ -53,8 +50,8 @@ func (a *backupWriter) write(ctx context.Context, write func([]byte) error) erro
 	defer os.RemoveAll(a.dir())
 	m := backup.Manifest{Cluster: a.key.ClusterID(), Made: time.Now().UTC(), By: version()}
 	dirs := map[string]string{}
-	for _, id := range slices.Sorted(maps.Keys(a.engines)) {
-		name := a.names[id]
+	for _, g := range layout.Groups() {
+		id, name := g.ID, g.Name
 		if err := a.runner.ReadIndex(ctx, id); err != nil {
 			return fault.New(fault.Unavailable, "no leader of %s: this member may be behind", name).Because(err).MayRetry()
 		}

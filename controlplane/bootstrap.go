@@ -18,7 +18,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
@@ -121,26 +120,30 @@ func firstMembers(c config.Config) (out []membership.Member) {
 	return out
 }
 
-// joinCluster makes a member that joins known to the others. An error is for good: it will not be one with this directory.
-func joinCluster(ctx context.Context, c config.Config, host *consensus.Host, mesh *transport.Mesh, log *slog.Logger) error {
-	seeds := c.SeedAddresses()
-	for _, a := range mesh.Members() {
+// joinCluster announces a member that joins to the others, and connects to them. It does nothing for a member that did not
+// join, or that joined long ago. An error is permanent: the member cannot join with this data directory.
+func (m *member) joinCluster(ctx context.Context) error {
+	if !m.host.Joined() {
+		return nil
+	}
+	seeds := m.config.SeedAddresses()
+	for _, a := range m.mesh.Members() {
 		if !slices.Contains(seeds, a) {
 			seeds = append(seeds, a)
 		}
 	}
 	if len(seeds) == 0 {
-		return nil // it has been one for long, or is told where the others are by its records
+		return nil // it joined long ago, or learns the addresses of the others from its records
 	}
-	q := membership.JoinRequest{ID: c.NodeID, Birth: host.Birth(), ClientURLs: []string{c.ClientURL(c.Listen)}}
-	addresses, err := membership.Enter(ctx, mesh, seeds, q, log)
+	q := membership.JoinRequest{ID: m.config.NodeID, Birth: m.host.Birth(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
+	addresses, err := membership.Enter(ctx, m.mesh, seeds, q, m.log)
 	if err != nil {
 		return err
 	}
-	log.Info("let in as a member", "id", c.NodeID)
-	known := mesh.Members()
+	m.log.Info("let in as a member", "id", m.config.NodeID)
+	known := m.mesh.Members()
 	for id, a := range addresses {
 		known[id] = a
 	}
-	return mesh.SetMembers(known, nil)
+	return m.mesh.SetMembers(known, nil)
 }

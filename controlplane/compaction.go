@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
@@ -32,6 +33,11 @@ type compactor struct {
 	}
 	now   func() time.Duration // a monotonic clock
 	marks []mark
+}
+
+// newCompactor returns the compactor of the platform's records.
+func (m *member) newCompactor() *compactor {
+	return &compactor{store: m.records, engine: m.engines[layout.SystemGroup], now: m.clock.Elapsed}
 }
 
 // mark is a revision at which the history can be compacted.
@@ -77,7 +83,7 @@ func (c *compactor) cut(now mark) int {
 	return cut
 }
 
-// pruneAnswers removes the remembered answers that are over, a few at a time.
+// pruneAnswers returns a task that removes expired answers to requests with an idempotency key, 100 per transaction.
 func pruneAnswers(s *store.Store) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for more := true; more; {

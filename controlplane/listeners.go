@@ -35,8 +35,9 @@ type listenerSet struct {
 	work      sync.WaitGroup
 }
 
-// drainTime is how long a request may take to end when the member stops. Streams of tenants do not end by themselves.
-const drainTime = 2 * time.Second
+func newListenerSet(log *slog.Logger, opened func(boundListener), failed chan error) *listenerSet {
+	return &listenerSet{log: log, opened: opened, failed: failed}
+}
 
 // serve opens a listener for one of the two and serves it until close. HTTP is plaintext without a configuration; a gRPC
 // server has its credentials.

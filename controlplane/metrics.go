@@ -5,21 +5,49 @@ import (
 	"net/http"
 	"time"
 
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// collector shows consensus and the engines to Prometheus.
+// metrics are the Prometheus metrics of a member.
+type metrics struct {
+	registry *prometheus.Registry
+	grpc     *grpcprom.ServerMetrics
+	http     *rest.Metrics
+	handler  routedHandler // serves /metrics
+}
+
+func newMetrics() *metrics {
+	registry := prometheus.NewRegistry()
+	m := &metrics{registry: registry, grpc: grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())}
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.grpc)
+	m.http, m.handler = rest.NewMetrics(registry), metricsHandler(registry)
+	return m
+}
+
+// register adds the metrics of the parts of a member.
+func (m *metrics) register(of *member) {
+	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines}, kv.NewCollector(of.keys))
+	if of.tenantTLS.pair != nil {
+		m.registry.MustRegister(of.tenantTLS.pair)
+	}
+}
+
+// collector exports the state of raft and of the storage engines.
 type collector struct {
 	runner  *consensus.Runner
 	engines map[uint64]*mvcc.Engine
-	names   map[uint64]string
 }
 
+// gauges are the metrics of collector. Each has a value for every group, from raft (group) or the engine (state).
 var gauges = []struct {
 	desc  *prometheus.Desc
 	group func(consensus.GroupStatus) float64
@@ -56,27 +84,28 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	status, err := c.runner.Status(ctx)
+	names := layout.Names()
 	for _, g := range gauges {
 		if g.group != nil && err == nil {
 			for _, s := range status.Groups {
-				out <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.group(s), c.names[s.ID])
+				out <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.group(s), names[s.ID])
 			}
 		}
 		if g.state != nil {
 			for id, e := range c.engines {
-				out <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.state(e.Stats()), c.names[id])
+				out <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.state(e.Stats()), names[id])
 			}
 		}
 	}
 }
 
-// routedHandler is a handler that lists what it serves, as a rest.Server does.
+// routedHandler is a handler that lists its routes, as rest.Server does, for the authorization matrix.
 type routedHandler struct {
 	http.Handler
 	routes []rest.Route
 }
 
-// Routes is rest.Server's.
+// Routes returns the method and path of every endpoint.
 func (r routedHandler) Routes() []rest.Route { return r.routes }
 
 func metricsHandler(registry *prometheus.Registry) routedHandler {
@@ -85,8 +114,8 @@ func metricsHandler(registry *prometheus.Registry) routedHandler {
 	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
-// localMetrics serves /metrics to callers on loopback, and passes other paths to other. Requests from web pages are
-// refused, also by DNS rebinding: see rest.CheckPage.
+// localMetrics serves /metrics to callers on loopback, and passes all other requests to other. It refuses requests of web
+// pages, also after DNS rebinding: see rest.CheckPage.
 func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {

@@ -1,482 +1,169 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"sync"
-	"time"
-
-	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"google.golang.org/grpc"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
-	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
-	"github.com/trivet-cloud/trivet/controlplane/cluster/operator"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
-	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/config"
-	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
-	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
-	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
-	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
-	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
-	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/money/billing"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 	"github.com/trivet-cloud/trivet/controlplane/records/diskspace"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
-	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// stopTime is how long handing the leadership over may take.
-const stopTime = 3 * time.Second
+// member is one member of the control plane. The builders that run lists fill the fields from the bottom layer up: each
+// builder uses only what the builders before it have set, and registers with onStop how its part is stopped.
+type member struct {
+	config config.Config
+	log    *slog.Logger
+	disk   *supervisor
+	// opened, if set, is called with every listener that was opened.
+	opened func(boundListener)
+	// stops are the functions that onStop registered, stopErr the error of handing over the leadership.
+	stops   []func()
+	stopErr error
 
-// electionTicks without a word from the leader start an election.
-const electionTicks = 10
+	// Set by claimDataDir.
+	key         *clusterkey.Key
+	authority   *mtls.Authority
+	joins       bool // the member joins a cluster, or did when its data directory was new
+	clock       *clock.Clock
+	certificate mtls.Source
+	tenantTLS   *tenantTLS
+	metrics     *metrics
 
-// run is the member, from bottom to top, until ctx ends or it cannot go on. It may not return when the disk has failed.
-// opened, when set, is told of each listener.
+	// Set by openState.
+	engines   map[uint64]*mvcc.Engine
+	machines  map[uint64]*store.Machine
+	leaseFeed *kv.LeaseFeed
+	files     *image.Files
+
+	// Set by startConsensus.
+	mesh   *transport.Mesh
+	space  *diskspace.Monitor
+	host   *consensus.Host
+	runner *consensus.Runner
+	system *store.Group
+	kvLead *store.Group
+
+	// Set by openRecords.
+	budgets     *budget.Budget
+	records     *store.Store
+	commands    *leader.Commands
+	memberships *membership.Service
+
+	// Set by the builders of the services.
+	audits     *audit.Service
+	identities *identity.Service
+	images     *image.Service
+	nodes      *node.Service
+	vms        *vm.Service
+	credits    *credit.Service
+	bills      *billing.Service
+	joinTokens *jointoken.Service
+	kvRaft     *kv.Raft
+	keys       *kv.Service
+	etcd       *etcdrpc.Server // on the port that all gRPC services share
+	etcdPorts  *etcdrpc.Server // on the ports for etcd's clients
+	backups    *backupWriter
+	services   []service
+
+	// Set by servePeers and serveClients.
+	peers     *listenerSet
+	listeners *listenerSet
+}
+
+// run runs a member until ctx ends or the member cannot continue. It stops what it started in reverse order before it
+// returns. If the disk has failed it does not return; see supervisor. opened, if set, is called with every listener that
+// was opened.
 func run(ctx context.Context, c config.Config, disk *supervisor, opened func(boundListener)) (err error) {
-	log := newLog(c)
-	unlock, err := datadir.Lock(c.DataDir)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	key, err := clusterKey(ctx, c, log)
-	if err != nil {
-		return err
-	}
-	if err := datadir.CheckCluster(c.DataDir, key); err != nil {
-		return err
-	}
-	authority, err := key.Authority()
-	if err != nil {
-		return err
-	}
-	var joins bool
-	if c.NodeID, joins, err = resolveMemberID(ctx, c, authority, log); err != nil {
-		return err
-	}
-	disk.setMember(c.NodeID, nil)
-	members, firstIDs := c.InitialMembers(), c.MemberIDs()
-	if joins {
-		members, firstIDs = config.Members{}, nil
-	}
-	clk := clock.New(clock.Options{Log: log})
-	certificate := memberCertificate(authority, c.NodeID, clk.Now)
-	tenants, err := openTLS(c, certificate, authority, log)
-	if err != nil {
-		return err
-	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-
-	// State, and the agreement on it.
-	engines := map[uint64]*mvcc.Engine{}
-	machines := map[uint64]*store.Machine{}
-	names := layout.Names()
-	leaseFeed := &kv.LeaseFeed{}
-	for id, name := range names {
-		o := mvcc.Options{Logger: log.With("engine", name)}
-		if id == layout.KVGroup {
-			o.OnLeases, o.CountIndex, o.RememberHashes = leaseFeed.Changed, true, true
-		}
-		engine, err := mvcc.Open(disk, filepath.Join(c.DataDir, name), o)
-		if err != nil {
-			return err
-		}
-		defer engine.Close()
-		// Users' keys are never proposed twice under one id: their clients are told when an outcome is not known.
-		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: id == layout.KVGroup})
-		defer machine.Close()
-		engines[id], machines[id] = engine, machine
-	}
-	files, err := image.OpenFiles(filepath.Join(c.DataDir, layout.ImagesDir))
-	if err != nil {
-		return err
-	}
-	var runner *consensus.Runner
-	var memberships *membership.Service
-	mesh, err := transport.New(transport.Options{
-		Self: c.NodeID, Members: members.Addresses(c.Ports.Peers), Certificate: certificate, Authority: authority, Log: log, Now: clk.Now,
-		Stranger: func(id uint64) { memberships.Stranger(id) }, Removed: func() { runner.Removed() },
-	})
-	if err != nil {
-		return err
-	}
-	space := diskspace.New(diskspace.Options{Dir: c.DataDir, Self: c.NodeID, Reserve: c.Limits.DiskReserve, Log: log})
-	space.Attach(mesh)
-	mesh.HandleDirect(diskspace.Command, space.Answer)
-	clk.Attach(mesh)
-	mesh.HandleDirect(clock.Command, clk.Answer)
-	host, err := consensus.Open(consensus.Options{
-		ID: c.NodeID, Members: firstIDs, Join: joins, Dir: filepath.Join(c.DataDir, layout.RaftDir), Transport: mesh, Log: log,
-		ElectionTicks: electionTicks, FS: disk,
-	})
-	if err != nil {
-		return err
-	}
-	for _, id := range []uint64{layout.SystemGroup, layout.KVGroup} {
-		o := consensus.GroupOptions{ID: id, Name: names[id], Machine: machines[id], Forward: id == layout.KVGroup}
-		if _, err := host.AddGroup(o); err != nil {
-			return errors.Join(fmt.Errorf("%w: %w", consensus.ErrDamaged, err), host.Close())
-		}
-	}
-	runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: c.Tick})
-	disk.setMember(c.NodeID, runner)
-	system := store.NewGroup(runner, layout.SystemGroup)
-	defer system.Close()
-	kvLeads := store.NewGroup(runner, layout.KVGroup)
-	defer kvLeads.Close()
-	budgets := budget.New(c.Limits.Limits, clk.Elapsed)
-	records := store.New(store.Options{Engine: engines[layout.SystemGroup], Proposer: system, PageKey: key.Derive("page-tokens"), Stamp: audit.Stamp, Spend: budgets.Spend, Now: clk.Now, Elapsed: clk.Elapsed})
-	commands := leader.NewCommands(c.NodeID, system, mesh)
-	commands.SetGate(gate(budgets, space))
-	first := firstMembers(c)
-	if host.Joined() {
-		first = nil
-	}
-	memberships = membership.New(membership.Options{
-		Store: records, Commands: commands, Consensus: runner, Peers: mesh, Self: c.NodeID, First: first, Cluster: key.ClusterID(), Log: log,
-		Groups: []membership.Group{
-			{ID: layout.KVGroup, Name: names[layout.KVGroup], Leadership: kvLeads},
-			{ID: layout.SystemGroup, Name: names[layout.SystemGroup], Leadership: system},
-		},
-	})
-
-	// Services.
-	audits := audit.New(audit.Options{Store: records, Commands: commands, Log: log.With("service", "audit")})
-	identities := identity.New(identity.Options{
-		Store: records, Commands: commands, Key: key, Log: log, Audit: audits, Issuer: c.IssuerURL(), Providers: c.Identity.Providers,
-		Holds:  []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds(walletProject)},
-		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: c.Dev, Skew: clk.Skew,
-	})
-	images := image.New(image.Options{
-		Store: records, Commands: commands, Files: files, Self: c.NodeID, Count: memberships.Count, Peers: mesh,
-		ImportDirs: importDirsOf(c), Log: log,
-	})
-	nodes := node.New(node.Options{
-		Store: records, Commands: commands, Leadership: system, Self: c.NodeID, Listeners: memberships.Listeners(c.Ports.Agents),
-		Authority: authority, Log: log, Now: clk.Now, Steady: clk.Steady,
-	})
-	credits := credit.New(credit.Options{Store: records, Commands: commands, Log: log.With("service", "credit"), Project: walletProject, Metrics: registry})
-	bills := newBilling(c.Billing, records, credits, log)
-	vms := vm.New(vm.Options{Store: records, Commands: commands, Nodes: nodes, Log: log, Billing: billingOf(c.Billing, bills)})
-	bills.Attach(vms)
-	invites := jointoken.New(jointoken.Options{Store: records, Commands: commands, Key: key, Log: log})
-	kvRaft := kv.NewRaft(runner, layout.KVGroup, c.NodeID, kvLeads)
-	keys := kv.New(kv.Options{
-		Engine: engines[layout.KVGroup], Agreement: kvRaft, Leases: leaseFeed, Peers: mesh,
-		Tokens: users.NewTokens(key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: key.ClusterID(),
-		Transfer: func(ctx context.Context, to uint64) error { return memberships.Transfer(ctx, to, layout.KVGroup) },
-		Members:  func(ctx context.Context) ([]snapfile.Member, error) { return snapshotMembers(ctx, memberships) },
-		Election: electionTicks * c.Tick, Quota: c.KV.Quota, Full: space.Full, CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost, Log: log.With("service", "kv"), Now: clk.Now,
-		Limits: kv.Limits{RequestBytes: c.KV.MaxRequestBytes, TxnOps: c.KV.MaxTxnOps, Progress: c.KV.WatchProgress},
-	})
-	nodes.Attach(vms, files)
-	mesh.Attach(runner, commands, files)
-	grpcMetrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
-	// Envelopes flow until the leadership is handed over, which is when everything below has ended.
-	meshing, endMesh := context.WithCancel(context.Background())
-	var meshWork sync.WaitGroup
-	meshWork.Go(func() { mesh.Run(meshing) })
-	peers, _ := rpc.New(rpc.Options{
-		Credentials: mesh.Credentials(withClock(clk, mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member)))),
-		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
-	})
-	mesh.Register(peers)
-	inner := &listenerSet{log: log, opened: opened, failed: make(chan error, 1)}
-	defer func() {
-		stopping, cancel := context.WithTimeout(context.Background(), stopTime)
-		defer cancel()
-		err = errors.Join(err, ignoreStopped(runner.Stop(stopping)))
-		endMesh()
-		inner.close(0)
-		meshWork.Wait()
-	}()
-	if err := inner.serve("peers", c.Address(c.Ports.Peers), peers.Server, nil, nil); err != nil {
-		return err
-	}
-	compactor := &compactor{store: records, engine: engines[layout.SystemGroup], now: clk.Elapsed}
-	tasks := &leader.Tasks{
-		Self: c.NodeID, Leadership: system, Ready: records.Barrier, Log: log,
-		List: []leader.Task{
-			{Name: "settle members", Every: membership.SettleEvery, Run: memberships.Run},
-			{Name: "bootstrap", Every: time.Minute, Run: identities.Bootstrap},
-			{Name: "tend keys", Every: time.Minute, Run: identities.Tend},
-			{Name: "prune the audit", Every: audit.PruneEvery, Run: audits.Prune},
-			{Name: "free IDs of deleted projects", Every: time.Hour, Run: func(ctx context.Context) error { return tenant.PruneDeleted(ctx, records) }},
-			{Name: "follow nodes", Every: time.Second, Run: nodes.Follow},
-			{Name: "follow vms", Every: time.Second, Run: vms.Follow},
-			{Name: "settle vms", Every: vm.SettleEvery, Run: vms.Settle},
-			{Name: "settle images", Every: image.SettleEvery, Run: images.Settle},
-			{Name: "expire reservations", Every: credit.SweepEvery, Run: credits.Sweep},
-			{Name: "bill", Every: bills.Every(), Run: bills.Run},
-			{Name: "expire join tokens", Every: 10 * time.Minute, Run: nodes.Expire},
-			{Name: "expire invitations", Every: 10 * time.Minute, Run: invites.Expire},
-			{Name: "forget answers", Every: time.Minute, Run: pruneAnswers(records)},
-			{Name: "compact", Every: compactEvery, Run: compactor.compact},
-		},
-	}
-
-	// Edges.
-	registry.MustRegister(grpcMetrics, clk, space, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
-	if tenants.pair != nil {
-		registry.MustRegister(tenants.pair)
-	}
-	httpMetrics, metrics := rest.NewMetrics(registry), metricsHandler(registry)
-	agents, _ := rpc.New(rpc.Options{
-		Credentials: nodes.Credentials(withClock(clk, mtls.ServerOptional(withAuthorityCertificate(certificate, authority), authority.Certificate(),
-			mtls.OnlyKind(mtls.Node), node.RenewGrace))),
-		Log: log, Metrics: grpcMetrics, MaxMessage: node.MaxMessage,
-		Certified: true, Open: []string{node.OpenMethod, jointoken.OpenMethod},
-	})
-	nodes.RegisterAgents(agents)
-	invites.Register(agents)
-	etcdOptions := etcdrpc.Options{
-		Service: keys, Members: memberships, Verifier: identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir, Log: log.With("service", "kv"),
-		StrictReconfig: c.KV.StrictReconfig, Audit: audits,
-	}
-	etcd := etcdrpc.New(etcdOptions)
-	etcdOptions.TrustLoopback, etcdOptions.CountWith = c.KV.EtcdTrustLoopback, etcd
-	etcdPorts := etcdrpc.New(etcdOptions)
-	streams := rpc.NewStreams()
-	public, health := rpc.New(rpc.Options{
-		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
-		Guest: &rpc.Guest{
-			Prefix: etcdrpc.Prefix, Admit: etcd.Admits, MaxMessage: c.KV.MaxRequestBytes + etcdOverhead, Unary: etcd.Unary, Stream: etcd.Stream,
-		},
-	})
-	etcd.Register(public)
-	identities.Register(public)
-	images.Register(public)
-	nodes.Register(public)
-	vms.Register(public)
-	volume.Register(public)
-	credits.Register(public)
-	archives := newBackupWriter(c, key, engines, names, runner)
-	operator.Register(public, operator.Options{
-		Version: version(), Cluster: authority.Cluster(), Members: memberships, Runner: runner, Commands: commands, Groups: groupsOf(engines, names),
-		ElectionTicks: electionTicks, Nodes: nodes, Invites: invites, VMs: vms, Disks: space.Members, Backup: archives.write,
-	})
-	creditOnly, creditHealth := rpc.New(rpc.Options{
-		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
-	})
-	credits.Register(creditOnly)
-	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
-	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
-	ready := func(context.Context) error {
-		if leaderID, _ := system.Leader(); leaderID == 0 {
-			return errors.New("no leader: fewer than a majority of the members can be reached")
-		}
-		return identities.Ready()
-	}
-	identityREST := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Hosts: c.CredentialFreeHosts(), Ready: ready, Log: log, Metrics: httpMetrics})
-	identities.Routes(identityREST, slices.Contains(c.REST.Open, "identity"))
-	vmREST := rest.New(rest.Options{Service: fault.VM, Name: "vm", Verifier: identities, Audit: audits, Ready: ready, Log: log, Metrics: httpMetrics})
-	vms.Routes(vmREST)
-	creditREST := rest.New(rest.Options{Service: fault.Credit, Name: "credit", Verifier: identities, Audit: audits, Ready: ready, Log: log, Metrics: httpMetrics})
-	credits.Routes(creditREST)
-
-	kvREST := kv.NewREST(kv.RESTOptions{
-		Keys: keys, Members: memberships, Group: kvRaft, GroupID: layout.KVGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
-		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.forwardClient, Log: log, Audit: audits,
-		Metrics: httpMetrics, Now: clk.Now,
-	})
-	defer kvREST.Close()
-
-	e := &listenerSet{log: log, opened: opened, failed: make(chan error, 16)}
-	defer e.close(drainTime)
-	// Agents hold streams that have no end; they find another member at once.
-	agentEdge := &listenerSet{log: log, opened: opened, failed: e.failed}
-	defer agentEdge.close(0)
-	if err := agentEdge.serve("agents", c.Address(c.Ports.Agents), agents.Server, nil, nil); err != nil {
-		return err
-	}
-	for _, s := range []struct {
-		name string
-		port uint16
-		grpc *grpc.Server
-		http http.Handler
-	}{
-		{"grpc", c.Ports.GRPC, public.Server, nil},
-		{"credit rpc", c.Ports.CreditGRPC, creditOnly.Server, nil},
-		{"identity", c.Ports.Identity, nil, identityREST},
-		{"credit", c.Ports.Credit, nil, creditREST},
-		{"vm", c.Ports.VM, nil, routedHandler{localMetrics(metrics, vmREST, c.CredentialFreeHosts()), slices.Concat(vmREST.Routes(), metrics.routes)}},
+	m := &member{config: c, log: newLog(c), disk: disk, opened: opened}
+	defer func() { err = errors.Join(err, m.stop()) }()
+	for _, build := range []func(context.Context) error{
+		m.claimDataDir,   // the lock, the cluster key, this member's ID and certificates
+		m.openState,      // a storage engine for each raft group, and the image files
+		m.startConsensus, // the transport between members, and raft
+		m.openRecords,    // the platform's records, leader commands, and the list of members
+		m.newAccounts,
+		m.newCompute,
+		m.newKV,
+		m.newCluster,
+		m.listServices,
+		m.servePeers,    // from here on the member takes part in raft
+		m.serveClients,  // agents, tenants and operators
+		m.runBackground, // leader tasks and the services' loops
 	} {
-		if err := e.serve(s.name, c.Address(s.port), s.grpc, s.http, tenants.rest); err != nil {
+		if err := build(ctx); err != nil {
 			return err
 		}
 	}
-	for _, host := range kv.RESTAddresses(c.Listen) {
-		if err := e.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST, tenants.kvREST); err != nil {
-			return err
-		}
-	}
-	for _, address := range c.KV.EtcdListen {
-		if err := e.serveEtcd(address, c.KV, etcdPorts, keys, grpcMetrics, metrics); err != nil {
-			return err
-		}
-	}
-	if c.MetricsListen != "" {
-		if err := e.serve("metrics", c.MetricsListen, nil, metrics, nil); err != nil {
-			return err
-		}
-	}
+	m.logStart()
+	return m.wait(ctx)
+}
 
-	// What runs as long as the member does.
-	background, cancel := context.WithCancel(ctx)
-	var work sync.WaitGroup
-	defer work.Wait()
-	defer cancel()
-	work.Go(func() { clk.Run(background) })
-	work.Go(func() { space.Run(background) })
-	work.Go(func() { tasks.Run(background) })
-	work.Go(func() { memberships.Meet(background) })
-	work.Go(func() {
-		if err := memberships.Follow(background); err != nil && background.Err() == nil {
-			e.failed <- fmt.Errorf("follow the members: %w", err)
-		}
-	})
-	if host.Joined() {
-		work.Go(func() {
-			if err := joinCluster(background, c, host, mesh, log); err != nil && background.Err() == nil {
-				e.failed <- err
-			}
-		})
+// onStop registers f to be called when the member stops, before the functions that were registered earlier.
+func (m *member) onStop(f func()) { m.stops = append(m.stops, f) }
+
+// stop calls the registered functions, the last one first. It returns the error of handing over the leadership.
+func (m *member) stop() error {
+	for _, f := range slices.Backward(m.stops) {
+		f()
 	}
-	work.Go(func() { nodes.Guard(background) })
-	work.Go(func() { images.Run(background) })
-	work.Go(func() { audits.Run(background) })
-	work.Go(func() { tenants.runReload(background, c.Dev) })
-	work.Go(func() { runClientURLUpdate(background, c, memberships, log) })
-	work.Go(func() { runAdminToken(background, key, c.DataDir, tokenValidator(identities), clk.Now, log) })
-	work.Go(func() { scrub(background, engines, log) })
-	work.Go(func() { keys.Run(background) })
-	work.Go(func() { etcd.Run(background) })
-	work.Go(func() { etcdPorts.Run(background) })
-	if c.Dev {
-		log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
+	return m.stopErr
+}
+
+// logStart logs the address of the member, and settings that are unsafe outside of tests.
+func (m *member) logStart() {
+	if m.config.Dev {
+		m.log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
 	}
-	if c.KV.EtcdTrustLoopback {
-		log.Error("INSECURE: kv.etcd_trust_loopback lets every process of this host change the members of the cluster", "addresses", c.KV.EtcdListen)
+	if m.config.KV.EtcdTrustLoopback {
+		m.log.Error("INSECURE: kv.etcd_trust_loopback lets every process of this host change the members of the cluster", "addresses", m.config.KV.EtcdListen)
 	}
-	warnAboutPlaintext(c, log)
-	log.Info("serving", "member", c.NodeID, "address", c.Listen, "cluster", authority.Cluster(), "version", version())
+	warnAboutPlaintext(m.config, m.log)
+	m.log.Info("serving", "member", m.config.NodeID, "address", m.config.Listen, "cluster", m.authority.Cluster(), "version", version())
+}
+
+// wait returns nil when ctx ends, or the error because of which the member cannot continue.
+func (m *member) wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
-		log.Info("stopping")
+		m.log.Info("stopping")
 		return nil
-	case err := <-e.failed:
+	case err := <-m.listeners.failed:
 		return err
-	case err := <-inner.failed:
+	case err := <-m.peers.failed:
 		return err
-	case <-runner.Done():
-		return runner.Err()
+	case <-m.runner.Done():
+		return m.runner.Err()
 	}
 }
 
-// gate refuses commands of callers over their budget, and changes while a member's disk is nearly full.
-func gate(budgets *budget.Budget, space *diskspace.Monitor) leader.Gate {
-	return func(ctx context.Context) error {
-		if err := space.Admit(ctx); err != nil {
-			return err
-		}
-		return budgets.Admit(ctx)
-	}
-}
-
-// tokenValidator says whether a token is valid.
-func tokenValidator(v auth.Verifier) func(context.Context, string) error {
-	return func(ctx context.Context, token string) error {
-		_, err := v.Verify(ctx, token)
-		return err
-	}
-}
-
-func ignoreStopped(err error) error {
-	if errors.Is(err, consensus.ErrStopped) {
-		return nil
-	}
-	return err
-}
-
+// newLog returns the logger of the process. It writes JSON under systemd unless the configuration names a format.
 func newLog(c config.Config) *slog.Logger {
 	json := c.LogFormat == "json" || c.LogFormat == "auto" && os.Getenv("JOURNAL_STREAM") != ""
 	if json {
 		return slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	}
 	return slog.New(slog.NewTextHandler(os.Stderr, nil))
-}
-
-func importDirsOf(c config.Config) []image.ImportDir {
-	if len(c.Images.ImportDirs) > 0 {
-		return c.Images.ImportDirs
-	}
-	dir := filepath.Join(c.DataDir, layout.ImportDir)
-	os.MkdirAll(dir, 0o700)
-	return []image.ImportDir{{Path: dir}}
-}
-
-func groupsOf(engines map[uint64]*mvcc.Engine, names map[uint64]string) map[uint64]operator.Group {
-	out := map[uint64]operator.Group{}
-	for id, engine := range engines {
-		out[id] = operator.Group{Name: names[id], Revision: engine.Revision}
-	}
-	return out
-}
-
-// snapshotMembers are the members as a snapshot file of users' keys shows them.
-func snapshotMembers(ctx context.Context, memberships *membership.Service) ([]snapfile.Member, error) {
-	all, err := memberships.List(ctx, true)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]snapfile.Member, 0, len(all))
-	for _, m := range all {
-		if m.Proven() {
-			out = append(out, snapfile.Member{
-				ID: m.ID, Name: m.Name, PeerURLs: []string{m.RaftAddr}, ClientURLs: m.ClientURLs, Learner: !m.Votes(),
-			})
-		}
-	}
-	return out, nil
-}
-
-// walletProject implements credit.Lookup with the records of package tenant.
-func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
-	p, err := tenant.Projects.Get(r, string(id))
-	if err != nil || p == nil {
-		return credit.Project{}, err
-	}
-	return credit.Project{Exists: p.DeletedAt == 0, Org: p.Org, Incarnation: p.Incarnation}, nil
 }
