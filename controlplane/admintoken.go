@@ -18,13 +18,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// A token is replaced adminTokenRenew before the end of its lifetime.
 const (
 	adminTokenLife  = 30 * 24 * time.Hour
 	adminTokenRenew = 24 * time.Hour
 )
 
-// runAdminToken keeps a token of the administrator in the data directory, for whoever may read that. valid says whether
-// one still is: a change of the administrator's password ends all that are older.
+// runAdminToken keeps a valid token of the administrator in the data directory until ctx ends. Users who can read the
+// directory may use the token. valid returns an error unless a token is valid: a change of the administrator's password
+// revokes older tokens.
 func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
 	path := filepath.Join(dir, layout.AdminTokenFile)
 	for {
@@ -39,8 +41,8 @@ func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid f
 	}
 }
 
-// renewAdminToken writes a new token unless the one that is there is valid and has more than a day to live. Its age is
-// the file's. When nobody can tell, for want of a leader, it stays.
+// renewAdminToken writes a new token unless the old one is valid for at least another day. It takes the age of the token
+// from the file. If valid cannot tell, because there is no leader, the old token stays.
 func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, valid func(context.Context, string) error, now time.Time) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -24,7 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// clusterKey reads the key that all members share. A lone member makes its own; one that joins by a token gets it, once.
+// clusterKey loads the key that all members share. A single member creates the key on its first start. A member with a join
+// token gets the key from the members to join on its first start.
 func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*clusterkey.Key, error) {
 	if c.ClusterKey != "" || len(c.Join) == 0 {
 		return datadir.LoadKey(c.DataDir, c.ClusterKey)
@@ -46,7 +47,8 @@ func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*cluste
 	return clusterkey.Load(own)
 }
 
-// checkKeyMatchesToken refuses a key that an earlier run of another cluster has left. A token that is gone by now is no longer needed.
+// checkKeyMatchesToken returns an error if the key belongs to another cluster than the join token: an earlier run has left
+// the key. The check is skipped if the token file can no longer be read.
 func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	if c.JoinToken == "" {
 		return nil
@@ -62,8 +64,8 @@ func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	return err
 }
 
-// resolveMemberID is this member's id, and whether its directory is to be that of a member that joins. A member of the first
-// configuration joins, too, when its directory is new and the others wait for a new one: it was replaced.
+// resolveMemberID returns this member's ID, and whether the member joins an existing cluster. A member that Cluster lists
+// joins if its data directory is new and the others expect a new one, because the member was replaced.
 func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
 	fresh, err := isNewDataDir(c.DataDir)
 	if err != nil {
@@ -100,7 +102,7 @@ func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Autho
 	return id, true, nil
 }
 
-// isNewDataDir says that nothing was ever written to the data directory by consensus.
+// isNewDataDir reports whether the data directory has no raft log.
 func isNewDataDir(dataDir string) (bool, error) {
 	_, err := os.Stat(filepath.Join(dataDir, layout.RaftLogDir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -109,7 +111,7 @@ func isNewDataDir(dataDir string) (bool, error) {
 	return false, err
 }
 
-// firstMembers are the records of the first configuration.
+// firstMembers returns the records of the members of a new cluster.
 func firstMembers(c config.Config) (out []membership.Member) {
 	for id, host := range c.InitialMembers() {
 		out = append(out, membership.Member{

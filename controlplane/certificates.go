@@ -10,10 +10,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// memberCertificateLife is the life of a member's own certificate, which it signs anew at half of it.
+// memberCertificateLife is the lifetime of the certificate that a member issues to itself. It is renewed after half of it.
 const memberCertificateLife = 30 * 24 * time.Hour
 
-// memberCertificate signs this member's certificate, and a new one at half its life.
+// memberCertificate returns a source of this member's certificate, which it issues and renews with the cluster's authority.
 func memberCertificate(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
 	var mu sync.Mutex
 	var current *tls.Certificate
@@ -31,7 +31,7 @@ func memberCertificate(authority *mtls.Authority, member uint64, now func() time
 	}
 }
 
-// withAuthorityCertificate shows the authority beside the leaf, for agents that hold only its pin.
+// withAuthorityCertificate adds the authority's certificate to the chain, for agents that know only its hash.
 func withAuthorityCertificate(source mtls.Source, authority *mtls.Authority) mtls.Source {
 	return func() (*tls.Certificate, error) {
 		c, err := source()
@@ -42,7 +42,7 @@ func withAuthorityCertificate(source mtls.Source, authority *mtls.Authority) mtl
 	}
 }
 
-// withClock makes a listener judge certificates by the member's time.
+// withClock makes config verify certificates by the member's clock.
 func withClock(c *clock.Clock, config *tls.Config) *tls.Config {
 	config.Time = c.Now
 	return config

@@ -16,18 +16,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// boundListener is a listener that was opened, and what answers there: gRPC, HTTP, or on a port for etcd's clients both.
+// boundListener describes an open listener and its servers: gRPC or HTTP, or both on a port for etcd's clients.
 type boundListener struct {
 	name, address string
 	grpc          *grpc.Server
 	http          http.Handler
 }
 
-// listenerSet are the listeners of a member.
+// listenerSet is a set of listeners that close together.
 type listenerSet struct {
 	log *slog.Logger
-	// opened is told of each; optional.
-	opened    func(boundListener)
+	// opened, if set, is called with every listener that was opened.
+	opened func(boundListener)
+	// failed receives the errors of listeners that end before close.
 	failed    chan error
 	grpc      []*grpc.Server
 	http      []*http.Server
@@ -39,62 +40,70 @@ func newListenerSet(log *slog.Logger, opened func(boundListener), failed chan er
 	return &listenerSet{log: log, opened: opened, failed: failed}
 }
 
-// serve opens a listener for one of the two and serves it until close. HTTP is plaintext without a configuration; a gRPC
-// server has its credentials.
-func (e *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
+// serve opens a listener for a gRPC server or an HTTP handler, one of which is nil, and serves it until close. HTTP is
+// plaintext if secure is nil. A gRPC server has credentials of its own.
+func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen for %s: %w", name, err)
 	}
-	e.notifyOpened(boundListener{name, listener.Addr().String(), g, h})
+	l.notifyOpened(boundListener{name, listener.Addr().String(), g, h})
 	if g != nil {
-		e.grpc = append(e.grpc, g)
-		e.work.Go(func() { e.reportEnd(name, g.Serve(listener)) })
+		l.grpc = append(l.grpc, g)
+		l.work.Go(func() { l.reportEnd(name, g.Serve(listener)) })
 		return nil
 	}
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
-	s := &http.Server{
-		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
-		// Longer than the longest wait of a REST call, a stop of 30 s and its margin.
-		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
-	}
-	e.http = append(e.http, s)
-	e.work.Go(func() { e.reportEnd(name, s.Serve(listener)) })
+	s := l.newHTTPServer(h)
+	l.http = append(l.http, s)
+	l.work.Go(func() { l.reportEnd(name, s.Serve(listener)) })
 	return nil
 }
 
-func (e *listenerSet) notifyOpened(d boundListener) {
-	if e.opened != nil {
-		e.opened(d)
+// newHTTPServer builds a server with the time limits of all HTTP ports.
+func (l *listenerSet) newHTTPServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+		// Longer than the longest wait of a REST call, which is stopping a VM: 30 s and a margin.
+		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(l.log.Handler(), slog.LevelDebug),
 	}
 }
 
-func (e *listenerSet) reportEnd(name string, err error) {
+// notifyOpened calls opened.
+func (l *listenerSet) notifyOpened(d boundListener) {
+	if l.opened != nil {
+		l.opened(d)
+	}
+}
+
+// reportEnd sends err to failed unless it means that the server was stopped.
+func (l *listenerSet) reportEnd(name string, err error) {
 	if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
-		e.failed <- fmt.Errorf("serve %s: %w", name, err)
+		l.failed <- fmt.Errorf("serve %s: %w", name, err)
 	}
 }
 
-// close lets requests end for a while, then cuts.
-func (e *listenerSet) close(drainTime time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+// close refuses new requests, waits up to drain for those under way, and then cancels them. It returns after every server
+// has stopped.
+func (l *listenerSet) close(drain time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), drain)
 	defer cancel()
-	var drain sync.WaitGroup
-	for _, s := range e.splitters {
-		s.Close() // it says nothing that Serve does not
+	var stopped sync.WaitGroup
+	for _, s := range l.splitters {
+		s.Close() // Serve returns the same error
 	}
-	for _, s := range e.http {
-		drain.Go(func() {
+	for _, s := range l.http {
+		stopped.Go(func() {
 			if s.Shutdown(ctx) != nil {
 				s.Close()
 			}
 		})
 	}
-	for _, s := range e.grpc {
-		drain.Go(func() {
+	for _, s := range l.grpc {
+		stopped.Go(func() {
 			graceful := make(chan struct{})
 			go func() { s.GracefulStop(); close(graceful) }()
 			select {
@@ -105,6 +114,6 @@ func (e *listenerSet) close(drainTime time.Duration) {
 			}
 		})
 	}
-	drain.Wait()
-	e.work.Wait()
+	stopped.Wait()
+	l.work.Wait()
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -24,15 +23,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// etcdOverhead is what a message may have beyond a request that writes, as in etcd.
+// etcdOverhead is the number of bytes by which a message may exceed the limit of a request that writes, as in etcd.
 const etcdOverhead = 512 << 10
 
 // etcdStreams bounds the open calls of one connection to the etcd port. etcd has no such bound. etcd clients carry any
 // number of watches over one stream.
 const etcdStreams = 4096
 
-// serveEtcd serves on one port what an etcd serves: gRPC and HTTP/1.
-func (e *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
+// serveEtcd opens a listener that serves what an etcd serves on one port: gRPC and HTTP/1.
+func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
 	config, err := etcdTLS(c)
 	if err != nil {
 		return err
@@ -54,20 +53,17 @@ func (e *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Serve
 	h := health.NewServer()
 	healthv1.RegisterHealthServer(g, h)
 	pages := etcdrpc.HTTP(keys, metrics)
-	s := &http.Server{
-		Handler: pages, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
-	}
-	e.notifyOpened(boundListener{"etcd", listener.Addr().String(), g.Server, pages})
+	s := l.newHTTPServer(pages)
+	l.notifyOpened(boundListener{"etcd", listener.Addr().String(), g.Server, pages})
 	split := etcdrpc.Split(listener, config)
-	e.grpc, e.http, e.splitters = append(e.grpc, g.Server), append(e.http, s), append(e.splitters, split)
-	e.work.Go(func() { e.reportEnd("etcd", split.Serve()) })
-	e.work.Go(func() { e.reportEnd("etcd", ignoreClosed(g.Serve(split.GRPC()))) })
-	e.work.Go(func() { e.reportEnd("etcd", ignoreClosed(s.Serve(split.HTTP()))) })
+	l.grpc, l.http, l.splitters = append(l.grpc, g.Server), append(l.http, s), append(l.splitters, split)
+	l.work.Go(func() { l.reportEnd("etcd", split.Serve()) })
+	l.work.Go(func() { l.reportEnd("etcd", ignoreClosed(g.Serve(split.GRPC()))) })
+	l.work.Go(func() { l.reportEnd("etcd", ignoreClosed(s.Serve(split.HTTP()))) })
 	return nil
 }
 
-// ignoreClosed is no error when it is only that the listener was closed.
+// ignoreClosed returns err, or nil if err means that the listener was closed.
 func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -75,12 +71,12 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// etcdTLS is how the ports for etcd's clients speak TLS; nil when they do not.
+// etcdTLS returns the TLS configuration of the ports for etcd's clients, nil for plaintext.
 func etcdTLS(c config.KV) (*tls.Config, error) {
 	if c.EtcdCert == "" {
 		return nil, nil
 	}
-	// Read for each connection, so that a renewed certificate counts at once.
+	// The files are read for each connection, so that a renewed certificate takes effect at once.
 	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(c.EtcdCert, c.EtcdKey)
 		return &pair, err

@@ -1,5 +1,14 @@
-// Command trivet-controlplane is one member of the control plane: it holds the records, decides, and serves every API.
-// Without flags it is a whole cloud of one member on 127.0.0.1.
+// Command trivet-controlplane is one member of the control plane. It replicates the platform's records with the other
+// members and serves every API. Without flags it is a cloud of one member on 127.0.0.1.
+//
+// This package only wires the other packages together. run lists the builders of a member in the order in which they run:
+//
+//   - state.go: the data directory, storage engines, raft and records
+//   - services.go: the services, and the list of what each of them adds to the member
+//   - servers.go: gRPC and REST servers and their listeners
+//   - background.go: leader tasks and loops
+//
+// supervisor.go stops the process when its disk fails. bootstrap.go finds out which member of which cluster this is.
 package main
 
 import (
@@ -18,7 +27,7 @@ import (
 )
 
 func main() {
-	// Whatever a member writes is its own: the libraries beneath it create files that all may read.
+	// Only the member's user may read its files. Some libraries create files with mode 0644.
 	syscall.Umask(0o077)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -54,13 +63,13 @@ func command() *cobra.Command {
 				return fmt.Errorf("force a new cluster: %w", err)
 			}
 		}
-		return newSupervisor(c).supervise(func(f *supervisor) error { return run(cmd.Context(), c, f, nil) })
+		return newSupervisor(c).supervise(func(s *supervisor) error { return run(cmd.Context(), c, s, nil) })
 	}
 	root.AddCommand(offline.Commands()...)
 	return root
 }
 
-// version is the module's, as the build stamped it.
+// version returns the version of the module from the build information, or "devel".
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

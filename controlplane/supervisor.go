@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// leadershipTransferTime is how long a member whose disk has failed may take to give its leadership away.
+// leadershipTransferTime is the time that a member whose disk has failed may take to transfer its leadership.
 const leadershipTransferTime = time.Second
 
-// supervisor is the disk that a member stands on. When that fails nothing above can be closed in order any more, and the
-// process ends without; see package disk.
+// supervisor is the file system of a member, and stops the member when the disk fails. After a failure the parts of the
+// member cannot be closed in order, because their writes block: the process ends without that. See package failstop.
 type supervisor struct {
 	*failstop.FS
 	dir          string
-	singleMember bool // there are no other members to get the data from
+	singleMember bool // no other member has the data
 
 	mu     sync.Mutex
 	id     uint64
@@ -44,36 +44,38 @@ func newSupervisor(c config.Config) *supervisor {
 	}
 }
 
-// setMember says which member it is; r is nil until that takes part.
-func (f *supervisor) setMember(id uint64, r *consensus.Runner) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.id, f.runner = id, r
+// setMember sets the member's ID, and its runner once it takes part in raft.
+func (s *supervisor) setMember(id uint64, r *consensus.Runner) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.id, s.runner = id, r
 }
 
-func (f *supervisor) member() (uint64, *consensus.Runner) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.id, f.runner
+// member returns what setMember has set.
+func (s *supervisor) member() (uint64, *consensus.Runner) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.id, s.runner
 }
 
-// supervise runs a member until it ends or the disk does. In the second case the member is left as it is, and the process
-// has to end.
-func (f *supervisor) supervise(run func(*supervisor) error) error {
+// supervise calls run and returns its error, or an error as soon as the disk fails. In the second case run has not returned,
+// and the process must exit.
+func (s *supervisor) supervise(run func(*supervisor) error) error {
 	ended := make(chan error, 1)
-	go func() { ended <- run(f) }()
+	go func() { ended <- run(s) }()
 	select {
 	case err := <-ended:
-		return f.explain(err)
-	case <-f.Failed():
-		f.transferLeadership()
-		return f.explain(nil)
+		return s.explain(err)
+	case <-s.Failed():
+		s.transferLeadership()
+		return s.explain(nil)
 	}
 }
 
-// transferLeadership gives away what this member leads: that takes no disk here, and spares the others an election time-out.
-func (f *supervisor) transferLeadership() {
-	id, runner := f.member()
+// transferLeadership transfers the leadership of the groups that this member leads, so that the others need not wait for an
+// election timeout. The transfer needs no disk on this member.
+func (s *supervisor) transferLeadership() {
+	id, runner := s.member()
 	if runner == nil {
 		return
 	}
@@ -82,25 +84,25 @@ func (f *supervisor) transferLeadership() {
 	var work sync.WaitGroup
 	for group := range layout.Names() {
 		if runner.Leader(group).Leader == id {
-			// Nobody may be there to take it.
+			// The error is ignored: there may be no other member.
 			work.Go(func() { _ = runner.TransferLeader(ctx, group, 0) })
 		}
 	}
 	work.Wait()
 }
 
-// explain tells an operator what has happened to the disk, if something has, and what to do.
-func (f *supervisor) explain(err error) error {
+// explain returns an error with advice for operators if the disk has failed or its data is damaged, and err otherwise.
+func (s *supervisor) explain(err error) error {
 	var failure *failstop.Error
 	switch {
-	case errors.As(f.Err(), &failure):
+	case errors.As(s.Err(), &failure):
 	case errors.Is(err, mvcc.ErrCorrupt), errors.Is(err, consensus.ErrDamaged), pebble.IsCorruptionError(err):
 		line, _, _ := strings.Cut(err.Error(), "\n")
-		return fmt.Errorf("the data of this member is damaged (%s). It has stopped: %s", line, f.recoveryAdvice())
+		return fmt.Errorf("the data of this member is damaged (%s). It has stopped: %s", line, s.recoveryAdvice())
 	default:
 		return err
 	}
-	dir := f.dir
+	dir := s.dir
 	if whole, err := filepath.Abs(dir); err == nil {
 		dir = whole
 	}
@@ -108,14 +110,14 @@ func (f *supervisor) explain(err error) error {
 		return fmt.Errorf("the disk of %s is full (%w). This member has stopped and keeps what it acknowledged: make room there, then start it as before", dir, failure)
 	}
 	return fmt.Errorf("the disk of %s fails (%w). This member has stopped: when the disk is sound again start it as before; if its files are lost or damaged, %s",
-		dir, failure, f.recoveryAdvice())
+		dir, failure, s.recoveryAdvice())
 }
 
-// recoveryAdvice is what to do about a member whose files are of no use any more.
-func (f *supervisor) recoveryAdvice() string {
-	if f.singleMember {
+// recoveryAdvice returns what to do if the files of the member are lost or damaged.
+func (s *supervisor) recoveryAdvice() string {
+	if s.singleMember {
 		return "restore a backup: trivet-controlplane restore"
 	}
-	id, _ := f.member()
+	id, _ := s.member()
 	return fmt.Sprintf("replace it: trivet cluster replace %d, then start it with an empty data directory", id)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// warnAboutPlaintext says what is not protected.
+// warnAboutPlaintext logs which ports are plaintext.
 func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	switch {
 	case c.PlaintextBeyondLoopback():
@@ -34,22 +34,22 @@ func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	}
 }
 
-// tenantTLS is what tenants' ports speak; nil in a field is plaintext.
+// tenantTLS holds the TLS configurations of tenants' ports. All fields are nil if the ports are plaintext.
 type tenantTLS struct {
 	pair *certfile.Pair
-	// rest is for HTTP, keys for that of the key-value store, where members hand requests on as well.
+	// rest is for REST APIs. kvREST is for that of the key-value store, to which other members forward requests.
 	rest, kvREST *tls.Config
-	// toMember is how this member speaks with another's key-value REST.
+	// forwardClient is for requests that this member forwards to the key-value REST of another.
 	forwardClient *tls.Config
 }
 
-// forwardProtocol is what members offer (ALPN) when they hand a request on to another one's key-value REST. They get
-// mutual TLS with the cluster's own certificates then: which names the tenants' certificate has is of no matter to them.
+// forwardProtocol is the ALPN protocol that members offer when they forward a request to another member's key-value REST.
+// It selects mutual TLS with the cluster's own certificates, so that the names in the tenants' certificate do not matter.
 const forwardProtocol = "trivet-forward"
 
-// openTLS reads the certificate, if there is one.
+// openTLS reads the certificate of tenants' ports if one is configured.
 //
-// REST over TLS is HTTP/1.1 as it is in plaintext: what was tested there holds here. gRPC asks for HTTP/2 itself.
+// REST over TLS is limited to HTTP/1.1, so that it behaves as in plaintext. gRPC negotiates HTTP/2 itself.
 func openTLS(c config.Config, own mtls.Source, authority *mtls.Authority, log *slog.Logger) (*tenantTLS, error) {
 	if !c.TLS.Enabled() {
 		return &tenantTLS{}, nil
@@ -72,7 +72,7 @@ func openTLS(c config.Config, own mtls.Source, authority *mtls.Authority, log *s
 	return t, nil
 }
 
-// grpc are the credentials of a gRPC port, nil for plaintext. Each server gets its own.
+// grpc returns the credentials of a gRPC port, nil for plaintext. Call it for each server.
 func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	if t.pair == nil {
 		return nil
@@ -80,8 +80,8 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// runReload follows the files until ctx ends. SIGHUP makes it look at once; without files it is heard and means nothing, but to
-// a member at somebody's terminal (dev), which ends with it.
+// runReload reloads the certificate files when they change, until ctx ends. SIGHUP makes it check them at once. Without
+// files SIGHUP is ignored, except with dev, where it ends the process as the terminal closes.
 func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
 		return
@@ -96,10 +96,10 @@ func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	<-ctx.Done()
 }
 
-// clientURLRetryPause is the time between two attempts to announce.
+// clientURLRetryPause is the time between two attempts of updateClientURL.
 const clientURLRetryPause = 2 * time.Second
 
-// runClientURLUpdate announces until it is done: it takes a leader.
+// runClientURLUpdate calls updateClientURL until it succeeds, for which the cluster needs a leader.
 func runClientURLUpdate(ctx context.Context, c config.Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -117,8 +117,8 @@ func runClientURLUpdate(ctx context.Context, c config.Config, members *membershi
 	}
 }
 
-// updateClientURL corrects the scheme of the URL that this member's record has for its clients: it may have been written before
-// TLS was turned on, or off. URLs that an operator gave are left alone.
+// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS was
+// turned on or off. It does not change URLs that an operator has set.
 func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
 	now := c.ClientURL(c.Listen)
 	other := c
