@@ -37,7 +37,7 @@ func TestAdminTokenIsKept(t *testing.T) {
 	second := read()
 	valid = func(context.Context, string) error { return fault.New(fault.Unavailable, "no leader") }
 	renew(now)
-	require.Equal(t, second, read(), "nobody can tell")
+	require.Equal(t, second, read(), "valid cannot tell without a leader")
 	valid = func(context.Context, string) error { return fault.New(fault.Unauthenticated, "no longer valid") }
 	renew(now.Add(time.Second))
 	require.NotEqual(t, second, read(), "the administrator's password was changed")

@@ -17,7 +17,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Who was refused is found in the audit: what, by whom if that was proved, from where. What they showed is not.
+// The audit has a record of every refused call: the method, the principal if it was authenticated, and the address. The
+// credentials of the caller are not in it.
 func TestRefusalsAreAudited(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
@@ -44,10 +45,10 @@ func TestRefusalsAreAudited(t *testing.T) {
 	for _, want := range []*identityv1.AuditRecord{
 		{Method: vms + "DeleteVm", Outcome: "PERMISSION_DENIED", Principal: "view", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
 		{Method: vms + "GetVm", Outcome: "PERMISSION_DENIED", Principal: "stranger", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
-		// By an expired token on gRPC, and by none on REST: nobody has proved to be anybody.
+		// With an expired token on gRPC and without one on REST: the principal is unknown.
 		{Method: vms + "GetVm", Outcome: "UNAUTHENTICATED"},
 		{Method: credits + "TopUpWallet", Outcome: "PERMISSION_DENIED", Proof: "none", Target: "claims=sys"},
-		// Two names were tried; within a second one record stands for both.
+		// One record covers the attempts with two names within a second.
 		{Method: identityService + "IssueToken", Outcome: "UNAUTHENTICATED", Proof: "none", Target: "username="},
 	} {
 		var found *identityv1.AuditRecord
@@ -69,7 +70,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 	h.checkAuditHasNoSecrets(tokens)
 }
 
-// checkAuditHasNoSecrets reads every record that there is and finds nothing in it that was secret.
+// checkAuditHasNoSecrets fails if a record of the audit contains a password, a token or a key.
 func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 	secrets := []string{secret, wrongSecret, h.resources["key"], h.resources["ticket"], "eyJ"}
 	for _, token := range tokens.tokens {
@@ -98,7 +99,7 @@ func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 	h.t.Logf("%d records of the audit, without a secret", records)
 }
 
-// waitFor asks again until something is so.
+// waitFor calls so until it returns true. It fails after startTime.
 func (h *testMember) waitFor(so func() bool) {
 	h.t.Helper()
 	end := time.Now().Add(startTime)

@@ -30,45 +30,45 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// authClass is how an endpoint decides who may call it.
+// authClass is the way in which an endpoint authorizes callers.
 type authClass string
 
 const (
-	ruled authClass = "rule" // by the table of rules
-	open  authClass = "open" // everybody, for a reason that is said
+	ruled authClass = "rule" // by auth.Rules
+	open  authClass = "open" // all callers are allowed, for the reason in openReason
 	etcd  authClass = "etcd" // by etcd's Auth
 	hosts authClass = "host" // by the certificate of a host
 	peers authClass = "peer" // by the certificate of a member
 )
 
-// endpoint is one way to call a member.
+// endpoint is a gRPC method or a REST endpoint of a listener.
 type endpoint struct {
 	listener boundListener
 	class    authClass
-	// name is a gRPC method, or the listener with an HTTP method and a path.
+	// name is a full gRPC method name, or the listener, the HTTP method and the path.
 	name string
-	// row is the name of its row: name, with the listener where callers prove themselves by certificate.
+	// row is the name of the endpoint's row: name, preceded by the listener if callers authenticate with certificates.
 	row string
-	// as is the method whose rule holds.
+	// ruleMethod is the method whose rule applies.
 	ruleMethod auth.Method
-	// why is the reason of an open one.
+	// openReason is the reason why an open endpoint needs no credential.
 	openReason string
-	// method and path are HTTP's.
+	// method and path are those of HTTP, empty for gRPC.
 	method, path string
 	info         grpc.MethodInfo
 }
 
-// byCertificate are the listeners whose callers prove themselves by certificate.
+// byCertificate lists the listeners whose callers authenticate with certificates.
 var byCertificate = map[string]authClass{"agents": hosts, "peers": peers}
 
-// standard are the services that gRPC itself defines.
+// standard lists the services that gRPC defines, with the reason why they are open.
 var standard = map[string]string{
 	"grpc.health.v1.Health":                    "says whether the port serves",
 	"grpc.reflection.v1.ServerReflection":      "describes the methods",
 	"grpc.reflection.v1alpha.ServerReflection": "describes the methods",
 }
 
-// endpoints lists everything behind a listener. What has no class comes without one.
+// endpoints lists the endpoints of a listener. The class is empty if none applies.
 func (d boundListener) endpoints() (all []endpoint, err error) {
 	if d.grpc != nil {
 		for service, info := range d.grpc.GetServiceInfo() {
@@ -121,20 +121,20 @@ func (d boundListener) endpoints() (all []endpoint, err error) {
 	return all, nil
 }
 
-// call is one call of an endpoint.
+// call is a call of an endpoint.
 type call struct {
 	endpoint
 	token string
-	// conn is the listener's, for gRPC.
+	// conn is a connection to the listener, for gRPC.
 	conn *grpc.ClientConn
-	// drain is set for a stream that must be read to its end.
+	// drain makes invoke read a stream to its end.
 	drain bool
-	// path and body are the request: body is JSON for gRPC too.
+	// path is that of the request over HTTP. body is its JSON, for gRPC too.
 	path, body string
 }
 
-// outcome is what came of a call: a gRPC code, or an HTTP status with the code of the error, and the message of that.
-// Nothing that is said of a failure may repeat the token.
+// outcome makes a call and returns its gRPC code, or its HTTP status and error code, and the error message. It fails if the
+// message contains the token.
 func (h *testMember) outcome(v call) (result, message string) {
 	if v.method != "" {
 		result, message = h.rest(v)
@@ -164,7 +164,7 @@ func (h *testMember) rest(v call) (result, message string) {
 	body, err := io.ReadAll(got.Body)
 	require.NoError(h.t, err, v.name)
 	if got.StatusCode < 400 || v.method == http.MethodHead {
-		return fmt.Sprint(got.StatusCode), "" // the token endpoint's answer is a token
+		return fmt.Sprint(got.StatusCode), "" // no message: the response of the token endpoint contains a token
 	}
 	var said struct {
 		Error struct{ Code, Message string }
@@ -188,7 +188,7 @@ func (h *testMember) rpc(v call) (result, message string) {
 	return c, err.Error()
 }
 
-// invoke calls a gRPC method as far as its first answer.
+// invoke calls a gRPC method and reads the first response.
 func (h *testMember) invoke(v call) error {
 	service, method, _ := strings.Cut(strings.TrimPrefix(v.name, "/"), "/")
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service + "." + method))
@@ -196,7 +196,7 @@ func (h *testMember) invoke(v call) error {
 	d := found.(protoreflect.MethodDescriptor)
 	in, out := dynamicpb.NewMessage(d.Input()), dynamicpb.NewMessage(d.Output())
 	require.NoError(h.t, protojson.Unmarshal([]byte(v.body), in), v.name)
-	// A stream that goes on is ended.
+	// The cancellation ends streams that have no end.
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	if v.token != "" {
@@ -209,7 +209,7 @@ func (h *testMember) invoke(v call) error {
 	if err != nil {
 		return err
 	}
-	// A stream that was refused says so when it is read.
+	// RecvMsg returns the error of a stream that was refused.
 	if err := s.SendMsg(in); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -225,32 +225,32 @@ func (h *testMember) invoke(v call) error {
 			return err
 		}
 	}
-	// etcd says within the answer that a watch is refused.
+	// etcd refuses a watch in a response of the stream.
 	if f := d.Output().Fields().ByName("cancel_reason"); f != nil && out.Get(f).String() != "" {
 		return status.Error(codes.PermissionDenied, out.Get(f).String())
 	}
 	return nil
 }
 
-// placeholder is $name, or $no-name for something that is not there.
+// placeholder matches $name, and $no-name for a resource that does not exist.
 var placeholder = regexp.MustCompile(`\$(no-)?([a-z]+)`)
 
-// How a request is filled.
+// placeholderMode is the way in which fillPlaceholders replaces placeholders.
 type placeholderMode uint8
 
 const (
 	fillAsWritten       placeholderMode = iota
-	fillAllWithExisting                 // also what should not be there is what project web has
-	fillAllWithMissing                  // nor is what should be there
+	fillAllWithExisting                 // $no-name, too, is the ID of an existing resource of project web
+	fillAllWithMissing                  // $name, too, is an ID that does not exist
 )
 
-// missingID is an id that nothing has.
+// missingID is an ID that no resource has.
 const missingID = "6f1c6a52-0d0e-4f6b-9c39-3c1d3b6f2a11"
 
-// tenantResources are the things that other tenants must not find.
+// tenantResources are the placeholders of resources whose existence other tenants must not learn.
 var tenantResources = []string{"vm", "image", "reservation", "account"}
 
-// fillPlaceholders puts things into a request.
+// fillPlaceholders replaces the placeholders in a request.
 func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
 	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		found := placeholder.FindStringSubmatch(p)
@@ -268,7 +268,7 @@ func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
 	})
 }
 
-// withoutTenantFields is a request without the fields that name a tenant.
+// withoutTenantFields returns a request without the fields that name a tenant.
 func withoutTenantFields(h *testMember, body string) string {
 	if body == "" {
 		return ""

@@ -8,41 +8,41 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// row is what the table must know of an endpoint beside its class and its rule.
+// row has the request for an endpoint and the expected outcomes that do not follow from its class and rule.
 type row struct {
-	// name is the endpoint's.
+	// name is endpoint.row.
 	name string
-	// path of HTTP; ask is the request as JSON. $name stands for a thing of project web, $no-name for what is not there,
-	// $new for a new name, $uuid for any id.
+	// path is the HTTP path, and body the request as JSON. $name is replaced by the ID of a resource of project web,
+	// $no-name by an ID that does not exist, $new by a new name, and $uuid by a random UUID.
 	path, body string
-	// right is what whoever may call it is answered.
+	// allowed is the outcome for authorized callers.
 	allowed string
-	// own, when set, is what those are answered who may call it for another tenant and ask for what is project web's
-	// without naming that. Empty is right.
+	// otherTenant is the outcome for callers who may call the endpoint in another tenant, and who name a resource of
+	// project web but no tenant. Empty means allowed.
 	otherTenant string
-	// at is the scope of tokens: a project unless it says org.
+	// tokenScope is the scope of tokens for this endpoint: org, or empty for a project.
 	tokenScope string
-	// asks is what etcd's Auth asks of the caller, unless that is to be a user: nothing, or no token that it does not know.
+	// etcdAuth is what etcd's Auth requires: "nothing", "no token" for no unknown token, or empty for a user of Auth.
 	etcdAuth string
-	// drain is set for a stream of which the server has one at a time.
+	// drain is set for streams of which the server allows one at a time.
 	drain bool
-	// then, when set, is done after each call.
+	// cleanup, if set, is called after each call.
 	cleanup func(h *testMember)
-	// but are the columns in which it is otherwise, and why.
+	// exceptions are outcomes for some columns that differ from the rule.
 	exceptions []exception
-	// order is that in which rows stand.
+	// order is the position of the row. Endpoints are called in this order.
 	order int
 }
 
-// exception is the answer that some kinds of tokens get from one endpoint.
+// exception is the outcome of an endpoint for some columns, with the reason.
 type exception struct {
-	// columns are names of columns, or "no certificate".
+	// columns lists names of columns, or "no certificate".
 	columns []string
 	answer  string
 	why     string
 }
 
-// scope is that of a token for this row, of somebody whose role is in a project.
+// scope returns the scope of tokens for this row, for a caller with a role in project.
 func (r row) scope(project cloud.Tenant) cloud.Tenant {
 	if r.tokenScope == "org" {
 		project.Project = ""
@@ -50,18 +50,18 @@ func (r row) scope(project cloud.Tenant) cloud.Tenant {
 	return project
 }
 
-// The two refusals, as gRPC and as every REST service of ours says them (the spec's part 7.3).
+// The outcomes of refused calls, over gRPC (false) and REST (true). They are part of the wire contract.
 var (
 	unauthenticated = map[bool]string{false: "UNAUTHENTICATED", true: "401 UNAUTHENTICATED"}
 	denied          = map[bool]string{false: "PERMISSION_DENIED", true: "403 FORBIDDEN"}
 )
 
-// noTenant is the outcome of a gRPC call in a tenant that does not exist for its caller. It tells it from one about
-// something in the tenant that does not exist.
+// noTenant is the outcome of a gRPC call in a tenant that does not exist, or in which the caller has no role. It differs
+// from the outcome for a resource that does not exist in the tenant.
 const noTenant = "NOT_FOUND of the tenant"
 
-// expected is the one right outcome of a cell. It is written from the design (part 1 of identity and credit: proof,
-// tenant rule), not from package auth.
+// expected returns the only correct outcome of a cell. It implements the rules of authentication and tenancy independently of
+// package auth.
 func expected(e endpoint, r row, c column) string {
 	for _, x := range r.exceptions {
 		if slices.Contains(x.columns, c.name) {
@@ -71,7 +71,7 @@ func expected(e endpoint, r row, c column) string {
 	isREST := e.method != ""
 	switch e.class {
 	case open:
-		// gRPC judges a token that is shown, also where none is asked for. What an etcd serves beside its API does not.
+		// gRPC verifies tokens even where none is required. The pages that an etcd serves beside its API do not.
 		if c.kind == invalidToken && !isREST && e.listener.name != "etcd" {
 			return unauthenticated[false]
 		}
@@ -93,7 +93,7 @@ func expectedOfEtcd(r row, c column) string {
 	case c.kind == noToken:
 		return "INVALID_ARGUMENT" // etcdserver: user name is empty
 	}
-	// Other tokens of the cloud make nobody a user of etcd: they are not tokens of its Auth.
+	// Other tokens of the cloud are not tokens of etcd's Auth.
 	return unauthenticated[false]
 }
 
@@ -105,11 +105,12 @@ func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
 	case unprovenToken:
 		return denied[isREST]
 	case provenWithoutRole, roleHere:
-		// A tenant in which the holder has no role is answered like one that does not exist; REST says 403 of both.
+		// The outcome for a tenant in which the caller has no role is that for a tenant that does not exist. Over REST both are
+		// 403.
 		if c.kind == provenWithoutRole && !isREST && rule.Scope != auth.Nowhere && rule.Scope != auth.OfPlace {
 			return noTenant
 		}
-		// These tokens are for a project or an org. What belongs to the cloud asks for one that is for all of it.
+		// These tokens are scoped to a project or an org. Methods about the cloud need a token that is scoped to the cloud.
 		if !allowed || rule.Scope == auth.Nowhere && !slices.Contains(rule.Roles, auth.AnyProven) {
 			return denied[isREST]
 		}
@@ -117,7 +118,7 @@ func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
 	case cloudAdmin, cloudAdminNamingNone:
 		return expectedOfAdmin(rule.Scope, isREST, r, c.kind == cloudAdmin)
 	}
-	// Of another tenant.
+	// The caller has a role in another tenant.
 	sameOrg := c.user.at.Org == web.Org
 	switch {
 	case !allowed:
@@ -132,7 +133,8 @@ func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
 	return r.allowed
 }
 
-// expectedOfAdmin is for the administrator whose token is of no project: who names one, where a request can.
+// expectedOfAdmin returns the outcome for the administrator whose token is scoped to the cloud. naming reports whether the
+// request names a project if it can.
 func expectedOfAdmin(scope auth.Scope, isREST bool, r row, naming bool) string {
 	switch {
 	case scope == auth.Nowhere, scope == auth.OfPlace, strings.Contains(r.path, "$project"):

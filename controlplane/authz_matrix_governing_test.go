@@ -18,15 +18,16 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-// onLoopback are the methods of etcd's API, beside those of keys, that a caller on loopback needs no credential for.
+// onLoopback lists the methods of etcd's API, other than those of keys, that callers on loopback may call without a
+// credential.
 var onLoopback = []string{
 	etcdCluster + "MemberList", etcdMaintenance + "Status", etcdMaintenance + "Alarm", etcdMaintenance + "Defragment",
 	etcdMaintenance + "Hash", etcdMaintenance + "HashKV",
 	etcdAuth + "Authenticate", etcdAuth + "AuthStatus", etcdAuth + "UserGet", etcdAuth + "UserList", etcdAuth + "RoleGet", etcdAuth + "RoleList",
 }
 
-// Before etcd's Auth is enabled a caller on loopback may use keys without a credential. Whatever changes the cluster, or
-// who has access, takes a token of the administrator, on every port that serves etcd's API.
+// Before etcd's Auth is enabled, callers on loopback may use keys without a credential. Methods that change the cluster or
+// access require a token of the administrator, on every port that serves etcd's API.
 func TestGoverningTakesACredential(t *testing.T) {
 	h := startMember(t)
 	h.resources["peer"] = "https://" + h.config.Address(h.config.Ports.Peers)
@@ -42,7 +43,7 @@ func TestGoverningTakesACredential(t *testing.T) {
 		for _, r := range etcdRows {
 			i := slices.IndexFunc(all, func(e endpoint) bool { return e.name == r.name })
 			if i < 0 {
-				continue // a port of ours that does not serve etcd's API
+				continue // this port does not serve etcd's API
 			}
 			keys := slices.ContainsFunc([]string{etcdKV, etcdLease, "/etcdserverpb.Watch/"}, func(p string) bool { return strings.HasPrefix(r.name, p) })
 			v := call{endpoint: all[i], conn: conn, body: h.fillPlaceholders(r.body, fillAsWritten)}
@@ -53,7 +54,7 @@ func TestGoverningTakesACredential(t *testing.T) {
 			}
 			require.Equal(t, "PERMISSION_DENIED", got, "%s at %s: %s", r.name, d.name, message)
 			if r.name == etcdAuth+"AuthEnable" {
-				continue // the administrator may, but then what follows is another test's
+				continue // it would change the result of the calls that follow
 			}
 			v.token = h.hostToken(web, time.Now(), time.Hour)
 			got, _ = h.outcome(v)
@@ -63,8 +64,8 @@ func TestGoverningTakesACredential(t *testing.T) {
 	require.Positive(t, ports)
 }
 
-// A change of the members is in the audit whichever way it came: with who asked, or with the address where nobody proved
-// to be anybody. So is what was refused.
+// The audit has a record of every change of the members over every API, and of refused ones: with the principal, or with
+// the address only if the caller was not authenticated.
 func TestChangesOfMembersAreAudited(t *testing.T) {
 	h := startMember(t)
 	cluster, operator := etcdpb.NewClusterClient(h.public), operatorv1.NewOperatorServiceClient(h.public)

@@ -42,43 +42,43 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// callTime bounds a call of these tests, startTime the time until a member works.
+// callTime is the limit of a call in these tests, and startTime the limit until a member works.
 const (
 	callTime  = 20 * time.Second
 	startTime = time.Minute
 )
 
-// The tenants: web is whose resources are asked for, shop is its neighbour, lab is another org's.
+// The tenants. The requests are about resources of web. shop is another project of the same org, lab one of another org.
 var (
 	web  = cloud.Tenant{Org: "acme", Project: "web"}
 	shop = cloud.Tenant{Org: "acme", Project: "shop"}
 	lab  = cloud.Tenant{Org: "rival", Project: "lab"}
 )
 
-// secret is the password of all users, wrongSecret what somebody tried.
+// secret is the password of all users, wrongSecret a wrong one.
 const (
 	secret      = "correct-horse-7b1e"
 	wrongSecret = "wrong-horse-93ac"
 )
 
-// testMember is a whole member that runs in this process, with everything that it serves on sockets of its own.
+// testMember is a member that runs in this process, with all its listeners.
 type testMember struct {
 	t         *testing.T
 	config    config.Config
 	key       *clusterkey.Key
 	authority *mtls.Authority
-	// public is port 50051 without a token.
+	// public is a connection to the gRPC port, without a token.
 	public *grpc.ClientConn
-	// things are what placeholders of requests stand for.
+	// resources maps the names of placeholders to IDs.
 	resources map[string]string
-	// host shows the certificate of a host that has joined, outsider that of another cluster's.
+	// host is the certificate of a host that has joined, outsider that of a host of another cluster.
 	host, outsider mtls.Source
 
 	mu        sync.Mutex
 	listeners []boundListener
 }
 
-// startMember starts a member and waits until its administrator can act.
+// startMember starts a member and waits until its administrator can make calls.
 func startMember(t *testing.T) *testMember {
 	h := &testMember{t: t, key: clusterkey.Generate(), resources: map[string]string{}}
 	h.config = h.newConfig()
@@ -92,7 +92,7 @@ func startMember(t *testing.T) *testMember {
 	}()
 	t.Cleanup(func() { stop(); require.NoError(t, <-ended) })
 	h.public = h.dial(h.config.Address(h.config.Ports.GRPC), insecure.NewCredentials())
-	// The first task of the leader makes the administrator, and tasks begin when every listener is open.
+	// The first task of the leader creates the administrator. Tasks begin after every listener is open.
 	admin := identityv1.NewIdentityServiceClient(h.public)
 	h.waitFor(func() bool {
 		_, err := admin.WhoAmI(h.adminContext(), &identityv1.WhoAmIRequest{})
@@ -102,7 +102,7 @@ func startMember(t *testing.T) *testMember {
 	return h
 }
 
-// newConfig is a member on a loopback address of its own, with every listener that can be had.
+// newConfig returns the configuration of a member on a random loopback address, with every kind of listener.
 func (h *testMember) newConfig() config.Config {
 	c := config.Default()
 	var part [3]byte
@@ -140,14 +140,14 @@ func (h *testMember) dial(address string, c credentials.TransportCredentials) *g
 	return conn
 }
 
-// callContext is the context of a call.
+// callContext returns the context of a call, which ends after callTime.
 func (h *testMember) callContext() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	h.t.Cleanup(cancel)
 	return ctx
 }
 
-// contextWithToken is the context of a call that shows a token.
+// contextWithToken returns the context of a call with a bearer token.
 func (h *testMember) contextWithToken(token string) context.Context {
 	return metadata.AppendToOutgoingContext(h.callContext(), "authorization", "Bearer "+token)
 }
@@ -162,7 +162,7 @@ func (h *testMember) adminContext() context.Context {
 	return h.contextWithToken(h.hostToken(cloud.Tenant{}, time.Now(), time.Hour))
 }
 
-// mustCall carries out a call that must succeed.
+// mustCall makes a call as the administrator that must succeed.
 func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {
 	h.t.Helper()
 	a, err := call(h.adminContext(), q)
@@ -170,7 +170,7 @@ func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.Cal
 	return a
 }
 
-// createResources makes tenants, people, and one of everything in project web.
+// createResources creates the tenants, the users, and one resource of each kind in project web.
 func (h *testMember) createResources() {
 	h.resources["org"], h.resources["project"], h.resources["secret"] = string(web.Org), string(web.Project), secret
 	who := identityv1.NewIdentityServiceClient(h.public)
@@ -199,7 +199,7 @@ func (h *testMember) createResources() {
 	held := mustCall(h, purse.CreateReservation, &creditv1.CreateReservationRequest{OrgId: string(web.Org), ProjectId: string(web.Project), Amount: 10, TtlSeconds: 3600})
 	h.resources["reservation"] = held.GetId()
 
-	// The administrator's import directory.
+	// The default import directory is for the administrator.
 	picture := filepath.Join(h.config.DataDir, layout.ImportDir, "picture.raw")
 	require.NoError(h.t, os.WriteFile(picture, bytes.Repeat([]byte{7}, 4096), 0o600))
 	image := mustCall(h, vmv1.NewImageServiceClient(h.public).CreateImage, &vmv1.CreateImageRequest{
@@ -208,7 +208,7 @@ func (h *testMember) createResources() {
 	})
 	h.resources["image"] = image.GetId()
 	h.resources["node"] = h.joinHost()
-	// Who places VMs learns a moment later that the host is ready.
+	// Placement learns after a delay that the host is ready.
 	h.waitFor(func() bool {
 		vm, err := vmv1.NewVmServiceClient(h.public).CreateVm(h.adminContext(), &vmv1.CreateVmRequest{
 			Name: "db", OrgId: string(web.Org), ProjectId: string(web.Project), Spec: &vmv1.VmSpec{
@@ -225,7 +225,7 @@ func (h *testMember) createResources() {
 	})
 }
 
-// joinHost makes a host of the cluster, which says that it has room, and gives its id.
+// joinHost adds a host with free capacity to the cluster and returns its ID.
 func (h *testMember) joinHost() string {
 	made := mustCall(h, operatorv1.NewOperatorServiceClient(h.public).CreateNodeToken, &operatorv1.CreateNodeTokenRequest{})
 	_, private, err := ed25519.GenerateKey(nil)
@@ -266,12 +266,12 @@ func (h *testMember) heartbeat(id string) *vmv1.HeartbeatNodeRequest {
 	}
 }
 
-// memberTLS dials a port that shows a member's certificate, with a certificate of the caller's or none.
+// memberTLS returns credentials for a port with a member's certificate. own, if not nil, is the caller's certificate.
 func (h *testMember) memberTLS(own mtls.Source) credentials.TransportCredentials {
 	return credentials.NewTLS(mtls.Client(own, h.authority.Certificate(), mtls.OnlyKind(mtls.Member)))
 }
 
-// peerCertificate is what this member itself shows.
+// peerCertificate returns a certificate of the member itself.
 func (h *testMember) peerCertificate() mtls.Source {
 	return memberCertificate(h.authority, h.config.NodeID, time.Now)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each mutant makes cells of the table wrong, and those that it is about.
+// Each mutant makes cells of the matrix wrong in the column that the mutated rule is about.
 func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
 	h := startMember(t)
 	h.createResources()

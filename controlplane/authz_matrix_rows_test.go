@@ -1,6 +1,6 @@
 package main
 
-// The rows of gRPC, but for etcd's. They stand in the order of the protos, in which they are called.
+// The rows of gRPC methods, except for etcd's API, in the order of the .proto files. They are called in this order.
 
 const (
 	vms       = "/vmcontroller.v1.VmService/"
@@ -10,10 +10,10 @@ const (
 	operators = "/operator.v1.OperatorService/"
 )
 
-// webRequest is a request about project web; more are further fields.
+// webRequest returns a request about project web with further fields.
 func webRequest(more string) string { return `{"org_id":"$org","project_id":"$project"` + more + `}` }
 
-// missingVM is a request about a VM that is not there, or for others about the one that is.
+// missingVM is a request about a VM that does not exist. For callers of other tenants it names the VM that exists.
 var missingVM = webRequest(`,"vm_id":"$no-vm"`)
 
 var computeRows = []row{

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
 
-// The survey notices whatever somebody adds without saying who may call it, and what is there no more.
+// listEndpoints reports endpoints without a rule, reason or row, and rows and rules without an endpoint.
 func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 	g := grpc.NewServer()
 	g.RegisterService(&grpc.ServiceDesc{
@@ -49,7 +49,7 @@ func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 	require.NotContains(t, b.problems, "vm GET /health has no row")
 }
 
-// What is expected of a cell is not what package auth says: a rule that is changed shows in cells.
+// The expected outcomes are fixed for some well-known cells, so that a change of a rule changes the matrix.
 func TestExpectedOutcomes(t *testing.T) {
 	e := endpoint{class: ruled, name: vms + "GetVm", ruleMethod: vms + "GetVm"}
 	r := row{body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"}

@@ -22,7 +22,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write testdata instead of comparing with it")
 
-// matrix is what the calls came to.
+// matrix collects the text of the golden file and the problems that were found.
 type matrix struct {
 	text         strings.Builder
 	cells, wrong int
@@ -33,8 +33,8 @@ func (b *matrix) addProblem(format string, args ...any) {
 	b.problems = append(b.problems, fmt.Sprintf(format, args...))
 }
 
-// Every endpoint of every listener of a member that runs × every kind of token: the exact answer. An endpoint that is
-// added without a class or a row fails, and so does a row or a rule without an endpoint.
+// The test calls every endpoint of every listener of a running member with every kind of token, and checks the exact
+// outcome. It fails for an endpoint without a class or a row, and for a row or a rule without an endpoint.
 func TestAuthorizationMatrix(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
@@ -43,7 +43,7 @@ func TestAuthorizationMatrix(t *testing.T) {
 	all, rows := listEndpoints(b, h.listeners)
 	require.Empty(t, b.problems, "endpoints without a class or a row, or these without an endpoint")
 
-	// For what callers on loopback may do before etcd's Auth is enabled see TestGoverningTakesACredential.
+	// TestGoverningTakesACredential tests callers on loopback before etcd's Auth is enabled.
 	tokens := &tokenCache{h, map[string]string{}}
 	for _, etcdToo := range []bool{false, true} {
 		if etcdToo {
@@ -87,10 +87,11 @@ func (h *testMember) compareWithGolden(text string) {
 	}
 	want, err := os.ReadFile(file)
 	require.NoError(h.t, err)
-	require.Equal(h.t, string(want), text, "who may what has changed: look at the difference, then run with -rewrite")
+	require.Equal(h.t, string(want), text, "the authorization matrix has changed: check the difference, then run with -rewrite")
 }
 
-// listEndpoints finds every endpoint, by its listener, and its row, and complains of whatever is missing or too much.
+// listEndpoints returns the endpoints by listener, and the rows by name. It adds a problem for each endpoint, row or rule
+// that lacks its counterpart.
 func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpoint, rows map[string]row) {
 	rows, used, served := map[string]row{}, map[string]bool{}, map[auth.Method]bool{}
 	for _, part := range [][]row{computeRows, identityRows, creditRows, restRows, etcdRows, certifiedRows} {
@@ -116,7 +117,7 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 			if r, ok := rows[e.row]; !ok {
 				b.addProblem("%s has no row", e.row)
 			} else if slices.Contains(refusals(e, r), r.allowed) {
-				b.addProblem("%s: the answer to whoever may, %s, does not differ from a refusal", e.name, r.allowed)
+				b.addProblem("%s: the outcome for authorized callers, %s, does not differ from a refusal", e.name, r.allowed)
 			}
 			used[e.row] = true
 			if e.class == ruled {
@@ -142,7 +143,7 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 	return all, rows
 }
 
-// refusals are the answers to whoever may not call an endpoint.
+// refusals returns the outcomes of an endpoint for callers that are not authorized.
 func refusals(e endpoint, r row) []string {
 	switch {
 	case e.class == ruled && e.method != "":
@@ -159,14 +160,14 @@ func refusals(e endpoint, r row) []string {
 	return []string{unauthenticated[false]}
 }
 
-// callWithTokens calls the endpoints of a listener with each kind of token, either those of etcd or the others.
+// callWithTokens calls endpoints of a listener with each kind of token: those of etcd's API if etcdToo, otherwise the others.
 func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endpoint, rows map[string]row, tokens *tokenCache, etcdToo bool) {
 	var conn *grpc.ClientConn
 	if d.grpc != nil {
 		conn = h.dial(d.address, insecure.NewCredentials())
 	}
 	order := slices.DeleteFunc(slices.Clone(endpoints), func(e endpoint) bool { return (e.class == etcd) != etcdToo })
-	// Some rows undo what others did.
+	// Some rows undo the changes of earlier rows.
 	slices.SortFunc(order, func(a, b endpoint) int { return rows[a.row].order - rows[b.row].order })
 	if len(order) == 0 {
 		return
@@ -183,9 +184,9 @@ func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endp
 	}
 }
 
-// callWithToken calls an endpoint with one kind of token and says what came of it.
+// callWithToken calls an endpoint with one kind of token, checks the outcome, and returns it.
 func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got string) {
-	// Of an org's things another project of it has as much as this one.
+	// All projects of an org have the same access to the org's resources.
 	theirs := c.user.role == cloud.SystemAdmin || c.kind == roleHere || c.user.at.Org == web.Org && auth.Rules()[v.ruleMethod].Scope == auth.OfOrg
 	how := fillAllWithExisting
 	if theirs {
@@ -201,7 +202,7 @@ func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got stri
 	if c.kind == otherTenantByID && !theirs {
 		h.fillRequest(&v, r, c, fillAllWithMissing)
 		if _, otherwise := h.outcome(v); h.withoutResourceIDs(message) != h.withoutResourceIDs(otherwise) {
-			b.addProblem("%s with %s tells what is there: %q, but otherwise %q", v.name, c.name, message, otherwise)
+			b.addProblem("%s with %s reveals whether a resource exists: %q, but otherwise %q", v.name, c.name, message, otherwise)
 		}
 	}
 	if v.method == http.MethodGet {
@@ -216,7 +217,7 @@ func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got stri
 	return got
 }
 
-// fillRequest fills the request of a row as a column has it.
+// fillRequest sets the path and body of a call for a column.
 func (h *testMember) fillRequest(v *call, r row, c column, how placeholderMode) {
 	v.path, v.body = h.fillPlaceholders(r.path, how), h.fillPlaceholders(r.body, how)
 	if c.kind == otherTenantByID || c.kind == cloudAdminNamingNone {
@@ -224,7 +225,7 @@ func (h *testMember) fillRequest(v *call, r row, c column, how placeholderMode) 
 	}
 }
 
-// withoutResourceIDs is a message without the ids of what was asked for.
+// withoutResourceIDs returns a message without the IDs in the request.
 func (h *testMember) withoutResourceIDs(message string) string {
 	for _, name := range tenantResources {
 		message = strings.ReplaceAll(message, h.resources[name], missingID)
@@ -232,7 +233,7 @@ func (h *testMember) withoutResourceIDs(message string) string {
 	return message
 }
 
-// writeRow writes a row of the table, and why some of its cells are other than its rule would have them.
+// writeRow writes a row of the matrix and the reasons of its exceptions.
 func (b *matrix) writeRow(e endpoint, r row, cells []string) {
 	name := strings.TrimPrefix(e.name, e.listener.name+" ")
 	fmt.Fprintf(&b.text, "%-62s", name)
@@ -245,7 +246,7 @@ func (b *matrix) writeRow(e endpoint, r row, cells []string) {
 	}
 }
 
-// cellText is an outcome as a cell shows it.
+// cellText returns the short form of an outcome in the golden file.
 func cellText(outcome string, r row, isREST bool) string {
 	switch outcome {
 	case r.allowed:
@@ -293,12 +294,12 @@ before that, callers on loopback may use keys and read without a token; changes 
 	return b.String()
 }
 
-// reenableEtcdAuth undoes an AuthDisable.
+// reenableEtcdAuth enables etcd's Auth again after AuthDisable.
 func reenableEtcdAuth(h *testMember) {
 	mustCall(h, etcdpb.NewAuthClient(h.public).AuthEnable, &etcdpb.AuthEnableRequest{})
 }
 
-// enableEtcdAuth makes root a user of etcd's Auth, and from then on asks who calls.
+// enableEtcdAuth creates etcd's user root and enables Auth.
 func (h *testMember) enableEtcdAuth() {
 	a := etcdpb.NewAuthClient(h.public)
 	mustCall(h, a.RoleAdd, &etcdpb.AuthRoleAddRequest{Name: "root"})
@@ -307,7 +308,7 @@ func (h *testMember) enableEtcdAuth() {
 	mustCall(h, a.AuthEnable, &etcdpb.AuthEnableRequest{})
 }
 
-// callWithCertificates calls the listeners whose callers prove themselves by certificate. A token is worth nothing there.
+// callWithCertificates calls the endpoints whose callers authenticate with certificates. Tokens give no access there.
 func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, rows map[string]row, tokens *tokenCache) {
 	sys := tokens.token(columnNamed("system:admin"), row{})
 	for _, d := range h.listeners {
@@ -341,11 +342,11 @@ func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, 
 	}
 }
 
-// certificates are what callers show where that is asked for. A connection that TLS refuses is UNAVAILABLE.
+// certificates lists the kinds of certificates of callers. The outcome of a connection that TLS refuses is UNAVAILABLE.
 var certificates = []struct {
 	name  string
 	creds func(h *testMember) credentials.TransportCredentials
-	// token is set for who shows that of system:admin too.
+	// token adds the token of system:admin to the calls.
 	token bool
 	want  func(kind authClass, r row) string
 }{
@@ -357,7 +358,7 @@ var certificates = []struct {
 	{"a member's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.peerCertificate()) }, false, wantOnlyFrom(peers)},
 }
 
-// wantOnlyFrom lets in where callers of a kind are let in.
+// wantOnlyFrom returns the expected outcomes of a certificate that only listeners of one class accept.
 func wantOnlyFrom(let authClass) func(authClass, row) string {
 	return func(kind authClass, r row) string {
 		if kind == let {
@@ -367,7 +368,8 @@ func wantOnlyFrom(let authClass) func(authClass, row) string {
 	}
 }
 
-// wantWithoutCertificate is what whoever shows no certificate is answered: a member's port does not even talk to them.
+// wantWithoutCertificate returns the expected outcome of a call without a certificate. The port for members refuses the
+// connection.
 func wantWithoutCertificate(kind authClass, r row) string {
 	for _, x := range r.exceptions {
 		if slices.Contains(x.columns, "no certificate") {

@@ -20,14 +20,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// testUser is a user with at most one role.
+// testUser is a user with at most one role in one tenant.
 type testUser struct {
 	name string
 	role cloud.Role
 	at   cloud.Tenant
 }
 
-// testUsers are one user for each role in project web, one whom nobody gave a role, and two who have theirs elsewhere.
+// testUsers are one user for each role in project web, one without a role, and two with a role in another tenant.
 var testUsers = []testUser{
 	{"sys", cloud.SystemAdmin, cloud.Tenant{}}, {"orga", cloud.OrgAdmin, web}, {"padm", cloud.ProjectAdmin, web},
 	{"memb", cloud.ProjectMember, web}, {"view", cloud.ProjectViewer, web}, {"bill", cloud.BillingAdmin, cloud.Tenant{}},
@@ -48,33 +48,33 @@ func (p testUser) binding() *identityv1.Binding {
 	return b
 }
 
-// tokenKind is what sort of token a column shows.
+// tokenKind is the kind of token that a column uses.
 type tokenKind uint8
 
 const (
 	noToken              tokenKind = iota
-	invalidToken                   // not a valid token: forged, over, not begun
-	unprovenToken                  // valid, of a holder who proved nothing
-	provenWithoutRole              // valid, of somebody without a role
-	otherTenant                    // of somebody whose role is in another tenant, with a request that names this one
-	otherTenantByID                // the same, with a request that names no tenant
-	roleHere                       // of somebody with a role here
-	cloudAdmin                     // of the administrator, for the cloud instead of a project
-	cloudAdminNamingNone           // the same, with a request that names no tenant
+	invalidToken                   // not valid: forged, expired, or not valid yet
+	unprovenToken                  // valid, but issued without authentication
+	provenWithoutRole              // valid, of a user without a role
+	otherTenant                    // of a user with a role in another tenant; the request names project web
+	otherTenantByID                // of a user with a role in another tenant; the request names no tenant
+	roleHere                       // of a user with a role in project web
+	cloudAdmin                     // of the administrator, scoped to the cloud; the request names project web
+	cloudAdminNamingNone           // of the administrator, scoped to the cloud; the request names no tenant
 )
 
-// column is a kind of token.
+// column is a column of the matrix: a kind of token and its holder.
 type column struct {
 	name, short string
 	kind        tokenKind
-	// who holds it, for those that name a person.
+	// user is the holder, for kinds that have one.
 	user testUser
-	// make makes the bad ones.
+	// make makes an invalid token.
 	make func(h *testMember) string
 }
 
-// columns are the kinds of tokens of the table. The bad ones would all be the administrator's in project web, but for one
-// thing each.
+// columns are the columns of the matrix. Each invalid token would be the administrator's in project web except for one
+// defect.
 var columns = []column{
 	{name: "no token", short: "none"},
 	{name: "garbage", short: "garb", kind: invalidToken, make: func(*testMember) string { return "garbage" }},
@@ -117,13 +117,13 @@ func columnNamed(name string) column {
 	return columns[slices.IndexFunc(columns, func(c column) bool { return c.name == name })]
 }
 
-// tokenCache makes each token once.
+// tokenCache makes each token once and keeps it.
 type tokenCache struct {
 	h      *testMember
 	tokens map[string]string
 }
 
-// token is the token of a column for a row; empty for no token.
+// token returns the token of a column for a row, empty for no token.
 func (p *tokenCache) token(c column, r row) string {
 	scope := r.scope(web)
 	switch c.kind {
@@ -144,7 +144,7 @@ func (p *tokenCache) token(c column, r row) string {
 		case unprovenToken:
 			p.tokens[key] = p.h.unprovenToken()
 		case provenWithoutRole:
-			// IssueToken makes none for a scope without a role in it; the spec's endpoint does.
+			// IssueToken refuses a scope in which the user has no role. The token endpoint of the wire contract does not.
 			p.tokens[key] = p.h.restToken(c.user.name, secret, scope)
 		default:
 			p.tokens[key] = p.h.login(c.user.name, scope)
@@ -153,7 +153,7 @@ func (p *tokenCache) token(c column, r row) string {
 	return p.tokens[key]
 }
 
-// login is the service's own token for whoever knows the password.
+// login returns a token of IssueToken for a user or the service account.
 func (h *testMember) login(user string, scope cloud.Tenant) string {
 	username, word := user, secret
 	if user == serviceAccount.name {
@@ -166,7 +166,7 @@ func (h *testMember) login(user string, scope cloud.Tenant) string {
 	return got.GetToken()
 }
 
-// unprovenToken is what the token endpoint of the spec gives to whoever claims to be the administrator and is wrong.
+// unprovenToken returns the token that the token endpoint of the wire contract issues for a wrong password.
 func (h *testMember) unprovenToken() string {
 	return h.restToken("sys", wrongSecret, web)
 }
@@ -183,7 +183,7 @@ func (h *testMember) restToken(user, password string, scope cloud.Tenant) string
 	return answer.Data.Token
 }
 
-// primaryKeyID is the id of the key that tokens are signed with now.
+// primaryKeyID returns the ID of the key that signs new tokens.
 func (h *testMember) primaryKeyID() string {
 	keys := mustCall(h, identityv1.NewIdentityServiceClient(h.public).ListKeys, &identityv1.ListKeysRequest{})
 	for _, k := range keys.GetKeys() {
@@ -195,7 +195,7 @@ func (h *testMember) primaryKeyID() string {
 	return ""
 }
 
-// http asks identity's REST and reads the answer.
+// http calls the REST API of identity and decodes the response.
 func (h *testMember) http(method, path string, body []byte, into any) {
 	r, err := http.NewRequestWithContext(h.callContext(), method, "http://"+h.config.Address(h.config.Ports.Identity)+path, bytes.NewReader(body))
 	require.NoError(h.t, err)
@@ -217,7 +217,7 @@ func (h *testMember) hostKey() ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(h.key.Derive("host-token"))
 }
 
-// forgedToken makes a token of the administrator by hand.
+// forgedToken describes a token of the administrator that the test signs itself.
 type forgedToken struct {
 	alg jose.SignatureAlgorithm
 	key any
@@ -233,7 +233,7 @@ func (f forgedToken) make(h *testMember) string {
 	return text
 }
 
-// unsignedToken has the form of a token that nobody signed.
+// unsignedToken returns a token without a signature.
 func (h *testMember) unsignedToken() string {
 	claims, err := json.Marshal(h.claims(token.Audience))
 	require.NoError(h.t, err)
