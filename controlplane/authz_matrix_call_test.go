@@ -188,9 +188,15 @@ func (h *testMember) rpc(v call) (result, message string) {
 	return c, err.Error()
 }
 
+// splitMethod splits the full name of a gRPC method.
+func splitMethod(name string) (service, method string) {
+	service, method, _ = strings.Cut(strings.TrimPrefix(name, "/"), "/")
+	return service, method
+}
+
 // invoke calls a gRPC method and reads the first response.
 func (h *testMember) invoke(v call) error {
-	service, method, _ := strings.Cut(strings.TrimPrefix(v.name, "/"), "/")
+	service, method := splitMethod(v.name)
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service + "." + method))
 	require.NoError(h.t, err, v.name)
 	d := found.(protoreflect.MethodDescriptor)

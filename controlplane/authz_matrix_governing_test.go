@@ -64,8 +64,8 @@ func TestGoverningTakesACredential(t *testing.T) {
 	require.Positive(t, ports)
 }
 
-// The audit has a record of every change of the members over every API, and of refused ones: with the principal, or with
-// the address only if the caller was not authenticated.
+// Every change of the members is recorded in the audit, by whichever API it is made, and refused changes too. The
+// record has the principal or, for a caller without a credential, the address.
 func TestChangesOfMembersAreAudited(t *testing.T) {
 	h := startMember(t)
 	cluster, operator := etcdpb.NewClusterClient(h.public), operatorv1.NewOperatorServiceClient(h.public)

@@ -158,9 +158,10 @@ func (h *testMember) hostToken(scope cloud.Tenant, at time.Time, ttl time.Durati
 	return text
 }
 
-func (h *testMember) adminContext() context.Context {
-	return h.contextWithToken(h.hostToken(cloud.Tenant{}, time.Now(), time.Hour))
-}
+// adminToken returns a token of the administrator that is scoped to the cloud.
+func (h *testMember) adminToken() string { return h.hostToken(cloud.Tenant{}, time.Now(), time.Hour) }
+
+func (h *testMember) adminContext() context.Context { return h.contextWithToken(h.adminToken()) }
 
 // mustCall makes a call as the administrator that must succeed.
 func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {

@@ -62,7 +62,8 @@ func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler
 	return nil
 }
 
-// newHTTPServer builds a server with the time limits of all HTTP ports.
+// newHTTPServer returns a server with the limits of every HTTP port: a header must arrive within 10 s, the whole request
+// within 30 s, and a response takes at most 2 minutes.
 func (l *listenerSet) newHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,

@@ -41,7 +41,7 @@ func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Serve
 		return fmt.Errorf("listen for etcd: %w", err)
 	}
 	in := rpc.NewIntake(etcdStreams, etcd.Intake(c.MaxRequestBytes+etcdOverhead))
-	g := rpc.NewServer(in, append(in.Settings(etcdrpc.Credentials()),
+	g := rpc.NewServer(in, append(in.Settings(etcd.Streams().Credentials(etcdrpc.Credentials())), rpc.Codec(),
 		grpc.ChainUnaryInterceptor(counted.UnaryServerInterceptor(), etcd.Unary),
 		grpc.ChainStreamInterceptor(counted.StreamServerInterceptor(), etcd.Stream),
 		grpc.MaxRecvMsgSize(c.MaxRequestBytes+etcdOverhead), grpc.MaxSendMsgSize(math.MaxInt32),

@@ -48,7 +48,7 @@ var inside = map[string][]string{
 	"engine/datadir": {"engine/clusterkey", "engine/layout"},
 
 	"edge/rest": {"edge/auth", "edge/loopback"},
-	"edge/rpc":  {"edge/auth"},
+	"edge/rpc":  {"edge/auth", "edge/delay"},
 
 	"records/store":           {"records/leader"},
 	"records/store/storetest": {"records/store"},
