@@ -19,22 +19,13 @@ var errNotSent = errors.New("pass descriptor")
 // (nil: not wanted). It fails with *[Error] when QEMU refuses, [ErrClosed] when the connection ends, or the error of
 // ctx; a ctx without a deadline gets [DefaultTimeout]. After the error of ctx the command may still take effect.
 func (c *Conn) Do(ctx context.Context, command string, args, out any) error {
-	return c.call(ctx, request{Execute: command}, args, out, nil)
-}
-
-// DoOOB is Do outside QEMU's main loop: for the few commands that allow it (yank, query-yank, migrate-pause,
-// migrate-recover), when the main loop may hang.
-func (c *Conn) DoOOB(ctx context.Context, command string, args, out any) error {
-	if !c.oob {
-		return fmt.Errorf("%s: %w", command, ErrNoOOB)
-	}
-	return c.call(ctx, request{ExecOOB: command}, args, out, nil)
+	return c.call(ctx, command, args, out, nil)
 }
 
 // SendFD gives QEMU a duplicate of f under name (getfd), for a later netdev_add fd=name or migrate fd:name. The caller
 // keeps f. QEMU closes its duplicate when it is used up, and replaces one of the same name.
 func (c *Conn) SendFD(ctx context.Context, name string, f *os.File) error {
-	return c.call(ctx, request{Execute: "getfd"}, map[string]string{"fdname": name}, nil, f)
+	return c.call(ctx, "getfd", map[string]string{"fdname": name}, nil, f)
 }
 
 // AddFD adds a duplicate of f to descriptor set number set (add-fd), so that QEMU opens it as /dev/fdset/<set>, and
@@ -44,43 +35,39 @@ func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (i
 		FD int `json:"fd"`
 	}
 	args := map[string]any{"fdset-id": set, "opaque": opaque}
-	err := c.call(ctx, request{Execute: "add-fd"}, args, &out, f)
+	err := c.call(ctx, "add-fd", args, &out, f)
 	return out.FD, err
 }
 
-func (c *Conn) call(ctx context.Context, req request, args, out any, f *os.File) error {
-	result, err := c.exchange(ctx, req, args, f)
+func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.File) error {
+	result, err := c.exchange(ctx, command, args, f)
 	if err != nil {
-		return fmt.Errorf("%s: %w", req.name(), err)
+		return fmt.Errorf("%s: %w", command, err)
 	}
 	if out == nil {
 		return nil
 	}
 	if err := json.Unmarshal(result, out); err != nil {
-		return fmt.Errorf("%s: decode result: %w", req.name(), err)
+		return fmt.Errorf("%s: decode result: %w", command, err)
 	}
 	return nil
 }
 
 // exchange sends one command and waits for its reply. A given-up command leaves nothing in pending.
-func (c *Conn) exchange(ctx context.Context, req request, args any, f *os.File) (json.RawMessage, error) {
+func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.File) (json.RawMessage, error) {
 	ctx, cancel := bound(ctx)
 	defer cancel()
+	req := request{Execute: command}
 	if err := req.setArgs(args); err != nil {
 		return nil, err
 	}
-	if f != nil {
-		if err := c.enter(ctx, c.passing); err != nil {
-			return nil, err
-		}
-	}
-	id, slot, err := c.enlist(f != nil)
+	id, slot, err := c.enlist()
 	if err != nil {
 		return nil, err
 	}
 	req.ID = id
 	if err := c.send(ctx, req, f); err != nil {
-		c.withdraw(id)
+		c.abandon(id)
 		return nil, err
 	}
 	select {
@@ -101,47 +88,21 @@ func (c *Conn) exchange(ctx context.Context, req request, args any, f *os.File) 
 	}
 }
 
-// enter waits for a place in gate, which its reader frees by receiving.
-func (c *Conn) enter(ctx context.Context, gate chan struct{}) error {
-	select {
-	case gate <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.done:
-		return c.closedErr()
-	}
-}
-
-// enlist makes the slot for a reply. pass: the caller is in the passing gate, and the command's end frees it.
-func (c *Conn) enlist(pass bool) (uint64, chan reply, error) {
+// enlist makes the slot for a reply.
+func (c *Conn) enlist() (uint64, chan reply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cause != nil {
-		if pass {
-			<-c.passing
-		}
 		return 0, nil, closed(c.cause)
 	}
 	c.lastID++
 	slot := make(chan reply, 1)
 	c.pending[c.lastID] = slot
-	if pass {
-		c.passID = c.lastID
-	}
 	return c.lastID, slot, nil
 }
 
-// withdraw forgets a command that was never sent.
-func (c *Conn) withdraw(id uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.pending, id)
-	c.passed(id)
-}
-
-// abandon forgets a command that was sent, and reports false if its reply is there already. A descriptor on its way
-// stays on its way: only the reply says that QEMU has taken it.
+// abandon removes the slot of a command that will get no reply, or whose caller has given up. It reports false if the
+// reply is already in the slot.
 func (c *Conn) abandon(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,24 +111,20 @@ func (c *Conn) abandon(id uint64) bool {
 	return waiting
 }
 
-// passed frees the passing gate if id is in it. Called with mu held.
-func (c *Conn) passed(id uint64) {
-	if id != 0 && id == c.passID {
-		c.passID = 0
-		<-c.passing
-	}
-}
-
 // send writes one command whole, or not at all, or dooms the connection: half a command would poison the next.
 func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	line, err := req.encode()
 	if err != nil {
 		return err
 	}
-	if err := c.enter(ctx, c.writing); err != nil {
-		return err
+	select {
+	case c.writing <- struct{}{}:
+		defer func() { <-c.writing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.done:
+		return c.closedErr()
 	}
-	defer func() { <-c.writing }()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -197,15 +154,12 @@ func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	return c.closedErr()
 }
 
-// request is one command as it goes over the wire. Exactly one of Execute and ExecOOB is set.
+// request is one command as it is sent to QEMU.
 type request struct {
-	Execute   string          `json:"execute,omitempty"`
-	ExecOOB   string          `json:"exec-oob,omitempty"`
+	Execute   string          `json:"execute"`
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 	ID        uint64          `json:"id"`
 }
-
-func (r request) name() string { return r.Execute + r.ExecOOB }
 
 func (r *request) setArgs(args any) error {
 	if args == nil {

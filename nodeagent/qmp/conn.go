@@ -10,7 +10,7 @@
 //
 // QEMU serves one client a socket, so give each QEMU two of them: a work monitor for what changes the machine
 // (device_add, blockdev-add, migrate: seconds), an inspection monitor for query-* and for events. A slow device_add then
-// never makes a host look dead. Both are served by QEMU's main loop; only DoOOB answers when that one hangs.
+// never makes a host look dead. Both are served by QEMU's main loop: when that hangs, neither answers.
 //
 // An event says that something has happened, never that nothing has: those sent while nobody was connected are gone. So
 // take a Mark, send the command, Wait from the Mark; and ask QEMU for its whole state (query-status, query-migrate,
@@ -26,9 +26,9 @@
 //   - Events are read at a limited rate (pace.go), so that a compromised QEMU that sends events without pause uses
 //     little CPU of the host.
 //   - Input that is not QMP ends the connection. Whoever cannot read a stream should not guess where it goes on.
-//   - With out-of-band execution on, QEMU reads ahead, and a second descriptor that arrives before the first command ran
-//     replaces the first: QEMU 7.2 then files the wrong file under the right name and reports success. Commands that
-//     carry a descriptor therefore go one at a time, each after the answer of the one before, even if that comes late.
+//   - Out-of-band execution is not turned on. With it QEMU reads ahead, and a second descriptor that arrives before the
+//     first command ran replaces the first: QEMU 7.2 then stores the wrong file under the right name and reports success.
+//     Without it QEMU reads a command only after it has executed the one before.
 package qmp
 
 import (
@@ -40,7 +40,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -78,9 +77,6 @@ var (
 	// main loop (not yet, or no more).
 	ErrBusy = errors.New("monitor does not greet (held by another client, or QEMU hangs)")
 
-	// ErrNoOOB is the answer to DoOOB on a monitor that has not offered out-of-band execution.
-	ErrNoOOB = errors.New("monitor has no out-of-band execution")
-
 	errNotQMP  = errors.New("not a QMP message")
 	errTooLong = fmt.Errorf("message longer than %d bytes", MaxLine)
 )
@@ -103,19 +99,16 @@ type Stats struct {
 type Conn struct {
 	nc      net.Conn
 	version goqemu.Version
-	oob     bool
 	log     eventLog
 
 	greeted chan greeting // capacity 1
 	done    chan struct{} // closed by the reader when it ends
 	hurry   chan struct{} // closed when cause is set: the reader pauses no more
 	writing chan struct{} // capacity 1: whoever is in it writes
-	passing chan struct{} // capacity 1: whoever is in it has a descriptor on its way
 
 	mu      sync.Mutex
 	lastID  uint64
 	pending map[uint64]chan reply // capacity 1 each
-	passID  uint64                // the command that is in passing; 0 is none
 	hello   bool                  // a greeting was read
 	cause   error                 // why the connection ended, or is about to
 	stats   Stats
@@ -137,8 +130,8 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	return New(ctx, nc)
 }
 
-// New does the handshake over nc and owns nc from then on, also when it returns an error. It turns on out-of-band
-// execution where QEMU offers it. Descriptors can be passed only over a *net.UnixConn.
+// New does the handshake over nc and owns nc from then on, also when it returns an error. Descriptors can be passed only
+// over a *net.UnixConn.
 func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 	ctx, cancel := bound(ctx)
 	defer cancel()
@@ -148,7 +141,6 @@ func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 		done:    make(chan struct{}),
 		hurry:   make(chan struct{}),
 		writing: make(chan struct{}, 1),
-		passing: make(chan struct{}, 1),
 		pending: make(map[uint64]chan reply),
 	}
 	go c.read()
@@ -169,22 +161,11 @@ func (c *Conn) negotiate(ctx context.Context) error {
 		return fmt.Errorf("read greeting: %w: %w", ErrBusy, ctx.Err())
 	}
 	c.version = g.Version
-	enable := []string{}
-	if slices.Contains(g.Capabilities, "oob") {
-		enable = append(enable, "oob")
-	}
-	if err := c.Do(ctx, "qmp_capabilities", map[string]any{"enable": enable}, nil); err != nil {
-		return err
-	}
-	c.oob = len(enable) > 0
-	return nil
+	return c.Do(ctx, "qmp_capabilities", nil, nil)
 }
 
 // Version is QEMU's, as it greeted.
 func (c *Conn) Version() goqemu.Version { return c.version }
-
-// OOB reports whether DoOOB can be used.
-func (c *Conn) OOB() bool { return c.oob }
 
 // Done is closed when the connection has ended, whoever ended it. Events received until then can still be read.
 func (c *Conn) Done() <-chan struct{} { return c.done }
@@ -311,14 +292,12 @@ func (c *Conn) take(in *lines) (asked bool, err error) {
 	default:
 		c.stats.Stray++
 	}
-	c.passed(id)
 	return waiting, nil
 }
 
 // greeting is what QEMU says first.
 type greeting struct {
-	Version      goqemu.Version `json:"version"`
-	Capabilities []string       `json:"capabilities"`
+	Version goqemu.Version `json:"version"`
 }
 
 // reply answers the command with its id; id 0 is that of no command.

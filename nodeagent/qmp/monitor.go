@@ -134,7 +134,6 @@ func (m *Monitor) Disconnect() error {
 func (m *Monitor) Run(command []byte) ([]byte, error) {
 	var in struct {
 		Execute   string          `json:"execute"`
-		ExecOOB   string          `json:"exec-oob"`
 		Arguments json.RawMessage `json:"arguments"`
 		ID        json.RawMessage `json:"id"`
 	}
@@ -143,8 +142,8 @@ func (m *Monitor) Run(command []byte) ([]byte, error) {
 	if err := d.Decode(&in); err != nil {
 		return nil, fmt.Errorf("read command: %w", err)
 	}
-	if d.More() || (in.Execute == "") == (in.ExecOOB == "") {
-		return nil, errors.New("read command: want one object with execute or exec-oob")
+	if d.More() || in.Execute == "" {
+		return nil, errors.New("read command: want one object with execute")
 	}
 	ctx, cancel := bound(m.life)
 	defer cancel()
@@ -161,12 +160,7 @@ func (m *Monitor) Run(command []byte) ([]byte, error) {
 		ID     json.RawMessage `json:"id,omitempty"`
 	}
 	out.ID = in.ID
-	if in.ExecOOB != "" {
-		err = c.DoOOB(ctx, in.ExecOOB, args, &out.Return)
-	} else {
-		err = c.Do(ctx, in.Execute, args, &out.Return)
-	}
-	if err != nil {
+	if err := c.Do(ctx, in.Execute, args, &out.Return); err != nil {
 		return nil, m.ended(err)
 	}
 	return json.Marshal(out)

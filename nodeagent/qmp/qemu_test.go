@@ -71,11 +71,12 @@ func TestRealQEMU(t *testing.T) {
 	require.True(t, ok, "%v", err)
 	require.Equal(t, CommandNotFound, e.Class)
 
-	require.True(t, c.OOB())
-	require.NoError(t, c.DoOOB(ctx, "query-yank", nil, nil))
-	require.Error(t, c.DoOOB(ctx, "query-status", nil, nil), "that one is not allowed out of band")
-
-	// Descriptors: each arrives under its own number, however many are on their way.
+	// Descriptors: each arrives under its own number, however many are on their way, also when a caller gives up.
+	given, cancel := context.WithCancel(ctx)
+	gaveUp := make(chan error, 1)
+	go func() { _, err := c.AddFD(given, 99, "given up", os.Stdin); gaveUp <- err }()
+	cancel()
+	<-gaveUp // Either result is possible.
 	var wg sync.WaitGroup
 	for set := range 16 {
 		f, err := os.Create(filepath.Join(t.TempDir(), strconv.Itoa(set)))
@@ -156,11 +157,11 @@ func TestGoQEMUMonitor(t *testing.T) {
 	out, err := m.Run(ask)
 	require.NoError(t, err)
 	require.JSONEq(t, `{"return": ""}`, string(out))
-	out, err = m.Run([]byte(`{"exec-oob": "query-yank", "id": "mine"}`))
+	out, err = m.Run([]byte(`{"execute": "query-yank", "id": "mine"}`))
 	require.NoError(t, err)
 	require.Contains(t, string(out), `"type":"chardev"`)
 	require.Contains(t, string(out), `"id":"mine"`)
-	for _, bad := range []string{``, `{}`, `[]`, `{"execute": "stop"} {"execute": "quit"}`, `{"execute": "stop", "exec-oob": "yank"}`, `{"execute": "stop", "arguements": {}}`} {
+	for _, bad := range []string{``, `{}`, `[]`, `{"execute": "stop"} {"execute": "quit"}`, `{"exec-oob": "yank"}`, `{"execute": "stop", "arguements": {}}`} {
 		_, err = m.Run([]byte(bad))
 		require.ErrorContains(t, err, "read command", bad)
 	}
