@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"golang.org/x/sys/unix"
 )
 
@@ -183,12 +184,9 @@ func (h *Host) infer(home *Home, r Record, halfway bool) (Exit, error) {
 
 // identify makes sure that the process is the VM's, if it answers.
 func (p *Process) identify(ctx context.Context) error {
-	var uuid struct {
-		UUID string `json:"UUID"`
-	}
-	err := p.do(ctx, p.inspect, "query-uuid", nil, &uuid)
-	if err == nil && uuid.UUID != p.home.id {
-		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, uuid.UUID)
+	info, err := query(ctx, p, (*raw.Monitor).QueryUUID)
+	if err == nil && info.UUID != p.home.id {
+		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, info.UUID)
 	}
 	// Not answering is not being somebody else.
 	return nil

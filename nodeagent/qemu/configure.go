@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
+
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
@@ -25,13 +27,16 @@ func (p *Process) configure(ctx context.Context) error {
 		return err
 	}
 	if status.State == "prelaunch" {
-		set := map[string]string{"path": "/machine", "property": "append", "value": p.record.Spec.Cmdline}
-		if err := p.do(ctx, p.work, "qom-set", set, nil); err != nil {
+		setCmdline := func(m *raw.Monitor) error { return m.QomSet("/machine", "append", p.record.Spec.Cmdline) }
+		if err := p.do(ctx, p.work, setCmdline); err != nil {
 			return err
 		}
 		// QEMU refuses this command when the machine is made. Should it refuse for another reason, cont is refused too.
 		var refusal *qmp.Error
-		if err := p.do(ctx, p.work, "x-exit-preconfig", nil, nil); err != nil && !errors.As(err, &refusal) {
+		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			return conn.Do(ctx, "x-exit-preconfig", nil, nil)
+		})
+		if err != nil && !errors.As(err, &refusal) {
 			return err
 		}
 	}

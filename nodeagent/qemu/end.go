@@ -6,28 +6,30 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
+
 	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
 // sync asks QEMU for its state, and acts on one that a guest does not come back from.
 func (p *Process) sync(conn *qmp.Conn) error {
-	var s Status
-	if err := conn.Do(p.life, "query-status", nil, &s); err != nil {
+	info, err := raw.NewMonitor(conn.With(p.life)).QueryStatus()
+	if err != nil {
 		return err
 	}
-	switch s.State {
-	case "shutdown":
+	switch info.Status {
+	case raw.RunStateShutdown:
 		if p.home.asked() != askedNothing {
 			p.conclude(asIntended)
 		} else {
 			p.conclude(Exit{Guest, "the guest powered itself off"})
 		}
-	case "guest-panicked":
+	case raw.RunStateGuestPanicked:
 		p.conclude(Exit{Crashed, "the guest's kernel panicked"})
-	case "internal-error":
+	case raw.RunStateInternalError:
 		p.conclude(Exit{Crashed, withStderr("the guest did something that its accelerator cannot do", p.home.stderr())})
-	case "io-error":
+	case raw.RunStateIOError:
 		return p.findDiskError(conn)
 	}
 	return nil
@@ -60,7 +62,7 @@ func (p *Process) quit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, p.patience)
 	defer cancel()
 	// What it answers does not matter, only that it goes.
-	_ = p.do(bounded, p.work, "quit", nil, nil)
+	_ = p.do(bounded, p.work, (*raw.Monitor).Quit)
 	select {
 	case <-p.exited:
 		return nil
@@ -215,5 +217,5 @@ func (p *Process) Powerdown(ctx context.Context) error {
 	if err := p.home.ask(askedPowerdown); err != nil {
 		return fmt.Errorf("press power button: %w", err)
 	}
-	return p.do(ctx, p.work, "system_powerdown", nil, nil)
+	return p.do(ctx, p.work, (*raw.Monitor).SystemPowerdown)
 }

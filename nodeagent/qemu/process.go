@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
@@ -136,8 +137,8 @@ func (p *Process) Close() {
 	p.end()
 	_ = p.pidfd.SetReadDeadline(time.Unix(1, 0))
 	p.tasks.Wait()
-	_ = p.work.Disconnect()
-	_ = p.inspect.Disconnect()
+	_ = p.work.Close()
+	_ = p.inspect.Close()
 	closeAll(p.pidfd, p.dir)
 }
 
@@ -337,19 +338,21 @@ func pause(ctx context.Context, d time.Duration) {
 
 // Status is QEMU's run state.
 type Status struct {
-	// State in QEMU's words: prelaunch (never ran), running, paused, io-error, shutdown, guest-panicked and others.
-	State   string `json:"status"`
-	Running bool   `json:"running"` // guest CPUs run
+	// State is RunState of QEMU's qapi/run-state.json: prelaunch (has never run), running, paused, io-error, shutdown,
+	// guest-panicked and others.
+	State   string
+	Running bool // guest CPUs run
 }
 
-// do runs one command within the caller's context, its own deadline and the life of QEMU.
-func (p *Process) do(ctx context.Context, m *qmp.Monitor, command string, args, out any) error {
+// call runs f with the connection of m, which it opens if need be. The context of f ends with ctx, after
+// commandTimeout, and with the process. The error wraps ErrExited when the process has ended.
+func (p *Process) call(ctx context.Context, m *qmp.Monitor, f func(context.Context, *qmp.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
 	conn, err := m.Conn(ctx)
 	if err == nil {
-		err = conn.Do(ctx, command, args, out)
+		err = f(ctx, conn)
 	}
 	if err == nil {
 		return nil
@@ -360,11 +363,28 @@ func (p *Process) do(ctx context.Context, m *qmp.Monitor, command string, args, 
 	return fmt.Errorf("VM %s: %w", p.home.id, err)
 }
 
-// Status asks QEMU for its state.
+// do runs one of go-qemu's commands that has no result, such as (*raw.Monitor).Cont, by call.
+func (p *Process) do(ctx context.Context, m *qmp.Monitor, command func(*raw.Monitor) error) error {
+	return p.call(ctx, m, func(ctx context.Context, conn *qmp.Conn) error { return command(raw.NewMonitor(conn.With(ctx))) })
+}
+
+// query runs one of go-qemu's commands that has a result, such as (*raw.Monitor).QueryStatus, by call on the inspection
+// monitor.
+func query[T any](ctx context.Context, p *Process, command func(*raw.Monitor) (T, error)) (result T, err error) {
+	err = p.do(ctx, p.inspect, func(m *raw.Monitor) error {
+		result, err = command(m)
+		return err
+	})
+	return result, err
+}
+
+// Status queries QEMU's run state. It fails for a run state that go-qemu does not know.
 func (p *Process) Status(ctx context.Context) (Status, error) {
-	var s Status
-	err := p.do(ctx, p.inspect, "query-status", nil, &s)
-	return s, err
+	info, err := query(ctx, p, (*raw.Monitor).QueryStatus)
+	if err != nil {
+		return Status{}, err
+	}
+	return Status{State: info.Status.String(), Running: info.Running}, nil
 }
 
 // Cont lets the guest run: for the first time, or after an error of a disk.
@@ -378,7 +398,7 @@ func (p *Process) Cont(ctx context.Context) error {
 	last := p.lastError
 	p.lastError = ""
 	p.mu.Unlock()
-	err := p.do(ctx, p.work, "cont", nil, nil)
+	err := p.do(ctx, p.work, (*raw.Monitor).Cont)
 	if err != nil {
 		p.mu.Lock()
 		if p.lastError == "" {
@@ -390,11 +410,11 @@ func (p *Process) Cont(ctx context.Context) error {
 }
 
 // Pause stops the guest's CPUs until Cont.
-func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, "stop", nil, nil) }
+func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, (*raw.Monitor).Stop) }
 
 // Reset presses the reset button.
 func (p *Process) Reset(ctx context.Context) error {
-	return p.do(ctx, p.work, "system_reset", nil, nil)
+	return p.do(ctx, p.work, (*raw.Monitor).SystemReset)
 }
 
 // DiskStats counts what a guest did with one disk since QEMU was started.
@@ -404,27 +424,20 @@ type DiskStats struct {
 	Reads, Writes         uint64
 }
 
-// DiskStats asks for the counters of all disks, in the order of the spec.
+// DiskStats queries the counters of all disks, in the order of the spec.
 func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
-	var blocks []struct {
-		Node  string `json:"node-name"`
-		Stats struct {
-			ReadBytes  uint64 `json:"rd_bytes"`
-			WriteBytes uint64 `json:"wr_bytes"`
-			Reads      uint64 `json:"rd_operations"`
-			Writes     uint64 `json:"wr_operations"`
-		} `json:"stats"`
-	}
-	if err := p.do(ctx, p.inspect, "query-blockstats", nil, &blocks); err != nil {
+	blocks, err := query(ctx, p, func(m *raw.Monitor) ([]raw.BlockStats, error) { return m.QueryBlockstats(nil) })
+	if err != nil {
 		return nil, err
 	}
 	var out []DiskStats
 	for _, d := range p.record.Spec.Disks {
 		for _, b := range blocks {
-			if b.Node == d.node() {
-				out = append(out, DiskStats{ID: d.ID, ReadBytes: b.Stats.ReadBytes, WriteBytes: b.Stats.WriteBytes,
-					Reads: b.Stats.Reads, Writes: b.Stats.Writes})
+			if b.NodeName == nil || *b.NodeName != d.node() {
+				continue
 			}
+			out = append(out, DiskStats{ID: d.ID, ReadBytes: uint64(b.Stats.RdBytes), WriteBytes: uint64(b.Stats.WrBytes),
+				Reads: uint64(b.Stats.RdOperations), Writes: uint64(b.Stats.WrOperations)})
 		}
 	}
 	return out, nil

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -218,27 +219,20 @@ func TestBusesAndCaches(t *testing.T) {
 			require.Equal(t, 0, p.record.Spec.Disks[1].Slot)
 			require.Equal(t, 2, p.record.Spec.Disks[2].Slot)
 
-			var blocks []struct {
-				Inserted struct {
-					Node  string `json:"node-name"`
-					Cache struct {
-						Direct  bool `json:"direct"`
-						NoFlush bool `json:"no-flush"`
-					} `json:"cache"`
-				} `json:"inserted"`
-			}
-			require.NoError(t, p.do(l.ctx, p.inspect, "query-block", nil, &blocks))
+			blocks, err := query(l.ctx, p, (*raw.Monitor).QueryBlock)
+			require.NoError(t, err)
 			require.Len(t, blocks, 4)
 			b := blocks[0].Inserted
 			for _, other := range blocks {
-				if other.Inserted.Node == s.Disks[0].node() {
+				if *other.Inserted.NodeName == s.Disks[0].node() {
 					b = other.Inserted
 				}
 			}
 			// Not the cache's own "writeback": a guest may turn that off, and SeaBIOS does at virtio.
-			var writeCache string
-			require.NoError(t, p.do(l.ctx, p.inspect, "qom-get",
-				map[string]string{"path": "/machine/peripheral/disk-boot", "property": "write-cache"}, &writeCache))
+			writeCache, err := query(l.ctx, p, func(m *raw.Monitor) (any, error) {
+				return m.QomGet("/machine/peripheral/disk-boot", "write-cache")
+			})
+			require.NoError(t, err)
 			require.Equal(t, map[Cache]string{NoCache: "on", Writeback: "on", Writethrough: "off"}[cache], writeCache)
 			require.Equal(t, cache == NoCache, b.Cache.Direct)
 			require.False(t, b.Cache.NoFlush)

@@ -1,31 +1,60 @@
-// Package qmp is the client for QEMU's machine protocol (QMP): commands with a deadline, typed errors, events that are
-// never silently lost, and file descriptors handed to QEMU. It knows the protocol and nothing of what a VM is: which
-// command follows which, and what an event means for a guest, is the caller's.
+// Package qmp is a client of the QEMU Machine Protocol (QMP): commands with a deadline, typed errors, an event log that
+// reports dropped events, and passing of file descriptors to QEMU. It knows the protocol only. Which command follows
+// which, and what an event means for a VM, is decided by the caller.
 //
-// A [Conn] is one connection over one socket. A [Monitor] is the same over a socket's path: it connects again when it
-// must, and it is a Monitor in the sense of github.com/digitalocean/go-qemu/qmp. That module's own socket monitor is
-// not used: it dies of a line above 64 KiB, matches replies by order, waits for ever and loses error classes.
+// A [Conn] is one connection to one monitor socket. A [Monitor] is the path of a monitor socket: it dials when a Conn is
+// needed, and again when the Conn has ended.
+//
+// # Commands
+//
+// Commands are sent by the typed functions of github.com/digitalocean/go-qemu/qmp/raw over our connection:
+// [Conn.With] returns go-qemu's Monitor, bound to a context, which gives each command a deadline. [Conn.Do] sends a
+// command without types. It is for the commands that go-qemu lacks or decodes wrongly:
+//
+//	command                used by      sent by   reason
+//	qmp_capabilities       qmp          go-qemu
+//	query-status           qemu         go-qemu   it fails on a run state that it does not know: none up to QEMU 9.1
+//	query-uuid             qemu         go-qemu
+//	query-blockstats       qemu         go-qemu
+//	query-block            qemu         Do        go-qemu refuses the answer if an image has an unknown format-specific
+//	                                              type: "file" (raw images, since QEMU 8.0) or "rbd" (since 6.1)
+//	qom-set                qemu         go-qemu
+//	x-exit-preconfig       qemu         Do        not in go-qemu's schema
+//	cont, stop             qemu         go-qemu
+//	system_reset           qemu         go-qemu
+//	system_powerdown       qemu         go-qemu
+//	quit                   qemu, facts  go-qemu
+//	query-machines         facts        go-qemu
+//	query-cpu-definitions  facts        go-qemu
+//	getfd, add-fd          no one yet   own       [Conn.SendFD], [Conn.AddFD]: go-qemu cannot pass a file descriptor
+//
+// Events are read by [Conn.Subscribe] and decoded by the caller. go-qemu decodes every event to a map of float64 and
+// cannot report that events were dropped.
+//
+// SendFD, AddFD and [Conn.Wait] have no caller yet. Attaching devices and migration need them.
 //
 // # How the owner of a VM uses it
 //
-// QEMU serves one client a socket, so give each QEMU two of them: a work monitor for what changes the machine
-// (device_add, blockdev-add, migrate: seconds), an inspection monitor for query-* and for events. A slow device_add then
-// never makes a host look dead. Both are served by QEMU's main loop: when that hangs, neither answers.
+// QEMU serves one client per socket, so give each QEMU two sockets: one for commands that change the machine
+// (device_add, blockdev-add and migrate can take seconds), one for query commands and events. Then a slow device_add does
+// not delay a query. QEMU's main loop serves both sockets: when it hangs, neither answers.
 //
-// An event says that something has happened, never that nothing has: those sent while nobody was connected are gone. So
-// take a Mark, send the command, Wait from the Mark; and ask QEMU for its whole state (query-status, query-migrate,
-// query-jobs, query-block) after each new Conn and whenever an event carries Dropped or Wait returns [ErrDropped]. A
-// QEMU that crashes sends nothing: watch the process as well.
+// Events sent while no client was connected are lost. To wait for the event that a command causes, take a [Conn.Mark],
+// send the command, and Wait from the Mark. Query QEMU's whole state (query-status, query-migrate, query-jobs,
+// query-block) after each new Conn, when an event has Dropped set, and when Wait returns [ErrDropped]. A QEMU that
+// crashes sends no event: watch its process as well.
 //
-// A command whose context ended may still run, and may still succeed: ask before sending it again.
+// QEMU may still execute a command whose context has ended. Query the state before sending the command again.
 //
 // # Decisions
 //
+//   - go-qemu's own socket monitor is not used: a line above 64 KiB ends it, it matches replies by their order, waits
+//     without a limit, and drops the error class.
 //   - Only the reader goroutine ends a connection, and it never waits for a consumer: events go to a bounded log that
-//     every subscriber reads at its own pace, replies to a slot of their own.
+//     each subscriber reads at its own pace, and each reply goes to a channel of its command.
 //   - Events are read at a limited rate (pace.go), so that a compromised QEMU that sends events without pause uses
 //     little CPU of the host.
-//   - Input that is not QMP ends the connection. Whoever cannot read a stream should not guess where it goes on.
+//   - Input that is not QMP ends the connection, because the start of the next message cannot be found reliably.
 //   - Out-of-band execution is not turned on. With it QEMU reads ahead, and a second descriptor that arrives before the
 //     first command ran replaces the first: QEMU 7.2 then stores the wrong file under the right name and reports success.
 //     Without it QEMU reads a command only after it has executed the one before.
@@ -45,7 +74,7 @@ import (
 	"syscall"
 	"time"
 
-	goqemu "github.com/digitalocean/go-qemu/qmp"
+	"github.com/digitalocean/go-qemu/qmp/raw"
 )
 
 const (
@@ -58,15 +87,6 @@ const (
 
 	// drain is how long the reader goes on after a write has failed, for what QEMU said before it went.
 	drain = time.Second
-)
-
-// Error classes, as QEMU's qapi/error.json names them.
-const (
-	GenericError    = "GenericError"
-	CommandNotFound = "CommandNotFound"
-	DeviceNotActive = "DeviceNotActive"
-	DeviceNotFound  = "DeviceNotFound"
-	KVMMissingCap   = "KVMMissingCap"
 )
 
 var (
@@ -83,25 +103,18 @@ var (
 
 // Error is QEMU's own refusal of a command.
 type Error struct {
-	Class string `json:"class"` // one of the error classes above
+	Class string `json:"class"` // such as DeviceNotFound: QapiErrorClass in QEMU's qapi/error.json
 	Desc  string `json:"desc"`  // for people; its wording changes between versions
 }
 
 func (e *Error) Error() string { return e.Class + ": " + e.Desc }
 
-// Stats counts what a connection received and had no taker for.
-type Stats struct {
-	Late  uint64 // replies to commands whose caller had given up
-	Stray uint64 // replies to nothing that was ever sent
-}
-
 // Conn is one connection to one QEMU. All its methods may be called at the same time.
 type Conn struct {
-	nc      net.Conn
-	version goqemu.Version
-	log     eventLog
+	nc  net.Conn
+	log eventLog
 
-	greeted chan greeting // capacity 1
+	greeted chan struct{} // closed when QEMU's greeting was read
 	done    chan struct{} // closed by the reader when it ends
 	hurry   chan struct{} // closed when cause is set: the reader pauses no more
 	writing chan struct{} // capacity 1: whoever is in it writes
@@ -111,7 +124,8 @@ type Conn struct {
 	pending map[uint64]chan reply // capacity 1 each
 	hello   bool                  // a greeting was read
 	cause   error                 // why the connection ended, or is about to
-	stats   Stats
+	late    uint64                // replies to commands whose caller had given up
+	unasked uint64                // replies to commands that were never sent
 }
 
 // Dial connects to the monitor at the unix socket path and negotiates capabilities, once. ctx bounds all of it, and
@@ -137,7 +151,7 @@ func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 	defer cancel()
 	c := &Conn{
 		nc:      nc,
-		greeted: make(chan greeting, 1),
+		greeted: make(chan struct{}),
 		done:    make(chan struct{}),
 		hurry:   make(chan struct{}),
 		writing: make(chan struct{}, 1),
@@ -152,20 +166,15 @@ func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 }
 
 func (c *Conn) negotiate(ctx context.Context) error {
-	var g greeting
 	select {
-	case g = <-c.greeted:
+	case <-c.greeted:
 	case <-c.done:
 		return fmt.Errorf("read greeting: %w", c.Err())
 	case <-ctx.Done():
 		return fmt.Errorf("read greeting: %w: %w", ErrBusy, ctx.Err())
 	}
-	c.version = g.Version
-	return c.Do(ctx, "qmp_capabilities", nil, nil)
+	return raw.NewMonitor(c.With(ctx)).QMPCapabilities()
 }
-
-// Version is QEMU's, as it greeted.
-func (c *Conn) Version() goqemu.Version { return c.version }
 
 // Done is closed when the connection has ended, whoever ended it. Events received until then can still be read.
 func (c *Conn) Done() <-chan struct{} { return c.done }
@@ -188,13 +197,6 @@ func (c *Conn) Close() error {
 	_ = c.nc.Close() // Already closed is fine: the reader closes it too.
 	<-c.done
 	return nil
-}
-
-// Stats returns the counters so far.
-func (c *Conn) Stats() Stats {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.stats
 }
 
 // doom lets nobody send any more and makes the reader end soon, for the cause given.
@@ -273,12 +275,12 @@ func (c *Conn) take(in *lines) (asked bool, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m.greeting != nil {
+	if m.greeting {
 		if c.hello {
 			return false, fmt.Errorf("%w: a second greeting", errNotQMP)
 		}
 		c.hello = true
-		c.greeted <- *m.greeting
+		close(c.greeted)
 		return true, nil
 	}
 	id := m.reply.id
@@ -288,16 +290,11 @@ func (c *Conn) take(in *lines) (asked bool, err error) {
 		delete(c.pending, id)
 		slot <- *m.reply
 	case id != 0 && id <= c.lastID:
-		c.stats.Late++
+		c.late++
 	default:
-		c.stats.Stray++
+		c.unasked++
 	}
 	return waiting, nil
-}
-
-// greeting is what QEMU says first.
-type greeting struct {
-	Version goqemu.Version `json:"version"`
 }
 
 // reply answers the command with its id; id 0 is that of no command.
@@ -316,7 +313,7 @@ func (r reply) result() (json.RawMessage, error) {
 
 // message is one of the three things that QEMU says.
 type message struct {
-	greeting *greeting
+	greeting bool
 	event    *Event
 	reply    *reply
 }
@@ -324,7 +321,7 @@ type message struct {
 // decode reads one line. It keeps no part of line.
 func decode(line []byte) (message, error) {
 	var in struct {
-		QMP       *greeting       `json:"QMP"`
+		QMP       *struct{}       `json:"QMP"`
 		Event     string          `json:"event"`
 		Data      json.RawMessage `json:"data"`
 		Timestamp struct {
@@ -340,7 +337,7 @@ func decode(line []byte) (message, error) {
 	}
 	switch {
 	case in.QMP != nil:
-		return message{greeting: in.QMP}, nil
+		return message{greeting: true}, nil
 	case in.Event != "":
 		e := Event{Name: in.Event, Data: in.Data}
 		if in.Timestamp.Seconds > 0 { // QEMU says -1 when it does not know

@@ -65,8 +65,8 @@ func play(nc net.Conn, script string) error {
 		case "hello":
 			fmt.Fprint(nc, `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "x"}, "capabilities": ["oob"]}}`+"\r\n")
 			var req request
-			if req, err = hear("qmp_capabilities"); err == nil && req.Arguments != nil {
-				err = fmt.Errorf("qmp_capabilities %s, want no arguments", req.Arguments)
+			if req, err = hear("qmp_capabilities"); err == nil && string(req.Arguments) != "{}" {
+				err = fmt.Errorf("qmp_capabilities %s, want {}", req.Arguments)
 			}
 			fmt.Fprintln(nc, ids(`{"return": {}, "id": $1}`))
 			heard = nil
@@ -139,6 +139,14 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
+// requireUnmatched checks how many replies came after their caller had given up, and how many answered no command.
+func requireUnmatched(t *testing.T, c *Conn, late, unasked uint64) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.Equal(t, [2]uint64{late, unasked}, [2]uint64{c.late, c.unasked})
+}
+
 func named(name string) func(Event) bool { return func(e Event) bool { return e.Name == name } }
 
 func TestHandshake(t *testing.T) {
@@ -207,7 +215,7 @@ func TestALateReplyIsCountedAndGivenToNobody(t *testing.T) {
 		var out map[string]any
 		require.NoError(t, c.Do(t.Context(), "query-status", nil, &out))
 		require.Equal(t, map[string]any{"status": "running"}, out)
-		require.Equal(t, Stats{Late: 1}, c.Stats())
+		requireUnmatched(t, c, 1, 0)
 		require.Empty(t, c.pending)
 	})
 }
@@ -237,7 +245,7 @@ func TestRepliesAreMatchedByID(t *testing.T) {
 		require.Equal(t, 1, first)
 		require.NoError(t, c.Do(t.Context(), "last", nil, &n))
 		require.Equal(t, 3, n)
-		require.Equal(t, Stats{Late: 1, Stray: 3}, c.Stats())
+		requireUnmatched(t, c, 1, 3)
 	})
 }
 
@@ -246,7 +254,7 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 		err := c.Do(t.Context(), "device_del", map[string]string{"id": "a"}, nil)
 		e, ok := errors.AsType[*Error](err)
 		require.True(t, ok)
-		require.Equal(t, &Error{Class: DeviceNotFound, Desc: "Device 'a' not found"}, e)
+		require.Equal(t, &Error{Class: "DeviceNotFound", Desc: "Device 'a' not found"}, e)
 		require.EqualError(t, err, "device_del: DeviceNotFound: Device 'a' not found")
 		require.NoError(t, c.Err(), "a refusal ends nothing")
 	})
@@ -522,13 +530,12 @@ func readAll(t *testing.T, r io.Reader) (got []string) {
 		}
 		clear(line) // decode has kept nothing of it
 		switch {
-		case m.greeting != nil:
+		case m.greeting:
 			require.True(t, m.event == nil && m.reply == nil)
-			got = append(got, fmt.Sprintf("greeting %+v", *m.greeting))
+			got = append(got, "greeting")
 		case m.event != nil:
 			require.True(t, m.reply == nil && m.event.Name != "")
 			require.True(t, m.event.Data == nil || json.Valid(m.event.Data))
-			_, _ = m.event.GoQEMU()
 			got = append(got, fmt.Sprintf("event %+v", *m.event))
 		default:
 			ret, err := m.reply.result()

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	goqemu "github.com/digitalocean/go-qemu/qmp"
 )
 
 // What the log of a connection keeps at most. A guest can provoke events, so neither may grow with them.
@@ -44,16 +42,6 @@ func (e Event) Decode(out any) error {
 		return fmt.Errorf("decode event %s: %w", e.Name, err)
 	}
 	return nil
-}
-
-// GoQEMU is the event in go-qemu's terms, whose numbers are all float64.
-func (e Event) GoQEMU() (goqemu.Event, error) {
-	out := goqemu.Event{Event: e.Name}
-	out.Timestamp.Seconds, out.Timestamp.Microseconds = -1, -1
-	if !e.Time.IsZero() {
-		out.Timestamp.Seconds, out.Timestamp.Microseconds = e.Time.Unix(), int64(e.Time.Nanosecond()/1000)
-	}
-	return out, e.Decode(&out.Data)
 }
 
 // Mark is the position of the next event to come. Taken before a command, it lets Wait find what the command caused.

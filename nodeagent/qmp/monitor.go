@@ -1,17 +1,12 @@
 package qmp
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"sync"
 	"syscall"
 	"time"
-
-	goqemu "github.com/digitalocean/go-qemu/qmp"
 )
 
 // Between two attempts to dial a socket that is not there yet.
@@ -20,34 +15,26 @@ const (
 	lastPause  = 250 * time.Millisecond
 )
 
-var _ goqemu.Monitor = (*Monitor)(nil)
-
-// Monitor is QEMU's monitor at a socket's path: it connects when it is first used, and again when the connection has
-// ended. It is go-qemu's Monitor for code that speaks through that, and for the agent the holder of a [Conn].
-//
-// It never repeats a command by itself: who had one under way learns that the connection ended, and decides.
+// Monitor holds the [Conn] to the monitor at a socket's path. It connects when it is first used, and again when the
+// connection has ended. It never repeats a command: the caller of a command under way gets [ErrClosed].
 type Monitor struct {
 	path string
-	life context.Context // ends with Disconnect
+	life context.Context // ends with Close
 	end  context.CancelFunc
 
-	turn chan struct{} // capacity 1: whoever is in it may dial, and touch conn
+	turn chan struct{} // capacity 1: a lock that can be waited for with a context; guards conn and dialing
 	conn *Conn         // nil before the first use
-
-	mu       sync.Mutex // guards over, and that nothing is added to forward once it is set
-	over     bool
-	forwards sync.WaitGroup
 }
 
-// NewMonitor names the unix socket and touches nothing yet.
+// NewMonitor returns the monitor at the unix socket path. It does not connect yet.
 func NewMonitor(path string) *Monitor {
 	life, end := context.WithCancel(context.Background())
 	return &Monitor{path: path, life: life, end: end, turn: make(chan struct{}, 1)}
 }
 
-// Conn returns the live connection, making one if there is none: while the socket does not exist or nobody listens it
-// tries again until ctx ends ([DefaultTimeout] without a deadline), so cancel ctx when the process is gone. A result
-// other than last time's means that events were missed: ask QEMU for its whole state.
+// Conn returns the open connection, and connects if there is none. While the socket does not exist or nothing listens
+// it tries again until ctx ends, or for [DefaultTimeout] if ctx has no deadline; cancel ctx when the process has ended.
+// When the result is another Conn than last time, events may have been missed: query QEMU's whole state.
 func (m *Monitor) Conn(ctx context.Context) (*Conn, error) {
 	ctx, cancel := bound(ctx)
 	defer cancel()
@@ -79,7 +66,7 @@ func (m *Monitor) Conn(ctx context.Context) (*Conn, error) {
 	return c, nil
 }
 
-// ended turns an error that Disconnect caused into ErrClosed.
+// ended turns an error that Close caused into ErrClosed.
 func (m *Monitor) ended(err error) error {
 	if m.life.Err() != nil && errors.Is(err, context.Canceled) {
 		return ErrClosed
@@ -103,107 +90,18 @@ func (m *Monitor) dial(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// absent: nobody is there, which may change.
+// absent reports whether err means that nothing listens at the socket, or not yet.
 func absent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN)
 }
 
-// Connect connects now rather than at the first use, within [DefaultTimeout].
-func (m *Monitor) Connect() error {
-	_, err := m.Conn(m.life)
-	return err
-}
-
-// Disconnect ends the connection, the calls under way and the channels from Events, for good. QEMU is left as it is.
-func (m *Monitor) Disconnect() error {
-	m.mu.Lock()
-	m.over = true
-	m.mu.Unlock()
+// Close ends the connection for good. Calls under way return [ErrClosed]. QEMU is left as it is.
+func (m *Monitor) Close() error {
 	m.end()
-	m.turn <- struct{}{} // whoever dials now sees the end of life and comes out
-	if m.conn != nil {
-		m.conn.Close()
+	m.turn <- struct{}{} // A Conn that dials ends with life and leaves.
+	defer func() { <-m.turn }()
+	if m.conn == nil {
+		return nil
 	}
-	<-m.turn
-	m.forwards.Wait()
-	return nil
-}
-
-// Run sends one command, {"execute": …, "arguments": …}, and returns QEMU's answer, {"return": …}, in memory of its own.
-// It takes at most [DefaultTimeout]. An id of the caller's comes back; on the wire it is replaced.
-func (m *Monitor) Run(command []byte) ([]byte, error) {
-	var in struct {
-		Execute   string          `json:"execute"`
-		Arguments json.RawMessage `json:"arguments"`
-		ID        json.RawMessage `json:"id"`
-	}
-	d := json.NewDecoder(bytes.NewReader(command))
-	d.DisallowUnknownFields() // rather than send something else than was asked for
-	if err := d.Decode(&in); err != nil {
-		return nil, fmt.Errorf("read command: %w", err)
-	}
-	if d.More() || in.Execute == "" {
-		return nil, errors.New("read command: want one object with execute")
-	}
-	ctx, cancel := bound(m.life)
-	defer cancel()
-	c, err := m.Conn(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var args any
-	if in.Arguments != nil {
-		args = in.Arguments
-	}
-	var out struct {
-		Return json.RawMessage `json:"return"`
-		ID     json.RawMessage `json:"id,omitempty"`
-	}
-	out.ID = in.ID
-	if err := c.Do(ctx, in.Execute, args, &out.Return); err != nil {
-		return nil, m.ended(err)
-	}
-	return json.Marshal(out)
-}
-
-// Events returns the events from now on, in order. The channel is closed when ctx ends, when the connection does, and
-// when its reader was so slow that events were dropped: never is there a gap in it. Whoever finds it closed asks QEMU
-// for its state and calls Events again. An unread channel holds up nothing else.
-func (m *Monitor) Events(ctx context.Context) (<-chan goqemu.Event, error) {
-	c, err := m.Conn(ctx)
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.over {
-		return nil, ErrClosed
-	}
-	out := make(chan goqemu.Event)
-	s := c.Subscribe(c.Mark())
-	m.forwards.Go(func() {
-		defer close(out)
-		m.forward(ctx, s, out)
-	})
-	return out, nil
-}
-
-func (m *Monitor) forward(ctx context.Context, s *Stream, out chan<- goqemu.Event) {
-	for {
-		e, err := s.Next(ctx)
-		if err != nil || e.Dropped > 0 {
-			return
-		}
-		g, err := e.GoQEMU()
-		if err != nil {
-			return
-		}
-		select {
-		case out <- g:
-		case <-ctx.Done():
-			return
-		case <-m.life.Done():
-			return
-		}
-	}
+	return m.conn.Close()
 }
