@@ -72,7 +72,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 
 	// The link, the loop and the images need each other; nothing is called before all of them are there.
 	var loop *reconcile.Loop
-	var machines *machine.Host
+	var machines *machine.MachineSet
 	var assigned atomic.Pointer[uplink.Assignment]
 	link, err := uplink.Open(uplink.Options{
 		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name, Version: version(), Facts: self.facts(),
@@ -183,7 +183,7 @@ func claim(dir string) (release func(), err error) {
 }
 
 // adopt takes up what is on the host, before the control plane is asked for anything.
-func adopt(ctx context.Context, machines *machine.Host, loop *reconcile.Loop, log *slog.Logger) error {
+func adopt(ctx context.Context, machines *machine.MachineSet, loop *reconcile.Loop, log *slog.Logger) error {
 	ids, err := machines.List()
 	if err != nil {
 		return err
@@ -215,7 +215,7 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 }
 
 // prune removes images that nobody uses when the disk gets full. Until then they wait for the next VM of their kind.
-func prune(dir string, images *disk.Images, machines *machine.Host, assigned *uplink.Assignment) error {
+func prune(dir string, images *disk.Images, machines *machine.MachineSet, assigned *uplink.Assignment) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return fmt.Errorf("read size of the file system of %s: %w", dir, err)
@@ -258,7 +258,7 @@ func serve(ctx context.Context, addr string, h http.Handler) error {
 }
 
 // sources is what /metrics asks.
-func sources(link *uplink.Link, machines *machine.Host) metrics.Sources {
+func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 	return metrics.Sources{
 		Version: version(),
 		Uplink: func() metrics.Uplink {

@@ -54,7 +54,7 @@ type lab struct {
 
 	fetchErr atomic.Pointer[error]
 
-	*Host
+	*MachineSet
 	loop   *reconcile.Loop
 	images *disk.Images
 
@@ -111,7 +111,7 @@ func (l *lab) start() {
 	require.NoError(l, err)
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
-	l.Host, err = New(Options{
+	l.MachineSet, err = New(Options{
 		QEMU: &qemu.Host{Program: l.program, Launcher: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
 			CPUModels: []string{"qemu64", "max"}},
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
@@ -122,7 +122,7 @@ func (l *lab) start() {
 	l.seen = map[cloud.VMID]cloud.Observation{}
 	l.mu.Unlock()
 	l.loop = reconcile.New(reconcile.Options{
-		Open: l.Host.Open, Report: l.report, Forget: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+		Open: l.MachineSet.Open, Report: l.report, Forget: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
 		Launches: 4, Builds: 4,
 	})
 	ids, err := l.List()

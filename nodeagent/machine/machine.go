@@ -6,10 +6,10 @@
 //
 // # The parts
 //
-//   - [Decide] is the behaviour of a VM: from a wish and a [Sight] to a [Plan]. It is pure; testdata/plan tells it as
+//   - [NextAction] is the behaviour of a VM: from a wish and a [Observation] to a [Plan]. It is pure; testdata/plan tells it as
 //     stories.
 //   - [Record] is what an agent must remember over its own death, besides the VM's home.
-//   - [Host] finds the VMs that are here, and [Machine] is one of them, for a reconcile.Loop.
+//   - [MachineSet] finds the VMs that are here, and [VM] is one of them, for a reconcile.Loop.
 //
 // # Decisions
 //
@@ -19,8 +19,8 @@
 //   - A guest that ended although it was wanted on is reported, never started again: whether to is the control plane's
 //     policy, and it says so by a higher number of starts.
 //   - A reboot is the power button, then a new QEMU in place of the old: the guest gets what a stop and a start would give
-//     it, a new process included. One that does not go down within [hardAfter] is reset in its QEMU.
-//   - The power button is pressed again every [pressAgain]: a guest that is still booting has not heard the first.
+//     it, a new process included. One that does not go down within [rebootTimeout] is reset in its QEMU.
+//   - The power button is pressed again every [pressInterval]: a guest that is still booting has not heard the first.
 //   - The grace of a stop counts from when this agent first saw the wish. After a restart of the agent it counts anew, for
 //     nobody knows how long the agent was away.
 //   - A guest that QEMU stopped because its disk was full gets another chance every [resumeAfter].
@@ -58,28 +58,28 @@ const (
 	actWithin = 30 * time.Second
 )
 
-var _ reconcile.Machine = (*Machine)(nil)
+var _ reconcile.Reconciled = (*VM)(nil)
 
-// Machine is one VM on this host. All but what mu guards belongs to the goroutine that calls Next.
-type Machine struct {
-	host *Host
-	id   cloud.VMID
+// VM is one VM on this host. All but what mu guards belongs to the goroutine that calls Next.
+type VM struct {
+	set *MachineSet
+	id  cloud.VMID
 
 	loaded bool
 	exists bool
 	home   *qemu.Home
 	record Record
 
-	guest   Guest
-	trouble string
-	cure    bool
-	exit    cloud.Exit // of the last process
-	pid     int
+	guest       Guest
+	trouble     string
+	recoverable bool
+	exit        cloud.Exit // of the last process
+	pid         int
 
 	refused bool
 	failure string // of the last step
 
-	offSince, pressedAt, rebootSince, heldSince time.Time
+	offSince, pressedAt, rebootSince, pausedSince time.Time
 
 	mu      sync.Mutex // guards what follows
 	process *qemu.Process
@@ -88,26 +88,26 @@ type Machine struct {
 }
 
 // Next looks at the VM and says what to do.
-func (m *Machine) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step, error) {
-	if err := m.look(ctx); err != nil {
+func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step, error) {
+	if err := v.observe(ctx); err != nil {
 		return reconcile.Step{}, err
 	}
-	m.mark(want)
-	plan := Decide(want, m.sight())
-	step := reconcile.Step{Seen: m.observation(want, plan), Wait: plan.Wait, Gone: !m.exists, Note: plan.note()}
-	m.mu.Lock()
-	m.seen = step.Seen
-	m.mu.Unlock()
+	v.updateTimers(want)
+	plan := NextAction(want, v.observation())
+	step := reconcile.Step{Seen: v.report(want, plan), Wait: plan.Wait, Gone: !v.exists, Note: plan.note()}
+	v.mu.Lock()
+	v.seen = step.Seen
+	v.mu.Unlock()
 	if plan.Action == Nothing {
 		return step, nil
 	}
 	step.Name = plan.Action.String()
 	step.Weight = weights[plan.Action]
 	step.Do = func(ctx context.Context) error {
-		err := m.act(ctx, plan.Action, want)
-		m.failure = ""
+		err := v.act(ctx, plan.Action, want)
+		v.failure = ""
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errEnded) {
-			m.failure = brief(err)
+			v.failure = brief(err)
 		}
 		return err
 	}
@@ -118,111 +118,111 @@ func (m *Machine) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile
 var weights = map[Action]reconcile.Weight{Build: reconcile.Build, Start: reconcile.Launch, Relaunch: reconcile.Launch}
 
 // Changed is signalled when something happened to the process.
-func (m *Machine) Changed() <-chan struct{} {
-	if m.process == nil {
+func (v *VM) Changed() <-chan struct{} {
+	if v.process == nil {
 		return nil
 	}
-	return m.process.Wake()
+	return v.process.Wake()
 }
 
 // Close lets go of the VM.
-func (m *Machine) Close() {
-	m.attach(nil)
-	m.host.close(m)
+func (v *VM) Close() {
+	v.attach(nil)
+	v.set.close(v)
 }
 
 // attach puts a process, or none, in place of the one before.
-func (m *Machine) attach(p *qemu.Process) {
-	m.mu.Lock()
-	old := m.process
-	m.process, m.sample = p, sample{}
-	m.mu.Unlock()
+func (v *VM) attach(p *qemu.Process) {
+	v.mu.Lock()
+	old := v.process
+	v.process, v.sample = p, sample{}
+	v.mu.Unlock()
 	if old != nil {
 		old.Close()
 	}
 }
 
-// look brings what is known of the host up to date.
-func (m *Machine) look(ctx context.Context) error {
-	if !m.loaded {
-		if err := m.load(ctx); err != nil {
+// observe brings what is known of the host up to date.
+func (v *VM) observe(ctx context.Context) error {
+	if !v.loaded {
+		if err := v.load(ctx); err != nil {
 			return err
 		}
-		m.loaded = true
+		v.loaded = true
 	}
-	if m.process != nil {
-		return m.ask(ctx)
+	if v.process != nil {
+		return v.queryProcess(ctx)
 	}
-	m.guest, m.pid = None, 0
-	if !m.exists {
+	v.guest, v.pid = None, 0
+	if !v.exists {
 		return nil
 	}
-	procs, err := m.host.o.Cgroups.Procs(string(m.id))
+	procs, err := v.set.o.Cgroups.Procs(string(v.id))
 	if err != nil {
 		return fmt.Errorf("list processes: %w", err)
 	}
 	if len(procs) > 0 {
-		m.guest, m.pid = Stray, procs[0]
+		v.guest, v.pid = OrphanProcess, procs[0]
 	}
 	return nil
 }
 
 // load finds out what an agent before this one left.
-func (m *Machine) load(ctx context.Context) error {
+func (v *VM) load(ctx context.Context) error {
 	var recorded bool
 	var err error
-	if m.record, recorded, err = readRecord(m.host.recordPath(m.id)); err != nil {
+	if v.record, recorded, err = readRecord(v.set.recordPath(v.id)); err != nil {
 		return err
 	}
-	m.home, err = m.host.o.Homes.Open(string(m.id))
+	v.home, err = v.set.o.Homes.Open(string(v.id))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	present, err := m.host.present(m.id)
+	present, err := v.set.present(v.id)
 	if err != nil {
 		return err
 	}
-	m.exists = recorded || present
-	if recorded && m.record.Cluster == "" && m.host.o.Cluster() != "" { // now, before the host can be in another
-		if err := m.write(m.record); err != nil {
+	v.exists = recorded || present
+	if recorded && v.record.Cluster == "" && v.set.o.Cluster() != "" { // now, before the host can be in another
+		if err := v.write(v.record); err != nil {
 			return err
 		}
 	}
-	if m.home == nil {
+	if v.home == nil {
 		return nil
 	}
-	process, err := m.host.o.QEMU.Adopt(ctx, m.home)
+	process, err := v.set.o.QEMU.Adopt(ctx, v.home)
 	var gone *qemu.GoneError
 	switch {
 	case err == nil:
-		m.record.Live = true
-		m.attach(process)
+		v.record.Live = true
+		v.attach(process)
 		return nil
 	case errors.As(err, &gone):
-		m.ended(gone.Exit)
+		v.setExit(gone.Exit)
 	case errors.Is(err, qemu.ErrNotStarted):
-		m.ended(lost)
+		v.setExit(neverStarted)
 	default:
 		return err
 	}
 	// The home speaks of the start before, if the agent ended between its record and the launch.
-	if last, err := m.home.Record(); m.record.Live && (err != nil || !m.record.marks(last.Owner)) {
-		m.ended(lost)
+	if last, err := v.home.Record(); v.record.Live && (err != nil || !v.record.matchesMark(last.Owner)) {
+		v.setExit(neverStarted)
 	}
 	return nil
 }
 
-// lost is the end of a start that was recorded and never made.
-var lost = qemu.Exit{Reason: qemu.Crashed, Text: "the agent was restarted before QEMU was started"}
+// neverStarted is the end of a start that was recorded and never made.
+var neverStarted = qemu.Exit{Reason: qemu.Crashed, Text: "the agent was restarted before QEMU was started"}
 
-// ended takes note of how the last process ended.
-func (m *Machine) ended(e qemu.Exit) {
-	m.exit, m.trouble = exits[e.Reason], ""
-	if m.exit == 0 {
-		m.exit = cloud.ExitFailed
+// setExit takes note of how the last process ended.
+func (v *VM) setExit(e qemu.Exit) {
+	v.exit, v.trouble = exits[e.Reason], ""
+	if v.exit == 0 {
+		v.exit = cloud.ExitFailed
 	}
-	if m.exit == cloud.ExitFailed {
-		m.trouble = brief(errors.New(e.Text))
+	if v.exit == cloud.ExitFailed {
+		v.trouble = brief(errors.New(e.Text))
 	}
 }
 
@@ -230,28 +230,28 @@ var exits = map[qemu.Reason]cloud.Exit{
 	qemu.Guest: cloud.ExitGuest, qemu.Asked: cloud.ExitAsked, qemu.Crashed: cloud.ExitFailed,
 }
 
-// ask finds out how the guest is.
-func (m *Machine) ask(ctx context.Context) error {
-	m.pid = m.process.Record().PID
-	m.trouble, m.cure = "", false
+// queryProcess finds out how the guest is.
+func (v *VM) queryProcess(ctx context.Context) error {
+	v.pid = v.process.Record().PID
+	v.trouble, v.recoverable = "", false
 	select {
-	case <-m.process.Exited():
-		m.bereft()
+	case <-v.process.Exited():
+		v.onExit()
 		return nil
 	default:
 	}
-	if m.process.Exit().Reason != "" { // known already, and QEMU is about to end
-		m.guest = Off
+	if v.process.Exit().Reason != "" { // known already, and QEMU is about to end
+		v.guest = Off
 		return nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
-	status, err := m.process.Status(bounded)
+	status, err := v.process.Status(bounded)
 	switch {
 	case errors.Is(err, qemu.ErrExited):
 		select {
-		case <-m.process.Exited():
-			m.bereft()
+		case <-v.process.Exited():
+			v.onExit()
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -259,14 +259,14 @@ func (m *Machine) ask(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		m.guest, m.trouble = Mute, "QEMU does not answer"
+		v.guest, v.trouble = Unresponsive, "QEMU does not answer"
 		return nil
 	}
-	if m.guest = guests[status.State]; m.guest == None {
-		m.guest, m.trouble = Held, "the guest is stopped ("+status.State+")"
+	if v.guest = guests[status.State]; v.guest == None {
+		v.guest, v.trouble = Paused, "the guest is stopped ("+status.State+")"
 	}
-	if text := m.process.LastError(); m.guest == Held && text != "" {
-		m.trouble, m.cure = brief(errors.New(text)), status.State == "io-error"
+	if text := v.process.LastError(); v.guest == Paused && text != "" {
+		v.trouble, v.recoverable = brief(errors.New(text)), status.State == "io-error"
 	}
 	return nil
 }
@@ -276,18 +276,18 @@ var guests = map[string]Guest{
 	"running": Running, "suspended": Running, "prelaunch": Waiting, "shutdown": Off, "guest-panicked": Off, "internal-error": Off,
 }
 
-// bereft takes leave of a process that has ended.
-func (m *Machine) bereft() {
-	m.ended(m.process.Exit())
-	if m.exit == cloud.ExitFailed {
-		m.host.counts.deaths.Add(1)
+// onExit takes leave of a process that has ended.
+func (v *VM) onExit() {
+	v.setExit(v.process.Exit())
+	if v.exit == cloud.ExitFailed {
+		v.set.counts.deaths.Add(1)
 	}
-	m.attach(nil)
-	m.guest, m.pid = None, 0
+	v.attach(nil)
+	v.guest, v.pid = None, 0
 }
 
-// mark keeps the times from which the plan counts.
-func (m *Machine) mark(want *agentv1.AssignedVm) {
+// updateTimers keeps the times from which the plan counts.
+func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 	keep := func(since *time.Time, when bool) {
 		switch {
 		case !when:
@@ -296,25 +296,25 @@ func (m *Machine) mark(want *agentv1.AssignedVm) {
 			*since = time.Now()
 		}
 	}
-	keep(&m.offSince, want.GetPower() == agentv1.Power_POWER_OFF && m.guest != None)
-	keep(&m.rebootSince, m.record.rebooting() && m.guest != None)
-	keep(&m.heldSince, m.guest == Held)
-	if m.guest == None {
-		m.pressedAt = time.Time{}
+	keep(&v.offSince, want.GetPower() == agentv1.Power_POWER_OFF && v.guest != None)
+	keep(&v.rebootSince, v.record.rebooting() && v.guest != None)
+	keep(&v.pausedSince, v.guest == Paused)
+	if v.guest == None {
+		v.pressedAt = time.Time{}
 	}
 }
 
-func (m *Machine) sight() Sight {
-	return Sight{
-		Exists: m.exists, Refused: m.refused, Foreign: m.foreign(), Record: m.record, Guest: m.guest, Trouble: m.trouble, Exit: m.exit, Cure: m.cure,
-		Error: m.failure, OffFor: since(m.offSince), PressedFor: since(m.pressedAt), RebootFor: since(m.rebootSince),
-		HeldFor: since(m.heldSince),
+func (v *VM) observation() Observation {
+	return Observation{
+		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
+		Error: v.failure, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
+		PausedFor: since(v.pausedSince),
 	}
 }
 
 // foreign says whether the record is of another cluster than the one that the host is in.
-func (m *Machine) foreign() bool {
-	of, in := m.record.Cluster, m.host.o.Cluster()
+func (v *VM) foreign() bool {
+	of, in := v.record.Cluster, v.set.o.Cluster()
 	return of != "" && in != "" && of != in
 }
 
@@ -325,13 +325,13 @@ func since(t time.Time) time.Duration {
 	return time.Since(t)
 }
 
-func (m *Machine) observation(want *agentv1.AssignedVm, p Plan) cloud.Observation {
+func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 	o := cloud.Observation{
-		VM: m.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(m.pid), LastError: p.Error,
-		StartsDone: m.record.StartsDone, RebootsDone: m.record.RebootsDone, ResetsDone: m.record.ResetsDone,
+		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,
+		StartsDone: v.record.StartsDone, RebootsDone: v.record.RebootsDone, ResetsDone: v.record.ResetsDone,
 	}
-	if m.process != nil {
-		o.StartedAt = m.process.Record().Started.UnixMilli()
+	if v.process != nil {
+		o.StartedAt = v.process.Record().Started.UnixMilli()
 	}
 	return o
 }

@@ -172,7 +172,7 @@ func TestStartIsNeverMadeTwice(t *testing.T) {
 	r, _, err := readRecord(path)
 	require.NoError(t, err)
 	r.StartsDone, r.Live = 2, true
-	r.Mark = r.mark()
+	r.Mark = r.startMark()
 	require.NoError(t, r.write(path))
 
 	l.start()

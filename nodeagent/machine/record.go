@@ -101,22 +101,22 @@ func syncDir(dir string) error {
 	return nil
 }
 
-// mark is the Mark of a start that is about to be made.
-func (r Record) mark() string {
+// startMark is the Mark of a start that is about to be made.
+func (r Record) startMark() string {
 	return fmt.Sprintf("start %d, reboot %d, cluster %s", r.StartsDone, r.RebootsDone, r.Cluster)
 }
 
-// marks says whether the home's record is of the last start.
-func (r Record) marks(owner string) bool {
+// matchesMark says whether the home's record is of the last start.
+func (r Record) matchesMark(owner string) bool {
 	if r.Mark == "" { // made by an agent that did not keep it
 		return owner == fmt.Sprintf("start %d, reboot %d", r.StartsDone, r.RebootsDone)
 	}
 	return owner == r.Mark
 }
 
-// recounted is the record with the counts of another cluster, whose wish is want: of what that has not asked for, nothing
+// withCountersOf is the record with the counts of another cluster, whose wish is want: of what that has not asked for, nothing
 // counts as done, so that its next wish is carried out.
-func (r Record) recounted(cluster string, want *agentv1.AssignedVm) Record {
+func (r Record) withCountersOf(cluster string, want *agentv1.AssignedVm) Record {
 	r.Cluster = cluster
 	r.StartsDone = min(r.StartsDone, want.GetStarts())
 	r.RebootsBegun, r.RebootsDone = min(r.RebootsBegun, want.GetReboots()), min(r.RebootsDone, want.GetReboots())

@@ -27,14 +27,14 @@ var (
 )
 
 // spec is the guest that an assignment describes, on this host.
-func (h *Host) spec(want *agentv1.AssignedVm) qemu.Spec {
+func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 	s := qemu.Spec{
-		ID: want.GetVmId(), Machine: h.o.MachineType, Accel: h.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
+		ID: want.GetVmId(), Machine: set.o.MachineType, Accel: set.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
 		Sockets: int(want.GetSockets()), Cores: int(want.GetCoresPerSocket()), MemoryMiB: want.GetMemoryMib(),
 		Kernel: want.GetKernel() != nil, Initrd: want.GetInitrd() != nil, Cmdline: want.GetCmdline(),
 	}
 	if s.CPUModel == "" {
-		s.CPUModel = h.o.CPUModel
+		s.CPUModel = set.o.CPUModel
 	}
 	for _, d := range want.GetDisks() {
 		one := qemu.Disk{ID: d.GetId(), Bus: buses[d.GetBus()], Slot: -1, Cache: caches[d.GetCache()]}
@@ -47,12 +47,12 @@ func (h *Host) spec(want *agentv1.AssignedVm) qemu.Spec {
 }
 
 // check refuses what this host can never run, before anything is made for it.
-func (h *Host) check(want *agentv1.AssignedVm) error {
-	s, err := h.spec(want).KeepSlots(nil)
+func (set *MachineSet) check(want *agentv1.AssignedVm) error {
+	s, err := set.spec(want).KeepSlots(nil)
 	if err == nil {
 		err = s.Validate()
 	}
-	if err == nil && !slices.Contains(h.o.QEMU.CPUModels, s.CPUModel) {
+	if err == nil && !slices.Contains(set.o.QEMU.CPUModels, s.CPUModel) {
 		err = fmt.Errorf("%w: this host does not offer the CPU model %q", qemu.ErrInvalid, s.CPUModel)
 	}
 	return err

@@ -33,7 +33,7 @@ func TestNote(t *testing.T) {
 		var log bytes.Buffer
 		n := &noted{looks: make(chan struct{})}
 		l := New(Options{
-			Open: func(cloud.VMID) Machine { return n }, Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {},
+			Open: func(cloud.VMID) Reconciled { return n }, Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {},
 			Log: slog.New(slog.NewTextHandler(&log, nil)), Launches: 1, Builds: 1,
 		})
 		defer l.Close()

@@ -2,7 +2,7 @@
 // next thing, and looks again until nothing is left to do.
 //
 // It knows wishes, steps and time; it must not know QEMU, disks or the network. What a step is, and which one is next,
-// is a [Machine]'s to say.
+// is a [Reconciled]'s to say.
 //
 // # Rules
 //
@@ -28,8 +28,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Machine is one VM on this host, wanted or not. Its methods are called by one goroutine at a time.
-type Machine interface {
+// Reconciled is one VM on this host, wanted or not. Its methods are called by one goroutine at a time.
+type Reconciled interface {
 	// Next looks at the VM and says what to do towards want; nil is no wish at all. It is quick, and changes nothing.
 	// An error means that the look itself failed.
 	Next(ctx context.Context, want *agentv1.AssignedVm) (Step, error)
@@ -70,7 +70,7 @@ const (
 // Options of a Loop. All are required.
 type Options struct {
 	// Open gives the machine of a VM. It touches nothing of the host.
-	Open func(cloud.VMID) Machine
+	Open func(cloud.VMID) Reconciled
 	// Report takes what every look saw, whether it changed or not.
 	Report func(cloud.Observation)
 	// Forget ends the reports of a VM of which nothing is left.
@@ -139,23 +139,23 @@ func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.V
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, want := range vms {
-		if stored && leaves(want) {
+		if stored && removesVM(want) {
 			continue
 		}
-		l.get(id).wish(want, false)
+		l.get(id).setDesired(want, false)
 	}
 	for id, v := range l.vms {
 		_, assigned := vms[id]
 		switch {
 		case assigned:
 		case slices.Contains(released, id) && !stored:
-			v.wish(&agentv1.AssignedVm{
+			v.setDesired(&agentv1.AssignedVm{
 				VmId: string(id), Generation: v.want.GetGeneration(), Power: agentv1.Power_POWER_DESTROYED,
 			}, true)
 		case v.released:
 			// What was released stays so until nothing is left.
 		default:
-			v.wish(nil, false)
+			v.setDesired(nil, false)
 		}
 	}
 }
@@ -171,8 +171,8 @@ func (l *Loop) get(id cloud.VMID) *vm {
 	return v
 }
 
-// leaves says whether a wish takes the VM away from this host.
-func leaves(want *agentv1.AssignedVm) bool {
+// removesVM says whether a wish takes the VM away from this host.
+func removesVM(want *agentv1.AssignedVm) bool {
 	p := want.GetPower()
 	return p == agentv1.Power_POWER_DESTROYED || p == agentv1.Power_POWER_ORPHANED
 }

@@ -44,7 +44,7 @@ func newHost() *host {
 
 func (h *host) start(t *testing.T) *Loop {
 	l := New(Options{
-		Open: func(id cloud.VMID) Machine {
+		Open: func(id cloud.VMID) Reconciled {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.poke[id] = make(chan struct{}, 1)
@@ -221,7 +221,7 @@ func TestNoProgressIsAFailure(t *testing.T) {
 		h := newHost()
 		tries := 0
 		l := New(Options{
-			Open: func(cloud.VMID) Machine {
+			Open: func(cloud.VMID) Reconciled {
 				return stuck(func(context.Context) error { tries++; return nil })
 			},
 			Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
@@ -392,7 +392,7 @@ func TestFailedLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
 		l := New(Options{
-			Open: func(cloud.VMID) Machine {
+			Open: func(cloud.VMID) Reconciled {
 				return blind(func() { looks++ })
 			},
 			Report: func(cloud.Observation) { t.Error("reported what was not seen") },

@@ -16,8 +16,8 @@ import (
 const (
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
-	// inARow is how often the same step may succeed without the look after it seeing a difference.
-	inARow = 3
+	// maxRepeats is how often the same step may succeed without the look after it seeing a difference.
+	maxRepeats = 3
 )
 
 var errNoProgress = errors.New("the same step was done again and again and changed nothing")
@@ -30,21 +30,21 @@ type vm struct {
 	looked chan struct{} // closed after the first look
 
 	// Guarded by loop.mu.
-	want     *agentv1.AssignedVm
-	released bool
-	change   uint64             // rises with want
-	giveUp   context.CancelFunc // ends the step under way; nil when none may be ended
+	want       *agentv1.AssignedVm
+	released   bool
+	change     uint64             // rises with want
+	cancelStep context.CancelFunc // ends the step under way; nil when none may be ended
 }
 
-// wish replaces what is wanted. loop.mu is held.
-func (v *vm) wish(want *agentv1.AssignedVm, released bool) {
+// setDesired replaces what is wanted. loop.mu is held.
+func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	if v.released == released && (v.want == nil) == (want == nil) && proto.Equal(v.want, want) {
 		return
 	}
 	v.want, v.released = want, released
 	v.change++
-	if leaves(want) && v.giveUp != nil {
-		v.giveUp()
+	if removesVM(want) && v.cancelStep != nil {
+		v.cancelStep()
 	}
 	select {
 	case v.wake <- struct{}{}:
@@ -52,31 +52,31 @@ func (v *vm) wish(want *agentv1.AssignedVm, released bool) {
 	}
 }
 
-func (v *vm) newest() (want *agentv1.AssignedVm, change uint64) {
+func (v *vm) desired() (want *agentv1.AssignedVm, change uint64) {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
 	return v.want, v.change
 }
 
-// try remembers how the last steps went.
-type try struct {
+// attempts remembers how the last steps went.
+type attempts struct {
 	change uint64    // the wish that they were for
 	fails  int       // in a row
 	again  time.Time // not before
 	name   string    // of the last step
 	times  int       // that it was done in a row
-	said   string    // the last error that was logged
+	logged string    // the last error that was logged
 }
 
 func (v *vm) run() {
 	m := v.loop.o.Open(v.id)
 	defer m.Close()
-	var t try
+	var t attempts
 	var noted string
 	for first := true; v.loop.ctx.Err() == nil; first = false {
-		want, change := v.newest()
+		want, change := v.desired()
 		if change != t.change {
-			t = try{change: change}
+			t = attempts{change: change}
 		}
 		step, err := m.Next(v.loop.ctx, want)
 		if err == nil {
@@ -93,12 +93,12 @@ func (v *vm) run() {
 			if v.loop.ctx.Err() != nil {
 				return
 			}
-			if v.failed(&t, "look", err); !v.sleep(m, max(time.Until(t.again), time.Millisecond)) {
+			if v.failed(&t, "observe", err); !v.sleep(m, max(time.Until(t.again), time.Millisecond)) {
 				return
 			}
 			continue
 		}
-		if step.Gone && v.leave(change) {
+		if step.Gone && v.removeIfGone(change) {
 			return
 		}
 		pause := step.Wait
@@ -115,7 +115,7 @@ func (v *vm) run() {
 }
 
 // do carries a step out, unless the wish changes while it waits for its turn.
-func (v *vm) do(m Machine, step Step, change uint64, t *try) {
+func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	gate := v.loop.gates[step.Weight]
 	if gate != nil {
 		select {
@@ -131,12 +131,12 @@ func (v *vm) do(m Machine, step Step, change uint64, t *try) {
 	}
 	ctx, cancel := context.WithCancel(v.loop.ctx)
 	defer cancel()
-	if !v.begin(change, cancel) {
+	if !v.setCancel(change, cancel) {
 		return
 	}
 	err := step.Do(ctx)
 	given := ctx.Err() != nil
-	v.begin(change, nil)
+	v.setCancel(change, nil)
 	switch {
 	case v.loop.ctx.Err() != nil || given && err != nil:
 		return
@@ -148,34 +148,34 @@ func (v *vm) do(m Machine, step Step, change uint64, t *try) {
 	if t.times++; step.Name != t.name {
 		t.name, t.times = step.Name, 1
 	}
-	if t.times > inARow {
+	if t.times > maxRepeats {
 		v.failed(t, step.Name, errNoProgress)
 		return
 	}
-	t.fails, t.again, t.said = 0, time.Time{}, ""
+	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// begin lets others end the step by giveUp, if the wish is still the one that it is for.
-func (v *vm) begin(change uint64, giveUp context.CancelFunc) bool {
+// setCancel lets others end the step by cancelStep, if the wish is still the one that it is for.
+func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
-	v.giveUp = giveUp
+	v.cancelStep = cancelStep
 	return v.change == change
 }
 
 // failed notes a failure and when to try again.
-func (v *vm) failed(t *try, name string, err error) {
+func (v *vm) failed(t *attempts, name string, err error) {
 	pause := min(firstPause<<min(t.fails, 10), lastPause)
 	t.fails++
 	t.again = time.Now().Add(pause/2 + rand.N(pause/2+1))
-	if t.said != err.Error() {
-		t.said = err.Error()
+	if t.logged != err.Error() {
+		t.logged = err.Error()
 		v.loop.o.Log.Warn("not done yet", "vm", v.id, "step", name, "err", err)
 	}
 }
 
 // sleep waits for something to happen, at most for pause if it is not 0. It is false when the loop ends.
-func (v *vm) sleep(m Machine, pause time.Duration) bool {
+func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	var timer <-chan time.Time
 	if pause > 0 {
 		t := time.NewTimer(pause)
@@ -192,8 +192,8 @@ func (v *vm) sleep(m Machine, pause time.Duration) bool {
 	return true
 }
 
-// leave ends a VM of which nothing is left, if nothing is wanted of it either.
-func (v *vm) leave(change uint64) bool {
+// removeIfGone ends a VM of which nothing is left, if nothing is wanted of it either.
+func (v *vm) removeIfGone(change uint64) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
 	if v.change != change || v.want != nil && !v.released {

@@ -36,13 +36,13 @@ type Options struct {
 	MachineType, CPUModel string
 }
 
-// Host is all VMs of this host.
-type Host struct {
+// MachineSet is all VMs of this host.
+type MachineSet struct {
 	o      Options
 	counts counts
 
 	mu   sync.Mutex // guards open
-	open map[cloud.VMID]*Machine
+	open map[cloud.VMID]*VM
 }
 
 type counts struct{ launches, launchFailures, builds, buildFailures, deaths atomic.Uint64 }
@@ -51,16 +51,16 @@ type counts struct{ launches, launchFailures, builds, buildFailures, deaths atom
 type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint64 }
 
 // New makes a host.
-func New(o Options) (*Host, error) {
+func New(o Options) (*MachineSet, error) {
 	if err := os.MkdirAll(o.Records, 0o700); err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
 	}
-	return &Host{o: o, open: map[cloud.VMID]*Machine{}}, nil
+	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}}, nil
 }
 
 // List names all VMs that exist here in any form: with a record, a home or a control group.
-func (h *Host) List() ([]cloud.VMID, error) {
-	entries, err := os.ReadDir(h.o.Records)
+func (s *MachineSet) List() ([]cloud.VMID, error) {
+	entries, err := os.ReadDir(s.o.Records)
 	if err != nil {
 		return nil, fmt.Errorf("list records: %w", err)
 	}
@@ -70,11 +70,11 @@ func (h *Host) List() ([]cloud.VMID, error) {
 			ids = append(ids, id)
 		}
 	}
-	homes, err := h.o.Homes.List()
+	homes, err := s.o.Homes.List()
 	if err != nil {
 		return nil, err
 	}
-	groups, err := h.o.Cgroups.List()
+	groups, err := s.o.Cgroups.List()
 	if err != nil {
 		return nil, err
 	}
@@ -90,12 +90,12 @@ func (h *Host) List() ([]cloud.VMID, error) {
 }
 
 // present says whether a VM has a home, finished or not, or a control group.
-func (h *Host) present(id cloud.VMID) (bool, error) {
-	homes, err := h.o.Homes.List()
+func (s *MachineSet) present(id cloud.VMID) (bool, error) {
+	homes, err := s.o.Homes.List()
 	if err != nil {
 		return false, err
 	}
-	groups, err := h.o.Cgroups.List()
+	groups, err := s.o.Cgroups.List()
 	if err != nil {
 		return false, err
 	}
@@ -103,47 +103,47 @@ func (h *Host) present(id cloud.VMID) (bool, error) {
 }
 
 // Open gives the machine of a VM, one at a time for each.
-func (h *Host) Open(id cloud.VMID) reconcile.Machine {
-	m := &Machine{host: h, id: id}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.open[id] = m
-	return m
+func (s *MachineSet) Open(id cloud.VMID) reconcile.Reconciled {
+	v := &VM{set: s, id: id}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open[id] = v
+	return v
 }
 
-func (h *Host) close(m *Machine) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.open[m.id] == m {
-		delete(h.open, m.id)
+func (s *MachineSet) close(v *VM) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[v.id] == v {
+		delete(s.open, v.id)
 	}
 }
 
-func (h *Host) machines() []*Machine {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := make([]*Machine, 0, len(h.open))
-	for _, m := range h.open {
-		out = append(out, m)
+func (s *MachineSet) machines() []*VM {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*VM, 0, len(s.open))
+	for _, v := range s.open {
+		out = append(out, v)
 	}
 	return out
 }
 
 // Counts are the sums so far.
-func (h *Host) Counts() Counts {
-	c := &h.counts
+func (s *MachineSet) Counts() Counts {
+	c := &s.counts
 	return Counts{c.launches.Load(), c.launchFailures.Load(), c.builds.Load(), c.buildFailures.Load(), c.deaths.Load()}
 }
 
 // UsedImages are the images that disks on this host lie upon, by sha256.
-func (h *Host) UsedImages() (map[string]bool, error) {
-	ids, err := h.o.Homes.List()
+func (s *MachineSet) UsedImages() (map[string]bool, error) {
+	ids, err := s.o.Homes.List()
 	if err != nil {
 		return nil, err
 	}
 	used := map[string]bool{}
 	for _, id := range ids {
-		home, err := h.o.Homes.Open(id)
+		home, err := s.o.Homes.Open(id)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -168,8 +168,8 @@ var errNoConsole = errors.New("the VM has no console log on this host")
 
 // Console writes the last tail bytes of a VM's console to w (0: all that is kept), and with follow what comes after,
 // until ctx ends.
-func (h *Host) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
-	home, err := h.o.Homes.Open(string(vm))
+func (s *MachineSet) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
+	home, err := s.o.Homes.Open(string(vm))
 	if err != nil {
 		return errNoConsole
 	}
@@ -200,6 +200,6 @@ func (h *Host) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow b
 	return err
 }
 
-func (h *Host) recordPath(id cloud.VMID) string {
-	return filepath.Join(h.o.Records, string(id)+".json")
+func (s *MachineSet) recordPath(id cloud.VMID) string {
+	return filepath.Join(s.o.Records, string(id)+".json")
 }
