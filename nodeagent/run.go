@@ -111,8 +111,8 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		return err
 	}
 	machines, err = machine.New(machine.Options{
-		QEMU: &qemu.Host{
-			Program: host.QEMU.Path, Launcher: []string{"/proc/self/exe", launchGuest}, Cgroups: tree, CPUModels: host.QEMU.CPUModels,
+		QEMU: &qemu.Launcher{
+			Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree, CPUModels: host.QEMU.CPUModels,
 		},
 		Homes: homes, Cgroups: tree, Images: images, Records: dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),

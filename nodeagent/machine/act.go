@@ -43,13 +43,13 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 		r.RebootsDone = r.RebootsBegun
 		return v.start(ctx, want, r)
 	case Resume, ResumeAfterDiskError:
-		if err := v.process.Cont(ctx); err != nil {
+		if err := v.process.Resume(ctx); err != nil {
 			return err
 		}
 		v.pausedSince = time.Time{}
 		return nil
 	case PressPowerButton:
-		if err := v.process.Powerdown(ctx); err != nil {
+		if err := v.process.PressPowerButton(ctx); err != nil {
 			return err
 		}
 		v.pressedAt = time.Now()
@@ -211,7 +211,7 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.Proces
 // powerOff ends whatever runs.
 func (v *VM) powerOff(ctx context.Context) error {
 	if v.process != nil {
-		return v.process.Cut(ctx)
+		return v.process.PowerOff(ctx)
 	}
 	if err := v.set.o.Cgroups.Kill(ctx, string(v.id)); err != nil {
 		return err

@@ -112,7 +112,7 @@ func (l *lab) start() {
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
 	l.MachineSet, err = New(Options{
-		QEMU: &qemu.Host{Program: l.program, Launcher: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
+		QEMU: &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
 			CPUModels: []string{"qemu64", "max"}},
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",

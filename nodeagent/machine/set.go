@@ -23,7 +23,7 @@ import (
 
 // Options of a Host. All are required.
 type Options struct {
-	QEMU    *qemu.Host
+	QEMU    *qemu.Launcher
 	Homes   *qemu.Homes
 	Cgroups *cgroup.Tree
 	Images  *disk.Images

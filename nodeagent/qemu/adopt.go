@@ -28,35 +28,35 @@ func (e *GoneError) Error() string { return "VM has no process: " + e.Exit.Text 
 // A process is recognised by pid and start time and by its control group, never by its name. One that does not answer
 // is adopted all the same: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for its
 // first answer, which comes within milliseconds.
-func (h *Host) Adopt(ctx context.Context, home *Home) (*Process, error) {
+func (l *Launcher) Adopt(ctx context.Context, home *Home) (*Process, error) {
 	r, err := home.Record()
 	if err != nil {
 		return nil, fmt.Errorf("adopt VM: %w", err)
 	}
-	p, err := h.adopt(ctx, home, r)
+	p, err := l.adopt(ctx, home, r)
 	if err != nil {
 		return nil, fmt.Errorf("adopt VM %s: %w", home.id, err)
 	}
 	return p, nil
 }
 
-func (h *Host) adopt(ctx context.Context, home *Home, r Record) (*Process, error) {
-	pidfd, err := h.find(home, r)
+func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, error) {
+	pidfd, err := l.findProcess(home, r)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, h.gone(ctx, home, r, errors.Is(err, errHalfway))
+		return nil, l.exitOfEnded(ctx, home, r, errors.Is(err, errLaunchUnfinished))
 	}
 	if err != nil {
 		return nil, err
 	}
-	p, err := newProcess(h, home, r, pidfd)
+	p, err := newProcess(l, home, r, pidfd)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.identify(ctx); err != nil {
+	if err := p.checkUUID(ctx); err != nil {
 		p.Close()
 		return nil, err
 	}
-	p.tasks.Go(p.follow)
+	p.tasks.Go(p.followEvents)
 	exit, known, err := home.Exit()
 	if err != nil {
 		p.Close()
@@ -64,7 +64,7 @@ func (h *Host) adopt(ctx context.Context, home *Home, r Record) (*Process, error
 	}
 	if known {
 		// An agent had come to this conclusion, and ended before QEMU did.
-		p.finish(exit)
+		p.setExitAndQuit(exit)
 	}
 	return p, nil
 }
@@ -74,16 +74,16 @@ func (h *Host) adopt(ctx context.Context, home *Home, r Record) (*Process, error
 const endingTimeout = 500 * time.Millisecond
 
 var (
-	// errHalfway: what is there is not QEMU yet, or nothing was forked. Whoever was to see to it is gone.
-	errHalfway = fmt.Errorf("launcher: %w", fs.ErrNotExist)
+	// errLaunchUnfinished: what is there is not QEMU yet, or nothing was forked. Whoever was to see to it is gone.
+	errLaunchUnfinished = fmt.Errorf("launcher: %w", fs.ErrNotExist)
 
-	// errStray: it runs, but where its limits do not hold and nobody would look for it. That is for an operator to solve;
+	// errOutsideCgroup: it runs, but where its limits do not hold and nobody would look for it. That is for an operator to solve;
 	// a second one must not be started.
-	errStray = errors.New("it is not in its control group: was the tree of control groups given another name?")
+	errOutsideCgroup = errors.New("it is not in its control group: was the tree of control groups given another name?")
 )
 
-// find returns a descriptor of the recorded process. The error wraps fs.ErrNotExist when it is not there any more.
-func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
+// findProcess returns a descriptor of the recorded process. The error wraps fs.ErrNotExist when it is not there any more.
+func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	boot, err := bootID()
 	if err != nil {
 		return 0, err
@@ -92,7 +92,7 @@ func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
 		return 0, fs.ErrNotExist
 	}
 	if r.PID == 0 {
-		return 0, errHalfway
+		return 0, errLaunchUnfinished
 	}
 	pidfd, err = unix.PidfdOpen(r.PID, 0)
 	if errors.Is(err, syscall.ESRCH) {
@@ -119,9 +119,9 @@ func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
 		return 0, fs.ErrNotExist
 	}
 	if int(st.Uid) != home.uid {
-		return 0, errHalfway
+		return 0, errLaunchUnfinished
 	}
-	procs, err := h.Cgroups.Procs(home.id)
+	procs, err := l.Cgroups.Procs(home.id)
 	if err != nil {
 		return 0, err
 	}
@@ -133,17 +133,17 @@ func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
 	if err == nil && n > 0 {
 		return 0, fs.ErrNotExist
 	}
-	return 0, fmt.Errorf("pid %d: %w", r.PID, errStray)
+	return 0, fmt.Errorf("pid %d: %w", r.PID, errOutsideCgroup)
 }
 
-// gone says how a start ended that has no process, and makes sure that nothing else of it is left.
-func (h *Host) gone(ctx context.Context, home *Home, r Record, halfway bool) error {
+// exitOfEnded says how a start ended that has no process, and makes sure that nothing else of it is left.
+func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfway bool) error {
 	exit, known, err := home.Exit()
 	if err != nil {
 		return err
 	}
 	if !known {
-		if exit, err = h.infer(home, r, halfway); err != nil {
+		if exit, err = l.inferExit(home, r, halfway); err != nil {
 			return err
 		}
 		if err := home.write("exit.json", exit); err != nil {
@@ -153,37 +153,37 @@ func (h *Host) gone(ctx context.Context, home *Home, r Record, halfway bool) err
 	_, _ = reap(r.PID) // a child of ours, when the agent is still the one that started it
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	if err := h.Cgroups.Kill(ctx, home.id); err != nil {
+	if err := l.Cgroups.Kill(ctx, home.id); err != nil {
 		return err
 	}
-	if err := h.Cgroups.Remove(ctx, home.id); err != nil {
+	if err := l.Cgroups.Remove(ctx, home.id); err != nil {
 		return err
 	}
 	return &GoneError{Exit: exit}
 }
 
-// infer concludes from what is left how a QEMU ended that nobody watched.
-func (h *Host) infer(home *Home, r Record, halfway bool) (Exit, error) {
+// inferExit concludes from what is left how a QEMU ended that nobody watched.
+func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	boot, err := bootID()
 	if err != nil {
 		return Exit{}, err
 	}
-	usage, err := h.Cgroups.Usage(home.id)
+	usage, err := l.Cgroups.Usage(home.id)
 	switch {
-	case home.asked() == askedCut:
-		return asIntended, nil
+	case home.asked() == askedPowerOff:
+		return exitAsked, nil
 	case boot != r.BootID:
-		return hostRestarted, nil
+		return exitHostRestarted, nil
 	case halfway:
-		return lostStart, nil
+		return exitLaunchLost, nil
 	case err == nil && usage.OOMKills > 0:
 		return Exit{Crashed, outOfMemory}, nil
 	}
 	return Exit{Crashed, withStderr("QEMU ended while the agent was away", home.stderr())}, nil
 }
 
-// identify makes sure that the process is the VM's, if it answers.
-func (p *Process) identify(ctx context.Context) error {
+// checkUUID makes sure that the process is the VM's, if it answers.
+func (p *Process) checkUUID(ctx context.Context) error {
 	info, err := query(ctx, p, (*raw.Monitor).QueryUUID)
 	if err == nil && info.UUID != p.home.id {
 		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, info.UUID)

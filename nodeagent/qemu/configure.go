@@ -19,7 +19,7 @@ const preconfig = "-preconfig"
 //
 // It does nothing for a QEMU without a kernel command line, which is started without preconfig.
 func (p *Process) configure(ctx context.Context) error {
-	if p.whole.Load() || !slices.Contains(p.record.Argv, preconfig) {
+	if p.configured.Load() || !slices.Contains(p.record.Argv, preconfig) {
 		return nil
 	}
 	status, err := p.Status(ctx)
@@ -40,6 +40,6 @@ func (p *Process) configure(ctx context.Context) error {
 			return err
 		}
 	}
-	p.whole.Store(true)
+	p.configured.Store(true)
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// sync asks QEMU for its state, and acts on one that a guest does not come back from.
-func (p *Process) sync(conn *qmp.Conn) error {
+// handleRunState asks QEMU for its state, and acts on one that a guest does not come back from.
+func (p *Process) handleRunState(conn *qmp.Conn) error {
 	info, err := raw.NewMonitor(conn.With(p.life)).QueryStatus()
 	if err != nil {
 		return err
@@ -21,33 +21,33 @@ func (p *Process) sync(conn *qmp.Conn) error {
 	switch info.Status {
 	case raw.RunStateShutdown:
 		if p.home.asked() != askedNothing {
-			p.conclude(asIntended)
+			p.recordExitAndQuit(exitAsked)
 		} else {
-			p.conclude(Exit{Guest, "the guest powered itself off"})
+			p.recordExitAndQuit(Exit{Guest, "the guest powered itself off"})
 		}
 	case raw.RunStateGuestPanicked:
-		p.conclude(Exit{Crashed, "the guest's kernel panicked"})
+		p.recordExitAndQuit(Exit{Crashed, "the guest's kernel panicked"})
 	case raw.RunStateInternalError:
-		p.conclude(Exit{Crashed, withStderr("the guest did something that its accelerator cannot do", p.home.stderr())})
+		p.recordExitAndQuit(Exit{Crashed, withStderr("the guest did something that its accelerator cannot do", p.home.stderr())})
 	case raw.RunStateIOError:
 		return p.findDiskError(conn)
 	}
 	return nil
 }
 
-// conclude writes down how the guest ended, then ends QEMU, which waited for that.
-func (p *Process) conclude(e Exit) {
+// recordExitAndQuit writes down how the guest ended, then ends QEMU, which waited for that.
+func (p *Process) recordExitAndQuit(e Exit) {
 	if p.Exit().Reason != "" {
 		return
 	}
 	if err := p.home.write("exit.json", e); err != nil {
 		return // QEMU keeps the state until somebody can write it down
 	}
-	p.finish(e)
+	p.setExitAndQuit(e)
 }
 
-// finish ends a QEMU whose guest has ended, as is written down.
-func (p *Process) finish(e Exit) {
+// setExitAndQuit ends a QEMU whose guest has ended, as is written down.
+func (p *Process) setExitAndQuit(e Exit) {
 	p.mu.Lock()
 	p.exit = e
 	p.mu.Unlock()
@@ -59,7 +59,7 @@ func (p *Process) finish(e Exit) {
 
 // quit ends QEMU, flushing its disks, by force if it must.
 func (p *Process) quit(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, p.patience)
+	bounded, cancel := context.WithTimeout(ctx, p.quitWithin)
 	defer cancel()
 	// What it answers does not matter, only that it goes.
 	_ = p.do(bounded, p.work, (*raw.Monitor).Quit)
@@ -77,7 +77,7 @@ func (p *Process) quit(ctx context.Context) error {
 func (p *Process) killNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	if err := p.host.Cgroups.Kill(ctx, p.home.id); err != nil {
+	if err := p.launcher.Cgroups.Kill(ctx, p.home.id); err != nil {
 		return err
 	}
 	select {
@@ -88,8 +88,8 @@ func (p *Process) killNow(ctx context.Context) error {
 	}
 }
 
-// noteDisk keeps an error of a disk that stopped the guest.
-func (p *Process) noteDisk(e qmp.Event) {
+// recordDiskError keeps an error of a disk that stopped the guest.
+func (p *Process) recordDiskError(e qmp.Event) {
 	var data struct {
 		Node      string `json:"node-name"`
 		Operation string `json:"operation"`
@@ -140,8 +140,8 @@ func (p *Process) setDiskError(node, text string) {
 	p.notify()
 }
 
-// noise is what stands before the message in a line of QEMU's: time, program, and the option that it is about.
-var noise = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
+// stderrPrefix is what stands before the message in a line of QEMU's: time, program, and the option that it is about.
+var stderrPrefix = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
 
 // withStderr adds the last lines that QEMU said, made harmless.
 func withStderr(text string, log *console.Log) string {
@@ -153,7 +153,7 @@ func withStderr(text string, log *console.Log) string {
 	all := strings.Split(strings.TrimSpace(string(tail)), "\n")
 	var said []string
 	for _, l := range all[max(0, len(all)-lines):] {
-		if l = strings.TrimSpace(printable(noise.ReplaceAllString(l, ""), length)); l != "" {
+		if l = strings.TrimSpace(printable(stderrPrefix.ReplaceAllString(l, ""), length)); l != "" {
 			said = append(said, l)
 		}
 	}
@@ -176,34 +176,34 @@ func printable(s string, n int) string {
 
 // Ends that are concluded in more than one place, or that nobody could watch.
 var (
-	asIntended    = Exit{Asked, "powered off as asked"}
-	notStarted    = Exit{Crashed, "QEMU could not be started"}
-	hostRestarted = Exit{Crashed, "the host was restarted"}
-	lostStart     = Exit{Crashed, "the agent was restarted while QEMU was being started"}
+	exitAsked         = Exit{Asked, "powered off as asked"}
+	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
+	exitHostRestarted = Exit{Crashed, "the host was restarted"}
+	exitLaunchLost    = Exit{Crashed, "the agent was restarted while QEMU was being started"}
 )
 
-// flooded is the Exit of a QEMU that was killed because its logs grew too fast.
-var flooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
+// exitFlooded is the Exit of a QEMU that was killed because its logs grew too fast.
+var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
 
 const outOfMemory = "QEMU exceeded its memory limit and was ended by the host"
 
-// Cut turns the power off: QEMU flushes its disks and ends, by force after 5 s. It returns when QEMU is gone.
-func (p *Process) Cut(ctx context.Context) error {
-	return p.ending(ctx, "cut power", p.quit)
+// PowerOff turns the power off: QEMU flushes its disks and ends, by force after 5 s. It returns when QEMU is gone.
+func (p *Process) PowerOff(ctx context.Context) error {
+	return p.endBy(ctx, "power off", p.quit)
 }
 
 // Kill ends QEMU at once, without a flush. It returns when QEMU is gone.
 func (p *Process) Kill(ctx context.Context) error {
-	return p.ending(ctx, "kill QEMU", p.killNow)
+	return p.endBy(ctx, "kill QEMU", p.killNow)
 }
 
-func (p *Process) ending(ctx context.Context, what string, how func(context.Context) error) error {
+func (p *Process) endBy(ctx context.Context, what string, how func(context.Context) error) error {
 	select {
 	case <-p.exited:
 		return nil
 	default:
 	}
-	if err := p.home.ask(askedCut); err != nil {
+	if err := p.home.setAsked(askedPowerOff); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := how(ctx); err != nil {
@@ -212,9 +212,9 @@ func (p *Process) ending(ctx context.Context, what string, how func(context.Cont
 	return nil
 }
 
-// Powerdown presses the guest's power button. The guest decides what that means, and when.
-func (p *Process) Powerdown(ctx context.Context) error {
-	if err := p.home.ask(askedPowerdown); err != nil {
+// PressPowerButton presses the guest's power button. The guest decides what that means, and when.
+func (p *Process) PressPowerButton(ctx context.Context) error {
+	if err := p.home.setAsked(askedPowerButton); err != nil {
 		return fmt.Errorf("press power button: %w", err)
 	}
 	return p.do(ctx, p.work, (*raw.Monitor).SystemPowerdown)

@@ -225,7 +225,7 @@ func (h *Home) Record() (Record, error) {
 	return r, nil
 }
 
-// Exit reads how what was started last has ended. False: it has not, or nobody has seen it yet ([Host.Adopt] looks).
+// Exit reads how what was started last has ended. False: it has not, or nobody has seen it yet ([Launcher.Adopt] looks).
 func (h *Home) Exit() (Exit, bool, error) {
 	var e Exit
 	err := h.read("exit.json", &e)
@@ -279,13 +279,13 @@ func (h *Home) begin(r Record) error {
 
 // What was asked of a QEMU, for an agent that sees its end later.
 const (
-	askedNothing   = ""
-	askedPowerdown = "powerdown"
-	askedCut       = "cut"
+	askedNothing     = ""
+	askedPowerButton = "powerdown"
+	askedPowerOff    = "cut"
 )
 
-// ask notes that the end is wanted. It need not survive the host.
-func (h *Home) ask(what string) error { return os.WriteFile(h.path("asked"), []byte(what), 0o600) }
+// setAsked notes that the end is wanted. It need not survive the host.
+func (h *Home) setAsked(what string) error { return os.WriteFile(h.path("asked"), []byte(what), 0o600) }
 
 func (h *Home) asked() string {
 	what, err := os.ReadFile(h.path("asked"))

@@ -21,13 +21,13 @@ func TestFileSizeLimit(t *testing.T) {
 	l := newLab(t)
 	s, files := l.bootable()
 	p := l.launch(s, files)
-	require.Regexp(t, fmt.Sprintf(`Max file size +%d +%[1]d +bytes`, files.limit()), proc(t, p.record.PID, "limits"))
+	require.Regexp(t, fmt.Sprintf(`Max file size +%d +%[1]d +bytes`, files.fileSizeLimit()), proc(t, p.record.PID, "limits"))
 	log := l.home.Console()
-	require.NoError(t, os.Truncate(log.Path(), int64(files.limit())))
+	require.NoError(t, os.Truncate(log.Path(), int64(files.fileSizeLimit())))
 	socket, err := net.Dial("unix", socketPath(p.dir, consoleSocket))
 	require.NoError(t, err)
 	defer socket.Close()
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	said, deadline := bufio.NewReader(socket), time.Now().Add(40*time.Second)
 	require.NoError(t, socket.SetReadDeadline(deadline))
 	for line := ""; !strings.HasSuffix(line, "GUEST UP\n"); {
@@ -36,16 +36,16 @@ func TestFileSizeLimit(t *testing.T) {
 	}
 	length, err := log.Length()
 	require.NoError(t, err)
-	require.LessOrEqual(t, length, int64(files.limit()))
+	require.LessOrEqual(t, length, int64(files.fileSizeLimit()))
 	go func() { _, _ = io.Copy(io.Discard, said) }()
-	require.NoError(t, p.Powerdown(l.ctx))
-	require.Equal(t, asIntended, l.exited(p))
+	require.NoError(t, p.PressPowerButton(l.ctx))
+	require.Equal(t, exitAsked, l.exited(p))
 }
 
 func TestLimitFollowsTheDisks(t *testing.T) {
-	require.EqualValues(t, 1<<30, Files{}.limit(), "logs need room without a disk, too")
+	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "logs need room without a disk, too")
 	two := Files{Disks: map[string]Layers{"a": {Size: 1 << 30}, "b": {Size: 160 << 30}}}
-	require.EqualValues(t, 170<<30+64<<20, two.limit())
+	require.EqualValues(t, 170<<30+64<<20, two.fileSizeLimit())
 }
 
 // An intruder who writes to a log without pause is ended within seconds, and the reason is told.
@@ -63,8 +63,8 @@ func TestLogFloodEndsQEMU(t *testing.T) {
 				_, err := f.Write(piece)
 				require.NoError(t, err)
 			}
-			require.Equal(t, flooded, l.exited(p))
-			require.Equal(t, flooded, l.gone())
+			require.Equal(t, exitFlooded, l.exited(p))
+			require.Equal(t, exitFlooded, l.gone())
 		})
 	}
 }
@@ -94,20 +94,20 @@ func TestFloods(t *testing.T) {
 func TestAdoptUnconfigured(t *testing.T) {
 	l := newLab(t)
 	s, files := l.kernel()
-	argv, err := Argv(l.host.Program, s)
+	argv, err := Argv(l.launcher.Program, s)
 	require.NoError(t, err)
 	boot, err := bootID()
 	require.NoError(t, err)
 	r := Record{Spec: s, Argv: argv, BootID: boot}
 	require.NoError(t, l.home.begin(r))
-	require.NoError(t, l.host.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}))
+	require.NoError(t, l.launcher.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}))
 	own, err := l.home.open()
 	require.NoError(t, err)
-	pl := plan{Cgroups: l.host.Cgroups.Entries(vmID), UID: l.home.uid, Root: l.home.dir, Tasks: s.tasks(), FileBytes: files.limit(),
+	pl := plan{Cgroups: l.launcher.Cgroups.Entries(vmID), UID: l.home.uid, Root: l.home.dir, Tasks: s.tasks(), FileBytes: files.fileSizeLimit(),
 		Files: map[string]string{kernelPath: files.Kernel.Name(), initrdPath: files.Initrd.Name()}, Argv: argv}
-	pl.RootFS, err = findRootFS(l.host.Program)
+	pl.RootFS, err = findRootFS(l.launcher.Program)
 	require.NoError(t, err)
-	pidfd, err := l.host.spawn(l.ctx, l.home, &r, pl, own)
+	pidfd, err := l.launcher.startLauncher(l.ctx, l.home, &r, pl, own)
 	require.NoError(t, err)
 	closeAll(own...)
 	require.NoError(t, unix.Close(pidfd))
@@ -116,7 +116,7 @@ func TestAdoptUnconfigured(t *testing.T) {
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
 	require.Equal(t, "prelaunch", status.State)
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	require.Equal(t, Guest, l.exited(p).Reason)
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
 }
@@ -125,12 +125,12 @@ func TestAdoptUnconfigured(t *testing.T) {
 func TestRootFS(t *testing.T) {
 	l := newLab(t)
 	link := "/usr/local/bin/trivet-test-qemu-" + fmt.Sprint(os.Getpid())
-	require.NoError(t, os.Symlink(l.host.Program, link))
+	require.NoError(t, os.Symlink(l.launcher.Program, link))
 	t.Cleanup(func() { _ = os.Remove(link) })
-	l.host.Program = link
+	l.launcher.Program = link
 	p := l.boot()
 	require.True(t, strings.HasPrefix(proc(t, p.record.PID, "cmdline"), link+"\x00"))
-	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
 	for _, path := range []string{"/etc/hostname", t.TempDir()} {
 		_, err := findRootFS(path)
 		require.ErrorContains(t, err, "under /usr")

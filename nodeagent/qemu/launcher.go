@@ -73,7 +73,7 @@ func launch(in *os.File) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(oomScore)), 0); err != nil {
 		return fmt.Errorf("set OOM score: %w", err)
 	}
-	if err := p.view(); err != nil {
+	if err := p.mountRoot(); err != nil {
 		return err
 	}
 	for _, l := range []struct {
@@ -93,7 +93,7 @@ func launch(in *os.File) error {
 	if err := unix.CloseRange(uint(p.KeepFDs), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return os.NewSyscallError("close_range", err)
 	}
-	if err := dropRights(p.UID); err != nil {
+	if err := dropPrivileges(p.UID); err != nil {
 		return err
 	}
 	return os.NewSyscallError("execve", syscall.Exec(p.Argv[0], p.Argv, []string{}))
@@ -109,8 +109,8 @@ func enter(file string) error {
 	return err
 }
 
-// dropRights acts on this thread alone, by raw system calls: the others end with execve.
-func dropRights(uid int) error {
+// dropPrivileges acts on this thread alone, by raw system calls: the others end with execve.
+func dropPrivileges(uid int) error {
 	// With an empty bounding set no executable can gain capabilities, even if no_new_privs were not set. An agent
 	// without CAP_SETPCAP, as under an older unit file, skips this step.
 	for c := uintptr(0); ; c++ {
@@ -139,8 +139,8 @@ func dropRights(uid int) error {
 	return nil
 }
 
-// view replaces the root by a small one in memory that ends with the process.
-func (p *plan) view() error {
+// mountRoot replaces the root by a small one in memory that ends with the process.
+func (p *plan) mountRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", os.NewSyscallError("mount", err))
 	}

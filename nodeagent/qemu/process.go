@@ -34,37 +34,37 @@ var ErrExited = errors.New("QEMU has ended")
 // Process is a QEMU that runs, or did. Its methods may be called at the same time. While it is open it follows QEMU's
 // events, bounds its logs, and when the guest has ended by itself writes down why and ends QEMU. Close it in any case.
 type Process struct {
-	host   *Host
-	home   *Home
-	record Record
-	pidfd  *os.File
-	dir    *os.File // the home, for the sockets' paths
+	launcher *Launcher
+	home     *Home
+	record   Record
+	pidfd    *os.File
+	dir      *os.File // the home, for the sockets' paths
 
 	work, inspect *qmp.Monitor
 
-	life   context.Context // ends with Close and with the process
-	end    context.CancelFunc
-	tasks  sync.WaitGroup
-	gone   atomic.Bool // the process is, though its end may not be settled yet
-	whole  atomic.Bool // QEMU has made the machine; see configure
-	exited chan struct{}
-	wake   chan struct{} // capacity 1
+	life       context.Context // ends with Close and with the process
+	end        context.CancelFunc
+	tasks      sync.WaitGroup
+	gone       atomic.Bool // the process is, though its end may not be settled yet
+	configured atomic.Bool // QEMU has made the machine; see configure
+	exited     chan struct{}
+	wake       chan struct{} // capacity 1
 
 	mu        sync.Mutex
 	exit      Exit   // how it ended; Reason "" while unknown
 	lastError string // of its disks
 
-	patience time.Duration // with quit: quitTimeout but in tests
+	quitWithin time.Duration // with quit: quitTimeout but in tests
 }
 
 // newProcess begins to watch a process. It owns pidfd, also when it fails.
-func newProcess(host *Host, home *Home, r Record, pidfd int) (*Process, error) {
+func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		_ = unix.Close(pidfd)
 		return nil, err
 	}
-	p := &Process{host: host, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
-		exited: make(chan struct{}), wake: make(chan struct{}, 1), patience: quitTimeout}
+	p := &Process{launcher: l, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
+		exited: make(chan struct{}), wake: make(chan struct{}, 1), quitWithin: quitTimeout}
 	var err error
 	if p.dir, err = os.Open(home.dir); err != nil {
 		_ = p.pidfd.Close()
@@ -73,13 +73,13 @@ func newProcess(host *Host, home *Home, r Record, pidfd int) (*Process, error) {
 	p.life, p.end = context.WithCancel(context.Background())
 	p.work = qmp.NewMonitor(socketPath(p.dir, workSocket))
 	p.inspect = qmp.NewMonitor(socketPath(p.dir, inspectSocket))
-	p.tasks.Go(p.watch)
-	p.tasks.Go(p.trim)
+	p.tasks.Go(p.waitExit)
+	p.tasks.Go(p.trimLogs)
 	return p, nil
 }
 
-// greet waits until QEMU answers for the first time, on both monitors.
-func (p *Process) greet(ctx context.Context) error {
+// waitReady waits until QEMU answers for the first time, on both monitors.
+func (p *Process) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
@@ -95,7 +95,7 @@ func (p *Process) greet(ctx context.Context) error {
 		err = p.configure(ctx)
 	}
 	if err == nil {
-		p.tasks.Go(p.follow)
+		p.tasks.Go(p.followEvents)
 		return nil
 	}
 	// When the monitor closes, QEMU is ending: wait a moment for its exit status.
@@ -149,8 +149,8 @@ func (p *Process) notify() {
 	}
 }
 
-// watch waits for the end of the process, without a thread of its own, and settles it.
-func (p *Process) watch() {
+// waitExit waits for the end of the process, without a thread of its own, and settles it.
+func (p *Process) waitExit() {
 	raw, err := p.pidfd.SyscallConn()
 	if err == nil {
 		err = raw.Read(func(fd uintptr) bool {
@@ -164,36 +164,36 @@ func (p *Process) watch() {
 	p.gone.Store(true)
 	p.end()
 	status, known := reap(p.record.PID)
-	p.settle(status, known)
+	p.recordExit(status, known)
 	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
 	defer cancel()
-	if err := p.host.Cgroups.Kill(ctx, p.home.id); err == nil {
-		_ = p.host.Cgroups.Remove(ctx, p.home.id)
+	if err := p.launcher.Cgroups.Kill(ctx, p.home.id); err == nil {
+		_ = p.launcher.Cgroups.Remove(ctx, p.home.id)
 	}
 	close(p.exited)
 	p.notify()
 }
 
-// settle decides how the process ended, unless its last state said so already.
-func (p *Process) settle(status unix.WaitStatus, known bool) {
+// recordExit decides how the process ended, unless its last state said so already.
+func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.exit.Reason != "" {
 		return
 	}
-	if p.home.asked() == askedCut {
-		p.exit = asIntended
+	if p.home.asked() == askedPowerOff {
+		p.exit = exitAsked
 	} else {
-		p.exit = Exit{Crashed, p.post(status, known)}
+		p.exit = Exit{Crashed, p.describeExit(status, known)}
 	}
 	// Should this fail, the next Adopt comes to a conclusion of its own.
 	_ = p.home.write("exit.json", p.exit)
 }
 
-// post says what killed a process. Called with mu held.
-func (p *Process) post(status unix.WaitStatus, known bool) string {
+// describeExit says what killed a process. Called with mu held.
+func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	var text string
-	usage, err := p.host.Cgroups.Usage(p.home.id)
+	usage, err := p.launcher.Cgroups.Usage(p.home.id)
 	switch {
 	case err == nil && usage.OOMKills > 0:
 		return outOfMemory
@@ -215,8 +215,8 @@ func reap(pid int) (unix.WaitStatus, bool) {
 	return status, err == nil && got == pid
 }
 
-// trim bounds the logs of guest and QEMU, and kills a QEMU that writes its logs faster than a guest's console can.
-func (p *Process) trim() {
+// trimLogs bounds the logs of guest and QEMU, and kills a QEMU that writes its logs faster than a guest's console can.
+func (p *Process) trimLogs() {
 	logs := []*console.Log{p.home.Console(), p.home.stderr()}
 	seen := []growth{lengthOf(logs[0]), lengthOf(logs[1])}
 	t := time.NewTicker(trimEvery)
@@ -230,7 +230,7 @@ func (p *Process) trim() {
 		for i, l := range logs {
 			now := lengthOf(l)
 			if seen[i].floods(now) {
-				p.endFlood()
+				p.killFlooding()
 				return
 			}
 			// A file system that has no room for a hole has room for the next attempt, or for nobody.
@@ -267,11 +267,11 @@ func (g growth) floods(now growth) bool {
 	return !g.at.IsZero() && !now.at.IsZero() && grown > floodBytes && float64(grown) > floodRate*now.at.Sub(g.at).Seconds()
 }
 
-// endFlood ends QEMU at once.
-func (p *Process) endFlood() {
+// killFlooding ends QEMU at once.
+func (p *Process) killFlooding() {
 	p.mu.Lock()
 	if p.exit.Reason == "" {
-		p.exit = flooded
+		p.exit = exitFlooded
 		// If the write fails, the next Adopt determines the reason of the exit again.
 		_ = p.home.write("exit.json", p.exit)
 	}
@@ -284,12 +284,12 @@ func (p *Process) endFlood() {
 // log, and QEMU is queried for its state once instead.
 const eventRate, eventBurst = 20, 200
 
-// follow reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
-func (p *Process) follow() {
+// followEvents reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
+func (p *Process) followEvents() {
 	for p.life.Err() == nil {
 		conn, err := p.inspect.Conn(p.life)
 		if err == nil {
-			err = p.read(conn)
+			err = p.readEvents(conn)
 		}
 		if err != nil && p.life.Err() == nil {
 			pause(p.life, retryPause)
@@ -297,9 +297,9 @@ func (p *Process) follow() {
 	}
 }
 
-func (p *Process) read(conn *qmp.Conn) error {
+func (p *Process) readEvents(conn *qmp.Conn) error {
 	events := conn.Subscribe(conn.Mark())
-	if err := p.sync(conn); err != nil {
+	if err := p.handleRunState(conn); err != nil {
 		return err
 	}
 	pace := rate.NewLimiter(eventRate, eventBurst)
@@ -316,10 +316,10 @@ func (p *Process) read(conn *qmp.Conn) error {
 		case "SHUTDOWN", "STOP", "GUEST_PANICKED":
 			again = true
 		case "BLOCK_IO_ERROR":
-			p.noteDisk(e)
+			p.recordDiskError(e)
 		}
 		if again {
-			if err := p.sync(conn); err != nil {
+			if err := p.handleRunState(conn); err != nil {
 				return err
 			}
 		}
@@ -387,8 +387,8 @@ func (p *Process) Status(ctx context.Context) (Status, error) {
 	return Status{State: info.Status.String(), Running: info.Running}, nil
 }
 
-// Cont lets the guest run: for the first time, or after an error of a disk.
-func (p *Process) Cont(ctx context.Context) error {
+// Resume lets the guest run: for the first time, or after an error of a disk.
+func (p *Process) Resume(ctx context.Context) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err
@@ -444,4 +444,4 @@ func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
 }
 
 // Usage is what the whole process has used, by the host's count.
-func (p *Process) Usage() (cgroup.Usage, error) { return p.host.Cgroups.Usage(p.home.id) }
+func (p *Process) Usage() (cgroup.Usage, error) { return p.launcher.Cgroups.Usage(p.home.id) }

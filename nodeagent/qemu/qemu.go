@@ -142,7 +142,7 @@ func invalid(format string, args ...any) error {
 }
 
 // Validate refuses what QEMU must not be given, with an error that wraps [ErrInvalid]. It does not know which CPU
-// models the host has: [Host.Launch] does.
+// models the host has: [Launcher.Launch] does.
 func (s Spec) Validate() error {
 	switch {
 	case !validUUID.MatchString(s.ID):
