@@ -40,7 +40,7 @@ type Process struct {
 	pidfd    *os.File
 	dir      *os.File // the home, for the sockets' paths
 
-	work, inspect *qmp.Monitor
+	work, inspect *qmp.Socket
 
 	life       context.Context // ends with Close and with the process
 	end        context.CancelFunc
@@ -71,8 +71,8 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 		return nil, err
 	}
 	p.life, p.end = context.WithCancel(context.Background())
-	p.work = qmp.NewMonitor(socketPath(p.dir, workSocket))
-	p.inspect = qmp.NewMonitor(socketPath(p.dir, inspectSocket))
+	p.work = qmp.NewSocket(socketPath(p.dir, workSocket))
+	p.inspect = qmp.NewSocket(socketPath(p.dir, inspectSocket))
 	p.tasks.Go(p.waitExit)
 	p.tasks.Go(p.trimLogs)
 	return p, nil
@@ -83,7 +83,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
-	connect := func(m *qmp.Monitor) error {
+	connect := func(m *qmp.Socket) error {
 		_, err := m.Conn(ctx)
 		return err
 	}
@@ -346,7 +346,7 @@ type Status struct {
 
 // call runs f with the connection of m, which it opens if need be. The context of f ends with ctx, after
 // commandTimeout, and with the process. The error wraps ErrExited when the process has ended.
-func (p *Process) call(ctx context.Context, m *qmp.Monitor, f func(context.Context, *qmp.Conn) error) error {
+func (p *Process) call(ctx context.Context, m *qmp.Socket, f func(context.Context, *qmp.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
@@ -364,7 +364,7 @@ func (p *Process) call(ctx context.Context, m *qmp.Monitor, f func(context.Conte
 }
 
 // do runs one of go-qemu's commands that has no result, such as (*raw.Monitor).Cont, by call.
-func (p *Process) do(ctx context.Context, m *qmp.Monitor, command func(*raw.Monitor) error) error {
+func (p *Process) do(ctx context.Context, m *qmp.Socket, command func(*raw.Monitor) error) error {
 	return p.call(ctx, m, func(ctx context.Context, conn *qmp.Conn) error { return command(raw.NewMonitor(conn.With(ctx))) })
 }
 

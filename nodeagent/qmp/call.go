@@ -55,26 +55,26 @@ func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.Fi
 
 // exchange sends one command and waits for its reply. A given-up command leaves nothing in pending.
 func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.File) (json.RawMessage, error) {
-	ctx, cancel := bound(ctx)
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	req := request{Execute: command}
 	if err := req.setArgs(args); err != nil {
 		return nil, err
 	}
-	id, slot, err := c.enlist()
+	id, slot, err := c.register()
 	if err != nil {
 		return nil, err
 	}
 	req.ID = id
 	if err := c.send(ctx, req, f); err != nil {
-		c.abandon(id)
+		c.unregister(id)
 		return nil, err
 	}
 	select {
 	case r := <-slot:
 		return r.result()
 	case <-ctx.Done():
-		if c.abandon(id) {
+		if c.unregister(id) {
 			return nil, ctx.Err()
 		}
 		return (<-slot).result()
@@ -88,12 +88,12 @@ func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.Fil
 	}
 }
 
-// enlist makes the slot for a reply.
-func (c *Conn) enlist() (uint64, chan reply, error) {
+// register makes the slot for a reply.
+func (c *Conn) register() (uint64, chan reply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cause != nil {
-		return 0, nil, closed(c.cause)
+		return 0, nil, closedError(c.cause)
 	}
 	c.lastID++
 	slot := make(chan reply, 1)
@@ -101,9 +101,9 @@ func (c *Conn) enlist() (uint64, chan reply, error) {
 	return c.lastID, slot, nil
 }
 
-// abandon removes the slot of a command that will get no reply, or whose caller has given up. It reports false if the
+// unregister removes the slot of a command that will get no reply, or whose caller has given up. It reports false if the
 // reply is already in the slot.
-func (c *Conn) abandon(id uint64) bool {
+func (c *Conn) unregister(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, waiting := c.pending[id]
@@ -128,7 +128,7 @@ func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if c.doomed() {
+	if c.isEnding() {
 		return c.closedErr()
 	}
 	cut := make(chan struct{})
@@ -150,7 +150,7 @@ func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
 		return ctx.Err()
 	}
-	c.doom(fmt.Errorf("write %d of %d bytes: %w", n, len(line), err))
+	c.endSoon(fmt.Errorf("write %d of %d bytes: %w", n, len(line), err))
 	return c.closedErr()
 }
 
@@ -215,8 +215,8 @@ func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	return n + rest, err
 }
 
-// bound gives ctx a deadline if it has none.
-func bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// withDefaultTimeout gives ctx a deadline if it has none.
+func withDefaultTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}

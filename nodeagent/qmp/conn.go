@@ -2,7 +2,7 @@
 // reports dropped events, and passing of file descriptors to QEMU. It knows the protocol only. Which command follows
 // which, and what an event means for a VM, is decided by the caller.
 //
-// A [Conn] is one connection to one monitor socket. A [Monitor] is the path of a monitor socket: it dials when a Conn is
+// A [Conn] is one connection to one monitor socket. A [Socket] is the path of a monitor socket: it dials when a Conn is
 // needed, and again when the Conn has ended.
 //
 // # Commands
@@ -86,7 +86,7 @@ const (
 	MaxLine = 16 << 20
 
 	// drain is how long the reader goes on after a write has failed, for what QEMU said before it went.
-	drain = time.Second
+	drainTimeout = time.Second
 )
 
 var (
@@ -116,22 +116,22 @@ type Conn struct {
 
 	greeted chan struct{} // closed when QEMU's greeting was read
 	done    chan struct{} // closed by the reader when it ends
-	hurry   chan struct{} // closed when cause is set: the reader pauses no more
+	closing chan struct{} // closed when cause is set: the reader pauses no more
 	writing chan struct{} // capacity 1: whoever is in it writes
 
-	mu      sync.Mutex
-	lastID  uint64
-	pending map[uint64]chan reply // capacity 1 each
-	hello   bool                  // a greeting was read
-	cause   error                 // why the connection ended, or is about to
-	late    uint64                // replies to commands whose caller had given up
-	unasked uint64                // replies to commands that were never sent
+	mu          sync.Mutex
+	lastID      uint64
+	pending     map[uint64]chan reply // capacity 1 each
+	gotGreeting bool                  // a greeting was read
+	cause       error                 // why the connection ended, or is about to
+	late        uint64                // replies to commands whose caller had given up
+	unasked     uint64                // replies to commands that were never sent
 }
 
 // Dial connects to the monitor at the unix socket path and negotiates capabilities, once. ctx bounds all of it, and
 // [DefaultTimeout] does when ctx has no deadline. [ErrBusy] means that another client may hold the socket.
 func Dial(ctx context.Context, path string) (*Conn, error) {
-	ctx, cancel := bound(ctx)
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "unix", path)
@@ -147,17 +147,17 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 // New does the handshake over nc and owns nc from then on, also when it returns an error. Descriptors can be passed only
 // over a *net.UnixConn.
 func New(ctx context.Context, nc net.Conn) (*Conn, error) {
-	ctx, cancel := bound(ctx)
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	c := &Conn{
 		nc:      nc,
 		greeted: make(chan struct{}),
 		done:    make(chan struct{}),
-		hurry:   make(chan struct{}),
+		closing: make(chan struct{}),
 		writing: make(chan struct{}, 1),
 		pending: make(map[uint64]chan reply),
 	}
-	go c.read()
+	go c.readLoop()
 	if err := c.negotiate(ctx); err != nil {
 		c.Close()
 		return nil, err
@@ -192,33 +192,33 @@ func (c *Conn) Err() error {
 // Close ends the connection and waits for its goroutine. Calls under way return [ErrClosed]. QEMU is left as it is.
 func (c *Conn) Close() error {
 	c.mu.Lock()
-	c.ending(ErrClosed)
+	c.setCause(ErrClosed)
 	c.mu.Unlock()
 	_ = c.nc.Close() // Already closed is fine: the reader closes it too.
 	<-c.done
 	return nil
 }
 
-// doom lets nobody send any more and makes the reader end soon, for the cause given.
-func (c *Conn) doom(cause error) {
+// endSoon lets nobody send any more and makes the reader end soon, for the cause given.
+func (c *Conn) endSoon(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ending(cause) {
-		_ = c.nc.SetReadDeadline(time.Now().Add(drain))
+	if c.setCause(cause) {
+		_ = c.nc.SetReadDeadline(time.Now().Add(drainTimeout))
 	}
 }
 
-// ending sets the reason why the connection ends, and reports whether it is the first reason. The caller holds mu.
-func (c *Conn) ending(cause error) bool {
+// setCause sets the reason why the connection ends, and reports whether it is the first reason. The caller holds mu.
+func (c *Conn) setCause(cause error) bool {
 	if c.cause != nil {
 		return false
 	}
 	c.cause = cause
-	close(c.hurry)
+	close(c.closing)
 	return true
 }
 
-func (c *Conn) doomed() bool {
+func (c *Conn) isEnding() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cause != nil
@@ -227,23 +227,23 @@ func (c *Conn) doomed() bool {
 func (c *Conn) closedErr() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return closed(c.cause)
+	return closedError(c.cause)
 }
 
-func closed(cause error) error {
+func closedError(cause error) error {
 	if cause == nil || errors.Is(cause, ErrClosed) {
 		return ErrClosed
 	}
 	return fmt.Errorf("%w: %w", ErrClosed, cause)
 }
 
-// read is the reader goroutine: it takes messages until there are no more.
-func (c *Conn) read() {
+// readLoop is the reader goroutine: it takes messages until there are no more.
+func (c *Conn) readLoop() {
 	defer close(c.done)
-	paced := newPacedReader(c.nc, c.hurry)
+	paced := newPacedReader(c.nc, c.closing)
 	in := newLines(paced)
 	for {
-		asked, err := c.take(in)
+		asked, err := c.receive(in)
 		if err == nil {
 			if !asked {
 				paced.unasked()
@@ -251,16 +251,16 @@ func (c *Conn) read() {
 			continue
 		}
 		c.mu.Lock()
-		c.ending(err)
+		c.setCause(err)
 		c.mu.Unlock()
 		_ = c.nc.Close()
 		return
 	}
 }
 
-// take reads one message and delivers it. It never blocks except for reading from QEMU. asked is set for a greeting and
+// receive reads one message and delivers it. It never blocks except for reading from QEMU. asked is set for a greeting and
 // for an answer that a command waits for.
-func (c *Conn) take(in *lines) (asked bool, err error) {
+func (c *Conn) receive(in *lines) (asked bool, err error) {
 	line, err := in.next()
 	if err != nil {
 		return false, fmt.Errorf("read: %w", err)
@@ -276,10 +276,10 @@ func (c *Conn) take(in *lines) (asked bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m.greeting {
-		if c.hello {
+		if c.gotGreeting {
 			return false, fmt.Errorf("%w: a second greeting", errNotQMP)
 		}
-		c.hello = true
+		c.gotGreeting = true
 		close(c.greeted)
 		return true, nil
 	}

@@ -49,7 +49,7 @@ func (c *Conn) Mark() Mark { return c.log.end() }
 
 // Wait returns the first event at or after from that match accepts, waiting for it if need be. It fails with
 // [ErrDropped] when events in that range are gone and those left do not match, with [ErrClosed] when the connection
-// ended without it, or with the error of ctx, which should have a deadline. match may use the connection.
+// closedErr without it, or with the error of ctx, which should have a deadline. match may use the connection.
 func (c *Conn) Wait(ctx context.Context, from Mark, match func(Event) bool) (Event, error) {
 	s := c.Subscribe(from)
 	lost := false

@@ -49,7 +49,7 @@ func qemu(t *testing.T, machine string, args ...string) (cmd *exec.Cmd, work, in
 func TestRealQEMU(t *testing.T) {
 	cmd, work, inspect := qemu(t, "none")
 	ctx := within(t, 30*time.Second)
-	m := NewMonitor(work)
+	m := NewSocket(work)
 	defer m.Close()
 	c, err := m.Conn(ctx) // waits for the socket to appear
 	require.NoError(t, err)
@@ -147,7 +147,7 @@ func TestTypedCommands(t *testing.T) {
 	cmd, work, _ := qemu(t, "q35", "-m", "64", "-uuid", "00000000-0000-4000-8000-00000000000a", "-action", "shutdown=pause",
 		"-blockdev", fmt.Sprintf(`{"driver": "qcow2", "node-name": "virtio0", "file": {"driver": "file", "filename": %q}}`, overlay),
 		"-device", "virtio-blk-pci,drive=virtio0,werror=stop,rerror=stop")
-	socket := NewMonitor(work)
+	socket := NewSocket(work)
 	defer socket.Close()
 	c, err := socket.Conn(within(t, 30*time.Second))
 	require.NoError(t, err)
@@ -191,7 +191,7 @@ func TestTypedCommands(t *testing.T) {
 // go-qemu knows every run state of the QEMU that is installed. A run state that it does not know is an error.
 func TestRunStatesAreKnown(t *testing.T) {
 	_, work, _ := qemu(t, "none")
-	socket := NewMonitor(work)
+	socket := NewSocket(work)
 	defer socket.Close()
 	c, err := socket.Conn(within(t, 30*time.Second))
 	require.NoError(t, err)

@@ -15,9 +15,9 @@ const (
 	lastPause  = 250 * time.Millisecond
 )
 
-// Monitor holds the [Conn] to the monitor at a socket's path. It connects when it is first used, and again when the
+// Socket holds the [Conn] to the monitor at a socket's path. It connects when it is first used, and again when the
 // connection has ended. It never repeats a command: the caller of a command under way gets [ErrClosed].
-type Monitor struct {
+type Socket struct {
 	path string
 	life context.Context // ends with Close
 	end  context.CancelFunc
@@ -26,58 +26,58 @@ type Monitor struct {
 	conn *Conn         // nil before the first use
 }
 
-// NewMonitor returns the monitor at the unix socket path. It does not connect yet.
-func NewMonitor(path string) *Monitor {
+// NewSocket returns the monitor socket at path. It does not connect yet.
+func NewSocket(path string) *Socket {
 	life, end := context.WithCancel(context.Background())
-	return &Monitor{path: path, life: life, end: end, turn: make(chan struct{}, 1)}
+	return &Socket{path: path, life: life, end: end, turn: make(chan struct{}, 1)}
 }
 
 // Conn returns the open connection, and connects if there is none. While the socket does not exist or nothing listens
 // it tries again until ctx ends, or for [DefaultTimeout] if ctx has no deadline; cancel ctx when the process has ended.
 // When the result is another Conn than last time, events may have been missed: query QEMU's whole state.
-func (m *Monitor) Conn(ctx context.Context) (*Conn, error) {
-	ctx, cancel := bound(ctx)
+func (s *Socket) Conn(ctx context.Context) (*Conn, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
-	defer context.AfterFunc(m.life, cancel)()
+	defer context.AfterFunc(s.life, cancel)()
 	select {
-	case m.turn <- struct{}{}:
-		defer func() { <-m.turn }()
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
 	case <-ctx.Done():
-		return nil, m.ended(ctx.Err())
+		return nil, s.closedErr(ctx.Err())
 	}
-	if m.life.Err() != nil {
+	if s.life.Err() != nil {
 		return nil, ErrClosed
 	}
-	if m.conn != nil && !m.conn.doomed() {
-		return m.conn, nil
+	if s.conn != nil && !s.conn.isEnding() {
+		return s.conn, nil
 	}
-	if m.conn != nil {
+	if s.conn != nil {
 		select {
-		case <-m.conn.Done(): // soon: it is reading what QEMU said last
+		case <-s.conn.Done(): // soon: it is reading what QEMU said last
 		case <-ctx.Done():
-			return nil, m.ended(ctx.Err())
+			return nil, s.closedErr(ctx.Err())
 		}
 	}
-	c, err := m.dial(ctx)
+	c, err := s.dial(ctx)
 	if err != nil {
-		return nil, m.ended(err)
+		return nil, s.closedErr(err)
 	}
-	m.conn = c
+	s.conn = c
 	return c, nil
 }
 
-// ended turns an error that Close caused into ErrClosed.
-func (m *Monitor) ended(err error) error {
-	if m.life.Err() != nil && errors.Is(err, context.Canceled) {
+// closedErr turns an error that Close caused into ErrClosed.
+func (s *Socket) closedErr(err error) error {
+	if s.life.Err() != nil && errors.Is(err, context.Canceled) {
 		return ErrClosed
 	}
 	return err
 }
 
-func (m *Monitor) dial(ctx context.Context) (*Conn, error) {
+func (s *Socket) dial(ctx context.Context) (*Conn, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		c, err := Dial(ctx, m.path)
-		if err == nil || !absent(err) {
+		c, err := Dial(ctx, s.path)
+		if err == nil || !notListening(err) {
 			return c, err
 		}
 		t := time.NewTimer(pause)
@@ -90,18 +90,18 @@ func (m *Monitor) dial(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// absent reports whether err means that nothing listens at the socket, or not yet.
-func absent(err error) bool {
+// notListening reports whether err means that nothing listens at the socket, or not yet.
+func notListening(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN)
 }
 
 // Close ends the connection for good. Calls under way return [ErrClosed]. QEMU is left as it is.
-func (m *Monitor) Close() error {
-	m.end()
-	m.turn <- struct{}{} // A Conn that dials ends with life and leaves.
-	defer func() { <-m.turn }()
-	if m.conn == nil {
+func (s *Socket) Close() error {
+	s.end()
+	s.turn <- struct{}{} // A Conn that dials ends with life and leaves.
+	defer func() { <-s.turn }()
+	if s.conn == nil {
 		return nil
 	}
-	return m.conn.Close()
+	return s.conn.Close()
 }
