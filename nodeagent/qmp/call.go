@@ -15,21 +15,24 @@ import (
 
 var errNotSent = errors.New("pass descriptor")
 
-// Do runs command with args (a struct or map that encodes to a JSON object, or nil) and decodes its result into out
-// (nil: not wanted). It fails with *[Error] when QEMU refuses, [ErrClosed] when the connection ends, or the error of
-// ctx; a ctx without a deadline gets [DefaultTimeout]. After the error of ctx the command may still take effect.
+// Do executes command with args (a struct or map that encodes to a JSON object, or nil) and decodes its result into out
+// unless out is nil. The error wraps an *[Error] when QEMU refuses the command, [ErrClosed] when the connection ends, or
+// the error of ctx. A ctx without a deadline gets [DefaultTimeout]. QEMU may execute the command after ctx has ended.
+//
+// Use the typed commands of [Conn.With] instead where go-qemu has them.
 func (c *Conn) Do(ctx context.Context, command string, args, out any) error {
 	return c.call(ctx, command, args, out, nil)
 }
 
-// SendFD gives QEMU a duplicate of f under name (getfd), for a later netdev_add fd=name or migrate fd:name. The caller
-// keeps f. QEMU closes its duplicate when it is used up, and replaces one of the same name.
+// SendFD passes a duplicate of f to QEMU under name (getfd), for a later netdev_add fd=name or migrate fd:name. The caller
+// still owns f. QEMU closes the duplicate after its use, or when another descriptor gets the same name.
 func (c *Conn) SendFD(ctx context.Context, name string, f *os.File) error {
 	return c.call(ctx, "getfd", map[string]string{"fdname": name}, nil, f)
 }
 
-// AddFD adds a duplicate of f to descriptor set number set (add-fd), so that QEMU opens it as /dev/fdset/<set>, and
-// returns QEMU's number for it, as remove-fd wants. opaque is a note that query-fdsets gives back. The caller keeps f.
+// AddFD adds a duplicate of f to the descriptor set with number set (add-fd), which QEMU opens as /dev/fdset/<set>. It
+// returns QEMU's number of the descriptor, for remove-fd. opaque is a comment that query-fdsets shows. The caller still
+// owns f.
 func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (int, error) {
 	var out struct {
 		FD int `json:"fd"`
@@ -39,6 +42,7 @@ func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (i
 	return out.FD, err
 }
 
+// call is Do with a file to pass to QEMU, or nil.
 func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.File) error {
 	result, err := c.exchange(ctx, command, args, f)
 	if err != nil {
@@ -53,7 +57,7 @@ func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.Fi
 	return nil
 }
 
-// exchange sends one command and waits for its reply. A given-up command leaves nothing in pending.
+// exchange sends one command and waits for its reply.
 func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.File) (json.RawMessage, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
@@ -80,7 +84,7 @@ func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.Fil
 		return (<-slot).result()
 	case <-c.done:
 		select {
-		case r := <-slot: // came just before the end, as the reply to quit does
+		case r := <-slot: // The reply to quit arrives just before the end.
 			return r.result()
 		default:
 			return nil, c.closedErr()
@@ -88,7 +92,7 @@ func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.Fil
 	}
 }
 
-// register makes the slot for a reply.
+// register returns an id for a new command and the channel that gets its reply.
 func (c *Conn) register() (uint64, chan reply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,8 +105,8 @@ func (c *Conn) register() (uint64, chan reply, error) {
 	return c.lastID, slot, nil
 }
 
-// unregister removes the slot of a command that will get no reply, or whose caller has given up. It reports false if the
-// reply is already in the slot.
+// unregister removes the channel of a command that was not sent or is no longer waited for. It reports false if the reply
+// is in the channel already.
 func (c *Conn) unregister(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,7 +115,8 @@ func (c *Conn) unregister(id uint64) bool {
 	return waiting
 }
 
-// send writes one command whole, or not at all, or dooms the connection: half a command would poison the next.
+// send writes one command. If only a part can be written it ends the connection, because QEMU would read the next command
+// as the rest of this one.
 func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	line, err := req.encode()
 	if err != nil {
@@ -154,7 +159,7 @@ func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	return c.closedErr()
 }
 
-// request is one command as it is sent to QEMU.
+// request is one command in the form that is sent to QEMU.
 type request struct {
 	Execute   string          `json:"execute"`
 	Arguments json.RawMessage `json:"arguments,omitempty"`
@@ -186,7 +191,8 @@ func (r request) encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// write sends b, with a duplicate of f attached to its first byte unless f is nil, and returns how much of b went.
+// write sends b, with a duplicate of f attached to its first byte unless f is nil, and returns how many bytes of b were
+// sent.
 func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	if f == nil {
 		return nc.Write(b)
@@ -201,7 +207,7 @@ func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	}
 	var n int
 	var sendErr error
-	// Control, not f.Fd: that would make the caller's descriptor blocking.
+	// Not f.Fd, which would set the caller's descriptor to blocking mode.
 	err = raw.Control(func(fd uintptr) {
 		n, _, sendErr = uc.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
 	})
@@ -215,7 +221,7 @@ func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	return n + rest, err
 }
 
-// withDefaultTimeout gives ctx a deadline if it has none.
+// withDefaultTimeout returns ctx with a deadline: its own, or DefaultTimeout from now.
 func withDefaultTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}

@@ -81,27 +81,27 @@ const (
 	// DefaultTimeout bounds a command, and a handshake, whose context has no deadline.
 	DefaultTimeout = 10 * time.Second
 
-	// MaxLine is the longest message in bytes, either way. QEMU's longest honest one is the answer to
-	// query-qmp-schema, 207 KB in QEMU 7.2.
+	// MaxLine is the largest size of a message in bytes, in both directions. QEMU's longest regular message is the answer
+	// to query-qmp-schema, 207 KB in QEMU 7.2.
 	MaxLine = 16 << 20
 
-	// drain is how long the reader goes on after a write has failed, for what QEMU said before it went.
+	// drainTimeout is how long the reader continues after a write has failed, to read QEMU's last messages.
 	drainTimeout = time.Second
 )
 
 var (
-	// ErrClosed is what every call on an ended connection returns, together with the cause of the end.
+	// ErrClosed is wrapped by the error of every call on an ended connection, together with the cause of the end.
 	ErrClosed = errors.New("monitor connection closed")
 
-	// ErrBusy means that the socket is there but nobody greets: another client holds it, or QEMU does not run its
-	// main loop (not yet, or no more).
+	// ErrBusy means that the socket exists but QEMU sends no greeting: another client uses it, or QEMU's main loop does
+	// not run.
 	ErrBusy = errors.New("monitor does not greet (held by another client, or QEMU hangs)")
 
 	errNotQMP  = errors.New("not a QMP message")
 	errTooLong = fmt.Errorf("message longer than %d bytes", MaxLine)
 )
 
-// Error is QEMU's own refusal of a command.
+// Error is an error that QEMU returned for a command.
 type Error struct {
 	Class string `json:"class"` // such as DeviceNotFound: QapiErrorClass in QEMU's qapi/error.json
 	Desc  string `json:"desc"`  // for people; its wording changes between versions
@@ -109,33 +109,33 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Class + ": " + e.Desc }
 
-// Conn is one connection to one QEMU. All its methods may be called at the same time.
+// Conn is one connection to one QEMU. Its methods may be called concurrently.
 type Conn struct {
 	nc  net.Conn
 	log eventLog
 
 	greeted chan struct{} // closed when QEMU's greeting was read
-	done    chan struct{} // closed by the reader when it ends
-	closing chan struct{} // closed when cause is set: the reader pauses no more
-	writing chan struct{} // capacity 1: whoever is in it writes
+	done    chan struct{} // closed when the reader goroutine has ended
+	closing chan struct{} // closed when cause is set; the reader then no longer pauses
+	writing chan struct{} // capacity 1: a lock for writing to nc that can be waited for with a context
 
 	mu          sync.Mutex
 	lastID      uint64
-	pending     map[uint64]chan reply // capacity 1 each
-	gotGreeting bool                  // a greeting was read
-	cause       error                 // why the connection ended, or is about to
-	late        uint64                // replies to commands whose caller had given up
-	unasked     uint64                // replies to commands that were never sent
+	pending     map[uint64]chan reply // by command id; capacity 1 each
+	gotGreeting bool
+	cause       error  // why the connection has ended or is about to end
+	late        uint64 // replies to commands whose caller had given up
+	unasked     uint64 // replies to commands that were never sent
 }
 
-// Dial connects to the monitor at the unix socket path and negotiates capabilities, once. ctx bounds all of it, and
-// [DefaultTimeout] does when ctx has no deadline. [ErrBusy] means that another client may hold the socket.
+// Dial connects to the monitor at the unix socket path and negotiates capabilities. It tries once, until ctx ends or for
+// [DefaultTimeout] if ctx has no deadline. The error wraps [ErrBusy] when another client may be using the socket.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "unix", path)
-	if errors.Is(err, syscall.EAGAIN) { // the listen queue is full, which takes a client that is being served
+	if errors.Is(err, syscall.EAGAIN) { // The listen queue is full: QEMU serves another client.
 		return nil, fmt.Errorf("dial monitor: %w: %w", ErrBusy, err)
 	}
 	if err != nil {
@@ -144,8 +144,8 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	return New(ctx, nc)
 }
 
-// New does the handshake over nc and owns nc from then on, also when it returns an error. Descriptors can be passed only
-// over a *net.UnixConn.
+// New returns a connection over nc after the handshake. It takes ownership of nc and closes it on error. File
+// descriptors can be passed only over a *net.UnixConn.
 func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
@@ -165,6 +165,7 @@ func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 	return c, nil
 }
 
+// negotiate waits for the greeting and leaves capabilities negotiation mode, without enabling any capability.
 func (c *Conn) negotiate(ctx context.Context) error {
 	select {
 	case <-c.greeted:
@@ -176,10 +177,10 @@ func (c *Conn) negotiate(ctx context.Context) error {
 	return raw.NewMonitor(c.With(ctx)).QMPCapabilities()
 }
 
-// Done is closed when the connection has ended, whoever ended it. Events received until then can still be read.
+// Done returns a channel that is closed when the connection has ended. Events received until then can still be read.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err is nil while the connection lives, and afterwards [ErrClosed] with its cause.
+// Err returns nil while the connection is open, and afterwards an error that wraps [ErrClosed] and the cause.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -189,17 +190,17 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Close ends the connection and waits for its goroutine. Calls under way return [ErrClosed]. QEMU is left as it is.
+// Close ends the connection and waits for its goroutine. Calls in progress return [ErrClosed]. QEMU continues to run.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.setCause(ErrClosed)
 	c.mu.Unlock()
-	_ = c.nc.Close() // Already closed is fine: the reader closes it too.
+	_ = c.nc.Close() // The reader closes it as well, so an error is expected.
 	<-c.done
 	return nil
 }
 
-// endSoon lets nobody send any more and makes the reader end soon, for the cause given.
+// endSoon makes later commands fail with cause, and ends the reader after drainTimeout.
 func (c *Conn) endSoon(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,7 +209,7 @@ func (c *Conn) endSoon(cause error) {
 	}
 }
 
-// setCause sets the reason why the connection ends, and reports whether it is the first reason. The caller holds mu.
+// setCause sets the cause of the connection's end, and reports false if there is one already. The caller holds mu.
 func (c *Conn) setCause(cause error) bool {
 	if c.cause != nil {
 		return false
@@ -218,12 +219,14 @@ func (c *Conn) setCause(cause error) bool {
 	return true
 }
 
+// isEnding reports whether the connection has ended or is about to end.
 func (c *Conn) isEnding() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cause != nil
 }
 
+// closedErr returns ErrClosed with the cause of the connection's end.
 func (c *Conn) closedErr() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +240,7 @@ func closedError(cause error) error {
 	return fmt.Errorf("%w: %w", ErrClosed, cause)
 }
 
-// readLoop is the reader goroutine: it takes messages until there are no more.
+// readLoop is the reader goroutine. It receives messages until one cannot be read, then ends the connection.
 func (c *Conn) readLoop() {
 	defer close(c.done)
 	paced := newPacedReader(c.nc, c.closing)
@@ -258,8 +261,8 @@ func (c *Conn) readLoop() {
 	}
 }
 
-// receive reads one message and delivers it. It never blocks except for reading from QEMU. asked is set for a greeting and
-// for an answer that a command waits for.
+// receive reads one message and delivers it. It blocks only while reading from QEMU. asked is true for the greeting and
+// for a reply that a command waits for.
 func (c *Conn) receive(in *lines) (asked bool, err error) {
 	line, err := in.next()
 	if err != nil {
@@ -297,7 +300,7 @@ func (c *Conn) receive(in *lines) (asked bool, err error) {
 	return waiting, nil
 }
 
-// reply answers the command with its id; id 0 is that of no command.
+// reply is QEMU's answer to the command with that id. No command has the id 0.
 type reply struct {
 	id  uint64
 	ret json.RawMessage
@@ -311,14 +314,14 @@ func (r reply) result() (json.RawMessage, error) {
 	return r.ret, nil
 }
 
-// message is one of the three things that QEMU says.
+// message is one message from QEMU: the greeting, an event or a reply.
 type message struct {
 	greeting bool
 	event    *Event
 	reply    *reply
 }
 
-// decode reads one line. It keeps no part of line.
+// decode parses one message. The result does not refer to the memory of line.
 func decode(line []byte) (message, error) {
 	var in struct {
 		QMP       *struct{}       `json:"QMP"`
@@ -340,28 +343,28 @@ func decode(line []byte) (message, error) {
 		return message{greeting: true}, nil
 	case in.Event != "":
 		e := Event{Name: in.Event, Data: in.Data}
-		if in.Timestamp.Seconds > 0 { // QEMU says -1 when it does not know
+		if in.Timestamp.Seconds > 0 { // QEMU sends -1 if it cannot read the clock.
 			e.Time = time.Unix(in.Timestamp.Seconds, in.Timestamp.Microseconds*1000)
 		}
 		return message{event: &e}, nil
 	case in.Return != nil || in.Error != nil:
-		// An id that is no number of ours stays 0. So does a missing one: QEMU could not read the command.
+		// An id that is not a number becomes 0. So does a missing id, which means that QEMU could not parse the command.
 		id, _ := strconv.ParseUint(string(in.ID), 10, 64)
 		return message{reply: &reply{id: id, ret: in.Return, err: in.Error}}, nil
 	}
 	return message{}, fmt.Errorf("%w: neither greeting, event nor reply", errNotQMP)
 }
 
-// lines cuts a stream into lines of at most MaxLine bytes.
+// lines splits a stream into lines of at most MaxLine bytes.
 type lines struct {
 	r    *bufio.Reader
-	long []byte // a line that did not fit the reader's buffer
+	long []byte // the current line, if it is longer than the reader's buffer
 }
 
-// newLines starts with a small buffer: an agent has hundreds of idle monitors.
+// newLines returns the lines of r. The buffer is small, because an agent has hundreds of idle monitors.
 func newLines(r io.Reader) *lines { return &lines{r: bufio.NewReaderSize(r, 4<<10)} }
 
-// next returns the next line that is not empty, without its end. It is valid until the next call.
+// next returns the next line that is not empty, without line ending. The result is valid until the next call.
 func (l *lines) next() ([]byte, error) {
 	for {
 		line, err := l.line()
@@ -374,6 +377,7 @@ func (l *lines) next() ([]byte, error) {
 	}
 }
 
+// line returns the next line with its line ending.
 func (l *lines) line() ([]byte, error) {
 	l.long = nil
 	for {

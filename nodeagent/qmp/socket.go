@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// Between two attempts to dial a socket that is not there yet.
+// Pauses between two attempts to dial a socket that nothing listens at yet. The pause doubles from first to last.
 const (
 	firstPause = 5 * time.Millisecond
 	lastPause  = 250 * time.Millisecond
 )
 
 // Socket holds the [Conn] to the monitor at a socket's path. It connects when it is first used, and again when the
-// connection has ended. It never repeats a command: the caller of a command under way gets [ErrClosed].
+// connection has ended. It never repeats a command: the caller of a command in progress gets [ErrClosed].
 type Socket struct {
 	path string
 	life context.Context // ends with Close
@@ -53,7 +53,7 @@ func (s *Socket) Conn(ctx context.Context) (*Conn, error) {
 	}
 	if s.conn != nil {
 		select {
-		case <-s.conn.Done(): // soon: it is reading what QEMU said last
+		case <-s.conn.Done(): // within drainTimeout
 		case <-ctx.Done():
 			return nil, s.closedErr(ctx.Err())
 		}
@@ -66,7 +66,7 @@ func (s *Socket) Conn(ctx context.Context) (*Conn, error) {
 	return c, nil
 }
 
-// closedErr turns an error that Close caused into ErrClosed.
+// closedErr returns ErrClosed if Close caused err, and err otherwise.
 func (s *Socket) closedErr(err error) error {
 	if s.life.Err() != nil && errors.Is(err, context.Canceled) {
 		return ErrClosed
@@ -74,6 +74,7 @@ func (s *Socket) closedErr(err error) error {
 	return err
 }
 
+// dial connects, and tries again with pauses while nothing listens at the socket.
 func (s *Socket) dial(ctx context.Context) (*Conn, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		c, err := Dial(ctx, s.path)
@@ -90,15 +91,15 @@ func (s *Socket) dial(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// notListening reports whether err means that nothing listens at the socket, or not yet.
+// notListening reports whether err means that nothing listens at the socket.
 func notListening(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN)
 }
 
-// Close ends the connection for good. Calls under way return [ErrClosed]. QEMU is left as it is.
+// Close ends the connection for good. Calls in progress return [ErrClosed]. QEMU continues to run.
 func (s *Socket) Close() error {
 	s.end()
-	s.turn <- struct{}{} // A Conn that dials ends with life and leaves.
+	s.turn <- struct{}{} // A Conn call that is dialing ends with life.
 	defer func() { <-s.turn }()
 	if s.conn == nil {
 		return nil

@@ -24,7 +24,7 @@ type contextMonitor struct {
 	conn *Conn
 }
 
-// Connect reports whether the connection has ended.
+// Connect returns an error if the connection has ended.
 func (m contextMonitor) Connect() error { return m.conn.Err() }
 
 // Disconnect closes the connection.
