@@ -14,20 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GoneError is Adopt's answer when what was started has ended.
+// GoneError is the error of Adopt when the VM's last process has ended.
 type GoneError struct {
 	Exit Exit
 }
 
 func (e *GoneError) Error() string { return "VM has no process: " + e.Exit.Text }
 
-// Adopt takes over the QEMU that runs in home, whoever started it: normally an agent before this one. It fails with
-// [*GoneError] when that has ended, each time with the same Exit until the next Launch, and with [ErrNotStarted] when
-// there never was one.
+// Adopt takes over the VM's running QEMU, which normally an earlier agent started. The error wraps a [*GoneError] if
+// QEMU has ended, with the same Exit until the next Launch, and [ErrNotStarted] if the VM was never started.
 //
-// A process is recognised by pid and start time and by its control group, never by its name. One that does not answer
-// is adopted all the same: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for its
-// first answer, which comes within milliseconds.
+// A process is identified by its pid, start time and control group, never by its name. A process that does not answer is
+// adopted as well: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for the first
+// answer, which takes milliseconds.
 func (l *Launcher) Adopt(ctx context.Context, home *Home) (*Process, error) {
 	r, err := home.Record()
 	if err != nil {
@@ -63,26 +62,26 @@ func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, e
 		return nil, err
 	}
 	if known {
-		// An agent had come to this conclusion, and ended before QEMU did.
+		// An earlier agent recorded this exit, and ended before it could end QEMU.
 		p.setExitAndQuit(exit)
 	}
 	return p, nil
 }
 
-// endingTimeout is how long an end may take from leaving the group on, which is when memory is given back. Who calls
-// again after that gets another chance.
+// endingTimeout is how long findProcess waits for the end of a process that has left its control group. Such a process
+// is freeing its memory. A later call waits again.
 const endingTimeout = 500 * time.Millisecond
 
 var (
-	// errLaunchUnfinished: what is there is not QEMU yet, or nothing was forked. Whoever was to see to it is gone.
+	// errLaunchUnfinished means that the agent ended before the launcher became QEMU, or before it was forked.
 	errLaunchUnfinished = fmt.Errorf("launcher: %w", fs.ErrNotExist)
 
-	// errOutsideCgroup: it runs, but where its limits do not hold and nobody would look for it. That is for an operator to solve;
-	// a second one must not be started.
+	// errOutsideCgroup means that the process runs outside of its control group, without its limits. No second process
+	// may be started, and an operator has to end this one.
 	errOutsideCgroup = errors.New("it is not in its control group: was the tree of control groups given another name?")
 )
 
-// findProcess returns a descriptor of the recorded process. The error wraps fs.ErrNotExist when it is not there any more.
+// findProcess returns a pidfd of the recorded process. The error wraps fs.ErrNotExist if the process has ended.
 func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	boot, err := bootID()
 	if err != nil {
@@ -106,7 +105,7 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 			_ = unix.Close(pidfd)
 		}
 	}()
-	// Looked at after the descriptor was there, so that both mean the same process.
+	// Read after the pidfd was opened, so that both belong to the same process.
 	began, err := startTime(r.PID)
 	if err != nil {
 		return 0, err
@@ -128,7 +127,7 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	if slices.Contains(procs, r.PID) {
 		return pidfd, nil
 	}
-	// A process that is ending has left its group already.
+	// A process that is ending may have left its group already.
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(endingTimeout.Milliseconds()))
 	if err == nil && n > 0 {
 		return 0, fs.ErrNotExist
@@ -136,7 +135,8 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	return 0, fmt.Errorf("pid %d: %w", r.PID, errOutsideCgroup)
 }
 
-// exitOfEnded says how a start ended that has no process, and makes sure that nothing else of it is left.
+// exitOfEnded returns the [*GoneError] of a start whose process has ended, and removes the rest of its control group. It
+// records the exit if that is not recorded yet.
 func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfway bool) error {
 	exit, known, err := home.Exit()
 	if err != nil {
@@ -150,7 +150,7 @@ func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfwa
 			return err
 		}
 	}
-	_, _ = reap(r.PID) // a child of ours, when the agent is still the one that started it
+	_, _ = reap(r.PID) // The process is a child of this agent if this agent started it.
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	if err := l.Cgroups.Kill(ctx, home.id); err != nil {
@@ -162,7 +162,7 @@ func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfwa
 	return &GoneError{Exit: exit}
 }
 
-// inferExit concludes from what is left how a QEMU ended that nobody watched.
+// inferExit returns how a QEMU ended while no agent ran, from its records, control group and standard error.
 func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	boot, err := bootID()
 	if err != nil {
@@ -182,12 +182,11 @@ func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	return Exit{Crashed, withStderr("QEMU ended while the agent was away", home.stderr())}, nil
 }
 
-// checkUUID makes sure that the process is the VM's, if it answers.
+// checkUUID returns an error if QEMU reports the UUID of another VM. A QEMU that does not answer is no error.
 func (p *Process) checkUUID(ctx context.Context) error {
 	info, err := query(ctx, p, (*raw.Monitor).QueryUUID)
 	if err == nil && info.UUID != p.home.id {
 		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, info.UUID)
 	}
-	// Not answering is not being somebody else.
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// preconfig is the option that makes QEMU wait for QMP commands (see configure) before it creates the machine.
+// preconfig is the option with which QEMU waits for QMP commands (see configure) before it creates the machine.
 const preconfig = "-preconfig"
 
 // configure passes the kernel's command line to QEMU and lets QEMU create the machine, unless QEMU has created it
@@ -31,7 +31,7 @@ func (p *Process) configure(ctx context.Context) error {
 		if err := p.do(ctx, p.work, setCmdline); err != nil {
 			return err
 		}
-		// QEMU refuses this command when the machine is made. Should it refuse for another reason, cont is refused too.
+		// QEMU refuses this command if it has created the machine. If it refuses for another reason, it refuses cont too.
 		var refusal *qmp.Error
 		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 			return conn.Do(ctx, "x-exit-preconfig", nil, nil)

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// handleRunState asks QEMU for its state, and acts on one that a guest does not come back from.
+// handleRunState queries QEMU's run state. If the guest has ended it records the exit and ends QEMU; if a disk error has
+// paused the guest it records the error.
 func (p *Process) handleRunState(conn *qmp.Conn) error {
 	info, err := raw.NewMonitor(conn.With(p.life)).QueryStatus()
 	if err != nil {
@@ -35,33 +36,33 @@ func (p *Process) handleRunState(conn *qmp.Conn) error {
 	return nil
 }
 
-// recordExitAndQuit writes down how the guest ended, then ends QEMU, which waited for that.
+// recordExitAndQuit records how the guest ended, then ends QEMU. It does nothing if an exit is recorded already.
 func (p *Process) recordExitAndQuit(e Exit) {
 	if p.Exit().Reason != "" {
 		return
 	}
 	if err := p.home.write("exit.json", e); err != nil {
-		return // QEMU keeps the state until somebody can write it down
+		return // QEMU stays in this run state until an exit can be recorded.
 	}
 	p.setExitAndQuit(e)
 }
 
-// setExitAndQuit ends a QEMU whose guest has ended, as is written down.
+// setExitAndQuit ends a QEMU whose guest's exit is recorded.
 func (p *Process) setExitAndQuit(e Exit) {
 	p.mu.Lock()
 	p.exit = e
 	p.mu.Unlock()
 	p.notify()
-	// By a task of its own: the reader of events goes on, and sees the connection end. Should the agent let go meanwhile,
-	// the next one finds the same state.
+	// In its own goroutine, so that the reader of events continues and sees the connection end. If the agent ends first,
+	// the next one finds the same run state.
 	p.tasks.Go(func() { _ = p.quit(p.life) })
 }
 
-// quit ends QEMU, flushing its disks, by force if it must.
+// quit ends QEMU, which flushes its disks. After quitWithin it kills QEMU.
 func (p *Process) quit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, p.quitWithin)
 	defer cancel()
-	// What it answers does not matter, only that it goes.
+	// The answer does not matter, only the end of the process.
 	_ = p.do(bounded, p.work, (*raw.Monitor).Quit)
 	select {
 	case <-p.exited:
@@ -74,6 +75,7 @@ func (p *Process) quit(ctx context.Context) error {
 	return p.killNow(ctx)
 }
 
+// killNow kills all processes of the control group and waits until QEMU has ended.
 func (p *Process) killNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
@@ -88,7 +90,7 @@ func (p *Process) killNow(ctx context.Context) error {
 	}
 }
 
-// recordDiskError keeps an error of a disk that stopped the guest.
+// recordDiskError sets LastError from a BLOCK_IO_ERROR event, if the error has paused the guest.
 func (p *Process) recordDiskError(e qmp.Event) {
 	var data struct {
 		Node      string `json:"node-name"`
@@ -102,7 +104,8 @@ func (p *Process) recordDiskError(e qmp.Event) {
 	p.setDiskError(data.Node, fmt.Sprintf("%s error: %s", data.Operation, printable(data.Reason, 200)))
 }
 
-// findDiskError names the disk that stopped a guest while nobody listened.
+// findDiskError sets LastError from the disks' states, for an error whose event was missed. It does not use go-qemu's
+// QueryBlock: see package qmp.
 func (p *Process) findDiskError(conn *qmp.Conn) error {
 	if p.LastError() != "" {
 		return nil
@@ -127,6 +130,7 @@ func (p *Process) findDiskError(conn *qmp.Conn) error {
 	return nil
 }
 
+// setDiskError sets LastError to an error of the disk with that block node.
 func (p *Process) setDiskError(node, text string) {
 	name := node
 	for _, d := range p.record.Spec.Disks {
@@ -140,10 +144,10 @@ func (p *Process) setDiskError(node, text string) {
 	p.notify()
 }
 
-// stderrPrefix is what stands before the message in a line of QEMU's: time, program, and the option that it is about.
+// stderrPrefix matches what precedes the message in a line of QEMU's standard error: time, program and option.
 var stderrPrefix = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
 
-// withStderr adds the last lines that QEMU said, made harmless.
+// withStderr appends the last lines of QEMU's standard error to text, as printable ASCII.
 func withStderr(text string, log *console.Log) string {
 	const lines, length = 3, 200
 	tail, err := log.Tail(4 << 10)
@@ -163,7 +167,7 @@ func withStderr(text string, log *console.Log) string {
 	return text + ": " + strings.Join(said, "; ")
 }
 
-// printable cuts s to n bytes of ASCII that a terminal takes.
+// printable returns at most n bytes of s, with '?' for each character that is not printable ASCII.
 func printable(s string, n int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
@@ -174,7 +178,7 @@ func printable(s string, n int) string {
 	return s[:min(len(s), n)]
 }
 
-// Ends that are concluded in more than one place, or that nobody could watch.
+// Exits that more than one function records.
 var (
 	exitAsked         = Exit{Asked, "powered off as asked"}
 	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
@@ -187,16 +191,17 @@ var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's cons
 
 const outOfMemory = "QEMU exceeded its memory limit and was ended by the host"
 
-// PowerOff turns the power off: QEMU flushes its disks and ends, by force after 5 s. It returns when QEMU is gone.
+// PowerOff ends QEMU, which flushes its disks first. It kills QEMU after 5 s. It returns when the process has ended.
 func (p *Process) PowerOff(ctx context.Context) error {
 	return p.endBy(ctx, "power off", p.quit)
 }
 
-// Kill ends QEMU at once, without a flush. It returns when QEMU is gone.
+// Kill kills QEMU without a flush. It returns when the process has ended.
 func (p *Process) Kill(ctx context.Context) error {
 	return p.endBy(ctx, "kill QEMU", p.killNow)
 }
 
+// endBy notes that the end was asked for, then calls how, unless the process has ended already.
 func (p *Process) endBy(ctx context.Context, what string, how func(context.Context) error) error {
 	select {
 	case <-p.exited:
@@ -212,7 +217,7 @@ func (p *Process) endBy(ctx context.Context, what string, how func(context.Conte
 	return nil
 }
 
-// PressPowerButton presses the guest's power button. The guest decides what that means, and when.
+// PressPowerButton presses the guest's power button. The guest may shut down, later or not at all.
 func (p *Process) PressPowerButton(ctx context.Context) error {
 	if err := p.home.setAsked(askedPowerButton); err != nil {
 		return fmt.Errorf("press power button: %w", err)

@@ -21,40 +21,40 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/console"
 )
 
-// Launcher is what all guests of a host share. All fields are required. It has no state: one may be made as needed.
+// Launcher starts and adopts the VMs of a host. All fields are required. A Launcher has no state.
 type Launcher struct {
-	Program         string       // QEMU, absolute and under /usr
-	LauncherCommand []string     // the command that ends in LauncherMain, such as /proc/self/exe launch-guest
-	Cgroups         *cgroup.Tree // a guest's group is named by its VM's id
-	CPUModels       []string     // that the accelerator in use offers
+	Program         string       // absolute path of QEMU, under /usr
+	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
+	Cgroups         *cgroup.Tree // a VM's group is named by its id
+	CPUModels       []string     // CPU models that the accelerator offers
 }
 
-// Files are what a guest's QEMU opens. They are the caller's, who may close them when Launch has returned.
+// Files are the open files of a VM. The caller owns them, and may close them after Launch has returned.
 type Files struct {
-	Kernel, Initrd *os.File          // readable by anyone; present as in the Spec
+	Kernel, Initrd *os.File          // readable by all users; nil unless the Spec has them
 	Disks          map[string]Layers // by disk id
 }
 
 // Layers are the files of one disk.
 type Layers struct {
-	Overlay *os.File // QCOW2; open for reading and writing, or for reading alone if the disk is read-only
-	Base    *os.File // of the format that the Spec says; open for reading alone; nil for a blank disk
-	// Size is the disk's virtual size in bytes, from the assignment: QEMU could change the size in the overlay's
-	// header.
+	Overlay *os.File // QCOW2; open for reading and writing, or read-only if the disk is read-only
+	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
+	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used, because
+	// QEMU could change it.
 	Size uint64
 }
 
-// tasks is how many threads QEMU may have: one a vCPU, and room for others; its pool for I/O alone has up to 64.
+// tasks returns the limit of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up to 64.
 func (s Spec) tasks() int { return s.VCPUs + 200 }
 
-// launchTimeout bounds the launcher, which does nothing slow.
+// launchTimeout bounds the time from fork to execve of QEMU.
 const launchTimeout = 20 * time.Second
 
-// Launch starts the guest of s in home, stopped before its first instruction: [Process.Resume] lets it run. It returns
-// when QEMU answers, or with nothing left of it but its logs: the error says why, and wraps [ErrInvalid] when another
-// attempt would fail the same way, and [ErrRunning] when the VM has a process.
+// Launch starts the VM s in home, paused before its first instruction: [Process.Resume] lets it run. It returns when QEMU
+// answers. After an error nothing is left but the logs; the error wraps [ErrInvalid] if another attempt would fail the
+// same way, and [ErrRunning] if the VM has a process.
 //
-// Disks with slot -1 keep the slots that they had at the last start. generation and owner are the caller's, for the record.
+// Disks with slot -1 keep the slot of the last start. generation and owner are stored in the record.
 func (l *Launcher) Launch(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
 	p, err := l.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner})
 	if err != nil {
@@ -110,14 +110,14 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 		}
 	}
 	l.removeCgroup(ctx, home)
-	// What QEMU itself said of its end is kept. Otherwise the reason is the host's business, and the caller's.
+	// An exit of QEMU itself stays recorded. A reason on the host's side is only returned to the caller.
 	if exit, known, readErr := home.Exit(); readErr != nil || !known || exit == exitAsked {
 		err = errors.Join(err, home.write("exit.json", exitNotStarted))
 	}
 	return nil, err
 }
 
-// checkNotRunning refuses when what was started last runs somewhere else than it should.
+// checkNotRunning returns an error if the process of the last start still runs, even outside of its control group.
 func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	pidfd, err := l.findProcess(home, before)
 	if err == nil {
@@ -130,7 +130,7 @@ func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	return err
 }
 
-// inOrder are the disks' files in the order of their descriptors.
+// inOrder returns the disks' files in the order of their descriptors. It returns an error if they do not match s.
 func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd {
 		return nil, errors.New("kernel and initrd are not those of the spec")
@@ -174,7 +174,7 @@ func (f Files) fileSizeLimit() uint64 {
 	return most
 }
 
-// checkOpenMode refuses a file that QEMU could not use as it is open, or could use for more than it should.
+// checkOpenMode returns an error unless f is open for reading and writing, or read-only if write is false.
 func checkOpenMode(f *os.File, write bool) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err != nil {
@@ -189,7 +189,7 @@ func checkOpenMode(f *os.File, write bool) error {
 	return nil
 }
 
-// start makes the process, records it and waits until it answers.
+// start starts the process, records it and waits until QEMU answers.
 func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files, disks []*os.File) (*Process, error) {
 	own, err := home.open()
 	defer closeAll(own...)
@@ -225,7 +225,7 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	return p, nil
 }
 
-// open makes the descriptors that every QEMU gets, in their order.
+// open creates the files that every QEMU gets, in the order of their descriptors.
 func (h *Home) open() ([]*os.File, error) {
 	dir, err := os.Open(h.dir)
 	if err != nil {
@@ -247,7 +247,7 @@ func (h *Home) open() ([]*os.File, error) {
 	return append(out, log), nil
 }
 
-// socketPath is a way to a socket that is short enough for the address of one, however long the directory's path is.
+// socketPath returns a path of a socket in dir that fits into a socket address, however long the directory's path is.
 func socketPath(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
@@ -262,8 +262,9 @@ func listen(dir *os.File, name string) (*os.File, error) {
 	return l.File()
 }
 
-// startLauncher runs the launcher until it has become QEMU. The process is in the record before the launcher learns what to do:
-// should the agent end here, it ends too, or is found. When spawn fails it leaves no process.
+// startLauncher runs the launcher until it has become QEMU, and returns its pidfd. The process is recorded before the
+// launcher receives its plan: if the agent ends in between, the launcher ends too, or the next agent finds it. If
+// startLauncher fails, it leaves no process.
 func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl plan, keep []*os.File) (pidfd int, err error) {
 	planRead, planWrite, err := os.Pipe()
 	if err != nil {
@@ -317,7 +318,7 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	return pidfd, nil
 }
 
-// fork starts the launcher. in is the number under which it gets the plan; the next one is that of its status.
+// fork starts the launcher. The launcher reads its plan from descriptor in, and reports failure on in+1.
 func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -331,7 +332,7 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 	defer stderr.Close()
 	proc, err := os.StartProcess(l.LauncherCommand[0], append(slices.Clone(l.LauncherCommand), strconv.Itoa(in), strconv.Itoa(in+1)), &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{"GOMAXPROCS=1"}, // not QEMU's: it gets none
+		Env:   []string{"GOMAXPROCS=1"}, // for the launcher; QEMU's environment is empty
 		Files: append([]*os.File{null, stderr, stderr}, pass...),
 		Sys: &syscall.SysProcAttr{
 			Setsid:     true,
@@ -343,15 +344,15 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 		return 0, 0, err
 	}
 	pid = proc.Pid
-	// Its end is awaited by the Process, through pidfd: os would spend a thread on each.
+	// Process waits for the end by the pidfd. os.Process.Wait would block a thread for each VM.
 	return pidfd, pid, proc.Release()
 }
 
-// removeCgroup ends whatever is in the VM's group, and the group.
+// removeCgroup kills all processes of the VM's control group and removes the group.
 func (l *Launcher) removeCgroup(ctx context.Context, home *Home) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
-	// What cannot be removed now is found by the next Launch or Adopt, as a group with processes.
+	// If this fails, the next Launch or Adopt finds the group and its processes.
 	if err := l.Cgroups.Kill(ctx, home.id); err == nil {
 		_ = l.Cgroups.Remove(ctx, home.id)
 	}
@@ -370,8 +371,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// startTime is when a process began, in clock ticks since the host's boot (proc(5), field 22 of stat). The error wraps
-// fs.ErrNotExist when there is no such process, and a dead one that nobody has waited for is none.
+// startTime returns when a process started, in clock ticks since the host's boot (proc(5), field 22 of stat). The error
+// wraps fs.ErrNotExist if there is no such process, or only a zombie.
 func startTime(pid int) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, syscall.ESRCH) {
@@ -380,7 +381,7 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The name in parentheses may hold anything.
+	// The process name in parentheses may contain any character.
 	_, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
 	fields := strings.Fields(rest)
 	if !ok || len(fields) < 20 {

@@ -18,31 +18,32 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// Deadlines. Each bounds one step, whatever context the caller has.
+// Timeouts of single steps, in addition to the caller's context.
 const (
-	commandTimeout = 10 * time.Second // a command that changes nothing slow
-	greetTimeout   = time.Minute      // from QEMU's start to its first answer, on a host that is full
+	commandTimeout = 10 * time.Second // one QMP command
+	greetTimeout   = time.Minute      // from QEMU's start to its first answer, on a loaded host
 	quitTimeout    = 5 * time.Second  // from quit to the end of the process, which flushes its disks
-	killTimeout    = 10 * time.Second // from SIGKILL to the end
+	killTimeout    = 10 * time.Second // from SIGKILL to the end of the process
 	retryPause     = time.Second      // between attempts to reach a monitor that does not answer
 	trimEvery      = 5 * time.Second
 )
 
-// ErrExited is the answer to commands when the process is gone: see [Process.Exit].
+// ErrExited is wrapped by the errors of commands when the process has ended. See [Process.Exit].
 var ErrExited = errors.New("QEMU has ended")
 
-// Process is a QEMU that runs, or did. Its methods may be called at the same time. While it is open it follows QEMU's
-// events, bounds its logs, and when the guest has ended by itself writes down why and ends QEMU. Close it in any case.
+// Process is a QEMU process, running or ended. Its methods may be called concurrently. While a Process is open it reads
+// QEMU's events, limits the size of its logs, and when the guest has ended records why and ends QEMU. The caller must
+// close it, also after QEMU has ended.
 type Process struct {
 	launcher *Launcher
 	home     *Home
 	record   Record
 	pidfd    *os.File
-	dir      *os.File // the home, for the sockets' paths
+	dir      *os.File // the home, for socketPath
 
 	work, inspect *qmp.Socket
 
-	life       context.Context // ends with Close and with the process
+	life       context.Context // ends with Close, or when the process ends
 	end        context.CancelFunc
 	tasks      sync.WaitGroup
 	gone       atomic.Bool // the process is, though its end may not be settled yet
@@ -57,7 +58,7 @@ type Process struct {
 	quitWithin time.Duration // with quit: quitTimeout but in tests
 }
 
-// newProcess begins to watch a process. It owns pidfd, also when it fails.
+// newProcess opens a Process. It takes ownership of pidfd and closes it on error.
 func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		_ = unix.Close(pidfd)
@@ -78,7 +79,7 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 	return p, nil
 }
 
-// waitReady waits until QEMU answers for the first time, on both monitors.
+// waitReady waits until QEMU answers on both monitors, then configures it and starts to read its events.
 func (p *Process) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
@@ -98,7 +99,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 		p.tasks.Go(p.followEvents)
 		return nil
 	}
-	// When the monitor closes, QEMU is ending: wait a moment for its exit status.
+	// If the monitor was closed, QEMU is ending. Its exit status gives a better error.
 	late, stop := context.WithTimeout(context.Background(), endingTimeout)
 	defer stop()
 	select {
@@ -109,30 +110,32 @@ func (p *Process) waitReady(ctx context.Context) error {
 	}
 }
 
-// Record is what was started.
+// Record returns the record of this process.
 func (p *Process) Record() Record { return p.record }
 
-// Exited is closed when the process is gone, and its end is written down.
+// Exited returns a channel that is closed when the process has ended and its exit is recorded.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Exit is how it ended, once Exited is closed; before that the zero Exit, or what is known already.
+// Exit returns how the process ended. Before Exited is closed it returns the zero Exit, or the exit of a guest that has
+// ended while QEMU still runs.
 func (p *Process) Exit() Exit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.exit
 }
 
-// Wake gets a value after something has happened, one for any number of things: look at Status, LastError and Exited.
+// Wake returns a channel that gets a value after changes, one value for any number of changes. Then check Status,
+// LastError and Exited.
 func (p *Process) Wake() <-chan struct{} { return p.wake }
 
-// LastError says what stopped the guest: an error of a disk. It is empty again after Cont.
+// LastError returns the disk error that has paused the guest, or "". Resume clears it.
 func (p *Process) LastError() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lastError
 }
 
-// Close stops watching and lets go. QEMU and its guest live on.
+// Close closes the connections and ends the goroutines of p. QEMU and its guest continue to run.
 func (p *Process) Close() {
 	p.end()
 	_ = p.pidfd.SetReadDeadline(time.Unix(1, 0))
@@ -149,7 +152,8 @@ func (p *Process) notify() {
 	}
 }
 
-// waitExit waits for the end of the process, without a thread of its own, and settles it.
+// waitExit waits for the end of the process by its pidfd, without blocking a thread. Then it records the exit and removes
+// the control group.
 func (p *Process) waitExit() {
 	raw, err := p.pidfd.SyscallConn()
 	if err == nil {
@@ -159,7 +163,7 @@ func (p *Process) waitExit() {
 		})
 	}
 	if err != nil {
-		return // closed: the process lives on, watched by nobody
+		return // p was closed; the process continues to run.
 	}
 	p.gone.Store(true)
 	p.end()
@@ -174,7 +178,7 @@ func (p *Process) waitExit() {
 	p.notify()
 }
 
-// recordExit decides how the process ended, unless its last state said so already.
+// recordExit records how the process ended, unless the exit of its guest is recorded already.
 func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,11 +190,11 @@ func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	} else {
 		p.exit = Exit{Crashed, p.describeExit(status, known)}
 	}
-	// Should this fail, the next Adopt comes to a conclusion of its own.
+	// If the write fails, the next Adopt determines the exit again.
 	_ = p.home.write("exit.json", p.exit)
 }
 
-// describeExit says what killed a process. Called with mu held.
+// describeExit returns the text of an unexpected exit. The caller holds mu.
 func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	var text string
 	usage, err := p.launcher.Cgroups.Usage(p.home.id)
@@ -202,20 +206,20 @@ func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	case known:
 		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
 	default:
-		// Only its parent learns the status of a process, and this agent took it over.
+		// The exit status is known only to the parent of a process, and this agent adopted it.
 		text = "QEMU ended without a word, as it does when it is killed"
 	}
 	return withStderr(text, p.home.stderr())
 }
 
-// reap takes the exit status of a process that ended, if it is a child of ours.
+// reap returns the exit status of an ended process, if it is a child of this agent.
 func reap(pid int) (unix.WaitStatus, bool) {
 	var status unix.WaitStatus
 	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
 	return status, err == nil && got == pid
 }
 
-// trimLogs bounds the logs of guest and QEMU, and kills a QEMU that writes its logs faster than a guest's console can.
+// trimLogs limits the size of the two logs, and kills a QEMU that writes faster than a guest's serial port can.
 func (p *Process) trimLogs() {
 	logs := []*console.Log{p.home.Console(), p.home.stderr()}
 	seen := []growth{lengthOf(logs[0]), lengthOf(logs[1])}
@@ -233,7 +237,7 @@ func (p *Process) trimLogs() {
 				p.killFlooding()
 				return
 			}
-			// A file system that has no room for a hole has room for the next attempt, or for nobody.
+			// An error is ignored: Trim is called again.
 			_ = l.Trim()
 			seen[i] = lengthOf(l)
 		}
@@ -267,12 +271,12 @@ func (g growth) floods(now growth) bool {
 	return !g.at.IsZero() && !now.at.IsZero() && grown > floodBytes && float64(grown) > floodRate*now.at.Sub(g.at).Seconds()
 }
 
-// killFlooding ends QEMU at once.
+// killFlooding records exitFlooded and kills QEMU.
 func (p *Process) killFlooding() {
 	p.mu.Lock()
 	if p.exit.Reason == "" {
 		p.exit = exitFlooded
-		// If the write fails, the next Adopt determines the reason of the exit again.
+		// If the write fails, the next Adopt determines the exit again.
 		_ = p.home.write("exit.json", p.exit)
 	}
 	p.mu.Unlock()
@@ -284,7 +288,7 @@ func (p *Process) killFlooding() {
 // log, and QEMU is queried for its state once instead.
 const eventRate, eventBurst = 20, 200
 
-// followEvents reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
+// followEvents reads QEMU's events until p.life ends. It connects again when the connection ends.
 func (p *Process) followEvents() {
 	for p.life.Err() == nil {
 		conn, err := p.inspect.Conn(p.life)
@@ -297,6 +301,8 @@ func (p *Process) followEvents() {
 	}
 }
 
+// readEvents reads the events of one connection. It queries the run state first, and after each event that may change it
+// or when events were dropped.
 func (p *Process) readEvents(conn *qmp.Conn) error {
 	events := conn.Subscribe(conn.Mark())
 	if err := p.handleRunState(conn); err != nil {
@@ -387,13 +393,13 @@ func (p *Process) Status(ctx context.Context) (Status, error) {
 	return Status{State: info.Status.String(), Running: info.Running}, nil
 }
 
-// Resume lets the guest run: for the first time, or after an error of a disk.
+// Resume lets the guest run: for the first time, or again after a disk error or Pause.
 func (p *Process) Resume(ctx context.Context) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err
 	}
-	// Forgotten before, not after: the next error may come at once.
+	// Cleared before the command, because the next disk error may happen immediately.
 	p.mu.Lock()
 	last := p.lastError
 	p.lastError = ""
@@ -409,7 +415,7 @@ func (p *Process) Resume(ctx context.Context) error {
 	return err
 }
 
-// Pause stops the guest's CPUs until Cont.
+// Pause stops the guest's CPUs until Resume.
 func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, (*raw.Monitor).Stop) }
 
 // Reset presses the reset button.
@@ -417,9 +423,9 @@ func (p *Process) Reset(ctx context.Context) error {
 	return p.do(ctx, p.work, (*raw.Monitor).SystemReset)
 }
 
-// DiskStats counts what a guest did with one disk since QEMU was started.
+// DiskStats are the I/O counters of one disk since QEMU was started.
 type DiskStats struct {
-	ID                    string // the disk's
+	ID                    string // of the disk
 	ReadBytes, WriteBytes uint64
 	Reads, Writes         uint64
 }
@@ -443,5 +449,5 @@ func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
 	return out, nil
 }
 
-// Usage is what the whole process has used, by the host's count.
+// Usage returns the resource usage of the control group, measured by the host.
 func (p *Process) Usage() (cgroup.Usage, error) { return p.launcher.Cgroups.Usage(p.home.id) }
