@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// launchWithin bounds a launch on a host that is full.
+	// launchWithin bounds a launch on a loaded host.
 	launchWithin = 90 * time.Second
-	// launchGrace is how long a launch under way may go on when the agent stops: done by half it would have failed.
+	// launchGrace is how long a launch in progress may continue when the agent stops. An interrupted launch counts as failed.
 	launchGrace = 5 * time.Second
 )
 
-// act carries an action out.
+// act executes an action.
 func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error {
 	if a != Build && a != Start && a != Relaunch {
 		var cancel context.CancelFunc
@@ -35,7 +35,7 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 	case Start:
 		r := v.record
 		r.StartsDone = want.GetStarts()
-		// What was asked of the guest before this start is over with it.
+		// Reboots and resets requested before this start are done by it.
 		r.RebootsBegun, r.RebootsDone, r.ResetsDone = want.GetReboots(), want.GetReboots(), want.GetResets()
 		return v.start(ctx, want, r)
 	case Relaunch:
@@ -80,7 +80,7 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 	return fmt.Errorf("no such action: %d", a)
 }
 
-// write makes a record durable, and then the one that counts. A first record is of the cluster that the host is in.
+// write syncs r to disk, then sets v.record. A record without a cluster gets the host's.
 func (v *VM) write(r Record) error {
 	if r.Cluster == "" {
 		r.Cluster = v.set.o.Cluster()
@@ -92,7 +92,7 @@ func (v *VM) write(r Record) error {
 	return nil
 }
 
-// build makes the disks, and fetches every image that a start needs.
+// build creates the disks and fetches every image that a start needs.
 func (v *VM) build(ctx context.Context, want *agentv1.AssignedVm) error {
 	err := v.makeDisks(ctx, want)
 	switch {
@@ -109,7 +109,7 @@ func (v *VM) makeDisks(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err := v.set.check(want); err != nil {
 		return err
 	}
-	if err := v.write(v.record); err != nil { // so that the VM is known to be here from its first file on
+	if err := v.write(v.record); err != nil { // Written first, so that List finds the VM before it has any file.
 		return err
 	}
 	var err error
@@ -127,7 +127,7 @@ func (v *VM) makeDisks(ctx context.Context, want *agentv1.AssignedVm) error {
 	return v.write(r)
 }
 
-// fetchImages fetches the images that are not here.
+// fetchImages fetches the images that this host lacks.
 func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	for _, img := range images(want) {
 		if err := v.set.o.Images.Hold(ctx, img); err != nil {
@@ -137,8 +137,8 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	return nil
 }
 
-// start records a start and makes it. A failure is recorded as its end; only a record that could not be written leaves
-// it to be tried again.
+// start records a start, then launches QEMU. A failure is recorded as the start's exit, and the start is not repeated. It
+// is repeated only if the first record could not be written.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
 	r.Live, r.End, r.Mark = true, End{}, r.startMark()
 	if err := v.write(r); err != nil {
@@ -154,14 +154,14 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	}
 	v.set.counts.launchFailures.Add(1)
 	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: brief(err)}
-	v.record = r // also when it cannot be written: then a restart of the agent finds a start without a process
+	v.record = r // Even if it cannot be written. After a restart, the agent finds a start without a process.
 	return fmt.Errorf("%w: %w", errEnded, errors.Join(err, v.write(r)))
 }
 
-// errEnded wraps a failure that is on record as the end of a start, and not a thing to be tried again.
+// errEnded is wrapped by a failure that is recorded as the exit of a start, so that the step is not repeated.
 var errEnded = errors.New("the start failed")
 
-// launchContext is ctx with a deadline of its own, and a while longer than ctx when that is ended.
+// launchContext returns a context that ends after launchWithin, or launchGrace after ctx has ended.
 func launchContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), launchWithin)
 	stop := context.AfterFunc(ctx, func() {
@@ -208,7 +208,7 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.Proces
 	return v.set.o.QEMU.Launch(ctx, v.home, v.set.spec(want), files, want.GetGeneration(), v.record.Mark)
 }
 
-// powerOff ends whatever runs.
+// powerOff ends the VM's process, or the orphan processes of its control group.
 func (v *VM) powerOff(ctx context.Context) error {
 	if v.process != nil {
 		return v.process.PowerOff(ctx)
@@ -220,7 +220,7 @@ func (v *VM) powerOff(ctx context.Context) error {
 	return v.set.o.Cgroups.Remove(ctx, string(v.id))
 }
 
-// reset records why, and presses the reset button. A guest that was held waits afterwards: the next look lets it run.
+// reset changes the record by note, then resets the guest. A Paused guest is Waiting afterwards, and then resumed.
 func (v *VM) reset(ctx context.Context, note func(*Record)) error {
 	r := v.record
 	note(&r)
@@ -231,7 +231,8 @@ func (v *VM) reset(ctx context.Context, note func(*Record)) error {
 	return v.process.Reset(ctx)
 }
 
-// destroy ends everything and removes it. What names the VM goes last, so that one half destroyed is found again.
+// destroy ends the VM's processes and removes its files. The record is removed last, so that List finds a VM whose removal
+// was interrupted.
 func (v *VM) destroy(ctx context.Context) error {
 	if v.process != nil {
 		if err := v.process.Kill(ctx); err != nil {
@@ -246,7 +247,7 @@ func (v *VM) destroy(ctx context.Context) error {
 	if err := v.set.o.Cgroups.Remove(ctx, string(v.id)); err != nil {
 		return err
 	}
-	home, err := v.set.o.Homes.Claim(string(v.id)) // also one that was never finished
+	home, err := v.set.o.Homes.Claim(string(v.id)) // Claim also opens a home whose creation was interrupted.
 	if err != nil {
 		return err
 	}

@@ -8,66 +8,67 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Guest is what there is of a guest's process.
+// Guest is the state of a VM's process and guest.
 type Guest uint8
 
 const (
 	None          Guest = iota // no process
-	Waiting                    // a process whose guest has never run: the launch is not over
+	Waiting                    // the process was launched, but the guest was never resumed
 	Running                    // guest CPUs run
-	Paused                     // QEMU stopped the guest: its disk fails, it panicked
-	Off                        // the guest is off, and QEMU about to end
-	Unresponsive               // a process that does not answer
-	OrphanProcess              // processes that belong to no guest that we know of
+	Paused                     // QEMU stopped the guest's CPUs, for example after a disk error
+	Off                        // the guest has ended, and QEMU is about to end
+	Unresponsive               // the process does not answer
+	OrphanProcess              // there are processes in the control group, but no record of them
 )
 
 func (g Guest) String() string {
 	return [...]string{"none", "waiting", "running", "paused", "off", "unresponsive", "orphan process"}[g]
 }
 
-// Observation is what is on the host of one VM. Durations are by the monotonic clock of this run of the agent; a negative one
-// means never.
+// Observation is the state of one VM on the host. Durations are measured by this agent since its start; a negative
+// duration means never.
 type Observation struct {
-	Exists  bool // anything at all: a directory, a control group
-	Refused bool // its disks cannot be made, and trying again will not help
-	// Foreign means that the counts are of another cluster, so that nobody who rules now has ruled on this VM before.
+	Exists  bool // there is a record, a directory or a control group
+	Refused bool // the disks cannot be built, and another attempt would fail the same way
+	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them yet.
 	Foreign bool
 	Record  Record
 	Guest   Guest
-	// Trouble says why a guest is held or mute, or how a process ended whose end the record does not have yet.
+	// Trouble is the reason why the guest is Paused or Unresponsive, or why a process failed whose exit is not recorded
+	// yet.
 	Trouble string
-	// Exit of such a process.
+	// Exit is the exit of a process that is not recorded yet.
 	Exit cloud.Exit
-	// Recoverable is set when a held guest may go on by itself after a while: its disk was full.
+	// Recoverable means that a Paused guest may be resumed after a while, because a disk error paused it.
 	Recoverable bool
-	// Error is the last step's, until a step succeeds.
+	// Error is the error of the last step, or "" if it succeeded.
 	Error string
 
-	OffFor     time.Duration // since power off was first wanted of this guest
+	OffFor     time.Duration // since power off was first seen as desired for this guest
 	PressedFor time.Duration // since the power button was last pressed
-	RebootFor  time.Duration // since a reboot was begun
-	PausedFor  time.Duration // since the guest was first seen held
+	RebootFor  time.Duration // since the reboot began
+	PausedFor  time.Duration // since the guest was first seen Paused
 }
 
-// Action is what to do next.
+// Action is one thing to do for a VM.
 type Action uint8
 
 const (
 	Nothing              Action = iota
-	Build                       // make the disks
-	Start                       // record the start, then launch
+	Build                       // create the disks
+	Start                       // record the start, then launch QEMU
 	Resume                      // let a launched guest run
-	PressPowerButton            // the power button
-	PowerOff                    // end the processes, by power off
-	RecordExit                  // record how a process ended that is no more, and clean up after it
-	Reset                       // record the reset, then press the reset button
-	Reboot                      // record that a reboot is begun
-	Relaunch                    // end a reboot: the guest has gone down, launch it again
-	Restart                     // end a reboot: the guest does not go down, press the reset button
-	AckStart                    // record that the guest that runs is what the latest start asked for
-	ResumeAfterDiskError        // let a held guest go on
-	AdoptCounters               // record that the counts are of this cluster
-	Destroy                     // end everything and remove it
+	PressPowerButton            // ask the guest to shut down
+	PowerOff                    // end the VM's processes
+	RecordExit                  // record how the ended process exited
+	Reset                       // record the reset, then reset the guest
+	Reboot                      // record that a reboot began
+	Relaunch                    // finish a reboot whose guest has shut down: launch QEMU again
+	Restart                     // finish a reboot whose guest does not shut down: reset the guest
+	AckStart                    // record the latest start as done, because the guest runs already
+	ResumeAfterDiskError        // let a guest run again that a disk error has paused
+	AdoptCounters               // record the counters of the host's present cluster
+	Destroy                     // end the VM's processes and remove its files
 )
 
 func (a Action) String() string {
@@ -75,36 +76,37 @@ func (a Action) String() string {
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "destroy"}[a]
 }
 
-// Times of the plan.
+// Times of NextAction.
 const (
-	// pressInterval: a guest that is still booting misses the button, and one that shuts down ignores it.
+	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the first,
+	// and a guest that is shutting down ignores further ones.
 	pressInterval = 10 * time.Second
-	// rebootTimeout is how long a reboot waits for the guest.
+	// rebootTimeout is how long a reboot waits for the guest to shut down.
 	rebootTimeout = 30 * time.Second
-	// resumeAfter is how long a guest stays held before it may try again.
+	// resumeAfter is how long a guest stays paused after a disk error before it is resumed.
 	resumeAfter = 30 * time.Second
-	// pollInterval is when to look again at a process that does not answer.
+	// pollInterval is the time between two observations of a process that sends no event for the change waited for.
 	pollInterval = 5 * time.Second
 )
 
 // Ways to break the rules of this file, each caught by TestMutants.
 const (
-	startTwice     = "start-twice"     // a start that is on record is made again
-	destroyUnruled = "destroy-unruled" // a VM that nobody has ruled on is destroyed
-	judgeForeign   = "judge-foreign"   // records that may be older than a VM rule on it at once
+	startTwice     = "start-twice"     // a recorded start is executed again
+	destroyUnruled = "destroy-unruled" // a VM without desired state is destroyed
+	judgeForeign   = "judge-foreign"   // the state desired by another cluster is applied without a check of its age
 )
 
-// Plan is what to do, and what to say.
+// Plan is the next action and the state to report.
 type Plan struct {
 	Action   Action
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
-	// Wait is when to look again, with nothing to do; 0: when something happens.
+	// Wait is the time until the next observation, if there is no action. 0 means to wait for a change.
 	Wait time.Duration
 }
 
-// note is what the host's operator should read.
+// note returns a warning for the host's operator, or "".
 func (p Plan) note() string {
 	if p.Error == startedSince || p.Error == madeSince {
 		return p.Error
@@ -112,7 +114,7 @@ func (p Plan) note() string {
 	return ""
 }
 
-// NextAction says what to do next towards want, nil being no wish. It is the whole behaviour of a VM on a host.
+// NextAction returns what to do next towards want, and what to report. A nil want means that no state is desired.
 func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 	p := plan(want, o)
 	if p.Error == "" && p.Observed != cloud.ObservedAbsent {
@@ -121,6 +123,7 @@ func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
+// plan is NextAction without the error of the last step.
 func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	power := want.GetPower()
 	if mutant.On(destroyUnruled) && want == nil {
@@ -155,15 +158,15 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	return reportOnly(o)
 }
 
-// What is said of guests that a cluster's records do not explain. It was made of older ones.
+// Errors reported for guests that do not match the records of a cluster restored from a backup.
 const (
 	startedSince = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
 	stoppedSince = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
 	madeSince    = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
 )
 
-// planForeign is the first word of a cluster on a VM that ran under another; ok is false when it is like any other. The records
-// may be older than what is here, so what they do not explain is kept, and said.
+// planForeign returns the plan for a VM whose counters belong to another cluster. Its present cluster's records may be
+// older than the VM, so a state that they do not explain is kept and reported. ok is false if the normal plan applies.
 func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	p = reportOnly(o)
 	switch power := want.GetPower(); {
@@ -179,7 +182,7 @@ func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	return p, true
 }
 
-// reportOnly is what to say of a VM that nobody has ruled on.
+// reportOnly returns the plan for a VM without desired state: no action, only a report.
 func reportOnly(o Observation) Plan {
 	switch o.Guest {
 	case Waiting:
@@ -208,7 +211,7 @@ func reportOnly(o Observation) Plan {
 	return Plan{Observed: cloud.ObservedBuilt}
 }
 
-// removalState is what to say of a VM that is about to be removed.
+// removalState returns the state to report for a VM that is about to be removed.
 func removalState(o Observation) cloud.Observed {
 	if o.Guest == None {
 		return cloud.ObservedBuilt
@@ -216,7 +219,7 @@ func removalState(o Observation) cloud.Observed {
 	return cloud.ObservedStopping
 }
 
-// exitReport is the report of an end that nobody asked for.
+// exitReport returns the report of an exit that was not asked for.
 func exitReport(o Observation) Plan {
 	if o.Record.Live {
 		return Plan{Observed: cloud.ObservedEnded, Exit: o.Exit, Error: o.Trouble}
@@ -224,7 +227,7 @@ func exitReport(o Observation) Plan {
 	return Plan{Observed: cloud.ObservedEnded, Exit: o.Record.End.Exit, Error: o.Record.End.Error}
 }
 
-// planBuild is the way to complete disks; ok is false when they are complete.
+// planBuild returns the plan to build the disks. ok is false if they are complete.
 func planBuild(o Observation) (Plan, bool) {
 	switch {
 	case o.Record.Built || o.Guest != None:
@@ -235,6 +238,7 @@ func planBuild(o Observation) (Plan, bool) {
 	return Plan{Action: Build, Observed: cloud.ObservedBuilding}, true
 }
 
+// planOn returns the plan for a VM that should run.
 func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 	if p, ok := planBuild(o); ok {
 		return p
@@ -269,7 +273,7 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 	return planRunning(want, o)
 }
 
-// planRunning is what a guest that is wanted on, and is, may still be asked for.
+// planRunning returns the plan for a guest that should run and has been started: reset, reboot, or resume.
 func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 	r := o.Record
 	p := Plan{Observed: cloud.ObservedRunning, Error: o.Trouble}
@@ -294,7 +298,7 @@ func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// pressOrWait presses the button, at once or again after a while, or waits for whichever is first: that, or left.
+// pressOrWait returns PressPowerButton if the button is due, or else how long to wait: until it is due, at most left.
 func pressOrWait(o Observation, left time.Duration) (Action, time.Duration) {
 	if o.PressedFor < 0 || o.PressedFor >= pressInterval {
 		return PressPowerButton, 0
@@ -302,6 +306,7 @@ func pressOrWait(o Observation, left time.Duration) (Action, time.Duration) {
 	return Nothing, min(left, pressInterval-o.PressedFor)
 }
 
+// planOff returns the plan for a VM that should be off.
 func planOff(want *agentv1.AssignedVm, o Observation) Plan {
 	if p, ok := planBuild(o); ok {
 		return p
@@ -333,5 +338,5 @@ func planOff(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// maxGraceMS is more than any stop may take (cloud.MaxStopSeconds), and fits a duration.
+// maxGraceMS is a limit of the grace period in milliseconds that is above cloud.MaxStopSeconds and fits a Duration.
 const maxGraceMS = 24 * 3600 * 1000

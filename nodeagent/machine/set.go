@@ -21,22 +21,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options of a Host. All are required.
+// Options are the dependencies of a MachineSet. All are required.
 type Options struct {
 	QEMU    *qemu.Launcher
 	Homes   *qemu.Homes
 	Cgroups *cgroup.Tree
 	Images  *disk.Images
-	// Records is the directory of the records, made if it is not there.
+	// Records is the directory of the records. New creates it if needed.
 	Records string
 	Accel   qemu.Accel
-	// Cluster is the id of the cluster that this host is in, empty when it is in none. It must not block.
+	// Cluster returns the id of the host's cluster, or "" if the host has not joined one. It must not block.
 	Cluster func() string
-	// MachineType is the versioned one that new starts get, CPUModel what a VM without a wish gets.
+	// MachineType is the versioned machine type of new starts. CPUModel is the model of VMs that name none.
 	MachineType, CPUModel string
 }
 
-// MachineSet is all VMs of this host.
+// MachineSet is the set of VMs on this host.
 type MachineSet struct {
 	o      Options
 	counts counts
@@ -47,10 +47,10 @@ type MachineSet struct {
 
 type counts struct{ launches, launchFailures, builds, buildFailures, deaths atomic.Uint64 }
 
-// Counts are sums since the agent started.
+// Counts are the numbers of events since the agent started.
 type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint64 }
 
-// New makes a host.
+// New returns the MachineSet of a host.
 func New(o Options) (*MachineSet, error) {
 	if err := os.MkdirAll(o.Records, 0o700); err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
@@ -58,7 +58,7 @@ func New(o Options) (*MachineSet, error) {
 	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}}, nil
 }
 
-// List names all VMs that exist here in any form: with a record, a home or a control group.
+// List returns the ids of all VMs that have a record, a home or a control group on this host.
 func (s *MachineSet) List() ([]cloud.VMID, error) {
 	entries, err := os.ReadDir(s.o.Records)
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *MachineSet) List() ([]cloud.VMID, error) {
 	return out, nil
 }
 
-// present says whether a VM has a home, finished or not, or a control group.
+// present reports whether a VM has a home, complete or not, or a control group.
 func (s *MachineSet) present(id cloud.VMID) (bool, error) {
 	homes, err := s.o.Homes.List()
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *MachineSet) present(id cloud.VMID) (bool, error) {
 	return slices.Contains(homes, string(id)) || slices.Contains(groups, string(id)), nil
 }
 
-// Open gives the machine of a VM, one at a time for each.
+// Open returns the VM with that id. The caller closes it before it opens the same VM again.
 func (s *MachineSet) Open(id cloud.VMID) reconcile.Reconciled {
 	v := &VM{set: s, id: id}
 	s.mu.Lock()
@@ -129,13 +129,13 @@ func (s *MachineSet) machines() []*VM {
 	return out
 }
 
-// Counts are the sums so far.
+// Counts returns the present counts.
 func (s *MachineSet) Counts() Counts {
 	c := &s.counts
 	return Counts{c.launches.Load(), c.launchFailures.Load(), c.builds.Load(), c.buildFailures.Load(), c.deaths.Load()}
 }
 
-// UsedImages are the images that disks on this host lie upon, by sha256.
+// UsedImages returns the SHA-256 sums of the images that are base images of disks on this host.
 func (s *MachineSet) UsedImages() (map[string]bool, error) {
 	ids, err := s.o.Homes.List()
 	if err != nil {
@@ -163,11 +163,11 @@ func (s *MachineSet) UsedImages() (map[string]bool, error) {
 	return used, nil
 }
 
-// errNoConsole is for the reader of a console.
+// errNoConsole is the error of Console for a VM without a console log. Tenants see it.
 var errNoConsole = errors.New("the VM has no console log on this host")
 
-// Console writes the last tail bytes of a VM's console to w (0: all that is kept), and with follow what comes after,
-// until ctx ends.
+// Console writes the last tail bytes of a VM's console log to w, or all of the log if tail is 0. With follow it continues
+// with new output until ctx ends.
 func (s *MachineSet) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
 	home, err := s.o.Homes.Open(string(vm))
 	if err != nil {

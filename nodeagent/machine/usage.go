@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// measureWithin bounds the questions to one QEMU.
+	// measureWithin bounds the queries to one QEMU.
 	measureWithin = 2 * time.Second
-	// measureAtOnce is how many are asked at a time, so that some mute ones do not hold up the rest for long.
+	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the others.
 	measureAtOnce = 8
 )
 
@@ -23,15 +23,15 @@ type sample struct {
 	usage *cloud.Usage
 }
 
-// Seen is a VM as it was last seen and measured.
+// Seen is the last observation and measurement of a VM.
 type Seen struct {
 	ID       cloud.VMID
 	Observed cloud.Observed
-	Usage    *cloud.Usage // nil when nothing was measured
+	Usage    *cloud.Usage // nil if there is no measurement
 	CPU      time.Duration
 }
 
-// Seen tells of all VMs without looking at them.
+// Seen returns the last observation and measurement of all VMs, without a new one.
 func (s *MachineSet) Seen() []Seen {
 	var out []Seen
 	for _, v := range s.machines() {
@@ -42,7 +42,8 @@ func (s *MachineSet) Seen() []Seen {
 	return out
 }
 
-// Measure asks what every VM uses that has a process. CPUPercent is of one processor, since the last measurement.
+// Measure measures the resource usage of all VMs that have a process. CPUPercent is the average since the last
+// measurement; 100 is one CPU.
 func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 	var mu sync.Mutex
 	out := map[cloud.VMID]cloud.Usage{}
@@ -55,7 +56,7 @@ func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 		if p == nil {
 			continue
 		}
-		places <- struct{}{} // given back within measureWithin
+		places <- struct{}{} // Blocks for at most measureWithin.
 		asking.Go(func() {
 			defer func() { <-places }()
 			if u, ok := v.measure(ctx, p); ok {
@@ -75,7 +76,7 @@ func (v *VM) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
 	now := time.Now()
 	whole, err := p.Usage()
 	if err != nil {
-		return cloud.Usage{}, false // it has just ended
+		return cloud.Usage{}, false // The process has just ended.
 	}
 	u := cloud.Usage{MemoryMiB: whole.Memory >> 20}
 	stats, err := p.DiskStats(ctx)
@@ -88,7 +89,7 @@ func (v *VM) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
 		u.DiskReadBytes += s.ReadBytes
 		u.DiskWriteBytes += s.WriteBytes
 	}
-	if err != nil && v.sample.usage != nil { // a QEMU that does not answer did not begin anew
+	if err != nil && v.sample.usage != nil { // Keep the last counters of a QEMU that does not answer.
 		u.DiskReadBytes, u.DiskWriteBytes = v.sample.usage.DiskReadBytes, v.sample.usage.DiskWriteBytes
 	}
 	used, over := whole.CPU-v.sample.cpu, now.Sub(v.sample.at)
