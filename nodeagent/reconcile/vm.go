@@ -16,27 +16,27 @@ import (
 const (
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
-	// maxRepeats is how often the same step may succeed without the look after it seeing a difference.
+	// maxRepeats is how often in a row the same step may succeed before that counts as a failure.
 	maxRepeats = 3
 )
 
 var errNoProgress = errors.New("the same step was done again and again and changed nothing")
 
-// vm is the goroutine of one VM, and what others may tell it.
+// vm is the goroutine of one VM and its desired state.
 type vm struct {
 	id     cloud.VMID
 	loop   *Loop
 	wake   chan struct{} // capacity 1
-	looked chan struct{} // closed after the first look
+	looked chan struct{} // closed after the first observation
 
 	// Guarded by loop.mu.
 	want       *agentv1.AssignedVm
 	released   bool
-	change     uint64             // rises with want
-	cancelStep context.CancelFunc // ends the step under way; nil when none may be ended
+	change     uint64             // rises with each change of want
+	cancelStep context.CancelFunc // cancels the step in progress; nil if there is none
 }
 
-// setDesired replaces what is wanted. loop.mu is held.
+// setDesired sets the desired state. The caller holds loop.mu.
 func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	if v.released == released && (v.want == nil) == (want == nil) && proto.Equal(v.want, want) {
 		return
@@ -52,19 +52,20 @@ func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	}
 }
 
+// desired returns the newest desired state and its change.
 func (v *vm) desired() (want *agentv1.AssignedVm, change uint64) {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
 	return v.want, v.change
 }
 
-// attempts remembers how the last steps went.
+// attempts are the results of the last steps.
 type attempts struct {
-	change uint64    // the wish that they were for
-	fails  int       // in a row
-	again  time.Time // not before
-	name   string    // of the last step
-	times  int       // that it was done in a row
+	change uint64    // vm.change at the time of the steps
+	fails  int       // number of failures in a row
+	again  time.Time // the next attempt is not before this time
+	name   string    // name of the last step
+	times  int       // how often in a row it succeeded
 	logged string    // the last error that was logged
 }
 
@@ -114,7 +115,7 @@ func (v *vm) run() {
 	}
 }
 
-// do carries a step out, unless the wish changes while it waits for its turn.
+// do executes a step, unless the desired state changes while it waits for the limit of its weight.
 func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	gate := v.loop.gates[step.Weight]
 	if gate != nil {
@@ -155,7 +156,8 @@ func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// setCancel lets others end the step by cancelStep, if the wish is still the one that it is for.
+// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still that
+// of the change given.
 func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
@@ -163,7 +165,7 @@ func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	return v.change == change
 }
 
-// failed notes a failure and when to try again.
+// failed records and logs a failure, and sets the time of the next attempt.
 func (v *vm) failed(t *attempts, name string, err error) {
 	pause := min(firstPause<<min(t.fails, 10), lastPause)
 	t.fails++
@@ -174,7 +176,8 @@ func (v *vm) failed(t *attempts, name string, err error) {
 	}
 }
 
-// sleep waits for something to happen, at most for pause if it is not 0. It is false when the loop ends.
+// sleep waits for a change of the VM or its desired state, at most for pause if it is not 0. It returns false when the
+// Loop is closed.
 func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	var timer <-chan time.Time
 	if pause > 0 {
@@ -192,7 +195,7 @@ func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	return true
 }
 
-// removeIfGone ends a VM of which nothing is left, if nothing is wanted of it either.
+// removeIfGone removes a VM of which nothing is left, unless it has a desired state. It reports whether it did.
 func (v *vm) removeIfGone(change uint64) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
