@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// The life of a VM on its host as scripts, over a host that is no more than a Sight. Each command prints what is done
-// until nothing is left to do, then what is reported, and when the next look is due.
+// TestPlan runs scripts over a host that is only an Observation. Each command prints the actions until there is none left,
+// then the report and the time of the next observation.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
 		h := newPaper()
@@ -64,7 +64,7 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 	return w
 }
 
-// paper is a host on paper: what the actions of the plan do to a Sight.
+// paper simulates a host: the effects of actions on an Observation.
 type paper struct {
 	want     *agentv1.AssignedVm
 	cluster  string
@@ -107,7 +107,7 @@ func (h *paper) end(exit cloud.Exit) {
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 }
 
-// restart forgets what only the agent knew.
+// restart clears what an agent loses when it ends.
 func (h *paper) restart() {
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 	h.s.Error, h.s.Refused = "", false
@@ -219,12 +219,12 @@ func (h *paper) report(p Plan) string {
 	return out
 }
 
-// Whatever is seen: nothing is done without a wish, nothing is destroyed but by DESTROYED, nothing is launched beside a
-// process, no start is made twice, and a cluster that has not ruled on a VM before ends no guest that its records do not
+// TestRules checks for all observations: no action without desired state, Destroy only for DESTROYED, no launch beside a
+// process, no start twice, and a cluster that has not adopted a VM's counters ends no guest that its records do not
 // explain.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 
-// violation tries every wish on every sight, and tells the first plan that breaks a rule.
+// violation tries every desired state with every observation, and returns the first plan that breaks a rule, or "".
 func violation() string {
 	wants := []*agentv1.AssignedVm{nil, {}}
 	for power := agentv1.Power_POWER_OFF; power <= agentv1.Power_POWER_ORPHANED; power++ {
@@ -240,7 +240,7 @@ func violation() string {
 						OffFor: max(since, 0), PressedFor: since, RebootFor: since, PausedFor: since, Foreign: bits&32 != 0}
 					s.Record = Record{Built: bits&8 != 0, Live: bits&16 != 0, StartsDone: 1, RebootsBegun: uint64(bits >> 3 & 1)}
 					if broken := rule(want, s, NextAction(want, s)); broken != "" {
-						return fmt.Sprintf("%s: wish %v, sight %+v", broken, want, s)
+						return fmt.Sprintf("%s: desired %v, observed %+v", broken, want, s)
 					}
 				}
 			}

@@ -55,7 +55,7 @@ func TestAdoptRunning(t *testing.T) {
 	require.Equal(t, exitAsked, l.exited(p))
 }
 
-// What happens while no agent is there is told by the next one.
+// The next agent reports what happened while no agent ran.
 func TestAdoptAfterTheEnd(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -101,7 +101,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 	})
 }
 
-// resume lets a paused guest go on, as nobody's Process.
+// resume lets a paused guest run, without a Process.
 func (l *lab) resume() {
 	l.Helper()
 	p := l.adopt()
@@ -109,7 +109,7 @@ func (l *lab) resume() {
 	p.Close()
 }
 
-// A QEMU that does not answer is adopted, does not hold up anybody for longer than he likes, and can be ended.
+// A QEMU that does not answer is adopted within the caller's deadline, and can be killed.
 func TestAdoptUnresponsive(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
@@ -130,7 +130,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 	require.Equal(t, exitAsked, l.exited(p))
 }
 
-// The agent wrote down how the guest ended, and was killed before it ended QEMU.
+// The agent recorded how the guest ended, and was killed before it ended QEMU.
 func TestAdoptConcluded(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
@@ -146,7 +146,7 @@ func TestAdoptNothing(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotStarted)
 }
 
-// Records of what is not there any more, with processes that are somebody else's or nobody's.
+// Records of processes that have ended, while their pid belongs to another process or to none.
 func TestAdoptStrangers(t *testing.T) {
 	boot, err := bootID()
 	require.NoError(t, err)
@@ -202,7 +202,7 @@ func TestAdoptStrangers(t *testing.T) {
 	}
 }
 
-// A process that is the recorded one by every mark, but not in its group: it is neither taken for gone nor doubled.
+// The recorded process outside of its control group is not taken as ended, and no second one is started.
 func TestAdoptStray(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
@@ -227,7 +227,7 @@ func TestAdoptStray(t *testing.T) {
 	require.Equal(t, Crashed, l.gone().Reason)
 }
 
-// agentCommand makes the test's program an agent that starts a guest, says so, and waits to be killed.
+// agentCommand makes the test program an agent that starts a guest, reports that, and waits to be killed.
 const agentCommand = "be-an-agent"
 
 func beAgent(program, root, dir string) error {

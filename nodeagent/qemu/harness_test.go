@@ -35,7 +35,7 @@ var kernel []byte
 
 const launcherCommand = "launch-guest"
 
-// TestMain lets the test's own program be the launcher, as the agent's is.
+// TestMain makes the test program its own launcher, as the agent's program is.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == launcherCommand {
 		LauncherMain()

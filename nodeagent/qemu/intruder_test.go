@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// What is written beyond the file size limit is refused, and QEMU lives on without: here, its guest's console.
+// Writes beyond the file size limit fail, and QEMU continues to run. Here they are output of the guest's console.
 func TestFileSizeLimit(t *testing.T) {
 	l := newLab(t)
 	s, files := l.bootable()
@@ -48,7 +48,7 @@ func TestLimitFollowsTheDisks(t *testing.T) {
 	require.EqualValues(t, 170<<30+64<<20, two.fileSizeLimit())
 }
 
-// An intruder who writes to a log without pause is ended within seconds, and the reason is told.
+// A QEMU that writes to a log without pause is killed within seconds, and the reason is recorded.
 func TestLogFloodEndsQEMU(t *testing.T) {
 	for _, name := range []string{"console.log", "stderr.log"} {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestLogFloodEndsQEMU(t *testing.T) {
 	}
 }
 
-// What counts as a flood.
+// TestFloods checks which growth of a log counts as a flood.
 func TestFloods(t *testing.T) {
 	at := time.Now()
 	for _, c := range []struct {
@@ -89,8 +89,7 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// An agent that ends between the start of QEMU and the handing over of the kernel's command line is followed by one that
-// does the rest.
+// An agent ends after it started QEMU and before it passed the kernel's command line. The next agent passes it.
 func TestAdoptUnconfigured(t *testing.T) {
 	l := newLab(t)
 	s, files := l.kernel()
@@ -121,7 +120,7 @@ func TestAdoptUnconfigured(t *testing.T) {
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
 }
 
-// QEMU is found, and what it needs is shown, also when its path is a symbolic link; nowhere but under /usr.
+// QEMU runs also if its path is a symbolic link, but only under /usr.
 func TestRootFS(t *testing.T) {
 	l := newLab(t)
 	link := "/usr/local/bin/trivet-test-qemu-" + fmt.Sprint(os.Getpid())

@@ -192,7 +192,7 @@ func TestKernel(t *testing.T) {
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
 }
 
-// Each bus boots, and is written, in each cache mode over each kind of image.
+// A guest boots from and writes to each bus, in each cache mode, over each kind of base image.
 func TestBusesAndCaches(t *testing.T) {
 	caches := []Cache{NoCache, Writeback, Writethrough}
 	for i, bus := range slices.Sorted(maps.Keys(slots)) {
@@ -247,7 +247,7 @@ func TestBusesAndCaches(t *testing.T) {
 	}
 }
 
-// A disk that is full stops the guest, says so to whoever looks, and the guest goes on when there is room.
+// A full disk pauses the guest and is reported. The guest can be resumed when there is space.
 func TestDiskError(t *testing.T) {
 	l := newLab(t)
 	small := t.TempDir()
@@ -315,7 +315,7 @@ func TestConsoleIsBounded(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// Launch either gives a process or leaves nothing.
+// Launch returns a process or leaves nothing.
 func TestLaunchFails(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -378,7 +378,7 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
-// Two guests share an image, and neither sees what the other writes.
+// Two guests share a base image, and neither sees the other's writes.
 func TestOneImage(t *testing.T) {
 	l, m := newLab(t), newLab(t)
 	s, files := l.bootable()

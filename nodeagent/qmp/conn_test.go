@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// play is QEMU's side of a connection, by a script of one step a line:
+// play is QEMU's side of a connection. It executes a script with one step per line:
 //
 //	hello           greet, offering oob, hear qmp_capabilities, agree
 //	hear COMMAND    read one command, which must be this one
@@ -260,7 +260,7 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 	})
 }
 
-// What ends the connection ends the command under way and every later one, and says why.
+// The end of the connection ends the command in progress and all later ones, with the cause.
 func TestTheEnd(t *testing.T) {
 	for name, tc := range map[string]struct{ script, says string }{
 		"garbage":         {"say qemu: terminating on signal 15", "not a QMP message"},
@@ -333,7 +333,7 @@ func TestACommandThatCannotBeSentChangesNothing(t *testing.T) {
 	})
 }
 
-// A QEMU that does not read is not lost as long as no command is cut in half.
+// The connection to a QEMU that does not read stays open, unless a command was written in part.
 func TestAWedgedQEMU(t *testing.T) {
 	connected(t, "hello\nsleep 30s\nhear cont\nsay {\"return\": {}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		require.ErrorIs(t, c.Do(within(t, time.Second), "stop", nil, nil), context.DeadlineExceeded)
@@ -504,7 +504,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// Whatever a stream holds and however it arrives, it is read the same, ends, and gives only messages of one kind.
+// Each stream is read the same however it is split, to its end, and each message is of one kind.
 func FuzzStream(f *testing.F) {
 	f.Add([]byte(`{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\r\n" +
 		`{"return": {}, "id": 1}` + "\r\n" + `{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "SHUTDOWN", "data": {"guest": true}}` + "\r\n"))

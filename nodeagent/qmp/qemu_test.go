@@ -54,7 +54,7 @@ func TestRealQEMU(t *testing.T) {
 	c, err := m.Conn(ctx) // waits for the socket to appear
 	require.NoError(t, err)
 
-	// A reply longer than any buffer of go-qemu's.
+	// This reply is longer than any buffer of go-qemu's socket monitor.
 	var schema []struct {
 		Name string `json:"name"`
 	}
@@ -70,7 +70,7 @@ func TestRealQEMU(t *testing.T) {
 	require.True(t, ok, "%v", err)
 	require.Equal(t, "CommandNotFound", e.Class)
 
-	// Descriptors: each arrives under its own number, however many are on their way, also when a caller gives up.
+	// Concurrent descriptors each arrive under their own number, also after a caller has given up.
 	given, cancel := context.WithCancel(ctx)
 	gaveUp := make(chan error, 1)
 	go func() { _, err := c.AddFD(given, 99, "given up", os.Stdin); gaveUp <- err }()
@@ -93,7 +93,7 @@ func TestRealQEMU(t *testing.T) {
 	require.NoError(t, c.SendFD(ctx, "tap0", os.Stdin))
 	require.NoError(t, c.Do(ctx, "closefd", map[string]string{"fdname": "tap0"}, nil))
 
-	// The second client of one monitor is told so; the second monitor is free.
+	// A second client of one monitor gets ErrBusy. The second monitor is free.
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	_, err = Dial(short, work)
@@ -102,7 +102,7 @@ func TestRealQEMU(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 
-	// The owner comes back: another connection, the same QEMU.
+	// A new connection to the same QEMU.
 	require.NoError(t, c.Close())
 	again, err := m.Conn(ctx)
 	require.NoError(t, err)
