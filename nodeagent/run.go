@@ -33,7 +33,7 @@ import (
 const (
 	// formatVersion of the data directory; an agent refuses one that it does not know.
 	formatVersion = "1"
-	// adoptWithin bounds the first look at what runs; what takes longer is looked at beside everything else.
+	// adoptWithin is how long the start waits for the first observation of all VMs. Then it continues without the rest.
 	adoptWithin = 5 * time.Second
 	// launches and builds are how many run at the same time. A build mostly waits for an image; of those, package disk
 	// fetches four at a time.
@@ -182,7 +182,7 @@ func claim(dir string) (release func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// adopt takes up what is on the host, before the control plane is asked for anything.
+// adopt adds the VMs that exist on the host to loop, before the agent connects to the control plane.
 func adopt(ctx context.Context, machines *machine.MachineSet, loop *reconcile.Loop, log *slog.Logger) error {
 	ids, err := machines.List()
 	if err != nil {
@@ -192,7 +192,7 @@ func adopt(ctx context.Context, machines *machine.MachineSet, loop *reconcile.Lo
 	bounded, cancel := context.WithTimeout(ctx, adoptWithin)
 	defer cancel()
 	if err := loop.Adopt(bounded, ids); err != nil && ctx.Err() == nil {
-		log.Warn("not every VM has been looked at yet", "err", err)
+		log.Warn("not every VM has been observed yet", "err", err)
 	}
 	if len(ids) > 0 {
 		log.Info("adopted what is on this host", "vms", len(ids), "took", time.Since(started).Round(time.Millisecond))

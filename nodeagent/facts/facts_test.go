@@ -277,7 +277,7 @@ func TestReadRefuses(t *testing.T) {
 		"has a child":         {Options{DataDir: dir, Accel: TCG, QEMU: script("forks", "sleep 1000 & wait")}, "version: context deadline exceeded"},
 		"never stops talking": {Options{DataDir: dir, Accel: TCG, QEMU: script("talks", "exec yes")}, "version: context deadline exceeded"},
 		"no accelerator here": {Options{DataDir: dir, Accel: TCG, QEMU: script("refuses", polite+"; echo 'invalid accelerator tcg' >&2; exit 1")}, "it says \"invalid accelerator tcg\""},
-		"a silent monitor":    {Options{DataDir: dir, Accel: TCG, QEMU: script("silent", polite+"; exec sleep 1000")}, "does not greet"},
+		"a silent monitor":    {Options{DataDir: dir, Accel: TCG, QEMU: script("silent", polite+"; exec sleep 1000")}, "sends no greeting"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -95,7 +95,7 @@ var (
 
 	// ErrBusy means that the socket exists but QEMU sends no greeting: another client uses it, or QEMU's main loop does
 	// not run.
-	ErrBusy = errors.New("monitor does not greet (held by another client, or QEMU hangs)")
+	ErrBusy = errors.New("monitor sends no greeting: another client uses it, or QEMU hangs")
 
 	errNotQMP  = errors.New("not a QMP message")
 	errTooLong = fmt.Errorf("message longer than %d bytes", MaxLine)
