@@ -21,46 +21,46 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options of a Host. All are required.
+// Options are the dependencies of a MachineSet. All are required.
 type Options struct {
-	QEMU    *qemu.Host
+	QEMU    *qemu.Launcher
 	Homes   *qemu.Homes
 	Cgroups *cgroup.Tree
 	Images  *disk.Images
-	// Records is the directory of the records, made if it is not there.
+	// Records is the directory of the records. New creates it if needed.
 	Records string
 	Accel   qemu.Accel
-	// Cluster is the id of the cluster that this host is in, empty when it is in none. It must not block.
+	// Cluster returns the id of the host's cluster, or "" if the host has not joined one. It must not block.
 	Cluster func() string
-	// MachineType is the versioned one that new starts get, CPUModel what a VM without a wish gets.
+	// MachineType is the versioned machine type of new starts. CPUModel is the model of VMs that name none.
 	MachineType, CPUModel string
 }
 
-// Host is all VMs of this host.
-type Host struct {
+// MachineSet is the set of VMs on this host.
+type MachineSet struct {
 	o      Options
 	counts counts
 
 	mu   sync.Mutex // guards open
-	open map[cloud.VMID]*Machine
+	open map[cloud.VMID]*VM
 }
 
 type counts struct{ launches, launchFailures, builds, buildFailures, deaths atomic.Uint64 }
 
-// Counts are sums since the agent started.
+// Counts are the numbers of events since the agent started.
 type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint64 }
 
-// New makes a host.
-func New(o Options) (*Host, error) {
+// New returns the MachineSet of a host.
+func New(o Options) (*MachineSet, error) {
 	if err := os.MkdirAll(o.Records, 0o700); err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
 	}
-	return &Host{o: o, open: map[cloud.VMID]*Machine{}}, nil
+	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}}, nil
 }
 
-// List names all VMs that exist here in any form: with a record, a home or a control group.
-func (h *Host) List() ([]cloud.VMID, error) {
-	entries, err := os.ReadDir(h.o.Records)
+// List returns the ids of all VMs that have a record, a home or a control group on this host.
+func (s *MachineSet) List() ([]cloud.VMID, error) {
+	entries, err := os.ReadDir(s.o.Records)
 	if err != nil {
 		return nil, fmt.Errorf("list records: %w", err)
 	}
@@ -70,11 +70,11 @@ func (h *Host) List() ([]cloud.VMID, error) {
 			ids = append(ids, id)
 		}
 	}
-	homes, err := h.o.Homes.List()
+	homes, err := s.o.Homes.List()
 	if err != nil {
 		return nil, err
 	}
-	groups, err := h.o.Cgroups.List()
+	groups, err := s.o.Cgroups.List()
 	if err != nil {
 		return nil, err
 	}
@@ -89,61 +89,61 @@ func (h *Host) List() ([]cloud.VMID, error) {
 	return out, nil
 }
 
-// present says whether a VM has a home, finished or not, or a control group.
-func (h *Host) present(id cloud.VMID) (bool, error) {
-	homes, err := h.o.Homes.List()
+// present reports whether a VM has a home, complete or not, or a control group.
+func (s *MachineSet) present(id cloud.VMID) (bool, error) {
+	homes, err := s.o.Homes.List()
 	if err != nil {
 		return false, err
 	}
-	groups, err := h.o.Cgroups.List()
+	groups, err := s.o.Cgroups.List()
 	if err != nil {
 		return false, err
 	}
 	return slices.Contains(homes, string(id)) || slices.Contains(groups, string(id)), nil
 }
 
-// Open gives the machine of a VM, one at a time for each.
-func (h *Host) Open(id cloud.VMID) reconcile.Machine {
-	m := &Machine{host: h, id: id}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.open[id] = m
-	return m
+// Open returns the VM with that id. The caller closes it before it opens the same VM again.
+func (s *MachineSet) Open(id cloud.VMID) reconcile.Reconciled {
+	v := &VM{set: s, id: id}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open[id] = v
+	return v
 }
 
-func (h *Host) close(m *Machine) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.open[m.id] == m {
-		delete(h.open, m.id)
+func (s *MachineSet) close(v *VM) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[v.id] == v {
+		delete(s.open, v.id)
 	}
 }
 
-func (h *Host) machines() []*Machine {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := make([]*Machine, 0, len(h.open))
-	for _, m := range h.open {
-		out = append(out, m)
+func (s *MachineSet) machines() []*VM {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*VM, 0, len(s.open))
+	for _, v := range s.open {
+		out = append(out, v)
 	}
 	return out
 }
 
-// Counts are the sums so far.
-func (h *Host) Counts() Counts {
-	c := &h.counts
+// Counts returns the present counts.
+func (s *MachineSet) Counts() Counts {
+	c := &s.counts
 	return Counts{c.launches.Load(), c.launchFailures.Load(), c.builds.Load(), c.buildFailures.Load(), c.deaths.Load()}
 }
 
-// UsedImages are the images that disks on this host lie upon, by sha256.
-func (h *Host) UsedImages() (map[string]bool, error) {
-	ids, err := h.o.Homes.List()
+// UsedImages returns the SHA-256 sums of the images that are base images of disks on this host.
+func (s *MachineSet) UsedImages() (map[string]bool, error) {
+	ids, err := s.o.Homes.List()
 	if err != nil {
 		return nil, err
 	}
 	used := map[string]bool{}
 	for _, id := range ids {
-		home, err := h.o.Homes.Open(id)
+		home, err := s.o.Homes.Open(id)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -163,13 +163,13 @@ func (h *Host) UsedImages() (map[string]bool, error) {
 	return used, nil
 }
 
-// errNoConsole is for the reader of a console.
+// errNoConsole is the error of Console for a VM without a console log. Tenants see it.
 var errNoConsole = errors.New("the VM has no console log on this host")
 
-// Console writes the last tail bytes of a VM's console to w (0: all that is kept), and with follow what comes after,
-// until ctx ends.
-func (h *Host) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
-	home, err := h.o.Homes.Open(string(vm))
+// Console writes the last tail bytes of a VM's console log to w, or all of the log if tail is 0. With follow it continues
+// with new output until ctx ends.
+func (s *MachineSet) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
+	home, err := s.o.Homes.Open(string(vm))
 	if err != nil {
 		return errNoConsole
 	}
@@ -200,6 +200,6 @@ func (h *Host) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow b
 	return err
 }
 
-func (h *Host) recordPath(id cloud.VMID) string {
-	return filepath.Join(h.o.Records, string(id)+".json")
+func (s *MachineSet) recordPath(id cloud.VMID) string {
+	return filepath.Join(s.o.Records, string(id)+".json")
 }
