@@ -97,7 +97,7 @@ func (n *notes) take() (batch []Record) {
 // New makes the service and adds its command.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, awake: make(chan struct{}, 1)}
-	s.write = leader.Handle(opts.Commands, "audit.write", leader.Once, s.doWrite)
+	s.write = leader.Handle(opts.Commands, "audit.write", leader.Once, s.writeOnLeader)
 	return s
 }
 
@@ -165,7 +165,7 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 	}
 }
 
-func (s *Service) doWrite(ctx context.Context, batch []Record) (struct{}, error) {
+func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range batch {
 			r := batch[i]

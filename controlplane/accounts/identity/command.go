@@ -91,17 +91,17 @@ type commands struct {
 
 func (s *Service) commands() commands {
 	return commands{
-		createUser: change(s, "create-user", leader.Keyed, s.doCreateUser),
+		createUser: change(s, "create-user", leader.Keyed, s.createUserOnLeader),
 		setPassword: change(s, "set-password", leader.Repeatable, func(tx *store.Tx, q newPassword) (none, error) {
 			return done(principal.SetPassword(tx, q.User, q.Hash))
 		}),
 		disable: change(s, "disable", leader.Repeatable, func(tx *store.Tx, q newState) (principal.User, error) {
 			return of(principal.SetDisabled(tx, q.User, q.Disabled))
 		}),
-		deleteUser: change(s, "delete-user", leader.Keyed, s.doDeleteUser),
+		deleteUser: change(s, "delete-user", leader.Keyed, s.deleteUserOnLeader),
 		revoke:     change(s, "revoke", leader.Repeatable, func(tx *store.Tx, id cloud.UserID) (none, error) { return done(principal.Revoke(tx, id)) }),
 		deny:       change(s, "deny", leader.Repeatable, func(tx *store.Tx, q denial) (denied, error) { return q.put(tx) }),
-		remember:   change(s, "remember-network", leader.Repeatable, doRemember),
+		remember:   change(s, "remember-network", leader.Repeatable, rememberNetworkOnLeader),
 		link: change(s, "link", leader.Repeatable, func(tx *store.Tx, q newIdentity) (principal.User, error) {
 			return of(principal.Link(tx, q.User, q.Identity))
 		}),
@@ -121,13 +121,13 @@ func (s *Service) commands() commands {
 		}),
 
 		createOrg:     change(s, "create-org", leader.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
-		deleteOrg:     change(s, "delete-org", leader.Keyed, s.doDeleteOrg),
-		createProject: change(s, "create-project", leader.Keyed, s.doCreateProject),
-		deleteProject: change(s, "delete-project", leader.Keyed, s.doDeleteProject),
-		setQuota:      change(s, "set-quota", leader.Repeatable, s.doSetQuota),
+		deleteOrg:     change(s, "delete-org", leader.Keyed, s.deleteOrgOnLeader),
+		createProject: change(s, "create-project", leader.Keyed, s.createProjectOnLeader),
+		deleteProject: change(s, "delete-project", leader.Keyed, s.deleteProjectOnLeader),
+		setQuota:      change(s, "set-quota", leader.Repeatable, s.setQuotaOnLeader),
 
-		rotate:    change(s, "rotate-keys", leader.Once, s.doRotate),
-		revokeKey: change(s, "revoke-key", leader.Once, s.doRevokeKey),
+		rotate:    change(s, "rotate-keys", leader.Once, s.rotateKeysOnLeader),
+		revokeKey: change(s, "revoke-key", leader.Once, s.revokeKeyOnLeader),
 	}
 }
 
@@ -141,7 +141,7 @@ func of[T any](record *T, err error) (T, error) {
 
 func done(_ *principal.User, err error) (none, error) { return none{}, err }
 
-func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
+func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) {
 	for _, hold := range s.opts.Holds {
 		if err := hold(tx, cloud.Tenant{Org: id}); err != nil {
 			return none{}, err
@@ -153,7 +153,7 @@ func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
 	return none{}, principal.WithdrawAll(tx, cloud.Tenant{Org: id})
 }
 
-func (s *Service) doCreateProject(tx *store.Tx, q newProject) (tenant.Project, error) {
+func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Project, error) {
 	p, err := tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota)
 	if err != nil {
 		return tenant.Project{}, err
@@ -166,8 +166,8 @@ func (s *Service) doCreateProject(tx *store.Tx, q newProject) (tenant.Project, e
 	return *p, nil
 }
 
-// doDeleteProject removes an empty project with its service accounts. Org is empty for whoever may delete in each.
-func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
+// deleteProjectOnLeader removes an empty project with its service accounts. Org is empty for whoever may delete in each.
+func (s *Service) deleteProjectOnLeader(tx *store.Tx, t cloud.Tenant) (none, error) {
 	if err := s.ofOrg(tx, t); err != nil {
 		return none{}, err
 	}
@@ -189,8 +189,8 @@ func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 	return none{}, principal.DeleteAccounts(tx, t.Project)
 }
 
-// doSetQuota sets the quota of a project or, if the project is empty, of an org.
-func (s *Service) doSetQuota(tx *store.Tx, q newQuota) (none, error) {
+// setQuotaOnLeader sets the quota of a project or, if the project is empty, of an org.
+func (s *Service) setQuotaOnLeader(tx *store.Tx, q newQuota) (none, error) {
 	if q.Tenant.Project == "" {
 		return none{}, tenant.SetOrgQuota(tx, q.Tenant.Org, q.Quota)
 	}

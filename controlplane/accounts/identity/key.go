@@ -55,11 +55,11 @@ func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 	return ring, err
 }
 
-func (s *Service) doRotate(tx *store.Tx, q turn) (keyring.Ring, error) {
+func (s *Service) rotateKeysOnLeader(tx *store.Tx, q turn) (keyring.Ring, error) {
 	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Rotate(s.opts.Key, tx.Now(), longest, q.Force) })
 }
 
-func (s *Service) doRevokeKey(tx *store.Tx, q oldKey) (keyring.Ring, error) {
+func (s *Service) revokeKeyOnLeader(tx *store.Tx, q oldKey) (keyring.Ring, error) {
 	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Revoke(s.opts.Key, q.ID, tx.Now()) })
 }
 

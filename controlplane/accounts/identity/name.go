@@ -34,7 +34,7 @@ func (g nameGate) pass(now time.Time) error {
 	return nil
 }
 
-func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) {
+func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, error) {
 	if q.Open {
 		count, err := openNames.Get(tx, "all")
 		if err != nil {
@@ -60,12 +60,12 @@ func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	if err != nil || u == nil || !u.Unused() {
 		return err
 	}
-	_, err = s.doDeleteUser(tx, id)
+	_, err = s.deleteUserOnLeader(tx, id)
 	return err
 }
 
-// doDeleteUser removes a user; a name that anybody had registered makes room for another.
-func (s *Service) doDeleteUser(tx *store.Tx, id cloud.UserID) (none, error) {
+// deleteUserOnLeader removes a user; a name that anybody had registered makes room for another.
+func (s *Service) deleteUserOnLeader(tx *store.Tx, id cloud.UserID) (none, error) {
 	u, err := principal.Find(tx, id)
 	if err != nil {
 		return none{}, err

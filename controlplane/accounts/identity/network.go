@@ -55,7 +55,7 @@ func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network 
 	}
 }
 
-func doRemember(tx *store.Tx, q newNetwork) (none, error) {
+func rememberNetworkOnLeader(tx *store.Tx, q newNetwork) (none, error) {
 	// Store nothing for a user who was deleted meanwhile.
 	if there, err := principal.Users.Has(tx, string(q.User)); err != nil || !there {
 		return none{}, err

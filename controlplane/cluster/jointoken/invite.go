@@ -72,8 +72,8 @@ type Service struct {
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts}
-	s.newToken = leader.Handle(opts.Commands, "invite.new-token", leader.Repeatable, s.doNewToken)
-	s.admit = leader.Handle(opts.Commands, "invite.admit", leader.Repeatable, s.doAdmit)
+	s.newToken = leader.Handle(opts.Commands, "invite.new-token", leader.Repeatable, s.newTokenOnLeader)
+	s.admit = leader.Handle(opts.Commands, "invite.admit", leader.Repeatable, s.admitOnLeader)
 	return s
 }
 
@@ -99,7 +99,7 @@ func (s *Service) NewToken(ctx context.Context, ttl time.Duration) (token string
 	return strings.Join([]string{m.ID, m.Secret, mtls.Pin(authority.Certificate())}, "."), m.Expires, err
 }
 
-func (s *Service) doNewToken(ctx context.Context, ttl time.Duration) (m made, err error) {
+func (s *Service) newTokenOnLeader(ctx context.Context, ttl time.Duration) (m made, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
 	m.ID, m.Secret = hex.EncodeToString(secret[:8]), base64.RawURLEncoding.EncodeToString(secret[8:])
@@ -129,8 +129,8 @@ func errBad() error {
 	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another: make a new one with `trivet cluster token`")
 }
 
-// doAdmit uses a token for a key, and keeps that in the audit.
-func (s *Service) doAdmit(ctx context.Context, q admitAsk) (none struct{}, err error) {
+// admitOnLeader uses a token for a key, and keeps that in the audit.
+func (s *Service) admitOnLeader(ctx context.Context, q admitAsk) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := invitations.Get(tx, q.ID)
 		if err != nil {

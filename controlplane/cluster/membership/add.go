@@ -139,7 +139,7 @@ func newID() uint64 {
 	return max(binary.BigEndian.Uint64(b[:])&MaxID, 1)
 }
 
-func (s *Service) doAdd(ctx context.Context, q AddRequest) (made Member, err error) {
+func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, err := list(tx)
 		if err != nil {

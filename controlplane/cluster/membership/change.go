@@ -43,7 +43,7 @@ func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	return nil, notFound(id)
 }
 
-func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
+func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
 		return struct{}{}, err
@@ -146,7 +146,7 @@ func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member,
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State != Leaving })
 }
 
-func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
+func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
 		return struct{}{}, err
@@ -216,7 +216,7 @@ func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error)
 	return all, s.inTime(ctx, err)
 }
 
-func (s *Service) doUpdate(ctx context.Context, q UpdateRequest) (struct{}, error) {
+func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
 		return struct{}{}, err

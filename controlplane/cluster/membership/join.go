@@ -45,7 +45,7 @@ func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinAnswer, error) {
 	return s.join(ctx, q)
 }
 
-func (s *Service) doJoin(ctx context.Context, q JoinRequest) (out JoinAnswer, err error) {
+func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnswer, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(q.ID))
 		if err != nil {

@@ -214,11 +214,11 @@ type Service struct {
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, wake: make(chan struct{}, 1), strangers: make(chan uint64, 16), said: map[uint64]string{}}
-	s.add = leader.Handle(opts.Commands, "member.add", leader.Repeatable, s.doAdd)
-	s.join = leader.Handle(opts.Commands, "member.join", leader.Repeatable, s.doJoin)
-	s.promote = leader.Handle(opts.Commands, "member.promote", leader.Repeatable, s.doPromote)
-	s.remove = leader.Handle(opts.Commands, "member.remove", leader.Repeatable, s.doRemove)
-	s.update = leader.Handle(opts.Commands, "member.update", leader.Repeatable, s.doUpdate)
+	s.add = leader.Handle(opts.Commands, "member.add", leader.Repeatable, s.addOnLeader)
+	s.join = leader.Handle(opts.Commands, "member.join", leader.Repeatable, s.joinOnLeader)
+	s.promote = leader.Handle(opts.Commands, "member.promote", leader.Repeatable, s.promoteOnLeader)
+	s.remove = leader.Handle(opts.Commands, "member.remove", leader.Repeatable, s.removeOnLeader)
+	s.update = leader.Handle(opts.Commands, "member.update", leader.Repeatable, s.updateOnLeader)
 	if opts.Peers != nil {
 		opts.Peers.HandleDirect(groupCommand, s.serveGroup)
 		opts.Peers.HandleDirect(listCommand, s.serveList)

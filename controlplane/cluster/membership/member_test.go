@@ -381,10 +381,10 @@ func TestRemovalWithoutACredential(t *testing.T) {
 
 	// Concurrent removals are checked one after the other: of four voters only one is removed.
 	w := newWorld(t, 1, 2, 3, 4)
-	_, err := w.s.doRemove(t.Context(), removeAsk{ID: 4, Open: true})
+	_, err := w.s.removeOnLeader(t.Context(), removeAsk{ID: 4, Open: true})
 	require.NoError(t, err)
 	require.Equal(t, Leaving, w.state(4))
-	_, err = w.s.doRemove(t.Context(), removeAsk{ID: 3, Open: true})
+	_, err = w.s.removeOnLeader(t.Context(), removeAsk{ID: 3, Open: true})
 	w.refused(err, ReasonLastVoter)
 	w.settle()
 	require.Equal(t, []uint64{1, 2, 3}, w.groups[kvGroup].Voters)
@@ -573,7 +573,7 @@ func TestLeaderLeaves(t *testing.T) {
 	for _, g := range w.groups {
 		g.Leader = 1
 	}
-	_, err := w.s.doRemove(t.Context(), removeAsk{ID: 1})
+	_, err := w.s.removeOnLeader(t.Context(), removeAsk{ID: 1})
 	require.NoError(t, err)
 	w.settle() // no other member was heard from: the removal itself ends the leadership
 	require.Empty(t, w.state(1))

@@ -20,8 +20,8 @@ type importDone struct {
 	Failure string
 }
 
-// doImported takes the importer's word.
-func (s *Service) doImported(ctx context.Context, q importDone) (struct{}, error) {
+// finishImportOnLeader takes the importer's word.
+func (s *Service) finishImportOnLeader(ctx context.Context, q importDone) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
 		case i.Status != cloud.ImagePending || i.Importer != q.Member:
@@ -49,8 +49,8 @@ type heldAsk struct {
 	SHA256 string
 }
 
-// doHeld records that a member holds the verified bytes.
-func (s *Service) doHeld(ctx context.Context, q heldAsk) (struct{}, error) {
+// addHolderOnLeader records that a member holds the verified bytes.
+func (s *Service) addHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || slices.Contains(i.Holders, q.Member) {
 			return false
@@ -60,8 +60,8 @@ func (s *Service) doHeld(ctx context.Context, q heldAsk) (struct{}, error) {
 	})
 }
 
-// doLost records that a member does not hold the bytes after all.
-func (s *Service) doLost(ctx context.Context, q heldAsk) (struct{}, error) {
+// removeHolderOnLeader records that a member does not hold the bytes after all.
+func (s *Service) removeHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {
 			return false

@@ -83,12 +83,12 @@ func New(opts Options) *Service {
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, importsAtOnce), pulls: make(chan struct{}, pullsAtOnce),
 	}
 	s.errands = newErrands(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
-	s.create = leader.Handle(opts.Commands, "image.create", leader.Keyed, s.doCreate)
-	s.imported = leader.Handle(opts.Commands, "image.imported", leader.Repeatable, s.doImported)
-	s.held = leader.Handle(opts.Commands, "image.held", leader.Repeatable, s.doHeld)
-	s.lost = leader.Handle(opts.Commands, "image.lost", leader.Repeatable, s.doLost)
-	s.change = leader.Handle(opts.Commands, "image.change", leader.Repeatable, s.doChange)
-	s.remove = leader.Handle(opts.Commands, "image.delete", leader.Keyed, s.doRemove)
+	s.create = leader.Handle(opts.Commands, "image.create", leader.Keyed, s.createOnLeader)
+	s.imported = leader.Handle(opts.Commands, "image.imported", leader.Repeatable, s.finishImportOnLeader)
+	s.held = leader.Handle(opts.Commands, "image.held", leader.Repeatable, s.addHolderOnLeader)
+	s.lost = leader.Handle(opts.Commands, "image.lost", leader.Repeatable, s.removeHolderOnLeader)
+	s.change = leader.Handle(opts.Commands, "image.change", leader.Repeatable, s.updateOnLeader)
+	s.remove = leader.Handle(opts.Commands, "image.delete", leader.Keyed, s.deleteOnLeader)
 	return s
 }
 
@@ -267,7 +267,7 @@ func checkMetadata(m map[string]string) error {
 	return nil
 }
 
-func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err error) {
+func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return out, err
@@ -309,7 +309,7 @@ func (s *Service) Update(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 	return s.change(ctx, changeAsk{org, id, name, v, metadata})
 }
 
-func (s *Service) doChange(ctx context.Context, q changeAsk) (out cloud.Image, err error) {
+func (s *Service) updateOnLeader(ctx context.Context, q changeAsk) (out cloud.Image, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := owned(tx, q.Org, q.ID)
 		if err != nil {
@@ -365,7 +365,7 @@ func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 	return err
 }
 
-func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
+func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Org), "DeleteImage", q.Body, func() (struct{}, error) {
 			i, err := owned(tx, q.Org, q.ID)

@@ -73,7 +73,7 @@ func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) 
 	return s.ban(ctx, q)
 }
 
-func (s *Service) doBan(ctx context.Context, q banAsk) (made []Ban, err error) {
+func (s *Service) banOnLeader(ctx context.Context, q banAsk) (made []Ban, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		made = nil
 		keys, id := []string{q.Key}, q.Node
@@ -138,7 +138,7 @@ func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error 
 	return err
 }
 
-func (s *Service) doUnban(ctx context.Context, q banAsk) (none struct{}, err error) {
+func (s *Service) unbanOnLeader(ctx context.Context, q banAsk) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := bans.List(tx, 0)
 		if err != nil {

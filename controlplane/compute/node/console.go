@@ -107,7 +107,7 @@ func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.No
 	return s.readTail(ctx, consoleAsk{t, node, vm, follow, tail}, send)
 }
 
-func (s *Service) doReadConsole(ctx context.Context, q consoleAsk, send func([]byte) error) error {
+func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send func([]byte) error) error {
 	s.mu.Lock()
 	agent := s.sessions[q.Node]
 	s.mu.Unlock()

@@ -94,7 +94,7 @@ func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms i
 // ReasonHasVMs is that of the refusal to evict a host that VMs are placed on.
 const ReasonHasVMs = "NODE_HAS_VMS"
 
-func (s *Service) doEvict(ctx context.Context, q evictAsk) (vms int, err error) {
+func (s *Service) evictOnLeader(ctx context.Context, q evictAsk) (vms int, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(q.Node))
 		if err != nil {

@@ -77,8 +77,8 @@ type tokenMade struct {
 	Expires cloud.Time
 }
 
-// doNewToken makes a token: its id, its secret, and the pin of the authority that the agent will check.
-func (s *Service) doNewToken(ctx context.Context, q tokenAsk) (made tokenMade, err error) {
+// newTokenOnLeader makes a token: its id, its secret, and the pin of the authority that the agent will check.
+func (s *Service) newTokenOnLeader(ctx context.Context, q tokenAsk) (made tokenMade, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
 	id := hex.EncodeToString(secret[:8])
@@ -101,9 +101,9 @@ func errBadJoin() error {
 	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another host: make a new one with `trivet node token`")
 }
 
-// doAdmit uses a token for a key and names the host. A key whose host is known gets that host again, by another token too:
+// admitOnLeader uses a token for a key and names the host. A key whose host is known gets that host again, by another token too:
 // only its guests' host has it.
-func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
+func (s *Service) admitOnLeader(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := joinTokens.Get(tx, q.ID)
 		if err != nil {

@@ -126,14 +126,14 @@ func New(opts Options) *Service {
 		reading: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: consoles{open: map[string]*console{}},
 		guard: guard{conns: map[*guarded]bool{}},
 	}
-	s.heard = leader.Handle(opts.Commands, "node.heard", leader.Repeatable, s.doHeard)
-	s.cordon = leader.Handle(opts.Commands, "node.cordon", leader.Repeatable, s.doCordon)
-	s.newToken = leader.Handle(opts.Commands, "node.new-token", leader.Repeatable, s.doNewToken)
-	s.admitHost = leader.Handle(opts.Commands, "node.admit", leader.Repeatable, s.doAdmit)
-	s.evict = leader.Handle(opts.Commands, "node.evict", leader.Once, s.doEvict)
-	s.ban = leader.Handle(opts.Commands, "node.ban", leader.Repeatable, s.doBan)
-	s.unban = leader.Handle(opts.Commands, "node.unban", leader.Once, s.doUnban)
-	s.readTail = leader.HandleStream(opts.Commands, "node.console", s.doReadConsole)
+	s.heard = leader.Handle(opts.Commands, "node.heard", leader.Repeatable, s.lastHeardOnLeader)
+	s.cordon = leader.Handle(opts.Commands, "node.cordon", leader.Repeatable, s.cordonOnLeader)
+	s.newToken = leader.Handle(opts.Commands, "node.new-token", leader.Repeatable, s.newTokenOnLeader)
+	s.admitHost = leader.Handle(opts.Commands, "node.admit", leader.Repeatable, s.admitOnLeader)
+	s.evict = leader.Handle(opts.Commands, "node.evict", leader.Once, s.evictOnLeader)
+	s.ban = leader.Handle(opts.Commands, "node.ban", leader.Repeatable, s.banOnLeader)
+	s.unban = leader.Handle(opts.Commands, "node.unban", leader.Once, s.unbanOnLeader)
+	s.readTail = leader.HandleStream(opts.Commands, "node.console", s.readConsoleOnLeader)
 	return s
 }
 
@@ -229,7 +229,7 @@ func (s *Service) Away(id cloud.NodeID) bool {
 	return s.since != 0 && now-max(s.seen[id], s.since) > cloud.HeartbeatLost
 }
 
-func (s *Service) doHeard(_ context.Context, ids []cloud.NodeID) (liveness, error) {
+func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (liveness, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := liveness{Now: s.opts.Steady().UnixMilli(), Seen: make(map[cloud.NodeID]cloud.Time, len(ids))}
@@ -261,7 +261,7 @@ type cordonChange struct {
 	Cordon bool
 }
 
-func (s *Service) doCordon(ctx context.Context, q cordonChange) (n cloud.Node, err error) {
+func (s *Service) cordonOnLeader(ctx context.Context, q cordonChange) (n cloud.Node, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		have, err := Nodes.Get(tx, string(q.Node))
 		if err != nil {

@@ -304,12 +304,12 @@ func TestConsolesAreBounded(t *testing.T) {
 		return consoleAsk{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: guest(1)}
 	}
 	for i := range maxConsoles {
-		go func() { ends <- s.doReadConsole(ctx, reader(i), func([]byte) error { return nil }) }()
+		go func() { ends <- s.readConsoleOnLeader(ctx, reader(i), func([]byte) error { return nil }) }()
 	}
 	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.asks) }
 	require.Eventually(t, func() bool { return waiting() == maxConsoles }, 10*time.Second, time.Millisecond)
 	for range 10 {
-		err := s.doReadConsole(ctx, reader(maxConsoles), nil)
+		err := s.readConsoleOnLeader(ctx, reader(maxConsoles), nil)
 		require.True(t, fault.Is(err, fault.Unavailable))
 		require.ErrorContains(t, err, "too many consoles")
 	}
@@ -340,7 +340,7 @@ func TestConsolesOfATenantAreBounded(t *testing.T) {
 	read := func(org cloud.OrgID, project cloud.ProjectID) error {
 		q := consoleAsk{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: guest(1), Follow: true}
 		ended := make(chan error, 1)
-		go func() { ended <- s.doReadConsole(ctx, q, func([]byte) error { return nil }) }()
+		go func() { ended <- s.readConsoleOnLeader(ctx, q, func([]byte) error { return nil }) }()
 		var err error
 		require.Eventually(t, func() bool {
 			s.consoles.mu.Lock()

@@ -40,7 +40,7 @@ func TestDeleteTable(t *testing.T) {
 			name := fmt.Sprintf("%s forced %v", state, forced)
 			vm := w.in(state, fmt.Sprint("vm-", i))
 			require.Equal(t, taken, w.allocated(host), name)
-			_, err := w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
+			_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
 			if left == nil {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s: %v", name, err)
 				require.ErrorContains(t, err, state.String())

@@ -100,7 +100,7 @@ func selector(labels map[string]string) (map[string]string, error) {
 	return out, nil
 }
 
-func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err error) {
+func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
 	made, err := uuid.NewV7()
 	if err != nil {
 		return out, err

@@ -49,7 +49,7 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 	return gone.Replayed, nil
 }
 
-func (s *Service) doRemove(ctx context.Context, q removeAsk) (out removed, err error) {
+func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (out removed, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		var replayed bool
 		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {

@@ -42,8 +42,8 @@ type powered struct {
 	Replayed bool
 }
 
-// doPower records what is wanted.
-func (s *Service) doPower(ctx context.Context, q powerAsk) (out powered, err error) {
+// changePowerOnLeader records what is wanted.
+func (s *Service) changePowerOnLeader(ctx context.Context, q powerAsk) (out powered, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
 			vm, err := of(tx, q.Tenant, q.VM)

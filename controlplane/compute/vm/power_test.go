@@ -33,7 +33,7 @@ func TestPowerTable(t *testing.T) {
 		for a, want := range row {
 			i++
 			vm := w.in(state, fmt.Sprint("vm-", i))
-			out, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
+			out, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
 			if want == no {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s in %s: %v", a, state, err)
 				require.ErrorContains(t, err, state.String())
@@ -128,7 +128,7 @@ func TestCallsWait(t *testing.T) {
 // ask records a wish without waiting.
 func (w *world) ask(id cloud.VMID, a action, grace uint64) {
 	w.t.Helper()
-	_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
@@ -139,7 +139,7 @@ func (w *world) erase(id cloud.VMID) {
 	if err != nil {
 		return
 	}
-	_, err = w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
+	_, err = w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
 	require.NoError(w.t, err)
 	w.absent(vm.Node, id, vm.Generation+1)
 }
@@ -313,7 +313,7 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 	w.host("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
 	record := func(ctx context.Context, q powerAsk) (powered, error) {
-		out, err := w.vms.doPower(ctx, q)
+		out, err := w.vms.changePowerOnLeader(ctx, q)
 		w.quorum.away.Store(true)
 		return out, err
 	}

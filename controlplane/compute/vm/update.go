@@ -39,7 +39,7 @@ func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c C
 	return s.update(ctx, updateAsk{t, id, c})
 }
 
-func (s *Service) doUpdate(ctx context.Context, q updateAsk) (out cloud.VM, err error) {
+func (s *Service) updateOnLeader(ctx context.Context, q updateAsk) (out cloud.VM, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, err := of(tx, q.Tenant, q.VM)
 		if err != nil {

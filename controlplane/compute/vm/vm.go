@@ -81,12 +81,12 @@ func New(opts Options) *Service {
 		opts.Billing = unbilled{}
 	}
 	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]due{}}
-	s.create = leader.Handle(opts.Commands, "vm.create", leader.Keyed, s.doCreate)
-	s.level = leader.Handle(opts.Commands, "vm.power", leader.Repeatable, s.doPower)
-	s.press = leader.Handle(opts.Commands, "vm.press", leader.Keyed, s.doPower)
-	s.remove = leader.Handle(opts.Commands, "vm.delete", leader.Keyed, s.doRemove)
-	s.update = leader.Handle(opts.Commands, "vm.update", leader.Repeatable, s.doUpdate)
-	s.used = leader.Handle(opts.Commands, "vm.usage", leader.Repeatable, s.doUsed)
+	s.create = leader.Handle(opts.Commands, "vm.create", leader.Keyed, s.createOnLeader)
+	s.level = leader.Handle(opts.Commands, "vm.power", leader.Repeatable, s.changePowerOnLeader)
+	s.press = leader.Handle(opts.Commands, "vm.press", leader.Keyed, s.changePowerOnLeader)
+	s.remove = leader.Handle(opts.Commands, "vm.delete", leader.Keyed, s.deleteOnLeader)
+	s.update = leader.Handle(opts.Commands, "vm.update", leader.Repeatable, s.updateOnLeader)
+	s.used = leader.Handle(opts.Commands, "vm.usage", leader.Repeatable, s.usageOnLeader)
 	return s
 }
 
@@ -158,7 +158,7 @@ func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cl
 	return usage
 }
 
-func (s *Service) doUsed(_ context.Context, ids []cloud.VMID) (map[cloud.VMID]cloud.Usage, error) {
+func (s *Service) usageOnLeader(_ context.Context, ids []cloud.VMID) (map[cloud.VMID]cloud.Usage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make(map[cloud.VMID]cloud.Usage, len(ids))

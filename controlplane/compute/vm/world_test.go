@@ -264,7 +264,7 @@ func (w *world) in(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID
 	wish := func(a action, grace uint64) {
-		_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 		require.NoError(w.t, err)
 	}
 	switch state {

@@ -88,8 +88,8 @@ type Service struct {
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, desks: desks{open: map[cloud.ProjectID]*desk{}}, violations: violations(opts.Metrics)}
-	s.once = leader.Handle(opts.Commands, "credit.once", leader.Keyed, s.doOrder)
-	s.again = leader.Handle(opts.Commands, "credit.again", leader.Repeatable, s.doOrder)
+	s.once = leader.Handle(opts.Commands, "credit.once", leader.Keyed, s.giveOnLeader)
+	s.again = leader.Handle(opts.Commands, "credit.again", leader.Repeatable, s.giveOnLeader)
 	return s
 }
 

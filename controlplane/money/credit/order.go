@@ -104,8 +104,8 @@ func (s *Service) Give(ctx context.Context, o Order) (Done, error) {
 	return s.once(ctx, o)
 }
 
-// doOrder is Give on the leader.
-func (s *Service) doOrder(ctx context.Context, o Order) (Done, error) {
+// giveOnLeader is Give on the leader.
+func (s *Service) giveOnLeader(ctx context.Context, o Order) (Done, error) {
 	caller := auth.CallerOf(ctx)
 	if caller != nil {
 		o.Command.By = caller.Name()
