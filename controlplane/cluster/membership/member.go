@@ -220,10 +220,10 @@ func New(opts Options) *Service {
 	s.remove = leader.Handle(opts.Commands, "member.remove", leader.Repeatable, s.removeOnLeader)
 	s.update = leader.Handle(opts.Commands, "member.update", leader.Repeatable, s.updateOnLeader)
 	if opts.Peers != nil {
-		opts.Peers.HandleDirect(groupCommand, s.serveGroup)
-		opts.Peers.HandleDirect(listCommand, s.serveList)
-		opts.Peers.HandleStranger(joinCommand, s.serveJoin)
-		opts.Peers.HandleStranger(locateCommand, s.serveLocate)
+		opts.Peers.HandleDirect(groupCall, s.serveGroup)
+		opts.Peers.HandleDirect(listCall, s.serveList)
+		opts.Peers.HandleStranger(joinCall, s.serveJoin)
+		opts.Peers.HandleStranger(locateCall, s.serveLocate)
 	}
 	return s
 }
