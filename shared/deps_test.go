@@ -48,9 +48,10 @@ var inside = map[string][]string{
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth"},
 
-	"records/store":           {"records/leader"},
-	"records/store/storetest": {"records/store"},
-	"records/transport":       {"records/leader"},
+	"records/leader/leadertest": {"records/leader"},
+	"records/store":             {"records/leader"},
+	"records/store/storetest":   {"records/store"},
+	"records/transport":         {"records/leader"},
 
 	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
 	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},

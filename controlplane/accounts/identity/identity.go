@@ -31,13 +31,11 @@ package identity
 import (
 	"context"
 	"crypto/ed25519"
-	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"runtime"
 	"time"
 
-	"github.com/fxamacker/cbor/v2"
 	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
@@ -47,7 +45,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
-	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -95,21 +92,20 @@ type Service struct {
 	names     nameGate
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
-	do                 commands
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
 	// issues and revocations limit the rate of each principal's issued and revoked tokens.
 	issues, revocations *principalRates
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: oidc.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
 	}
-	s.do = s.commands()
+	s.register()
 	return s
 }
 
@@ -198,29 +194,3 @@ func (s *Service) Tend(ctx context.Context) error {
 
 // longest is how long a token can be good on any member.
 const longest = token.MaxTTL*time.Second + token.Leeway
-
-// change makes a command of what a function does in a transaction. Of a caller who gave an idempotency key the first
-// answer is kept, in the place that the function is asked for.
-func change[Q, A any](s *Service, name string, mode leader.Mode, f func(tx *store.Tx, q Q) (A, error)) func(context.Context, Q) (A, error) {
-	return leader.Handle(s.opts.Commands, "identity."+name, mode, func(ctx context.Context, q Q) (out A, err error) {
-		body, err := cbor.Marshal(q)
-		if err != nil {
-			return out, fmt.Errorf("encode %s: %w", name, err)
-		}
-		caller := auth.CallerOf(ctx)
-		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-			if mode != leader.Keyed || caller == nil {
-				out, err = f(tx, q)
-			} else {
-				out, _, err = store.Idempotent(tx, caller, store.OfPrincipal(caller.Name()), name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
-			}
-			if err != nil {
-				return err
-			}
-			// A command that changes nothing, such as giving a role that the user has, writes no log entry and no audit
-			// record.
-			return tx.DropUnchanged()
-		})
-		return out, err
-	})
-}

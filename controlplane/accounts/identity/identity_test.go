@@ -146,7 +146,7 @@ var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "
 func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	_, err := w.first.do.createUser(t.Context(), newName{ID: "bare"})
+	_, err := createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: "bare"})
 	require.NoError(t, err)
 	long := make([]byte, password.Max+1)
 	for _, c := range []struct {

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -34,6 +35,10 @@ func (g nameGate) pass(now time.Time) error {
 	return nil
 }
 
+var createUserCommand = newCommand("create-user", leader.Keyed, (*Service).createUserOnLeader)
+
+// createUserOnLeader creates a user. With Open it counts the name, and returns ResourceExhausted when there are
+// maxOpenNames; without Open it takes over a name that was registered without a token and is unused.
 func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, error) {
 	if q.Open {
 		count, err := openNames.Get(tx, "all")
@@ -64,7 +69,9 @@ func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	return err
 }
 
-// deleteUserOnLeader removes a user; a name that anybody had registered makes room for another.
+var deleteUserCommand = newCommand("delete-user", leader.Keyed, (*Service).deleteUserOnLeader)
+
+// deleteUserOnLeader deletes a user. A name that was registered without a token no longer counts in maxOpenNames.
 func (s *Service) deleteUserOnLeader(tx *store.Tx, id cloud.UserID) (none, error) {
 	u, err := principal.Find(tx, id)
 	if err != nil {

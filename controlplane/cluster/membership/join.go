@@ -11,6 +11,7 @@ import (
 	"github.com/fxamacker/cbor/v2"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -42,9 +43,12 @@ func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinAnswer, error) {
 	if err := checkClientURLs(&q.ClientURLs); err != nil {
 		return JoinAnswer{}, err
 	}
-	return s.join(ctx, q)
+	return joinCommand.Call(ctx, s.opts.Commands, q)
 }
 
+var joinCommand = leader.NewCommand("member.join", leader.Repeatable, (*Service).joinOnLeader)
+
+// joinOnLeader is Join on the leader. It does not wait for the groups.
 func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnswer, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(q.ID))

@@ -203,22 +203,12 @@ type Service struct {
 	mu sync.Mutex
 	// said is what was last logged of why a member's change waits, by member.
 	said map[uint64]string
-
-	add     func(context.Context, AddRequest) (Member, error)
-	join    func(context.Context, JoinRequest) (JoinAnswer, error)
-	promote func(context.Context, uint64) (struct{}, error)
-	remove  func(context.Context, removeAsk) (struct{}, error)
-	update  func(context.Context, UpdateRequest) (struct{}, error)
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, wake: make(chan struct{}, 1), strangers: make(chan uint64, 16), said: map[uint64]string{}}
-	s.add = leader.Handle(opts.Commands, "member.add", leader.Repeatable, s.addOnLeader)
-	s.join = leader.Handle(opts.Commands, "member.join", leader.Repeatable, s.joinOnLeader)
-	s.promote = leader.Handle(opts.Commands, "member.promote", leader.Repeatable, s.promoteOnLeader)
-	s.remove = leader.Handle(opts.Commands, "member.remove", leader.Repeatable, s.removeOnLeader)
-	s.update = leader.Handle(opts.Commands, "member.update", leader.Repeatable, s.updateOnLeader)
+	leader.Register(opts.Commands, s, addCommand, joinCommand, promoteCommand, removeCommand, updateCommand)
 	if opts.Peers != nil {
 		opts.Peers.HandleDirect(groupCall, s.serveGroup)
 		opts.Peers.HandleDirect(listCall, s.serveList)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -20,7 +21,10 @@ type importDone struct {
 	Failure string
 }
 
-// finishImportOnLeader takes the importer's word.
+var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable, (*Service).finishImportOnLeader)
+
+// finishImportOnLeader records the result of an import that the image's importer reports. It ignores other members, and an
+// image that is no longer PENDING.
 func (s *Service) finishImportOnLeader(ctx context.Context, q importDone) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
@@ -49,7 +53,9 @@ type heldAsk struct {
 	SHA256 string
 }
 
-// addHolderOnLeader records that a member holds the verified bytes.
+var addHolderCommand = leader.NewCommand("image.held", leader.Repeatable, (*Service).addHolderOnLeader)
+
+// addHolderOnLeader records that a member holds the verified bytes of an image.
 func (s *Service) addHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || slices.Contains(i.Holders, q.Member) {
@@ -60,7 +66,10 @@ func (s *Service) addHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, e
 	})
 }
 
-// removeHolderOnLeader records that a member does not hold the bytes after all.
+var removeHolderCommand = leader.NewCommand("image.lost", leader.Repeatable, (*Service).removeHolderOnLeader)
+
+// removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds becomes
+// ERROR.
 func (s *Service) removeHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {

@@ -346,9 +346,9 @@ func TestImporterLost(t *testing.T) {
 	require.Equal(t, cloud.ImageAvailable, get(available).Status)
 
 	// Whoever comes late changes nothing.
-	_, err := s.imported(t.Context(), importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
+	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
 	require.NoError(t, err)
-	_, err = s.held(t.Context(), heldAsk{uploading, 1, sumOf(nil)})
+	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, heldAsk{uploading, 1, sumOf(nil)})
 	require.NoError(t, err)
 	require.Equal(t, cloud.ImageError, get(pending).Status)
 	require.Empty(t, get(uploading).Holders)

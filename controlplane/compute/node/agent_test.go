@@ -122,7 +122,7 @@ func TestHeartbeat(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, at, w.records.Revision(), "the same again is no news")
-	_, err = w.members[1].cordon(ctx, cordonChange{a.id, true})
+	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonChange{a.id, true})
 	require.NoError(t, err)
 	w.pass(time.Duration(recordEvery) * time.Millisecond)
 	n, err = a.HeartbeatNode(ctx, beat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -202,7 +203,7 @@ func TestPowerUnderAKey(t *testing.T) {
 	w.host("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	press := func(key string) powered {
-		out, err := w.vms.press(w.as(acme, key), powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
+		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
 		require.NoError(t, err)
 		return out
 	}
@@ -245,7 +246,7 @@ func TestPowerUnderAKey(t *testing.T) {
 
 // ask2 is a start under a key whose caller is lost.
 func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
-	_, err := w.vms.level(w.as(acme, key), powerAsk{Tenant: acme, VM: id, Action: start})
+	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
 
@@ -312,11 +313,12 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 	w := newWorld(t)
 	w.host("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
-	record := func(ctx context.Context, q powerAsk) (powered, error) {
-		out, err := w.vms.changePowerOnLeader(ctx, q)
+	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerAsk) (powered, error) {
+		out, err := s.changePowerOnLeader(ctx, q)
 		w.quorum.away.Store(true)
 		return out, err
-	}
+	})
+	leader.Register(w.vms.opts.Commands, w.vms, thenLost)
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
@@ -325,7 +327,7 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 		w.seen(vm.ID, cloud.ObservedRunning)
 	}()
 	defer func() { <-reported }()
-	out, err := w.vms.ask(w.as(acme, ""), record, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
+	out, err := w.vms.ask(w.as(acme, ""), thenLost, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
 		func(_, vm *cloud.VM) (bool, error) { return vm.State == cloud.Running, nil })
 	require.NoError(t, err)
 	require.Equal(t, cloud.Running, out.VM.State)

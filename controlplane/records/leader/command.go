@@ -11,101 +11,147 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Commands is the table of commands of a member. Fill it before serving.
+// Mode says whether Call may send a command again after its answer was lost.
+type Mode uint8
+
+const (
+	// Once: Call never sends the command again. The caller learns that the outcome is unknown.
+	Once Mode = iota
+	// Repeatable: Call sends the command again, since running it twice has the effect of running it once.
+	Repeatable
+	// Keyed: as Repeatable for a caller who gave an idempotency key, else as Once. The command stores its answer under
+	// the key (store.Idempotent), so that a repeated request returns the first answer.
+	Keyed
+)
+
+// repeatable reports whether a call of this caller may be sent again.
+func (m Mode) repeatable(caller *cloud.Caller) bool {
+	return m == Repeatable || m == Keyed && caller != nil && caller.IdempotencyKey != ""
+}
+
+// Command is an operation of a service of type S that runs on the leader and that every member may call. Q is the type of
+// the request, A that of the answer; both are encoded as CBOR between members.
+type Command[S, Q, A any] struct {
+	name string
+	mode Mode
+	run  func(S, context.Context, Q) (A, error)
+}
+
+// NewCommand returns the command that calls run on the leader. run is usually a method expression, such as
+// (*Service).createOnLeader. The command can be called after Register.
+func NewCommand[S, Q, A any](name string, mode Mode, run func(S, context.Context, Q) (A, error)) *Command[S, Q, A] {
+	return &Command[S, Q, A]{name, mode, run}
+}
+
+// Call runs the command on the leader, wherever that is, and returns its answer. See the package comment for what a
+// caller gets when there is no leader, or when the leader is lost.
+func (cmd *Command[S, Q, A]) Call(ctx context.Context, c *Commands, q Q) (a A, err error) {
+	run, ok := c.local[cmd.name].(func(context.Context, Q) (A, error))
+	if !ok {
+		return a, notRegistered(cmd.name)
+	}
+	err = c.route(ctx, cmd.mode, func(ctx context.Context, leader uint64) error {
+		if leader == c.self {
+			a, err = run(ctx, q)
+			return err
+		}
+		body, err := cbor.Marshal(q)
+		if err != nil {
+			return fmt.Errorf("encode %s: %w", cmd.name, err)
+		}
+		answer, err := c.peers.Call(ctx, leader, cmd.name, body, auth.CallerOf(ctx))
+		if err != nil {
+			return err
+		}
+		return cbor.Unmarshal(answer, &a)
+	})
+	return a, err
+}
+
+// register implements CommandOf.
+func (cmd *Command[S, Q, A]) register(c *Commands, s S) {
+	run := func(ctx context.Context, q Q) (a A, err error) {
+		if c.gate != nil {
+			if err := c.gate(ctx); err != nil {
+				return a, err
+			}
+		}
+		return cmd.run(s, ctx, q)
+	}
+	c.add(cmd.name, run)
+	c.served[cmd.name] = func(ctx context.Context, body []byte) ([]byte, error) {
+		var q Q
+		if err := cbor.Unmarshal(body, &q); err != nil {
+			return nil, fmt.Errorf("decode %s: %w", cmd.name, err)
+		}
+		a, err := run(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		return cbor.Marshal(a)
+	}
+}
+
+// Commands holds the registered commands of one member. Register all commands before serving.
 type Commands struct {
 	self       uint64
 	leadership Leadership
 	peers      Caller
 	gate       Gate
-	table      map[string]func(ctx context.Context, body []byte) ([]byte, error)
-	streams    map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
+
+	// local holds, by name, the typed function that runs a command or stream on this member.
+	local map[string]any
+	// served and streamed hold the same functions over encoded requests, for other members.
+	served   map[string]func(ctx context.Context, body []byte) ([]byte, error)
+	streamed map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
 }
 
-// NewCommands makes an empty table for the member self. peers may be nil in a cluster of one.
+// NewCommands returns the commands of the member self, of which none is registered yet. peers may be nil in a cluster of
+// one member.
 func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
 	return &Commands{
-		self: self, leadership: leadership, peers: peers, table: map[string]func(context.Context, []byte) ([]byte, error){},
-		streams: map[string]func(context.Context, []byte, func([]byte) error) error{},
+		self: self, leadership: leadership, peers: peers, local: map[string]any{},
+		served:   map[string]func(context.Context, []byte) ([]byte, error){},
+		streamed: map[string]func(context.Context, []byte, func([]byte) error) error{},
 	}
+}
+
+// CommandOf is a Command or a Stream of a service of type S.
+type CommandOf[S any] interface {
+	register(c *Commands, s S)
+}
+
+// Register makes the commands of a service callable on this member, and lets this member run them when it leads. It
+// panics if a command of the same name is registered already.
+func Register[S any](c *Commands, s S, list ...CommandOf[S]) {
+	for _, command := range list {
+		command.register(c, s)
+	}
+}
+
+func (c *Commands) add(name string, run any) {
+	if _, ok := c.local[name]; ok {
+		panic("command " + name + " is registered twice")
+	}
+	c.local[name] = run
+}
+
+// notRegistered returns the error of a call to a command that the service does not register: a defect of the program.
+func notRegistered(name string) error {
+	return fmt.Errorf("command %s is not registered", name)
 }
 
 // Gate decides whether a command may run for the caller in its context. It returns nil or a *fault.Fault, at once.
 type Gate func(ctx context.Context) error
 
 // SetGate makes the leader call g before it runs a command, also for calls that another member forwarded. Call SetGate
-// before serving. The gate does not apply to commands that answer with a stream, which only read.
+// before serving. The gate does not apply to streams, which only read.
 func (c *Commands) SetGate(g Gate) { c.gate = g }
 
-// gated returns a function that calls the gate and then f.
-func gated[Q, A any](c *Commands, f func(context.Context, Q) (A, error)) func(context.Context, Q) (A, error) {
-	return func(ctx context.Context, q Q) (a A, err error) {
-		if c.gate != nil {
-			if err := c.gate(ctx); err != nil {
-				return a, err
-			}
-		}
-		return f(ctx, q)
-	}
-}
-
-// Mode says what may be done about a command whose answer was lost.
-type Mode uint8
-
-const (
-	// Once: the caller is told that the outcome is unknown.
-	Once Mode = iota
-	// Repeatable: doing it again does no harm, so it is sent again.
-	Repeatable
-	// Keyed: Once, but Repeatable for a caller who gave an idempotency key. The command keeps its answer under that
-	// key (store.Idempotent), so that doing it again gives the first answer.
-	Keyed
-)
-
-// repeatable says whether a call of this caller may be sent again.
-func (m Mode) repeatable(caller *cloud.Caller) bool {
-	return m == Repeatable || m == Keyed && caller != nil && caller.IdempotencyKey != ""
-}
-
-// Handle adds a command. The function that it returns runs it wherever the leader is.
-func Handle[Q, A any](c *Commands, name string, mode Mode, f func(context.Context, Q) (A, error)) func(context.Context, Q) (A, error) {
-	if _, ok := c.table[name]; ok {
-		panic("command " + name + " is handled twice")
-	}
-	f = gated(c, f)
-	c.table[name] = func(ctx context.Context, body []byte) ([]byte, error) {
-		var q Q
-		if err := cbor.Unmarshal(body, &q); err != nil {
-			return nil, fmt.Errorf("decode %s: %w", name, err)
-		}
-		a, err := f(ctx, q)
-		if err != nil {
-			return nil, err
-		}
-		return cbor.Marshal(a)
-	}
-	return func(ctx context.Context, q Q) (a A, err error) {
-		err = c.route(ctx, mode, func(ctx context.Context, leader uint64) error {
-			if leader == c.self {
-				a, err = f(ctx, q)
-				return err
-			}
-			body, err := cbor.Marshal(q)
-			if err != nil {
-				return fmt.Errorf("encode %s: %w", name, err)
-			}
-			answer, err := c.peers.Call(ctx, leader, name, body, auth.CallerOf(ctx))
-			if err != nil {
-				return err
-			}
-			return cbor.Unmarshal(answer, &a)
-		})
-		return a, err
-	}
-}
-
-// Serve runs a command that another member sent here. It never sends it on.
+// Serve runs a command that another member sent to this one. If this member does not lead, Serve returns ErrNotLeader: it
+// never forwards the command.
 func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *cloud.Caller) ([]byte, error) {
-	f, ok := c.table[name]
+	f, ok := c.served[name]
 	if !ok {
 		return nil, fault.New(fault.Unimplemented, "this member knows no command %s", name)
 	}
@@ -116,6 +162,8 @@ func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *
 	return f(ctx, body)
 }
 
+// serving returns the context of a command that another member sent, with the caller whom that member verified, or
+// ErrNotLeader.
 func (c *Commands) serving(ctx context.Context, caller *cloud.Caller) (context.Context, error) {
 	if leader, _ := c.leadership.Leader(); leader != c.self {
 		return ctx, ErrNotLeader

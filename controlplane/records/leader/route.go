@@ -9,13 +9,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// NoLeaderTime is how long a command waits for a leader to appear.
+// NoLeaderTime is how long a call waits for a leader.
 const NoLeaderTime = 5 * time.Second
 
-// Route runs an attempt on the leader, which may be this member itself, and again while nothing can have happened: there
-// is no leader yet, the one that was known is gone or says that it does not lead. If the attempt is repeatable, it is
-// made again too when another leader's answer was lost. Unavailable when there was no leader for NoLeaderTime, or
-// when what a lost leader did is not known; else the error is the attempt's own, or the context's.
+// Route calls attempt with the leader, which may be this member, and returns its error. It calls attempt again when the
+// earlier attempt had no effect: there was no leader, or the attempt returned ErrNotLeader or ErrNotSent. If repeatable is
+// set, Route also calls attempt again after the answer of another member was lost. It returns a fault of kind Unavailable
+// when there was no leader for NoLeaderTime, or when the outcome at a lost leader is unknown, and the error of ctx when ctx
+// has ended.
 func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, attempt func(ctx context.Context, leader uint64) error) error {
 	patience := time.NewTimer(NoLeaderTime)
 	defer patience.Stop()
@@ -30,7 +31,7 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 			case err == nil || errors.As(err, &f) || errors.As(err, &remote):
 				return err
 			case ctx.Err() != nil:
-				// What the transport made of it is of no use to the caller: who hung up, or whose time is over, is told so.
+				// The caller hung up, or its deadline passed. The error of the broken connection does not matter to it.
 				return fmt.Errorf("%w: %v", ctx.Err(), err)
 			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), repeatable && leader != self:
 			case leader == self:
@@ -53,8 +54,8 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 	}
 }
 
-// attemptOn makes an attempt on a leader. One that waits for another member is given up when that no longer leads: a
-// member that is cut off would never answer.
+// attemptOn calls attempt with a leader. If that is another member, it cancels the attempt when another leader is known:
+// a member that is cut off from the others would never answer.
 func attemptOn(ctx context.Context, l Leadership, self, leader uint64, attempt func(ctx context.Context, leader uint64) error) error {
 	if leader == self {
 		return attempt(ctx, leader)

@@ -1,4 +1,4 @@
-package leader
+package leader_test
 
 import (
 	"context"
@@ -7,19 +7,22 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 )
 
 // While calls its function once in each term of this member, ends its context with the term, and returns only after the
 // function has.
 func TestWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newThrone(2)
+		l := leadertest.NewLeadership(2)
 		var log []string
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			While(ctx, l, 1, func(ctx context.Context, term uint64) {
+			leader.While(ctx, l, 1, func(ctx context.Context, term uint64) {
 				log = append(log, fmt.Sprintf("begin %d", term))
 				<-ctx.Done()
 				log = append(log, fmt.Sprintf("end %d: %v", term, context.Cause(ctx)))
@@ -37,7 +40,7 @@ func TestWhile(t *testing.T) {
 			{1, []string{"begin 7"}},
 		} {
 			log = nil
-			l.pass(c.elect)
+			l.Elect(c.elect)
 			synctest.Wait()
 			require.Equal(t, c.says, log)
 		}
@@ -54,7 +57,7 @@ func TestWhileCallsAgainWithinATerm(t *testing.T) {
 		defer cancel()
 		calls := 0
 		var last context.Context
-		While(ctx, newThrone(1), 1, func(inTerm context.Context, _ uint64) {
+		leader.While(ctx, leadertest.NewLeadership(1), 1, func(inTerm context.Context, _ uint64) {
 			if last != nil {
 				require.Error(t, last.Err(), "the context of an earlier call has ended")
 			}
@@ -70,10 +73,10 @@ func TestWhileCallsAgainWithinATerm(t *testing.T) {
 
 // A term that is over before InTerm is called ends the context too.
 func TestInTermOfAnEarlierTerm(t *testing.T) {
-	l := newThrone(1)
-	l.pass(1)
-	ctx, stop := InTerm(t.Context(), l, 1, 1)
+	l := leadertest.NewLeadership(1)
+	l.Elect(1)
+	ctx, stop := leader.InTerm(t.Context(), l, 1, 1)
 	defer stop()
 	<-ctx.Done()
-	require.ErrorIs(t, context.Cause(ctx), ErrTermOver)
+	require.ErrorIs(t, context.Cause(ctx), leader.ErrTermOver)
 }
