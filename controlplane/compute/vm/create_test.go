@@ -10,6 +10,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -306,7 +307,7 @@ func TestImagesAreHeld(t *testing.T) {
 	w := newWorld(t)
 	w.host("h1", plenty())
 	id := w.image(1, 1<<30)
-	images := image.New(image.Options{Store: w.store, Commands: lead1(), Members: 1, Self: 1})
+	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: 1, Self: 1})
 	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)

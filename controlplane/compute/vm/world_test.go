@@ -26,17 +26,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
-
-// alone is the leadership of the only member.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
 
 // world is the VM controller of a member that leads, over records in memory, with hosts that are played by the test.
 type world struct {
@@ -90,8 +85,9 @@ func newWorld(t testing.TB) *world {
 	authority, err := mtls.NewAuthority("test", make([]byte, 32))
 	require.NoError(t, err)
 	w.authority = authority
-	commands := leader.NewCommands(1, alone{}, nil)
-	w.nodes = node.New(node.Options{Store: w.store, Commands: commands, Leadership: alone{}, Self: 1, Authority: authority, Log: log, Now: w.now})
+	leadership := leadertest.NewLeadership(1)
+	commands := leader.NewCommands(1, leadership, nil)
+	w.nodes = node.New(node.Options{Store: w.store, Commands: commands, Leadership: leadership, Self: 1, Authority: authority, Log: log, Now: w.now})
 	w.vms = New(Options{Store: w.store, Commands: commands, Nodes: w.nodes, Log: log})
 	w.nodes.Attach(w.vms, nil)
 	w.nodes.RegisterAgents(w)
@@ -293,6 +289,3 @@ func (w *world) in(state cloud.State, name string) *cloud.VM {
 }
 
 func newID() cloud.VMID { return cloud.VMID(uuid.Must(uuid.NewV7()).String()) }
-
-// lead1 is the commands of a service of its own.
-func lead1() *leader.Commands { return leader.NewCommands(1, alone{}, nil) }

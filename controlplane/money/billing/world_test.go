@@ -28,16 +28,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
-
-// alone is the leadership of the only member.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
 
 // errLost is how a proposal fails of which nobody knows what became.
 var errLost = errors.New("the answer was lost")
@@ -118,10 +113,11 @@ func newWorld(t testing.TB, rules Rules) *world {
 	log := slog.New(slog.DiscardHandler)
 	authority, err := mtls.NewAuthority("test", make([]byte, 32))
 	require.NoError(t, err)
-	commands := leader.NewCommands(1, alone{}, nil)
+	leadership := leadertest.NewLeadership(1)
+	commands := leader.NewCommands(1, leadership, nil)
 	began := w.at
 	nodes := node.New(node.Options{
-		Store: w.store, Commands: commands, Leadership: alone{}, Self: 1, Authority: authority, Log: log,
+		Store: w.store, Commands: commands, Leadership: leadership, Self: 1, Authority: authority, Log: log,
 		Now: func() time.Time { return began }, // the host is never late
 	})
 	w.credits = credit.New(credit.Options{Store: w.store, Commands: commands, Log: log, Project: lookUp})

@@ -14,17 +14,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
-
-// alone is the leadership of the only member.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
 
 // quorum is the other members, which can be away, and counts what they agreed on.
 type quorum struct {
@@ -79,7 +73,7 @@ func newWorld(t testing.TB) *world {
 	w.quorum = &quorum{Direct: store.NewDirect(engine)}
 	w.store = store.New(store.Options{Engine: engine, Proposer: w.quorum, PageKey: make([]byte, 32), Now: w.now})
 	w.credits = New(Options{
-		Store: w.store, Commands: leader.NewCommands(1, alone{}, nil), Log: slog.New(slog.DiscardHandler),
+		Store: w.store, Commands: leadertest.Single(), Log: slog.New(slog.DiscardHandler),
 		Project: func(_ store.Reader, p cloud.ProjectID) (Project, error) { return w.projects[p], nil },
 	})
 	return w
