@@ -56,8 +56,9 @@ var inside = map[string][]string{
 	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
 	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},
 
-	"compute/node": {"compute/schedule"},
-	"compute/vm":   {"compute/image", "compute/node", "compute/schedule"},
+	"compute/node":          {"compute/schedule"},
+	"compute/node/nodetest": {"compute/node"},
+	"compute/vm":            {"compute/image", "compute/node", "compute/schedule"},
 
 	"money/credit":                   {"money/credit/ledger"},
 	"money/credit/ledger/ledgertest": {"money/credit/ledger"},

@@ -56,7 +56,7 @@ func (w *world) told() (out []string) {
 // Billing is told of every change of a VM, and asked before what costs.
 func TestBillingIsTold(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	b := &teller{refuse: map[string]error{}}
 	w.vms.opts.Billing = b
 	power := func(id cloud.VMID, a action) error {
@@ -77,7 +77,7 @@ func TestBillingIsTold(t *testing.T) {
 	_, err := w.vms.Update(w.as(acme, ""), acme, id, Change{CPU: &cloud.CPU{VCPUs: 4}})
 	require.NoError(t, err)
 	require.NoError(t, power(id, start))
-	w.wait(cloud.StartingTime * 1e6)
+	w.Clock.Advance(cloud.StartingTime * 1e6)
 	require.Eventually(t, func() bool {
 		require.NoError(t, w.vms.Settle(t.Context()))
 		return w.get(id).State == cloud.Error
@@ -91,7 +91,7 @@ func TestBillingIsTold(t *testing.T) {
 // What billing refuses has not happened.
 func TestBillingRefuses(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	b := &teller{refuse: map[string]error{}}
 	w.vms.opts.Billing = b
 	poor := fault.New(fault.ResourceExhausted, "no credit")
@@ -116,7 +116,7 @@ func TestBillingRefuses(t *testing.T) {
 // Halt is a stop like any other, for whoever has a transaction.
 func TestHalt(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	halt := func(id cloud.VMID, of cloud.Tenant) (did bool) {
 		w.update(func(tx *store.Tx) {
 			var err error

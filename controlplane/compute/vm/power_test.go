@@ -19,7 +19,7 @@ import (
 // What each call makes of each state: the state after it, or its refusal. In ERROR stop and start are ways out.
 func TestPowerTable(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
+	w.AddHost("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
 	const no = cloud.Unspecified
 	i := 0
 	for state, row := range map[cloud.State]map[action]cloud.State{
@@ -58,7 +58,7 @@ func TestPowerTable(t *testing.T) {
 // A call waits for its VM, and gives it as it is then.
 func TestCallsWait(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	body := [32]byte{}
 	for _, c := range []struct {
 		name string
@@ -148,7 +148,7 @@ func (w *world) erase(id cloud.VMID) {
 // Nothing to do is done at once; nobody is asked to wait for it.
 func TestNothingToDo(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	ctx, body := w.as(acme, ""), [32]byte{}
 	running, stopped := w.in(cloud.Running, "on"), w.in(cloud.Stopped, "off")
 	out, err := w.vms.Start(ctx, acme, running.ID, body)
@@ -163,7 +163,7 @@ func TestNothingToDo(t *testing.T) {
 func TestWaitsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		w.host("h1", plenty())
+		w.AddHost("h1", plenty())
 		ctx, body := w.as(acme, ""), [32]byte{}
 		for name, c := range map[string]struct {
 			from cloud.State
@@ -200,7 +200,7 @@ func TestWaitsEnd(t *testing.T) {
 // answered when there is no VM any more. Without the key the reboot is another.
 func TestPowerUnderAKey(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	press := func(key string) powered {
 		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
@@ -253,7 +253,7 @@ func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
 // Ids that are none are InvalidArgument, another acme's are not found, whatever is asked of them.
 func TestIDs(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	body := [32]byte{}
 	for name, call := range map[string]func(context.Context, cloud.Tenant, cloud.VMID) error{
@@ -311,11 +311,11 @@ func TestIDs(t *testing.T) {
 // That the leader is lost while a call waits is no answer: the wish is recorded, and the wait goes on.
 func TestWaitsOutliveTheLeader(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
 	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerAsk) (powered, error) {
 		out, err := s.changePowerOnLeader(ctx, q)
-		w.quorum.away.Store(true)
+		w.Quorum.Away.Store(true)
 		return out, err
 	})
 	leader.Register(w.vms.opts.Commands, w.vms, thenLost)
@@ -323,7 +323,7 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 	go func() {
 		defer close(reported)
 		time.Sleep(3 * again)
-		w.quorum.away.Store(false)
+		w.Quorum.Away.Store(false)
 		w.seen(vm.ID, cloud.ObservedRunning)
 	}()
 	defer func() { <-reported }()
