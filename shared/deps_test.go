@@ -46,7 +46,7 @@ var outside = map[string][]string{
 // inside lists which packages of its own layer a package may import. A package without an entry imports none.
 var inside = map[string][]string{
 	"edge/rest": {"edge/auth", "edge/loopback"},
-	"edge/rpc":  {"edge/auth"},
+	"edge/rpc":  {"edge/auth", "edge/delay"},
 
 	"records/leader/leadertest": {"records/leader"},
 	"records/store":             {"records/leader"},

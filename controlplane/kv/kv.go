@@ -236,7 +236,7 @@ func (s *Service) header(revision int64) *pb.ResponseHeader {
 }
 
 // Watch serves a stream of watches; see watch.Serve.
-func (s *Service) Watch(ctx context.Context, receive func() (*pb.WatchRequest, error), send func(*pb.WatchResponse) error) error {
+func (s *Service) Watch(ctx context.Context, receive func() (*pb.WatchRequest, error), send watch.Send) error {
 	return watch.Serve(ctx, &s.watch, receive, send)
 }
 

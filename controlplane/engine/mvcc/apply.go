@@ -271,6 +271,9 @@ func (s *stage) holds(g *Guard) (bool, error) {
 		h, err := s.lookup(g.Key, false, false)
 		return h.mod == g.ModRevision, err
 	}
+	if s.index != nil && len(s.pending.between(g.Key, g.End)) == 0 {
+		return s.index.holds(g), nil
+	}
 	var highest, count int64
 	err := s.scan(g.Key, g.End, false, func(_ []byte, h held) (bool, error) {
 		highest, count = max(highest, h.mod), count+1

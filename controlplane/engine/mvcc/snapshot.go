@@ -122,6 +122,11 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 		return KV{}, false, err
 	}
 	defer s.gen.release()
+	if s.index != nil {
+		if _, exists := s.index.find(key); !exists {
+			return KV{}, false, nil
+		}
+	}
 	it, err := s.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", marked(err))

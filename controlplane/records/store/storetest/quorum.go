@@ -80,7 +80,7 @@ func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Re
 
 // Open returns a store in memory and the quorum behind it. A nil now is the machine's clock.
 func Open(t testing.TB, now func() time.Time) (*store.Store, *Quorum) {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{CountIndex: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	q := &Quorum{Direct: store.NewDirect(engine)}
