@@ -45,6 +45,8 @@ var outside = map[string][]string{
 
 // inside lists which packages of its own layer a package may import. A package without an entry imports none.
 var inside = map[string][]string{
+	"engine/datadir": {"engine/clusterkey", "engine/layout"},
+
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth", "edge/delay"},
 
@@ -96,7 +98,11 @@ var others = map[string][]string{
 	"shared/cloud":   {"shared/fault", "shared/mutant"},
 	"shared/convert": {"shared/cloud", "protos/…"},
 
-	"controlplane":           {"controlplane/…", "shared/…"},
+	"controlplane": {"controlplane/…", "shared/…"},
+	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud"}, // for the types and defaults of their settings
+	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
+		"controlplane/accounts/identity/token", "shared/cloud"},
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
 	"controlplane/sim/steps": {"controlplane/…", "shared/…"},
 	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},
