@@ -50,15 +50,17 @@ var inside = map[string][]string{
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth", "edge/delay"},
 
-	"records/store":           {"records/leader"},
-	"records/store/storetest": {"records/store"},
-	"records/transport":       {"records/leader"},
+	"records/leader/leadertest": {"records/leader"},
+	"records/store":             {"records/leader"},
+	"records/store/storetest":   {"records/store"},
+	"records/transport":         {"records/leader"},
 
 	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
 	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},
 
-	"compute/node": {"compute/schedule"},
-	"compute/vm":   {"compute/image", "compute/node", "compute/schedule"},
+	"compute/node":          {"compute/schedule"},
+	"compute/node/nodetest": {"compute/node"},
+	"compute/vm":            {"compute/image", "compute/node", "compute/schedule"},
 
 	"money/credit":                   {"money/credit/ledger"},
 	"money/credit/ledger/ledgertest": {"money/credit/ledger"},

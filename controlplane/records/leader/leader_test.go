@@ -1,10 +1,9 @@
-package leader
+package leader_test
 
 import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,75 +12,55 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// throne says who leads, and lets a test change it.
-type throne struct {
-	mu      sync.Mutex
-	member  uint64
-	term    uint64
-	changed chan struct{}
+// lossyMembers counts the calls between members, and makes the first ones fail with errs: before the command runs, or
+// after it if lost is set.
+type lossyMembers struct {
+	leadertest.Members
+	errs  []error
+	lost  bool
+	calls int
 }
 
-func newThrone(member uint64) *throne {
-	return &throne{member: member, term: 1, changed: make(chan struct{})}
-}
-
-func (l *throne) Leader() (uint64, uint64) { l.mu.Lock(); defer l.mu.Unlock(); return l.member, l.term }
-func (l *throne) Changed() <-chan struct{} { l.mu.Lock(); defer l.mu.Unlock(); return l.changed }
-func (l *throne) pass(to uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.member = to
-	l.term++
-	close(l.changed)
-	l.changed = make(chan struct{})
-}
-
-// wires calls members directly; err, when set, is returned instead, after the command ran when lost is set.
-type wires struct {
-	members map[uint64]*Commands
-	errs    []error
-	lost    bool
-	calls   int
-}
-
-func (w *wires) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
-	w.calls++
-	if len(w.errs) > 0 {
-		err := w.errs[0]
-		w.errs = w.errs[1:]
-		if w.lost {
-			w.members[member].Serve(ctx, command, body, caller)
+func (m *lossyMembers) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	m.calls++
+	if len(m.errs) > 0 {
+		err := m.errs[0]
+		m.errs = m.errs[1:]
+		if m.lost {
+			m.Members.Call(ctx, member, command, body, caller)
 		}
 		return nil, err
 	}
-	return w.members[member].Serve(ctx, command, body, caller)
+	return m.Members.Call(ctx, member, command, body, caller)
 }
 
-func (w *wires) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
-	w.calls++
-	return w.members[member].ServeStream(ctx, command, body, caller, send)
+func (m *lossyMembers) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
+	m.calls++
+	return m.Members.Open(ctx, member, command, body, caller, send)
 }
 
 type sum struct{ A, B int }
 
-func pair(l *throne, mode Mode, f func(context.Context, sum) (int, error)) (*wires, []func(context.Context, sum) (int, error)) {
-	w := &wires{members: map[uint64]*Commands{}}
+// pair returns two members with the command f, and for each a function that calls the command there.
+func pair(l *leadertest.Leadership, mode leader.Mode, f func(context.Context, sum) (int, error)) (*lossyMembers, []func(context.Context, sum) (int, error)) {
+	w := &lossyMembers{Members: leadertest.Members{}}
 	var calls []func(context.Context, sum) (int, error)
 	for id := uint64(1); id <= 2; id++ {
-		c := NewCommands(id, l, w)
-		w.members[id] = c
-		calls = append(calls, Handle(c, "sum", mode, f))
+		w.Members[id] = leader.NewCommands(id, l, w)
+		calls = append(calls, leadertest.Handle(w.Members[id], "sum", mode, f))
 	}
 	return w, calls
 }
 
 func TestCommandRunsWhereTheLeaderIs(t *testing.T) {
-	l := newThrone(1)
-	w, on := pair(l, Once, func(ctx context.Context, q sum) (int, error) {
+	l := leadertest.NewLeadership(1)
+	w, on := pair(l, leader.Once, func(ctx context.Context, q sum) (int, error) {
 		require.Equal(t, cloud.UserID("ada"), auth.CallerOf(ctx).User, "the caller travels with the command")
 		return q.A + q.B, nil
 	})
@@ -95,7 +74,7 @@ func TestCommandRunsWhereTheLeaderIs(t *testing.T) {
 }
 
 func TestFaultsTravel(t *testing.T) {
-	_, on := pair(newThrone(1), Once, func(context.Context, sum) (int, error) {
+	_, on := pair(leadertest.NewLeadership(1), leader.Once, func(context.Context, sum) (int, error) {
 		return 0, fault.New(fault.NotFound, "no such sum")
 	})
 	_, err := on[1](t.Context(), sum{})
@@ -107,24 +86,24 @@ func TestLostCalls(t *testing.T) {
 	broken := errors.New("connection reset")
 	for _, c := range []struct {
 		name string
-		mode Mode
+		mode leader.Mode
 		key  string
 		errs []error
 		lost bool
 		runs int
 		kind fault.Kind
 	}{
-		{name: "not sent", errs: []error{ErrNotSent, ErrNotSent}, runs: 1},
-		{name: "not the leader", errs: []error{ErrNotLeader}, runs: 1},
+		{name: "not sent", errs: []error{leader.ErrNotSent, leader.ErrNotSent}, runs: 1},
+		{name: "not the leader", errs: []error{leader.ErrNotLeader}, runs: 1},
 		{name: "answer lost", errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
-		{name: "answer lost, no key", mode: Keyed, errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
-		{name: "answer lost, a key", mode: Keyed, key: "k", errs: []error{broken}, lost: true, runs: 2},
+		{name: "answer lost, no key", mode: leader.Keyed, errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
+		{name: "answer lost, a key", mode: leader.Keyed, key: "k", errs: []error{broken}, lost: true, runs: 2},
 		{name: "answer lost, a key that means nothing", key: "k", errs: []error{broken}, lost: true, runs: 1, kind: fault.Unavailable},
-		{name: "answer lost, repeatable", mode: Repeatable, errs: []error{broken}, lost: true, runs: 2},
+		{name: "answer lost, repeatable", mode: leader.Repeatable, errs: []error{broken}, lost: true, runs: 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			runs := 0
-			w, on := pair(newThrone(1), c.mode, func(context.Context, sum) (int, error) { runs++; return 7, nil })
+			w, on := pair(leadertest.NewLeadership(1), c.mode, func(context.Context, sum) (int, error) { runs++; return 7, nil })
 			w.errs, w.lost = c.errs, c.lost
 			got, err := on[1](auth.With(t.Context(), &cloud.Caller{User: "ada", IdempotencyKey: c.key}, auth.REST), sum{})
 			require.Equal(t, c.runs, runs, c.name)
@@ -141,7 +120,7 @@ func TestLostCalls(t *testing.T) {
 // Who hangs up while the leader works is told so, not what became of the connection.
 func TestTheCallerHangsUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	w, on := pair(newThrone(1), Repeatable, func(context.Context, sum) (int, error) { cancel(); return 0, nil })
+	w, on := pair(leadertest.NewLeadership(1), leader.Repeatable, func(context.Context, sum) (int, error) { cancel(); return 0, nil })
 	w.errs, w.lost = []error{errors.New("rpc error: dial tcp 127.0.0.2:2380")}, true
 	_, err := on[1](ctx, sum{})
 	require.ErrorIs(t, err, context.Canceled)
@@ -149,12 +128,11 @@ func TestTheCallerHangsUp(t *testing.T) {
 }
 
 func TestStreamsComeFromTheLeader(t *testing.T) {
-	l := newThrone(1)
-	w := &wires{members: map[uint64]*Commands{}}
+	l := leadertest.NewLeadership(1)
+	w := &lossyMembers{Members: leadertest.Members{}}
 	for id := uint64(1); id <= 2; id++ {
-		c := NewCommands(id, l, w)
-		w.members[id] = c
-		read := HandleStream(c, "count", func(_ context.Context, n int, send func([]byte) error) error {
+		w.Members[id] = leader.NewCommands(id, l, w)
+		read := leadertest.HandleStream(w.Members[id], "count", func(_ context.Context, n int, send func([]byte) error) error {
 			for i := range n {
 				if err := send([]byte{byte(i)}); err != nil {
 					return err
@@ -172,27 +150,27 @@ func TestStreamsComeFromTheLeader(t *testing.T) {
 
 func TestNoLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newThrone(0)
-		_, on := pair(l, Once, func(context.Context, sum) (int, error) { return 7, nil })
+		l := leadertest.NewLeadership(0)
+		_, on := pair(l, leader.Once, func(context.Context, sum) (int, error) { return 7, nil })
 		_, err := on[0](t.Context(), sum{})
 		require.True(t, fault.Is(err, fault.Unavailable))
 		require.ErrorContains(t, err, "no leader")
 
-		go func() { time.Sleep(time.Second); l.pass(2) }()
+		go func() { time.Sleep(time.Second); l.Elect(2) }()
 		got, err := on[0](t.Context(), sum{})
 		require.NoError(t, err)
 		require.Equal(t, 7, got)
 	})
 }
 
-// Tasks run on the leader only, stop when it is deposed, and start anew for a new term.
+// leader.Tasks run on the leader only, stop when it is deposed, and start anew for a new term.
 func TestTasksFollowTheLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newThrone(2)
+		l := leadertest.NewLeadership(2)
 		var runs, running atomic.Int64
-		tasks := &Tasks{
+		tasks := &leader.Tasks{
 			Self: 1, Leadership: l, Log: slog.New(slog.DiscardHandler), Ready: func(context.Context) error { return nil },
-			List: []Task{{Name: "count", Every: time.Second, Run: func(ctx context.Context) error {
+			List: []leader.Task{{Name: "count", Every: time.Second, Run: func(ctx context.Context) error {
 				runs.Add(1)
 				running.Add(1)
 				defer running.Add(-1)
@@ -204,13 +182,13 @@ func TestTasksFollowTheLeader(t *testing.T) {
 		go func() { tasks.Run(ctx); close(done) }()
 		time.Sleep(5 * time.Second)
 		require.Zero(t, runs.Load())
-		l.pass(1)
+		l.Elect(1)
 		time.Sleep(2500 * time.Millisecond)
 		require.EqualValues(t, 3, runs.Load())
-		l.pass(2)
+		l.Elect(2)
 		time.Sleep(5 * time.Second)
 		require.EqualValues(t, 3, runs.Load())
-		l.pass(1)
+		l.Elect(1)
 		time.Sleep(500 * time.Millisecond)
 		require.EqualValues(t, 4, runs.Load())
 		cancel()
@@ -223,9 +201,9 @@ func TestTasksFollowTheLeader(t *testing.T) {
 // refuses does not run.
 func TestTheLeaderAsksTheGate(t *testing.T) {
 	runs := 0
-	w, on := pair(newThrone(1), Repeatable, func(context.Context, sum) (int, error) { runs++; return 7, nil })
+	w, on := pair(leadertest.NewLeadership(1), leader.Repeatable, func(context.Context, sum) (int, error) { runs++; return 7, nil })
 	left := 3
-	w.members[1].SetGate(func(ctx context.Context) error {
+	w.Members[1].SetGate(func(ctx context.Context) error {
 		require.Equal(t, cloud.UserID("ada"), auth.CallerOf(ctx).User)
 		if left == 0 {
 			return fault.New(fault.Throttled, "enough").MayRetryAfter(time.Minute)
@@ -233,7 +211,7 @@ func TestTheLeaderAsksTheGate(t *testing.T) {
 		left--
 		return nil
 	})
-	w.members[2].SetGate(func(context.Context) error { t.Error("a follower asked"); return nil })
+	w.Members[2].SetGate(func(context.Context) error { t.Error("a follower asked"); return nil })
 	ctx := auth.With(t.Context(), &cloud.Caller{User: "ada"}, auth.REST)
 	for i := range 10 {
 		_, err := on[i%2](ctx, sum{})
