@@ -112,7 +112,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	for id, name := range names {
 		o := mvcc.Options{Logger: log.With("engine", name)}
 		if id == kvGroup {
-			o.OnLeases, o.CountIndex, o.RememberHashes = leaseFeed.Changed, true, true
+			o.OnLeases, o.KeyIndex, o.HashOnCompact = leaseFeed.Changed, true, true
 		}
 		engine, err := mvcc.Open(floor, filepath.Join(c.DataDir, name), o)
 		if err != nil {

@@ -149,7 +149,7 @@ func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.
 	}
 	began := time.Now()
 	s.counters.defragmenting.Add(1)
-	err := s.opts.Engine.AwaitScrub(ctx, s.opts.Engine.Floor())
+	err := s.opts.Engine.AwaitScrub(ctx, s.opts.Engine.CompactRevision())
 	if err == nil {
 		err = s.opts.Engine.Defragment(ctx)
 	}
@@ -172,7 +172,7 @@ func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVRe
 	}
 	const none = -1 // etcd's word for no compaction
 	return &pb.HashKVResponse{
-		Header: s.header(h.Current), Hash: h.Hash, HashRevision: h.Revision, CompactRevision: cmp.Or(h.Floor, none),
+		Header: s.header(h.Current), Hash: h.Hash, HashRevision: h.Revision, CompactRevision: cmp.Or(h.CompactRevision, none),
 	}, nil
 }
 
@@ -294,7 +294,7 @@ func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.Do
 func (s *Service) Warm() error {
 	now, end := context.WithCancel(context.Background())
 	end()
-	if err := s.opts.Engine.AwaitCounts(now); err != nil {
+	if err := s.opts.Engine.AwaitKeyIndex(now); err != nil {
 		return errors.New("KEYS NOT COUNTED YET")
 	}
 	return nil

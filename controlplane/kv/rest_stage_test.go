@@ -50,7 +50,7 @@ func (a *stageAgreement) propose(ctx context.Context, self uint64, data []byte) 
 		if a.lagging[id] {
 			continue
 		}
-		got, err := e.Apply([]mvcc.Command{{Index: e.Applied().Index + 1, Term: 1, Data: data, Wanted: id == self}})
+		got, err := e.Apply([]mvcc.Command{{Index: e.Applied().Index + 1, Term: 1, Data: data, WantSteps: id == self}})
 		if err != nil {
 			return own, err
 		}

@@ -30,22 +30,22 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 		return nil, err
 	}
 	defer gen.release()
-	s := &e.stage
+	s := &e.applier
 	s.index = now.index
-	s.begin(gen.db)
+	s.beginBatch(gen.db)
 	results, err := s.run(cmds)
-	if err = errors.Join(err, s.endReads()); err == nil {
+	if err = errors.Join(err, s.closeIterator()); err == nil {
 		err = s.commit()
 	}
 	if err == nil && e.opts.Quiet {
 		err = s.flushEarly()
 	}
 	if err = errors.Join(err, s.batch.Close()); err != nil {
-		e.failed = fmt.Errorf("apply %d commands up to index %d: %w", len(cmds), cmds[len(cmds)-1].Index, marked(err))
+		e.failed = fmt.Errorf("apply %d commands up to index %d: %w", len(cmds), cmds[len(cmds)-1].Index, markCorrupt(err))
 		return nil, e.failed
 	}
 	e.publish(&view{gen: gen, state: s.state, records: s.records}, s.changes)
-	e.hub.announce(s.changes, s.revision)
+	e.hub.Announce(s.changes, s.revision)
 	if s.leaseChanges.any() && e.opts.OnLeases != nil {
 		e.opts.OnLeases(s.leaseChanges)
 	}
@@ -54,25 +54,25 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 }
 
 // stage is the batch that Apply builds: the state it leads to, and what reads within it must see.
-type stage struct {
+type applier struct {
 	state
-	records     records
-	leases      leases
-	proposals   *proposals
-	mostChanges int // MaxTxnChanges
+	records    recordSet
+	leases     leases
+	proposals  *proposals
+	maxChanges int // MaxTxnChanges
 
-	db            *pebble.DB
-	batch         *pebble.Batch
-	batchRevision int64            // up to which db has everything
-	iter          *pebble.Iterator // over the keys as they were before the batch; opened when first needed
-	index         *index           // of the keys as they were before Apply; nil while there is none
-	pending       overlay          // what the batch's commands have written, when more follow
-	own           overlay          // what the steps of the present program have changed, when more follow
-	changes       []change
-	leaseChanges  LeaseChanges
-	more          bool // commands follow the present one
+	db             *pebble.DB
+	batch          *pebble.Batch
+	batchRevision  int64            // up to which db has everything
+	iter           *pebble.Iterator // over the keys as they were before the batch; opened when first needed
+	index          *Index           // of the keys as they were before Apply; nil while there is none
+	batchOverlay   overlay          // what the batch's commands have written, when more follow
+	programOverlay overlay          // what the steps of the present program have changed, when more follow
+	changes        []change
+	leaseChanges   LeaseChanges
+	moreCommands   bool // commands follow the present one
 
-	list listed // the chunk of changes that is being filled
+	chunk changeChunk // the chunk of changes that is being filled
 
 	txn     Txn // reused
 	program programDecoder
@@ -83,24 +83,24 @@ type stage struct {
 }
 
 // listed is a chunk of changes that is not in the batch yet.
-type listed struct {
-	chunk    []byte
-	revision int64 // of its first change
-	place    int   // of its first change among those of the revision
-	last     int64 // revision of its last change
+type changeChunk struct {
+	data         []byte
+	revision     int64 // of its first change
+	place        int   // of its first change among those of the revision
+	lastRevision int64 // revision of its last change
 }
 
-func (s *stage) begin(db *pebble.DB) {
+func (s *applier) beginBatch(db *pebble.DB) {
 	s.db, s.batch, s.batchRevision = db, db.NewBatch(), s.revision
 }
 
 // cut gives what was done so far to Pebble, so that the next command can read it at any of its revisions.
-func (s *stage) cut() error {
-	if err := errors.Join(s.endReads(), s.commit(), s.batch.Close()); err != nil {
+func (s *applier) commitEarly() error {
+	if err := errors.Join(s.closeIterator(), s.commit(), s.batch.Close()); err != nil {
 		return err
 	}
 	// What is pending now is also in Pebble. The index does not know it.
-	s.begin(s.db)
+	s.beginBatch(s.db)
 	return nil
 }
 
@@ -108,9 +108,9 @@ func (s *stage) cut() error {
 const bufferedItems = 1024
 
 // clear forgets the batch and keeps its buffers, unless it was a huge one.
-func (s *stage) clear() {
+func (s *applier) clear() {
 	s.db, s.batch, s.index = nil, nil, nil
-	s.pending.clear()
+	s.batchOverlay.clear()
 	s.leaseChanges = LeaseChanges{}
 	clear(s.changes)
 	s.changes = s.changes[:0]
@@ -125,7 +125,7 @@ func (s *stage) clear() {
 	s.program.clear()
 }
 
-func (s *stage) run(cmds []Command) ([]Result, error) {
+func (s *applier) run(cmds []Command) ([]Result, error) {
 	results := make([]Result, len(cmds))
 	for i := range cmds {
 		c := &cmds[i]
@@ -133,7 +133,7 @@ func (s *stage) run(cmds []Command) ([]Result, error) {
 		if c.Index <= s.applied.Index && !shares {
 			return nil, fmt.Errorf("command at index %d after %d was applied: %w", c.Index, s.applied.Index, ErrInvalid)
 		}
-		s.more = i < len(cmds)-1
+		s.moreCommands = i < len(cmds)-1
 		r, err := s.command(c, shares)
 		if err != nil {
 			return nil, err
@@ -144,7 +144,7 @@ func (s *stage) run(cmds []Command) ([]Result, error) {
 	return results, nil
 }
 
-func (s *stage) command(c *Command, shares bool) (Result, error) {
+func (s *applier) command(c *Command, shares bool) (Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil
 	}
@@ -154,39 +154,39 @@ func (s *stage) command(c *Command, shares bool) (Result, error) {
 			return r, nil
 		}
 	}
-	d := decoder{b: c.Data}
-	if format := d.byte(); format != commandFormat {
+	d := FieldDecoder{Rest: c.Data}
+	if format := d.Byte(); format != commandFormat {
 		return Result{}, &CommandError{c.Index, fmt.Errorf("format %d: %w", format, ErrUnknownFormat)}
 	}
 	var r Result
 	var err error
-	switch kind := d.byte(); {
-	case d.err != nil:
-		return Result{}, &CommandError{c.Index, d.err}
+	switch kind := d.Byte(); {
+	case d.Err != nil:
+		return Result{}, &CommandError{c.Index, d.Err}
 	case kind == commandTxn:
-		if err := s.txn.decode(d.b); err != nil {
+		if err := s.txn.decode(d.Rest); err != nil {
 			return Result{}, &CommandError{c.Index, err}
 		}
 		r, err = s.transact()
 	case kind == commandProgram:
-		p, err := s.program.decode(d.b)
+		p, err := s.program.decode(d.Rest)
 		if err != nil {
 			return Result{}, &CommandError{c.Index, err}
 		}
-		if c.Wanted && s.readsWithin(p.Steps) {
+		if c.WantSteps && s.readsWithin(p.Steps) {
 			if shares {
 				return Result{}, &CommandError{c.Index, fmt.Errorf("it reads at a revision and shares its index: %w", ErrInvalid)}
 			}
-			if err := s.cut(); err != nil {
+			if err := s.commitEarly(); err != nil {
 				return Result{}, err
 			}
 		}
-		if r, err = s.execute(p, c.Wanted); err != nil {
+		if r, err = s.execute(p, c.WantSteps); err != nil {
 			return Result{}, err
 		}
 	case kind == commandCompact:
-		revision := d.int64()
-		if d.err != nil || len(d.b) > 0 {
+		revision := d.Int64()
+		if d.Err != nil || len(d.Rest) > 0 {
 			return Result{}, &CommandError{c.Index, ErrMalformed}
 		}
 		r = s.compact(revision)
@@ -203,7 +203,7 @@ func (s *stage) command(c *Command, shares bool) (Result, error) {
 }
 
 // readsWithin reports whether a step reads at a revision that the batch has made and gone beyond.
-func (s *stage) readsWithin(steps []Step) bool {
+func (s *applier) readsWithin(steps []Step) bool {
 	if s.revision == s.batchRevision {
 		return false
 	}
@@ -217,26 +217,26 @@ func (s *stage) readsWithin(steps []Step) bool {
 	return false
 }
 
-func (s *stage) result() Result { return Result{Revision: s.revision, Time: s.time} }
+func (s *applier) result() Result { return Result{Revision: s.revision, Time: s.time} }
 
-func (s *stage) compact(revision int64) Result {
+func (s *applier) compact(revision int64) Result {
 	r := s.result()
 	switch {
-	case revision <= s.floor:
+	case revision <= s.compactRevision:
 		r.Refused = RefusedCompacted
 	case revision > s.revision:
 		r.Refused = RefusedFuture
 	default:
-		s.floor = revision
+		s.compactRevision = revision
 	}
 	return r
 }
 
 // transact carries out s.txn.
-func (s *stage) transact() (Result, error) {
+func (s *applier) transact() (Result, error) {
 	s.time = max(s.time, s.txn.Time)
 	for i := range s.txn.Guards {
-		holds, err := s.holds(&s.txn.Guards[i])
+		holds, err := s.checkGuard(&s.txn.Guards[i])
 		if err != nil {
 			return Result{}, err
 		}
@@ -247,7 +247,7 @@ func (s *stage) transact() (Result, error) {
 		}
 	}
 	first := len(s.changes)
-	refused, err := s.collect(first)
+	refused, err := s.collectChanges(first)
 	if err != nil {
 		return Result{}, err
 	}
@@ -266,21 +266,21 @@ func (s *stage) transact() (Result, error) {
 	return s.result(), nil
 }
 
-func (s *stage) holds(g *Guard) (bool, error) {
+func (s *applier) checkGuard(g *Guard) (bool, error) {
 	if len(g.End) == 0 {
 		h, err := s.lookup(g.Key, false, false)
-		return h.mod == g.ModRevision, err
+		return h.ModRevision == g.ModRevision, err
 	}
 	var highest, count int64
-	err := s.scan(g.Key, g.End, false, func(_ []byte, h held) (bool, error) {
-		highest, count = max(highest, h.mod), count+1
+	err := s.scan(g.Key, g.End, false, func(_ []byte, h keyState) (bool, error) {
+		highest, count = max(highest, h.ModRevision), count+1
 		return count <= g.Count && highest <= g.ModRevision, nil
 	})
 	return highest == g.ModRevision && count == g.Count, err
 }
 
 // collect appends to s.changes what the ops of s.txn change, and reports whether that is too much.
-func (s *stage) collect(first int) (refused bool, err error) {
+func (s *applier) collectChanges(first int) (refused bool, err error) {
 	deletes := 0
 	for i := range s.txn.Ops {
 		o := &s.txn.Ops[i]
@@ -294,16 +294,16 @@ func (s *stage) collect(first int) (refused bool, err error) {
 				return false, err
 			}
 			if o.Kind == OpPut {
-				s.changes = append(s.changes, s.putChange(o.Key, o.Value, 0, h.version))
-			} else if h.live() {
-				s.changes = append(s.changes, s.deleteChange(o.Key, h.version))
+				s.changes = append(s.changes, s.putChange(o.Key, o.Value, 0, h.Meta))
+			} else if h.Live() {
+				s.changes = append(s.changes, s.deleteChange(o.Key, h.Meta))
 			}
 		case OpDeleteRange:
-			err := s.scan(o.Key, o.End, false, func(key []byte, h held) (bool, error) {
-				s.changes = append(s.changes, s.deleteChange(bytes.Clone(key), h.version))
-				return len(s.changes)-first <= s.mostChanges, nil
+			err := s.scan(o.Key, o.End, false, func(key []byte, h keyState) (bool, error) {
+				s.changes = append(s.changes, s.deleteChange(bytes.Clone(key), h.Meta))
+				return len(s.changes)-first <= s.maxChanges, nil
 			})
-			if err != nil || len(s.changes)-first > s.mostChanges {
+			if err != nil || len(s.changes)-first > s.maxChanges {
 				return true, err
 			}
 		}
@@ -315,29 +315,29 @@ func (s *stage) collect(first int) (refused bool, err error) {
 }
 
 // putChange is a put at the next revision over what the key held before.
-func (s *stage) putChange(key, value []byte, lease int64, before version) change {
-	c := change{key: key, value: value, revision: s.revision + 1, before: before, previous: before.mod}
-	c.now = version{
-		create: before.create, mod: c.revision, number: before.number + 1, lease: lease, size: int64(len(value)),
+func (s *applier) putChange(key, value []byte, lease int64, before Meta) change {
+	c := change{key: key, value: value, revision: s.revision + 1, before: before, prevModRevision: before.ModRevision}
+	c.after = Meta{
+		CreateRevision: before.CreateRevision, ModRevision: c.revision, Version: before.Version + 1, Lease: lease, Size: int64(len(value)),
 	}
-	if !before.live() {
-		c.now.create = c.revision
+	if !before.Live() {
+		c.after.CreateRevision = c.revision
 	} else {
-		c.releases = before.stored(key)
+		c.freedBytes = before.storedBytes(key)
 	}
 	return c
 }
 
 // deleteChange is a delete, at the next revision, of what the key held before.
-func (s *stage) deleteChange(key []byte, before version) change {
+func (s *applier) deleteChange(key []byte, before Meta) change {
 	return change{
 		deleted: true, key: key, revision: s.revision + 1,
-		before: before, previous: before.mod, releases: before.stored(key),
+		before: before, prevModRevision: before.ModRevision, freedBytes: before.storedBytes(key),
 	}
 }
 
 // dropRepeatedDeletes leaves the first delete of each key: the others find nothing.
-func (s *stage) dropRepeatedDeletes(first int) {
+func (s *applier) dropRepeatedDeletes(first int) {
 	seen := make(map[string]struct{}, len(s.changes)-first)
 	kept := slices.DeleteFunc(s.changes[first:], func(c change) bool {
 		if !c.deleted {

@@ -9,29 +9,29 @@ import (
 // change is one effect of a transaction: a key put or deleted at a revision. One revision may change a key more than
 // once: only its last change makes a version.
 type change struct {
-	deleted    bool
-	superseded bool // the same revision changes the key again
-	key        []byte
-	value      []byte
-	revision   int64
-	now        version // the zero version when deleted
-	before     version // that it found
-	previous   int64   // mod revision of what the key held before the revision, 0: nothing
+	deleted         bool
+	superseded      bool // the same revision changes the key again
+	key             []byte
+	value           []byte
+	revision        int64
+	after           Meta  // the zero version when deleted
+	before          Meta  // that it found
+	prevModRevision int64 // mod revision of what the key held before the revision, 0: nothing
 
 	// releases is the size of the version that a compaction behind the revision can let go of; 0 when an earlier change
 	// of the revision already releases it.
-	releases int64
+	freedBytes int64
 }
 
 // The lists of changes, one list a batch: chunks under the revision of their first change. A list of format 1 is one
 // revision's.
 const (
-	changePut     = 3
-	changeDelete  = 4
-	changePassing = 5 // a put whose revision changes the key again; the version is here and nowhere else
-	changeUndo    = 6 // a delete whose revision puts the key again
-	oldPut        = 1 // without a size
-	oldDelete     = 2
+	changePut              = 3
+	changeDelete           = 4
+	changeSupersededPut    = 5 // a put whose revision changes the key again; the version is here and nowhere else
+	changeSupersededDelete = 6 // a delete whose revision puts the key again
+	oldPut                 = 1 // without a size
+	oldDelete              = 2
 
 	changeKind = 0x7f
 	// changeNext is set in a change's first byte where the next revision begins.
@@ -45,11 +45,11 @@ func appendChange(dst []byte, c *change, next bool) []byte {
 	kind := byte(changePut)
 	switch {
 	case c.deleted && c.superseded:
-		kind = changeUndo
+		kind = changeSupersededDelete
 	case c.deleted:
 		kind = changeDelete
 	case c.superseded:
-		kind = changePassing
+		kind = changeSupersededPut
 	}
 	if next {
 		kind |= changeNext
@@ -57,15 +57,15 @@ func appendChange(dst []byte, c *change, next bool) []byte {
 	dst = append(dst, kind)
 	dst = binary.AppendUvarint(dst, uint64(len(c.key)))
 	dst = append(dst, c.key...)
-	if c.previous == 0 {
+	if c.prevModRevision == 0 {
 		dst = append(dst, 0)
 	} else {
-		dst = binary.AppendUvarint(dst, uint64(c.revision-c.previous))
-		dst = binary.AppendUvarint(dst, uint64(c.releases))
+		dst = binary.AppendUvarint(dst, uint64(c.revision-c.prevModRevision))
+		dst = binary.AppendUvarint(dst, uint64(c.freedBytes))
 	}
-	if kind&changeKind == changePassing {
+	if kind&changeKind == changeSupersededPut {
 		var header [maxVersionHeader]byte
-		head := appendVersionHeader(header[:0], c.now)
+		head := appendVersionHeader(header[:0], c.after)
 		dst = binary.AppendUvarint(dst, uint64(len(head)+len(c.value)))
 		dst = append(append(dst, head...), c.value...)
 	}
@@ -73,75 +73,75 @@ func appendChange(dst []byte, c *change, next bool) []byte {
 }
 
 // changes reads one chunk.
-type changes struct {
+type chunkReader struct {
 	b        []byte
 	revision int64 // of the present change, and before the first one that of the chunk
 	place    int   // of the present change among those of its revision
-	begun    bool
+	started  bool
 }
 
 // chunkAt begins to read the chunk b that is stored at key.
-func chunkAt(key, b []byte) (changes, error) {
+func newChunkReader(key, b []byte) (chunkReader, error) {
 	revision, place, err := splitChangesKey(key)
-	return changes{b: b, revision: revision, place: place}, err
+	return chunkReader{b: b, revision: revision, place: place}, err
 }
 
 // next decodes the next change; ok is false at the end. Key and value alias the chunk; only of a passing put it has
 // version and value.
-func (l *changes) next() (c change, ok bool, err error) {
+func (l *chunkReader) next() (c change, ok bool, err error) {
 	if len(l.b) == 0 {
 		return change{}, false, nil
 	}
-	d := decoder{b: l.b}
-	kind := d.byte()
+	d := FieldDecoder{Rest: l.b}
+	kind := d.Byte()
 	switch {
 	case kind&changeNext != 0:
 		l.revision, l.place = l.revision+1, 0
-	case l.begun:
+	case l.started:
 		l.place++
 	}
-	bad := kind&changeNext != 0 && !l.begun
+	bad := kind&changeNext != 0 && !l.started
 	kind &= changeKind
-	l.begun = true
-	c = change{key: d.bytes(MaxKeyBytes), revision: l.revision}
-	if age := d.int64(); age > 0 {
-		c.previous = l.revision - age
+	l.started = true
+	c = change{key: d.Bytes(MaxKeyBytes), revision: l.revision}
+	if age := d.Int64(); age > 0 {
+		c.prevModRevision = l.revision - age
 		if kind > oldDelete {
-			c.releases = d.int64()
+			c.freedBytes = d.Int64()
 		}
 	}
 	switch kind {
 	case changePut, oldPut:
 	case changeDelete, oldDelete:
 		c.deleted = true
-	case changeUndo:
+	case changeSupersededDelete:
 		c.deleted, c.superseded = true, true
-	case changePassing:
+	case changeSupersededPut:
 		c.superseded = true
-		b := d.bytes(maxVersionHeader + MaxValueBytes)
-		if d.err == nil {
-			c.now, c.value, d.err = decodeVersion(b, l.revision)
+		b := d.Bytes(maxVersionHeader + MaxValueBytes)
+		if d.Err == nil {
+			c.after, c.value, d.Err = decodeVersion(b, l.revision)
 		}
 	default:
 		bad = true
 	}
-	if d.err != nil || bad || c.previous < 0 {
+	if d.Err != nil || bad || c.prevModRevision < 0 {
 		return change{}, false, fmt.Errorf("%w: changes of revision %d", ErrCorrupt, l.revision)
 	}
-	l.b = d.b
+	l.b = d.Rest
 	return c, true, nil
 }
 
 // event is c as watchers see it, still aliasing c.
 func (c *change) event() Event {
-	e := Event{Type: EventPut, PrevModRevision: c.previous}
+	e := Event{Type: EventPut, PrevModRevision: c.prevModRevision}
 	if c.deleted {
 		e.Type = EventDelete
 		e.KV = KV{Key: c.key, ModRevision: c.revision}
 		return e
 	}
 	e.KV = KV{
-		Key: c.key, Value: c.value, CreateRevision: c.now.create, ModRevision: c.now.mod, Version: c.now.number, Lease: c.now.lease,
+		Key: c.key, Value: c.value, CreateRevision: c.after.CreateRevision, ModRevision: c.after.ModRevision, Version: c.after.Version, Lease: c.after.Lease,
 	}
 	return e
 }

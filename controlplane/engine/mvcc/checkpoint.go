@@ -68,7 +68,7 @@ func (e *Engine) Restore(dir string) error {
 		return fmt.Errorf("restore from %s: %w", dir, err)
 	}
 	if _, err := e.inspect(dir, true); err != nil {
-		return fmt.Errorf("restore from %s: %w", dir, marked(err))
+		return fmt.Errorf("restore from %s: %w", dir, markCorrupt(err))
 	}
 	old := e.published.Load().gen
 	number := old.number + 1
@@ -82,7 +82,7 @@ func (e *Engine) Restore(dir string) error {
 	if err := e.dir.setCurrent(number); err != nil {
 		// CURRENT may name either now: only opening again tells.
 		e.closed = true
-		e.hub.close()
+		e.hub.Close()
 		err = errors.Join(fmt.Errorf("restore from %s: %w, %w", dir, err, ErrClosed),
 			gen.retire(ErrClosed), old.retire(ErrClosed))
 		e.builders.Wait()
@@ -90,13 +90,13 @@ func (e *Engine) Restore(dir string) error {
 	}
 	e.failed = nil
 	e.install(gen)
-	e.hub.restore(gen.loaded.revision)
+	e.hub.Restore(gen.loaded.revision)
 	if e.opts.OnLeases != nil {
 		e.opts.OnLeases(LeaseChanges{All: true})
 	}
 	err = old.retire(ErrRestored)
 	e.builders.Wait()
-	e.startIndex(gen)
+	e.startIndexBuild(gen)
 	if err := errors.Join(err, e.dir.fs.RemoveAll(e.dir.generation(old.number))); err != nil {
 		// The next open removes it: nothing depends on it any more.
 		e.opts.Logger.Error("mvcc remove replaced generation", "dir", e.dir.path, "err", err)

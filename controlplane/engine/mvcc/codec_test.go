@@ -144,7 +144,7 @@ func FuzzKeys(f *testing.F) {
 
 		// PrefixEnd is the end of what begins with a.
 		if len(a) > 0 {
-			require.Equal(t, bytes.HasPrefix(b, a), inRange(b, a, PrefixEnd(a)))
+			require.Equal(t, bytes.HasPrefix(b, a), InRange(b, a, PrefixEnd(a)))
 		}
 	})
 }
@@ -211,9 +211,9 @@ func TestOldFormat(t *testing.T) {
 	list := func(kind OpKind, key string, age byte) []byte {
 		return append(append([]byte{byte(kind), byte(len(key))}, key...), age)
 	}
-	set(appendVersionKey(nil, []byte("a"), 2), append(appendVersionHeader(nil, version{create: 2, mod: 2, number: 1}), "old"...))
-	set(appendVersionKey(nil, []byte("a"), 3), append(appendVersionHeader(nil, version{create: 2, mod: 3, number: 2}), "new"...))
-	set(appendVersionKey(nil, []byte("b"), 2), appendVersionHeader(nil, version{create: 2, mod: 2, number: 1}))
+	set(appendVersionKey(nil, []byte("a"), 2), append(appendVersionHeader(nil, Meta{CreateRevision: 2, ModRevision: 2, Version: 1}), "old"...))
+	set(appendVersionKey(nil, []byte("a"), 3), append(appendVersionHeader(nil, Meta{CreateRevision: 2, ModRevision: 3, Version: 2}), "new"...))
+	set(appendVersionKey(nil, []byte("b"), 2), appendVersionHeader(nil, Meta{CreateRevision: 2, ModRevision: 2, Version: 1}))
 	set(appendVersionKey(nil, []byte("b"), 4), []byte{recordTombstone})
 	set(changesKey(2, 0), append(list(OpPut, "a", 0), list(OpPut, "b", 0)...))
 	set(changesKey(3, 0), list(OpPut, "a", 1))
@@ -222,9 +222,9 @@ func TestOldFormat(t *testing.T) {
 	s, err := decodeState(state)
 	require.NoError(t, err)
 	require.Equal(t, int64(1), s.epoch)
-	e.stage.state = s
+	e.applier.state = s
 	e.published.Store(&view{gen: e.published.Load().gen, state: s})
-	e.hub.restore(s.revision)
+	e.hub.Restore(s.revision)
 
 	w := e.Watch(WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
 	defer w.Close()

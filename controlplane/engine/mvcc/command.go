@@ -16,7 +16,7 @@ type Command struct {
 	Index, Term uint64
 	ID          [16]byte // of the proposal; an id among the last MaxProposals applies once. Zero: always applies
 	Data        []byte   // of EncodeTxn, EncodeProgram or EncodeCompact; empty only moves the applied index
-	Wanted      bool     // somebody waits here for what a program's steps found: Result.Steps
+	WantSteps   bool     // somebody waits here for what a program's steps found: Result.Steps
 }
 
 // EncodeCompact encodes, as the Data of a Command, the wish that revisions below revision can no longer be read.
@@ -97,32 +97,32 @@ func EncodeResult(dst []byte, r Result) []byte {
 
 // DecodeResult reads what EncodeResult wrote.
 func DecodeResult(b []byte) (Result, error) {
-	d := decoder{b: b}
-	r := d.result()
-	if d.err == nil && len(d.b) > 0 {
-		d.fail()
+	d := FieldDecoder{Rest: b}
+	r := d.Result()
+	if d.Err == nil && len(d.Rest) > 0 {
+		d.Fail()
 	}
-	if d.err != nil {
-		return Result{}, fmt.Errorf("result %x: %w", b, d.err)
+	if d.Err != nil {
+		return Result{}, fmt.Errorf("result %x: %w", b, d.Err)
 	}
 	return r, nil
 }
 
-func (d *decoder) result() Result {
-	head := d.byte()
-	if d.err == nil && head>>4 != resultFormat {
-		d.b, d.err = nil, ErrUnknownFormat
+func (d *FieldDecoder) Result() Result {
+	head := d.Byte()
+	if d.Err == nil && head>>4 != resultFormat {
+		d.Rest, d.Err = nil, ErrUnknownFormat
 		return Result{}
 	}
-	r := Result{Refused: Refusal(head >> 1 & 7), Conflict: head&1 != 0, Revision: d.int64(), Time: d.int64()}
+	r := Result{Refused: Refusal(head >> 1 & 7), Conflict: head&1 != 0, Revision: d.Int64(), Time: d.Int64()}
 	if r.Conflict {
-		v := d.int64()
+		v := d.Int64()
 		if v > MaxTxnGuards {
-			d.fail()
+			d.Fail()
 		}
 		r.FailedGuard = int(v)
 	}
-	if d.err != nil {
+	if d.Err != nil {
 		return Result{}
 	}
 	return r
@@ -142,12 +142,12 @@ func (e *CommandError) Unwrap() error { return e.Err }
 
 // CompactedError says that a revision can no longer be read. It is an ErrCompacted.
 type CompactedError struct {
-	Revision int64 // that was asked for
-	Floor    int64 // oldest revision that can be read
+	Revision        int64 // that was asked for
+	CompactRevision int64 // oldest revision that can be read
 }
 
 func (e *CompactedError) Error() string {
-	return fmt.Sprintf("revision %d has been compacted, the oldest is %d", e.Revision, e.Floor)
+	return fmt.Sprintf("revision %d has been compacted, the oldest is %d", e.Revision, e.CompactRevision)
 }
 
 // Is makes a CompactedError an ErrCompacted.

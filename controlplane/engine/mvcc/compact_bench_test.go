@@ -15,7 +15,7 @@ import (
 // one at a time, while Scrub and Pebble removed the history. Run it with -benchtime=1x.
 func BenchmarkCompact(b *testing.B) {
 	for range b.N {
-		e, err := Open(vfs.Default, b.TempDir(), Options{CountIndex: true})
+		e, err := Open(vfs.Default, b.TempDir(), Options{KeyIndex: true})
 		require.NoError(b, err)
 		const size, keys, total = 64 << 10, 4096, 2 << 30
 		rng := rand.New(rand.NewPCG(1, 1))

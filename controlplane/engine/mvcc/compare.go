@@ -8,7 +8,7 @@ import (
 
 // all reports whether all of compares hold. They see the keys as the program found them, not what its steps have changed:
 // etcd chooses all branches before it writes.
-func (x *execution) all(compares []Compare) (bool, error) {
+func (x *programRun) compareAll(compares []Compare) (bool, error) {
 	for i := range compares {
 		holds, err := x.compare(&compares[i])
 		if err != nil || !holds {
@@ -18,7 +18,7 @@ func (x *execution) all(compares []Compare) (bool, error) {
 	return true, nil
 }
 
-func (x *execution) compare(c *Compare) (bool, error) {
+func (x *programRun) compare(c *Compare) (bool, error) {
 	if len(c.End) == 0 {
 		h, err := x.lookup(c.Key, false, c.Target == CompareValue)
 		if err != nil {
@@ -28,32 +28,32 @@ func (x *execution) compare(c *Compare) (bool, error) {
 	}
 	found, holds := false, true
 	var err error
-	if !emptyRange(c.Key, c.End) {
-		err = x.scan(c.Key, c.End, false, func(_ []byte, h held) (bool, error) {
+	if !EmptyRange(c.Key, c.End) {
+		err = x.scan(c.Key, c.End, false, func(_ []byte, h keyState) (bool, error) {
 			found, holds = true, c.holds(h)
 			return holds, nil
 		})
 	}
 	if !found {
-		holds = c.holds(held{})
+		holds = c.holds(keyState{})
 	}
 	return holds, err
 }
 
 // holds compares one key; the zero version is one that does not exist.
-func (c *Compare) holds(h held) bool {
+func (c *Compare) holds(h keyState) bool {
 	var order int
 	switch c.Target {
 	case CompareVersion:
-		order = cmp.Compare(h.number, c.Number)
+		order = cmp.Compare(h.Version, c.Number)
 	case CompareCreate:
-		order = cmp.Compare(h.create, c.Number)
+		order = cmp.Compare(h.CreateRevision, c.Number)
 	case CompareMod:
-		order = cmp.Compare(h.mod, c.Number)
+		order = cmp.Compare(h.ModRevision, c.Number)
 	case CompareLease:
-		order = cmp.Compare(h.lease, c.Number)
+		order = cmp.Compare(h.Lease, c.Number)
 	case CompareValue:
-		if !h.live() {
+		if !h.Live() {
 			return false
 		}
 		order = bytes.Compare(h.value, c.Value)
@@ -71,15 +71,15 @@ func (c *Compare) holds(h held) bool {
 }
 
 // attached returns the keys of a lease, in order, as the steps so far left them, and perhaps keys that it has lost.
-func (x *execution) attached(id int64) ([][]byte, error) {
-	keys, err := attached(x.db, id)
+func (x *programRun) leaseKeys(id int64) ([][]byte, error) {
+	keys, err := readLeaseKeys(x.db, id)
 	if err != nil {
 		return nil, err
 	}
 	stored := len(keys)
-	for _, o := range []*overlay{&x.pending, &x.own} {
+	for _, o := range []*overlay{&x.batchOverlay, &x.programOverlay} {
 		for i := range o.entries {
-			if e := &o.entries[i]; o.leased && e.lease == id {
+			if e := &o.entries[i]; o.leased && e.Lease == id {
 				keys = append(keys, e.key)
 			}
 		}

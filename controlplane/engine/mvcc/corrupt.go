@@ -14,7 +14,7 @@ import (
 )
 
 // marked makes what Pebble found corrupt, by its checksums, an ErrCorrupt.
-func marked(err error) error {
+func markCorrupt(err error) error {
 	if err != nil && pebble.IsCorruptionError(err) && !errors.Is(err, ErrCorrupt) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
@@ -37,7 +37,7 @@ func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
 			continue
 		}
 		if err := verifyTable(fs, fs.PathJoin(dir, name), o); err != nil {
-			return fmt.Errorf("verify %s: %w", name, marked(err))
+			return fmt.Errorf("verify %s: %w", name, markCorrupt(err))
 		}
 	}
 	return nil
@@ -59,11 +59,11 @@ func verifyValues(fs vfs.FS, dir string, db *pebble.DB) (err error) {
 	defer func() { err = errors.Join(err, it.Close()) }()
 	for ok := it.First(); ok; ok = it.Next() {
 		if _, err := it.ValueAndErr(); err != nil {
-			return fmt.Errorf("verify values: %w", marked(err))
+			return fmt.Errorf("verify values: %w", markCorrupt(err))
 		}
 	}
 	if err := it.Error(); err != nil {
-		return fmt.Errorf("verify values: %w", marked(err))
+		return fmt.Errorf("verify values: %w", markCorrupt(err))
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func TestFlippedTable(t *testing.T) {
 	for path, size := range tables(t, fs, "data/1") {
 		for at := int64(7); at < size; at += max(size/16, 1) {
 			flip(t, fs, path, at)
-			e, err := Open(fs, "data", Options{Quiet: true, CountIndex: true})
+			e, err := Open(fs, "data", Options{Quiet: true, KeyIndex: true})
 			if err != nil {
 				require.ErrorIs(t, err, ErrCorrupt, "byte %d", at)
 				said++

@@ -11,37 +11,37 @@ import (
 )
 
 // indexing is a generation's index: being built, then kept up by the goroutine that applies.
-type indexing struct {
-	mu      sync.Mutex
-	index   index // the builder's until it is whole, then the applier's
-	whole   bool
-	backlog []indexed     // what batches changed since the builder last looked
-	ended   chan struct{} // closed when the builder has ended, with an index or without
+type indexBuild struct {
+	mu       sync.Mutex
+	index    Index // the builder's until it is whole, then the applier's
+	complete bool
+	backlog  []indexUpdate // what batches changed since the builder last looked
+	finished chan struct{} // closed when the builder has ended, with an index or without
 }
 
 // indexed is a key's new mark; the zero mark says that the key is gone.
-type indexed struct {
+type indexUpdate struct {
 	key []byte
-	mark
+	Entry
 }
 
 // buildKeys is how many keys the builder reads between two looks at what has changed since.
-const buildKeys = 4096
+const keysPerStep = 4096
 
 // publish shows v, which changes led to, to readers.
 func (e *Engine) publish(v *view, changes []change) {
-	e.remember(v)
-	x := v.gen.indexing
+	e.hashCompaction(v)
+	x := v.gen.indexBuild
 	if x == nil {
 		e.published.Store(v)
 		return
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !x.whole {
+	if !x.complete {
 		for i := range changes {
 			if c := &changes[i]; !c.superseded {
-				x.backlog = append(x.backlog, indexed{key: append([]byte(nil), c.key...), mark: c.now.mark()})
+				x.backlog = append(x.backlog, indexUpdate{key: append([]byte(nil), c.key...), Entry: c.after.entry()})
 			}
 		}
 		e.published.Store(v)
@@ -51,14 +51,14 @@ func (e *Engine) publish(v *view, changes []change) {
 	// keys would hold up snapshots, and goes on in copies.
 	const many = 1024
 	v.gen.mu.Lock()
-	inPlace := !e.published.Load().taken && len(changes) <= many
+	inPlace := !e.published.Load().indexShared && len(changes) <= many
 	if !inPlace {
 		v.gen.mu.Unlock()
 		x.index.epoch++
 	}
 	for i := range changes {
 		if c := &changes[i]; !c.superseded {
-			x.index.put(indexed{key: c.key, mark: c.now.mark()})
+			x.index.putUpdate(indexUpdate{key: c.key, Entry: c.after.entry()})
 		}
 	}
 	given := x.index
@@ -69,24 +69,24 @@ func (e *Engine) publish(v *view, changes []change) {
 	}
 }
 
-func (t *index) put(i indexed) {
-	if !i.live() {
-		t.remove(i.key)
+func (t *Index) putUpdate(i indexUpdate) {
+	if !i.Live() {
+		t.Remove(i.key)
 	} else {
-		t.set(i.key, i.mark)
+		t.Set(i.key, i.Entry)
 	}
 }
 
 // startIndex builds the index of a generation that was just published: in the background, unless the engine is quiet.
-func (e *Engine) startIndex(g *generation) {
+func (e *Engine) startIndexBuild(g *generation) {
 	build := func() {
-		defer close(g.indexing.ended)
-		if err := e.fillIndex(g); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
+		defer close(g.indexBuild.finished)
+		if err := e.buildIndex(g); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
 			e.opts.Logger.Error("mvcc build index, counts will scan", "dir", e.dir.path, "err", err)
 		}
 	}
 	switch {
-	case g.indexing == nil:
+	case g.indexBuild == nil:
 	case e.opts.Quiet:
 		build()
 	default:
@@ -96,7 +96,7 @@ func (e *Engine) startIndex(g *generation) {
 
 // fillIndex reads all keys, some at a time, each time at the then current revision. What changes meanwhile among the keys
 // it has read comes through the backlog; what changes ahead of it, it will read.
-func (e *Engine) fillIndex(g *generation) error {
+func (e *Engine) buildIndex(g *generation) error {
 	var position []byte // before which all keys were read
 	for whole := false; !whole; {
 		pinned, err := e.pin(false)
@@ -104,11 +104,11 @@ func (e *Engine) fillIndex(g *generation) error {
 			return err
 		}
 		if pinned.gen == g {
-			position, whole, err = e.fillSome(g, position)
+			position, whole, err = e.buildIndexStep(g, position)
 		} else {
 			err = ErrRestored
 		}
-		pinned.gen.unpin(pinned.floor)
+		pinned.gen.unpin(pinned.compactRevision)
 		pinned.gen.release()
 		if err != nil {
 			return err
@@ -119,13 +119,13 @@ func (e *Engine) fillIndex(g *generation) error {
 
 // fillSome reads the next keys from position on and returns the first that it has not read. When there is none, the index
 // is whole and readers are given it.
-func (e *Engine) fillSome(g *generation, position []byte) (next []byte, whole bool, err error) {
-	x := g.indexing
+func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, whole bool, err error) {
+	x := g.indexBuild
 	x.mu.Lock()
 	v := e.published.Load()
 	for _, i := range x.backlog {
 		if bytes.Compare(i.key, position) < 0 {
-			x.index.put(i)
+			x.index.putUpdate(i)
 		}
 	}
 	x.backlog = x.backlog[:0]
@@ -143,9 +143,9 @@ func (e *Engine) fillSome(g *generation, position []byte) (next []byte, whole bo
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, i := range x.backlog {
-		x.index.put(i)
+		x.index.putUpdate(i)
 	}
-	x.backlog, x.whole = nil, true
+	x.backlog, x.complete = nil, true
 	given := x.index
 	// The goroutine that applies publishes under this lock; one that restores, without it, and must not be undone.
 	if v = e.published.Load(); v.gen != g ||
@@ -156,24 +156,24 @@ func (e *Engine) fillSome(g *generation, position []byte) (next []byte, whole bo
 }
 
 // fill takes some keys of r and returns the one after them, nil at the end.
-func (t *index) fill(r *reader) (next []byte, err error) {
+func (t *Index) fill(r *reader) (next []byte, err error) {
 	for n := 0; ; n++ {
-		prefix, mod, ok, err := r.ascend(n == 0)
+		prefix, mod, ok, err := r.next(n == 0)
 		if err != nil || !ok {
 			return nil, err
 		}
 		if r.key, err = appendUserKey(r.key[:0], prefix); err != nil {
 			return nil, err
 		}
-		if n >= buildKeys {
+		if n >= keysPerStep {
 			return bytes.Clone(r.key), nil
 		}
-		m, err := r.mark(mod)
+		m, err := r.entry(mod)
 		if err != nil {
 			return nil, err
 		}
-		if m.live() {
-			t.set(r.key, m)
+		if m.Live() {
+			t.Set(r.key, m)
 		}
 	}
 }
@@ -181,14 +181,14 @@ func (t *index) fill(r *reader) (next []byte, err error) {
 // AwaitCounts waits until snapshots that are taken from then on count ranges of their own revision without reading them.
 // Without CountIndex, or when the index could not be built, counts read the range and there is nothing to wait for. It
 // fails with what ctx says, or with ErrClosed.
-func (e *Engine) AwaitCounts(ctx context.Context) error {
+func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	for {
 		g := e.published.Load().gen
-		if g.indexing == nil {
+		if g.indexBuild == nil {
 			return nil
 		}
 		select {
-		case <-g.indexing.ended:
+		case <-g.indexBuild.finished:
 			if e.published.Load().gen == g {
 				return nil
 			}
@@ -196,10 +196,10 @@ func (e *Engine) AwaitCounts(ctx context.Context) error {
 		default:
 		}
 		select {
-		case <-g.indexing.ended:
+		case <-g.indexBuild.finished:
 		case <-g.done:
 			if e.published.Load().gen == g {
-				return fmt.Errorf("await counts: %w", g.ended)
+				return fmt.Errorf("await counts: %w", g.closedErr)
 			}
 		case <-ctx.Done():
 			return fmt.Errorf("await counts: %w", ctx.Err())

@@ -2,7 +2,7 @@ package mvcc
 
 // programDecoder reads programs, over and over into the same memory.
 type programDecoder struct {
-	d       decoder
+	d       FieldDecoder
 	program Program
 	found   int // steps and compares
 	nested  int // of the present step
@@ -21,20 +21,20 @@ func (p *programDecoder) clear() {
 // decode reads what follows the kind. The program aliases b and is valid until the next decode.
 func (p *programDecoder) decode(b []byte) (*Program, error) {
 	p.clear()
-	p.d = decoder{b: b}
-	p.program.Epoch = p.d.int64()
+	p.d = FieldDecoder{Rest: b}
+	p.program.Epoch = p.d.Int64()
 	p.program.Steps = p.steps(p.program.Steps)
-	if p.d.err == nil && len(p.d.b) > 0 {
-		p.d.fail()
+	if p.d.Err == nil && len(p.d.Rest) > 0 {
+		p.d.Fail()
 	}
-	return &p.program, p.d.err
+	return &p.program, p.d.Err
 }
 
 // count reads a number of steps or compares.
 func (p *programDecoder) count() int {
-	n := p.d.count(MaxProgramSteps)
+	n := p.d.Count(MaxProgramSteps)
 	if p.found += n; p.found > MaxProgramSteps {
-		p.d.fail()
+		p.d.Fail()
 		return 0
 	}
 	return n
@@ -42,14 +42,14 @@ func (p *programDecoder) count() int {
 
 func (p *programDecoder) steps(into []Step) []Step {
 	if p.nested > MaxProgramDepth {
-		p.d.fail()
+		p.d.Fail()
 		return nil
 	}
 	n := p.count()
 	if n > cap(into) {
 		into = make([]Step, 0, min(n, bufferedItems))
 	}
-	for ; n > 0 && p.d.err == nil; n-- {
+	for ; n > 0 && p.d.Err == nil; n-- {
 		into = append(into, Step{})
 		p.step(&into[len(into)-1])
 	}
@@ -58,16 +58,16 @@ func (p *programDecoder) steps(into []Step) []Step {
 
 func (p *programDecoder) step(st *Step) {
 	d := &p.d
-	head := d.byte()
+	head := d.Byte()
 	st.Kind = StepKind(head & stepKind)
 	known := byte(0)
 	switch st.Kind {
 	case StepPut:
 		known = putLease | putPrevKV | putIgnoreValue | putIgnoreLease
 		st.PrevKV, st.IgnoreValue, st.IgnoreLease = head&putPrevKV != 0, head&putIgnoreValue != 0, head&putIgnoreLease != 0
-		st.Key, st.Value = d.bytes(MaxKeyBytes), d.bytes(MaxValueBytes)
+		st.Key, st.Value = d.Bytes(MaxKeyBytes), d.Bytes(MaxValueBytes)
 		if head&putLease != 0 {
-			st.Lease = int64(d.uint64())
+			st.Lease = int64(d.Uint64())
 		}
 	case StepRange:
 		known = spanEnd
@@ -80,25 +80,25 @@ func (p *programDecoder) step(st *Step) {
 	case StepBranch:
 		p.branch(st)
 	case StepGrant:
-		st.Lease, st.TTL = int64(d.uint64()), d.int64()
+		st.Lease, st.TTL = int64(d.Uint64()), d.Int64()
 	case StepRevoke:
 		known = revokeKeys
-		st.Lease = int64(d.uint64())
+		st.Lease = int64(d.Uint64())
 		if head&revokeKeys != 0 {
-			st.Value = d.take(DigestBytes)
+			st.Value = d.Take(DigestBytes)
 		}
 	case StepSetRecord:
-		st.Key, st.Value = d.bytes(MaxKeyBytes), d.bytes(MaxValueBytes)
+		st.Key, st.Value = d.Bytes(MaxKeyBytes), d.Bytes(MaxValueBytes)
 	case StepDeleteRecord:
-		st.Key = d.bytes(MaxKeyBytes)
+		st.Key = d.Bytes(MaxKeyBytes)
 	}
-	if head&^(stepKind|known) != 0 || d.err == nil && st.validate() != nil {
-		d.fail()
+	if head&^(stepKind|known) != 0 || d.Err == nil && st.validate() != nil {
+		d.Fail()
 	}
 }
 
 func (p *programDecoder) branch(st *Step) {
-	for n := p.count(); n > 0 && p.d.err == nil; n-- {
+	for n := p.count(); n > 0 && p.d.Err == nil; n-- {
 		st.If = append(st.If, p.compare())
 	}
 	p.nested++
@@ -108,54 +108,54 @@ func (p *programDecoder) branch(st *Step) {
 }
 
 func (p *programDecoder) span(head byte) (key, end []byte) {
-	key = p.d.bytes(MaxKeyBytes)
+	key = p.d.Bytes(MaxKeyBytes)
 	if head&spanEnd != 0 {
-		if end = p.d.bytes(MaxKeyBytes + 1); len(end) == 0 {
-			p.d.fail()
+		if end = p.d.Bytes(MaxKeyBytes + 1); len(end) == 0 {
+			p.d.Fail()
 		}
 	}
 	return key, end
 }
 
 func (p *programDecoder) rangeOptions() (o RangeOptions) {
-	flags := p.d.byte()
+	flags := p.d.Byte()
 	o.Reverse, o.KeysOnly = flags&rangeReverse != 0, flags&rangeKeysOnly != 0
 	o.WantCount, o.CountOnly = flags&rangeWantCount != 0, flags&rangeCountOnly != 0
 	number := func(bit byte) int64 {
 		if flags&bit == 0 {
 			return 0
 		}
-		v := p.d.int64()
+		v := p.d.Int64()
 		if v == 0 {
-			p.d.fail()
+			p.d.Fail()
 		}
 		return v
 	}
 	o.Revision, o.Limit, o.MaxBytes = number(rangeRevision), int(number(rangeLimit)), int(number(rangeMaxBytes))
 	const known = rangeReverse | rangeKeysOnly | rangeWantCount | rangeCountOnly | rangeRevision | rangeLimit | rangeMaxBytes
 	if flags&^known != 0 {
-		p.d.fail()
+		p.d.Fail()
 	}
 	return o
 }
 
 func (p *programDecoder) compare() (c Compare) {
 	d := &p.d
-	head := d.byte()
+	head := d.Byte()
 	c.Target, c.Relation = CompareTarget(head&7), CompareRelation(head>>compareRelation&7)
-	c.Key = d.bytes(MaxKeyBytes)
+	c.Key = d.Bytes(MaxKeyBytes)
 	if head&compareEnd != 0 {
-		if c.End = d.bytes(MaxKeyBytes + 1); len(c.End) == 0 {
-			d.fail()
+		if c.End = d.Bytes(MaxKeyBytes + 1); len(c.End) == 0 {
+			d.Fail()
 		}
 	}
 	if c.Target == CompareValue {
-		c.Value = d.bytes(MaxValueBytes)
+		c.Value = d.Bytes(MaxValueBytes)
 	} else {
-		c.Number = int64(d.uint64())
+		c.Number = int64(d.Uint64())
 	}
-	if head&^(7|7<<compareRelation|compareEnd) != 0 || d.err == nil && c.validate() != nil {
-		d.fail()
+	if head&^(7|7<<compareRelation|compareEnd) != 0 || d.Err == nil && c.validate() != nil {
+		d.Fail()
 	}
 	return c
 }

@@ -189,22 +189,22 @@ func (d *directory) adopt(from string, number uint64) error {
 
 // generation is one Pebble directory in use.
 type generation struct {
-	number     uint64
-	db         *pebble.DB
-	loaded     state // when it was opened
-	proposals  *proposals
-	leases     leases
-	records    records
-	freed      atomic.Int64 // bytes that Scrub has removed since the keyspace began, as Size counts them
-	scrubbed   scrubbed
-	indexing   *indexing // nil without CountIndex
-	remembered remembered
-	rewriting  atomic.Int32 // of those that defragment: values in files of their own are written anew
+	number        uint64
+	db            *pebble.DB
+	loaded        state // when it was opened
+	proposals     *proposals
+	leases        leases
+	records       recordSet
+	freed         atomic.Int64 // bytes that Scrub has removed since the keyspace began, as Size counts them
+	scrubProgress scrubProgress
+	indexBuild    *indexBuild // nil without CountIndex
+	hashes        compactionHashes
+	defragmenting atomic.Int32 // of those that defragment: values in files of their own are written anew
 
 	// using is held shared while db is in use, and exclusively to close it.
-	using sync.RWMutex
-	ended error
-	done  chan struct{} // closed once ended is set
+	using     sync.RWMutex
+	closedErr error
+	done      chan struct{} // closed once ended is set
 
 	mu   sync.Mutex
 	pins map[int64]int // open readers by the oldest revision they may read: Scrub leaves that to them
@@ -227,18 +227,18 @@ func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	usual := o.Experimental.ValueSeparationPolicy
 	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
 		p := usual()
-		if g.rewriting.Load() > 0 {
+		if g.defragmenting.Load() > 0 {
 			p.MaxBlobReferenceDepth = 0
 		}
 		return p
 	}
 	db, err := pebble.Open(path, o)
 	if err != nil {
-		return nil, fmt.Errorf("open pebble: %w", marked(err))
+		return nil, fmt.Errorf("open pebble: %w", markCorrupt(err))
 	}
 	g.db = db
-	if e.opts.CountIndex {
-		g.indexing = &indexing{ended: make(chan struct{})}
+	if e.opts.KeyIndex {
+		g.indexBuild = &indexBuild{finished: make(chan struct{})}
 	}
 	if g.loaded, err = loadState(db); err == nil {
 		g.proposals, err = loadProposals(db, g.loaded.proposals)
@@ -264,7 +264,7 @@ func loadState(db *pebble.DB) (state, error) {
 		return state{revision: 1, epoch: 1}, nil
 	}
 	if err != nil {
-		return state{}, fmt.Errorf("read state: %w", marked(err))
+		return state{}, fmt.Errorf("read state: %w", markCorrupt(err))
 	}
 	s, err := decodeState(b)
 	return s, errors.Join(err, closer.Close())
@@ -273,9 +273,9 @@ func loadState(db *pebble.DB) (state, error) {
 // acquire permits the use of db until release.
 func (g *generation) acquire() error {
 	g.using.RLock()
-	if g.ended != nil {
+	if g.closedErr != nil {
 		g.using.RUnlock()
-		return g.ended
+		return g.closedErr
 	}
 	return nil
 }
@@ -286,10 +286,10 @@ func (g *generation) release() { g.using.RUnlock() }
 func (g *generation) retire(reason error) error {
 	g.using.Lock()
 	defer g.using.Unlock()
-	if g.ended != nil {
+	if g.closedErr != nil {
 		return nil
 	}
-	g.ended = reason
+	g.closedErr = reason
 	close(g.done)
 	if err := g.db.Close(); err != nil {
 		return fmt.Errorf("close pebble: %w", err)
@@ -324,8 +324,8 @@ func (e *Engine) pin(index bool) (*view, error) {
 		}
 		g.mu.Lock()
 		if v := e.published.Load(); v.gen == g {
-			g.pins[v.floor]++
-			v.taken = v.taken || index
+			g.pins[v.compactRevision]++
+			v.indexShared = v.indexShared || index
 			g.mu.Unlock()
 			return v, nil
 		}
@@ -343,14 +343,14 @@ func (g *generation) unpin(floor int64) {
 }
 
 // unread is the revision below which nobody reads or will read. Floors only rise, so the lock makes that last.
-func (e *Engine) unread(g *generation) int64 {
+func (e *Engine) scrubLimit(g *generation) int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	v := e.published.Load()
 	if v.gen != g {
 		return 0
 	}
-	floor := v.floor
+	floor := v.compactRevision
 	for pinned := range g.pins {
 		floor = min(floor, pinned)
 	}

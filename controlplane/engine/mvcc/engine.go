@@ -73,11 +73,11 @@ type Options struct {
 	// CountIndex keeps all live keys in memory, with what commands and counts need to know of them: up to 48 bytes and its
 	// length for each. Puts then read nothing from disk, and counts of ranges at the current revision take no time. It is
 	// built in the background after Open and Restore; see AwaitCounts.
-	CountIndex bool
+	KeyIndex bool
 
 	// RememberHashes hashes the keyspace in the background when it is compacted, as it was before, and lets HashKV remember
 	// that; see there. Scrub waits for it. It reads all keys, but at most some 20 times what is written.
-	RememberHashes bool
+	HashOnCompact bool
 
 	// OnLeases is told what a batch did to the leases once readers can see it, and that all may have changed once the
 	// state was restored. It is called by the goroutine that applies and must not keep it. Optional.
@@ -110,11 +110,11 @@ type Engine struct {
 	opts Options
 
 	// Owned by the goroutine that calls Apply and Restore.
-	stage  stage
-	failed error // sticky: what Apply left behind cannot be built upon
+	applier applier
+	failed  error // sticky: what Apply left behind cannot be built upon
 
 	published atomic.Pointer[view]
-	hub       *hub
+	hub       *Hub
 
 	builders sync.WaitGroup // of indexes and hashes
 
@@ -131,9 +131,9 @@ type Engine struct {
 type view struct {
 	gen *generation
 	state
-	records records
-	index   *index // of revision; nil while there is none
-	taken   bool   // a snapshot has index, which must then not change; guarded by gen.mu
+	records     recordSet
+	index       *Index // of revision; nil while there is none
+	indexShared bool   // a snapshot has index, which must then not change; guarded by gen.mu
 }
 
 // Open opens the engine in dir, which it makes when there is none. A directory of an unknown format is refused with
@@ -152,16 +152,16 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 	if err := e.dir.clear(number); err != nil {
 		return nil, errors.Join(fmt.Errorf("open mvcc directory %s: %w", dir, err), gen.retire(ErrClosed), e.dir.close())
 	}
-	e.hub = newHub(gen.loaded.revision, opts.RecentBytes)
+	e.hub = NewHub(gen.loaded.revision, opts.RecentBytes)
 	e.install(gen)
-	e.startIndex(gen)
+	e.startIndexBuild(gen)
 	return e, nil
 }
 
 // install makes gen the state that is applied to and read.
 func (e *Engine) install(gen *generation) {
-	e.stage = stage{
-		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, mostChanges: MaxTxnChanges,
+	e.applier = applier{
+		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, maxChanges: MaxTxnChanges,
 	}
 	e.published.Store(&view{gen: gen, state: gen.loaded, records: gen.records})
 }
@@ -173,7 +173,7 @@ func (e *Engine) Applied() Position { return e.published.Load().applied }
 func (e *Engine) Revision() int64 { return e.published.Load().revision }
 
 // Floor is the oldest revision that can be read; 0 when nothing was compacted.
-func (e *Engine) Floor() int64 { return e.published.Load().floor }
+func (e *Engine) CompactRevision() int64 { return e.published.Load().compactRevision }
 
 // LastTime is the highest stamp of any transaction, Unix milliseconds: a proposer stamps this or more.
 func (e *Engine) LastTime() int64 { return e.published.Load().time }
@@ -199,7 +199,7 @@ func (e *Engine) Close() error {
 		return nil
 	}
 	e.closed = true
-	e.hub.close()
+	e.hub.Close()
 	err := e.published.Load().gen.retire(ErrClosed)
 	e.builders.Wait()
 	return errors.Join(err, e.dir.close())
@@ -207,28 +207,28 @@ func (e *Engine) Close() error {
 
 // Stats are figures of the engine at one moment.
 type Stats struct {
-	Applied      Position
-	Revision     int64
-	Floor        int64
-	Time         int64 // highest stamp, Unix milliseconds
-	Keys         int64 // live keys
-	DiskBytes    int64 // on disk, history and garbage included
-	UnsavedBytes int64 // in memtables, of which a crash may lose the data
-	Watchers     int
-	RecentBytes  int64 // of events held in memory
-	Snapshots    int   // open, and other reads of history under way
-	DiskErrors   int64 // of Pebble's background work since Open: while they grow, nothing becomes durable
-	WriteStalls  int64 // times that Apply had to wait for Pebble since Open
+	Applied         Position
+	Revision        int64
+	CompactRevision int64
+	Time            int64 // highest stamp, Unix milliseconds
+	Keys            int64 // live keys
+	DiskBytes       int64 // on disk, history and garbage included
+	UnsavedBytes    int64 // in memtables, of which a crash may lose the data
+	Watchers        int
+	RecentBytes     int64 // of events held in memory
+	Snapshots       int   // open, and other reads of history under way
+	DiskErrors      int64 // of Pebble's background work since Open: while they grow, nothing becomes durable
+	WriteStalls     int64 // times that Apply had to wait for Pebble since Open
 }
 
 // Stats returns the figures; those of Pebble are 0 once the engine is closed.
 func (e *Engine) Stats() Stats {
 	v := e.published.Load()
 	s := Stats{
-		Applied: v.applied, Revision: v.revision, Floor: v.floor, Time: v.time, Keys: v.keys,
+		Applied: v.applied, Revision: v.revision, CompactRevision: v.compactRevision, Time: v.time, Keys: v.keys,
 		DiskErrors: e.diskErrors.Load(), WriteStalls: e.writeStalls.Load(),
 	}
-	s.Watchers, s.RecentBytes = e.hub.stats()
+	s.Watchers, s.RecentBytes = e.hub.Stats()
 	if v.gen.acquire() == nil {
 		defer v.gen.release()
 		m := v.gen.db.Metrics()

@@ -34,7 +34,7 @@ func TestProposalsForgotten(t *testing.T) {
 	e := mustOpen(t, fs)
 	data, err := EncodeTxn(Txn{Ops: []Op{Delete([]byte("a"))}})
 	require.NoError(t, err)
-	const total = MaxProposals + 3*proposalsSwept/2
+	const total = MaxProposals + 3*sweepInterval/2
 	index := 0
 	for index < total {
 		var cmds []Command
@@ -45,11 +45,11 @@ func TestProposalsForgotten(t *testing.T) {
 		mustApply(t, e, cmds...)
 	}
 	check := func(e *Engine) {
-		require.Equal(t, uint64(total), e.stage.proposals.next)
-		require.Len(t, e.stage.proposals.byID, MaxProposals)
-		require.Len(t, e.stage.proposals.ring, MaxProposals)
+		require.Equal(t, uint64(total), e.applier.proposals.next)
+		require.Len(t, e.applier.proposals.byID, MaxProposals)
+		require.Len(t, e.applier.proposals.ring, MaxProposals)
 		for n := range total {
-			if _, known := e.stage.proposals.find(proposalID(n)); known != (n >= total-MaxProposals) {
+			if _, known := e.applier.proposals.find(proposalID(n)); known != (n >= total-MaxProposals) {
 				t.Fatalf("id %d is known: %v", n, known)
 			}
 		}
@@ -177,9 +177,9 @@ func TestConcurrent(t *testing.T) {
 		if string(x.Value) != string(y.Value) || x.ModRevision != s.Revision() {
 			return "", fmt.Errorf("at %d: %s", s.Revision(), formatKV(x)+" "+formatKV(y))
 		}
-		if old, err := s.Range(RangeOptions{Key: []byte("x"), End: []byte("z"), Revision: max(s.Floor(), 2)}); err != nil ||
+		if old, err := s.Range(RangeOptions{Key: []byte("x"), End: []byte("z"), Revision: max(s.CompactRevision(), 2)}); err != nil ||
 			string(old.KVs[0].Value) != string(old.KVs[1].Value) {
-			return "", fmt.Errorf("at %d: %v", s.Floor(), err)
+			return "", fmt.Errorf("at %d: %v", s.CompactRevision(), err)
 		}
 		return string(x.Value), nil
 	}
@@ -335,7 +335,7 @@ func TestRangeGuard(t *testing.T) {
 // A DeleteRange that meets too many keys changes nothing, however the keys came to be.
 func TestTooManyChanges(t *testing.T) {
 	e := newEngine(t)
-	e.stage.mostChanges = 2
+	e.applier.maxChanges = 2
 	data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("x"), nil), DeleteRange([]byte("a"), []byte("d"))}})
 	require.NoError(t, err)
 	r := mustApply(t, e, put(t, 1, "a", "1"), put(t, 2, "b", "1"), Command{Index: 3, ID: proposalID(0), Data: data})[2]

@@ -7,39 +7,39 @@ import (
 
 // execution is one program being carried out: what it is going to change, none of which is written before its last step
 // was found possible.
-type execution struct {
-	*stage
-	wanted  bool
-	first   int  // of its changes in stage.changes
-	several bool // steps must see each other's changes
-	refused Refusal
-	leases  []leaseStep
-	records []Record // set, or removed where the value is nil
+type programRun struct {
+	*applier
+	wantSteps   bool
+	firstChange int  // of its changes in stage.changes
+	multiStep   bool // steps must see each other's changes
+	refused     Refusal
+	leases      []leaseChange
+	records     []Record // set, or removed where the value is nil
 }
 
 // leaseStep grants a lease or revokes it.
-type leaseStep struct {
+type leaseChange struct {
 	Lease
 	revoked bool
 }
 
 // execute carries out a program.
-func (s *stage) execute(p *Program, wanted bool) (Result, error) {
-	x := execution{stage: s, wanted: wanted, first: len(s.changes)}
+func (s *applier) execute(p *Program, wanted bool) (Result, error) {
+	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
 	if p.Epoch != 0 && p.Epoch != s.epoch {
 		r := s.result()
 		r.Refused = RefusedEpoch
 		return r, nil
 	}
-	x.several = len(p.Steps) > 1 || len(p.Steps) == 1 && p.Steps[0].Kind == StepBranch
+	x.multiStep = len(p.Steps) > 1 || len(p.Steps) == 1 && p.Steps[0].Kind == StepBranch
 	steps, err := x.steps(p.Steps)
-	s.own.clear()
+	s.programOverlay.clear()
 	if err != nil {
 		return Result{}, err
 	}
 	if x.refused != RefusedNot {
-		clear(s.changes[x.first:])
-		s.changes = s.changes[:x.first]
+		clear(s.changes[x.firstChange:])
+		s.changes = s.changes[:x.firstChange]
 		r := s.result()
 		r.Refused = x.refused
 		return r, nil
@@ -52,11 +52,11 @@ func (s *stage) execute(p *Program, wanted bool) (Result, error) {
 	return r, nil
 }
 
-func (x *execution) write() error {
-	s := x.stage
-	if len(s.changes) > x.first {
+func (x *programRun) write() error {
+	s := x.applier
+	if len(s.changes) > x.firstChange {
 		s.revision++
-		if err := s.write(s.changes[x.first:]); err != nil {
+		if err := s.write(s.changes[x.firstChange:]); err != nil {
 			return err
 		}
 	}
@@ -84,7 +84,7 @@ func (x *execution) write() error {
 	return nil
 }
 
-func (s *stage) writeLease(l leaseStep) error {
+func (s *applier) writeLease(l leaseChange) error {
 	if l.revoked {
 		delete(s.leases, l.ID)
 		s.leaseChanges.Revoked = append(s.leaseChanges.Revoked, l.ID)
@@ -96,14 +96,14 @@ func (s *stage) writeLease(l leaseStep) error {
 }
 
 // steps carries out steps until one is refused. The results are nil when nobody wants them.
-func (x *execution) steps(steps []Step) (results []StepResult, err error) {
-	if x.wanted {
+func (x *programRun) steps(steps []Step) (results []StepResult, err error) {
+	if x.wantSteps {
 		results = make([]StepResult, len(steps))
 	}
 	var unwanted StepResult
 	for i := range steps {
 		r := &unwanted
-		if x.wanted {
+		if x.wantSteps {
 			r = &results[i]
 			r.Kind = steps[i].Kind
 		}
@@ -114,7 +114,7 @@ func (x *execution) steps(steps []Step) (results []StepResult, err error) {
 	return results, nil
 }
 
-func (x *execution) step(st *Step, r *StepResult) (err error) {
+func (x *programRun) step(st *Step, r *StepResult) (err error) {
 	switch st.Kind {
 	case StepRange:
 		return x.read(st, r)
@@ -123,7 +123,7 @@ func (x *execution) step(st *Step, r *StepResult) (err error) {
 	case StepDelete:
 		return x.delete(st, r)
 	case StepBranch:
-		if r.Succeeded, err = x.all(st.If); err != nil {
+		if r.Succeeded, err = x.compareAll(st.If); err != nil {
 			return err
 		}
 		branch := st.Else
@@ -137,7 +137,7 @@ func (x *execution) step(st *Step, r *StepResult) (err error) {
 			x.refused = RefusedLeaseExists
 			return nil
 		}
-		x.leases = append(x.leases, leaseStep{Lease: Lease{ID: st.Lease, TTL: st.TTL}})
+		x.leases = append(x.leases, leaseChange{Lease: Lease{ID: st.Lease, TTL: st.TTL}})
 	case StepRevoke:
 		return x.revoke(st, r)
 	case StepSetRecord:
@@ -150,147 +150,147 @@ func (x *execution) step(st *Step, r *StepResult) (err error) {
 	return nil
 }
 
-func (x *execution) read(st *Step, r *StepResult) (err error) {
+func (x *programRun) read(st *Step, r *StepResult) (err error) {
 	switch o := st.Range; {
 	case o.Revision > x.revision:
 		x.refused = RefusedFuture
-	case o.Revision != 0 && o.Revision < x.floor:
+	case o.Revision != 0 && o.Revision < x.compactRevision:
 		x.refused = RefusedCompacted
-	case x.wanted:
+	case x.wantSteps:
 		o.Key, o.End = st.Key, st.End
-		r.Range, err = x.stage.read(o)
+		r.Range, err = x.applier.readRange(o)
 	}
 	return err
 }
 
-func (x *execution) put(st *Step, r *StepResult) error {
+func (x *programRun) put(st *Step, r *StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
 			x.refused = RefusedLeaseNotFound
 			return nil
 		}
 	}
-	h, err := x.lookup(st.Key, x.several, st.IgnoreValue || st.PrevKV && x.wanted)
+	h, err := x.lookup(st.Key, x.multiStep, st.IgnoreValue || st.PrevKV && x.wantSteps)
 	if err != nil {
 		return err
 	}
-	if !h.live() && (st.IgnoreValue || st.IgnoreLease) {
+	if !h.Live() && (st.IgnoreValue || st.IgnoreLease) {
 		x.refused = RefusedKeyNotFound
 		return nil
 	}
-	if st.PrevKV && x.wanted {
-		x.previous(st.Key, h, r)
+	if st.PrevKV && x.wantSteps {
+		x.addPrevious(st.Key, h, r)
 	}
 	value, lease := st.Value, st.Lease
 	if st.IgnoreValue {
 		value = bytes.Clone(h.value)
 	}
 	if st.IgnoreLease {
-		lease = h.lease
+		lease = h.Lease
 	}
-	x.change(x.putChange(st.Key, value, lease, h.version))
+	x.change(x.putChange(st.Key, value, lease, h.Meta))
 	return nil
 }
 
 // previous answers what a step replaced.
-func (x *execution) previous(key []byte, h held, r *StepResult) {
-	if h.live() {
+func (x *programRun) addPrevious(key []byte, h keyState, r *StepResult) {
+	if h.Live() {
 		r.Range.KVs = append(r.Range.KVs, h.kv(key, false))
 	}
 }
 
-func (x *execution) delete(st *Step, r *StepResult) error {
+func (x *programRun) delete(st *Step, r *StepResult) error {
 	if len(st.End) == 0 {
-		h, err := x.lookup(st.Key, x.several, st.PrevKV && x.wanted)
-		if err == nil && h.live() {
+		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
+		if err == nil && h.Live() {
 			x.remove(st.Key, h, st.PrevKV, r)
 		}
 		return err
 	}
-	if emptyRange(st.Key, st.End) {
+	if EmptyRange(st.Key, st.End) {
 		return nil
 	}
 	// What is removed is not laid over the keys before the scan is through.
 	at := len(x.changes)
-	err := x.scan(st.Key, st.End, x.several, func(key []byte, h held) (bool, error) {
+	err := x.scan(st.Key, st.End, x.multiStep, func(key []byte, h keyState) (bool, error) {
 		key = bytes.Clone(key)
-		if st.PrevKV && x.wanted {
-			x.previous(key, h, r)
+		if st.PrevKV && x.wantSteps {
+			x.addPrevious(key, h, r)
 		}
-		x.changes = append(x.changes, x.deleteChange(key, h.version))
+		x.changes = append(x.changes, x.deleteChange(key, h.Meta))
 		r.Count++
-		return len(x.changes)-x.first <= x.mostChanges, nil
+		return len(x.changes)-x.firstChange <= x.maxChanges, nil
 	})
-	if len(x.changes)-x.first > x.mostChanges {
+	if len(x.changes)-x.firstChange > x.maxChanges {
 		x.refused = RefusedTooMany
 		return err
 	}
-	if x.several {
+	if x.multiStep {
 		for ; at < len(x.changes); at++ {
-			x.overlay(at)
+			x.showChange(at)
 		}
 	}
 	return err
 }
 
-func (x *execution) remove(key []byte, h held, prev bool, r *StepResult) {
-	if prev && x.wanted {
-		x.previous(key, h, r)
+func (x *programRun) remove(key []byte, h keyState, prev bool, r *StepResult) {
+	if prev && x.wantSteps {
+		x.addPrevious(key, h, r)
 	}
 	r.Count++
-	x.change(x.deleteChange(key, h.version))
+	x.change(x.deleteChange(key, h.Meta))
 }
 
-func (x *execution) change(c change) {
+func (x *programRun) change(c change) {
 	x.changes = append(x.changes, c)
-	if len(x.changes)-x.first > x.mostChanges {
+	if len(x.changes)-x.firstChange > x.maxChanges {
 		x.refused = RefusedTooMany
 	}
-	if x.several {
-		x.overlay(len(x.changes) - 1)
+	if x.multiStep {
+		x.showChange(len(x.changes) - 1)
 	}
 }
 
 // overlay shows a change to the steps that follow. What the program changed before it, it supersedes: only together do
 // they replace what the key held before the program.
-func (x *execution) overlay(at int) {
+func (x *programRun) showChange(at int) {
 	c := &x.changes[at]
-	if e := x.own.find(c.key); e != nil {
+	if e := x.programOverlay.find(c.key); e != nil {
 		earlier := &x.changes[e.change]
 		earlier.superseded = true
-		c.previous, c.releases = earlier.previous, 0
+		c.prevModRevision, c.freedBytes = earlier.prevModRevision, 0
 	}
-	x.own.put(overlaid{key: c.key, held: held{version: c.now, value: c.value}, change: at})
+	x.programOverlay.put(overlayEntry{key: c.key, keyState: keyState{Meta: c.after, value: c.value}, change: at})
 }
 
 // lease finds a lease as the steps so far left it.
-func (x *execution) lease(id int64) (ttl int64, known bool) {
+func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	for i := len(x.leases) - 1; i >= 0; i-- {
 		if l := x.leases[i]; l.ID == id {
 			return l.TTL, !l.revoked
 		}
 	}
-	ttl, known = x.stage.leases[id]
+	ttl, known = x.applier.leases[id]
 	return ttl, known
 }
 
-func (x *execution) revoke(st *Step, r *StepResult) error {
+func (x *programRun) revoke(st *Step, r *StepResult) error {
 	if _, known := x.lease(st.Lease); !known {
 		x.refused = RefusedLeaseNotFound
 		return nil
 	}
-	x.leases = append(x.leases, leaseStep{Lease: Lease{ID: st.Lease}, revoked: true})
-	candidates, err := x.attached(st.Lease)
+	x.leases = append(x.leases, leaseChange{Lease: Lease{ID: st.Lease}, revoked: true})
+	candidates, err := x.leaseKeys(st.Lease)
 	if err != nil {
 		return err
 	}
-	keys, before := make([][]byte, 0, len(candidates)), make([]held, 0, len(candidates))
+	keys, before := make([][]byte, 0, len(candidates)), make([]keyState, 0, len(candidates))
 	for _, key := range candidates {
-		h, err := x.lookup(key, x.several, false)
+		h, err := x.lookup(key, x.multiStep, false)
 		if err != nil {
 			return err
 		}
-		if h.lease == st.Lease {
+		if h.Lease == st.Lease {
 			keys, before = append(keys, key), append(before, h)
 		}
 	}
@@ -304,12 +304,12 @@ func (x *execution) revoke(st *Step, r *StepResult) error {
 	return nil
 }
 
-func (x *execution) hasRecord(name []byte) bool {
+func (x *programRun) hasRecord(name []byte) bool {
 	for i := len(x.records) - 1; i >= 0; i-- {
 		if bytes.Equal(x.records[i].Name, name) {
 			return x.records[i].Value != nil
 		}
 	}
-	_, found := x.stage.records.place(name)
+	_, found := x.applier.records.search(name)
 	return found
 }

@@ -6,21 +6,21 @@ import "fmt"
 // revision below which nothing can be read any more. The program aliases data. It is for tools that read a log; a
 // Command of EncodeTxn, which only the platform's own records are written with, is ErrUnknownFormat to it.
 func ExplainCommand(data []byte) (p *Program, compact int64, err error) {
-	d := decoder{b: data}
-	format, kind := d.byte(), d.byte()
+	d := FieldDecoder{Rest: data}
+	format, kind := d.Byte(), d.Byte()
 	switch {
-	case d.err != nil:
+	case d.Err != nil:
 	case format == commandFormat && kind == commandProgram:
-		p, d.err = new(programDecoder).decode(d.b)
+		p, d.Err = new(programDecoder).decode(d.Rest)
 	case format == commandFormat && kind == commandCompact:
-		if compact = d.int64(); d.err == nil && len(d.b) > 0 {
-			d.fail()
+		if compact = d.Int64(); d.Err == nil && len(d.Rest) > 0 {
+			d.Fail()
 		}
 	default:
-		d.err = ErrUnknownFormat
+		d.Err = ErrUnknownFormat
 	}
-	if d.err != nil {
-		return nil, 0, fmt.Errorf("explain command: %w", d.err)
+	if d.Err != nil {
+		return nil, 0, fmt.Errorf("explain command: %w", d.Err)
 	}
 	return p, compact, nil
 }

@@ -9,9 +9,9 @@ import (
 )
 
 // gatherer collects the events of one Batch.
-type gatherer struct {
+type Collector struct {
 	w *Watcher
-	take
+	readSpan
 	skip int // changes of the first revision
 
 	events  []Event
@@ -26,53 +26,53 @@ type gatherer struct {
 }
 
 // complete is the revision up to which everything is delivered with g's events.
-func (g *gatherer) complete() int64 {
+func (g *Collector) complete() int64 {
 	if g.stopped {
 		return g.next - 1
 	}
-	return g.to
+	return g.To
 }
 
-func (g *gatherer) gather() error {
+func (g *Collector) collect() error {
 	if g.recent == nil {
 		return g.fromDisk()
 	}
 	for _, b := range g.recent {
 		for i := range b.events {
 			e := &b.events[i]
-			if !g.wants(e.KV.Key, e.KV.ModRevision, int(e.place)) {
+			if !g.Wants(e.KV.Key, e.KV.ModRevision, int(e.ordinal)) {
 				continue
 			}
-			if !g.room(e.KV.ModRevision, int(e.place)) {
+			if !g.HasRoom(e.KV.ModRevision, int(e.ordinal)) {
 				return g.fetchPrevious(nil)
 			}
 			if g.w.opts.KeysOnly {
 				// The key is cloned, so that the block is not kept for it.
-				g.add(Event{Type: e.Type, place: e.place, PrevModRevision: e.PrevModRevision, KV: KV{Key: bytes.Clone(e.KV.Key), ModRevision: e.KV.ModRevision}})
+				g.Add(Event{Type: e.Type, ordinal: e.ordinal, PrevModRevision: e.PrevModRevision, KV: KV{Key: bytes.Clone(e.KV.Key), ModRevision: e.KV.ModRevision}})
 				continue
 			}
-			g.add(*e)
+			g.Add(*e)
 		}
 	}
 	return g.fetchPrevious(nil)
 }
 
 // wants reports whether a change is to be seen.
-func (g *gatherer) wants(key []byte, revision int64, place int) bool {
-	if revision < g.from || revision > g.to || revision == g.from && place < g.skip {
+func (g *Collector) Wants(key []byte, revision int64, place int) bool {
+	if revision < g.From || revision > g.To || revision == g.From && place < g.skip {
 		return false
 	}
-	return inRange(key, g.w.opts.Key, g.w.opts.End)
+	return InRange(key, g.w.opts.Key, g.w.opts.End)
 }
 
 // room makes sure that there is room for an event at revision, or stops at the best place.
-func (g *gatherer) room(revision int64, place int) bool {
+func (g *Collector) HasRoom(revision int64, place int) bool {
 	if len(g.events) < g.w.opts.MaxEvents && g.bytes < g.w.opts.MaxBytes {
 		return true
 	}
 	if g.events[0].KV.ModRevision == revision {
 		// One revision fills the batch.
-		g.stop(revision, place)
+		g.StopAt(revision, place)
 		g.partial = true
 		return false
 	}
@@ -82,15 +82,15 @@ func (g *gatherer) room(revision int64, place int) bool {
 		n--
 	}
 	g.events = g.events[:n]
-	g.stop(revision, 0)
+	g.StopAt(revision, 0)
 	return false
 }
 
-func (g *gatherer) stop(next int64, place int) {
+func (g *Collector) StopAt(next int64, place int) {
 	g.stopped, g.next, g.nextPlace = true, next, place
 }
 
-func (g *gatherer) add(e Event) {
+func (g *Collector) Add(e Event) {
 	g.events = append(g.events, e)
 	g.bytes += len(e.KV.Key) + len(e.KV.Value)
 }
@@ -99,26 +99,26 @@ func (g *gatherer) add(e Event) {
 const scanBytes = 4 << 20
 
 // fromDisk reads what the revisions list and looks up the values.
-func (g *gatherer) fromDisk() error {
+func (g *Collector) fromDisk() error {
 	v, err := g.w.e.pin(false)
 	if err != nil {
 		return err
 	}
 	defer v.gen.release()
-	defer v.gen.unpin(v.floor)
-	if g.from < v.floor {
-		err = &CompactedError{Revision: g.from, Floor: v.floor}
+	defer v.gen.unpin(v.compactRevision)
+	if g.From < v.compactRevision {
+		err = &CompactedError{Revision: g.From, CompactRevision: v.compactRevision}
 	} else if err = g.scan(v.gen.db); err == nil {
 		err = g.fetchPrevious(v)
 	}
 	if err != nil {
-		return fmt.Errorf("read events from revision %d: %w", g.from, marked(err))
+		return fmt.Errorf("read events from revision %d: %w", g.From, markCorrupt(err))
 	}
 	return nil
 }
 
-func (g *gatherer) scan(db *pebble.DB) (err error) {
-	lists, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableRevisions}, UpperBound: changesKey(g.to+1, 0)})
+func (g *Collector) scan(db *pebble.DB) (err error) {
+	lists, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableRevisions}, UpperBound: changesKey(g.To+1, 0)})
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (g *gatherer) scan(db *pebble.DB) (err error) {
 	}
 	defer func() { err = errors.Join(err, values.Close()) }()
 	// A chunk may begin before the revision that is looked for.
-	ok := lists.SeekLT(changesKey(g.from, 1))
+	ok := lists.SeekLT(changesKey(g.From, 1))
 	if !ok && lists.Error() == nil {
 		ok = lists.First()
 	}
@@ -138,12 +138,12 @@ func (g *gatherer) scan(db *pebble.DB) (err error) {
 		if err != nil {
 			return err
 		}
-		l, err := chunkAt(lists.Key(), chunk)
+		l, err := newChunkReader(lists.Key(), chunk)
 		if err != nil {
 			return err
 		}
 		if g.scanned > scanBytes && l.place == 0 {
-			g.stop(l.revision, 0)
+			g.StopAt(l.revision, 0)
 			return nil
 		}
 		g.scanned += len(chunk)
@@ -155,23 +155,23 @@ func (g *gatherer) scan(db *pebble.DB) (err error) {
 }
 
 // scanChunk adds the events of one chunk, until there is no more room.
-func (g *gatherer) scanChunk(values *pebble.Iterator, l *changes) (bool, error) {
+func (g *Collector) scanChunk(values *pebble.Iterator, l *chunkReader) (bool, error) {
 	for {
 		c, ok, err := l.next()
 		if err != nil || !ok {
 			return true, err
 		}
-		if c.revision > g.to {
+		if c.revision > g.To {
 			return false, nil
 		}
-		if !g.wants(c.key, c.revision, l.place) {
+		if !g.Wants(c.key, c.revision, l.place) {
 			continue
 		}
-		if !g.room(c.revision, l.place) {
+		if !g.HasRoom(c.revision, l.place) {
 			return false, nil
 		}
 		e := c.event()
-		e.place = int32(l.place)
+		e.ordinal = int32(l.place)
 		if g.w.opts.KeysOnly {
 			e.KV = KV{Key: bytes.Clone(c.key), ModRevision: c.revision}
 		} else if c.deleted || c.superseded {
@@ -179,7 +179,7 @@ func (g *gatherer) scanChunk(values *pebble.Iterator, l *changes) (bool, error) 
 		} else if e.KV, err = exactly(values, c.key, c.revision); err != nil {
 			return false, err
 		}
-		g.add(e)
+		g.Add(e)
 	}
 }
 
@@ -193,7 +193,7 @@ func exactly(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
 }
 
 // fetchPrevious adds to the events what they replaced, when that was asked for. It pins a state when v is nil.
-func (g *gatherer) fetchPrevious(v *view) (err error) {
+func (g *Collector) fetchPrevious(v *view) (err error) {
 	if !g.w.opts.PrevKV || len(g.events) == 0 {
 		return nil
 	}
@@ -202,7 +202,7 @@ func (g *gatherer) fetchPrevious(v *view) (err error) {
 			return err
 		}
 		defer v.gen.release()
-		defer v.gen.unpin(v.floor)
+		defer v.gen.unpin(v.compactRevision)
 	}
 	it, err := v.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
@@ -215,9 +215,9 @@ func (g *gatherer) fetchPrevious(v *view) (err error) {
 			continue
 		}
 		kv, err := exactly(it, e.KV.Key, e.PrevModRevision)
-		if err != nil && e.KV.ModRevision < v.floor {
+		if err != nil && e.KV.ModRevision < v.compactRevision {
 			// Of an event from memory, whose past has been removed.
-			return &CompactedError{Revision: e.KV.ModRevision, Floor: v.floor}
+			return &CompactedError{Revision: e.KV.ModRevision, CompactRevision: v.compactRevision}
 		}
 		if err != nil {
 			return err

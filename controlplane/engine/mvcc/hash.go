@@ -15,10 +15,10 @@ import (
 // Hash is a checksum over the keyspace up to a revision. Members that hash the same revisions get the same, whatever they
 // have scrubbed.
 type Hash struct {
-	Hash     uint32
-	Revision int64 // up to which it was computed
-	Current  int64 // the current revision then
-	Floor    int64 // the floor then: hashes with different floors cannot be compared; 0: nothing was compacted
+	Hash            uint32
+	Revision        int64 // up to which it was computed
+	Current         int64 // the current revision then
+	CompactRevision int64 // the floor then: hashes with different floors cannot be compared; 0: nothing was compacted
 }
 
 // HashKV hashes keys, values and revisions as etcd's HashKV does, not to the same number: of each key the versions up to
@@ -33,7 +33,7 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	if s.err != nil {
 		return Hash{}, fmt.Errorf("hash: %w", s.err)
 	}
-	if h, ok := s.gen.remembered.at(revision); ok {
+	if h, ok := s.gen.hashes.at(revision); ok {
 		h.Current = s.revision
 		return h, nil
 	}
@@ -41,9 +41,9 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	if err != nil {
 		return Hash{}, fmt.Errorf("hash: %w", err)
 	}
-	h := Hash{Revision: revision, Current: s.revision, Floor: s.floor}
-	if h.Hash, err = s.gen.hash(ctx, s.floor, revision, 0); err != nil {
-		return Hash{}, fmt.Errorf("hash up to revision %d: %w", revision, marked(err))
+	h := Hash{Revision: revision, Current: s.revision, CompactRevision: s.compactRevision}
+	if h.Hash, err = s.gen.hash(ctx, s.compactRevision, revision, 0); err != nil {
+		return Hash{}, fmt.Errorf("hash up to revision %d: %w", revision, markCorrupt(err))
 	}
 	return h, nil
 }
@@ -60,7 +60,7 @@ func (g *generation) hash(ctx context.Context, floor, revision int64, rest time.
 			return 0, err
 		}
 		began := time.Now()
-		err := h.some(g.db)
+		err := h.hashStep(g.db)
 		g.release()
 		if err != nil {
 			return 0, err
@@ -92,7 +92,7 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // some hashes the next versions.
-func (h *hasher) some(db *pebble.DB) (err error) {
+func (h *hasher) hashStep(db *pebble.DB) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: h.next, UpperBound: []byte{tableKeys + 1}})
 	if err != nil {
 		return err

@@ -8,13 +8,13 @@ import (
 
 // hub knows who watches what. For each batch it only marks the watchers whose keys changed and wakes them: they read the
 // events themselves, from the recent ones kept here or from disk.
-type hub struct {
+type Hub struct {
 	recentBytes int64
 
 	mu       sync.Mutex
 	revision int64 // newest announced
-	points   map[string]map[*Watcher]struct{}
-	ranges   intervals
+	byKey    map[string]map[*Watcher]struct{}
+	byRange  intervalTree
 	watchers map[*Watcher]struct{}
 	closed   bool
 
@@ -35,18 +35,18 @@ type block struct {
 	bytes  int64
 }
 
-func newHub(revision, recentBytes int64) *hub {
-	return &hub{
+func NewHub(revision, recentBytes int64) *Hub {
+	return &Hub{
 		recentBytes: recentBytes,
 		revision:    revision,
-		points:      map[string]map[*Watcher]struct{}{},
+		byKey:       map[string]map[*Watcher]struct{}{},
 		watchers:    map[*Watcher]struct{}{},
 		recent:      recentEvents{first: revision + 1},
 	}
 }
 
 // announce says that changes are committed and that revision is current. It keeps nothing of changes.
-func (h *hub) announce(changes []change, revision int64) {
+func (h *Hub) Announce(changes []change, revision int64) {
 	if len(changes) == 0 {
 		return
 	}
@@ -60,10 +60,10 @@ func (h *hub) announce(changes []change, revision int64) {
 	h.keep(newBlock(changes))
 	for i := range changes {
 		c := &changes[i]
-		for w := range h.points[string(c.key)] {
-			w.mark(c.revision)
+		for w := range h.byKey[string(c.key)] {
+			w.markPending(c.revision)
 		}
-		h.ranges.stab(c.key, func(w *Watcher) { w.mark(c.revision) })
+		h.byRange.stab(c.key, func(w *Watcher) { w.markPending(c.revision) })
 	}
 }
 
@@ -92,14 +92,14 @@ func newBlock(changes []change) *block {
 			e.KV.Value = hold(e.KV.Value)
 		}
 		if i > 0 && changes[i-1].revision == changes[i].revision {
-			e.place = b.events[i-1].place + 1
+			e.ordinal = b.events[i-1].ordinal + 1
 		}
 	}
 	return b
 }
 
 // keep adds b and drops the oldest blocks that are too many.
-func (h *hub) keep(b *block) {
+func (h *Hub) keep(b *block) {
 	r := &h.recent
 	r.blocks = append(r.blocks, b)
 	r.bytes += b.bytes
@@ -114,7 +114,7 @@ func (h *hub) keep(b *block) {
 
 // from returns the next blocks that may hold events of revision and later, and whether there are more; none when some
 // are gone.
-func (r *recentEvents) from(revision int64) (blocks []*block, more bool) {
+func (r *recentEvents) since(revision int64) (blocks []*block, more bool) {
 	const most = 256
 	if revision < r.first {
 		return nil, false
@@ -124,43 +124,43 @@ func (r *recentEvents) from(revision int64) (blocks []*block, more bool) {
 	return slices.Clone(r.blocks[first:end]), end < len(r.blocks)
 }
 
-func (h *hub) add(w *Watcher) {
+func (h *Hub) add(w *Watcher) {
 	key := string(w.opts.Key)
 	h.watchers[w] = struct{}{}
 	if len(w.opts.End) > 0 {
-		h.ranges.add(key, w.end(), w)
+		h.byRange.add(key, w.rangeEnd(), w)
 		return
 	}
-	if h.points[key] == nil {
-		h.points[key] = map[*Watcher]struct{}{}
+	if h.byKey[key] == nil {
+		h.byKey[key] = map[*Watcher]struct{}{}
 	}
-	h.points[key][w] = struct{}{}
+	h.byKey[key][w] = struct{}{}
 }
 
-func (h *hub) remove(w *Watcher) {
+func (h *Hub) remove(w *Watcher) {
 	key := string(w.opts.Key)
 	delete(h.watchers, w)
 	if len(w.opts.End) > 0 {
-		h.ranges.remove(key, w.end(), w)
+		h.byRange.remove(key, w.rangeEnd(), w)
 		return
 	}
-	if delete(h.points[key], w); len(h.points[key]) == 0 {
-		delete(h.points, key)
+	if delete(h.byKey[key], w); len(h.byKey[key]) == 0 {
+		delete(h.byKey, key)
 	}
 }
 
 // restore says that the state was replaced by one at revision. Watchers that may have missed something read on.
-func (h *hub) restore(revision int64) {
+func (h *Hub) Restore(revision int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
 		switch seen := w.progress(); {
 		case seen > revision:
-			w.finish(ErrRestored)
-		case w.pending > revision:
-			w.pending = 0
+			w.end(ErrRestored)
+		case w.next > revision:
+			w.next = 0
 		case seen < revision && w.opts.FromRevision <= revision:
-			w.mark(max(seen+1, w.opts.FromRevision))
+			w.markPending(max(seen+1, w.opts.FromRevision))
 		}
 	}
 	h.revision = revision
@@ -168,16 +168,16 @@ func (h *hub) restore(revision int64) {
 }
 
 // close ends all watchers.
-func (h *hub) close() {
+func (h *Hub) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
 	for w := range h.watchers {
-		w.finish(ErrClosed)
+		w.end(ErrClosed)
 	}
 }
 
-func (h *hub) stats() (watchers int, recentBytes int64) {
+func (h *Hub) Stats() (watchers int, recentBytes int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.watchers), h.recent.bytes

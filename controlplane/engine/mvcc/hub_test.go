@@ -21,7 +21,7 @@ func TestIntervals(t *testing.T) {
 		}
 		return string(b)
 	}
-	var tree intervals
+	var tree intervalTree
 	var all []span
 	for range 4000 {
 		if rng.IntN(5) < 2 && len(all) > 0 {

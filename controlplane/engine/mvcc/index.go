@@ -10,7 +10,7 @@ import (
 // writer then goes on to the next epoch: in a new epoch it copies each node before it changes it.
 //
 // A leaf holds no pointers: its keys are one string of bytes. A key takes its length, 24 bytes and the share of its node.
-type index struct {
+type Index struct {
 	root  child
 	epoch uint64
 }
@@ -24,7 +24,7 @@ type child struct {
 	leaf   *leaf // one of the two
 	inner  *inner
 	count  int64
-	newest int64 // highest mod revision
+	maxMod int64 // highest mod revision
 }
 
 type leaf struct {
@@ -32,16 +32,16 @@ type leaf struct {
 	keyEpoch uint64 // that may write to keys and ends
 	keys     []byte
 	ends     []uint32 // of each key in keys
-	marks    []mark
+	entries  []Entry
 }
 
 type inner struct {
-	epoch uint64
-	kids  []child
+	epoch    uint64
+	children []child
 }
 
 // unless is t, or none.
-func (t *index) unless(not bool) *index {
+func (t *Index) unless(not bool) *Index {
 	if not {
 		return nil
 	}
@@ -49,53 +49,53 @@ func (t *index) unless(not bool) *index {
 }
 
 // find returns the mark of key; ok is false when it is not a live key.
-func (t *index) find(key []byte) (m mark, ok bool) {
+func (t *Index) Find(key []byte) (m Entry, ok bool) {
 	c := &t.root
 	for c.inner != nil {
-		c = &c.inner.kids[c.inner.place(key)]
+		c = &c.inner.children[c.inner.search(key)]
 	}
 	if c.leaf == nil {
-		return mark{}, false
+		return Entry{}, false
 	}
-	i, ok := c.leaf.place(key)
+	i, ok := c.leaf.search(key)
 	if !ok {
-		return mark{}, false
+		return Entry{}, false
 	}
-	return c.leaf.marks[i], true
+	return c.leaf.entries[i], true
 }
 
 // span counts the keys of [key, end), as the API writes it, and tells their highest mod revision.
-func (t *index) span(key, end []byte) (count, newest int64) {
+func (t *Index) Count(key, end []byte) (count, newest int64) {
 	switch {
 	case len(end) == 0:
-		if m, ok := t.find(key); ok {
-			return 1, m.mod()
+		if m, ok := t.Find(key); ok {
+			return 1, m.ModRevision()
 		}
 		return 0, 0
-	case isFromKey(end):
+	case IsFromKey(end):
 		end = nil
 	case bytes.Compare(key, end) >= 0:
 		return 0, 0
 	}
-	return t.root.span(key, end)
+	return t.root.countRange(key, end)
 }
 
 // span counts from key, nil being the first one, to end, nil being after the last one.
-func (c *child) span(key, end []byte) (count, newest int64) {
+func (c *child) countRange(key, end []byte) (count, newest int64) {
 	switch {
 	case key == nil && end == nil:
-		return c.count, c.newest
+		return c.count, c.maxMod
 	case c.leaf != nil:
-		return c.leaf.span(key, end)
+		return c.leaf.countRange(key, end)
 	case c.inner == nil:
 		return 0, 0
 	}
-	from, to := 0, len(c.inner.kids)-1
+	from, to := 0, len(c.inner.children)-1
 	if key != nil {
-		from = c.inner.place(key)
+		from = c.inner.search(key)
 	}
 	if end != nil {
-		to = c.inner.place(end)
+		to = c.inner.search(end)
 	}
 	for i := from; i <= to; i++ {
 		k, e := key, end
@@ -105,22 +105,22 @@ func (c *child) span(key, end []byte) (count, newest int64) {
 		if i < to {
 			e = nil
 		}
-		n, m := c.inner.kids[i].span(k, e)
+		n, m := c.inner.children[i].countRange(k, e)
 		count, newest = count+n, max(newest, m)
 	}
 	return count, newest
 }
 
-func (l *leaf) span(key, end []byte) (count, newest int64) {
-	from, to := 0, len(l.marks)
+func (l *leaf) countRange(key, end []byte) (count, newest int64) {
+	from, to := 0, len(l.entries)
 	if key != nil {
-		from, _ = l.place(key)
+		from, _ = l.search(key)
 	}
 	if end != nil {
-		to, _ = l.place(end)
+		to, _ = l.search(end)
 	}
 	for i := from; i < to; i++ {
-		newest = max(newest, l.marks[i].mod())
+		newest = max(newest, l.entries[i].ModRevision())
 	}
 	return int64(max(to-from, 0)), newest
 }
@@ -134,7 +134,7 @@ func (l *leaf) key(i int) []byte {
 }
 
 // place finds key, or where it belongs.
-func (l *leaf) place(key []byte) (at int, found bool) {
+func (l *leaf) search(key []byte) (at int, found bool) {
 	from, to := 0, len(l.ends)
 	for from < to {
 		i := (from + to) / 2
@@ -151,11 +151,11 @@ func (l *leaf) place(key []byte) (at int, found bool) {
 }
 
 // place finds the child that key belongs to.
-func (n *inner) place(key []byte) int {
-	from, to := 1, len(n.kids)
+func (n *inner) search(key []byte) int {
+	from, to := 1, len(n.children)
 	for from < to {
 		i := (from + to) / 2
-		if n.kids[i].low <= string(key) {
+		if n.children[i].low <= string(key) {
 			from = i + 1
 		} else {
 			to = i
@@ -165,73 +165,73 @@ func (n *inner) place(key []byte) int {
 }
 
 // set gives key a mark.
-func (t *index) set(key []byte, m mark) {
+func (t *Index) Set(key []byte, m Entry) {
 	if t.root.leaf == nil && t.root.inner == nil {
 		t.root.leaf = &leaf{epoch: t.epoch, keyEpoch: t.epoch}
 	}
 	if right, split := t.setIn(&t.root, key, m); split {
 		left := t.root
-		n := &inner{epoch: t.epoch, kids: append(make([]child, 0, nodeKeys), left, right)}
+		n := &inner{epoch: t.epoch, children: append(make([]child, 0, nodeKeys), left, right)}
 		t.root = child{inner: n}
 		t.root.sum()
 	}
 }
 
 // setIn gives key a mark in c. When c becomes too large, it gives half to a new child on its right.
-func (t *index) setIn(c *child, key []byte, m mark) (right child, split bool) {
+func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	if c.inner == nil {
 		l := t.write(c)
-		at, found := l.place(key)
+		at, found := l.search(key)
 		if found {
-			l.marks[at] = m
+			l.entries[at] = m
 		} else {
 			l.insert(t.epoch, at, key, m)
 			c.count++
 		}
-		c.newest = max(c.newest, m.mod())
-		if len(l.marks) <= nodeKeys {
+		c.maxMod = max(c.maxMod, m.ModRevision())
+		if len(l.entries) <= nodeKeys {
 			return child{}, false
 		}
 		return l.split(t.epoch, c, at), true
 	}
 	n := t.writeInner(c)
-	i := n.place(key)
-	before := n.kids[i].count
-	right, split = t.setIn(&n.kids[i], key, m)
-	c.count += n.kids[i].count - before
-	c.newest = max(c.newest, m.mod())
+	i := n.search(key)
+	before := n.children[i].count
+	right, split = t.setIn(&n.children[i], key, m)
+	c.count += n.children[i].count - before
+	c.maxMod = max(c.maxMod, m.ModRevision())
 	if !split {
 		return child{}, false
 	}
 	c.count += right.count
-	n.kids = slices.Insert(n.kids, i+1, right)
-	if len(n.kids) <= nodeKeys {
+	n.children = slices.Insert(n.children, i+1, right)
+	if len(n.children) <= nodeKeys {
 		return child{}, false
 	}
-	half := len(n.kids) / 2
-	if i == len(n.kids)-2 {
-		half = len(n.kids) - 1 // keys that only ever grow leave full nodes behind
+	half := len(n.children) / 2
+	if i == len(n.children)-2 {
+		half = len(n.children) - 1 // keys that only ever grow leave full nodes behind
 	}
-	right = child{low: n.kids[half].low, inner: &inner{epoch: t.epoch, kids: slices.Clone(n.kids[half:])}}
-	n.kids = slices.Clone(n.kids[:half])
+	right = child{low: n.children[half].low, inner: &inner{epoch: t.epoch, children: slices.Clone(n.children[half:])}}
+	n.children = slices.Clone(n.children[:half])
 	right.sum()
 	c.sum()
 	return right, true
 }
 
 // write makes c's leaf one whose marks may be written to.
-func (t *index) write(c *child) *leaf {
+func (t *Index) write(c *child) *leaf {
 	if c.leaf.epoch != t.epoch {
 		l := *c.leaf
-		l.epoch, l.marks = t.epoch, slices.Clone(l.marks)
+		l.epoch, l.entries = t.epoch, slices.Clone(l.entries)
 		c.leaf = &l
 	}
 	return c.leaf
 }
 
-func (t *index) writeInner(c *child) *inner {
+func (t *Index) writeInner(c *child) *inner {
 	if c.inner.epoch != t.epoch {
-		c.inner = &inner{epoch: t.epoch, kids: slices.Clone(c.inner.kids)}
+		c.inner = &inner{epoch: t.epoch, children: slices.Clone(c.inner.children)}
 	}
 	return c.inner
 }
@@ -245,7 +245,7 @@ func (l *leaf) writeKeys(epoch uint64, more int) {
 	}
 }
 
-func (l *leaf) insert(epoch uint64, at int, key []byte, m mark) {
+func (l *leaf) insert(epoch uint64, at int, key []byte, m Entry) {
 	l.writeKeys(epoch, len(key))
 	from := uint32(0)
 	if at > 0 {
@@ -256,25 +256,25 @@ func (l *leaf) insert(epoch uint64, at int, key []byte, m mark) {
 	for i := at; i < len(l.ends); i++ {
 		l.ends[i] += uint32(len(key))
 	}
-	l.marks = slices.Insert(l.marks, at, m)
+	l.entries = slices.Insert(l.entries, at, m)
 }
 
 // split gives the upper part of c's leaf, into which was inserted at at, to a new child.
 func (l *leaf) split(epoch uint64, c *child, at int) child {
-	half := len(l.marks) / 2
-	if at == len(l.marks)-1 {
+	half := len(l.entries) / 2
+	if at == len(l.entries)-1 {
 		half = at
 	}
 	cut := l.ends[half-1]
 	r := &leaf{
 		epoch: epoch, keyEpoch: epoch,
-		keys: slices.Clone(l.keys[cut:]), ends: slices.Clone(l.ends[half:]), marks: slices.Clone(l.marks[half:]),
+		keys: slices.Clone(l.keys[cut:]), ends: slices.Clone(l.ends[half:]), entries: slices.Clone(l.entries[half:]),
 	}
 	for i := range r.ends {
 		r.ends[i] -= cut
 	}
 	right := child{low: separator(l.key(half-1), r.key(0)), leaf: r}
-	l.keys, l.ends, l.marks = slices.Clone(l.keys[:cut]), slices.Clone(l.ends[:half]), slices.Clone(l.marks[:half])
+	l.keys, l.ends, l.entries = slices.Clone(l.keys[:cut]), slices.Clone(l.ends[:half]), slices.Clone(l.entries[:half])
 	right.sum()
 	c.sum()
 	return right
@@ -290,23 +290,23 @@ func separator(a, b []byte) string {
 }
 
 // remove takes key out.
-func (t *index) remove(key []byte) {
-	if _, ok := t.find(key); !ok {
+func (t *Index) Remove(key []byte) {
+	if _, ok := t.Find(key); !ok {
 		return
 	}
 	t.removeIn(&t.root, key)
-	for t.root.inner != nil && len(t.root.inner.kids) == 1 {
-		t.root = t.root.inner.kids[0]
+	for t.root.inner != nil && len(t.root.inner.children) == 1 {
+		t.root = t.root.inner.children[0]
 	}
 	if t.root.count == 0 {
 		t.root = child{}
 	}
 }
 
-func (t *index) removeIn(c *child, key []byte) {
+func (t *Index) removeIn(c *child, key []byte) {
 	if c.inner == nil {
 		l := t.write(c)
-		at, _ := l.place(key)
+		at, _ := l.search(key)
 		l.writeKeys(t.epoch, 0)
 		from, size := l.ends[at]-uint32(len(l.key(at))), uint32(len(l.key(at)))
 		l.keys = slices.Delete(l.keys, int(from), int(from+size))
@@ -314,23 +314,23 @@ func (t *index) removeIn(c *child, key []byte) {
 		for i := at; i < len(l.ends); i++ {
 			l.ends[i] -= size
 		}
-		l.marks = slices.Delete(l.marks, at, at+1)
+		l.entries = slices.Delete(l.entries, at, at+1)
 		c.sum()
 		return
 	}
 	n := t.writeInner(c)
-	i := n.place(key)
-	t.removeIn(&n.kids[i], key)
+	i := n.search(key)
+	t.removeIn(&n.children[i], key)
 	switch {
-	case n.kids[i].count == 0:
+	case n.children[i].count == 0:
 		// The keys of a first child that goes belong to the one after it.
-		if i == 0 && len(n.kids) > 1 {
-			n.kids[1].low = n.kids[0].low
+		if i == 0 && len(n.children) > 1 {
+			n.children[1].low = n.children[0].low
 		}
-		n.kids = slices.Delete(n.kids, i, i+1)
-	case i > 0 && n.kids[i-1].size()+n.kids[i].size() <= nodeKeys/2:
+		n.children = slices.Delete(n.children, i, i+1)
+	case i > 0 && n.children[i-1].size()+n.children[i].size() <= nodeKeys/2:
 		t.join(n, i-1)
-	case i < len(n.kids)-1 && n.kids[i].size()+n.kids[i+1].size() <= nodeKeys/2:
+	case i < len(n.children)-1 && n.children[i].size()+n.children[i+1].size() <= nodeKeys/2:
 		t.join(n, i)
 	}
 	c.sum()
@@ -339,43 +339,43 @@ func (t *index) removeIn(c *child, key []byte) {
 // size is how much c's own node holds.
 func (c *child) size() int {
 	if c.leaf != nil {
-		return len(c.leaf.marks)
+		return len(c.leaf.entries)
 	}
-	return len(c.inner.kids)
+	return len(c.inner.children)
 }
 
 // join makes one child of the i-th and the next one.
-func (t *index) join(n *inner, i int) {
-	a, b := &n.kids[i], &n.kids[i+1]
+func (t *Index) join(n *inner, i int) {
+	a, b := &n.children[i], &n.children[i+1]
 	if a.leaf != nil {
 		l := &leaf{
 			epoch: t.epoch, keyEpoch: t.epoch,
 			keys: slices.Concat(a.leaf.keys, b.leaf.keys), ends: slices.Concat(a.leaf.ends, b.leaf.ends),
-			marks: slices.Concat(a.leaf.marks, b.leaf.marks),
+			entries: slices.Concat(a.leaf.entries, b.leaf.entries),
 		}
 		for j := len(a.leaf.ends); j < len(l.ends); j++ {
 			l.ends[j] += uint32(len(a.leaf.keys))
 		}
 		a.leaf = l
 	} else {
-		a.inner = &inner{epoch: t.epoch, kids: slices.Concat(a.inner.kids, b.inner.kids)}
+		a.inner = &inner{epoch: t.epoch, children: slices.Concat(a.inner.children, b.inner.children)}
 	}
 	a.sum()
-	n.kids = slices.Delete(n.kids, i+1, i+2)
+	n.children = slices.Delete(n.children, i+1, i+2)
 }
 
 // sum counts anew what is below c.
 func (c *child) sum() {
-	c.count, c.newest = 0, 0
+	c.count, c.maxMod = 0, 0
 	if c.leaf != nil {
-		c.count = int64(len(c.leaf.marks))
-		for i := range c.leaf.marks {
-			c.newest = max(c.newest, c.leaf.marks[i].mod())
+		c.count = int64(len(c.leaf.entries))
+		for i := range c.leaf.entries {
+			c.maxMod = max(c.maxMod, c.leaf.entries[i].ModRevision())
 		}
 		return
 	}
-	for i := range c.inner.kids {
-		c.count += c.inner.kids[i].count
-		c.newest = max(c.newest, c.inner.kids[i].newest)
+	for i := range c.inner.children {
+		c.count += c.inner.children[i].count
+		c.maxMod = max(c.maxMod, c.inner.children[i].maxMod)
 	}
 }

@@ -16,27 +16,27 @@ import (
 func TestIndex(t *testing.T) {
 	type pair struct {
 		key string
-		m   mark
+		m   Entry
 	}
 	type given struct {
-		index index
+		index Index
 		model []pair
 	}
 	byKey := func(p pair, key string) int { return compareStrings(p.key, key) }
-	check := func(x *index, model []pair, rng *rand.Rand) {
+	check := func(x *Index, model []pair, rng *rand.Rand) {
 		require.Equal(t, int64(len(model)), x.root.count)
 		for range 20 {
 			key, end := randomKey(rng), randomKey(rng)
 			span := [][]byte{[]byte(end), {0}, nil}[rng.IntN(3)]
 			var count, newest int64
 			for _, p := range model {
-				if inRange([]byte(p.key), []byte(key), span) {
-					count, newest = count+1, max(newest, p.m.mod())
+				if InRange([]byte(p.key), []byte(key), span) {
+					count, newest = count+1, max(newest, p.m.ModRevision())
 				}
 			}
-			gotCount, gotNewest := x.span([]byte(key), span)
+			gotCount, gotNewest := x.Count([]byte(key), span)
 			require.Equal(t, [2]int64{count, newest}, [2]int64{gotCount, gotNewest}, "[%q, %q)", key, span)
-			m, ok := x.find([]byte(key))
+			m, ok := x.Find([]byte(key))
 			at, there := slices.BinarySearchFunc(model, key, byKey)
 			require.Equal(t, there, ok)
 			if ok {
@@ -46,7 +46,7 @@ func TestIndex(t *testing.T) {
 	}
 	for seed := range uint64(4) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		var x index
+		var x Index
 		var model []pair
 		var kept []given
 		for i := range 6000 {
@@ -57,17 +57,17 @@ func TestIndex(t *testing.T) {
 			at, there := slices.BinarySearchFunc(model, key, byKey)
 			// First it grows, then it shrinks.
 			if rng.IntN(6000) < i {
-				x.remove([]byte(key))
+				x.Remove([]byte(key))
 				if there {
 					model = slices.Delete(model, at, at+1)
 				} else if len(model) > 0 {
 					at = rng.IntN(len(model))
-					x.remove([]byte(model[at].key))
+					x.Remove([]byte(model[at].key))
 					model = slices.Delete(model, at, at+1)
 				}
 			} else {
-				m := version{create: 1, mod: int64(i) + 1, number: int64(rng.IntN(9)) + 1, size: int64(rng.Uint32()), lease: int64(i % 2)}.mark()
-				x.set([]byte(key), m)
+				m := Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: int64(rng.IntN(9)) + 1, Size: int64(rng.Uint32()), Lease: int64(i % 2)}.entry()
+				x.Set([]byte(key), m)
 				if there {
 					model[at].m = m
 				} else {
@@ -86,7 +86,7 @@ func TestIndex(t *testing.T) {
 			check(&k.index, k.model, rng)
 		}
 		for _, p := range model {
-			x.remove([]byte(p.key))
+			x.Remove([]byte(p.key))
 		}
 		require.Equal(t, child{}, x.root)
 	}
@@ -112,14 +112,14 @@ func TestIndexMemory(t *testing.T) {
 	for name, order := range map[string]func(i int) int{
 		"in order": func(i int) int { return i }, "at random": func(i int) int { return i * 7919 % 100_003 },
 	} {
-		var x index
+		var x Index
 		before := heap()
 		length := 0
 		for round := range 2 {
 			for i := range keys {
 				key := fmt.Appendf(nil, "some/prefix/%08d", order(i))
 				length += len(key) * (1 - round)
-				x.set(key, version{create: 1, mod: int64(i) + 1, number: 1}.mark())
+				x.Set(key, Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: 1}.entry())
 				if i%50 == 0 {
 					x.epoch++
 				}
@@ -145,7 +145,7 @@ func TestIndexBuilding(t *testing.T) {
 	fs := vfs.NewMem()
 	e, err := Open(fs, "data", Options{})
 	require.NoError(t, err)
-	const keys = 3 * buildKeys
+	const keys = 3 * keysPerStep
 	var cmds []Command
 	for i := range uint64(keys) {
 		cmds = append(cmds, put(t, i+1, fmt.Sprintf("key/%05d", i), "v"))
@@ -155,7 +155,7 @@ func TestIndexBuilding(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, e.Close())
 
-	e, err = Open(fs, "data", Options{CountIndex: true})
+	e, err = Open(fs, "data", Options{KeyIndex: true})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, e.Close()) }()
 	count := func() int64 {
@@ -191,7 +191,7 @@ func TestIndexBuilding(t *testing.T) {
 				require.Equal(t, live, count())
 			}
 		}
-		require.NoError(t, e.AwaitCounts(context.Background()))
+		require.NoError(t, e.AwaitKeyIndex(context.Background()))
 		require.NotNil(t, e.published.Load().index)
 		require.Equal(t, live, count())
 		require.Equal(t, live, e.Stats().Keys)
@@ -202,15 +202,15 @@ func TestIndexBuilding(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	require.NoError(t, e.Close())
-	require.NoError(t, e.AwaitCounts(ended))
+	require.NoError(t, e.AwaitKeyIndex(ended))
 }
 
 // BenchmarkCount reads ten of 200,000 keys and counts all, with the index and without.
 func BenchmarkCount(b *testing.B) {
 	for _, on := range []bool{true, false} {
 		b.Run(fmt.Sprintf("index=%v", on), func(b *testing.B) {
-			e := benchEngine(b, 200_000, Options{CountIndex: on})
-			require.NoError(b, e.AwaitCounts(context.Background()))
+			e := benchEngine(b, 200_000, Options{KeyIndex: on})
+			require.NoError(b, e.AwaitKeyIndex(context.Background()))
 			b.ReportAllocs()
 			b.ResetTimer()
 			for range b.N {

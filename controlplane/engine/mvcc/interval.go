@@ -2,21 +2,21 @@ package mvcc
 
 // intervals finds the watchers of ranges that hold a key, in O(log n) and one step for each that does: a treap ordered by
 // start and end, in which every node knows the furthest end below it. Its shape depends only on the order of calls.
-type intervals struct {
-	root *interval
+type intervalTree struct {
+	root *intervalNode
 	seed uint64
 }
 
 // interval is [start, end) and who watches it; end "" is after all keys.
-type interval struct {
+type intervalNode struct {
 	start, end  string
 	watchers    map[*Watcher]struct{}
 	priority    uint64
 	furthest    string
-	left, right *interval
+	left, right *intervalNode
 }
 
-func (t *intervals) add(start, end string, w *Watcher) {
+func (t *intervalTree) add(start, end string, w *Watcher) {
 	// splitmix64: random enough for balance, the same in every run.
 	t.seed += 0x9e3779b97f4a7c15
 	z := (t.seed ^ t.seed>>30) * 0xbf58476d1ce4e5b9
@@ -24,19 +24,19 @@ func (t *intervals) add(start, end string, w *Watcher) {
 	t.root = t.root.add(start, end, w, z^z>>31)
 }
 
-func (t *intervals) remove(start, end string, w *Watcher) { t.root = t.root.remove(start, end, w) }
+func (t *intervalTree) remove(start, end string, w *Watcher) { t.root = t.root.remove(start, end, w) }
 
 // stab calls visit for each watcher of an interval that holds key.
-func (t *intervals) stab(key []byte, visit func(*Watcher)) { t.root.stab(key, visit) }
+func (t *intervalTree) stab(key []byte, visit func(*Watcher)) { t.root.stab(key, visit) }
 
 // endsAfter reports whether an interval that ends at a goes further than one that ends at b.
 func endsAfter(a, b string) bool { return b != "" && (a == "" || a > b) }
 
-func (n *interval) before(start, end string) bool {
+func (n *intervalNode) before(start, end string) bool {
 	return n.start < start || n.start == start && endsAfter(end, n.end)
 }
 
-func (n *interval) update() *interval {
+func (n *intervalNode) update() *intervalNode {
 	n.furthest = n.end
 	if n.left != nil && endsAfter(n.left.furthest, n.furthest) {
 		n.furthest = n.left.furthest
@@ -47,10 +47,10 @@ func (n *interval) update() *interval {
 	return n
 }
 
-func (n *interval) add(start, end string, w *Watcher, priority uint64) *interval {
+func (n *intervalNode) add(start, end string, w *Watcher, priority uint64) *intervalNode {
 	switch {
 	case n == nil:
-		return &interval{start: start, end: end, furthest: end, priority: priority, watchers: map[*Watcher]struct{}{w: {}}}
+		return &intervalNode{start: start, end: end, furthest: end, priority: priority, watchers: map[*Watcher]struct{}{w: {}}}
 	case n.start == start && n.end == end:
 		n.watchers[w] = struct{}{}
 		return n
@@ -68,21 +68,21 @@ func (n *interval) add(start, end string, w *Watcher, priority uint64) *interval
 	return n.update()
 }
 
-func (n *interval) rotateLeft() *interval {
+func (n *intervalNode) rotateLeft() *intervalNode {
 	r := n.right
 	n.right = r.left
 	r.left = n.update()
 	return r.update()
 }
 
-func (n *interval) rotateRight() *interval {
+func (n *intervalNode) rotateRight() *intervalNode {
 	l := n.left
 	n.left = l.right
 	l.right = n.update()
 	return l.update()
 }
 
-func (n *interval) remove(start, end string, w *Watcher) *interval {
+func (n *intervalNode) remove(start, end string, w *Watcher) *intervalNode {
 	switch {
 	case n == nil:
 		return nil
@@ -100,7 +100,7 @@ func (n *interval) remove(start, end string, w *Watcher) *interval {
 }
 
 // merge joins two treaps of which all of the left one sorts before the right one.
-func merge(l, r *interval) *interval {
+func merge(l, r *intervalNode) *intervalNode {
 	switch {
 	case l == nil:
 		return r
@@ -115,7 +115,7 @@ func merge(l, r *interval) *interval {
 	}
 }
 
-func (n *interval) stab(key []byte, visit func(*Watcher)) {
+func (n *intervalNode) stab(key []byte, visit func(*Watcher)) {
 	if n == nil || n.furthest != "" && n.furthest <= string(key) {
 		return
 	}

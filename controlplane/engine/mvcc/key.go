@@ -20,14 +20,14 @@ import (
 //	n | name                               a named record
 //	r | revision (8) [| first change (4)]  what revisions changed from there on, in order, in chunks
 const (
-	tableAttached  = 'a'
-	tableFreed     = 'f'
-	tableProposals = 'i'
-	tableKeys      = 'k'
-	tableLeases    = 'l'
-	tableState     = 'm'
-	tableRecords   = 'n'
-	tableRevisions = 'r'
+	tableAttachments = 'a'
+	tableFreed       = 'f'
+	tableProposals   = 'i'
+	tableKeys        = 'k'
+	tableLeases      = 'l'
+	tableState       = 'm'
+	tableRecords     = 'n'
+	tableRevisions   = 'r'
 )
 
 const (
@@ -130,7 +130,7 @@ func encodedBounds(key, end []byte) (lower, upper []byte) {
 	switch {
 	case len(end) == 0:
 		upper = appendSuccessor(nil, lower)
-	case isFromKey(end):
+	case IsFromKey(end):
 		upper = []byte{tableKeys + 1}
 	default:
 		upper = appendPrefix(make([]byte, 0, prefixLen(end)), end)
@@ -138,14 +138,14 @@ func encodedBounds(key, end []byte) (lower, upper []byte) {
 	return lower, upper
 }
 
-func isFromKey(end []byte) bool { return len(end) == 1 && end[0] == 0 }
+func IsFromKey(end []byte) bool { return len(end) == 1 && end[0] == 0 }
 
 // inRange reports whether key is in [start, end) as the API writes it.
-func inRange(key, start, end []byte) bool {
+func InRange(key, start, end []byte) bool {
 	if len(end) == 0 {
 		return bytes.Equal(key, start)
 	}
-	return bytes.Compare(key, start) >= 0 && (isFromKey(end) || bytes.Compare(key, end) < 0)
+	return bytes.Compare(key, start) >= 0 && (IsFromKey(end) || bytes.Compare(key, end) < 0)
 }
 
 // PrefixEnd is the End of the range of all keys that begin with prefix: {0}, from the key on, when no key sorts after them.

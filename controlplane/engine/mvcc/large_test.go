@@ -18,7 +18,7 @@ import (
 func TestLargeValues(t *testing.T) {
 	fs := vfs.NewMem()
 	open := func(dir string) *Engine {
-		e, err := Open(fs, dir, Options{CountIndex: true})
+		e, err := Open(fs, dir, Options{KeyIndex: true})
 		require.NoError(t, err)
 		return e
 	}

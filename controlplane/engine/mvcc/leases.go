@@ -27,16 +27,16 @@ func leaseKey(table byte, id int64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{table}, uint64(id))
 }
 
-func attachedKey(id int64, key []byte) []byte {
+func attachmentKey(id int64, key []byte) []byte {
 	k := make([]byte, 0, 1+8+len(key))
-	return append(binary.BigEndian.AppendUint64(append(k, tableAttached), uint64(id)), key...)
+	return append(binary.BigEndian.AppendUint64(append(k, tableAttachments), uint64(id)), key...)
 }
 
 // attachedBounds are those of all keys of a lease.
-func attachedBounds(id int64) *pebble.IterOptions {
-	o := &pebble.IterOptions{LowerBound: leaseKey(tableAttached, id), UpperBound: []byte{tableAttached + 1}}
+func attachmentBounds(id int64) *pebble.IterOptions {
+	o := &pebble.IterOptions{LowerBound: leaseKey(tableAttachments, id), UpperBound: []byte{tableAttachments + 1}}
 	if uint64(id) != math.MaxUint64 {
-		o.UpperBound = leaseKey(tableAttached, int64(uint64(id)+1))
+		o.UpperBound = leaseKey(tableAttachments, int64(uint64(id)+1))
 	}
 	return o
 }
@@ -50,13 +50,13 @@ func loadLeases(db *pebble.DB) (leases, error) {
 func eachLease(db *pebble.DB, visit func(Lease)) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableLeases}, UpperBound: []byte{tableLeases + 1}})
 	if err != nil {
-		return fmt.Errorf("read leases: %w", marked(err))
+		return fmt.Errorf("read leases: %w", markCorrupt(err))
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	for ok := it.First(); ok; ok = it.Next() {
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return fmt.Errorf("read leases: %w", marked(err))
+			return fmt.Errorf("read leases: %w", markCorrupt(err))
 		}
 		l, err := decodeLease(it.Key(), value)
 		if err != nil {
@@ -64,15 +64,15 @@ func eachLease(db *pebble.DB, visit func(Lease)) (err error) {
 		}
 		visit(l)
 	}
-	return marked(it.Error())
+	return markCorrupt(it.Error())
 }
 
 func decodeLease(key, value []byte) (Lease, error) {
-	d := decoder{b: key}
-	d.byte()
-	id := int64(d.fixed64())
+	d := FieldDecoder{Rest: key}
+	d.Byte()
+	id := int64(d.Fixed64())
 	ttl, n := binary.Uvarint(value)
-	if d.err != nil || len(d.b) > 0 || n != len(value) || int64(ttl) < 0 {
+	if d.Err != nil || len(d.Rest) > 0 || n != len(value) || int64(ttl) < 0 {
 		return Lease{}, fmt.Errorf("%w: lease at %x", ErrCorrupt, key)
 	}
 	return Lease{ID: id, TTL: int64(ttl)}, nil
@@ -91,7 +91,7 @@ func (s *Snapshot) Lease(id int64) (l Lease, ok bool, err error) {
 		return Lease{}, false, nil
 	}
 	if err != nil {
-		return Lease{}, false, fmt.Errorf("read lease: %w", marked(err))
+		return Lease{}, false, fmt.Errorf("read lease: %w", markCorrupt(err))
 	}
 	l, err = decodeLease(key, value)
 	return l, err == nil, errors.Join(err, closer.Close())
@@ -113,7 +113,7 @@ func (s *Snapshot) LeaseKeys(id int64) (keys [][]byte, err error) {
 		return nil, err
 	}
 	defer s.gen.release()
-	return attached(s.gen.db, id)
+	return readLeaseKeys(s.gen.db, id)
 }
 
 // DigestBytes is the size of what DigestKeys returns.
@@ -132,15 +132,15 @@ func DigestKeys(keys [][]byte) []byte {
 	return h.Sum(nil)
 }
 
-func attached(db *pebble.DB, id int64) (keys [][]byte, err error) {
-	it, err := db.NewIter(attachedBounds(id))
+func readLeaseKeys(db *pebble.DB, id int64) (keys [][]byte, err error) {
+	it, err := db.NewIter(attachmentBounds(id))
 	if err != nil {
-		return nil, fmt.Errorf("read keys of lease: %w", marked(err))
+		return nil, fmt.Errorf("read keys of lease: %w", markCorrupt(err))
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	const before = 1 + 8
 	for ok := it.First(); ok; ok = it.Next() {
 		keys = append(keys, slices.Clone(it.Key()[before:]))
 	}
-	return keys, marked(it.Error())
+	return keys, markCorrupt(it.Error())
 }

@@ -4,7 +4,7 @@ import "math"
 
 // mark is what the index holds of a version, in 20 bytes; the zero mark is a key that does not exist. Where that is not
 // enough it is partial: only mod counts then, and the rest has to be read.
-type mark struct {
+type Entry struct {
 	modHigh, modLow uint32
 	age             uint32 // revisions since the creation
 	number          uint32
@@ -13,39 +13,39 @@ type mark struct {
 
 // partialMark is the size of a mark that does not say the rest: the version has a lease, was not read at the start, or has
 // numbers that do not fit.
-const partialMark = math.MaxUint32
+const partialEntry = math.MaxUint32
 
 // unreadBytes is the size from which versions are not read to fill an index, where Pebble keeps them apart: large values
 // would be read whole for some bytes before them. The first put over such a key reads it, which costs little beside
 // writing as much.
 const unreadBytes = 1 << 10
 
-func (v version) mark() mark {
-	m := mark{modHigh: uint32(v.mod >> 32), modLow: uint32(v.mod), size: partialMark}
-	if age := v.mod - v.create; v.lease == 0 && age <= math.MaxUint32 && v.number <= math.MaxUint32 && v.size < partialMark {
-		m.age, m.number, m.size = uint32(age), uint32(v.number), uint32(v.size)
+func (v Meta) entry() Entry {
+	m := Entry{modHigh: uint32(v.ModRevision >> 32), modLow: uint32(v.ModRevision), size: partialEntry}
+	if age := v.ModRevision - v.CreateRevision; v.Lease == 0 && age <= math.MaxUint32 && v.Version <= math.MaxUint32 && v.Size < partialEntry {
+		m.age, m.number, m.size = uint32(age), uint32(v.Version), uint32(v.Size)
 	}
 	return m
 }
 
-func (m mark) mod() int64 { return int64(m.modHigh)<<32 | int64(m.modLow) }
+func (m Entry) ModRevision() int64 { return int64(m.modHigh)<<32 | int64(m.modLow) }
 
-func (m mark) live() bool { return m.modHigh|m.modLow != 0 }
+func (m Entry) Live() bool { return m.modHigh|m.modLow != 0 }
 
-func (m mark) partial() bool { return m.size == partialMark }
+func (m Entry) Partial() bool { return m.size == partialEntry }
 
 // version is what m says when it is not partial.
-func (m mark) version() version {
-	return version{create: m.mod() - int64(m.age), mod: m.mod(), number: int64(m.number), size: int64(m.size)}
+func (m Entry) Meta() Meta {
+	return Meta{CreateRevision: m.ModRevision() - int64(m.age), ModRevision: m.ModRevision(), Version: int64(m.number), Size: int64(m.size)}
 }
 
 // mark is that of what r.it stands at, a version of revision mod; the zero mark is a tombstone.
-func (r *reader) mark(mod int64) (mark, error) {
+func (r *reader) entry(mod int64) (Entry, error) {
 	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
-		m := version{mod: mod}.mark()
-		m.size = partialMark
+		m := Meta{ModRevision: mod}.entry()
+		m.size = partialEntry
 		return m, nil
 	}
-	h, err := r.held(mod)
-	return h.mark(), err
+	h, err := r.keyState(mod)
+	return h.entry(), err
 }

@@ -15,37 +15,37 @@ import (
 func TestMark(t *testing.T) {
 	const far = 1 << 40
 	for name, c := range map[string]struct {
-		v       version
+		v       Meta
 		partial bool
 	}{
-		"young":                  {version{create: 7, mod: 7, number: 1}, false},
-		"at far revisions":       {version{create: far, mod: far + 9, number: 3, size: 8 << 20}, false},
-		"oldest that fits":       {version{create: 1, mod: 1 + math.MaxUint32, number: math.MaxUint32, size: math.MaxUint32 - 1}, false},
-		"created too long ago":   {version{create: 1, mod: 2 + math.MaxUint32, number: 1}, true},
-		"put too often":          {version{create: 1, mod: far, number: 1 + math.MaxUint32}, true},
-		"put too often, lately":  {version{create: far, mod: far, number: 1 + math.MaxUint32}, true},
-		"of an impossible value": {version{create: 1, mod: 1, number: 1, size: math.MaxUint32}, true},
-		"leased":                 {version{create: 1, mod: 1, number: 1, lease: 5}, true},
+		"young":                  {Meta{CreateRevision: 7, ModRevision: 7, Version: 1}, false},
+		"at far revisions":       {Meta{CreateRevision: far, ModRevision: far + 9, Version: 3, Size: 8 << 20}, false},
+		"oldest that fits":       {Meta{CreateRevision: 1, ModRevision: 1 + math.MaxUint32, Version: math.MaxUint32, Size: math.MaxUint32 - 1}, false},
+		"created too long ago":   {Meta{CreateRevision: 1, ModRevision: 2 + math.MaxUint32, Version: 1}, true},
+		"put too often":          {Meta{CreateRevision: 1, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"put too often, lately":  {Meta{CreateRevision: far, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"of an impossible value": {Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Size: math.MaxUint32}, true},
+		"leased":                 {Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Lease: 5}, true},
 	} {
-		m := c.v.mark()
-		require.True(t, m.live(), name)
-		require.Equal(t, c.v.mod, m.mod(), name)
-		require.Equal(t, c.partial, m.partial(), name)
+		m := c.v.entry()
+		require.True(t, m.Live(), name)
+		require.Equal(t, c.v.ModRevision, m.ModRevision(), name)
+		require.Equal(t, c.partial, m.Partial(), name)
 		if !c.partial {
-			require.Equal(t, c.v, m.version(), name)
+			require.Equal(t, c.v, m.Meta(), name)
 		}
 	}
-	require.Equal(t, mark{}, version{}.mark())
-	require.False(t, mark{}.live())
+	require.Equal(t, Entry{}, Meta{}.entry())
+	require.False(t, Entry{}.Live())
 }
 
 // A start reads no large values for its index. What is put over them, deleted and counted then is as if it had.
 func TestStartLeavesLargeValues(t *testing.T) {
 	fs := vfs.NewMem()
 	open := func() *Engine {
-		e, err := Open(fs, "data", Options{CountIndex: true})
+		e, err := Open(fs, "data", Options{KeyIndex: true})
 		require.NoError(t, err)
-		require.NoError(t, e.AwaitCounts(context.Background()))
+		require.NoError(t, e.AwaitKeyIndex(context.Background()))
 		return e
 	}
 	e := open()
@@ -70,7 +70,7 @@ func TestStartLeavesLargeValues(t *testing.T) {
 	defer func() { require.NoError(t, e.Close()) }()
 	unread := 0
 	for i := range keys {
-		if m, ok := e.published.Load().index.find([]byte(key(i))); ok && m.partial() {
+		if m, ok := e.published.Load().index.Find([]byte(key(i))); ok && m.Partial() {
 			unread++
 		}
 	}
@@ -83,16 +83,16 @@ func TestStartLeavesLargeValues(t *testing.T) {
 	mustApply(t, e, Command{Index: index, Data: data})
 
 	after := e.published.Load().state
-	require.Equal(t, before.live+1-version{size: int64(len(large))}.stored([]byte(key(1))), after.live)
+	require.Equal(t, before.live+1-Meta{Size: int64(len(large))}.storedBytes([]byte(key(1))), after.live)
 	s := e.Snapshot()
 	defer s.Close()
 	kv, ok, err := s.Get([]byte(key(0)))
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.Equal(t, [2]int64{2, 3}, [2]int64{kv.CreateRevision, kv.Version})
-	m, ok := s.index.find([]byte(key(0)))
+	m, ok := s.index.Find([]byte(key(0)))
 	require.True(t, ok)
-	require.False(t, m.partial(), "the put has read it")
+	require.False(t, m.Partial(), "the put has read it")
 	res, err := s.Range(RangeOptions{Key: []byte{0}, End: []byte{0}, CountOnly: true})
 	require.NoError(t, err)
 	require.Equal(t, int64(keys-1), res.Count)

@@ -87,7 +87,7 @@ func newModelRun(t *testing.T, seed uint64) *modelRun {
 	r := &modelRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), fs: vfs.NewCrashableMem(), m: newModel(),
 		// Small enough for flushes and for events to leave memory.
-		opts: Options{Quiet: seed%2 == 0, CountIndex: seed%3 != 0, MemTableBytes: 256 << 10, RecentBytes: 2000},
+		opts: Options{Quiet: seed%2 == 0, KeyIndex: seed%3 != 0, MemTableBytes: 256 << 10, RecentBytes: 2000},
 	}
 	r.open()
 	t.Cleanup(func() { require.NoError(t, r.e.Close()) })
@@ -165,7 +165,7 @@ func (r *modelRun) apply() {
 	require.NoError(r.t, err)
 	require.Equal(r.t, want, got)
 	require.Equal(r.t, r.m.revision(), r.e.Revision())
-	require.Equal(r.t, r.m.floor, r.e.Floor())
+	require.Equal(r.t, r.m.floor, r.e.CompactRevision())
 	require.Equal(r.t, r.m.time, r.e.LastTime())
 	r.checkBeside()
 	require.Equal(r.t, int64(len(r.m.states[r.m.revision()])), r.e.Stats().Keys)
@@ -189,7 +189,7 @@ func (r *modelRun) command() (Command, Result) {
 		var err error
 		c.Data, err = EncodeProgram(r.program())
 		require.NoError(r.t, err)
-		c.Wanted = r.rng.IntN(3) > 0
+		c.WantSteps = r.rng.IntN(3) > 0
 	}
 	if c.ID == [16]byte{} && r.rng.IntN(2) == 0 {
 		c.ID = [16]byte{byte(len(r.log)), byte(len(r.log) >> 8), 1}
@@ -205,26 +205,26 @@ func (r *modelRun) model(c Command) Result {
 	if res, known := r.m.ids[c.ID]; known {
 		return res
 	}
-	d := decoder{b: c.Data[2:]}
+	d := FieldDecoder{Rest: c.Data[2:]}
 	var res Result
 	switch c.Data[1] {
 	case commandCompact:
-		res = r.m.compact(d.int64())
+		res = r.m.compact(d.Int64())
 	case commandProgram:
 		var decoder programDecoder
-		p, err := decoder.decode(d.b)
+		p, err := decoder.decode(d.Rest)
 		require.NoError(r.t, err)
 		res = r.m.program(p)
 	default:
 		var txn Txn
-		require.NoError(r.t, txn.decode(d.b))
+		require.NoError(r.t, txn.decode(d.Rest))
 		res = r.m.txn(txn)
 	}
 	steps := res.Steps
 	if res.Steps = nil; c.ID != [16]byte{} {
 		r.m.ids[c.ID] = res
 	}
-	if c.Wanted {
+	if c.WantSteps {
 		res.Steps = steps
 	}
 	return res
@@ -293,9 +293,9 @@ func (r *modelRun) checkRange() {
 	switch {
 	case o.Revision > s.Revision():
 		require.ErrorIs(r.t, err, ErrFutureRevision)
-	case o.Revision != 0 && o.Revision < s.Floor():
+	case o.Revision != 0 && o.Revision < s.CompactRevision():
 		require.ErrorAs(r.t, err, &compacted)
-		require.Equal(r.t, s.Floor(), compacted.Floor)
+		require.Equal(r.t, s.CompactRevision(), compacted.CompactRevision)
 	default:
 		require.NoError(r.t, err)
 		require.Equal(r.t, r.expect(o, cmp.Or(o.Revision, s.Revision())), got)
@@ -366,7 +366,7 @@ func (r *modelRun) checkAll() {
 
 // checkReplay gives a fresh engine the same log in other batches: once both are scrubbed they must hold the same.
 func (r *modelRun) checkReplay() {
-	r.opts.CountIndex = !r.opts.CountIndex
+	r.opts.KeyIndex = !r.opts.KeyIndex
 	e, err := Open(vfs.NewMem(), "data", r.opts)
 	require.NoError(r.t, err)
 	defer func() { require.NoError(r.t, e.Close()) }()
@@ -379,7 +379,7 @@ func (r *modelRun) checkReplay() {
 	}
 	r.checkHash(e)
 	for _, x := range []*Engine{e, r.e} {
-		require.NoError(r.t, x.AwaitCounts(context.Background())) // building it is a read that Scrub respects
+		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // building it is a read that Scrub respects
 		for done := false; !done; {
 			done, err = x.Scrub(context.Background(), 10)
 			require.NoError(r.t, err)
@@ -451,7 +451,7 @@ func (r *modelRun) checkEvents(w *modelWatch) {
 	var want []Event
 	for revision := w.o.FromRevision; revision <= min(w.complete, r.m.revision()); revision++ {
 		for _, e := range r.m.events[revision] {
-			if !inRange(e.KV.Key, w.o.Key, w.o.End) {
+			if !InRange(e.KV.Key, w.o.Key, w.o.End) {
 				continue
 			}
 			if w.o.PrevKV && e.PrevModRevision > 0 {
@@ -463,7 +463,7 @@ func (r *modelRun) checkEvents(w *modelWatch) {
 	}
 	got := slices.Clone(w.events)
 	for i := range got {
-		got[i].place = 0
+		got[i].ordinal = 0
 	}
 	require.Equal(r.t, want, got)
 }

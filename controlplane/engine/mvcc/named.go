@@ -17,11 +17,11 @@ type Record struct {
 }
 
 // records are the named records of one epoch, by name. They are few and never changed, so that a snapshot can keep them.
-type records []Record
+type recordSet []Record
 
 func recordKey(name []byte) []byte { return append([]byte{tableRecords}, name...) }
 
-func loadRecords(db *pebble.DB) (r records, err error) {
+func loadRecords(db *pebble.DB) (r recordSet, err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableRecords}, UpperBound: []byte{tableRecords + 1}})
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
@@ -37,15 +37,15 @@ func loadRecords(db *pebble.DB) (r records, err error) {
 	return r, it.Error()
 }
 
-func (r records) place(name []byte) (at int, found bool) {
+func (r recordSet) search(name []byte) (at int, found bool) {
 	return slices.BinarySearchFunc(r, name, func(a Record, name []byte) int { return bytes.Compare(a.Name, name) })
 }
 
 // with returns the records after those of changed were set, or removed where the value is nil.
-func (r records) with(changed []Record) records {
+func (r recordSet) with(changed []Record) recordSet {
 	r = slices.Clone(r)
 	for _, c := range changed {
-		at, found := r.place(c.Name)
+		at, found := r.search(c.Name)
 		switch {
 		case c.Value == nil && found:
 			r = slices.Delete(r, at, at+1)
@@ -68,7 +68,7 @@ func (e *Engine) Epoch() int64 { return e.published.Load().epoch }
 
 // Record returns the record of that name as of the snapshot. The value must not be written to.
 func (s *Snapshot) Record(name []byte) (value []byte, ok bool) {
-	at, found := s.records.place(name)
+	at, found := s.records.search(name)
 	if !found {
 		return nil, false
 	}
@@ -78,7 +78,7 @@ func (s *Snapshot) Record(name []byte) (value []byte, ok bool) {
 // Records returns the records whose names begin with prefix, in order, as of the snapshot. They must not be written to.
 func (s *Snapshot) Records(prefix []byte) []Record {
 	all := s.records
-	from, _ := s.records.place(prefix)
+	from, _ := s.records.search(prefix)
 	n := sort.Search(len(all)-from, func(i int) bool { return !bytes.HasPrefix(all[from+i].Name, prefix) })
 	return slices.Clone(all[from : from+n])
 }

@@ -11,22 +11,22 @@ import (
 type overlay struct {
 	seed    maphash.Seed
 	slots   []uint32 // open addressing: place in entries, from 1
-	entries []overlaid
+	entries []overlayEntry
 	order   []uint32 // places of the first len(order) entries, by key
 	leased  bool     // an entry has a lease
 }
 
 // overlaid is what a key holds.
-type overlaid struct {
+type overlayEntry struct {
 	key []byte
-	held
+	keyState
 	hash   uint32
 	change int // that made it: place among the changes of its batch
 }
 
 // held is what a key holds: the zero version when it does not exist.
-type held struct {
-	version
+type keyState struct {
+	Meta
 	value []byte // lent; may be left out where only the version is asked for
 }
 
@@ -45,7 +45,7 @@ func (o *overlay) clear() {
 	o.entries, o.order, o.leased = o.entries[:0], o.order[:0], false
 }
 
-func (o *overlay) find(key []byte) *overlaid {
+func (o *overlay) find(key []byte) *overlayEntry {
 	if len(o.entries) == 0 {
 		return nil
 	}
@@ -70,11 +70,11 @@ func (o *overlay) slot(key []byte, hash uint32) (at int, ok bool) {
 	}
 }
 
-func (o *overlay) put(e overlaid) {
+func (o *overlay) put(e overlayEntry) {
 	if len(o.slots) == 0 {
 		o.seed, o.slots = maphash.MakeSeed(), make([]uint32, overlaySlots)
 	}
-	o.leased = o.leased || e.lease != 0
+	o.leased = o.leased || e.Lease != 0
 	e.hash = uint32(maphash.Bytes(o.seed, e.key))
 	at, ok := o.slot(e.key, e.hash)
 	if ok {
@@ -123,7 +123,7 @@ func (o *overlay) between(key, end []byte) []uint32 {
 		return o.order[from : from+1]
 	case len(end) == 0:
 		return nil
-	case isFromKey(end):
+	case IsFromKey(end):
 		return o.order[from:]
 	}
 	to, _ := slices.BinarySearchFunc(o.order, end, byKey)

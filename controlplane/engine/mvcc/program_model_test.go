@@ -319,7 +319,7 @@ func (r *modelRun) checkHash(other *Engine) {
 		theirs, err := other.HashKV(context.Background(), revision)
 		require.NoError(r.t, err)
 		require.Equal(r.t, mine, theirs)
-		require.Equal(r.t, Hash{Hash: mine.Hash, Revision: revision, Current: r.m.revision(), Floor: r.m.floor}, mine)
+		require.Equal(r.t, Hash{Hash: mine.Hash, Revision: revision, Current: r.m.revision(), CompactRevision: r.m.floor}, mine)
 	}
 	_, err := r.e.HashKV(context.Background(), r.m.revision()+1)
 	require.ErrorIs(r.t, err, ErrFutureRevision)

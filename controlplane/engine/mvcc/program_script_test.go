@@ -22,7 +22,7 @@ func (s *script) program(d *datadriven.TestData) string {
 	if err != nil {
 		return fmt.Sprintf("invalid: %v\n", err)
 	}
-	c := Command{Index: uint64(len(s.log)) + 1, Term: 1, Data: data, Wanted: true}
+	c := Command{Index: uint64(len(s.log)) + 1, Term: 1, Data: data, WantSteps: true}
 	s.log = append(s.log, c)
 	r, err := s.e.Apply([]Command{c})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 func program(t *testing.T, index uint64, steps ...Step) Command {
 	data, err := EncodeProgram(Program{Steps: steps})
 	require.NoError(t, err)
-	return Command{Index: index, Term: 1, Data: data, Wanted: true}
+	return Command{Index: index, Term: 1, Data: data, WantSteps: true}
 }
 
 func TestProgramLimits(t *testing.T) {
@@ -133,7 +133,7 @@ func TestRefusals(t *testing.T) {
 		require.ErrorIs(t, back.Err(), want)
 	}
 	e := newEngine(t)
-	e.stage.mostChanges = 3
+	e.applier.maxChanges = 3
 	var puts []Step
 	for i := range 4 {
 		puts = append(puts, Step{Kind: StepPut, Key: []byte{byte('a' + i)}})
@@ -292,7 +292,7 @@ func TestBatches(t *testing.T) {
 	for _, indexed := range []bool{true, false} {
 		var all, single []Result
 		for _, batch := range []int{len(cmds), 1} {
-			e, err := Open(vfs.NewMem(), "data", Options{Quiet: true, CountIndex: indexed})
+			e, err := Open(vfs.NewMem(), "data", Options{Quiet: true, KeyIndex: indexed})
 			require.NoError(t, err)
 			var got []Result
 			for at := 0; at < len(cmds); at += batch {

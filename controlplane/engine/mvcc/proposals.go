@@ -10,7 +10,7 @@ import (
 const MaxProposals = 100_000
 
 // proposalsSwept is how many ids may be recorded between two removals of forgotten ones.
-const proposalsSwept = 8192
+const sweepInterval = 8192
 
 // proposals remembers the last MaxProposals ids and their results: in memory to look them up, and in Pebble, packed into
 // one record a batch. How ids are packed depends on how commands were batched; which ids are known does not.
@@ -20,8 +20,8 @@ type proposals struct {
 	head int                 // of the oldest, once ring is full
 	next uint64              // ids ever recorded
 
-	unsaved []byte // those of the batch being built
-	swept   uint64 // next, when forgotten records were last removed
+	unsaved   []byte // those of the batch being built
+	lastSweep uint64 // next, when forgotten records were last removed
 }
 
 type proposal struct {
@@ -39,12 +39,12 @@ func (p *proposals) find(id [16]byte) (Result, bool) {
 
 func (p *proposals) add(id [16]byte, r Result) {
 	r.Steps = nil
-	p.remember(proposal{id, r})
+	p.insert(proposal{id, r})
 	p.unsaved = append(p.unsaved, id[:]...)
 	p.unsaved = EncodeResult(p.unsaved, r)
 }
 
-func (p *proposals) remember(n proposal) {
+func (p *proposals) insert(n proposal) {
 	at := len(p.ring)
 	if at < MaxProposals {
 		p.ring = append(p.ring, n)
@@ -65,8 +65,8 @@ func (p *proposals) save(b *pebble.Batch) error {
 	}
 	err := b.Set(proposalsKey(p.next-1), p.unsaved, nil)
 	p.unsaved = p.unsaved[:0]
-	if err == nil && p.next > MaxProposals && p.next-p.swept >= proposalsSwept {
-		p.swept = p.next
+	if err == nil && p.next > MaxProposals && p.next-p.lastSweep >= sweepInterval {
+		p.lastSweep = p.next
 		err = b.DeleteRange(proposalsKey(0), proposalsKey(p.next-MaxProposals), nil)
 	}
 	return err
@@ -74,7 +74,7 @@ func (p *proposals) save(b *pebble.Batch) error {
 
 // loadProposals reads the ids that are remembered once next were recorded.
 func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
-	p = &proposals{byID: map[[16]byte]uint32{}, swept: next}
+	p = &proposals{byID: map[[16]byte]uint32{}, lastSweep: next}
 	oldest := next - min(next, MaxProposals)
 	p.next = oldest
 	it, err := db.NewIter(&pebble.IterOptions{
@@ -108,18 +108,18 @@ func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 
 // load reads one record, whose key tells the number of its last id, and leaves out those before oldest.
 func (p *proposals) load(key, value []byte, oldest uint64) error {
-	d := decoder{b: value}
+	d := FieldDecoder{Rest: value}
 	var found []proposal
-	for len(d.b) > 0 {
+	for len(d.Rest) > 0 {
 		var n proposal
-		copy(n.id[:], d.take(len(n.id)))
-		n.result = d.result()
+		copy(n.id[:], d.Take(len(n.id)))
+		n.result = d.Result()
 		found = append(found, n)
 	}
-	k := decoder{b: key}
-	k.byte()
-	last := k.fixed64()
-	if d.err != nil || k.err != nil || last+1 < uint64(len(found)) || len(found) == 0 {
+	k := FieldDecoder{Rest: key}
+	k.Byte()
+	last := k.Fixed64()
+	if d.Err != nil || k.Err != nil || last+1 < uint64(len(found)) || len(found) == 0 {
 		return fmt.Errorf("%w: ids of proposals at %x", ErrCorrupt, key)
 	}
 	first := last + 1 - uint64(len(found))
@@ -131,7 +131,7 @@ func (p *proposals) load(key, value []byte, oldest uint64) error {
 		return fmt.Errorf("%w: id %d of a proposal where %d is due", ErrCorrupt, first, p.next)
 	}
 	for _, n := range found {
-		p.remember(n)
+		p.insert(n)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 					}
 				}
 				index++
-				cmds[i] = Command{Index: index, Term: 1, Data: putOf(b, key(done+i), value), Wanted: i%3 == 0}
+				cmds[i] = Command{Index: index, Term: 1, Data: putOf(b, key(done+i), value), WantSteps: i%3 == 0}
 			}
 			done += len(cmds)
 			b.StartTimer()
@@ -121,4 +121,4 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func benchOptions() Options { return Options{CountIndex: true} }
+func benchOptions() Options { return Options{KeyIndex: true} }

@@ -31,7 +31,7 @@ func (m *model) revision() int64 { return int64(len(m.states)) - 1 }
 func (m *model) scan(key, end []byte, revision int64) []KV {
 	var out []KV
 	for k, kv := range m.states[revision] {
-		if inRange([]byte(k), key, end) {
+		if InRange([]byte(k), key, end) {
 			out = append(out, kv)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 func rememberer(t *testing.T) *Engine {
-	e, err := Open(vfs.NewMem(), "data", Options{RememberHashes: true})
+	e, err := Open(vfs.NewMem(), "data", Options{HashOnCompact: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, e.Close()) })
 	return e
@@ -53,22 +53,22 @@ func TestRememberedHashes(t *testing.T) {
 	left, err := forgets.HashKV(ctx, 10)
 	require.NoError(t, err)
 	require.NotEqual(t, before.Hash, left.Hash, "what is left is less")
-	require.EqualValues(t, 10, left.Floor)
-	require.Empty(t, forgets.Hashes())
+	require.EqualValues(t, 10, left.CompactRevision)
+	require.Empty(t, forgets.CompactionHashes())
 
 	for r := int64(11); r < 21; r++ {
 		compactAt(t, e, r)
 	}
-	all := e.Hashes()
+	all := e.CompactionHashes()
 	require.Len(t, all, 10)
-	require.Equal(t, Hash{Hash: all[0].Hash, Revision: 20, Current: 41, Floor: 19}, all[0])
-	_, ok := e.Remembered(10)
+	require.Equal(t, Hash{Hash: all[0].Hash, Revision: 20, Current: 41, CompactRevision: 19}, all[0])
+	_, ok := e.CompactionHash(10)
 	require.False(t, ok)
 	_, err = e.HashKV(ctx, 10)
 	require.ErrorIs(t, err, ErrCompacted)
 	old, err := e.HashKV(ctx, 11)
 	require.NoError(t, err, "it was compacted since, and is remembered")
-	require.EqualValues(t, 10, old.Floor)
+	require.EqualValues(t, 10, old.CompactRevision)
 
 	// Another history takes its own with it.
 	_, err = forgets.Checkpoint(ctx, "copy")
@@ -76,7 +76,7 @@ func TestRememberedHashes(t *testing.T) {
 	_, err = e.Checkpoint(ctx, "copy")
 	require.NoError(t, err)
 	require.NoError(t, e.Restore("copy"))
-	require.Empty(t, e.Hashes())
+	require.Empty(t, e.CompactionHashes())
 }
 
 // What a hash still needs is not removed, however eager Scrub is; and who closes the engine does not wait for the hash.
@@ -88,14 +88,14 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 	}
 	want, err := e.HashKV(ctx, 15)
 	require.NoError(t, err)
-	r := &e.published.Load().gen.remembered
-	r.turn.Lock()
+	r := &e.published.Load().gen.hashes
+	r.computing.Lock()
 	mustApply(t, e, Command{Index: 30, Data: EncodeCompact(15)})
 	scrubAll(t, e)
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	require.ErrorIs(t, e.AwaitScrub(ended, 15), context.Canceled)
-	r.turn.Unlock()
+	r.computing.Unlock()
 	e.builders.Wait()
 	got, err := e.HashKV(ctx, 15)
 	require.NoError(t, err)
@@ -104,15 +104,15 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 	require.NoError(t, e.AwaitScrub(ended, 15))
 
 	// No more than two are begun at a time: the third compaction is not remembered.
-	r.turn.Lock()
+	r.computing.Lock()
 	for i, revision := range []int64{16, 17, 18} {
 		mustApply(t, e, Command{Index: 31 + uint64(i), Data: EncodeCompact(revision)})
 	}
-	r.turn.Unlock()
+	r.computing.Unlock()
 	e.builders.Wait()
-	_, ok := e.Remembered(17)
+	_, ok := e.CompactionHash(17)
 	require.True(t, ok)
-	_, ok = e.Remembered(18)
+	_, ok = e.CompactionHash(18)
 	require.False(t, ok)
 }
 
@@ -128,14 +128,14 @@ func TestHashesReadInProportionToWrites(t *testing.T) {
 		write(fmt.Sprint("large/", i), 1<<20)
 	}
 	compactAt(t, e, e.Revision())
-	require.Len(t, e.Hashes(), 1)
+	require.Len(t, e.CompactionHashes(), 1)
 	write("a", 1)
 	compactAt(t, e, e.Revision())
-	require.Len(t, e.Hashes(), 1)
+	require.Len(t, e.CompactionHashes(), 1)
 	write("large/1", 1<<20)
 	write("large/2", 1<<20)
 	compactAt(t, e, e.Revision())
-	require.Len(t, e.Hashes(), 2)
+	require.Len(t, e.CompactionHashes(), 2)
 }
 
 // A hash that goes on in pieces is the same wherever the pieces end: what was scrubbed moves them.

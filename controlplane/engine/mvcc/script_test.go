@@ -104,7 +104,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		if err != nil {
 			return fmt.Sprintf("error: %v\n", err)
 		}
-		return fmt.Sprintf("%08x up to %d of %d, floor %d\n", h.Hash, h.Revision, h.Current, h.Floor)
+		return fmt.Sprintf("%08x up to %d of %d, floor %d\n", h.Hash, h.Revision, h.Current, h.CompactRevision)
 	case "size":
 		return fmt.Sprintf("%d, in use %d\n", s.e.Size(), s.e.SizeInUse())
 	case "compact":
@@ -158,7 +158,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "stats":
 		v := s.e.Stats()
 		return fmt.Sprintf("index %d revision %d floor %d time %d keys %d watchers %d\n",
-			v.Applied.Index, v.Revision, v.Floor, v.Time, v.Keys, v.Watchers)
+			v.Applied.Index, v.Revision, v.CompactRevision, v.Time, v.Keys, v.Watchers)
 	case "dump":
 		return dump(t, s.e)
 	}
@@ -336,13 +336,13 @@ func dump(t *testing.T, e *Engine) string {
 			require.NoError(t, err)
 			ver, value, err := decodeVersion(v, revision)
 			require.NoError(t, err)
-			if ver.live() {
+			if ver.Live() {
 				fmt.Fprintf(&b, "key %s revision %d: %s\n", show(user), revision, value)
 			} else {
 				fmt.Fprintf(&b, "key %s revision %d: deleted\n", show(user), revision)
 			}
 		case tableRevisions:
-			l, err := chunkAt(k, v)
+			l, err := newChunkReader(k, v)
 			require.NoError(t, err)
 			for {
 				c, ok, err := l.next()
@@ -357,13 +357,13 @@ func dump(t *testing.T, e *Engine) string {
 				if l.place == 0 {
 					fmt.Fprintf(&b, "revision %d:\n", c.revision)
 				}
-				fmt.Fprintf(&b, "  %s %s after %d releases %d", what, show(c.key), c.previous, c.releases)
+				fmt.Fprintf(&b, "  %s %s after %d releases %d", what, show(c.key), c.prevModRevision, c.freedBytes)
 				if c.superseded {
 					fmt.Fprintf(&b, ", passing %s", c.value)
 				}
 				b.WriteString("\n")
 			}
-		case tableAttached:
+		case tableAttachments:
 			fmt.Fprintf(&b, "lease %d key %s\n", binary.BigEndian.Uint64(k[1:]), show(k[9:]))
 		case tableLeases:
 			l, err := decodeLease(k, v)

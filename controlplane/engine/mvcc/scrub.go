@@ -27,16 +27,16 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 		return false, err
 	}
 	defer gen.release()
-	floor := e.unread(gen)
+	floor := e.scrubLimit(gen)
 	removed, done, err := gen.scrub(floor, max(limit, 1))
 	if err == nil && removed > 0 && e.opts.Quiet {
 		err = gen.db.Flush()
 	}
 	if err != nil {
-		return false, fmt.Errorf("scrub below revision %d: %w", floor, marked(err))
+		return false, fmt.Errorf("scrub below revision %d: %w", floor, markCorrupt(err))
 	}
 	if done {
-		gen.scrubbed.move(floor)
+		gen.scrubProgress.advance(floor)
 	}
 	return done, nil
 }
@@ -45,14 +45,14 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 // left off: lists that were removed from one and the same beginning on would lie in Pebble one over the other, each of them
 // to be looked at by everything that reads.
 func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err error) {
-	if g.scrubbed.from == nil {
-		g.scrubbed.from = changesKey(0, 0)
+	if g.scrubProgress.from == nil {
+		g.scrubProgress.from = changesKey(0, 0)
 	}
-	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: g.scrubbed.from, UpperBound: changesKey(floor, 0)})
+	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: g.scrubProgress.from, UpperBound: changesKey(floor, 0)})
 	if err != nil {
 		return 0, false, err
 	}
-	s := scrubber{b: g.db.NewBatch(), floor: floor, limit: limit, freed: g.freed.Load(), from: g.scrubbed.from}
+	s := scrubber{b: g.db.NewBatch(), floor: floor, limit: limit, freed: g.freed.Load(), from: g.scrubProgress.from}
 	defer func() { err = errors.Join(err, it.Close(), s.b.Close()) }()
 	for ok := it.First(); ok && s.stop == nil; ok = it.Next() {
 		if s.removed >= limit {
@@ -63,7 +63,7 @@ func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err 
 		if err != nil {
 			return 0, false, err
 		}
-		l, err := chunkAt(it.Key(), chunk)
+		l, err := newChunkReader(it.Key(), chunk)
 		if err == nil {
 			err = s.chunk(&l)
 		}
@@ -81,7 +81,7 @@ func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err 
 		return 0, false, err
 	}
 	g.freed.Store(s.freed)
-	g.scrubbed.from = s.stop
+	g.scrubProgress.from = s.stop
 	return s.removed, !s.more, nil
 }
 
@@ -99,7 +99,7 @@ type scrubber struct {
 }
 
 // chunk removes what the changes of a chunk replaced. Those that are not to be touched yet it keeps, as a list of their own.
-func (s *scrubber) chunk(l *changes) error {
+func (s *scrubber) chunk(l *chunkReader) error {
 	for {
 		rest := l.b
 		c, ok, err := l.next()
@@ -113,11 +113,11 @@ func (s *scrubber) chunk(l *changes) error {
 			return s.b.Set(s.stop, kept, nil)
 		}
 		s.removed++
-		s.freed += c.releases
-		if c.previous > 0 {
-			s.key = appendVersionKey(s.key[:0], c.key, c.previous)
+		s.freed += c.freedBytes
+		if c.prevModRevision > 0 {
+			s.key = appendVersionKey(s.key[:0], c.key, c.prevModRevision)
 			// Knowing what it gains, Pebble soon rewrites tables that hold large values for nothing.
-			if size := c.releases - versionBytes - int64(len(c.key)); size > 0 {
+			if size := c.freedBytes - versionBytes - int64(len(c.key)); size > 0 {
 				err = s.b.DeleteSized(s.key, uint32(size), nil)
 			} else {
 				err = s.b.Delete(s.key, nil)
@@ -127,7 +127,7 @@ func (s *scrubber) chunk(l *changes) error {
 			}
 		}
 		if c.deleted && !c.superseded {
-			s.freed += version{}.stored(c.key)
+			s.freed += Meta{}.storedBytes(c.key)
 			s.key = appendVersionKey(s.key[:0], c.key, c.revision)
 			if err := s.b.Delete(s.key, nil); err != nil {
 				return err
@@ -156,23 +156,23 @@ func (e *Engine) Defragment(ctx context.Context) error {
 		return err
 	}
 	defer gen.release()
-	if err := gen.stretch(); err != nil {
+	if err := gen.writeBoundaryTombstones(); err != nil {
 		return fmt.Errorf("defragment: %w", err)
 	}
 	if err := gen.flush(ctx); err != nil {
 		return err
 	}
-	gen.rewriting.Add(1)
-	defer gen.rewriting.Add(-1)
+	gen.defragmenting.Add(1)
+	defer gen.defragmenting.Add(-1)
 	if err := gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false); err != nil {
-		return fmt.Errorf("defragment: %w", marked(err))
+		return fmt.Errorf("defragment: %w", markCorrupt(err))
 	}
 	return nil
 }
 
 // stretch removes two versions that are never there, about the first and the last there could be: a table that has both is
 // only compacted with all that lies between, and Pebble leaves the lowest level alone otherwise.
-func (g *generation) stretch() (err error) {
+func (g *generation) writeBoundaryTombstones() (err error) {
 	b := g.db.NewBatch()
 	defer func() { err = errors.Join(err, b.Close()) }()
 	for _, key := range [][]byte{{0}, bytes.Repeat([]byte{0xff}, 64)} {
@@ -184,34 +184,34 @@ func (g *generation) stretch() (err error) {
 }
 
 // scrubbed tells those who wait how far physical removal has come.
-type scrubbed struct {
+type scrubProgress struct {
 	from []byte // key of the first list that may be left; whoever scrubs has it
 
-	mu    sync.Mutex
-	floor int64         // all that became unreadable below it is removed
-	moved chan struct{} // closed when floor moves on; nil while nobody waits
+	mu       sync.Mutex
+	floor    int64         // all that became unreadable below it is removed
+	advanced chan struct{} // closed when floor moves on; nil while nobody waits
 }
 
-func (s *scrubbed) move(floor int64) {
+func (s *scrubProgress) advance(floor int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if floor <= s.floor {
 		return
 	}
 	s.floor = floor
-	if s.moved != nil {
-		close(s.moved)
-		s.moved = nil
+	if s.advanced != nil {
+		close(s.advanced)
+		s.advanced = nil
 	}
 }
 
-func (s *scrubbed) past(floor int64) (reached bool, moved <-chan struct{}) {
+func (s *scrubProgress) reached(floor int64) (reached bool, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.moved == nil {
-		s.moved = make(chan struct{})
+	if s.advanced == nil {
+		s.advanced = make(chan struct{})
 	}
-	return s.floor >= floor, s.moved
+	return s.floor >= floor, s.advanced
 }
 
 // AwaitScrub waits until Scrub has removed all that compacting at revision made unreadable, on this member. It calls
@@ -219,14 +219,14 @@ func (s *scrubbed) past(floor int64) (reached bool, moved <-chan struct{}) {
 func (e *Engine) AwaitScrub(ctx context.Context, revision int64) error {
 	g := e.published.Load().gen
 	for {
-		reached, moved := g.scrubbed.past(revision)
+		reached, moved := g.scrubProgress.reached(revision)
 		if reached {
 			return nil
 		}
 		select {
 		case <-moved:
 		case <-g.done:
-			return fmt.Errorf("await scrub up to revision %d: %w", revision, g.ended)
+			return fmt.Errorf("await scrub up to revision %d: %w", revision, g.closedErr)
 		case <-ctx.Done():
 			return fmt.Errorf("await scrub up to revision %d: %w", revision, ctx.Err())
 		}

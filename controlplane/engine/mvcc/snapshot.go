@@ -80,7 +80,7 @@ func (e *Engine) Snapshot() *Snapshot {
 func (s *Snapshot) Revision() int64 { return s.revision }
 
 // Floor is the oldest revision that can be read.
-func (s *Snapshot) Floor() int64 { return s.floor }
+func (s *Snapshot) CompactRevision() int64 { return s.compactRevision }
 
 // Time is the highest stamp of any transaction up to Revision, Unix milliseconds.
 func (s *Snapshot) Time() int64 { return s.time }
@@ -88,7 +88,7 @@ func (s *Snapshot) Time() int64 { return s.time }
 // Close lets go of the snapshot. It must not run beside a read.
 func (s *Snapshot) Close() {
 	if s.err == nil && !s.closed.Swap(true) {
-		s.gen.unpin(s.floor)
+		s.gen.unpin(s.compactRevision)
 	}
 }
 
@@ -110,8 +110,8 @@ func (s *Snapshot) readable(revision int64) (int64, error) {
 		return s.revision, nil
 	case revision > s.revision:
 		return 0, fmt.Errorf("revision %d, the current one is %d: %w", revision, s.revision, ErrFutureRevision)
-	case revision < s.floor:
-		return 0, &CompactedError{Revision: revision, Floor: s.floor}
+	case revision < s.compactRevision:
+		return 0, &CompactedError{Revision: revision, CompactRevision: s.compactRevision}
 	}
 	return revision, nil
 }
@@ -124,11 +124,11 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	defer s.gen.release()
 	it, err := s.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
-		return KV{}, false, fmt.Errorf("read key: %w", marked(err))
+		return KV{}, false, fmt.Errorf("read key: %w", markCorrupt(err))
 	}
 	kv, ok, err = get(it, key, s.revision)
 	if err = errors.Join(err, it.Close()); err != nil {
-		return KV{}, false, fmt.Errorf("read key: %w", marked(err))
+		return KV{}, false, fmt.Errorf("read key: %w", markCorrupt(err))
 	}
 	return kv, ok, nil
 }
@@ -144,8 +144,8 @@ func get(it *pebble.Iterator, key []byte, revision int64) (KV, bool, error) {
 		return KV{}, false, err
 	}
 	r := reader{it: it}
-	h, err := r.held(mod)
-	if err != nil || !h.live() {
+	h, err := r.keyState(mod)
+	if err != nil || !h.Live() {
 		return KV{}, false, err
 	}
 	return h.kv(key, false), true, nil
@@ -160,16 +160,16 @@ type reader struct {
 }
 
 // held decodes what r.it stands at, a version of revision mod; the zero version is a tombstone. The value is only lent.
-func (r *reader) held(mod int64) (h held, err error) {
+func (r *reader) keyState(mod int64) (h keyState, err error) {
 	b, err := r.it.ValueAndErr()
 	if err == nil {
-		h.version, h.value, err = decodeVersion(b, mod)
+		h.Meta, h.value, err = decodeVersion(b, mod)
 	}
 	return h, err
 }
 
 // kv copies what a live version holds.
-func (h *held) kv(key []byte, keysOnly bool) KV {
+func (h *keyState) kv(key []byte, keysOnly bool) KV {
 	value := h.value
 	if keysOnly {
 		value = nil
@@ -178,7 +178,7 @@ func (h *held) kv(key []byte, keysOnly bool) KV {
 	both := make([]byte, len(key)+len(value))
 	n := copy(both, key)
 	copy(both[n:], value)
-	kv := KV{Key: both[:n:n], CreateRevision: h.create, ModRevision: h.mod, Version: h.number, Lease: h.lease}
+	kv := KV{Key: both[:n:n], CreateRevision: h.CreateRevision, ModRevision: h.ModRevision, Version: h.Version, Lease: h.Lease}
 	if !keysOnly {
 		kv.Value = both[n:]
 	}
@@ -200,17 +200,17 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 }
 
 // emptyRange reports whether no key can be in [key, end).
-func emptyRange(key, end []byte) bool {
-	return len(end) > 0 && !isFromKey(end) && bytes.Compare(key, end) >= 0
+func EmptyRange(key, end []byte) bool {
+	return len(end) > 0 && !IsFromKey(end) && bytes.Compare(key, end) >= 0
 }
 
 // readRange reads what was newest at revision, which db must hold. counts is of that revision; without it counts read.
-func readRange(db *pebble.DB, counts *index, o RangeOptions, revision int64) (RangeResult, error) {
-	if emptyRange(o.Key, o.End) {
+func readRange(db *pebble.DB, counts *Index, o RangeOptions, revision int64) (RangeResult, error) {
+	if EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil
 	}
 	if counts != nil && (o.CountOnly || o.WantCount) {
-		count, newest := counts.span(o.Key, o.End)
+		count, newest := counts.Count(o.Key, o.End)
 		if o.CountOnly || count == 0 {
 			return RangeResult{Count: count, MaxModRevision: newest}, nil
 		}
@@ -224,32 +224,32 @@ func readRange(db *pebble.DB, counts *index, o RangeOptions, revision int64) (Ra
 	lower, upper := encodedBounds(o.Key, o.End)
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return RangeResult{}, fmt.Errorf("read range: %w", marked(err))
+		return RangeResult{}, fmt.Errorf("read range: %w", markCorrupt(err))
 	}
 	r, c := reader{it: it, revision: revision}, collector{o: &o}
 	err = r.collect(&c)
 	if err = errors.Join(err, it.Close()); err != nil {
-		return RangeResult{}, fmt.Errorf("read range: %w", marked(err))
+		return RangeResult{}, fmt.Errorf("read range: %w", markCorrupt(err))
 	}
 	return c.res, nil
 }
 
 // collect gives c what is in the bounds of r.it.
 func (r *reader) collect(c *collector) error {
-	step := r.ascend
+	step := r.next
 	if c.o.Reverse {
-		step = r.descend
+		step = r.previous
 	}
 	for first := true; ; first = false {
 		prefix, mod, ok, err := step(first)
 		if err != nil || !ok {
 			return err
 		}
-		h, err := r.held(mod)
+		h, err := r.keyState(mod)
 		if err != nil {
 			return err
 		}
-		if !h.live() {
+		if !h.Live() {
 			continue
 		}
 		if !c.full() {
@@ -276,7 +276,7 @@ func (c *collector) full() bool {
 }
 
 // add takes the next key, which need not be said when c is full, and reports whether those after it are of interest.
-func (c *collector) add(key []byte, h held) bool {
+func (c *collector) add(key []byte, h keyState) bool {
 	if c.full() {
 		c.res.More = !c.o.CountOnly
 		if !c.o.WantCount && !c.o.CountOnly {
@@ -291,7 +291,7 @@ func (c *collector) add(key []byte, h held) bool {
 		c.size += len(kv.Key) + len(kv.Value)
 	}
 	c.res.Count++
-	c.res.MaxModRevision = max(c.res.MaxModRevision, h.mod)
+	c.res.MaxModRevision = max(c.res.MaxModRevision, h.ModRevision)
 	return true
 }
 
@@ -305,7 +305,7 @@ func expected(limit int) int {
 }
 
 // ascend moves to the version that was newest at r.revision of the next key that had one.
-func (r *reader) ascend(first bool) (prefix []byte, mod int64, ok bool, err error) {
+func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.First()
 	} else {
@@ -326,7 +326,7 @@ func (r *reader) ascend(first bool) (prefix []byte, mod int64, ok bool, err erro
 }
 
 // descend moves to the version that was newest at r.revision of the previous key that had one.
-func (r *reader) descend(first bool) (prefix []byte, mod int64, ok bool, err error) {
+func (r *reader) previous(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.Last()
 	} else {

@@ -151,7 +151,7 @@ func (t *Txn) validateOnce() error {
 			continue
 		}
 		at, _ := slices.BinarySearchFunc(puts, o.Key, bytes.Compare)
-		if at < len(puts) && inRange(puts[at], o.Key, o.End) {
+		if at < len(puts) && InRange(puts[at], o.Key, o.End) {
 			return fmt.Errorf("put and delete %q: %w", puts[at], ErrDuplicateKey)
 		}
 	}
@@ -230,40 +230,40 @@ func appendBytes(b, v []byte) []byte {
 
 // decode reads what follows the kind into t, whose slices it reuses. Keys and values alias b.
 func (t *Txn) decode(b []byte) error {
-	d := decoder{b: b}
-	t.Time = d.int64()
+	d := FieldDecoder{Rest: b}
+	t.Time = d.Int64()
 	t.Guards, t.Ops = t.Guards[:0], t.Ops[:0]
-	for n := d.count(MaxTxnGuards); n > 0 && d.err == nil; n-- {
+	for n := d.Count(MaxTxnGuards); n > 0 && d.Err == nil; n-- {
 		g := Guard{}
-		kind := d.byte()
-		g.Key = d.bytes(MaxKeyBytes)
+		kind := d.Byte()
+		g.Key = d.Bytes(MaxKeyBytes)
 		if kind == guardRange {
-			g.End = d.bytes(MaxKeyBytes + 1)
+			g.End = d.Bytes(MaxKeyBytes + 1)
 		}
-		g.ModRevision = d.int64()
+		g.ModRevision = d.Int64()
 		if kind == guardRange {
-			g.Count = d.int64()
+			g.Count = d.Int64()
 		}
 		if kind > guardRange || (kind == guardRange) != (len(g.End) > 0) || validateRange(g.Key, g.End) != nil {
-			d.fail()
+			d.Fail()
 		}
 		t.Guards = append(t.Guards, g)
 	}
-	for n := d.count(MaxTxnOps); n > 0 && d.err == nil; n-- {
-		o := Op{Kind: OpKind(d.byte()), Key: d.bytes(MaxKeyBytes)}
+	for n := d.Count(MaxTxnOps); n > 0 && d.Err == nil; n-- {
+		o := Op{Kind: OpKind(d.Byte()), Key: d.Bytes(MaxKeyBytes)}
 		switch o.Kind {
 		case OpPut:
-			o.Value = d.bytes(MaxValueBytes)
+			o.Value = d.Bytes(MaxValueBytes)
 		case OpDeleteRange:
-			o.End = d.bytes(MaxKeyBytes + 1)
+			o.End = d.Bytes(MaxKeyBytes + 1)
 		}
 		if o.validate() != nil {
-			d.fail()
+			d.Fail()
 		}
 		t.Ops = append(t.Ops, o)
 	}
-	if d.err == nil && (len(d.b) > 0 || t.validateOnce() != nil) {
-		d.fail()
+	if d.Err == nil && (len(d.Rest) > 0 || t.validateOnce() != nil) {
+		d.Fail()
 	}
-	return d.err
+	return d.Err
 }

@@ -36,7 +36,7 @@ const (
 // Event is one change of one key. Its bytes are shared with other watchers: they must not be written to.
 type Event struct {
 	Type            EventType
-	place           int32 // among the changes of its revision
+	ordinal         int32 // among the changes of its revision
 	KV              KV    // of a delete, the key and, as ModRevision, the revision of the delete
 	PrevModRevision int64 // of what it replaced; 0: nothing
 	Prev            *KV   // what it replaced, with PrevKV
@@ -57,12 +57,12 @@ type Watcher struct {
 	opts WatchOptions
 	wake chan struct{}
 
-	reading sync.Mutex // held by Next
-	done    int        // how many changes of the first pending revision were delivered; owned by Next
+	nextMu    sync.Mutex // held by Next
+	delivered int        // how many changes of the first pending revision were delivered; owned by Next
 
 	// Guarded by hub.mu.
-	pending int64 // first revision that may hold something to see; 0: there is none
-	taken   int64 // what Next is reading from; 0: it is not
+	next    int64 // first revision that may hold something to see; 0: there is none
+	reading int64 // what Next is reading from; 0: it is not
 	err     error // how it ended
 }
 
@@ -83,33 +83,33 @@ func (e *Engine) Watch(o WatchOptions) *Watcher {
 		w.err = ErrClosed
 		return w
 	}
-	switch floor := e.Floor(); {
+	switch floor := e.CompactRevision(); {
 	case o.FromRevision == 0:
 		w.opts.FromRevision = h.revision + 1
 	case o.FromRevision < floor:
-		w.err = &CompactedError{Revision: o.FromRevision, Floor: floor}
+		w.err = &CompactedError{Revision: o.FromRevision, CompactRevision: floor}
 		return w
 	case o.FromRevision <= h.revision:
-		w.pending = o.FromRevision
+		w.next = o.FromRevision
 	}
 	h.add(w)
 	return w
 }
 
 // end is the watcher's range's end as intervals writes it.
-func (w *Watcher) end() string {
-	if isFromKey(w.opts.End) {
+func (w *Watcher) rangeEnd() string {
+	if IsFromKey(w.opts.End) {
 		return ""
 	}
 	return string(w.opts.End)
 }
 
 // mark says that revision holds something to see. The caller holds hub.mu.
-func (w *Watcher) mark(revision int64) {
-	if w.pending != 0 || revision < w.opts.FromRevision {
+func (w *Watcher) markPending(revision int64) {
+	if w.next != 0 || revision < w.opts.FromRevision {
 		return
 	}
-	w.pending = revision
+	w.next = revision
 	w.signal()
 }
 
@@ -124,7 +124,7 @@ func (w *Watcher) signal() {
 }
 
 // finish ends the watcher. The caller holds hub.mu.
-func (w *Watcher) finish(err error) {
+func (w *Watcher) end(err error) {
 	if w.err == nil {
 		w.err = err
 		w.e.hub.remove(w)
@@ -136,7 +136,7 @@ func (w *Watcher) finish(err error) {
 func (w *Watcher) Close() {
 	w.e.hub.mu.Lock()
 	defer w.e.hub.mu.Unlock()
-	w.finish(ErrClosed)
+	w.end(ErrClosed)
 }
 
 // Progress is the revision up to which Next has returned all there is to see. Between two calls of Next, in the
@@ -149,10 +149,10 @@ func (w *Watcher) Progress() int64 {
 
 func (w *Watcher) progress() int64 {
 	switch {
-	case w.taken != 0:
-		return w.taken - 1
-	case w.pending != 0:
-		return w.pending - 1
+	case w.reading != 0:
+		return w.reading - 1
+	case w.next != 0:
+		return w.next - 1
 	}
 	return w.e.hub.revision
 }
@@ -161,14 +161,14 @@ func (w *Watcher) progress() int64 {
 // goroutine at a time calls it. It fails for good with a CompactedError when history that was not yet seen is gone,
 // ErrRestored when the state went back behind what was seen, or ErrClosed.
 func (w *Watcher) Next(ctx context.Context) (Batch, error) {
-	w.reading.Lock()
-	defer w.reading.Unlock()
+	w.nextMu.Lock()
+	defer w.nextMu.Unlock()
 	for {
-		t, err := w.take()
+		t, err := w.beginRead()
 		if err != nil {
 			return Batch{}, err
 		}
-		if t.from == 0 {
+		if t.From == 0 {
 			select {
 			case <-w.wake:
 				continue
@@ -176,9 +176,9 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 				return Batch{}, ctx.Err()
 			}
 		}
-		g := gatherer{w: w, take: t, skip: w.done}
-		err = g.gather()
-		if err := w.putBack(&g, err); err != nil {
+		g := Collector{w: w, readSpan: t, skip: w.delivered}
+		err = g.collect()
+		if err := w.endRead(&g, err); err != nil {
 			return Batch{}, err
 		}
 		if len(g.events) > 0 {
@@ -191,60 +191,60 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 }
 
 // take is a stretch of revisions to read.
-type take struct {
-	from, to int64
+type readSpan struct {
+	From, To int64
 	more     bool     // there may be something after to
 	recent   []*block // the events from there on; nil: they are on disk
 }
 
 // take decides what Next reads now; a take from 0 says that there is nothing.
-func (w *Watcher) take() (take, error) {
+func (w *Watcher) beginRead() (readSpan, error) {
 	h := w.e.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if w.err != nil || w.pending == 0 {
-		return take{}, w.err
+	if w.err != nil || w.next == 0 {
+		return readSpan{}, w.err
 	}
-	t := take{from: w.pending, to: h.revision}
-	t.recent, t.more = h.recent.from(t.from)
+	t := readSpan{From: w.next, To: h.revision}
+	t.recent, t.more = h.recent.since(t.From)
 	if t.more {
-		t.to = t.recent[len(t.recent)-1].last
+		t.To = t.recent[len(t.recent)-1].last
 	}
 	// What is marked from here on is newer than t.
-	w.taken, w.pending = w.pending, 0
+	w.reading, w.next = w.next, 0
 	return t, nil
 }
 
 // putBack says how far g came.
-func (w *Watcher) putBack(g *gatherer, err error) error {
+func (w *Watcher) endRead(g *Collector, err error) error {
 	h := w.e.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w.taken = 0
+	w.reading = 0
 	switch {
 	case w.err != nil:
 		return w.err
-	case g.to > h.revision:
-		w.finish(ErrRestored)
+	case g.To > h.revision:
+		w.end(ErrRestored)
 		return w.err
 	case errors.Is(err, ErrRestored):
 		// The state was replaced while g read: start again where it began.
-		w.pending, g.events, g.stopped = g.from, nil, false
+		w.next, g.events, g.stopped = g.From, nil, false
 		return nil
 	case errors.Is(err, ErrCompacted):
-		w.finish(err)
+		w.end(err)
 		return err
 	case err != nil:
-		w.pending = g.from
+		w.next = g.From
 		return err
 	}
-	w.done = 0
+	w.delivered = 0
 	switch {
 	case g.stopped:
-		w.pending, w.done = g.next, g.nextPlace
+		w.next, w.delivered = g.next, g.nextPlace
 		w.signal()
 	case g.more:
-		w.pending = g.to + 1
+		w.next = g.To + 1
 		w.signal()
 	}
 	return nil

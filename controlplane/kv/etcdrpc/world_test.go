@@ -41,7 +41,7 @@ func (a *alone) Propose(_ context.Context, data []byte, _ bool) (mvcc.Result, er
 	}
 	a.applying.Lock()
 	defer a.applying.Unlock()
-	results, err := a.engine.Apply([]mvcc.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, Wanted: true}})
+	results, err := a.engine.Apply([]mvcc.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, WantSteps: true}})
 	if err != nil {
 		return mvcc.Result{}, err
 	}

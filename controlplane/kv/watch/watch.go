@@ -345,7 +345,7 @@ func (s *Stream) end(w *watch, err error) error {
 	var compacted *mvcc.CompactedError
 	switch {
 	case errors.As(err, &compacted):
-		r.CompactRevision = compacted.Floor
+		r.CompactRevision = compacted.CompactRevision
 	// The client goes on from where it was, elsewhere or here: it does after an error that says unavailable.
 	case errors.Is(err, mvcc.ErrRestored):
 		return rpctypes.ErrGRPCLeaderChanged

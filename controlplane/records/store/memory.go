@@ -26,7 +26,7 @@ func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Re
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at := d.engine.Applied()
-	results, err := d.engine.Apply([]mvcc.Command{{Index: at.Index + 1, Term: 1, ID: id, Data: data, Wanted: true}})
+	results, err := d.engine.Apply([]mvcc.Command{{Index: at.Index + 1, Term: 1, ID: id, Data: data, WantSteps: true}})
 	if err != nil {
 		return mvcc.Result{}, err
 	}

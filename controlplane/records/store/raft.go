@@ -90,7 +90,7 @@ func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
 	var size int64
 	for i, e := range entries {
 		size += commandBytes + int64(len(e.Data))
-		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, ID: e.ID, Data: e.Data, Wanted: e.Wanted}
+		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, ID: e.ID, Data: e.Data, WantSteps: e.Wanted}
 		if m.opts.NoIDs {
 			commands[i].ID = [16]byte{}
 		}

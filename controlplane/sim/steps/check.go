@@ -174,7 +174,7 @@ func (c *check) state(m *member) {
 		return
 	}
 	var b strings.Builder
-	fmt.Fprintln(&b, s.Revision(), s.Floor(), s.Time())
+	fmt.Fprintln(&b, s.Revision(), s.CompactRevision(), s.Time())
 	for _, kv := range all.KVs {
 		fmt.Fprintln(&b, string(kv.Key), kv.CreateRevision, kv.ModRevision, kv.Version)
 		b.Write(kv.Value)

@@ -266,7 +266,7 @@ func (c *client) expected(m *member, life int, err error) bool {
 		return m.refusals > 0
 	}
 	f, isFault := fault.From(err)
-	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.Floor() > 0
+	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.CompactRevision() > 0
 }
 
 // wiped says that a member ended because its disk was empty.

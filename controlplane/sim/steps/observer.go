@@ -47,8 +47,8 @@ func (o *observer) poll() {
 		case errors.Is(err, context.Canceled):
 			return
 		case errors.Is(err, mvcc.ErrCompacted):
-			if o.m.engine.Floor() <= o.m.seen {
-				w.fail("the watch on member %d wants revision %d, the oldest is %d, and yet: %v", o.m.id, o.m.seen, o.m.engine.Floor(), err)
+			if o.m.engine.CompactRevision() <= o.m.seen {
+				w.fail("the watch on member %d wants revision %d, the oldest is %d, and yet: %v", o.m.id, o.m.seen, o.m.engine.CompactRevision(), err)
 			}
 			o.again()
 			continue
