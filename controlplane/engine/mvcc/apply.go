@@ -45,7 +45,7 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 		return nil, e.failed
 	}
 	e.publish(&view{gen: gen, state: s.state, records: s.records}, s.changes)
-	e.hub.Announce(s.changes, s.revision)
+	e.hub.Announce(&s.changes, s.revision)
 	if s.leaseChanges.any() && e.opts.OnLeases != nil {
 		e.opts.OnLeases(s.leaseChanges)
 	}
@@ -68,14 +68,13 @@ type applier struct {
 	index          *Index           // of the keys as they were before Apply; nil while there is none
 	batchOverlay   overlay          // what the batch's commands have written, when more follow
 	programOverlay overlay          // what the steps of the present program have changed, when more follow
-	changes        []change
+	changes        changeList
 	leaseChanges   LeaseChanges
 	moreCommands   bool // commands follow the present one
 
 	chunk changeChunk // the chunk of changes that is being filled
 
-	txn     Txn // reused
-	program programDecoder
+	decoder Decoder
 	scratch []byte
 	key     []byte
 
@@ -117,12 +116,7 @@ func (s *applier) clear() {
 	if cap(s.changes) > bufferedItems {
 		s.changes = nil
 	}
-	if max(cap(s.txn.Guards), cap(s.txn.Ops)) > bufferedItems {
-		s.txn = Txn{}
-	}
-	clear(s.txn.Guards[:cap(s.txn.Guards)])
-	clear(s.txn.Ops[:cap(s.txn.Ops)])
-	s.program.clear()
+	s.decoder.Reset()
 }
 
 func (s *applier) run(cmds []Command) ([]Result, error) {
@@ -154,25 +148,16 @@ func (s *applier) command(c *Command, shares bool) (Result, error) {
 			return r, nil
 		}
 	}
-	d := FieldDecoder{Rest: c.Data}
-	if format := d.Byte(); format != commandFormat {
-		return Result{}, &CommandError{c.Index, fmt.Errorf("format %d: %w", format, ErrUnknownFormat)}
+	kind, err := s.decoder.Decode(c.Data)
+	if err != nil {
+		return Result{}, &CommandError{c.Index, err}
 	}
 	var r Result
-	var err error
-	switch kind := d.Byte(); {
-	case d.Err != nil:
-		return Result{}, &CommandError{c.Index, d.Err}
-	case kind == commandTxn:
-		if err := s.txn.decode(d.Rest); err != nil {
-			return Result{}, &CommandError{c.Index, err}
-		}
-		r, err = s.transact()
-	case kind == commandProgram:
-		p, err := s.program.decode(d.Rest)
-		if err != nil {
-			return Result{}, &CommandError{c.Index, err}
-		}
+	switch kind {
+	case KindTxn:
+		r, err = s.transact(&s.decoder.Txn)
+	case KindProgram:
+		p := s.decoder.Program
 		if c.WantSteps && s.readsWithin(p.Steps) {
 			if shares {
 				return Result{}, &CommandError{c.Index, fmt.Errorf("it reads at a revision and shares its index: %w", ErrInvalid)}
@@ -181,17 +166,9 @@ func (s *applier) command(c *Command, shares bool) (Result, error) {
 				return Result{}, err
 			}
 		}
-		if r, err = s.execute(p, c.WantSteps); err != nil {
-			return Result{}, err
-		}
-	case kind == commandCompact:
-		revision := d.Int64()
-		if d.Err != nil || len(d.Rest) > 0 {
-			return Result{}, &CommandError{c.Index, ErrMalformed}
-		}
-		r = s.compact(revision)
-	default:
-		return Result{}, &CommandError{c.Index, fmt.Errorf("kind %d: %w", kind, ErrUnknownFormat)}
+		r, err = s.execute(p, c.WantSteps)
+	case KindCompact:
+		r = s.compact(s.decoder.Compact)
 	}
 	if err != nil {
 		return Result{}, err
@@ -233,10 +210,10 @@ func (s *applier) compact(revision int64) Result {
 }
 
 // transact carries out s.txn.
-func (s *applier) transact() (Result, error) {
-	s.time = max(s.time, s.txn.Time)
-	for i := range s.txn.Guards {
-		holds, err := s.checkGuard(&s.txn.Guards[i])
+func (s *applier) transact(t *Txn) (Result, error) {
+	s.time = max(s.time, t.Time)
+	for i := range t.Guards {
+		holds, err := s.checkGuard(&t.Guards[i])
 		if err != nil {
 			return Result{}, err
 		}
@@ -247,7 +224,7 @@ func (s *applier) transact() (Result, error) {
 		}
 	}
 	first := len(s.changes)
-	refused, err := s.collectChanges(first)
+	refused, err := s.collectChanges(t, first)
 	if err != nil {
 		return Result{}, err
 	}
@@ -280,10 +257,10 @@ func (s *applier) checkGuard(g *Guard) (bool, error) {
 }
 
 // collect appends to s.changes what the ops of s.txn change, and reports whether that is too much.
-func (s *applier) collectChanges(first int) (refused bool, err error) {
+func (s *applier) collectChanges(t *Txn, first int) (refused bool, err error) {
 	deletes := 0
-	for i := range s.txn.Ops {
-		o := &s.txn.Ops[i]
+	for i := range t.Ops {
+		o := &t.Ops[i]
 		if o.Kind != OpPut {
 			deletes++
 		}
@@ -323,7 +300,7 @@ func (s *applier) putChange(key, value []byte, lease int64, before Meta) change 
 	if !before.Live() {
 		c.after.CreateRevision = c.revision
 	} else {
-		c.freedBytes = before.storedBytes(key)
+		c.freedBytes = storedBytes(key, before)
 	}
 	return c
 }
@@ -332,7 +309,7 @@ func (s *applier) putChange(key, value []byte, lease int64, before Meta) change 
 func (s *applier) deleteChange(key []byte, before Meta) change {
 	return change{
 		deleted: true, key: key, revision: s.revision + 1,
-		before: before, prevModRevision: before.ModRevision, freedBytes: before.storedBytes(key),
+		before: before, prevModRevision: before.ModRevision, freedBytes: storedBytes(key, before),
 	}
 }
 
@@ -349,3 +326,15 @@ func (s *applier) dropRepeatedDeletes(first int) {
 	})
 	s.changes = s.changes[:first+len(kept)]
 }
+
+// CommandError is the fatal error of Apply for a command it cannot carry out: guessing, or skipping it, would make this
+// member's state differ from the others'. It wraps ErrUnknownFormat or ErrMalformed.
+type CommandError struct {
+	Index uint64
+	Err   error
+}
+
+func (e *CommandError) Error() string { return fmt.Sprintf("command at index %d: %v", e.Index, e.Err) }
+
+// Unwrap returns the reason.
+func (e *CommandError) Unwrap() error { return e.Err }

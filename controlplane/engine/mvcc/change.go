@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 )
@@ -146,10 +145,11 @@ func (c *change) event() Event {
 	return e
 }
 
-// clone makes e independent of what it was read from.
-func (e *Event) clone() {
-	e.KV.Key = bytes.Clone(e.KV.Key)
-	if e.Type == EventPut {
-		e.KV.Value = append([]byte{}, e.KV.Value...)
-	}
-}
+// changeList implements Changes for the hub of watchers.
+type changeList []change
+
+// Len returns the number of changes.
+func (l *changeList) Len() int { return len(*l) }
+
+// Event returns the i-th change as an event.
+func (l *changeList) Event(i int) Event { return (*l)[i].event() }

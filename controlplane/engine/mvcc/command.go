@@ -2,7 +2,6 @@ package mvcc
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 )
 
@@ -21,7 +20,7 @@ type Command struct {
 
 // EncodeCompact encodes, as the Data of a Command, the wish that revisions below revision can no longer be read.
 func EncodeCompact(revision int64) []byte {
-	return binary.AppendUvarint([]byte{commandFormat, commandCompact}, uint64(max(revision, 0)))
+	return binary.AppendUvarint([]byte{commandFormat, byte(KindCompact)}, uint64(max(revision, 0)))
 }
 
 // Refusal says why a command that is well formed changed nothing.
@@ -127,51 +126,3 @@ func (d *FieldDecoder) Result() Result {
 	}
 	return r
 }
-
-// CommandError is the fatal error of Apply for a command it cannot carry out: guessing, or skipping it, would make this
-// member's state differ from the others'. It wraps ErrUnknownFormat or ErrMalformed.
-type CommandError struct {
-	Index uint64
-	Err   error
-}
-
-func (e *CommandError) Error() string { return fmt.Sprintf("command at index %d: %v", e.Index, e.Err) }
-
-// Unwrap returns the reason.
-func (e *CommandError) Unwrap() error { return e.Err }
-
-// CompactedError says that a revision can no longer be read. It is an ErrCompacted.
-type CompactedError struct {
-	Revision        int64 // that was asked for
-	CompactRevision int64 // oldest revision that can be read
-}
-
-func (e *CompactedError) Error() string {
-	return fmt.Sprintf("revision %d has been compacted, the oldest is %d", e.Revision, e.CompactRevision)
-}
-
-// Is makes a CompactedError an ErrCompacted.
-func (e *CompactedError) Is(target error) bool { return target == ErrCompacted }
-
-// The errors of this package. Most come wrapped.
-var (
-	ErrCompacted      = errors.New("revision has been compacted")
-	ErrFutureRevision = errors.New("revision is in the future")
-	ErrRestored       = errors.New("state was replaced by a snapshot")
-	ErrClosed         = errors.New("closed")
-
-	ErrEpoch         = errors.New("records have changed")
-	ErrLeaseNotFound = errors.New("lease not found")
-	ErrLeaseExists   = errors.New("lease exists already")
-	ErrKeyNotFound   = errors.New("key not found")
-
-	ErrEmptyKey     = errors.New("key is empty")
-	ErrTooLarge     = errors.New("too large")
-	ErrTooMany      = errors.New("too many")
-	ErrDuplicateKey = errors.New("key is changed twice in one transaction")
-	ErrInvalid      = errors.New("invalid")
-
-	ErrMalformed     = errors.New("encoding is malformed")
-	ErrUnknownFormat = errors.New("format is unknown, a newer version wrote it")
-	ErrCorrupt       = errors.New("stored data is corrupt")
-)

@@ -11,7 +11,7 @@ type programDecoder struct {
 // clear forgets the last program and keeps its memory, unless it was a huge one.
 func (p *programDecoder) clear() {
 	steps := p.program.Steps
-	if cap(steps) > bufferedItems {
+	if cap(steps) > maxReusedItems {
 		steps = nil
 	}
 	clear(steps)
@@ -47,7 +47,7 @@ func (p *programDecoder) steps(into []Step) []Step {
 	}
 	n := p.count()
 	if n > cap(into) {
-		into = make([]Step, 0, min(n, bufferedItems))
+		into = make([]Step, 0, min(n, maxReusedItems))
 	}
 	for ; n > 0 && p.d.Err == nil; n-- {
 		into = append(into, Step{})

@@ -52,7 +52,7 @@ func EncodeProgram(p Program) ([]byte, error) {
 		return nil, err
 	}
 	b := make([]byte, 0, v.bytes+2+2*binary.MaxVarintLen64)
-	b = append(b, commandFormat, commandProgram)
+	b = append(b, commandFormat, byte(KindProgram))
 	b = binary.AppendUvarint(b, uint64(p.Epoch))
 	b = appendSteps(b, p.Steps)
 	if len(b) > MaxProgramBytes {

@@ -2,25 +2,20 @@ package mvcc
 
 import "fmt"
 
-// ExplainCommand reads the Data of a Command that EncodeProgram or EncodeCompact made: the program, or, without one, the
-// revision below which nothing can be read any more. The program aliases data. It is for tools that read a log; a
-// Command of EncodeTxn, which only the platform's own records are written with, is ErrUnknownFormat to it.
+// ExplainCommand decodes the Data of a Command, for tools that read a log. For EncodeProgram it returns the program, which
+// aliases data; for EncodeCompact it returns a nil program and the revision to compact at. Data of EncodeTxn, which only
+// the platform's own records are written with, fails with ErrUnknownFormat.
 func ExplainCommand(data []byte) (p *Program, compact int64, err error) {
-	d := FieldDecoder{Rest: data}
-	format, kind := d.Byte(), d.Byte()
-	switch {
-	case d.Err != nil:
-	case format == commandFormat && kind == commandProgram:
-		p, d.Err = new(programDecoder).decode(d.Rest)
-	case format == commandFormat && kind == commandCompact:
-		if compact = d.Int64(); d.Err == nil && len(d.Rest) > 0 {
-			d.Fail()
-		}
-	default:
-		d.Err = ErrUnknownFormat
+	if len(data) == 0 {
+		return nil, 0, fmt.Errorf("explain command: %w", ErrMalformed)
 	}
-	if d.Err != nil {
-		return nil, 0, fmt.Errorf("explain command: %w", d.Err)
+	var d Decoder
+	kind, err := d.Decode(data)
+	if err == nil && kind == KindTxn {
+		err = ErrUnknownFormat
 	}
-	return p, compact, nil
+	if err != nil {
+		return nil, 0, fmt.Errorf("explain command: %w", err)
+	}
+	return d.Program, d.Compact, nil
 }

@@ -10,6 +10,7 @@ import (
 // events themselves, from the recent ones kept here or from disk.
 type Hub struct {
 	recentBytes int64
+	source      Source
 
 	mu       sync.Mutex
 	revision int64 // newest announced
@@ -35,9 +36,10 @@ type block struct {
 	bytes  int64
 }
 
-func NewHub(revision, recentBytes int64) *Hub {
+func NewHub(revision, recentBytes int64, source Source) *Hub {
 	return &Hub{
 		recentBytes: recentBytes,
+		source:      source,
 		revision:    revision,
 		byKey:       map[string]map[*Watcher]struct{}{},
 		watchers:    map[*Watcher]struct{}{},
@@ -45,9 +47,17 @@ func NewHub(revision, recentBytes int64) *Hub {
 	}
 }
 
-// announce says that changes are committed and that revision is current. It keeps nothing of changes.
-func (h *Hub) Announce(changes []change, revision int64) {
-	if len(changes) == 0 {
+// Changes are the changes of one batch of commands, in order.
+type Changes interface {
+	Len() int
+	// Event returns the i-th change as an event, without Prev. Its bytes are only valid during the call of Announce.
+	Event(i int) Event
+}
+
+// Announce makes revision the current one and wakes the watchers of the keys that changes are about. It copies what it
+// keeps of changes, and keeps nothing while there is no watcher.
+func (h *Hub) Announce(changes Changes, revision int64) {
+	if changes.Len() == 0 {
 		return
 	}
 	h.mu.Lock()
@@ -57,26 +67,24 @@ func (h *Hub) Announce(changes []change, revision int64) {
 		h.recent = recentEvents{first: revision + 1}
 		return
 	}
-	h.keep(newBlock(changes))
-	for i := range changes {
-		c := &changes[i]
-		for w := range h.byKey[string(c.key)] {
-			w.markPending(c.revision)
+	b := newBlock(changes)
+	h.keep(b)
+	for i := range b.events {
+		e := &b.events[i].KV
+		for w := range h.byKey[string(e.Key)] {
+			w.markPending(e.ModRevision)
 		}
-		h.byRange.stab(c.key, func(w *Watcher) { w.markPending(c.revision) })
+		h.byRange.stab(e.Key, func(w *Watcher) { w.markPending(e.ModRevision) })
 	}
 }
 
-func newBlock(changes []change) *block {
+func newBlock(changes Changes) *block {
 	const eventBytes = 128
+	events := make([]Event, changes.Len())
 	var data int
-	for i := range changes {
-		data += len(changes[i].key) + len(changes[i].value)
-	}
-	b := &block{
-		last:   changes[len(changes)-1].revision,
-		events: make([]Event, len(changes)),
-		bytes:  int64(data + eventBytes*len(changes)),
+	for i := range events {
+		events[i] = changes.Event(i)
+		data += len(events[i].KV.Key) + len(events[i].KV.Value)
 	}
 	buf := make([]byte, 0, data)
 	hold := func(v []byte) []byte {
@@ -84,18 +92,19 @@ func newBlock(changes []change) *block {
 		buf = append(buf, v...)
 		return buf[n:len(buf):len(buf)]
 	}
-	for i := range changes {
-		e := &b.events[i]
-		*e = changes[i].event()
+	for i := range events {
+		e := &events[i]
 		e.KV.Key = hold(e.KV.Key)
-		if !changes[i].deleted {
+		if e.Type == EventPut {
 			e.KV.Value = hold(e.KV.Value)
 		}
-		if i > 0 && changes[i-1].revision == changes[i].revision {
-			e.ordinal = b.events[i-1].ordinal + 1
+		if i > 0 && events[i-1].KV.ModRevision == e.KV.ModRevision {
+			e.ordinal = events[i-1].ordinal + 1
 		}
 	}
-	return b
+	return &block{
+		last: events[len(events)-1].KV.ModRevision, events: events, bytes: int64(data + eventBytes*len(events)),
+	}
 }
 
 // keep adds b and drops the oldest blocks that are too many.

@@ -40,13 +40,8 @@ type inner struct {
 	children []child
 }
 
-// unless is t, or none.
-func (t *Index) unless(not bool) *Index {
-	if not {
-		return nil
-	}
-	return t
-}
+// Freeze makes all copies of the struct that exist now immutable: t copies each node before it next changes it.
+func (t *Index) Freeze() { t.epoch++ }
 
 // find returns the mark of key; ok is false when it is not a live key.
 func (t *Index) Find(key []byte) (m Entry, ok bool) {

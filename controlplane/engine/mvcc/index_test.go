@@ -1,14 +1,12 @@
 package mvcc
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -66,7 +64,7 @@ func TestIndex(t *testing.T) {
 					model = slices.Delete(model, at, at+1)
 				}
 			} else {
-				m := Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: int64(rng.IntN(9)) + 1, Size: int64(rng.Uint32()), Lease: int64(i % 2)}.entry()
+				m := NewEntry(Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: int64(rng.IntN(9)) + 1, Size: int64(rng.Uint32()), Lease: int64(i % 2)})
 				x.Set([]byte(key), m)
 				if there {
 					model[at].m = m
@@ -79,7 +77,7 @@ func TestIndex(t *testing.T) {
 			}
 			if rng.IntN(200) == 0 {
 				kept = append(kept, given{x, slices.Clone(model)})
-				x.epoch++
+				x.Freeze()
 			}
 		}
 		for _, k := range kept {
@@ -119,9 +117,9 @@ func TestIndexMemory(t *testing.T) {
 			for i := range keys {
 				key := fmt.Appendf(nil, "some/prefix/%08d", order(i))
 				length += len(key) * (1 - round)
-				x.Set(key, Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: 1}.entry())
+				x.Set(key, NewEntry(Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: 1}))
 				if i%50 == 0 {
-					x.epoch++
+					x.Freeze()
 				}
 			}
 		}
@@ -138,89 +136,4 @@ func heap() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
-}
-
-// The index is built while commands are applied, and again after a restore; counts are exact all the time.
-func TestIndexBuilding(t *testing.T) {
-	fs := vfs.NewMem()
-	e, err := Open(fs, "data", Options{})
-	require.NoError(t, err)
-	const keys = 3 * keysPerStep
-	var cmds []Command
-	for i := range uint64(keys) {
-		cmds = append(cmds, put(t, i+1, fmt.Sprintf("key/%05d", i), "v"))
-	}
-	mustApply(t, e, cmds...)
-	_, err = e.Checkpoint(context.Background(), "copy")
-	require.NoError(t, err)
-	require.NoError(t, e.Close())
-
-	e, err = Open(fs, "data", Options{KeyIndex: true})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, e.Close()) }()
-	count := func() int64 {
-		s := e.Snapshot()
-		defer s.Close()
-		o := RangeOptions{Key: []byte("key/"), End: []byte("key0"), Limit: 10, WantCount: true}
-		res, err := s.Range(o)
-		require.NoError(t, err)
-		o.Limit = 0
-		all, err := s.Range(o)
-		require.NoError(t, err)
-		require.Equal(t, int64(len(all.KVs)), res.Count)
-		require.True(t, res.More)
-		require.Equal(t, all.MaxModRevision, res.MaxModRevision)
-		return res.Count
-	}
-	run := func() {
-		rng := rand.New(rand.NewPCG(1, 1))
-		live := count()
-		for i := range 300 {
-			index := e.Applied().Index + 1
-			if i%3 == 0 {
-				data, err := EncodeTxn(Txn{Ops: []Op{Delete(fmt.Appendf(nil, "key/%05d", rng.IntN(keys)))}})
-				require.NoError(t, err)
-				before := e.Revision()
-				mustApply(t, e, Command{Index: index, Data: data})
-				live -= e.Revision() - before
-			} else {
-				mustApply(t, e, put(t, index, fmt.Sprintf("key/%05d/%d", rng.IntN(keys), i), "new"))
-				live++
-			}
-			if i%50 == 0 {
-				require.Equal(t, live, count())
-			}
-		}
-		require.NoError(t, e.AwaitKeyIndex(context.Background()))
-		require.NotNil(t, e.published.Load().index)
-		require.Equal(t, live, count())
-		require.Equal(t, live, e.Stats().Keys)
-	}
-	run()
-	require.NoError(t, e.Restore("copy"))
-	run()
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	require.NoError(t, e.Close())
-	require.NoError(t, e.AwaitKeyIndex(ended))
-}
-
-// BenchmarkCount reads ten of 200,000 keys and counts all, with the index and without.
-func BenchmarkCount(b *testing.B) {
-	for _, on := range []bool{true, false} {
-		b.Run(fmt.Sprintf("index=%v", on), func(b *testing.B) {
-			e := benchEngine(b, 200_000, Options{KeyIndex: on})
-			require.NoError(b, e.AwaitKeyIndex(context.Background()))
-			b.ReportAllocs()
-			b.ResetTimer()
-			for range b.N {
-				s := e.Snapshot()
-				res, err := s.Range(RangeOptions{Key: []byte("key/"), End: []byte("key0"), Limit: 10, WantCount: true})
-				s.Close()
-				if err != nil || len(res.KVs) != 10 || res.Count != 200_000 {
-					b.Fatal(err, len(res.KVs), res.Count)
-				}
-			}
-		})
-	}
 }

@@ -138,28 +138,6 @@ func encodedBounds(key, end []byte) (lower, upper []byte) {
 	return lower, upper
 }
 
-func IsFromKey(end []byte) bool { return len(end) == 1 && end[0] == 0 }
-
-// inRange reports whether key is in [start, end) as the API writes it.
-func InRange(key, start, end []byte) bool {
-	if len(end) == 0 {
-		return bytes.Equal(key, start)
-	}
-	return bytes.Compare(key, start) >= 0 && (IsFromKey(end) || bytes.Compare(key, end) < 0)
-}
-
-// PrefixEnd is the End of the range of all keys that begin with prefix: {0}, from the key on, when no key sorts after them.
-func PrefixEnd(prefix []byte) []byte {
-	for i := len(prefix) - 1; i >= 0; i-- {
-		if prefix[i] != 0xff {
-			end := bytes.Clone(prefix[:i+1])
-			end[i]++
-			return end
-		}
-	}
-	return []byte{0}
-}
-
 // comparer orders by bytes and tells Pebble where a version's revision begins, which gives it bloom filters over keys,
 // cheap steps over old versions and old values out of the way of scans.
 func comparer() *pebble.Comparer {

@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -114,22 +113,6 @@ func (s *Snapshot) LeaseKeys(id int64) (keys [][]byte, err error) {
 	}
 	defer s.gen.release()
 	return readLeaseKeys(s.gen.db, id)
-}
-
-// DigestBytes is the size of what DigestKeys returns.
-const DigestBytes = sha256.Size
-
-// DigestKeys stands for keys, given in order, in a StepRevoke: that of LeaseKeys for the lease to have these keys and no
-// others when the step is carried out.
-func DigestKeys(keys [][]byte) []byte {
-	h := sha256.New()
-	var length [8]byte
-	for _, key := range keys {
-		binary.BigEndian.PutUint64(length[:], uint64(len(key)))
-		h.Write(length[:])
-		h.Write(key)
-	}
-	return h.Sum(nil)
 }
 
 func readLeaseKeys(db *pebble.DB, id int64) (keys [][]byte, err error) {

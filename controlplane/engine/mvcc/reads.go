@@ -173,11 +173,10 @@ func (s *applier) closeIterator() error {
 func (s *applier) readRange(o RangeOptions) (RangeResult, error) {
 	past := o.Revision != 0 && o.Revision <= s.batchRevision
 	if past || len(s.programOverlay.between(o.Key, o.End)) == 0 && len(s.batchOverlay.between(o.Key, o.End)) == 0 {
-		revision := o.Revision
-		if !past {
-			revision = s.batchRevision
+		if past {
+			return readRange(s.db, nil, o, o.Revision)
 		}
-		return readRange(s.db, s.index.unless(past), o, revision)
+		return readRange(s.db, s.index, o, s.batchRevision)
 	}
 	if EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil

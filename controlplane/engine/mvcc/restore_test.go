@@ -261,7 +261,7 @@ func TestRestoreReaders(t *testing.T) {
 	other, err := Open(fs, "other", Options{Quiet: true})
 	require.NoError(t, err)
 	// Restore is also the way on for an engine that met a command it could not carry out.
-	_, err = other.Apply([]Command{{Index: 100, Data: []byte{commandFormat + 1}}})
+	_, err = other.Apply([]Command{{Index: 100, Data: []byte{2}}})
 	require.ErrorIs(t, err, ErrUnknownFormat)
 	require.NoError(t, other.Restore("copy"))
 	for i := range uint64(4) {

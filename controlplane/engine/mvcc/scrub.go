@@ -127,7 +127,7 @@ func (s *scrubber) chunk(l *chunkReader) error {
 			}
 		}
 		if c.deleted && !c.superseded {
-			s.freed += Meta{}.storedBytes(c.key)
+			s.freed += storedBytes(c.key, Meta{})
 			s.key = appendVersionKey(s.key[:0], c.key, c.revision)
 			if err := s.b.Delete(s.key, nil); err != nil {
 				return err

@@ -1,62 +1,12 @@
 package mvcc
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 )
-
-// KV is a key with the value it has, or had, at some revision.
-type KV struct {
-	Key, Value     []byte
-	CreateRevision int64 // that put the key when it did not exist
-	ModRevision    int64 // that put this value
-	Version        int64 // puts since and with the creation
-	Lease          int64 // 0: none
-}
-
-// RangeOptions says what Range reads.
-type RangeOptions struct {
-	Key, End  []byte // [Key, End); no End: Key alone; End {0}: all from Key on
-	Revision  int64  // 0: the snapshot's
-	Limit     int    // most keys; 0: no limit
-	MaxBytes  int    // stop after the key that brings keys and values to this; 0: no limit
-	Reverse   bool   // from the last key to the first
-	KeysOnly  bool   // values stay nil
-	WantCount bool   // count the whole range, not only the keys returned
-	CountOnly bool   // WantCount, and return no keys
-}
-
-// RangeResult is what Range found.
-type RangeResult struct {
-	KVs  []KV
-	More bool // Limit or MaxBytes left keys out
-
-	// Count and the highest mod revision of the keys in KVs, or of the whole range with WantCount or CountOnly.
-	Count          int64
-	MaxModRevision int64
-}
-
-// Guard is the guard that fails once r, read with o at the current revision, has changed. It covers what Count covers.
-func (o RangeOptions) Guard(r RangeResult) Guard {
-	g := Guard{Key: o.Key, End: o.End, ModRevision: r.MaxModRevision}
-	if len(o.End) == 0 {
-		return g
-	}
-	g.Count = r.Count
-	if r.More && !o.WantCount && len(r.KVs) > 0 {
-		last := r.KVs[len(r.KVs)-1].Key
-		if o.Reverse {
-			g.Key = last
-		} else {
-			g.End = append(bytes.Clone(last), 0)
-		}
-	}
-	return g
-}
 
 // Snapshot is the keyspace as it was when the snapshot was taken, with the history that was kept then. It may be used
 // from several goroutines. Until it is closed, Scrub removes nothing that it can read.
@@ -196,12 +146,10 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	if err != nil {
 		return RangeResult{}, err
 	}
-	return readRange(s.gen.db, s.index.unless(revision != s.revision), o, revision)
-}
-
-// emptyRange reports whether no key can be in [key, end).
-func EmptyRange(key, end []byte) bool {
-	return len(end) > 0 && !IsFromKey(end) && bytes.Compare(key, end) >= 0
+	if revision != s.revision {
+		return readRange(s.gen.db, nil, o, revision)
+	}
+	return readRange(s.gen.db, s.index, o, revision)
 }
 
 // readRange reads what was newest at revision, which db must hold. counts is of that revision; without it counts read.

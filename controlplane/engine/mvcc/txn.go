@@ -158,14 +158,6 @@ func (t *Txn) validateOnce() error {
 	return nil
 }
 
-// Of an encoded command: its format, then its kind.
-const (
-	commandFormat  = 1
-	commandTxn     = 1
-	commandCompact = 2
-	commandProgram = 3
-)
-
 // Of an encoded guard.
 const (
 	guardPoint = 0
@@ -186,7 +178,7 @@ func EncodeTxn(t Txn) ([]byte, error) {
 		size += 1 + 2*binary.MaxVarintLen32 + len(t.Ops[i].Key) + len(t.Ops[i].Value) + len(t.Ops[i].End)
 	}
 	b := make([]byte, 0, size)
-	b = append(b, commandFormat, commandTxn)
+	b = append(b, commandFormat, byte(KindTxn))
 	b = binary.AppendUvarint(b, uint64(t.Time))
 	b = binary.AppendUvarint(b, uint64(len(t.Guards)))
 	for i := range t.Guards {
@@ -222,10 +214,6 @@ func (o *Op) append(b []byte) []byte {
 		return appendBytes(b, o.End)
 	}
 	return b
-}
-
-func appendBytes(b, v []byte) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(v))), v...)
 }
 
 // decode reads what follows the kind into t, whose slices it reuses. Keys and values alias b.

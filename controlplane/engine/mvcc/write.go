@@ -34,14 +34,14 @@ func (s *applier) countChange(c *change) {
 	if c.before.Live() {
 		s.keys--
 		// Not below 0: what a state of format 1 held was not counted.
-		s.live = max(s.live-c.before.storedBytes(c.key), 0)
+		s.live = max(s.live-storedBytes(c.key, c.before), 0)
 	}
 	if !c.deleted {
 		s.keys++
-		s.live += c.after.storedBytes(c.key)
+		s.live += storedBytes(c.key, c.after)
 	}
 	if !c.superseded {
-		s.written += c.after.storedBytes(c.key)
+		s.written += storedBytes(c.key, c.after)
 	}
 }
 

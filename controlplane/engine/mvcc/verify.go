@@ -13,7 +13,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// marked makes what Pebble found corrupt, by its checksums, an ErrCorrupt.
+// ErrCorrupt says that stored data does not match its checksum or cannot be decoded.
+var ErrCorrupt = errors.New("stored data is corrupt")
+
+// markCorrupt makes what Pebble found corrupt, by its checksums, an ErrCorrupt.
 func markCorrupt(err error) error {
 	if err != nil && pebble.IsCorruptionError(err) && !errors.Is(err, ErrCorrupt) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)

@@ -1,6 +1,8 @@
 package mvcc
 
-import "math"
+import (
+	"math"
+)
 
 // mark is what the index holds of a version, in 20 bytes; the zero mark is a key that does not exist. Where that is not
 // enough it is partial: only mod counts then, and the rest has to be read.
@@ -15,17 +17,17 @@ type Entry struct {
 // numbers that do not fit.
 const partialEntry = math.MaxUint32
 
-// unreadBytes is the size from which versions are not read to fill an index, where Pebble keeps them apart: large values
-// would be read whole for some bytes before them. The first put over such a key reads it, which costs little beside
-// writing as much.
-const unreadBytes = 1 << 10
-
-func (v Meta) entry() Entry {
-	m := Entry{modHigh: uint32(v.ModRevision >> 32), modLow: uint32(v.ModRevision), size: partialEntry}
+func NewEntry(v Meta) Entry {
+	m := PartialEntry(v.ModRevision)
 	if age := v.ModRevision - v.CreateRevision; v.Lease == 0 && age <= math.MaxUint32 && v.Version <= math.MaxUint32 && v.Size < partialEntry {
 		m.age, m.number, m.size = uint32(age), uint32(v.Version), uint32(v.Size)
 	}
 	return m
+}
+
+// PartialEntry returns the entry of a version of which only the revision that wrote it is known.
+func PartialEntry(modRevision int64) Entry {
+	return Entry{modHigh: uint32(modRevision >> 32), modLow: uint32(modRevision), size: partialEntry}
 }
 
 func (m Entry) ModRevision() int64 { return int64(m.modHigh)<<32 | int64(m.modLow) }
@@ -37,15 +39,4 @@ func (m Entry) Partial() bool { return m.size == partialEntry }
 // version is what m says when it is not partial.
 func (m Entry) Meta() Meta {
 	return Meta{CreateRevision: m.ModRevision() - int64(m.age), ModRevision: m.ModRevision(), Version: int64(m.number), Size: int64(m.size)}
-}
-
-// mark is that of what r.it stands at, a version of revision mod; the zero mark is a tombstone.
-func (r *reader) entry(mod int64) (Entry, error) {
-	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
-		m := Meta{ModRevision: mod}.entry()
-		m.size = partialEntry
-		return m, nil
-	}
-	h, err := r.keyState(mod)
-	return h.entry(), err
 }

@@ -7,6 +7,12 @@ import (
 	"sync"
 )
 
+// The errors with which a Watcher ends, beside a CompactedError.
+var (
+	ErrRestored = errors.New("state was replaced by a snapshot")
+	ErrClosed   = errors.New("closed")
+)
+
 // WatchOptions says what a Watcher sees.
 type WatchOptions struct {
 	Key, End []byte // [Key, End); no End: Key alone; End {0}: all from Key on
@@ -36,7 +42,7 @@ const (
 // Event is one change of one key. Its bytes are shared with other watchers: they must not be written to.
 type Event struct {
 	Type            EventType
-	ordinal         int32 // among the changes of its revision
+	ordinal         int32 // position among the changes of its revision; only set in a block
 	KV              KV    // of a delete, the key and, as ModRevision, the revision of the delete
 	PrevModRevision int64 // of what it replaced; 0: nothing
 	Prev            *KV   // what it replaced, with PrevKV
@@ -53,7 +59,7 @@ type Batch struct {
 
 // Watcher is a pull-based stream of events. A watcher that is not read holds no memory but its own.
 type Watcher struct {
-	e    *Engine
+	hub  *Hub
 	opts WatchOptions
 	wake chan struct{}
 
@@ -67,7 +73,7 @@ type Watcher struct {
 }
 
 // Watch starts a watcher. Close it. When FromRevision is below the floor, Next says so.
-func (e *Engine) Watch(o WatchOptions) *Watcher {
+func (h *Hub) Watch(o WatchOptions) *Watcher {
 	if o.MaxEvents <= 0 {
 		o.MaxEvents = 1000
 	}
@@ -75,15 +81,14 @@ func (e *Engine) Watch(o WatchOptions) *Watcher {
 		o.MaxBytes = 1 << 20
 	}
 	o.Key, o.End = bytes.Clone(o.Key), bytes.Clone(o.End)
-	w := &Watcher{e: e, opts: o, wake: make(chan struct{}, 1)}
-	h := e.hub
+	w := &Watcher{hub: h, opts: o, wake: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
 		w.err = ErrClosed
 		return w
 	}
-	switch floor := e.CompactRevision(); {
+	switch floor := h.source.CompactRevision(); {
 	case o.FromRevision == 0:
 		w.opts.FromRevision = h.revision + 1
 	case o.FromRevision < floor:
@@ -127,23 +132,23 @@ func (w *Watcher) signal() {
 func (w *Watcher) end(err error) {
 	if w.err == nil {
 		w.err = err
-		w.e.hub.remove(w)
+		w.hub.remove(w)
 	}
 	w.signal()
 }
 
 // Close ends the watcher; a Next that waits returns ErrClosed.
 func (w *Watcher) Close() {
-	w.e.hub.mu.Lock()
-	defer w.e.hub.mu.Unlock()
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
 	w.end(ErrClosed)
 }
 
 // Progress is the revision up to which Next has returned all there is to see. Between two calls of Next, in the
 // goroutine that makes them, it never runs ahead of the events; it moves on while nothing happens to the watched keys.
 func (w *Watcher) Progress() int64 {
-	w.e.hub.mu.Lock()
-	defer w.e.hub.mu.Unlock()
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
 	return w.progress()
 }
 
@@ -154,7 +159,7 @@ func (w *Watcher) progress() int64 {
 	case w.next != 0:
 		return w.next - 1
 	}
-	return w.e.hub.revision
+	return w.hub.revision
 }
 
 // Next returns the next events and waits for them until ctx ends; what is there already it returns in any case. One
@@ -176,15 +181,19 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 				return Batch{}, ctx.Err()
 			}
 		}
-		g := Collector{w: w, readSpan: t, skip: w.delivered}
-		err = g.collect()
-		if err := w.endRead(&g, err); err != nil {
+		var c Collector
+		if t.recent != nil {
+			c, err = w.collectRecent(t)
+		} else {
+			c, err = w.collectFromSource(t)
+		}
+		if err := w.endRead(&c, err); err != nil {
 			return Batch{}, err
 		}
-		if len(g.events) > 0 {
-			return Batch{Revision: g.complete(), Events: g.events, Partial: g.partial}, nil
+		if len(c.events) > 0 {
+			return Batch{Revision: c.complete(), Events: c.events, Partial: c.partial}, nil
 		}
-		if g.stopped && ctx.Err() != nil {
+		if c.stopped && ctx.Err() != nil {
 			return Batch{}, ctx.Err()
 		}
 	}
@@ -199,7 +208,7 @@ type readSpan struct {
 
 // take decides what Next reads now; a take from 0 says that there is nothing.
 func (w *Watcher) beginRead() (readSpan, error) {
-	h := w.e.hub
+	h := w.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if w.err != nil || w.next == 0 {
@@ -216,35 +225,35 @@ func (w *Watcher) beginRead() (readSpan, error) {
 }
 
 // putBack says how far g came.
-func (w *Watcher) endRead(g *Collector, err error) error {
-	h := w.e.hub
+func (w *Watcher) endRead(c *Collector, err error) error {
+	h := w.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w.reading = 0
 	switch {
 	case w.err != nil:
 		return w.err
-	case g.To > h.revision:
+	case c.To > h.revision:
 		w.end(ErrRestored)
 		return w.err
 	case errors.Is(err, ErrRestored):
 		// The state was replaced while g read: start again where it began.
-		w.next, g.events, g.stopped = g.From, nil, false
+		w.next, c.events, c.stopped = c.From, nil, false
 		return nil
 	case errors.Is(err, ErrCompacted):
 		w.end(err)
 		return err
 	case err != nil:
-		w.next = g.From
+		w.next = c.From
 		return err
 	}
 	w.delivered = 0
 	switch {
-	case g.stopped:
-		w.next, w.delivered = g.next, g.nextPlace
+	case c.stopped:
+		w.next, w.delivered = c.next, c.nextOrdinal
 		w.signal()
-	case g.more:
-		w.next = g.To + 1
+	case c.more:
+		w.next = c.To + 1
 		w.signal()
 	}
 	return nil

@@ -41,7 +41,7 @@ func (e *Engine) publish(v *view, changes []change) {
 	if !x.complete {
 		for i := range changes {
 			if c := &changes[i]; !c.superseded {
-				x.backlog = append(x.backlog, indexUpdate{key: append([]byte(nil), c.key...), Entry: c.after.entry()})
+				x.backlog = append(x.backlog, indexUpdate{key: append([]byte(nil), c.key...), Entry: NewEntry(c.after)})
 			}
 		}
 		e.published.Store(v)
@@ -54,11 +54,12 @@ func (e *Engine) publish(v *view, changes []change) {
 	inPlace := !e.published.Load().indexShared && len(changes) <= many
 	if !inPlace {
 		v.gen.mu.Unlock()
-		x.index.epoch++
+		x.index.Freeze()
 	}
 	for i := range changes {
 		if c := &changes[i]; !c.superseded {
-			x.index.putUpdate(indexUpdate{key: c.key, Entry: c.after.entry()})
+			u := indexUpdate{key: c.key, Entry: NewEntry(c.after)}
+			u.applyTo(&x.index)
 		}
 	}
 	given := x.index
@@ -66,14 +67,6 @@ func (e *Engine) publish(v *view, changes []change) {
 	e.published.Store(v)
 	if inPlace {
 		v.gen.mu.Unlock()
-	}
-}
-
-func (t *Index) putUpdate(i indexUpdate) {
-	if !i.Live() {
-		t.Remove(i.key)
-	} else {
-		t.Set(i.key, i.Entry)
 	}
 }
 
@@ -125,7 +118,7 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 	v := e.published.Load()
 	for _, i := range x.backlog {
 		if bytes.Compare(i.key, position) < 0 {
-			x.index.putUpdate(i)
+			i.applyTo(&x.index)
 		}
 	}
 	x.backlog = x.backlog[:0]
@@ -135,7 +128,7 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 	if err != nil {
 		return nil, false, err
 	}
-	next, err = x.index.fill(&reader{it: it, revision: v.revision})
+	next, err = fillIndex(&x.index, &reader{it: it, revision: v.revision})
 	if err = errors.Join(err, it.Close()); err != nil || next != nil {
 		return next, false, err
 	}
@@ -143,7 +136,7 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, i := range x.backlog {
-		x.index.putUpdate(i)
+		i.applyTo(&x.index)
 	}
 	x.backlog, x.complete = nil, true
 	given := x.index
@@ -153,29 +146,6 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 		return nil, false, ErrRestored
 	}
 	return nil, true, nil
-}
-
-// fill takes some keys of r and returns the one after them, nil at the end.
-func (t *Index) fill(r *reader) (next []byte, err error) {
-	for n := 0; ; n++ {
-		prefix, mod, ok, err := r.next(n == 0)
-		if err != nil || !ok {
-			return nil, err
-		}
-		if r.key, err = appendUserKey(r.key[:0], prefix); err != nil {
-			return nil, err
-		}
-		if n >= keysPerStep {
-			return bytes.Clone(r.key), nil
-		}
-		m, err := r.entry(mod)
-		if err != nil {
-			return nil, err
-		}
-		if m.Live() {
-			t.Set(r.key, m)
-		}
-	}
 }
 
 // AwaitCounts waits until snapshots that are taken from then on count ranges of their own revision without reading them.
@@ -205,4 +175,49 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 			return fmt.Errorf("await counts: %w", ctx.Err())
 		}
 	}
+}
+
+func (i *indexUpdate) applyTo(t *Index) {
+	if !i.Live() {
+		t.Remove(i.key)
+	} else {
+		t.Set(i.key, i.Entry)
+	}
+}
+
+// fill takes some keys of r and returns the one after them, nil at the end.
+func fillIndex(t *Index, r *reader) (next []byte, err error) {
+	for n := 0; ; n++ {
+		prefix, mod, ok, err := r.next(n == 0)
+		if err != nil || !ok {
+			return nil, err
+		}
+		if r.key, err = appendUserKey(r.key[:0], prefix); err != nil {
+			return nil, err
+		}
+		if n >= keysPerStep {
+			return bytes.Clone(r.key), nil
+		}
+		m, err := r.entry(mod)
+		if err != nil {
+			return nil, err
+		}
+		if m.Live() {
+			t.Set(r.key, m)
+		}
+	}
+}
+
+// unreadBytes is the size from which versions are not read to fill an index, where Pebble keeps them apart: large values
+// would be read whole for some bytes before them. The first put over such a key reads it, which costs little beside
+// writing as much.
+const unreadBytes = 1 << 10
+
+// mark is that of what r.it stands at, a version of revision mod; the zero mark is a tombstone.
+func (r *reader) entry(mod int64) (Entry, error) {
+	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
+		return PartialEntry(mod), nil
+	}
+	h, err := r.keyState(mod)
+	return NewEntry(h.Meta), err
 }

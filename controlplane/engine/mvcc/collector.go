@@ -1,0 +1,125 @@
+package mvcc
+
+import "bytes"
+
+// Source reads the history that a Hub does not hold in memory.
+type Source interface {
+	// CompactRevision returns the oldest revision whose events can be read.
+	CompactRevision() int64
+
+	// ReadEvents adds the events of revisions c.From to c.To to c, oldest first, with what they replaced if c.PrevKV. It
+	// returns early once c.HasRoom has reported false, or after c.StopAt. It fails with a CompactedError when c.From is
+	// below the compact revision, and with ErrRestored or ErrClosed.
+	ReadEvents(c *Collector) error
+
+	// ReadPrevious sets Prev of those events that replaced something. It fails like ReadEvents.
+	ReadPrevious(events []Event) error
+}
+
+// Collector collects the events of one Batch. A Source asks Wants, then HasRoom, then calls Add for each change in order.
+type Collector struct {
+	readSpan
+	*WatchOptions
+	skip int // changes of revision From that were delivered before
+
+	events []Event
+	bytes  int // of keys and values in events
+
+	// Where the next read continues when this one stopped before To.
+	stopped     bool
+	next        int64 // revision
+	nextOrdinal int
+	partial     bool // revision next has events in this batch
+}
+
+// complete returns the revision up to which everything is delivered once c's events are.
+func (c *Collector) complete() int64 {
+	if c.stopped {
+		return c.next - 1
+	}
+	return c.To
+}
+
+// collectRecent collects events from memory.
+func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
+	c := Collector{readSpan: s, WatchOptions: &w.opts, skip: w.delivered}
+	c.addBlocks()
+	if c.PrevKV && len(c.events) > 0 {
+		return c, w.hub.source.ReadPrevious(c.events)
+	}
+	return c, nil
+}
+
+// collectFromSource collects events that are no longer in memory.
+func (w *Watcher) collectFromSource(s readSpan) (Collector, error) {
+	c := &Collector{readSpan: s, WatchOptions: &w.opts, skip: w.delivered}
+	err := w.hub.source.ReadEvents(c)
+	return *c, err
+}
+
+// addBlocks adds the wanted events of c.recent.
+func (c *Collector) addBlocks() {
+	for _, b := range c.recent {
+		for i := range b.events {
+			e := &b.events[i]
+			if !c.Wants(e.KV.Key, e.KV.ModRevision, int(e.ordinal)) {
+				continue
+			}
+			if !c.HasRoom(e.KV.ModRevision, int(e.ordinal)) {
+				return
+			}
+			if c.KeysOnly {
+				// Without the clone, the event would keep the memory of the whole block.
+				c.Add(Event{
+					Type: e.Type, PrevModRevision: e.PrevModRevision,
+					KV: KV{Key: bytes.Clone(e.KV.Key), ModRevision: e.KV.ModRevision},
+				})
+				continue
+			}
+			c.Add(*e)
+		}
+	}
+}
+
+// Wants reports whether the batch is to contain the change of key that is the ordinal-th, from 0, of revision.
+func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
+	if revision < c.From || revision > c.To || revision == c.From && ordinal < c.skip {
+		return false
+	}
+	return InRange(key, c.Key, c.End)
+}
+
+// HasRoom reports whether the batch has room for the ordinal-th change of revision. If not, the read has to end: the next
+// one continues at that change, or at the beginning of its revision if the batch holds events of older ones as well.
+func (c *Collector) HasRoom(revision int64, ordinal int) bool {
+	if len(c.events) < c.MaxEvents && c.bytes < c.MaxBytes {
+		return true
+	}
+	if c.events[0].KV.ModRevision == revision {
+		c.StopAt(revision, ordinal)
+		c.partial = true
+		return false
+	}
+	n := len(c.events)
+	for c.events[n-1].KV.ModRevision == revision {
+		n--
+	}
+	c.events = c.events[:n]
+	c.StopAt(revision, 0)
+	return false
+}
+
+// StopAt makes the next read continue at the ordinal-th change of revision.
+func (c *Collector) StopAt(revision int64, ordinal int) {
+	c.stopped, c.next, c.nextOrdinal = true, revision, ordinal
+}
+
+// Add adds e to the batch.
+func (c *Collector) Add(e Event) {
+	e.ordinal = 0
+	c.events = append(c.events, e)
+	c.bytes += len(e.KV.Key) + len(e.KV.Value)
+}
+
+// Events returns what was added. A Source may set Prev of the events.
+func (c *Collector) Events() []Event { return c.events }

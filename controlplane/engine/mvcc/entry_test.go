@@ -1,0 +1,36 @@
+package mvcc
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A mark says all of a version but its lease, or only when it was written.
+func TestMark(t *testing.T) {
+	const far = 1 << 40
+	for name, c := range map[string]struct {
+		v       Meta
+		partial bool
+	}{
+		"young":                  {Meta{CreateRevision: 7, ModRevision: 7, Version: 1}, false},
+		"at far revisions":       {Meta{CreateRevision: far, ModRevision: far + 9, Version: 3, Size: 8 << 20}, false},
+		"oldest that fits":       {Meta{CreateRevision: 1, ModRevision: 1 + math.MaxUint32, Version: math.MaxUint32, Size: math.MaxUint32 - 1}, false},
+		"created too long ago":   {Meta{CreateRevision: 1, ModRevision: 2 + math.MaxUint32, Version: 1}, true},
+		"put too often":          {Meta{CreateRevision: 1, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"put too often, lately":  {Meta{CreateRevision: far, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"of an impossible value": {Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Size: math.MaxUint32}, true},
+		"leased":                 {Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Lease: 5}, true},
+	} {
+		m := NewEntry(c.v)
+		require.True(t, m.Live(), name)
+		require.Equal(t, c.v.ModRevision, m.ModRevision(), name)
+		require.Equal(t, c.partial, m.Partial(), name)
+		if !c.partial {
+			require.Equal(t, c.v, m.Meta(), name)
+		}
+	}
+	require.Equal(t, Entry{}, NewEntry(Meta{}))
+	require.False(t, Entry{}.Live())
+}

@@ -1,0 +1,61 @@
+package mvcc
+
+import (
+	"bytes"
+	"slices"
+)
+
+// all reports whether all of compares hold. They see the keys as the program found them, not what its steps have changed:
+// etcd chooses all branches before it writes.
+func (x *programRun) compareAll(compares []Compare) (bool, error) {
+	for i := range compares {
+		holds, err := x.compare(&compares[i])
+		if err != nil || !holds {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (x *programRun) compare(c *Compare) (bool, error) {
+	if len(c.End) == 0 {
+		h, err := x.lookup(c.Key, false, c.Target == CompareValue)
+		if err != nil {
+			return false, err
+		}
+		return c.Holds(h.Meta, h.value), nil
+	}
+	found, holds := false, true
+	var err error
+	if !EmptyRange(c.Key, c.End) {
+		err = x.scan(c.Key, c.End, false, func(_ []byte, h keyState) (bool, error) {
+			found, holds = true, c.Holds(h.Meta, h.value)
+			return holds, nil
+		})
+	}
+	if !found {
+		holds = c.Holds(Meta{}, nil)
+	}
+	return holds, err
+}
+
+// attached returns the keys of a lease, in order, as the steps so far left them, and perhaps keys that it has lost.
+func (x *programRun) leaseKeys(id int64) ([][]byte, error) {
+	keys, err := readLeaseKeys(x.db, id)
+	if err != nil {
+		return nil, err
+	}
+	stored := len(keys)
+	for _, o := range []*overlay{&x.batchOverlay, &x.programOverlay} {
+		for i := range o.entries {
+			if e := &o.entries[i]; o.leased && e.Lease == id {
+				keys = append(keys, e.key)
+			}
+		}
+	}
+	if len(keys) > stored {
+		slices.SortFunc(keys, bytes.Compare)
+		keys = slices.CompactFunc(keys, bytes.Equal)
+	}
+	return keys, nil
+}

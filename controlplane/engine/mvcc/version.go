@@ -1,0 +1,60 @@
+package mvcc
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// What a version's value begins with.
+const (
+	recordTombstone = 0
+	recordValue     = 1
+	recordLeased    = 2 // a value with a lease
+)
+
+// versionBytes is what a version counts in sizes beside key and value.
+const versionBytes = 32
+
+// storedBytes is what the version of key with metadata m counts in Size.
+func storedBytes(key []byte, m Meta) int64 { return versionBytes + int64(len(key)) + m.Size }
+
+const maxVersionHeader = 1 + 3*binary.MaxVarintLen64
+
+// appendVersionHeader appends what stands before the user's value.
+func appendVersionHeader(dst []byte, v Meta) []byte {
+	kind := byte(recordValue)
+	if v.Lease != 0 {
+		kind = recordLeased
+	}
+	dst = append(dst, kind)
+	dst = binary.AppendUvarint(dst, uint64(v.ModRevision-v.CreateRevision))
+	dst = binary.AppendUvarint(dst, uint64(v.Version))
+	if v.Lease != 0 {
+		dst = binary.AppendUvarint(dst, uint64(v.Lease))
+	}
+	return dst
+}
+
+// decodeVersion takes a version's value apart; a tombstone is the zero version. The value aliases b.
+func decodeVersion(b []byte, mod int64) (Meta, []byte, error) {
+	d := FieldDecoder{Rest: b}
+	switch kind := d.Byte(); kind {
+	case recordTombstone:
+		if d.Err != nil || len(d.Rest) > 0 {
+			return Meta{}, nil, fmt.Errorf("%w: tombstone at revision %d", ErrCorrupt, mod)
+		}
+		return Meta{}, nil, nil
+	case recordValue, recordLeased:
+		age, v := d.Int64(), Meta{ModRevision: mod, Version: d.Int64()}
+		if kind == recordLeased {
+			v.Lease = int64(d.Uint64())
+		}
+		if d.Err != nil || age >= mod || v.Version == 0 || (kind == recordLeased) != (v.Lease != 0) {
+			return Meta{}, nil, fmt.Errorf("%w: version at revision %d", ErrCorrupt, mod)
+		}
+		v.CreateRevision, v.Size = mod-age, int64(len(d.Rest))
+		return v, d.Rest, nil
+	default:
+		return Meta{}, nil, fmt.Errorf("version at revision %d of kind %d: %w", mod, kind, ErrUnknownFormat)
+	}
+}
