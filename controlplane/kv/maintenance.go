@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -66,9 +67,9 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 	if err != nil {
 		return nil, err
 	}
-	step := mvcc.Step{Kind: mvcc.StepDeleteRecord, Key: name}
+	step := command.Step{Kind: command.StepDeleteRecord, Key: name}
 	if on {
-		step = mvcc.Step{Kind: mvcc.StepSetRecord, Key: name, Value: value}
+		step = command.Step{Kind: command.StepSetRecord, Key: name, Value: value}
 	}
 	p, err := s.fresh(ctx)
 	for err == nil {
@@ -79,11 +80,11 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 		case !active && !on:
 			return nil, nil
 		}
-		var r mvcc.Result
-		if r, err = s.propose(ctx, p.epoch, []mvcc.Step{step}); err != nil {
+		var r command.Result
+		if r, err = s.propose(ctx, p.epoch, []command.Step{step}); err != nil {
 			break
 		}
-		if r.Refused != mvcc.RefusedEpoch {
+		if r.Refused != command.RefusedEpoch {
 			if err = refusal(&r); err == nil {
 				s.opts.Log.Warn("alarm", "type", a.Alarm.String(), "member", a.MemberID, "active", on)
 			}

@@ -9,6 +9,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Apply carries out commands, in order, as one batch, and returns one result for each. When it returns, readers and
@@ -17,7 +19,7 @@ import (
 //
 // An error leaves nothing of the call behind and is final: a CommandError for a command this program cannot carry out,
 // else what the disk said. Every later Apply returns it again, until Restore.
-func (e *Engine) Apply(cmds []Command) ([]Result, error) {
+func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	if e.failed != nil {
 		return nil, e.failed
 	}
@@ -74,7 +76,7 @@ type applier struct {
 
 	chunk changeChunk // the chunk of changes that is being filled
 
-	decoder Decoder
+	decoder command.Decoder
 	scratch []byte
 	key     []byte
 
@@ -119,26 +121,26 @@ func (s *applier) clear() {
 	s.decoder.Reset()
 }
 
-func (s *applier) run(cmds []Command) ([]Result, error) {
-	results := make([]Result, len(cmds))
+func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
+	results := make([]command.Result, len(cmds))
 	for i := range cmds {
 		c := &cmds[i]
 		shares := i > 0 && c.Index == cmds[i-1].Index
 		if c.Index <= s.applied.Index && !shares {
-			return nil, fmt.Errorf("command at index %d after %d was applied: %w", c.Index, s.applied.Index, ErrInvalid)
+			return nil, fmt.Errorf("command at index %d after %d was applied: %w", c.Index, s.applied.Index, command.ErrInvalid)
 		}
 		s.moreCommands = i < len(cmds)-1
 		r, err := s.command(c, shares)
 		if err != nil {
 			return nil, err
 		}
-		s.applied = Position{Index: c.Index, Term: c.Term}
+		s.applied = command.Position{Index: c.Index, Term: c.Term}
 		results[i] = r
 	}
 	return results, nil
 }
 
-func (s *applier) command(c *Command, shares bool) (Result, error) {
+func (s *applier) command(c *command.Command, shares bool) (command.Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil
 	}
@@ -150,28 +152,28 @@ func (s *applier) command(c *Command, shares bool) (Result, error) {
 	}
 	kind, err := s.decoder.Decode(c.Data)
 	if err != nil {
-		return Result{}, &CommandError{c.Index, err}
+		return command.Result{}, &CommandError{c.Index, err}
 	}
-	var r Result
+	var r command.Result
 	switch kind {
-	case KindTxn:
+	case command.KindTxn:
 		r, err = s.transact(&s.decoder.Txn)
-	case KindProgram:
+	case command.KindProgram:
 		p := s.decoder.Program
 		if c.WantSteps && s.readsWithin(p.Steps) {
 			if shares {
-				return Result{}, &CommandError{c.Index, fmt.Errorf("it reads at a revision and shares its index: %w", ErrInvalid)}
+				return command.Result{}, &CommandError{c.Index, fmt.Errorf("it reads at a revision and shares its index: %w", command.ErrInvalid)}
 			}
 			if err := s.commitEarly(); err != nil {
-				return Result{}, err
+				return command.Result{}, err
 			}
 		}
 		r, err = s.execute(p, c.WantSteps)
-	case KindCompact:
+	case command.KindCompact:
 		r = s.compact(s.decoder.Compact)
 	}
 	if err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
 	if known {
 		s.proposals.add(c.ID, r)
@@ -180,7 +182,7 @@ func (s *applier) command(c *Command, shares bool) (Result, error) {
 }
 
 // readsWithin reports whether a step reads at a revision that the batch has made and gone beyond.
-func (s *applier) readsWithin(steps []Step) bool {
+func (s *applier) readsWithin(steps []command.Step) bool {
 	if s.revision == s.batchRevision {
 		return false
 	}
@@ -194,15 +196,15 @@ func (s *applier) readsWithin(steps []Step) bool {
 	return false
 }
 
-func (s *applier) result() Result { return Result{Revision: s.revision, Time: s.time} }
+func (s *applier) result() command.Result { return command.Result{Revision: s.revision, Time: s.time} }
 
-func (s *applier) compact(revision int64) Result {
+func (s *applier) compact(revision int64) command.Result {
 	r := s.result()
 	switch {
 	case revision <= s.compactRevision:
-		r.Refused = RefusedCompacted
+		r.Refused = command.RefusedCompacted
 	case revision > s.revision:
-		r.Refused = RefusedFuture
+		r.Refused = command.RefusedFuture
 	default:
 		s.compactRevision = revision
 	}
@@ -210,12 +212,12 @@ func (s *applier) compact(revision int64) Result {
 }
 
 // transact carries out s.txn.
-func (s *applier) transact(t *Txn) (Result, error) {
+func (s *applier) transact(t *command.Txn) (command.Result, error) {
 	s.time = max(s.time, t.Time)
 	for i := range t.Guards {
 		holds, err := s.checkGuard(&t.Guards[i])
 		if err != nil {
-			return Result{}, err
+			return command.Result{}, err
 		}
 		if !holds && !mutant.On(mutant.DropGuards) {
 			r := s.result()
@@ -226,24 +228,24 @@ func (s *applier) transact(t *Txn) (Result, error) {
 	first := len(s.changes)
 	refused, err := s.collectChanges(t, first)
 	if err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
 	if refused {
 		s.changes = s.changes[:first]
 		r := s.result()
-		r.Refused = RefusedTooMany
+		r.Refused = command.RefusedTooMany
 		return r, nil
 	}
 	if len(s.changes) > first {
 		s.revision++
 		if err := s.write(s.changes[first:]); err != nil {
-			return Result{}, err
+			return command.Result{}, err
 		}
 	}
 	return s.result(), nil
 }
 
-func (s *applier) checkGuard(g *Guard) (bool, error) {
+func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 	if len(g.End) == 0 {
 		h, err := s.lookup(g.Key, false, false)
 		return h.ModRevision == g.ModRevision, err
@@ -257,25 +259,25 @@ func (s *applier) checkGuard(g *Guard) (bool, error) {
 }
 
 // collect appends to s.changes what the ops of s.txn change, and reports whether that is too much.
-func (s *applier) collectChanges(t *Txn, first int) (refused bool, err error) {
+func (s *applier) collectChanges(t *command.Txn, first int) (refused bool, err error) {
 	deletes := 0
 	for i := range t.Ops {
 		o := &t.Ops[i]
-		if o.Kind != OpPut {
+		if o.Kind != command.OpPut {
 			deletes++
 		}
 		switch o.Kind {
-		case OpPut, OpDelete:
+		case command.OpPut, command.OpDelete:
 			h, err := s.lookup(o.Key, false, false)
 			if err != nil {
 				return false, err
 			}
-			if o.Kind == OpPut {
+			if o.Kind == command.OpPut {
 				s.changes = append(s.changes, s.putChange(o.Key, o.Value, 0, h.Meta))
 			} else if h.Live() {
 				s.changes = append(s.changes, s.deleteChange(o.Key, h.Meta))
 			}
-		case OpDeleteRange:
+		case command.OpDeleteRange:
 			err := s.scan(o.Key, o.End, false, func(key []byte, h keyState) (bool, error) {
 				s.changes = append(s.changes, s.deleteChange(bytes.Clone(key), h.Meta))
 				return len(s.changes)-first <= s.maxChanges, nil
@@ -292,9 +294,9 @@ func (s *applier) collectChanges(t *Txn, first int) (refused bool, err error) {
 }
 
 // putChange is a put at the next revision over what the key held before.
-func (s *applier) putChange(key, value []byte, lease int64, before Meta) change {
+func (s *applier) putChange(key, value []byte, lease int64, before command.Meta) change {
 	c := change{key: key, value: value, revision: s.revision + 1, before: before, prevModRevision: before.ModRevision}
-	c.after = Meta{
+	c.after = command.Meta{
 		CreateRevision: before.CreateRevision, ModRevision: c.revision, Version: before.Version + 1, Lease: lease, Size: int64(len(value)),
 	}
 	if !before.Live() {
@@ -306,7 +308,7 @@ func (s *applier) putChange(key, value []byte, lease int64, before Meta) change 
 }
 
 // deleteChange is a delete, at the next revision, of what the key held before.
-func (s *applier) deleteChange(key []byte, before Meta) change {
+func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	return change{
 		deleted: true, key: key, revision: s.revision + 1,
 		before: before, prevModRevision: before.ModRevision, freedBytes: storedBytes(key, before),

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // benchEngine is an engine on disk with n keys of 256 bytes each, flushed.
@@ -18,7 +20,7 @@ func benchEngine(b *testing.B, n int, o Options) *Engine {
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, e.Close()) })
 	value := make([]byte, 256)
-	cmds := make([]Command, 0, 1000)
+	cmds := make([]command.Command, 0, 1000)
 	for i := range n {
 		cmds = append(cmds, benchPut(b, uint64(i)+1, i, value))
 		if len(cmds) == cap(cmds) || i == n-1 {
@@ -34,10 +36,10 @@ func benchEngine(b *testing.B, n int, o Options) *Engine {
 
 func benchKey(i int) []byte { return fmt.Appendf(nil, "key/%08d", i) }
 
-func benchPut(b *testing.B, index uint64, key int, value []byte) Command {
-	data, err := EncodeTxn(Txn{Time: 1, Ops: []Op{Put(benchKey(key), value)}})
+func benchPut(b *testing.B, index uint64, key int, value []byte) command.Command {
+	data, err := command.EncodeTxn(command.Txn{Time: 1, Ops: []command.Op{command.Put(benchKey(key), value)}})
 	require.NoError(b, err)
-	c := Command{Index: index, Term: 1, Data: data}
+	c := command.Command{Index: index, Term: 1, Data: data}
 	binary.BigEndian.PutUint64(c.ID[:], index)
 	c.ID[15] = 1
 	return c
@@ -57,7 +59,7 @@ func BenchmarkPut(b *testing.B) {
 			rng := rand.New(rand.NewPCG(1, 1))
 			// Commands are encoded by proposers, beforehand.
 			const prepared = 20_000
-			cmds := make([]Command, prepared)
+			cmds := make([]command.Command, prepared)
 			for i := range cmds {
 				value := make([]byte, 256)
 				for j := range value {
@@ -106,16 +108,16 @@ func BenchmarkTransaction(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		data, err := EncodeTxn(Txn{
-			Guards: []Guard{o.Guard(res), {Key: res.KVs[0].Key, ModRevision: res.KVs[0].ModRevision}, {Key: []byte("none")}},
-			Ops:    []Op{Put(benchKey(k), value), Put(benchKey(k+1), value), Put(benchKey(k+2), value)},
+		data, err := command.EncodeTxn(command.Txn{
+			Guards: []command.Guard{o.Guard(res), {Key: res.KVs[0].Key, ModRevision: res.KVs[0].ModRevision}, {Key: []byte("none")}},
+			Ops:    []command.Op{command.Put(benchKey(k), value), command.Put(benchKey(k+1), value), command.Put(benchKey(k+2), value)},
 		})
 		if err != nil {
 			b.Fatal(err)
 		}
 		s.Close()
 		index++
-		r, err := e.Apply([]Command{{Index: index, Data: data}})
+		r, err := e.Apply([]command.Command{{Index: index, Data: data}})
 		if err != nil || r[0].Conflict {
 			b.Fatal(r, err)
 		}
@@ -162,7 +164,7 @@ func BenchmarkRange(b *testing.B) {
 			value := make([]byte, 256)
 			index := e.Applied().Index
 			for range versions - 1 {
-				cmds := make([]Command, keys)
+				cmds := make([]command.Command, keys)
 				for i := range cmds {
 					index++
 					cmds[i] = benchPut(b, index, i, value)
@@ -200,7 +202,7 @@ func BenchmarkWatch(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			index++
-			if _, err := e.Apply([]Command{benchPut(b, index, 0, value)}); err != nil {
+			if _, err := e.Apply([]command.Command{benchPut(b, index, 0, value)}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -230,7 +232,7 @@ func BenchmarkWatch(b *testing.B) {
 		b.ResetTimer()
 		for range b.N {
 			index++
-			if _, err := e.Apply([]Command{benchPut(b, index, 0, value)}); err != nil {
+			if _, err := e.Apply([]command.Command{benchPut(b, index, 0, value)}); err != nil {
 				b.Fatal(err)
 			}
 		}

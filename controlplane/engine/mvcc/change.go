@@ -3,6 +3,8 @@ package mvcc
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // change is one effect of a transaction: a key put or deleted at a revision. One revision may change a key more than
@@ -13,9 +15,9 @@ type change struct {
 	key             []byte
 	value           []byte
 	revision        int64
-	after           Meta  // the zero version when deleted
-	before          Meta  // that it found
-	prevModRevision int64 // mod revision of what the key held before the revision, 0: nothing
+	after           command.Meta // the zero version when deleted
+	before          command.Meta // that it found
+	prevModRevision int64        // mod revision of what the key held before the revision, 0: nothing
 
 	// releases is the size of the version that a compaction behind the revision can let go of; 0 when an earlier change
 	// of the revision already releases it.
@@ -91,7 +93,7 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 	if len(l.b) == 0 {
 		return change{}, false, nil
 	}
-	d := FieldDecoder{Rest: l.b}
+	d := command.FieldDecoder{Rest: l.b}
 	kind := d.Byte()
 	switch {
 	case kind&changeNext != 0:
@@ -102,7 +104,7 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 	bad := kind&changeNext != 0 && !l.started
 	kind &= changeKind
 	l.started = true
-	c = change{key: d.Bytes(MaxKeyBytes), revision: l.revision}
+	c = change{key: d.Bytes(command.MaxKeyBytes), revision: l.revision}
 	if age := d.Int64(); age > 0 {
 		c.prevModRevision = l.revision - age
 		if kind > oldDelete {
@@ -117,7 +119,7 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 		c.deleted, c.superseded = true, true
 	case changeSupersededPut:
 		c.superseded = true
-		b := d.Bytes(maxVersionHeader + MaxValueBytes)
+		b := d.Bytes(maxVersionHeader + command.MaxValueBytes)
 		if d.Err == nil {
 			c.after, c.value, d.Err = decodeVersion(b, l.revision)
 		}

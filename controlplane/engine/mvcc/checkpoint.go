@@ -6,26 +6,28 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Checkpoint writes the state as files into dir, which must not exist and should be on the engine's file system: most
 // files are then hard links. It returns the position of exactly that state; Apply may go on meanwhile. The files are
 // durable, and are what Restore takes. On an error dir does not exist.
-func (e *Engine) Checkpoint(ctx context.Context, dir string) (Position, error) {
+func (e *Engine) Checkpoint(ctx context.Context, dir string) (command.Position, error) {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {
-		return Position{}, err
+		return command.Position{}, err
 	}
 	defer gen.release()
 	if err := gen.flush(ctx); err != nil {
-		return Position{}, err
+		return command.Position{}, err
 	}
 	if err := gen.db.Checkpoint(dir); err != nil {
-		return Position{}, fmt.Errorf("checkpoint into %s: %w", dir, err)
+		return command.Position{}, fmt.Errorf("checkpoint into %s: %w", dir, err)
 	}
 	s, err := e.inspect(dir, false)
 	if err != nil {
-		return Position{}, errors.Join(fmt.Errorf("read back checkpoint %s: %w", dir, err), e.dir.fs.RemoveAll(dir))
+		return command.Position{}, errors.Join(fmt.Errorf("read back checkpoint %s: %w", dir, err), e.dir.fs.RemoveAll(dir))
 	}
 	return s.applied, nil
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // FuzzKeys checks that encoded keys sort as keys do, come back, and keep Pebble's rules for comparers.
@@ -56,45 +58,45 @@ func FuzzKeys(f *testing.F) {
 
 		// PrefixEnd is the end of what begins with a.
 		if len(a) > 0 {
-			require.Equal(t, bytes.HasPrefix(b, a), InRange(b, a, PrefixEnd(a)))
+			require.Equal(t, bytes.HasPrefix(b, a), command.InRange(b, a, command.PrefixEnd(a)))
 		}
 	})
 }
 
 // What Apply cannot understand it refuses for good, with nothing of the batch applied.
 func TestUnknownCommands(t *testing.T) {
-	valid, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("a"), []byte("1"))}})
+	valid, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
 	require.NoError(t, err)
 	twice := slices.Concat(valid[:4], []byte{2}, valid[5:], valid[5:])
 	for name, c := range map[string]struct {
 		data []byte
 		want error
 	}{
-		"newer format":         {[]byte{2, byte(KindTxn), 0, 0, 0}, ErrUnknownFormat},
-		"newer kind":           {[]byte{1, 99}, ErrUnknownFormat},
-		"only a format":        {[]byte{1}, ErrMalformed},
-		"cut":                  {valid[:len(valid)-1], ErrMalformed},
-		"more than a txn":      {append(bytes.Clone(valid), 0), ErrMalformed},
-		"a key put twice":      {twice, ErrMalformed},
-		"more than a revision": {append(EncodeCompact(1), 0), ErrMalformed},
+		"newer format":         {[]byte{2, byte(command.KindTxn), 0, 0, 0}, command.ErrUnknownFormat},
+		"newer kind":           {[]byte{1, 99}, command.ErrUnknownFormat},
+		"only a format":        {[]byte{1}, command.ErrMalformed},
+		"cut":                  {valid[:len(valid)-1], command.ErrMalformed},
+		"more than a txn":      {append(bytes.Clone(valid), 0), command.ErrMalformed},
+		"a key put twice":      {twice, command.ErrMalformed},
+		"more than a revision": {append(command.EncodeCompact(1), 0), command.ErrMalformed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEngine(t)
 			mustApply(t, e, put(t, 1, "a", "0"))
-			_, err := e.Apply([]Command{put(t, 2, "a", "1"), {Index: 3, Data: c.data}, put(t, 4, "a", "2")})
+			_, err := e.Apply([]command.Command{put(t, 2, "a", "1"), {Index: 3, Data: c.data}, put(t, 4, "a", "2")})
 			require.ErrorIs(t, err, c.want)
 			var fatal *CommandError
 			require.ErrorAs(t, err, &fatal)
 			require.Equal(t, uint64(3), fatal.Index)
 			require.Equal(t, "a=0 ", content(t, e))
 			require.Equal(t, uint64(1), e.Applied().Index)
-			_, again := e.Apply([]Command{put(t, 2, "a", "1")})
+			_, again := e.Apply([]command.Command{put(t, 2, "a", "1")})
 			require.Equal(t, err, again)
 		})
 	}
 	e := newEngine(t)
 	mustApply(t, e, put(t, 5, "a", "0"))
-	_, err = e.Apply([]Command{put(t, 5, "a", "1")})
+	_, err = e.Apply([]command.Command{put(t, 5, "a", "1")})
 	require.ErrorContains(t, err, "command at index 5 after 5 was applied")
 }
 
@@ -103,16 +105,16 @@ func TestOldFormat(t *testing.T) {
 	e := newEngine(t)
 	db := e.published.Load().gen.db
 	set := func(key, value []byte) { require.NoError(t, db.Set(key, value, pebble.NoSync)) }
-	list := func(kind OpKind, key string, age byte) []byte {
+	list := func(kind command.OpKind, key string, age byte) []byte {
 		return append(append([]byte{byte(kind), byte(len(key))}, key...), age)
 	}
-	set(appendVersionKey(nil, []byte("a"), 2), append(appendVersionHeader(nil, Meta{CreateRevision: 2, ModRevision: 2, Version: 1}), "old"...))
-	set(appendVersionKey(nil, []byte("a"), 3), append(appendVersionHeader(nil, Meta{CreateRevision: 2, ModRevision: 3, Version: 2}), "new"...))
-	set(appendVersionKey(nil, []byte("b"), 2), appendVersionHeader(nil, Meta{CreateRevision: 2, ModRevision: 2, Version: 1}))
+	set(appendVersionKey(nil, []byte("a"), 2), append(appendVersionHeader(nil, command.Meta{CreateRevision: 2, ModRevision: 2, Version: 1}), "old"...))
+	set(appendVersionKey(nil, []byte("a"), 3), append(appendVersionHeader(nil, command.Meta{CreateRevision: 2, ModRevision: 3, Version: 2}), "new"...))
+	set(appendVersionKey(nil, []byte("b"), 2), appendVersionHeader(nil, command.Meta{CreateRevision: 2, ModRevision: 2, Version: 1}))
 	set(appendVersionKey(nil, []byte("b"), 4), []byte{recordTombstone})
-	set(changesKey(2, 0), append(list(OpPut, "a", 0), list(OpPut, "b", 0)...))
-	set(changesKey(3, 0), list(OpPut, "a", 1))
-	set(changesKey(4, 0), list(OpDelete, "b", 2))
+	set(changesKey(2, 0), append(list(command.OpPut, "a", 0), list(command.OpPut, "b", 0)...))
+	set(changesKey(3, 0), list(command.OpPut, "a", 1))
+	set(changesKey(4, 0), list(command.OpDelete, "b", 2))
 	state := []byte{oldStateFormat, 9, 1, 4, 0, 0, 1, 0} // index 9, term 1, revision 4, floor 0, time 0, 1 key, no ids
 	s, err := decodeState(state)
 	require.NoError(t, err)
@@ -133,7 +135,7 @@ func TestOldFormat(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"a@2", "b@2", "a@3", "b@4", "a@5"}, seen)
-	mustApply(t, e, Command{Index: 11, Data: EncodeCompact(5)})
+	mustApply(t, e, command.Command{Index: 11, Data: command.EncodeCompact(5)})
 	done, err := e.Scrub(context.Background(), 100)
 	require.NoError(t, err)
 	require.True(t, done)

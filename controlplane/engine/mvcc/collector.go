@@ -1,6 +1,10 @@
 package mvcc
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+)
 
 // Source reads the history that a Hub does not hold in memory.
 type Source interface {
@@ -86,7 +90,7 @@ func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
 	if revision < c.From || revision > c.To || revision == c.From && ordinal < c.skip {
 		return false
 	}
-	return InRange(key, c.Key, c.End)
+	return command.InRange(key, c.Key, c.End)
 }
 
 // HasRoom reports whether the batch has room for the ordinal-th change of revision. If not, the read has to end: the next

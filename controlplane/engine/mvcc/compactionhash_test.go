@@ -7,6 +7,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 func rememberer(t *testing.T) *Engine {
@@ -18,7 +20,7 @@ func rememberer(t *testing.T) *Engine {
 
 func compactAt(t *testing.T, e *Engine, revision int64) {
 	t.Helper()
-	require.Equal(t, RefusedNot, mustApply(t, e, Command{Index: e.Applied().Index + 1, Data: EncodeCompact(revision)})[0].Refused)
+	require.Equal(t, command.RefusedNot, mustApply(t, e, command.Command{Index: e.Applied().Index + 1, Data: command.EncodeCompact(revision)})[0].Refused)
 	e.builders.Wait()
 }
 
@@ -90,7 +92,7 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 	require.NoError(t, err)
 	r := &e.published.Load().gen.hashes
 	r.computing.Lock()
-	mustApply(t, e, Command{Index: 30, Data: EncodeCompact(15)})
+	mustApply(t, e, command.Command{Index: 30, Data: command.EncodeCompact(15)})
 	scrubAll(t, e)
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
@@ -106,7 +108,7 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 	// No more than two are begun at a time: the third compaction is not remembered.
 	r.computing.Lock()
 	for i, revision := range []int64{16, 17, 18} {
-		mustApply(t, e, Command{Index: 31 + uint64(i), Data: EncodeCompact(revision)})
+		mustApply(t, e, command.Command{Index: 31 + uint64(i), Data: command.EncodeCompact(revision)})
 	}
 	r.computing.Unlock()
 	e.builders.Wait()
@@ -143,7 +145,7 @@ func TestAHashInPieces(t *testing.T) {
 	ctx := t.Context()
 	one, two := newEngine(t), newEngine(t)
 	for _, e := range []*Engine{one, two} {
-		var cmds []Command
+		var cmds []command.Command
 		for i := range uint64(3 * hashVersions) {
 			cmds = append(cmds, put(t, i+1, fmt.Sprintf("key/%d", i%1500), fmt.Sprint(i)))
 		}

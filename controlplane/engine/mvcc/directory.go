@@ -8,6 +8,8 @@ import (
 
 	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // A directory holds
@@ -100,7 +102,7 @@ func (d *directory) current() (number uint64, found bool, err error) {
 	}
 	var format int
 	if n, err := fmt.Sscanf(string(text), currentText, &format, &number); n >= 1 && format != directoryFormat {
-		return 0, false, fmt.Errorf("directory of format %d, this program knows %d: %w", format, directoryFormat, ErrUnknownFormat)
+		return 0, false, fmt.Errorf("directory of format %d, this program knows %d: %w", format, directoryFormat, command.ErrUnknownFormat)
 	} else if err != nil || number == 0 {
 		return 0, false, fmt.Errorf("%w: %s says %q", ErrCorrupt, currentName, text)
 	}

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Options of an engine. The zero value of each field works.
@@ -109,13 +111,13 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 // install makes gen the state that is applied to and read.
 func (e *Engine) install(gen *generation) {
 	e.applier = applier{
-		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, maxChanges: MaxTxnChanges,
+		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, maxChanges: command.MaxTxnChanges,
 	}
 	e.published.Store(&view{gen: gen, state: gen.loaded, records: gen.records})
 }
 
 // Applied is the position of the last command that was applied, durable or not.
-func (e *Engine) Applied() Position { return e.published.Load().applied }
+func (e *Engine) Applied() command.Position { return e.published.Load().applied }
 
 // Revision is the current revision: 1 when nothing was ever written.
 func (e *Engine) Revision() int64 { return e.published.Load().revision }
@@ -127,14 +129,14 @@ func (e *Engine) CompactRevision() int64 { return e.published.Load().compactRevi
 func (e *Engine) LastTime() int64 { return e.published.Load().time }
 
 // Flush makes what is applied durable and returns a position that is. While the disk refuses writes it waits for ctx.
-func (e *Engine) Flush(ctx context.Context) (Position, error) {
+func (e *Engine) Flush(ctx context.Context) (command.Position, error) {
 	v := e.published.Load()
 	if err := v.gen.acquire(); err != nil {
-		return Position{}, err
+		return command.Position{}, err
 	}
 	defer v.gen.release()
 	if err := v.gen.flush(ctx); err != nil {
-		return Position{}, err
+		return command.Position{}, err
 	}
 	return v.applied, nil
 }
@@ -155,7 +157,7 @@ func (e *Engine) Close() error {
 
 // Stats are figures of the engine at one moment.
 type Stats struct {
-	Applied         Position
+	Applied         command.Position
 	Revision        int64
 	CompactRevision int64
 	Time            int64 // highest stamp, Unix milliseconds

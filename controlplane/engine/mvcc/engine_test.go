@@ -13,6 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // newEngine is an empty engine in memory, closed with the test.
@@ -32,14 +34,14 @@ func proposalID(n int) (id [16]byte) {
 func TestProposalsForgotten(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
-	data, err := EncodeTxn(Txn{Ops: []Op{Delete([]byte("a"))}})
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Delete([]byte("a"))}})
 	require.NoError(t, err)
 	const total = MaxProposals + 3*sweepInterval/2
 	index := 0
 	for index < total {
-		var cmds []Command
+		var cmds []command.Command
 		for range min(1+index%777, total-index) {
-			cmds = append(cmds, Command{Index: uint64(index) + 1, ID: proposalID(index), Data: data})
+			cmds = append(cmds, command.Command{Index: uint64(index) + 1, ID: proposalID(index), Data: data})
 			index++
 		}
 		mustApply(t, e, cmds...)
@@ -69,11 +71,11 @@ func TestProposalsForgotten(t *testing.T) {
 	check(other)
 
 	// The next one pushes out the oldest, which then applies again.
-	put := func(n int) Command {
+	put := func(n int) command.Command {
 		index++
-		data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("a"), []byte("1"))}})
+		data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
 		require.NoError(t, err)
-		return Command{Index: uint64(index), ID: proposalID(n), Data: data}
+		return command.Command{Index: uint64(index), ID: proposalID(n), Data: data}
 	}
 	oldest := total - MaxProposals
 	require.Equal(t, int64(1), mustApply(t, other, put(oldest))[0].Revision)
@@ -91,9 +93,9 @@ func TestLargeRevision(t *testing.T) {
 	}
 	live := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0"), MaxEvents: 999})
 	defer live.Close()
-	data, err := EncodeTxn(Txn{Ops: []Op{DeleteRange([]byte("key/"), []byte("key0")), Put([]byte("z"), nil)}})
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.DeleteRange([]byte("key/"), []byte("key0")), command.Put([]byte("z"), nil)}})
 	require.NoError(t, err)
-	mustApply(t, e, Command{Index: keys + 1, Data: data})
+	mustApply(t, e, command.Command{Index: keys + 1, Data: data})
 	require.Equal(t, int64(1), e.Stats().Keys)
 	past := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0"), FromRevision: keys + 2, MaxEvents: 999, PrevKV: true})
 	defer past.Close()
@@ -115,7 +117,7 @@ func TestLargeRevision(t *testing.T) {
 		}
 		require.Equal(t, int64(keys+2), w.Progress())
 	}
-	mustApply(t, e, put(t, keys+2, "y", ""), Command{Index: keys + 3, Data: EncodeCompact(keys + 3)})
+	mustApply(t, e, put(t, keys+2, "y", ""), command.Command{Index: keys + 3, Data: command.EncodeCompact(keys + 3)})
 	steps := 0
 	for done := false; !done; steps++ {
 		done, err = e.Scrub(context.Background(), 1000)
@@ -146,18 +148,18 @@ func TestConcurrent(t *testing.T) {
 	start(func() {
 		defer stop()
 		for i := uint64(1); i <= rounds || i <= most && busy() && !t.Failed(); i += 2 {
-			var cmds []Command
+			var cmds []command.Command
 			for j := i; j < i+2; j++ {
 				v := strconv.AppendUint(nil, j, 10)
-				data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("x"), v), Put([]byte("y"), v)}})
+				data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("x"), v), command.Put([]byte("y"), v)}})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				cmds = append(cmds, Command{Index: j, Term: 1, Data: data})
+				cmds = append(cmds, command.Command{Index: j, Term: 1, Data: data})
 			}
 			if i%100 == 1 && i > 200 {
-				cmds[0].Data = EncodeCompact(int64(i) - 150)
+				cmds[0].Data = command.EncodeCompact(int64(i) - 150)
 			}
 			if _, err := e.Apply(cmds); err != nil {
 				t.Error(err)
@@ -244,7 +246,7 @@ func TestConcurrent(t *testing.T) {
 	require.Zero(t, e.Stats().Watchers)
 }
 
-func checkApplied(e *Engine, p Position) error {
+func checkApplied(e *Engine, p command.Position) error {
 	if got := e.Applied(); got != p {
 		return fmt.Errorf("restored %v, want %v", got, p)
 	}
@@ -291,16 +293,19 @@ func TestClosed(t *testing.T) {
 	require.ErrorIs(t, <-waiting, ErrClosed)
 	ctx := context.Background()
 	for name, call := range map[string]func() error{
-		"apply":      func() error { _, err := e.Apply([]Command{put(t, 2, "a", "1")}); return err },
+		"apply":      func() error { _, err := e.Apply([]command.Command{put(t, 2, "a", "1")}); return err },
 		"flush":      func() error { _, err := e.Flush(ctx); return err },
 		"scrub":      func() error { _, err := e.Scrub(ctx, 1); return err },
 		"checkpoint": func() error { _, err := e.Checkpoint(ctx, "copy"); return err },
 		"restore":    func() error { return e.Restore("copy") },
 		"get":        func() error { _, _, err := s.Get([]byte("a")); return err },
 		"new get":    func() error { _, _, err := e.Snapshot().Get([]byte("a")); return err },
-		"new range":  func() error { _, err := e.Snapshot().Range(RangeOptions{Key: []byte("a"), Revision: 9}); return err },
-		"next":       func() error { _, err := w.Next(ctx); return err },
-		"new next":   func() error { _, err := e.Watch(WatchOptions{Key: []byte("a")}).Next(ctx); return err },
+		"new range": func() error {
+			_, err := e.Snapshot().Range(RangeOptions{Key: []byte("a"), Revision: 9})
+			return err
+		},
+		"next":     func() error { _, err := w.Next(ctx); return err },
+		"new next": func() error { _, err := e.Watch(WatchOptions{Key: []byte("a")}).Next(ctx); return err },
 	} {
 		require.ErrorIs(t, call(), ErrClosed, name)
 	}
@@ -325,10 +330,10 @@ func TestRangeGuard(t *testing.T) {
 	} {
 		res, err := s.Range(o)
 		require.NoError(t, err)
-		data, err := EncodeTxn(Txn{Guards: []Guard{o.Guard(res)}})
+		data, err := command.EncodeTxn(command.Txn{Guards: []command.Guard{o.Guard(res)}})
 		require.NoError(t, err)
 		index++
-		require.False(t, mustApply(t, e, Command{Index: index, Data: data})[0].Conflict, "%+v", o)
+		require.False(t, mustApply(t, e, command.Command{Index: index, Data: data})[0].Conflict, "%+v", o)
 	}
 }
 
@@ -336,18 +341,18 @@ func TestRangeGuard(t *testing.T) {
 func TestTooManyChanges(t *testing.T) {
 	e := newEngine(t)
 	e.applier.maxChanges = 2
-	data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("x"), nil), DeleteRange([]byte("a"), []byte("d"))}})
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("x"), nil), command.DeleteRange([]byte("a"), []byte("d"))}})
 	require.NoError(t, err)
-	r := mustApply(t, e, put(t, 1, "a", "1"), put(t, 2, "b", "1"), Command{Index: 3, ID: proposalID(0), Data: data})[2]
-	require.Equal(t, Result{Revision: 3, Refused: RefusedTooMany}, r)
-	require.ErrorIs(t, r.Err(), ErrTooMany)
+	r := mustApply(t, e, put(t, 1, "a", "1"), put(t, 2, "b", "1"), command.Command{Index: 3, ID: proposalID(0), Data: data})[2]
+	require.Equal(t, command.Result{Revision: 3, Refused: command.RefusedTooMany}, r)
+	require.ErrorIs(t, r.Err(), command.ErrTooMany)
 	require.Equal(t, "a=1 b=1 ", content(t, e))
-	mustApply(t, e, Command{Index: 4, Data: EncodeCompact(3)})
+	mustApply(t, e, command.Command{Index: 4, Data: command.EncodeCompact(3)})
 
-	fits, err := EncodeTxn(Txn{Ops: []Op{DeleteRange([]byte("a"), []byte("d"))}})
+	fits, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.DeleteRange([]byte("a"), []byte("d"))}})
 	require.NoError(t, err)
-	require.Equal(t, Result{Revision: 4}, mustApply(t, e, Command{Index: 5, Data: fits})[0])
-	require.Equal(t, r, mustApply(t, e, Command{Index: 6, ID: proposalID(0), Data: data})[0])
+	require.Equal(t, command.Result{Revision: 4}, mustApply(t, e, command.Command{Index: 5, Data: fits})[0])
+	require.Equal(t, r, mustApply(t, e, command.Command{Index: 6, ID: proposalID(0), Data: data})[0])
 }
 
 // While the disk refuses tables, applying and reading go on, Flush waits no longer than its caller wants, and what could

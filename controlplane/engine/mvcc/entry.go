@@ -2,6 +2,8 @@ package mvcc
 
 import (
 	"math"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // mark is what the index holds of a version, in 20 bytes; the zero mark is a key that does not exist. Where that is not
@@ -17,7 +19,7 @@ type Entry struct {
 // numbers that do not fit.
 const partialEntry = math.MaxUint32
 
-func NewEntry(v Meta) Entry {
+func NewEntry(v command.Meta) Entry {
 	m := PartialEntry(v.ModRevision)
 	if age := v.ModRevision - v.CreateRevision; v.Lease == 0 && age <= math.MaxUint32 && v.Version <= math.MaxUint32 && v.Size < partialEntry {
 		m.age, m.number, m.size = uint32(age), uint32(v.Version), uint32(v.Size)
@@ -37,6 +39,6 @@ func (m Entry) Live() bool { return m.modHigh|m.modLow != 0 }
 func (m Entry) Partial() bool { return m.size == partialEntry }
 
 // version is what m says when it is not partial.
-func (m Entry) Meta() Meta {
-	return Meta{CreateRevision: m.ModRevision() - int64(m.age), ModRevision: m.ModRevision(), Version: int64(m.number), Size: int64(m.size)}
+func (m Entry) Meta() command.Meta {
+	return command.Meta{CreateRevision: m.ModRevision() - int64(m.age), ModRevision: m.ModRevision(), Version: int64(m.number), Size: int64(m.size)}
 }

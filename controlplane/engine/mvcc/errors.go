@@ -1,39 +1,17 @@
 package mvcc
 
-import (
-	"errors"
-	"fmt"
+import "github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+// What reads take and return, under the name of the package that callers read with.
+type (
+	KV             = command.KV
+	RangeOptions   = command.RangeOptions
+	RangeResult    = command.RangeResult
+	CompactedError = command.CompactedError
 )
 
-// CompactedError says that a revision can no longer be read. It is an ErrCompacted.
-type CompactedError struct {
-	Revision        int64 // that was asked for
-	CompactRevision int64 // oldest revision that can be read
-}
-
-func (e *CompactedError) Error() string {
-	return fmt.Sprintf("revision %d has been compacted, the oldest is %d", e.Revision, e.CompactRevision)
-}
-
-// Is makes a CompactedError an ErrCompacted.
-func (e *CompactedError) Is(target error) bool { return target == ErrCompacted }
-
-// The errors of this package. Most come wrapped.
+// The errors of reads; see package command.
 var (
-	ErrCompacted      = errors.New("revision has been compacted")
-	ErrFutureRevision = errors.New("revision is in the future")
-
-	ErrEpoch         = errors.New("records have changed")
-	ErrLeaseNotFound = errors.New("lease not found")
-	ErrLeaseExists   = errors.New("lease exists already")
-	ErrKeyNotFound   = errors.New("key not found")
-
-	ErrEmptyKey     = errors.New("key is empty")
-	ErrTooLarge     = errors.New("too large")
-	ErrTooMany      = errors.New("too many")
-	ErrDuplicateKey = errors.New("key is changed twice in one transaction")
-	ErrInvalid      = errors.New("invalid")
-
-	ErrMalformed     = errors.New("encoding is malformed")
-	ErrUnknownFormat = errors.New("format is unknown, a newer version wrote it")
+	ErrCompacted      = command.ErrCompacted
+	ErrFutureRevision = command.ErrFutureRevision
 )

@@ -3,11 +3,13 @@ package mvcc
 import (
 	"bytes"
 	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // all reports whether all of compares hold. They see the keys as the program found them, not what its steps have changed:
 // etcd chooses all branches before it writes.
-func (x *programRun) compareAll(compares []Compare) (bool, error) {
+func (x *programRun) compareAll(compares []command.Compare) (bool, error) {
 	for i := range compares {
 		holds, err := x.compare(&compares[i])
 		if err != nil || !holds {
@@ -17,9 +19,9 @@ func (x *programRun) compareAll(compares []Compare) (bool, error) {
 	return true, nil
 }
 
-func (x *programRun) compare(c *Compare) (bool, error) {
+func (x *programRun) compare(c *command.Compare) (bool, error) {
 	if len(c.End) == 0 {
-		h, err := x.lookup(c.Key, false, c.Target == CompareValue)
+		h, err := x.lookup(c.Key, false, c.Target == command.CompareValue)
 		if err != nil {
 			return false, err
 		}
@@ -27,14 +29,14 @@ func (x *programRun) compare(c *Compare) (bool, error) {
 	}
 	found, holds := false, true
 	var err error
-	if !EmptyRange(c.Key, c.End) {
+	if !command.EmptyRange(c.Key, c.End) {
 		err = x.scan(c.Key, c.End, false, func(_ []byte, h keyState) (bool, error) {
 			found, holds = true, c.Holds(h.Meta, h.value)
 			return holds, nil
 		})
 	}
 	if !found {
-		holds = c.Holds(Meta{}, nil)
+		holds = c.Holds(command.Meta{}, nil)
 	}
 	return holds, err
 }

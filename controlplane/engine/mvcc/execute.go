@@ -3,6 +3,8 @@ package mvcc
 import (
 	"bytes"
 	"encoding/binary"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // execution is one program being carried out: what it is going to change, none of which is written before its last step
@@ -12,32 +14,32 @@ type programRun struct {
 	wantSteps   bool
 	firstChange int  // of its changes in stage.changes
 	multiStep   bool // steps must see each other's changes
-	refused     Refusal
+	refused     command.Refusal
 	leases      []leaseChange
 	records     []Record // set, or removed where the value is nil
 }
 
 // leaseStep grants a lease or revokes it.
 type leaseChange struct {
-	Lease
+	command.Lease
 	revoked bool
 }
 
 // execute carries out a program.
-func (s *applier) execute(p *Program, wanted bool) (Result, error) {
+func (s *applier) execute(p *command.Program, wanted bool) (command.Result, error) {
 	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
 	if p.Epoch != 0 && p.Epoch != s.epoch {
 		r := s.result()
-		r.Refused = RefusedEpoch
+		r.Refused = command.RefusedEpoch
 		return r, nil
 	}
-	x.multiStep = len(p.Steps) > 1 || len(p.Steps) == 1 && p.Steps[0].Kind == StepBranch
+	x.multiStep = len(p.Steps) > 1 || len(p.Steps) == 1 && p.Steps[0].Kind == command.StepBranch
 	steps, err := x.steps(p.Steps)
 	s.programOverlay.clear()
 	if err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
-	if x.refused != RefusedNot {
+	if x.refused != command.RefusedNot {
 		clear(s.changes[x.firstChange:])
 		s.changes = s.changes[:x.firstChange]
 		r := s.result()
@@ -45,7 +47,7 @@ func (s *applier) execute(p *Program, wanted bool) (Result, error) {
 		return r, nil
 	}
 	if err := x.write(); err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
 	r := s.result()
 	r.Steps = steps
@@ -96,33 +98,33 @@ func (s *applier) writeLease(l leaseChange) error {
 }
 
 // steps carries out steps until one is refused. The results are nil when nobody wants them.
-func (x *programRun) steps(steps []Step) (results []StepResult, err error) {
+func (x *programRun) steps(steps []command.Step) (results []command.StepResult, err error) {
 	if x.wantSteps {
-		results = make([]StepResult, len(steps))
+		results = make([]command.StepResult, len(steps))
 	}
-	var unwanted StepResult
+	var unwanted command.StepResult
 	for i := range steps {
 		r := &unwanted
 		if x.wantSteps {
 			r = &results[i]
 			r.Kind = steps[i].Kind
 		}
-		if err := x.step(&steps[i], r); err != nil || x.refused != RefusedNot {
+		if err := x.step(&steps[i], r); err != nil || x.refused != command.RefusedNot {
 			return nil, err
 		}
 	}
 	return results, nil
 }
 
-func (x *programRun) step(st *Step, r *StepResult) (err error) {
+func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	switch st.Kind {
-	case StepRange:
+	case command.StepRange:
 		return x.read(st, r)
-	case StepPut:
+	case command.StepPut:
 		return x.put(st, r)
-	case StepDelete:
+	case command.StepDelete:
 		return x.delete(st, r)
-	case StepBranch:
+	case command.StepBranch:
 		if r.Succeeded, err = x.compareAll(st.If); err != nil {
 			return err
 		}
@@ -132,17 +134,17 @@ func (x *programRun) step(st *Step, r *StepResult) (err error) {
 		}
 		r.Steps, err = x.steps(branch)
 		return err
-	case StepGrant:
+	case command.StepGrant:
 		if _, known := x.lease(st.Lease); known {
-			x.refused = RefusedLeaseExists
+			x.refused = command.RefusedLeaseExists
 			return nil
 		}
-		x.leases = append(x.leases, leaseChange{Lease: Lease{ID: st.Lease, TTL: st.TTL}})
-	case StepRevoke:
+		x.leases = append(x.leases, leaseChange{Lease: command.Lease{ID: st.Lease, TTL: st.TTL}})
+	case command.StepRevoke:
 		return x.revoke(st, r)
-	case StepSetRecord:
+	case command.StepSetRecord:
 		x.records = append(x.records, Record{Name: st.Key, Value: st.Value})
-	case StepDeleteRecord:
+	case command.StepDeleteRecord:
 		if x.hasRecord(st.Key) {
 			x.records = append(x.records, Record{Name: st.Key})
 		}
@@ -150,12 +152,12 @@ func (x *programRun) step(st *Step, r *StepResult) (err error) {
 	return nil
 }
 
-func (x *programRun) read(st *Step, r *StepResult) (err error) {
+func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	switch o := st.Range; {
 	case o.Revision > x.revision:
-		x.refused = RefusedFuture
+		x.refused = command.RefusedFuture
 	case o.Revision != 0 && o.Revision < x.compactRevision:
-		x.refused = RefusedCompacted
+		x.refused = command.RefusedCompacted
 	case x.wantSteps:
 		o.Key, o.End = st.Key, st.End
 		r.Range, err = x.applier.readRange(o)
@@ -163,10 +165,10 @@ func (x *programRun) read(st *Step, r *StepResult) (err error) {
 	return err
 }
 
-func (x *programRun) put(st *Step, r *StepResult) error {
+func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
-			x.refused = RefusedLeaseNotFound
+			x.refused = command.RefusedLeaseNotFound
 			return nil
 		}
 	}
@@ -175,7 +177,7 @@ func (x *programRun) put(st *Step, r *StepResult) error {
 		return err
 	}
 	if !h.Live() && (st.IgnoreValue || st.IgnoreLease) {
-		x.refused = RefusedKeyNotFound
+		x.refused = command.RefusedKeyNotFound
 		return nil
 	}
 	if st.PrevKV && x.wantSteps {
@@ -193,13 +195,13 @@ func (x *programRun) put(st *Step, r *StepResult) error {
 }
 
 // previous answers what a step replaced.
-func (x *programRun) addPrevious(key []byte, h keyState, r *StepResult) {
+func (x *programRun) addPrevious(key []byte, h keyState, r *command.StepResult) {
 	if h.Live() {
 		r.Range.KVs = append(r.Range.KVs, h.kv(key, false))
 	}
 }
 
-func (x *programRun) delete(st *Step, r *StepResult) error {
+func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if len(st.End) == 0 {
 		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
 		if err == nil && h.Live() {
@@ -207,7 +209,7 @@ func (x *programRun) delete(st *Step, r *StepResult) error {
 		}
 		return err
 	}
-	if EmptyRange(st.Key, st.End) {
+	if command.EmptyRange(st.Key, st.End) {
 		return nil
 	}
 	// What is removed is not laid over the keys before the scan is through.
@@ -222,7 +224,7 @@ func (x *programRun) delete(st *Step, r *StepResult) error {
 		return len(x.changes)-x.firstChange <= x.maxChanges, nil
 	})
 	if len(x.changes)-x.firstChange > x.maxChanges {
-		x.refused = RefusedTooMany
+		x.refused = command.RefusedTooMany
 		return err
 	}
 	if x.multiStep {
@@ -233,7 +235,7 @@ func (x *programRun) delete(st *Step, r *StepResult) error {
 	return err
 }
 
-func (x *programRun) remove(key []byte, h keyState, prev bool, r *StepResult) {
+func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepResult) {
 	if prev && x.wantSteps {
 		x.addPrevious(key, h, r)
 	}
@@ -244,7 +246,7 @@ func (x *programRun) remove(key []byte, h keyState, prev bool, r *StepResult) {
 func (x *programRun) change(c change) {
 	x.changes = append(x.changes, c)
 	if len(x.changes)-x.firstChange > x.maxChanges {
-		x.refused = RefusedTooMany
+		x.refused = command.RefusedTooMany
 	}
 	if x.multiStep {
 		x.showChange(len(x.changes) - 1)
@@ -274,12 +276,12 @@ func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	return ttl, known
 }
 
-func (x *programRun) revoke(st *Step, r *StepResult) error {
+func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	if _, known := x.lease(st.Lease); !known {
-		x.refused = RefusedLeaseNotFound
+		x.refused = command.RefusedLeaseNotFound
 		return nil
 	}
-	x.leases = append(x.leases, leaseChange{Lease: Lease{ID: st.Lease}, revoked: true})
+	x.leases = append(x.leases, leaseChange{Lease: command.Lease{ID: st.Lease}, revoked: true})
 	candidates, err := x.leaseKeys(st.Lease)
 	if err != nil {
 		return err
@@ -294,8 +296,8 @@ func (x *programRun) revoke(st *Step, r *StepResult) error {
 			keys, before = append(keys, key), append(before, h)
 		}
 	}
-	if len(st.Value) > 0 && !bytes.Equal(st.Value, DigestKeys(keys)) {
-		x.refused = RefusedEpoch
+	if len(st.Value) > 0 && !bytes.Equal(st.Value, command.DigestKeys(keys)) {
+		x.refused = command.RefusedEpoch
 		return nil
 	}
 	for i, key := range keys {

@@ -3,6 +3,8 @@ package mvcc
 import (
 	"bytes"
 	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // index holds the live keys in order, with what their newest versions say, as a B-tree in which every node knows how many
@@ -67,7 +69,7 @@ func (t *Index) Count(key, end []byte) (count, newest int64) {
 			return 1, m.ModRevision()
 		}
 		return 0, 0
-	case IsFromKey(end):
+	case command.IsFromKey(end):
 		end = nil
 	case bytes.Compare(key, end) >= 0:
 		return 0, 0

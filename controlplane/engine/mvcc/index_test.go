@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // TestIndex changes an index at random beside a sorted slice. Copies that were given away must stay as they were.
@@ -28,7 +30,7 @@ func TestIndex(t *testing.T) {
 			span := [][]byte{[]byte(end), {0}, nil}[rng.IntN(3)]
 			var count, newest int64
 			for _, p := range model {
-				if InRange([]byte(p.key), []byte(key), span) {
+				if command.InRange([]byte(p.key), []byte(key), span) {
 					count, newest = count+1, max(newest, p.m.ModRevision())
 				}
 			}
@@ -64,7 +66,7 @@ func TestIndex(t *testing.T) {
 					model = slices.Delete(model, at, at+1)
 				}
 			} else {
-				m := NewEntry(Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: int64(rng.IntN(9)) + 1, Size: int64(rng.Uint32()), Lease: int64(i % 2)})
+				m := NewEntry(command.Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: int64(rng.IntN(9)) + 1, Size: int64(rng.Uint32()), Lease: int64(i % 2)})
 				x.Set([]byte(key), m)
 				if there {
 					model[at].m = m
@@ -117,7 +119,7 @@ func TestIndexMemory(t *testing.T) {
 			for i := range keys {
 				key := fmt.Appendf(nil, "some/prefix/%08d", order(i))
 				length += len(key) * (1 - round)
-				x.Set(key, NewEntry(Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: 1}))
+				x.Set(key, NewEntry(command.Meta{CreateRevision: 1, ModRevision: int64(i) + 1, Version: 1}))
 				if i%50 == 0 {
 					x.Freeze()
 				}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // The index is built while commands are applied, and again after a restore; counts are exact all the time.
@@ -17,7 +19,7 @@ func TestIndexBuilding(t *testing.T) {
 	e, err := Open(fs, "data", Options{})
 	require.NoError(t, err)
 	const keys = 3 * keysPerStep
-	var cmds []Command
+	var cmds []command.Command
 	for i := range uint64(keys) {
 		cmds = append(cmds, put(t, i+1, fmt.Sprintf("key/%05d", i), "v"))
 	}
@@ -49,10 +51,10 @@ func TestIndexBuilding(t *testing.T) {
 		for i := range 300 {
 			index := e.Applied().Index + 1
 			if i%3 == 0 {
-				data, err := EncodeTxn(Txn{Ops: []Op{Delete(fmt.Appendf(nil, "key/%05d", rng.IntN(keys)))}})
+				data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Delete(fmt.Appendf(nil, "key/%05d", rng.IntN(keys)))}})
 				require.NoError(t, err)
 				before := e.Revision()
-				mustApply(t, e, Command{Index: index, Data: data})
+				mustApply(t, e, command.Command{Index: index, Data: data})
 				live -= e.Revision() - before
 			} else {
 				mustApply(t, e, put(t, index, fmt.Sprintf("key/%05d/%d", rng.IntN(keys), i), "new"))
@@ -135,12 +137,12 @@ func TestStartLeavesLargeValues(t *testing.T) {
 	require.Equal(t, before, e.published.Load().state)
 	apply(key(0), large+"!")
 	index++
-	data, err := EncodeTxn(Txn{Ops: []Op{Delete([]byte(key(1)))}})
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Delete([]byte(key(1)))}})
 	require.NoError(t, err)
-	mustApply(t, e, Command{Index: index, Data: data})
+	mustApply(t, e, command.Command{Index: index, Data: data})
 
 	after := e.published.Load().state
-	require.Equal(t, before.live+1-storedBytes([]byte(key(1)), Meta{Size: int64(len(large))}), after.live)
+	require.Equal(t, before.live+1-storedBytes([]byte(key(1)), command.Meta{Size: int64(len(large))}), after.live)
 	s := e.Snapshot()
 	defer s.Close()
 	kv, ok, err := s.Get([]byte(key(0)))

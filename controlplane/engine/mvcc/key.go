@@ -7,6 +7,8 @@ import (
 	"math"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // The tables of the Pebble keyspace, told apart by the first byte.
@@ -130,7 +132,7 @@ func encodedBounds(key, end []byte) (lower, upper []byte) {
 	switch {
 	case len(end) == 0:
 		upper = appendSuccessor(nil, lower)
-	case IsFromKey(end):
+	case command.IsFromKey(end):
 		upper = []byte{tableKeys + 1}
 	default:
 		upper = appendPrefix(make([]byte, 0, prefixLen(end)), end)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Large values lie in files beside the tables. They survive flushes, compactions, closing and a checkpoint, and a flipped
@@ -109,7 +111,7 @@ func TestDefragmentWhileWriting(t *testing.T) {
 			_, err := e.Flush(ctx)
 			require.NoError(t, err)
 			before := e.Stats().DiskBytes
-			mustApply(t, e, Command{Index: e.Applied().Index + 1, Data: EncodeCompact(e.Revision())})
+			mustApply(t, e, command.Command{Index: e.Applied().Index + 1, Data: command.EncodeCompact(e.Revision())})
 			scrubAll(t, e)
 			// Nothing is left to merge: what is free is in the middle of files that Pebble is content with.
 			require.NoError(t, e.published.Load().gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false))

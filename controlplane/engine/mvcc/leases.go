@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // leases are the leases that commands see, by id, with their TTLs. The goroutine that applies owns them.
@@ -15,8 +17,8 @@ type leases map[int64]int64
 
 // LeaseChanges tells what a batch did to the leases.
 type LeaseChanges struct {
-	All     bool    // the state was replaced: what was known of leases no longer counts
-	Granted []Lease // in order; one that was also revoked is in both
+	All     bool            // the state was replaced: what was known of leases no longer counts
+	Granted []command.Lease // in order; one that was also revoked is in both
 	Revoked []int64
 }
 
@@ -42,11 +44,11 @@ func attachmentBounds(id int64) *pebble.IterOptions {
 
 func loadLeases(db *pebble.DB) (leases, error) {
 	l := leases{}
-	err := eachLease(db, func(found Lease) { l[found.ID] = found.TTL })
+	err := eachLease(db, func(found command.Lease) { l[found.ID] = found.TTL })
 	return l, err
 }
 
-func eachLease(db *pebble.DB, visit func(Lease)) (err error) {
+func eachLease(db *pebble.DB, visit func(command.Lease)) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableLeases}, UpperBound: []byte{tableLeases + 1}})
 	if err != nil {
 		return fmt.Errorf("read leases: %w", markCorrupt(err))
@@ -66,43 +68,43 @@ func eachLease(db *pebble.DB, visit func(Lease)) (err error) {
 	return markCorrupt(it.Error())
 }
 
-func decodeLease(key, value []byte) (Lease, error) {
-	d := FieldDecoder{Rest: key}
+func decodeLease(key, value []byte) (command.Lease, error) {
+	d := command.FieldDecoder{Rest: key}
 	d.Byte()
 	id := int64(d.Fixed64())
 	ttl, n := binary.Uvarint(value)
 	if d.Err != nil || len(d.Rest) > 0 || n != len(value) || int64(ttl) < 0 {
-		return Lease{}, fmt.Errorf("%w: lease at %x", ErrCorrupt, key)
+		return command.Lease{}, fmt.Errorf("%w: lease at %x", ErrCorrupt, key)
 	}
-	return Lease{ID: id, TTL: int64(ttl)}, nil
+	return command.Lease{ID: id, TTL: int64(ttl)}, nil
 }
 
 // Lease returns lease id; ok is false when there is none. Leases have no history: unlike keys they are as they are now,
 // not as they were when the snapshot was taken.
-func (s *Snapshot) Lease(id int64) (l Lease, ok bool, err error) {
+func (s *Snapshot) Lease(id int64) (l command.Lease, ok bool, err error) {
 	if err := s.acquire(); err != nil {
-		return Lease{}, false, err
+		return command.Lease{}, false, err
 	}
 	defer s.gen.release()
 	key := leaseKey(tableLeases, id)
 	value, closer, err := s.gen.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
-		return Lease{}, false, nil
+		return command.Lease{}, false, nil
 	}
 	if err != nil {
-		return Lease{}, false, fmt.Errorf("read lease: %w", markCorrupt(err))
+		return command.Lease{}, false, fmt.Errorf("read lease: %w", markCorrupt(err))
 	}
 	l, err = decodeLease(key, value)
 	return l, err == nil, errors.Join(err, closer.Close())
 }
 
 // Leases returns all leases, as they are now, in the order of their ids, negative ones last.
-func (s *Snapshot) Leases() (all []Lease, err error) {
+func (s *Snapshot) Leases() (all []command.Lease, err error) {
 	if err := s.acquire(); err != nil {
 		return nil, err
 	}
 	defer s.gen.release()
-	err = eachLease(s.gen.db, func(l Lease) { all = append(all, l) })
+	err = eachLease(s.gen.db, func(l command.Lease) { all = append(all, l) })
 	return all, err
 }
 

@@ -13,6 +13,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // TestModel drives an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores,
@@ -68,8 +70,8 @@ type modelRun struct {
 	e       *Engine
 	opts    Options
 	m       *model
-	log     []Command
-	results []Result
+	log     []command.Command
+	results []command.Result
 	watches []*modelWatch
 	snaps   []*Snapshot
 	copies  int
@@ -145,7 +147,7 @@ func (r *modelRun) span() (key, end []byte) {
 		return r.key(), []byte{0}
 	case 1:
 		k := r.key()
-		return k, PrefixEnd(k)
+		return k, command.PrefixEnd(k)
 	case 2:
 		return []byte{0}, []byte{0}
 	}
@@ -154,8 +156,8 @@ func (r *modelRun) span() (key, end []byte) {
 
 // apply gives the engine a few commands at once.
 func (r *modelRun) apply() {
-	cmds := make([]Command, 1+r.rng.IntN(6))
-	want := make([]Result, len(cmds))
+	cmds := make([]command.Command, 1+r.rng.IntN(6))
+	want := make([]command.Result, len(cmds))
 	for i := range cmds {
 		cmds[i], want[i] = r.command()
 		r.log = append(r.log, cmds[i])
@@ -171,23 +173,23 @@ func (r *modelRun) apply() {
 	require.Equal(r.t, int64(len(r.m.states[r.m.revision()])), r.e.Stats().Keys)
 }
 
-func (r *modelRun) command() (Command, Result) {
-	c := Command{Index: uint64(len(r.log)) + 1, Term: 1 + uint64(len(r.log)/50)}
+func (r *modelRun) command() (command.Command, command.Result) {
+	c := command.Command{Index: uint64(len(r.log)) + 1, Term: 1 + uint64(len(r.log)/50)}
 	switch n := r.rng.IntN(20); {
 	case n == 0:
-		return c, Result{Revision: r.m.revision(), Time: r.m.time}
+		return c, command.Result{Revision: r.m.revision(), Time: r.m.time}
 	case n == 1 && len(r.log) > 0:
 		// A proposal that arrives twice.
 		c.ID, c.Data = r.log[r.rng.IntN(len(r.log))].ID, r.log[r.rng.IntN(len(r.log))].Data
 	case n < 4:
-		c.Data = EncodeCompact(r.m.revision() - int64(r.rng.IntN(30)) + 2)
+		c.Data = command.EncodeCompact(r.m.revision() - int64(r.rng.IntN(30)) + 2)
 	case n < 10:
 		var err error
-		c.Data, err = EncodeTxn(r.txn())
+		c.Data, err = command.EncodeTxn(r.txn())
 		require.NoError(r.t, err)
 	default:
 		var err error
-		c.Data, err = EncodeProgram(r.program())
+		c.Data, err = command.EncodeProgram(r.program())
 		require.NoError(r.t, err)
 		c.WantSteps = r.rng.IntN(3) > 0
 	}
@@ -198,21 +200,21 @@ func (r *modelRun) command() (Command, Result) {
 }
 
 // model carries out c on the model.
-func (r *modelRun) model(c Command) Result {
+func (r *modelRun) model(c command.Command) command.Result {
 	if len(c.Data) == 0 {
-		return Result{Revision: r.m.revision(), Time: r.m.time}
+		return command.Result{Revision: r.m.revision(), Time: r.m.time}
 	}
 	if res, known := r.m.ids[c.ID]; known {
 		return res
 	}
-	var d Decoder
+	var d command.Decoder
 	kind, err := d.Decode(c.Data)
 	require.NoError(r.t, err)
-	var res Result
+	var res command.Result
 	switch kind {
-	case KindCompact:
+	case command.KindCompact:
 		res = r.m.compact(d.Compact)
-	case KindProgram:
+	case command.KindProgram:
 		res = r.m.program(d.Program)
 	default:
 		res = r.m.txn(d.Txn)
@@ -227,20 +229,20 @@ func (r *modelRun) model(c Command) Result {
 	return res
 }
 
-func (r *modelRun) txn() Txn {
+func (r *modelRun) txn() command.Txn {
 	for {
-		t := Txn{Time: int64(r.rng.IntN(1000))}
+		t := command.Txn{Time: int64(r.rng.IntN(1000))}
 		for range r.rng.IntN(3) {
 			t.Guards = append(t.Guards, r.guard())
 		}
 		for range r.rng.IntN(4) {
 			switch r.rng.IntN(8) {
 			case 0, 1:
-				t.Ops = append(t.Ops, Delete(r.key()))
+				t.Ops = append(t.Ops, command.Delete(r.key()))
 			case 2:
-				t.Ops = append(t.Ops, DeleteRange(r.span()))
+				t.Ops = append(t.Ops, command.DeleteRange(r.span()))
 			default:
-				t.Ops = append(t.Ops, Put(r.key(), []byte(fmt.Sprintf("v%d", r.rng.IntN(1000)))))
+				t.Ops = append(t.Ops, command.Put(r.key(), []byte(fmt.Sprintf("v%d", r.rng.IntN(1000)))))
 			}
 		}
 		if t.Validate() == nil {
@@ -250,8 +252,8 @@ func (r *modelRun) txn() Txn {
 }
 
 // guard is one that holds, more often than not.
-func (r *modelRun) guard() Guard {
-	g := Guard{Key: r.key()}
+func (r *modelRun) guard() command.Guard {
+	g := command.Guard{Key: r.key()}
 	if r.rng.IntN(2) == 0 {
 		g.Key, g.End = r.span()
 	}
@@ -448,7 +450,7 @@ func (r *modelRun) checkEvents(w *modelWatch) {
 	var want []Event
 	for revision := w.o.FromRevision; revision <= min(w.complete, r.m.revision()); revision++ {
 		for _, e := range r.m.events[revision] {
-			if !InRange(e.KV.Key, w.o.Key, w.o.End) {
+			if !command.InRange(e.KV.Key, w.o.Key, w.o.End) {
 				continue
 			}
 			if w.o.PrevKV && e.PrevModRevision > 0 {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"hash/maphash"
 	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // overlay holds what keys were given since the state that Pebble shows: by the earlier commands of a batch, or by the
@@ -26,7 +28,7 @@ type overlayEntry struct {
 
 // held is what a key holds: the zero version when it does not exist.
 type keyState struct {
-	Meta
+	command.Meta
 	value []byte // lent; may be left out where only the version is asked for
 }
 
@@ -123,7 +125,7 @@ func (o *overlay) between(key, end []byte) []uint32 {
 		return o.order[from : from+1]
 	case len(end) == 0:
 		return nil
-	case IsFromKey(end):
+	case command.IsFromKey(end):
 		return o.order[from:]
 	}
 	to, _ := slices.BinarySearchFunc(o.order, end, byKey)

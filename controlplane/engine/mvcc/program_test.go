@@ -7,24 +7,26 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // program is a command that carries out steps, and wants to know what they found.
-func program(t *testing.T, index uint64, steps ...Step) Command {
-	data, err := EncodeProgram(Program{Steps: steps})
+func program(t *testing.T, index uint64, steps ...command.Step) command.Command {
+	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(t, err)
-	return Command{Index: index, Term: 1, Data: data, WantSteps: true}
+	return command.Command{Index: index, Term: 1, Data: data, WantSteps: true}
 }
 
 // Commands of one index come together, and none comes later.
 func TestSharedIndex(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
-	putA := func(index uint64, value string) Command {
-		return program(t, index, Step{Kind: StepPut, Key: []byte("a"), Value: []byte(value)})
+	putA := func(index uint64, value string) command.Command {
+		return program(t, index, command.Step{Kind: command.StepPut, Key: []byte("a"), Value: []byte(value)})
 	}
-	read := program(t, 3, Step{Kind: StepRange, Key: []byte("a"), Range: RangeOptions{Revision: 3}})
-	results, err := e.Apply([]Command{putA(2, "1"), putA(2, "2"), putA(2, "3"), read, putA(4, "4"), putA(4, "5")})
+	read := program(t, 3, command.Step{Kind: command.StepRange, Key: []byte("a"), Range: RangeOptions{Revision: 3}})
+	results, err := e.Apply([]command.Command{putA(2, "1"), putA(2, "2"), putA(2, "3"), read, putA(4, "4"), putA(4, "5")})
 	require.NoError(t, err)
 	require.Equal(t, []int64{2, 3, 4, 4, 5, 6}, func() (out []int64) {
 		for _, r := range results {
@@ -33,15 +35,15 @@ func TestSharedIndex(t *testing.T) {
 		return out
 	}())
 	require.Equal(t, "2", string(results[3].Steps[0].Range.KVs[0].Value), "alone, it reads what was made within the call")
-	require.Equal(t, Position{4, 1}, e.Applied())
-	_, err = e.Apply([]Command{putA(4, "6")})
-	require.ErrorIs(t, err, ErrInvalid)
+	require.Equal(t, command.Position{Index: 4, Term: 1}, e.Applied())
+	_, err = e.Apply([]command.Command{putA(4, "6")})
+	require.ErrorIs(t, err, command.ErrInvalid)
 	require.NoError(t, e.Close())
 
 	e = mustOpen(t, fs)
 	read.Index = 7
-	_, err = e.Apply([]Command{putA(6, "7"), putA(7, "8"), read})
-	require.ErrorIs(t, err, ErrInvalid, "it shares an index, and could need one for itself")
+	_, err = e.Apply([]command.Command{putA(6, "7"), putA(7, "8"), read})
+	require.ErrorIs(t, err, command.ErrInvalid, "it shares an index, and could need one for itself")
 	require.NoError(t, e.Close())
 }
 
@@ -62,49 +64,49 @@ func TestOnLeases(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, e.Close()) }()
-	grant := func(id int64) Step { return Step{Kind: StepGrant, Lease: id, TTL: 5} }
-	revoke := func(id int64) Step { return Step{Kind: StepRevoke, Lease: id} }
+	grant := func(id int64) command.Step { return command.Step{Kind: command.StepGrant, Lease: id, TTL: 5} }
+	revoke := func(id int64) command.Step { return command.Step{Kind: command.StepRevoke, Lease: id} }
 	mustApply(t, e, program(t, 1, grant(1)), program(t, 2, grant(2)), program(t, 3, grant(1)))
-	mustApply(t, e, program(t, 4, Step{Kind: StepPut, Key: []byte("a")}))
+	mustApply(t, e, program(t, 4, command.Step{Kind: command.StepPut, Key: []byte("a")}))
 	_, err = e.Checkpoint(context.Background(), "copy")
 	require.NoError(t, err)
 	mustApply(t, e, program(t, 5, revoke(1)), program(t, 6, grant(3), revoke(4)))
 	require.NoError(t, e.Restore("copy"))
 	require.Equal(t, []LeaseChanges{
-		{Granted: []Lease{{ID: 1, TTL: 5}, {ID: 2, TTL: 5}}}, {Revoked: []int64{1}}, {All: true},
+		{Granted: []command.Lease{{ID: 1, TTL: 5}, {ID: 2, TTL: 5}}}, {Revoked: []int64{1}}, {All: true},
 	}, heard)
 	// What commands know of leases was replaced too.
-	require.Equal(t, RefusedLeaseExists, mustApply(t, e, program(t, 7, grant(1)))[0].Refused)
+	require.Equal(t, command.RefusedLeaseExists, mustApply(t, e, program(t, 7, grant(1)))[0].Refused)
 }
 
 // A lease is ended only with the keys that whoever wants it ended has seen, if they say which.
 func TestRevokeOfCertainKeys(t *testing.T) {
 	e := newEngine(t)
 	a, b := []byte("a"), []byte("b")
-	revoke := func(lease int64, keys ...[]byte) Step {
-		return Step{Kind: StepRevoke, Lease: lease, Value: DigestKeys(keys)}
+	revoke := func(lease int64, keys ...[]byte) command.Step {
+		return command.Step{Kind: command.StepRevoke, Lease: lease, Value: command.DigestKeys(keys)}
 	}
 	index := uint64(0)
-	apply := func(steps ...Step) Refusal {
+	apply := func(steps ...command.Step) command.Refusal {
 		t.Helper()
 		index++
 		return mustApply(t, e, program(t, index, steps...))[0].Refused
 	}
-	require.Equal(t, RefusedNot, apply(Step{Kind: StepGrant, Lease: 7, TTL: 9}, Step{Kind: StepPut, Key: a, Lease: 7}, Step{Kind: StepPut, Key: b, Lease: 7}))
-	require.Equal(t, RefusedEpoch, apply(revoke(7)))
-	require.Equal(t, RefusedEpoch, apply(revoke(7, a)))
-	require.Equal(t, RefusedEpoch, apply(revoke(7, a, []byte("bb"))))
+	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepGrant, Lease: 7, TTL: 9}, command.Step{Kind: command.StepPut, Key: a, Lease: 7}, command.Step{Kind: command.StepPut, Key: b, Lease: 7}))
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7)))
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a)))
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, []byte("bb"))))
 	require.Equal(t, "a= b= ", content(t, e))
-	require.Equal(t, RefusedNot, apply(Step{Kind: StepPut, Key: b}), "b has no lease any more")
-	require.Equal(t, RefusedEpoch, apply(revoke(7, a, b)))
+	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}), "b has no lease any more")
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, b)))
 	// What steps before it, and commands of the same batch, do to the lease's keys counts.
-	require.Equal(t, RefusedEpoch, apply(Step{Kind: StepPut, Key: b, Lease: 7}, revoke(7, a)))
-	both := []Command{program(t, index+1, Step{Kind: StepPut, Key: b, Lease: 7}), program(t, index+2, revoke(7, a))}
+	require.Equal(t, command.RefusedEpoch, apply(command.Step{Kind: command.StepPut, Key: b, Lease: 7}, revoke(7, a)))
+	both := []command.Command{program(t, index+1, command.Step{Kind: command.StepPut, Key: b, Lease: 7}), program(t, index+2, revoke(7, a))}
 	index += 2
-	require.Equal(t, RefusedEpoch, mustApply(t, e, both...)[1].Refused)
-	require.Equal(t, RefusedNot, apply(Step{Kind: StepPut, Key: b}, revoke(7, a)))
+	require.Equal(t, command.RefusedEpoch, mustApply(t, e, both...)[1].Refused)
+	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}, revoke(7, a)))
 	require.Equal(t, "b= ", content(t, e))
-	require.Equal(t, RefusedLeaseNotFound, apply(revoke(7)))
+	require.Equal(t, command.RefusedLeaseNotFound, apply(revoke(7)))
 }
 
 // AwaitScrub waits for physical removal, which waits for snapshots; Defragment gives the space back.
@@ -114,7 +116,7 @@ func TestAwaitScrub(t *testing.T) {
 		mustApply(t, e, put(t, i+1, "a", fmt.Sprint(i)))
 	}
 	snap := e.Snapshot()
-	mustApply(t, e, Command{Index: 30, Data: EncodeCompact(20)})
+	mustApply(t, e, command.Command{Index: 30, Data: command.EncodeCompact(20)})
 	scrub := func() {
 		for done := false; !done; {
 			var err error
@@ -145,25 +147,25 @@ func TestAwaitScrub(t *testing.T) {
 // does one that is larger than what the engine keeps at hand.
 func TestBatches(t *testing.T) {
 	a, key := []byte("a"), func(i int) []byte { return fmt.Appendf(nil, "k%04d", i*7919%1999) }
-	var cmds []Command
+	var cmds []command.Command
 	for i := range 1500 {
-		cmds = append(cmds, program(t, uint64(i)+1, Step{Kind: StepPut, Key: key(i), Value: fmt.Append(nil, i), PrevKV: true}))
+		cmds = append(cmds, program(t, uint64(i)+1, command.Step{Kind: command.StepPut, Key: key(i), Value: fmt.Append(nil, i), PrevKV: true}))
 	}
-	for i, steps := range [][]Step{
-		{{Kind: StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 700, WantCount: true, Limit: 5}}},
-		{{Kind: StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 1501, Reverse: true, Limit: 5}}},
-		{{Kind: StepPut, Key: key(3), Value: a, PrevKV: true}, {Kind: StepRange, Key: key(3)}},
-		{{Kind: StepDelete, Key: key(0), End: key(9), PrevKV: true}},
-		{{Kind: StepRange, Key: a, End: []byte{0}, Range: RangeOptions{CountOnly: true}}},
+	for i, steps := range [][]command.Step{
+		{{Kind: command.StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 700, WantCount: true, Limit: 5}}},
+		{{Kind: command.StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 1501, Reverse: true, Limit: 5}}},
+		{{Kind: command.StepPut, Key: key(3), Value: a, PrevKV: true}, {Kind: command.StepRange, Key: key(3)}},
+		{{Kind: command.StepDelete, Key: key(0), End: key(9), PrevKV: true}},
+		{{Kind: command.StepRange, Key: a, End: []byte{0}, Range: RangeOptions{CountOnly: true}}},
 	} {
 		cmds = append(cmds, program(t, 1501+uint64(i), steps...))
 	}
 	for _, indexed := range []bool{true, false} {
-		var all, single []Result
+		var all, single []command.Result
 		for _, batch := range []int{len(cmds), 1} {
 			e, err := Open(vfs.NewMem(), "data", Options{Quiet: true, KeyIndex: indexed})
 			require.NoError(t, err)
-			var got []Result
+			var got []command.Result
 			for at := 0; at < len(cmds); at += batch {
 				got = append(got, mustApply(t, e, cmds[at:at+batch]...)...)
 			}
@@ -176,27 +178,27 @@ func TestBatches(t *testing.T) {
 
 // Every refusal comes back from its encoding, with its error.
 func TestRefusals(t *testing.T) {
-	for refusal, want := range map[Refusal]error{
-		RefusedCompacted: ErrCompacted, RefusedFuture: ErrFutureRevision, RefusedTooMany: ErrTooMany, RefusedEpoch: ErrEpoch,
-		RefusedLeaseNotFound: ErrLeaseNotFound, RefusedLeaseExists: ErrLeaseExists, RefusedKeyNotFound: ErrKeyNotFound,
+	for refusal, want := range map[command.Refusal]error{
+		command.RefusedCompacted: ErrCompacted, command.RefusedFuture: ErrFutureRevision, command.RefusedTooMany: command.ErrTooMany, command.RefusedEpoch: command.ErrEpoch,
+		command.RefusedLeaseNotFound: command.ErrLeaseNotFound, command.RefusedLeaseExists: command.ErrLeaseExists, command.RefusedKeyNotFound: command.ErrKeyNotFound,
 	} {
-		r := Result{Revision: 7, Time: 8, Refused: refusal}
-		back, err := DecodeResult(EncodeResult(nil, r))
+		r := command.Result{Revision: 7, Time: 8, Refused: refusal}
+		back, err := command.DecodeResult(command.EncodeResult(nil, r))
 		require.NoError(t, err)
 		require.Equal(t, r, back)
 		require.ErrorIs(t, back.Err(), want)
 	}
 	e := newEngine(t)
 	e.applier.maxChanges = 3
-	var puts []Step
+	var puts []command.Step
 	for i := range 4 {
-		puts = append(puts, Step{Kind: StepPut, Key: []byte{byte('a' + i)}})
+		puts = append(puts, command.Step{Kind: command.StepPut, Key: []byte{byte('a' + i)}})
 	}
-	require.Equal(t, RefusedTooMany, mustApply(t, e, program(t, 1, puts...))[0].Refused)
-	require.Equal(t, RefusedNot, mustApply(t, e, program(t, 2, puts[:3]...))[0].Refused)
-	require.Equal(t, RefusedNot, mustApply(t, e, program(t, 3, puts[3]))[0].Refused)
-	all := Step{Kind: StepDelete, Key: []byte("a"), End: []byte("z")}
-	require.Equal(t, RefusedTooMany, mustApply(t, e, program(t, 4, all))[0].Refused)
+	require.Equal(t, command.RefusedTooMany, mustApply(t, e, program(t, 1, puts...))[0].Refused)
+	require.Equal(t, command.RefusedNot, mustApply(t, e, program(t, 2, puts[:3]...))[0].Refused)
+	require.Equal(t, command.RefusedNot, mustApply(t, e, program(t, 3, puts[3]))[0].Refused)
+	all := command.Step{Kind: command.StepDelete, Key: []byte("a"), End: []byte("z")}
+	require.Equal(t, command.RefusedTooMany, mustApply(t, e, program(t, 4, all))[0].Refused)
 	require.Equal(t, int64(3), e.Revision())
 	require.Equal(t, int64(4), e.Stats().Keys)
 }

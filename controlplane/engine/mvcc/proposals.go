@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // MaxProposals is how many ids of proposals are remembered with their results. It is part of the meaning of a command.
@@ -26,22 +28,22 @@ type proposals struct {
 
 type proposal struct {
 	id     [16]byte
-	result Result
+	result command.Result
 }
 
-func (p *proposals) find(id [16]byte) (Result, bool) {
+func (p *proposals) find(id [16]byte) (command.Result, bool) {
 	at, ok := p.byID[id]
 	if !ok {
-		return Result{}, false
+		return command.Result{}, false
 	}
 	return p.ring[at].result, true
 }
 
-func (p *proposals) add(id [16]byte, r Result) {
+func (p *proposals) add(id [16]byte, r command.Result) {
 	r.Steps = nil
 	p.insert(proposal{id, r})
 	p.unsaved = append(p.unsaved, id[:]...)
-	p.unsaved = EncodeResult(p.unsaved, r)
+	p.unsaved = command.EncodeResult(p.unsaved, r)
 }
 
 func (p *proposals) insert(n proposal) {
@@ -108,7 +110,7 @@ func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 
 // load reads one record, whose key tells the number of its last id, and leaves out those before oldest.
 func (p *proposals) load(key, value []byte, oldest uint64) error {
-	d := FieldDecoder{Rest: value}
+	d := command.FieldDecoder{Rest: value}
 	var found []proposal
 	for len(d.Rest) > 0 {
 		var n proposal
@@ -116,7 +118,7 @@ func (p *proposals) load(key, value []byte, oldest uint64) error {
 		n.result = d.Result()
 		found = append(found, n)
 	}
-	k := FieldDecoder{Rest: key}
+	k := command.FieldDecoder{Rest: key}
 	k.Byte()
 	last := k.Fixed64()
 	if d.Err != nil || k.Err != nil || last+1 < uint64(len(found)) || len(found) == 0 {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // countingFS counts the bytes that are written to files.
@@ -36,7 +38,7 @@ func (f countingFile) Write(b []byte) (int, error) {
 
 // putOf is a command that puts one key as the key-value service does.
 func putOf(b *testing.B, key int, value []byte) []byte {
-	data, err := EncodeProgram(Program{Steps: []Step{{Kind: StepPut, Key: benchKey(key), Value: value}}})
+	data, err := command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepPut, Key: benchKey(key), Value: value}}})
 	require.NoError(b, err)
 	return data
 }
@@ -68,7 +70,7 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 		const prepared = 20_000 // commands, encoded by proposers beforehand
 		for done := 0; done < n; {
 			b.StopTimer()
-			cmds := make([]Command, min(prepared, n-done))
+			cmds := make([]command.Command, min(prepared, n-done))
 			for i := range cmds {
 				if !same || index == 0 {
 					for j := range value {
@@ -76,7 +78,7 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 					}
 				}
 				index++
-				cmds[i] = Command{Index: index, Term: 1, Data: putOf(b, key(done+i), value), WantSteps: i%3 == 0}
+				cmds[i] = command.Command{Index: index, Term: 1, Data: putOf(b, key(done+i), value), WantSteps: i%3 == 0}
 			}
 			done += len(cmds)
 			b.StartTimer()

@@ -4,6 +4,8 @@ import (
 	"bytes"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // lookup returns what key holds, as the commands so far left it, or also the steps so far of the present program; without
@@ -178,7 +180,7 @@ func (s *applier) readRange(o RangeOptions) (RangeResult, error) {
 		}
 		return readRange(s.db, s.index, o, s.batchRevision)
 	}
-	if EmptyRange(o.Key, o.End) {
+	if command.EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil
 	}
 	c := collector{o: &o}

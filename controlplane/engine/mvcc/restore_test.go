@@ -15,16 +15,18 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // put is a command that sets key to value.
-func put(t *testing.T, index uint64, key, value string) Command {
-	data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte(key), []byte(value))}})
+func put(t *testing.T, index uint64, key, value string) command.Command {
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte(key), []byte(value))}})
 	require.NoError(t, err)
-	return Command{Index: index, Term: 1, Data: data}
+	return command.Command{Index: index, Term: 1, Data: data}
 }
 
-func mustApply(t *testing.T, e *Engine, cmds ...Command) []Result {
+func mustApply(t *testing.T, e *Engine, cmds ...command.Command) []command.Result {
 	r, err := e.Apply(cmds)
 	require.NoError(t, err)
 	return r
@@ -149,7 +151,7 @@ func TestRestoreFaults(t *testing.T) {
 		reached := left.Swap(0) <= 0
 		switch {
 		case errors.Is(err, ErrClosed):
-			_, err := e.Apply([]Command{put(t, 10, "c", "1")})
+			_, err := e.Apply([]command.Command{put(t, 10, "c", "1")})
 			require.ErrorIs(t, err, ErrClosed)
 		case err != nil:
 			require.Equal(t, "a=old ", content(t, e))
@@ -184,7 +186,7 @@ func TestOpenCrash(t *testing.T) {
 	mustApply(t, e, put(t, 1, "a", "1"))
 	p, err := e.Flush(context.Background())
 	require.NoError(t, err)
-	require.Equal(t, Position{Index: 1, Term: 1}, p)
+	require.Equal(t, command.Position{Index: 1, Term: 1}, p)
 	after := mem.CrashClone(vfs.CrashCloneCfg{})
 	require.NoError(t, e.Close())
 	for _, c := range crashed {
@@ -220,7 +222,7 @@ func TestRefusedDirectories(t *testing.T) {
 
 	write("data/CURRENT", "trivet mvcc format 2 generation 1\n")
 	_, err = Open(fs, "data", Options{})
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.ErrorContains(t, err, "directory of format 2, this program knows 1")
 
 	write("data/CURRENT", "trivet mvcc format 1 generation 2\n")
@@ -246,12 +248,12 @@ func TestRefusedState(t *testing.T) {
 	db := e.published.Load().gen.db
 	require.NoError(t, db.Set([]byte{tableState}, []byte{stateFormat + 1}, pebble.NoSync))
 	_, err := e.Checkpoint(context.Background(), "copy")
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	_, err = fs.Stat("copy")
 	require.Error(t, err)
 	require.NoError(t, e.Close())
 	_, err = Open(fs, "data", Options{})
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.ErrorContains(t, err, "state of format 3, this program knows 2")
 }
 
@@ -261,15 +263,15 @@ func TestRestoreReaders(t *testing.T) {
 	other, err := Open(fs, "other", Options{Quiet: true})
 	require.NoError(t, err)
 	// Restore is also the way on for an engine that met a command it could not carry out.
-	_, err = other.Apply([]Command{{Index: 100, Data: []byte{2}}})
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	_, err = other.Apply([]command.Command{{Index: 100, Data: []byte{2}}})
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.NoError(t, other.Restore("copy"))
 	for i := range uint64(4) {
 		mustApply(t, other, put(t, 10+i, "c", fmt.Sprint(i)))
 	}
 	_, err = other.Checkpoint(context.Background(), "later")
 	require.NoError(t, err)
-	mustApply(t, other, Command{Index: 20, Term: 1, Data: EncodeCompact(6)})
+	mustApply(t, other, command.Command{Index: 20, Term: 1, Data: command.EncodeCompact(6)})
 	_, err = other.Checkpoint(context.Background(), "compacted")
 	require.NoError(t, err)
 	require.NoError(t, other.Close())

@@ -14,6 +14,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // TestScripts runs testdata/*, which show what the engine answers. After a change that is meant, run with -rewrite.
@@ -29,7 +31,7 @@ type script struct {
 	t        *testing.T
 	fs       *vfs.MemFS
 	e        *Engine
-	log      []Command
+	log      []command.Command
 	watchers map[string]*Watcher
 	snaps    map[string]*Snapshot
 }
@@ -48,16 +50,16 @@ func (s *script) open() {
 }
 
 func (s *script) apply(id [16]byte, data []byte) string {
-	c := Command{Index: uint64(len(s.log)) + 1, Term: 1, ID: id, Data: data}
+	c := command.Command{Index: uint64(len(s.log)) + 1, Term: 1, ID: id, Data: data}
 	s.log = append(s.log, c)
-	r, err := s.e.Apply([]Command{c})
+	r, err := s.e.Apply([]command.Command{c})
 	if err != nil {
 		return fmt.Sprintf("error: %v\n", err)
 	}
 	return formatResult(r[0])
 }
 
-func formatResult(r Result) string {
+func formatResult(r command.Result) string {
 	out := fmt.Sprintf("revision %d", r.Revision)
 	if r.Conflict {
 		out += fmt.Sprintf(", guard %d failed", r.FailedGuard)
@@ -108,7 +110,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "size":
 		return fmt.Sprintf("%d, in use %d\n", s.e.Size(), s.e.SizeInUse())
 	case "compact":
-		return s.apply([16]byte{}, EncodeCompact(int64(number(d, "revision"))))
+		return s.apply([16]byte{}, command.EncodeCompact(int64(number(d, "revision"))))
 	case "get":
 		return s.read(d, func(snap *Snapshot) string { return s.get(d, snap) })
 	case "range":
@@ -166,26 +168,26 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *script) txn(d *datadriven.TestData) string {
-	txn := Txn{Time: int64(number(d, "time"))}
+	txn := command.Txn{Time: int64(number(d, "time"))}
 	for _, line := range strings.Split(d.Input, "\n") {
 		f := append(strings.Fields(line), "", "", "", "")
 		switch f[0] {
 		case "unchanged":
 			mod, _ := strconv.ParseInt(f[2], 10, 64)
-			txn.Guards = append(txn.Guards, Guard{Key: key(f[1]), ModRevision: mod})
+			txn.Guards = append(txn.Guards, command.Guard{Key: key(f[1]), ModRevision: mod})
 		case "unchanged-range":
 			mod, _ := strconv.ParseInt(f[3], 10, 64)
 			count, _ := strconv.ParseInt(f[4], 10, 64)
-			txn.Guards = append(txn.Guards, Guard{Key: key(f[1]), End: end(f[2]), ModRevision: mod, Count: count})
+			txn.Guards = append(txn.Guards, command.Guard{Key: key(f[1]), End: end(f[2]), ModRevision: mod, Count: count})
 		case "put":
-			txn.Ops = append(txn.Ops, Put(key(f[1]), []byte(f[2])))
+			txn.Ops = append(txn.Ops, command.Put(key(f[1]), []byte(f[2])))
 		case "delete":
-			txn.Ops = append(txn.Ops, Delete(key(f[1])))
+			txn.Ops = append(txn.Ops, command.Delete(key(f[1])))
 		case "delete-range":
-			txn.Ops = append(txn.Ops, DeleteRange(key(f[1]), end(f[2])))
+			txn.Ops = append(txn.Ops, command.DeleteRange(key(f[1]), end(f[2])))
 		}
 	}
-	data, err := EncodeTxn(txn)
+	data, err := command.EncodeTxn(txn)
 	if err != nil {
 		return fmt.Sprintf("invalid: %v\n", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Scrub removes, in one batch, what about limit changes below the floor have made unreadable: each change the version it
@@ -127,7 +129,7 @@ func (s *scrubber) chunk(l *chunkReader) error {
 			}
 		}
 		if c.deleted && !c.superseded {
-			s.freed += storedBytes(c.key, Meta{})
+			s.freed += storedBytes(c.key, command.Meta{})
 			s.key = appendVersionKey(s.key[:0], c.key, c.revision)
 			if err := s.b.Delete(s.key, nil); err != nil {
 				return err

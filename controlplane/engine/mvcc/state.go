@@ -6,11 +6,13 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // state is everything of the engine that is neither a key nor a proposal's id. It is written with every batch.
 type state struct {
-	applied         Position
+	applied         command.Position
 	revision        int64  // of the last transaction that changed something; 1 when none did
 	compactRevision int64  // oldest revision that can be read
 	time            int64  // highest stamp seen, Unix milliseconds
@@ -43,13 +45,13 @@ func appendState(dst []byte, s state) []byte {
 }
 
 func decodeState(b []byte) (state, error) {
-	d := FieldDecoder{Rest: b}
+	d := command.FieldDecoder{Rest: b}
 	f := d.Byte()
 	if d.Err == nil && f != stateFormat && f != oldStateFormat {
-		return state{}, fmt.Errorf("state of format %d, this program knows %d: %w", f, stateFormat, ErrUnknownFormat)
+		return state{}, fmt.Errorf("state of format %d, this program knows %d: %w", f, stateFormat, command.ErrUnknownFormat)
 	}
 	s := state{
-		applied:  Position{Index: d.Uint64(), Term: d.Uint64()},
+		applied:  command.Position{Index: d.Uint64(), Term: d.Uint64()},
 		revision: d.Int64(), compactRevision: d.Int64(), time: d.Int64(), keys: d.Int64(), proposals: d.Uint64(), epoch: 1,
 	}
 	if f == stateFormat {

@@ -3,6 +3,8 @@ package mvcc
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // What a version's value begins with.
@@ -16,12 +18,12 @@ const (
 const versionBytes = 32
 
 // storedBytes is what the version of key with metadata m counts in Size.
-func storedBytes(key []byte, m Meta) int64 { return versionBytes + int64(len(key)) + m.Size }
+func storedBytes(key []byte, m command.Meta) int64 { return versionBytes + int64(len(key)) + m.Size }
 
 const maxVersionHeader = 1 + 3*binary.MaxVarintLen64
 
 // appendVersionHeader appends what stands before the user's value.
-func appendVersionHeader(dst []byte, v Meta) []byte {
+func appendVersionHeader(dst []byte, v command.Meta) []byte {
 	kind := byte(recordValue)
 	if v.Lease != 0 {
 		kind = recordLeased
@@ -36,25 +38,25 @@ func appendVersionHeader(dst []byte, v Meta) []byte {
 }
 
 // decodeVersion takes a version's value apart; a tombstone is the zero version. The value aliases b.
-func decodeVersion(b []byte, mod int64) (Meta, []byte, error) {
-	d := FieldDecoder{Rest: b}
+func decodeVersion(b []byte, mod int64) (command.Meta, []byte, error) {
+	d := command.FieldDecoder{Rest: b}
 	switch kind := d.Byte(); kind {
 	case recordTombstone:
 		if d.Err != nil || len(d.Rest) > 0 {
-			return Meta{}, nil, fmt.Errorf("%w: tombstone at revision %d", ErrCorrupt, mod)
+			return command.Meta{}, nil, fmt.Errorf("%w: tombstone at revision %d", ErrCorrupt, mod)
 		}
-		return Meta{}, nil, nil
+		return command.Meta{}, nil, nil
 	case recordValue, recordLeased:
-		age, v := d.Int64(), Meta{ModRevision: mod, Version: d.Int64()}
+		age, v := d.Int64(), command.Meta{ModRevision: mod, Version: d.Int64()}
 		if kind == recordLeased {
 			v.Lease = int64(d.Uint64())
 		}
 		if d.Err != nil || age >= mod || v.Version == 0 || (kind == recordLeased) != (v.Lease != 0) {
-			return Meta{}, nil, fmt.Errorf("%w: version at revision %d", ErrCorrupt, mod)
+			return command.Meta{}, nil, fmt.Errorf("%w: version at revision %d", ErrCorrupt, mod)
 		}
 		v.CreateRevision, v.Size = mod-age, int64(len(d.Rest))
 		return v, d.Rest, nil
 	default:
-		return Meta{}, nil, fmt.Errorf("version at revision %d of kind %d: %w", mod, kind, ErrUnknownFormat)
+		return command.Meta{}, nil, fmt.Errorf("version at revision %d of kind %d: %w", mod, kind, command.ErrUnknownFormat)
 	}
 }

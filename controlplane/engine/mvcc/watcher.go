@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"sync"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // The errors with which a Watcher ends, beside a CompactedError.
@@ -103,7 +105,7 @@ func (h *Hub) Watch(o WatchOptions) *Watcher {
 
 // end is the watcher's range's end as intervals writes it.
 func (w *Watcher) rangeEnd() string {
-	if IsFromKey(w.opts.End) {
+	if command.IsFromKey(w.opts.End) {
 		return ""
 	}
 	return string(w.opts.End)

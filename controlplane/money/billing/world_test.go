@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -50,16 +51,16 @@ type quorum struct {
 	lose func(after bool) bool
 }
 
-func (q *quorum) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
+func (q *quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if q.lose != nil && q.lose(false) {
-		return mvcc.Result{}, errLost
+		return command.Result{}, errLost
 	}
 	result, err := q.Direct.Propose(ctx, id, data)
 	if err == nil && !result.Conflict {
 		q.agreed.Add(1)
 	}
 	if q.lose != nil && q.lose(true) {
-		return mvcc.Result{}, errLost
+		return command.Result{}, errLost
 	}
 	return result, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -42,9 +43,9 @@ func (q *quorum) ReadIndex(ctx context.Context) error {
 	return q.Direct.ReadIndex(ctx)
 }
 
-func (q *quorum) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
+func (q *quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if q.away.Load() {
-		return mvcc.Result{}, fault.New(fault.Unavailable, "no leader").MayRetry()
+		return command.Result{}, fault.New(fault.Unavailable, "no leader").MayRetry()
 	}
 	q.agreed.Add(1)
 	return q.Direct.Propose(ctx, id, data)

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // ended is a context in which nothing waits: what is there is returned.
@@ -105,4 +106,4 @@ func (o *observer) flush() {
 }
 
 // position is how far the member's state is.
-func (m *member) position() mvcc.Position { return m.engine.Applied() }
+func (m *member) position() command.Position { return m.engine.Applied() }

@@ -1,4 +1,4 @@
-package mvcc
+package command
 
 // programDecoder reads programs, over and over into the same memory.
 type programDecoder struct {
