@@ -11,6 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
 // Apply carries out commands, in order, as one batch, and returns one result for each. When it returns, readers and
@@ -67,7 +69,7 @@ type applier struct {
 	batch          *pebble.Batch
 	batchRevision  int64            // up to which db has everything
 	iter           *pebble.Iterator // over the keys as they were before the batch; opened when first needed
-	index          *Index           // of the keys as they were before Apply; nil while there is none
+	index          *keyindex.Index  // of the keys as they were before Apply; nil while there is none
 	batchOverlay   overlay          // what the batch's commands have written, when more follow
 	programOverlay overlay          // what the steps of the present program have changed, when more follow
 	changes        changeList

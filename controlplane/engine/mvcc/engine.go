@@ -11,6 +11,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
 // Options of an engine. The zero value of each field works.
@@ -82,8 +84,8 @@ type view struct {
 	gen *generation
 	state
 	records     recordSet
-	index       *Index // of revision; nil while there is none
-	indexShared bool   // a snapshot has index, which must then not change; guarded by gen.mu
+	index       *keyindex.Index // of revision; nil while there is none
+	indexShared bool            // a snapshot has index, which must then not change; guarded by gen.mu
 }
 
 // Open opens the engine in dir, which it makes when there is none. A directory of an unknown format is refused with

@@ -8,12 +8,14 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
 // indexing is a generation's index: being built, then kept up by the goroutine that applies.
 type indexBuild struct {
 	mu       sync.Mutex
-	index    Index // the builder's until it is whole, then the applier's
+	index    keyindex.Index // the builder's until it is whole, then the applier's
 	complete bool
 	backlog  []indexUpdate // what batches changed since the builder last looked
 	finished chan struct{} // closed when the builder has ended, with an index or without
@@ -22,7 +24,7 @@ type indexBuild struct {
 // indexed is a key's new mark; the zero mark says that the key is gone.
 type indexUpdate struct {
 	key []byte
-	Entry
+	keyindex.Entry
 }
 
 // buildKeys is how many keys the builder reads between two looks at what has changed since.
@@ -41,7 +43,7 @@ func (e *Engine) publish(v *view, changes []change) {
 	if !x.complete {
 		for i := range changes {
 			if c := &changes[i]; !c.superseded {
-				x.backlog = append(x.backlog, indexUpdate{key: append([]byte(nil), c.key...), Entry: NewEntry(c.after)})
+				x.backlog = append(x.backlog, indexUpdate{key: append([]byte(nil), c.key...), Entry: keyindex.NewEntry(c.after)})
 			}
 		}
 		e.published.Store(v)
@@ -58,7 +60,7 @@ func (e *Engine) publish(v *view, changes []change) {
 	}
 	for i := range changes {
 		if c := &changes[i]; !c.superseded {
-			u := indexUpdate{key: c.key, Entry: NewEntry(c.after)}
+			u := indexUpdate{key: c.key, Entry: keyindex.NewEntry(c.after)}
 			u.applyTo(&x.index)
 		}
 	}
@@ -177,7 +179,7 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	}
 }
 
-func (i *indexUpdate) applyTo(t *Index) {
+func (i *indexUpdate) applyTo(t *keyindex.Index) {
 	if !i.Live() {
 		t.Remove(i.key)
 	} else {
@@ -186,7 +188,7 @@ func (i *indexUpdate) applyTo(t *Index) {
 }
 
 // fill takes some keys of r and returns the one after them, nil at the end.
-func fillIndex(t *Index, r *reader) (next []byte, err error) {
+func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 	for n := 0; ; n++ {
 		prefix, mod, ok, err := r.next(n == 0)
 		if err != nil || !ok {
@@ -214,10 +216,10 @@ func fillIndex(t *Index, r *reader) (next []byte, err error) {
 const unreadBytes = 1 << 10
 
 // mark is that of what r.it stands at, a version of revision mod; the zero mark is a tombstone.
-func (r *reader) entry(mod int64) (Entry, error) {
+func (r *reader) entry(mod int64) (keyindex.Entry, error) {
 	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
-		return PartialEntry(mod), nil
+		return keyindex.PartialEntry(mod), nil
 	}
 	h, err := r.keyState(mod)
-	return NewEntry(h.Meta), err
+	return keyindex.NewEntry(h.Meta), err
 }

@@ -8,6 +8,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
 // Snapshot is the keyspace as it was when the snapshot was taken, with the history that was kept then. It may be used
@@ -155,7 +157,7 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 }
 
 // readRange reads what was newest at revision, which db must hold. counts is of that revision; without it counts read.
-func readRange(db *pebble.DB, counts *Index, o RangeOptions, revision int64) (RangeResult, error) {
+func readRange(db *pebble.DB, counts *keyindex.Index, o RangeOptions, revision int64) (RangeResult, error) {
 	if command.EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil
 	}

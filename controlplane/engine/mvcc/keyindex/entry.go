@@ -1,4 +1,4 @@
-package mvcc
+package keyindex
 
 import (
 	"math"
