@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // benchEngine is an engine on disk with n keys of 256 bytes each, flushed.
@@ -195,8 +197,8 @@ func BenchmarkWatch(b *testing.B) {
 	b.Run(fmt.Sprintf("others=%d", n), func(b *testing.B) {
 		e := benchEngine(b, 1, Options{})
 		for i := range n {
-			defer e.Watch(WatchOptions{Key: benchKey(i + 1)}).Close()
-			defer e.Watch(WatchOptions{Key: benchKey(i + 1), End: benchKey(i + 2)}).Close()
+			defer e.Watch(watch.Options{Key: benchKey(i + 1)}).Close()
+			defer e.Watch(watch.Options{Key: benchKey(i + 1), End: benchKey(i + 2)}).Close()
 		}
 		index := e.Applied().Index
 		b.ReportAllocs()
@@ -213,7 +215,7 @@ func BenchmarkWatch(b *testing.B) {
 		index := e.Applied().Index
 		last := int64(b.N) + e.Revision()
 		for range 100 {
-			w := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0")})
+			w := e.Watch(watch.Options{Key: []byte("key/"), End: []byte("key0")})
 			wg.Go(func() {
 				defer w.Close()
 				for {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // change is one effect of a transaction: a key put or deleted at a revision. One revision may change a key more than
@@ -134,10 +136,10 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 }
 
 // event is c as watchers see it, still aliasing c.
-func (c *change) event() Event {
-	e := Event{Type: EventPut, PrevModRevision: c.prevModRevision}
+func (c *change) event() watch.Event {
+	e := watch.Event{Type: watch.EventPut, PrevModRevision: c.prevModRevision}
 	if c.deleted {
-		e.Type = EventDelete
+		e.Type = watch.EventDelete
 		e.KV = KV{Key: c.key, ModRevision: c.revision}
 		return e
 	}
@@ -154,4 +156,4 @@ type changeList []change
 func (l *changeList) Len() int { return len(*l) }
 
 // Event returns the i-th change as an event.
-func (l *changeList) Event(i int) Event { return (*l)[i].event() }
+func (l *changeList) Event(i int) watch.Event { return (*l)[i].event() }

@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // FuzzKeys checks that encoded keys sort as keys do, come back, and keep Pebble's rules for comparers.
@@ -123,7 +125,7 @@ func TestOldFormat(t *testing.T) {
 	e.published.Store(&view{gen: e.published.Load().gen, state: s})
 	e.hub.Restore(s.revision)
 
-	w := e.Watch(WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
+	w := e.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
 	defer w.Close()
 	mustApply(t, e, put(t, 10, "a", "newer"))
 	var seen []string

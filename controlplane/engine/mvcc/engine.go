@@ -13,6 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // Options of an engine. The zero value of each field works.
@@ -66,7 +68,7 @@ type Engine struct {
 	failed  error // sticky: what Apply left behind cannot be built upon
 
 	published atomic.Pointer[view]
-	hub       *Hub
+	hub       *watch.Hub
 
 	builders sync.WaitGroup // of indexes and hashes
 
@@ -104,7 +106,7 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 	if err := e.dir.clear(number); err != nil {
 		return nil, errors.Join(fmt.Errorf("open mvcc directory %s: %w", dir, err), gen.retire(ErrClosed), e.dir.close())
 	}
-	e.hub = NewHub(gen.loaded.revision, opts.RecentBytes, history{e})
+	e.hub = watch.NewHub(gen.loaded.revision, opts.RecentBytes, history{e})
 	e.install(gen)
 	e.startIndexBuild(gen)
 	return e, nil

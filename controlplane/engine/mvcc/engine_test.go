@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // newEngine is an empty engine in memory, closed with the test.
@@ -91,21 +93,21 @@ func TestLargeRevision(t *testing.T) {
 	for i := range keys {
 		mustApply(t, e, put(t, uint64(i)+1, fmt.Sprintf("key/%05d", i), "v"))
 	}
-	live := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0"), MaxEvents: 999})
+	live := e.Watch(watch.Options{Key: []byte("key/"), End: []byte("key0"), MaxEvents: 999})
 	defer live.Close()
 	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.DeleteRange([]byte("key/"), []byte("key0")), command.Put([]byte("z"), nil)}})
 	require.NoError(t, err)
 	mustApply(t, e, command.Command{Index: keys + 1, Data: data})
 	require.Equal(t, int64(1), e.Stats().Keys)
-	past := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0"), FromRevision: keys + 2, MaxEvents: 999, PrevKV: true})
+	past := e.Watch(watch.Options{Key: []byte("key/"), End: []byte("key0"), FromRevision: keys + 2, MaxEvents: 999, PrevKV: true})
 	defer past.Close()
-	for _, w := range []*Watcher{live, past} {
+	for _, w := range []*watch.Watcher{live, past} {
 		seen := 0
 		for seen < keys {
 			b, err := w.Next(context.Background())
 			require.NoError(t, err)
 			for _, ev := range b.Events {
-				require.Equal(t, EventDelete, ev.Type)
+				require.Equal(t, watch.EventDelete, ev.Type)
 				require.Equal(t, fmt.Sprintf("key/%05d", seen), string(ev.KV.Key))
 				require.Equal(t, int64(seen)+2, ev.PrevModRevision)
 				if w == past {
@@ -205,7 +207,7 @@ func TestConcurrent(t *testing.T) {
 			scrubs.Add(1)
 		}
 	})
-	for i, o := range []WatchOptions{
+	for i, o := range []watch.Options{
 		{Key: []byte("x"), PrevKV: true}, {Key: []byte("y"), FromRevision: 1, MaxEvents: 3}, {Key: []byte{0}, End: []byte{0}},
 	} {
 		w := e.Watch(o)
@@ -254,7 +256,7 @@ func checkApplied(e *Engine, p command.Position) error {
 }
 
 // follow reads events until ctx ends and checks that each key's versions come without a gap.
-func follow(ctx context.Context, w *Watcher) error {
+func follow(ctx context.Context, w *watch.Watcher) error {
 	last := map[string]int64{}
 	for {
 		b, err := w.Next(ctx)
@@ -282,7 +284,7 @@ func TestClosed(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
 	mustApply(t, e, put(t, 1, "a", "1"))
-	s, w := e.Snapshot(), e.Watch(WatchOptions{Key: []byte("a")})
+	s, w := e.Snapshot(), e.Watch(watch.Options{Key: []byte("a")})
 	waiting := make(chan error)
 	go func() {
 		_, err := w.Next(context.Background())
@@ -305,7 +307,7 @@ func TestClosed(t *testing.T) {
 			return err
 		},
 		"next":     func() error { _, err := w.Next(ctx); return err },
-		"new next": func() error { _, err := e.Watch(WatchOptions{Key: []byte("a")}).Next(ctx); return err },
+		"new next": func() error { _, err := e.Watch(watch.Options{Key: []byte("a")}).Next(ctx); return err },
 	} {
 		require.ErrorIs(t, call(), ErrClosed, name)
 	}

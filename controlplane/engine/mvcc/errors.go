@@ -1,6 +1,9 @@
 package mvcc
 
-import "github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+import (
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
+)
 
 // What reads take and return, under the name of the package that callers read with.
 type (
@@ -10,8 +13,10 @@ type (
 	CompactedError = command.CompactedError
 )
 
-// The errors of reads; see package command.
+// The errors of reads. Most are returned wrapped.
 var (
 	ErrCompacted      = command.ErrCompacted
 	ErrFutureRevision = command.ErrFutureRevision
+	ErrRestored       = watch.ErrRestored
+	ErrClosed         = watch.ErrClosed
 )

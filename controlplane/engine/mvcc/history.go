@@ -6,17 +6,19 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // Watch starts a watcher, which the caller must close. When FromRevision is below the compact revision, Next fails with
 // a CompactedError.
-func (e *Engine) Watch(o WatchOptions) *Watcher { return e.hub.Watch(o) }
+func (e *Engine) Watch(o watch.Options) *watch.Watcher { return e.hub.Watch(o) }
 
 // history reads events from the change log on disk, for watchers.
 type history struct{ *Engine }
 
 // ReadEvents reads the change log and looks up the values.
-func (h history) ReadEvents(c *Collector) error {
+func (h history) ReadEvents(c *watch.Collector) error {
 	v, err := h.pin(false)
 	if err != nil {
 		return err
@@ -35,7 +37,7 @@ func (h history) ReadEvents(c *Collector) error {
 }
 
 // ReadPrevious looks up what the events replaced.
-func (h history) ReadPrevious(events []Event) error {
+func (h history) ReadPrevious(events []watch.Event) error {
 	v, err := h.pin(false)
 	if err != nil {
 		return err
@@ -50,7 +52,7 @@ func (h history) ReadPrevious(events []Event) error {
 const maxScannedBytes = 4 << 20
 
 // scanChanges adds the events of revisions c.From to c.To until c is full or maxScannedBytes were read.
-func scanChanges(db *pebble.DB, c *Collector) (err error) {
+func scanChanges(db *pebble.DB, c *watch.Collector) (err error) {
 	chunks, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableRevisions}, UpperBound: changesKey(c.To+1, 0)})
 	if err != nil {
 		return err
@@ -89,7 +91,7 @@ func scanChanges(db *pebble.DB, c *Collector) (err error) {
 }
 
 // addChunk adds the events of one chunk to c, and reports whether c wants the chunks after it.
-func addChunk(c *Collector, values *pebble.Iterator, r *chunkReader) (more bool, err error) {
+func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more bool, err error) {
 	for {
 		ch, ok, err := r.next()
 		if err != nil || !ok {
@@ -118,7 +120,7 @@ func addChunk(c *Collector, values *pebble.Iterator, r *chunkReader) (more bool,
 
 // readPrevious sets Prev of the events that replaced something. It fails with a CompactedError when Scrub has removed what
 // an event below v's compact revision replaced.
-func readPrevious(v *view, events []Event) (err error) {
+func readPrevious(v *view, events []watch.Event) (err error) {
 	it, err := v.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
 		return err
@@ -151,9 +153,9 @@ func getExact(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
 }
 
 // cloneEvent makes e independent of the chunk that it was read from.
-func cloneEvent(e *Event) {
+func cloneEvent(e *watch.Event) {
 	e.KV.Key = bytes.Clone(e.KV.Key)
-	if e.Type == EventPut {
+	if e.Type == watch.EventPut {
 		e.KV.Value = append([]byte{}, e.KV.Value...)
 	}
 }

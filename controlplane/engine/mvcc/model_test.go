@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // TestModel drives an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores,
@@ -79,9 +81,9 @@ type modelRun struct {
 
 // modelWatch is a watcher and what it has shown.
 type modelWatch struct {
-	o        WatchOptions
-	w        *Watcher
-	events   []Event
+	o        watch.Options
+	w        *watch.Watcher
+	events   []watch.Event
 	complete int64
 }
 
@@ -390,7 +392,7 @@ func (r *modelRun) checkReplay() {
 }
 
 func (r *modelRun) watch() {
-	o := WatchOptions{PrevKV: r.rng.IntN(2) == 0, MaxEvents: 1 + r.rng.IntN(5)}
+	o := watch.Options{PrevKV: r.rng.IntN(2) == 0, MaxEvents: 1 + r.rng.IntN(5)}
 	o.Key, o.End = r.span()
 	if r.rng.IntN(2) == 0 {
 		o.Key, o.End = r.key(), nil
@@ -447,7 +449,7 @@ func (r *modelRun) drainOne(w *modelWatch) {
 }
 
 func (r *modelRun) checkEvents(w *modelWatch) {
-	var want []Event
+	var want []watch.Event
 	for revision := w.o.FromRevision; revision <= min(w.complete, r.m.revision()); revision++ {
 		for _, e := range r.m.events[revision] {
 			if !command.InRange(e.KV.Key, w.o.Key, w.o.End) {
@@ -475,7 +477,7 @@ func (r *modelRun) crash() {
 	r.open()
 	r.replay()
 	for _, w := range slices.Clone(r.watches) {
-		w.events = slices.DeleteFunc(w.events, func(e Event) bool { return e.KV.ModRevision > w.complete })
+		w.events = slices.DeleteFunc(w.events, func(e watch.Event) bool { return e.KV.ModRevision > w.complete })
 		o := w.o
 		o.FromRevision = w.complete + 1
 		w.w = r.e.Watch(o)

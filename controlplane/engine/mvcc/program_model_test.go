@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // program is what a Program does, on whole states.
@@ -43,7 +45,7 @@ type modelProgram struct {
 	leases     map[int64]int64
 	records    map[string][]byte
 	set        bool
-	events     []Event
+	events     []watch.Event
 	refused    command.Refusal
 }
 
@@ -109,7 +111,7 @@ func (x *modelProgram) step(st *command.Step) command.StepResult {
 			kv.Lease = old.Lease
 		}
 		x.now[string(st.Key)] = kv
-		x.events = append(x.events, Event{Type: EventPut, KV: kv, PrevModRevision: x.found[string(st.Key)].ModRevision})
+		x.events = append(x.events, watch.Event{Type: watch.EventPut, KV: kv, PrevModRevision: x.found[string(st.Key)].ModRevision})
 	case command.StepDelete:
 		for _, kv := range x.scan(x.now, st.Key, st.End) {
 			if st.PrevKV {
@@ -153,8 +155,8 @@ func (x *modelProgram) step(st *command.Step) command.StepResult {
 func (x *modelProgram) remove(kv KV, r *command.StepResult) {
 	delete(x.now, string(kv.Key))
 	r.Count++
-	x.events = append(x.events, Event{
-		Type: EventDelete, KV: KV{Key: kv.Key, ModRevision: x.m.revision() + 1}, PrevModRevision: x.found[string(kv.Key)].ModRevision,
+	x.events = append(x.events, watch.Event{
+		Type: watch.EventDelete, KV: KV{Key: kv.Key, ModRevision: x.m.revision() + 1}, PrevModRevision: x.found[string(kv.Key)].ModRevision,
 	})
 }
 

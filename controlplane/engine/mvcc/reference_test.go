@@ -6,12 +6,14 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // model is the keyspace as a list of whole states.
 type model struct {
 	states []map[string]KV // by revision; 0 is unused, 1 empty
-	events [][]Event       // by revision
+	events [][]watch.Event // by revision
 	floor  int64
 	time   int64
 	ids    map[[16]byte]command.Result
@@ -23,7 +25,7 @@ type model struct {
 }
 
 func newModel() *model {
-	return &model{states: []map[string]KV{nil, {}}, events: make([][]Event, 2), ids: map[[16]byte]command.Result{},
+	return &model{states: []map[string]KV{nil, {}}, events: make([][]watch.Event, 2), ids: map[[16]byte]command.Result{},
 		leases: map[int64]int64{}, records: map[string][]byte{}, epoch: 1}
 }
 
@@ -57,20 +59,20 @@ func (m *model) txn(t command.Txn) command.Result {
 	for k, kv := range m.states[next-1] {
 		state[k] = kv
 	}
-	var events []Event
+	var events []watch.Event
 	for _, o := range t.Ops {
 		if o.Kind == command.OpPut {
 			old := state[string(o.Key)]
 			kv := KV{Key: o.Key, Value: o.Value, ModRevision: next, Version: old.Version + 1, CreateRevision: cmp.Or(old.CreateRevision, next)}
 			state[string(o.Key)] = kv
-			events = append(events, Event{Type: EventPut, KV: kv, PrevModRevision: old.ModRevision})
+			events = append(events, watch.Event{Type: watch.EventPut, KV: kv, PrevModRevision: old.ModRevision})
 			continue
 		}
 		for _, kv := range m.scan(o.Key, o.End, next-1) {
 			if _, live := state[string(kv.Key)]; live {
 				delete(state, string(kv.Key))
-				events = append(events, Event{
-					Type: EventDelete, KV: KV{Key: kv.Key, ModRevision: next}, PrevModRevision: kv.ModRevision,
+				events = append(events, watch.Event{
+					Type: watch.EventDelete, KV: KV{Key: kv.Key, ModRevision: next}, PrevModRevision: kv.ModRevision,
 				})
 			}
 		}

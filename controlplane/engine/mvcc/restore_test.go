@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // put is a command that sets key to value.
@@ -283,7 +285,7 @@ func TestRestoreReaders(t *testing.T) {
 		mem := fs.CrashClone(vfs.CrashCloneCfg{})
 		e := mustOpen(t, mem)
 		snap := e.Snapshot()
-		w := e.Watch(WatchOptions{Key: []byte("c")})
+		w := e.Watch(watch.Options{Key: []byte("c")})
 		defer w.Close()
 		waiting := make(chan string)
 		go func() {

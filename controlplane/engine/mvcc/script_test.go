@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // TestScripts runs testdata/*, which show what the engine answers. After a change that is meant, run with -rewrite.
@@ -32,12 +34,12 @@ type script struct {
 	fs       *vfs.MemFS
 	e        *Engine
 	log      []command.Command
-	watchers map[string]*Watcher
+	watchers map[string]*watch.Watcher
 	snaps    map[string]*Snapshot
 }
 
 func newScript(t *testing.T) *script {
-	s := &script{t: t, fs: vfs.NewCrashableMem(), watchers: map[string]*Watcher{}, snaps: map[string]*Snapshot{}}
+	s := &script{t: t, fs: vfs.NewCrashableMem(), watchers: map[string]*watch.Watcher{}, snaps: map[string]*Snapshot{}}
 	s.open()
 	t.Cleanup(func() { require.NoError(t, s.e.Close()) })
 	return s
@@ -122,7 +124,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		s.snaps[word(d, "name")].Close()
 		return ""
 	case "watch":
-		s.watchers[word(d, "name")] = s.e.Watch(WatchOptions{
+		s.watchers[word(d, "name")] = s.e.Watch(watch.Options{
 			Key: key(word(d, "key")), End: end(word(d, "end")), FromRevision: int64(number(d, "from")),
 			PrevKV: d.HasArg("prev"), MaxEvents: number(d, "max"),
 		})
@@ -273,9 +275,9 @@ func (s *script) next(d *datadriven.TestData) string {
 	}
 }
 
-func formatEvent(e Event) string {
+func formatEvent(e watch.Event) string {
 	out := "put " + formatKV(e.KV)
-	if e.Type == EventDelete {
+	if e.Type == watch.EventDelete {
 		out = fmt.Sprintf("delete %s mod %d", show(e.KV.Key), e.KV.ModRevision)
 	}
 	out += fmt.Sprintf(", before %d", e.PrevModRevision)

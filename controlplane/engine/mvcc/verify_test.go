@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // flip changes one byte of a file.
@@ -100,7 +102,7 @@ func TestFlippedTable(t *testing.T) {
 					require.Contains(t, want, fmt.Sprintf("%s=%s ", key, kv.Value))
 				}
 			}
-			w := e.Watch(WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
+			w := e.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
 			if _, err := w.Next(context.Background()); err != nil {
 				require.ErrorIs(t, err, ErrCorrupt)
 			}

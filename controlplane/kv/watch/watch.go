@@ -36,6 +36,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	mvccwatch "github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // Options of streams; all are required.
@@ -104,14 +105,14 @@ type watch struct {
 	id       int64
 	from     int64
 	keyBytes int // of its range
-	w        *mvcc.Watcher
+	w        *mvccwatch.Watcher
 	noPut    bool
 	noDelete bool
 	prevKV   bool
 	fragment bool
 	notify   bool
-	quiet    bool         // nothing was sent since the last notice was due
-	held     []mvcc.Event // the begin of a revision that is sent whole
+	quiet    bool              // nothing was sent since the last notice was due
+	held     []mvccwatch.Event // the begin of a revision that is sent whole
 
 	queued bool // in stream.ready; guarded by stream.mu
 	closed bool // no longer in stream.watches
@@ -230,7 +231,7 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		w.noPut = w.noPut || f == pb.WatchCreateRequest_NOPUT
 		w.noDelete = w.noDelete || f == pb.WatchCreateRequest_NODELETE
 	}
-	w.w = s.opts.Engine.Watch(mvcc.WatchOptions{
+	w.w = s.opts.Engine.Watch(mvccwatch.Options{
 		Key: key, End: end, FromRevision: r.StartRevision, PrevKV: r.PrevKv, MaxBytes: min(1<<20, s.opts.FragmentBytes), Notify: w.ready,
 	})
 	s.watches[id] = w

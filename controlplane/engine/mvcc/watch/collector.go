@@ -1,4 +1,4 @@
-package mvcc
+package watch
 
 import (
 	"bytes"
@@ -23,7 +23,7 @@ type Source interface {
 // Collector collects the events of one Batch. A Source asks Wants, then HasRoom, then calls Add for each change in order.
 type Collector struct {
 	readSpan
-	*WatchOptions
+	*Options
 	skip int // changes of revision From that were delivered before
 
 	events []Event
@@ -46,7 +46,7 @@ func (c *Collector) complete() int64 {
 
 // collectRecent collects events from memory.
 func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
-	c := Collector{readSpan: s, WatchOptions: &w.opts, skip: w.delivered}
+	c := Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	c.addBlocks()
 	if c.PrevKV && len(c.events) > 0 {
 		return c, w.hub.source.ReadPrevious(c.events)
@@ -56,7 +56,7 @@ func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
 
 // collectFromSource collects events that are no longer in memory.
 func (w *Watcher) collectFromSource(s readSpan) (Collector, error) {
-	c := &Collector{readSpan: s, WatchOptions: &w.opts, skip: w.delivered}
+	c := &Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	err := w.hub.source.ReadEvents(c)
 	return *c, err
 }
@@ -76,7 +76,7 @@ func (c *Collector) addBlocks() {
 				// Without the clone, the event would keep the memory of the whole block.
 				c.Add(Event{
 					Type: e.Type, PrevModRevision: e.PrevModRevision,
-					KV: KV{Key: bytes.Clone(e.KV.Key), ModRevision: e.KV.ModRevision},
+					KV: command.KV{Key: bytes.Clone(e.KV.Key), ModRevision: e.KV.ModRevision},
 				})
 				continue
 			}

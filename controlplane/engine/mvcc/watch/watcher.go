@@ -1,4 +1,4 @@
-package mvcc
+package watch
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ var (
 )
 
 // WatchOptions says what a Watcher sees.
-type WatchOptions struct {
+type Options struct {
 	Key, End []byte // [Key, End); no End: Key alone; End {0}: all from Key on
 
 	// FromRevision is the first revision to see, in the past or in the future; 0 is the next one.
@@ -44,10 +44,10 @@ const (
 // Event is one change of one key. Its bytes are shared with other watchers: they must not be written to.
 type Event struct {
 	Type            EventType
-	ordinal         int32 // position among the changes of its revision; only set in a block
-	KV              KV    // of a delete, the key and, as ModRevision, the revision of the delete
-	PrevModRevision int64 // of what it replaced; 0: nothing
-	Prev            *KV   // what it replaced, with PrevKV
+	ordinal         int32       // position among the changes of its revision; only set in a block
+	KV              command.KV  // of a delete, the key and, as ModRevision, the revision of the delete
+	PrevModRevision int64       // of what it replaced; 0: nothing
+	Prev            *command.KV // what it replaced, with PrevKV
 }
 
 // Batch is the next events of a Watcher, in log order.
@@ -62,7 +62,7 @@ type Batch struct {
 // Watcher is a pull-based stream of events. A watcher that is not read holds no memory but its own.
 type Watcher struct {
 	hub  *Hub
-	opts WatchOptions
+	opts Options
 	wake chan struct{}
 
 	nextMu    sync.Mutex // held by Next
@@ -75,7 +75,7 @@ type Watcher struct {
 }
 
 // Watch starts a watcher. Close it. When FromRevision is below the floor, Next says so.
-func (h *Hub) Watch(o WatchOptions) *Watcher {
+func (h *Hub) Watch(o Options) *Watcher {
 	if o.MaxEvents <= 0 {
 		o.MaxEvents = 1000
 	}
@@ -94,7 +94,7 @@ func (h *Hub) Watch(o WatchOptions) *Watcher {
 	case o.FromRevision == 0:
 		w.opts.FromRevision = h.revision + 1
 	case o.FromRevision < floor:
-		w.err = &CompactedError{Revision: o.FromRevision, CompactRevision: floor}
+		w.err = &command.CompactedError{Revision: o.FromRevision, CompactRevision: floor}
 		return w
 	case o.FromRevision <= h.revision:
 		w.next = o.FromRevision
@@ -242,7 +242,7 @@ func (w *Watcher) endRead(c *Collector, err error) error {
 		// The state was replaced while g read: start again where it began.
 		w.next, c.events, c.stopped = c.From, nil, false
 		return nil
-	case errors.Is(err, ErrCompacted):
+	case errors.Is(err, command.ErrCompacted):
 		w.end(err)
 		return err
 	case err != nil:

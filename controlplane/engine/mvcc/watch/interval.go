@@ -1,4 +1,4 @@
-package mvcc
+package watch
 
 // intervals finds the watchers of ranges that hold a key, in O(log n) and one step for each that does: a treap ordered by
 // start and end, in which every node knows the furthest end below it. Its shape depends only on the order of calls.

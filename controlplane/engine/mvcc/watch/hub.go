@@ -1,4 +1,4 @@
-package mvcc
+package watch
 
 import (
 	"slices"

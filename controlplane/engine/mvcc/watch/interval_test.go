@@ -1,4 +1,4 @@
-package mvcc
+package watch
 
 import (
 	"math/rand/v2"
