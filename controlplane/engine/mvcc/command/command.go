@@ -5,57 +5,57 @@ import (
 	"fmt"
 )
 
-// Position is a place in the log.
+// Position is the index and term of a raft log entry.
 type Position struct{ Index, Term uint64 }
 
-// Command is one committed entry of the log, or one of several in it, which then have one Index and come in one Apply, so
-// that all of them are applied or none. A program for which ReadsRevision holds shares its index with no other: what it
-// reads may have to be there for itself.
+// Command is one committed entry of the log, or one of several commands in the same entry. Those have the same Index
+// and must be passed to one call of Apply, so that all of them are applied or none. A program for which ReadsRevision
+// is true must not share its entry.
 type Command struct {
 	Index, Term uint64
-	ID          [16]byte // of the proposal; an id among the last MaxProposals applies once. Zero: always applies
-	Data        []byte   // of EncodeTxn, EncodeProgram or EncodeCompact; empty only moves the applied index
-	WantSteps   bool     // somebody waits here for what a program's steps found: Result.Steps
+	ID          [16]byte // proposal ID: applied once if it is among the last MaxProposals; zero: always applied
+	Data        []byte   // made by EncodeTxn, EncodeProgram or EncodeCompact; empty: only the applied index advances
+	WantSteps   bool     // a local caller waits for Result.Steps
 }
 
-// EncodeCompact encodes, as the Data of a Command, the wish that revisions below revision can no longer be read.
+// EncodeCompact returns the Data of a command that compacts at revision: older revisions can no longer be read.
 func EncodeCompact(revision int64) []byte {
 	return binary.AppendUvarint([]byte{commandFormat, byte(KindCompact)}, uint64(max(revision, 0)))
 }
 
-// Refusal says why a command that is well formed changed nothing.
+// Refusal is the reason why a well-formed command changed nothing.
 type Refusal uint8
 
-// The refusals are stored: their numbers never change.
+// The refusals are stored with results: their numbers never change.
 const (
 	RefusedNot       Refusal = 0
-	RefusedCompacted Refusal = 1 // compaction at or below the floor
-	RefusedFuture    Refusal = 2 // compaction above the current revision
-	RefusedTooMany   Refusal = 3 // changes of more than MaxTxnChanges keys
-	RefusedEpoch     Refusal = 4 // the records changed since the program was decided
+	RefusedCompacted Refusal = 1 // compaction at or below the compact revision
+	RefusedFuture    Refusal = 2 // compaction, or read, above the current revision
+	RefusedTooMany   Refusal = 3 // more than MaxTxnChanges changes
+	RefusedEpoch     Refusal = 4 // the epoch of the named records is not the program's
 
 	RefusedLeaseNotFound Refusal = 5
 	RefusedLeaseExists   Refusal = 6
-	RefusedKeyNotFound   Refusal = 7 // of a put that keeps value or lease
+	RefusedKeyNotFound   Refusal = 7 // a put that keeps the value or lease of a missing key
 
-	// An encoded result has room for no further one: they are part of resultFormat.
+	// resultFormat has three bits for the refusal: an eighth one needs a new format.
 )
 
 // Result is the outcome of one command.
 type Result struct {
-	Revision    int64   // current after the command
-	Time        int64   // highest stamp after the command, Unix milliseconds
-	Conflict    bool    // a guard did not hold: nothing was written
-	FailedGuard int     // the first guard that did not hold
+	Revision    int64   // current revision after the command
+	Time        int64   // highest time stamp after the command, Unix milliseconds
+	Conflict    bool    // a guard failed: nothing was written
+	FailedGuard int     // position of the first guard that failed
 	Refused     Refusal // any other reason why nothing was written
 
-	// Steps is what the steps of a program found. Only Apply fills it, and only for a Command that is Wanted and was
-	// not refused: it is not encoded.
+	// Steps holds the results of a program's steps. Only Apply fills it, and only for a command with WantSteps that was
+	// not refused. It is not encoded.
 	Steps []StepResult
 }
 
-// Err is nil, or why a command was refused: ErrCompacted, ErrFutureRevision, ErrTooMany, ErrEpoch, ErrLeaseNotFound,
-// ErrLeaseExists or ErrKeyNotFound. A conflict is no error.
+// Err returns nil or the error of the refusal: ErrCompacted, ErrFutureRevision, ErrTooMany, ErrEpoch, ErrLeaseNotFound,
+// ErrLeaseExists or ErrKeyNotFound. It returns nil for a conflict.
 func (r Result) Err() error {
 	switch r.Refused {
 	case RefusedCompacted:
@@ -76,10 +76,11 @@ func (r Result) Err() error {
 	return nil
 }
 
-// The first byte of an encoded result: format in the upper four bits, refusal in the next three, conflict in the last.
+// resultFormat is in the upper four bits of the first byte of an encoded result; the refusal is in the next three,
+// conflict in the last one.
 const resultFormat = 1
 
-// EncodeResult appends r to dst.
+// EncodeResult appends the encoding of r to dst.
 func EncodeResult(dst []byte, r Result) []byte {
 	head := byte(resultFormat<<4) | byte(r.Refused)<<1
 	if r.Conflict {
@@ -94,7 +95,7 @@ func EncodeResult(dst []byte, r Result) []byte {
 	return dst
 }
 
-// DecodeResult reads what EncodeResult wrote.
+// DecodeResult is the inverse of EncodeResult. Its errors wrap ErrUnknownFormat or ErrMalformed.
 func DecodeResult(b []byte) (Result, error) {
 	d := FieldDecoder{Rest: b}
 	r := d.Result()
@@ -107,6 +108,7 @@ func DecodeResult(b []byte) (Result, error) {
 	return r, nil
 }
 
+// Result decodes a result.
 func (d *FieldDecoder) Result() Result {
 	head := d.Byte()
 	if d.Err == nil && head>>4 != resultFormat {

@@ -5,7 +5,7 @@ import (
 	"cmp"
 )
 
-// holds compares one key; the zero version is one that does not exist.
+// Holds reports whether c holds for a key with metadata m and value. The value is only used by CompareValue.
 func (c *Compare) Holds(m Meta, value []byte) bool {
 	var order int
 	switch c.Target {

@@ -1,14 +1,14 @@
 package command
 
-// programDecoder reads programs, over and over into the same memory.
+// programDecoder decodes programs and reuses its memory for the next one.
 type programDecoder struct {
 	d       FieldDecoder
 	program Program
-	found   int // steps and compares
-	nested  int // of the present step
+	found   int // steps and compares decoded so far
+	nested  int // depth of the current step
 }
 
-// clear forgets the last program and keeps its memory, unless it was a huge one.
+// clear drops the last program and keeps a buffer of at most maxReusedItems steps.
 func (p *programDecoder) clear() {
 	steps := p.program.Steps
 	if cap(steps) > maxReusedItems {
@@ -18,7 +18,7 @@ func (p *programDecoder) clear() {
 	*p = programDecoder{program: Program{Steps: steps[:0]}}
 }
 
-// decode reads what follows the kind. The program aliases b and is valid until the next decode.
+// decode decodes what follows the Kind. The program aliases b and is valid until the next decode.
 func (p *programDecoder) decode(b []byte) (*Program, error) {
 	p.clear()
 	p.d = FieldDecoder{Rest: b}
@@ -30,7 +30,7 @@ func (p *programDecoder) decode(b []byte) (*Program, error) {
 	return &p.program, p.d.Err
 }
 
-// count reads a number of steps or compares.
+// count decodes a number of steps or compares, and enforces MaxProgramSteps.
 func (p *programDecoder) count() int {
 	n := p.d.Count(MaxProgramSteps)
 	if p.found += n; p.found > MaxProgramSteps {

@@ -21,15 +21,15 @@ const maxReusedItems = 1024
 // Decoder decodes the Data of commands. It reuses its memory: what Decode returned is valid until the next Decode or
 // Reset, and aliases the data.
 type Decoder struct {
-	Txn     Txn      // set by Decode of a KindTxn
-	Program *Program // set by Decode of a KindProgram
-	Compact int64    // set by Decode of a KindCompact: the revision to compact at
+	Txn     Txn      // after KindTxn
+	Program *Program // after KindProgram
+	Compact int64    // after KindCompact: the revision to compact at
 
 	program programDecoder
 }
 
-// Decode decodes data, which must not be empty, and sets the field of the Decoder that belongs to the kind that it
-// returns. Its errors wrap ErrUnknownFormat or ErrMalformed.
+// Decode decodes data, which must not be empty, into the field for the Kind that it returns. Its errors wrap
+// ErrUnknownFormat or ErrMalformed.
 func (d *Decoder) Decode(data []byte) (Kind, error) {
 	f := FieldDecoder{Rest: data}
 	if format := f.Byte(); format != commandFormat {
@@ -56,7 +56,7 @@ func (d *Decoder) Decode(data []byte) (Kind, error) {
 	return kind, err
 }
 
-// Reset drops what the last commands decoded to, and keeps buffers of at most maxReusedItems items for the next ones.
+// Reset drops what was decoded, and keeps buffers of at most maxReusedItems items for the next commands.
 func (d *Decoder) Reset() {
 	if max(cap(d.Txn.Guards), cap(d.Txn.Ops)) > maxReusedItems {
 		d.Txn = Txn{}

@@ -5,11 +5,11 @@ import (
 	"encoding/binary"
 )
 
-// DigestBytes is the size of what DigestKeys returns.
+// DigestBytes is the length of a digest of DigestKeys.
 const DigestBytes = sha256.Size
 
-// DigestKeys stands for keys, given in order, in a StepRevoke: that of LeaseKeys for the lease to have these keys and no
-// others when the step is carried out.
+// DigestKeys returns a SHA-256 digest of keys, which must be sorted. A StepRevoke with this digest is refused unless
+// the lease has exactly these keys when it is applied.
 func DigestKeys(keys [][]byte) []byte {
 	h := sha256.New()
 	var length [8]byte

@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// Limits of a program, far beyond those of the service that makes them.
+// Limits of a program. They are far above those of the key-value service.
 const (
-	MaxProgramSteps = 100_000 // steps and compares, at all depths
-	MaxProgramDepth = 128     // branches within branches
+	MaxProgramSteps = 100_000 // steps and compares, in all branches
+	MaxProgramDepth = 128     // depth of nested branches
 	MaxProgramBytes = MaxTxnBytes
 )
 
-// Of an encoded step: its kind in the lower half of the first byte, and in the upper half what is there.
+// The first byte of an encoded step: its StepKind in the lower four bits, flags in the upper four.
 const (
 	stepKind = 0x0f
 
@@ -21,12 +21,12 @@ const (
 	putIgnoreValue = 0x40
 	putIgnoreLease = 0x80
 
-	spanEnd      = 0x10 // of ranges and deletes
+	spanEnd      = 0x10 // of StepRange and StepDelete
 	deletePrevKV = 0x20
 
 	revokeKeys = 0x10
 
-	rangeReverse   = 1 << 0 // of a range's second byte
+	rangeReverse   = 1 << 0 // flags in the second byte of a StepRange
 	rangeKeysOnly  = 1 << 1
 	rangeWantCount = 1 << 2
 	rangeCountOnly = 1 << 3
@@ -35,14 +35,14 @@ const (
 	rangeMaxBytes  = 1 << 6
 )
 
-// Of an encoded compare: target and relation in three bits each of the first byte, then whether it has an end.
+// The first byte of an encoded compare: target in bits 0 to 2, relation in bits 3 to 5, and compareEnd.
 const (
 	compareRelation = 3
 	compareEnd      = 0x40
 )
 
-// EncodeProgram validates p and encodes it as the Data of a Command. A put of one key takes a few bytes more than key and
-// value. Its errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany or ErrInvalid.
+// EncodeProgram validates p and returns it as the Data of a Command. A put of one key takes less than 10 bytes more
+// than its key and value. Errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany or ErrInvalid.
 func EncodeProgram(p Program) ([]byte, error) {
 	if p.Epoch < 0 {
 		return nil, fmt.Errorf("epoch %d is negative: %w", p.Epoch, ErrInvalid)
@@ -61,7 +61,7 @@ func EncodeProgram(p Program) ([]byte, error) {
 	return b, nil
 }
 
-// validator checks a program and estimates its encoded size.
+// validator checks the limits of a program and estimates its encoded size.
 type validator struct{ found, bytes int }
 
 func (v *validator) count(n int) error {

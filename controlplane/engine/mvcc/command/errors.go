@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// CompactedError says that a revision can no longer be read. It is an ErrCompacted.
+// CompactedError says that a revision can no longer be read. errors.Is(err, ErrCompacted) is true for it.
 type CompactedError struct {
-	Revision        int64 // that was asked for
+	Revision        int64 // revision that was asked for
 	CompactRevision int64 // oldest revision that can be read
 }
 
@@ -15,10 +15,10 @@ func (e *CompactedError) Error() string {
 	return fmt.Sprintf("revision %d has been compacted, the oldest is %d", e.Revision, e.CompactRevision)
 }
 
-// Is makes a CompactedError an ErrCompacted.
+// Is makes a CompactedError match ErrCompacted.
 func (e *CompactedError) Is(target error) bool { return target == ErrCompacted }
 
-// The errors of this package. Most come wrapped.
+// The errors of commands and reads. Most are returned wrapped.
 var (
 	ErrCompacted      = errors.New("revision has been compacted")
 	ErrFutureRevision = errors.New("revision is in the future")

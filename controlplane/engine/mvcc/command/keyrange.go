@@ -4,9 +4,10 @@ import (
 	"bytes"
 )
 
+// IsFromKey reports whether end is {0}: the range has no upper bound.
 func IsFromKey(end []byte) bool { return len(end) == 1 && end[0] == 0 }
 
-// inRange reports whether key is in [start, end) as the API writes it.
+// InRange reports whether key is in the range that start and end denote.
 func InRange(key, start, end []byte) bool {
 	if len(end) == 0 {
 		return bytes.Equal(key, start)
@@ -14,12 +15,13 @@ func InRange(key, start, end []byte) bool {
 	return bytes.Compare(key, start) >= 0 && (IsFromKey(end) || bytes.Compare(key, end) < 0)
 }
 
-// emptyRange reports whether no key can be in [key, end).
+// EmptyRange reports whether the range contains no possible key.
 func EmptyRange(key, end []byte) bool {
 	return len(end) > 0 && !IsFromKey(end) && bytes.Compare(key, end) >= 0
 }
 
-// PrefixEnd is the End of the range of all keys that begin with prefix: {0}, from the key on, when no key sorts after them.
+// PrefixEnd returns the End of the range of all keys that begin with prefix. It is {0}, all keys from the prefix on,
+// when no key sorts after them.
 func PrefixEnd(prefix []byte) []byte {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] != 0xff {

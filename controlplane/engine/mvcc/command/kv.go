@@ -4,48 +4,51 @@ import (
 	"bytes"
 )
 
-// KV is a key with the value it has, or had, at some revision.
+// KV is a key with its value and metadata at some revision.
 type KV struct {
 	Key, Value     []byte
-	CreateRevision int64 // that put the key when it did not exist
-	ModRevision    int64 // that put this value
-	Version        int64 // puts since and with the creation
-	Lease          int64 // 0: none
+	CreateRevision int64 // revision that created the key
+	ModRevision    int64 // revision that wrote this value
+	Version        int64 // number of puts since the creation, which counts as one
+	Lease          int64 // lease that the key is attached to; 0: none
 }
 
-// version is what a key's newest version says of it; the zero version is a key that does not exist.
+// Meta is the metadata of a version of a key. The zero Meta means that the key does not exist.
 type Meta struct {
 	CreateRevision, ModRevision, Version int64
 
 	Lease int64 // 0: none
-	Size  int64 // of the value, bytes
+	Size  int64 // size of the value, bytes
 }
 
+// Live reports whether the key exists.
 func (v Meta) Live() bool { return v.ModRevision != 0 }
 
-// RangeOptions says what Range reads.
+// RangeOptions selects what Range reads.
 type RangeOptions struct {
-	Key, End  []byte // [Key, End); no End: Key alone; End {0}: all from Key on
-	Revision  int64  // 0: the snapshot's
-	Limit     int    // most keys; 0: no limit
-	MaxBytes  int    // stop after the key that brings keys and values to this; 0: no limit
+	Key, End  []byte // [Key, End); without End: Key alone; with End {0}: all keys from Key on
+	Revision  int64  // 0: the newest one
+	Limit     int    // maximum number of keys; 0: no limit
+	MaxBytes  int    // stop after the key with which keys and values reach this size; 0: no limit
 	Reverse   bool   // from the last key to the first
-	KeysOnly  bool   // values stay nil
-	WantCount bool   // count the whole range, not only the keys returned
-	CountOnly bool   // WantCount, and return no keys
+	KeysOnly  bool   // leave values nil
+	WantCount bool   // count the whole range, not only the returned keys
+	CountOnly bool   // like WantCount, but return no keys
 }
 
-// RangeResult is what Range found.
+// RangeResult is the result of Range.
 type RangeResult struct {
 	KVs  []KV
 	More bool // Limit or MaxBytes left keys out
 
-	// Count and the highest mod revision of the keys in KVs, or of the whole range with WantCount or CountOnly.
+	// Count and MaxModRevision (the highest mod revision) are those of the keys in KVs; with WantCount or CountOnly,
+	// those of the whole range.
 	Count          int64
 	MaxModRevision int64
 }
 
-// Guard is the guard that fails once r, read with o at the current revision, has changed. It covers what Count covers.
+// Guard returns the guard that fails once the result r of a read with o has changed. r must have been read at the
+// current revision. The guard covers the keys that r.Count covers.
 func (o RangeOptions) Guard(r RangeResult) Guard {
 	g := Guard{Key: o.Key, End: o.End, ModRevision: r.MaxModRevision}
 	if len(o.End) == 0 {

@@ -2,72 +2,73 @@ package command
 
 import "slices"
 
-// Program is etcd's transaction: steps that are decided when they are applied, not before. All its writes make one
-// revision, and each step sees the writes of those before it; only the compares of branches, at all depths, see the keys as
-// the program found them (etcd's compareToPath).
+// Program is the counterpart of etcd's Txn: steps that are decided when they are applied. All writes of a program make
+// one revision. Each step sees the writes of the steps before it, except that the compares of all branches, nested ones
+// included, see the keys as they were before the program (as etcd's compareToPath does).
 //
-// A program is refused as a whole, with nothing written, by the first of its steps that cannot be carried out, which may
-// lie in any branch that was taken. A step may change a key again that another one has changed: whoever promises etcd's
-// ErrDuplicateKey checks that before.
+// The first step that cannot be carried out, in any branch that was taken, refuses the whole program: nothing is
+// written. Several steps may change the same key. A service that promises etcd's ErrDuplicateKey has to check for it
+// before it proposes the program.
 type Program struct {
-	// Epoch, unless 0, must be the keyspace's present epoch (RefusedEpoch otherwise): what was checked against the
-	// records before the program was proposed still holds.
+	// Epoch, unless 0, must be the current epoch of the named records, or the program is refused with RefusedEpoch.
+	// With it, checks made against the records before the program was proposed are still valid when it is applied.
 	Epoch int64
 	Steps []Step
 }
 
-// StepKind says what a Step does.
+// StepKind is the kind of a Step.
 type StepKind uint8
 
-// The kinds are stored: their numbers never change.
+// The kinds are stored in the log: their numbers never change.
 const (
-	StepRange        StepKind = 1 // read [Key, End) as Range says
+	StepRange        StepKind = 1 // read [Key, End) with the options Range
 	StepPut          StepKind = 2 // write Value at Key
-	StepDelete       StepKind = 3 // remove [Key, End); no End: Key alone; End {0}: all from Key on
-	StepBranch       StepKind = 4 // Then when all of If hold, else Else
-	StepGrant        StepKind = 5 // make lease Lease, not 0, of TTL seconds; RefusedLeaseExists
-	StepRevoke       StepKind = 6 // end lease Lease and remove its keys; RefusedLeaseNotFound
-	StepSetRecord    StepKind = 7 // write Value as record Key; the epoch moves on
-	StepDeleteRecord StepKind = 8 // remove record Key; the epoch moves on if it was there
+	StepDelete       StepKind = 3 // remove [Key, End)
+	StepBranch       StepKind = 4 // run Then if all compares of If hold, otherwise Else
+	StepGrant        StepKind = 5 // create lease Lease, not 0, with TTL; RefusedLeaseExists
+	StepRevoke       StepKind = 6 // remove lease Lease and its keys; RefusedLeaseNotFound
+	StepSetRecord    StepKind = 7 // write Value as the named record Key; increments the epoch
+	StepDeleteRecord StepKind = 8 // remove the named record Key; increments the epoch if it existed
 )
 
-// Step is one act of a Program.
+// Step is one operation of a Program.
 //
-// Records are a few small values beside the keyspace, without history and seen by no range, watch or hash: who may do
-// what, alarms. Whoever checks a request against them proposes it with the epoch of what was read.
+// Named records are a few small values beside the keyspace, such as users, roles and alarms. They have no history and
+// are not seen by ranges, watches and hashes. A service that checks a request against them proposes the request with
+// the epoch of the records that it read.
 type Step struct {
 	Kind  StepKind
 	Key   []byte
 	End   []byte
-	Value []byte // StepRevoke: unless empty, the DigestKeys of all the lease's keys as they were checked (RefusedEpoch)
+	Value []byte // StepRevoke: if set, DigestKeys of the lease's keys, which must not have changed (RefusedEpoch)
 
-	Lease int64 // StepPut: attach the key, 0: to none (RefusedLeaseNotFound); StepGrant, StepRevoke: not 0
+	Lease int64 // StepPut: attach the key to this lease, 0: to none (RefusedLeaseNotFound); StepGrant, StepRevoke: the lease, not 0
 	TTL   int64 // StepGrant: seconds
 
-	PrevKV      bool // StepPut, StepDelete: answer what was replaced
-	IgnoreValue bool // StepPut: keep the value that is there (RefusedKeyNotFound)
-	IgnoreLease bool // StepPut: keep the lease that is there (RefusedKeyNotFound)
+	PrevKV      bool // StepPut, StepDelete: return the versions that were replaced
+	IgnoreValue bool // StepPut: keep the existing value (RefusedKeyNotFound)
+	IgnoreLease bool // StepPut: keep the existing lease (RefusedKeyNotFound)
 
-	// Range says how StepRange reads; its Key and End are the step's. A Revision is read as of then: RefusedCompacted,
-	// and RefusedFuture above the revision that the program found.
+	// Range holds the options of StepRange, without its Key and End, which are the step's. A Revision below the compact
+	// revision is refused with RefusedCompacted, one above the revision before the program with RefusedFuture.
 	Range RangeOptions
 
 	If         []Compare
 	Then, Else []Step
 }
 
-// ReadsRevision says whether a step, of any branch, reads as of a revision. A program of such steps must not share its
-// index with others: see Command.
+// ReadsRevision reports whether a step, in any branch, reads at a given revision. Such a program must not share its log
+// entry with other commands; see Command.
 func ReadsRevision(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return s.Range.Revision > 0 || ReadsRevision(s.Then) || ReadsRevision(s.Else)
 	})
 }
 
-// CompareTarget is what of a key a Compare looks at.
+// CompareTarget is the property of a key that a Compare compares.
 type CompareTarget uint8
 
-// The targets are stored: their numbers never change.
+// The targets are stored in the log: their numbers never change.
 const (
 	CompareVersion CompareTarget = 0
 	CompareCreate  CompareTarget = 1
@@ -76,10 +77,10 @@ const (
 	CompareLease   CompareTarget = 4
 )
 
-// CompareRelation is how it must stand to what the Compare gives.
+// CompareRelation is the relation that must hold between the key's property and the operand of the Compare.
 type CompareRelation uint8
 
-// The relations are stored: their numbers never change.
+// The relations are stored in the log: their numbers never change.
 const (
 	CompareEqual    CompareRelation = 0
 	CompareGreater  CompareRelation = 1
@@ -87,28 +88,28 @@ const (
 	CompareNotEqual CompareRelation = 3
 )
 
-// Compare holds when the relation does for Key, or for every key of [Key, End). A key that does not exist has version,
-// revisions and lease 0; comparing its value never holds. A range without keys is compared like one that does not exist.
+// Compare is a condition on Key, or on every key of [Key, End). A missing key has version, revisions and lease 0;
+// comparing its value never holds. An empty range is compared like a missing key.
 type Compare struct {
 	Key, End []byte
 	Target   CompareTarget
 	Relation CompareRelation
-	Number   int64  // for all targets but the value
-	Value    []byte // for the value
+	Number   int64  // operand for all targets but CompareValue
+	Value    []byte // operand for CompareValue
 }
 
-// StepResult is what a step of a program found; Result.Steps has one for each that was carried out, on the member that
-// wants it.
+// StepResult is the result of one step. Result.Steps has one for each step that was carried out.
 type StepResult struct {
 	Kind  StepKind
-	Range RangeResult // StepRange; StepPut with PrevKV and StepDelete with PrevKV: what was replaced, in KVs
-	Count int64       // StepDelete, StepRevoke: keys that were removed
+	Range RangeResult // StepRange: what was read; StepPut and StepDelete with PrevKV: what was replaced, in KVs
+	Count int64       // StepDelete, StepRevoke: number of removed keys
 
-	Succeeded bool // StepBranch: If held
+	Succeeded bool // StepBranch: all compares held
 	Steps     []StepResult
 }
 
-// Lease is a lease of the keyspace. Who renews it, and when it ends, is not the keyspace's affair.
+// Lease is a lease of the keyspace. The keyspace stores leases; renewal and expiry are the business of the service
+// above.
 type Lease struct {
 	ID  int64
 	TTL int64 // seconds, as granted

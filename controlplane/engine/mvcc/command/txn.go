@@ -7,67 +7,68 @@ import (
 	"slices"
 )
 
-// Limits of a transaction, checked when it is encoded and again, cheaply, when it is decoded.
+// Limits of a transaction. EncodeTxn checks all of them, Decode those that are cheap to check.
 const (
 	MaxKeyBytes   = 4 << 10
-	MaxValueBytes = 1536<<10 + 64<<10 // the 1.5 MiB that users are promised, and room for a wrapping
+	MaxValueBytes = 1536<<10 + 64<<10 // 1.5 MiB, the limit promised to users, and room for metadata around it
 	MaxTxnOps     = 10_000
 	MaxTxnGuards  = 10_000
-	MaxTxnBytes   = 8 << 20 // encoded
+	MaxTxnBytes   = 8 << 20 // size of the encoding
 
-	// MaxTxnChanges bounds what DeleteRange may touch. It is part of the meaning of a command: never change it
-	// without a new command format.
+	// MaxTxnChanges is the maximum number of changes of one command, deletes of ranges included. It decides whether a
+	// command is refused: changing it needs a new command format.
 	MaxTxnChanges = 1_000_000
 )
 
-// Txn is a transaction that has already been decided: what was read, as guards, and what is to be written. Either all
-// guards hold and all ops are carried out at one new revision, or nothing is written.
+// Txn is a transaction that was decided before it was proposed: Guards say what was read, Ops what to write. If all
+// guards hold, all ops are applied at one new revision; otherwise nothing is written.
 //
-// A key may be put only once, and not when the same transaction deletes it.
+// A key may be put only once, and not if the same transaction deletes it.
 type Txn struct {
 	Time   int64 // Unix milliseconds, stamped by the proposer
 	Guards []Guard
 	Ops    []Op
 }
 
-// Guard is something that was read and must not have changed.
+// Guard is a read that must still be valid when the transaction is applied.
 //
-// Without an End, Key's mod revision must be ModRevision; 0 says that it must not exist. Otherwise the live keys of
-// [Key, End), End {0} meaning all from Key on, must be Count and the highest of their mod revisions ModRevision:
-// a put in the range raises the one, a delete lowers the other.
+// Without an End, the mod revision of Key must be ModRevision; 0 means that Key must not exist. With an End, the range
+// [Key, End) must contain Count live keys, and ModRevision must be the highest of their mod revisions: a put in the
+// range raises the latter, a delete lowers the former.
 type Guard struct {
 	Key, End    []byte
 	ModRevision int64
 	Count       int64
 }
 
-// OpKind says what an Op does.
+// OpKind is the kind of an Op.
 type OpKind uint8
 
-// The kinds are stored: their numbers never change.
+// The kinds are stored in the log: their numbers never change.
 const (
-	OpPut         OpKind = 1 // Key, Value
-	OpDelete      OpKind = 2 // Key; nothing happens when it does not exist
-	OpDeleteRange OpKind = 3 // [Key, End), End {0} meaning all from Key on
+	OpPut         OpKind = 1 // writes Value at Key
+	OpDelete      OpKind = 2 // removes Key; no effect if it does not exist
+	OpDeleteRange OpKind = 3 // removes [Key, End)
 )
 
-// Op is one write.
+// Op is one write of a Txn.
 type Op struct {
 	Kind       OpKind
 	Key, Value []byte
 	End        []byte
 }
 
-// Put writes value at key.
+// Put returns the Op that writes value at key.
 func Put(key, value []byte) Op { return Op{Kind: OpPut, Key: key, Value: value} }
 
-// Delete removes key.
+// Delete returns the Op that removes key.
 func Delete(key []byte) Op { return Op{Kind: OpDelete, Key: key} }
 
-// DeleteRange removes the keys of [key, end).
+// DeleteRange returns the Op that removes the keys of [key, end).
 func DeleteRange(key, end []byte) Op { return Op{Kind: OpDeleteRange, Key: key, End: end} }
 
-// Validate checks the limits. Its errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany, ErrDuplicateKey or ErrInvalid.
+// Validate checks the limits and that no key is changed twice. Its errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany,
+// ErrDuplicateKey or ErrInvalid.
 func (t *Txn) Validate() error {
 	switch {
 	case t.Time < 0:
@@ -94,6 +95,7 @@ func (t *Txn) Validate() error {
 	return t.validateOnce()
 }
 
+// validate checks the fields that the kind uses, and their limits.
 func (o *Op) validate() error {
 	switch o.Kind {
 	case OpPut, OpDelete:
@@ -116,19 +118,20 @@ func (o *Op) validate() error {
 	return validateRange(o.Key, o.End)
 }
 
+// validateRange checks the limits of a key or range.
 func validateRange(key, end []byte) error {
 	switch {
 	case len(key) == 0 && len(end) == 0:
 		return ErrEmptyKey
 	case len(key) > MaxKeyBytes:
 		return fmt.Errorf("key of %d bytes, at most %d: %w", len(key), MaxKeyBytes, ErrTooLarge)
-	case len(end) > MaxKeyBytes+1: // one more, for the key after the longest key
+	case len(end) > MaxKeyBytes+1: // one byte more, for the key after the longest one
 		return fmt.Errorf("end of %d bytes, at most %d: %w", len(end), MaxKeyBytes+1, ErrTooLarge)
 	}
 	return nil
 }
 
-// validateOnce refuses a key that would change twice at one revision.
+// validateOnce fails with ErrDuplicateKey if a key would change twice at one revision.
 func (t *Txn) validateOnce() error {
 	if len(t.Ops) < 2 {
 		return nil
@@ -158,13 +161,14 @@ func (t *Txn) validateOnce() error {
 	return nil
 }
 
-// Of an encoded guard.
+// The first byte of an encoded guard.
 const (
 	guardPoint = 0
 	guardRange = 1
 )
 
-// EncodeTxn validates t and encodes it as the Data of a Command.
+// EncodeTxn validates t and returns it as the Data of a Command. Its errors are those of Validate, and ErrTooLarge for
+// more than MaxTxnBytes.
 func EncodeTxn(t Txn) ([]byte, error) {
 	if err := t.Validate(); err != nil {
 		return nil, err
@@ -216,7 +220,7 @@ func (o *Op) append(b []byte) []byte {
 	return b
 }
 
-// decode reads what follows the kind into t, whose slices it reuses. Keys and values alias b.
+// decode decodes what follows the Kind into t, whose slices it reuses. Keys and values alias b.
 func (t *Txn) decode(b []byte) error {
 	d := FieldDecoder{Rest: b}
 	t.Time = d.Int64()

@@ -6,19 +6,20 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// mark is what the index holds of a version, in 20 bytes; the zero mark is a key that does not exist. Where that is not
-// enough it is partial: only mod counts then, and the rest has to be read.
+// Entry is the metadata of a live key's newest version, packed into 20 bytes. The zero Entry means that the key does
+// not exist. Of a partial entry only ModRevision is known.
 type Entry struct {
 	modHigh, modLow uint32
-	age             uint32 // revisions since the creation
+	age             uint32 // revisions between creation and the last put
 	number          uint32
-	size            uint32 // of the value
+	size            uint32 // of the value; partialEntry: only the mod revision is known
 }
 
-// partialMark is the size of a mark that does not say the rest: the version has a lease, was not read at the start, or has
-// numbers that do not fit.
+// partialEntry is the size of a partial entry: the version has a lease, or was not read when the index was built, or
+// its numbers do not fit.
 const partialEntry = math.MaxUint32
 
+// NewEntry packs the metadata v. The entry is partial if v has a lease or a number that does not fit.
 func NewEntry(v command.Meta) Entry {
 	m := PartialEntry(v.ModRevision)
 	if age := v.ModRevision - v.CreateRevision; v.Lease == 0 && age <= math.MaxUint32 && v.Version <= math.MaxUint32 && v.Size < partialEntry {
@@ -32,13 +33,16 @@ func PartialEntry(modRevision int64) Entry {
 	return Entry{modHigh: uint32(modRevision >> 32), modLow: uint32(modRevision), size: partialEntry}
 }
 
+// ModRevision returns the revision that wrote the version.
 func (m Entry) ModRevision() int64 { return int64(m.modHigh)<<32 | int64(m.modLow) }
 
+// Live reports whether the key exists.
 func (m Entry) Live() bool { return m.modHigh|m.modLow != 0 }
 
+// Partial reports whether only ModRevision is known.
 func (m Entry) Partial() bool { return m.size == partialEntry }
 
-// version is what m says when it is not partial.
+// Meta returns the metadata. It must not be called on a partial entry.
 func (m Entry) Meta() command.Meta {
 	return command.Meta{CreateRevision: m.ModRevision() - int64(m.age), ModRevision: m.ModRevision(), Version: int64(m.number), Size: int64(m.size)}
 }

@@ -7,45 +7,44 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// index holds the live keys in order, with what their newest versions say, as a B-tree in which every node knows how many
-// keys are below it and their highest mod revision. A copy of the struct is a copy of the index that never changes, if the
-// writer then goes on to the next epoch: in a new epoch it copies each node before it changes it.
-//
-// A leaf holds no pointers: its keys are one string of bytes. A key takes its length, 24 bytes and the share of its node.
+// Index maps each live key to the Entry of its newest version, in key order: a B-tree in which each node knows the
+// number of keys below it and their highest mod revision. The zero Index is empty. See the package comment for copies.
 type Index struct {
 	root  child
 	epoch uint64
 }
 
-// nodeKeys is the most that a node holds.
+// nodeKeys is the maximum number of keys in a leaf, and of children in an inner node.
 const nodeKeys = 32
 
-// child is a node below another one, or the root. Its keys are from low on.
+// child is a node with what its parent knows of it. All of its keys are at or after low.
 type child struct {
 	low    string
-	leaf   *leaf // one of the two
+	leaf   *leaf // either leaf or inner is set; neither in an empty tree
 	inner  *inner
 	count  int64
-	maxMod int64 // highest mod revision
+	maxMod int64 // highest mod revision of the keys below
 }
 
+// leaf holds up to nodeKeys keys and their entries, in order.
 type leaf struct {
-	epoch    uint64 // that may write to marks
-	keyEpoch uint64 // that may write to keys and ends
+	epoch    uint64 // Index.epoch in which entries may be changed in place
+	keyEpoch uint64 // Index.epoch in which keys and ends may be changed in place
 	keys     []byte
-	ends     []uint32 // of each key in keys
+	ends     []uint32 // where each key ends in keys
 	entries  []Entry
 }
 
+// inner is a node whose children are nodes.
 type inner struct {
 	epoch    uint64
 	children []child
 }
 
-// Freeze makes all copies of the struct that exist now immutable: t copies each node before it next changes it.
+// Freeze makes all existing copies of the struct immutable: t will copy each node before it next changes it.
 func (t *Index) Freeze() { t.epoch++ }
 
-// find returns the mark of key; ok is false when it is not a live key.
+// Find returns the entry of key; ok is false when key is not live.
 func (t *Index) Find(key []byte) (m Entry, ok bool) {
 	c := &t.root
 	for c.inner != nil {
@@ -61,7 +60,7 @@ func (t *Index) Find(key []byte) (m Entry, ok bool) {
 	return c.leaf.entries[i], true
 }
 
-// span counts the keys of [key, end), as the API writes it, and tells their highest mod revision.
+// Count returns the number of keys in [key, end), written as in package command, and their highest mod revision.
 func (t *Index) Count(key, end []byte) (count, newest int64) {
 	switch {
 	case len(end) == 0:
@@ -77,7 +76,7 @@ func (t *Index) Count(key, end []byte) (count, newest int64) {
 	return t.root.countRange(key, end)
 }
 
-// span counts from key, nil being the first one, to end, nil being after the last one.
+// countRange counts from key to end; a nil key means from the first one, a nil end to the last one.
 func (c *child) countRange(key, end []byte) (count, newest int64) {
 	switch {
 	case key == nil && end == nil:
@@ -108,6 +107,7 @@ func (c *child) countRange(key, end []byte) (count, newest int64) {
 	return count, newest
 }
 
+// countRange is child.countRange for a leaf.
 func (l *leaf) countRange(key, end []byte) (count, newest int64) {
 	from, to := 0, len(l.entries)
 	if key != nil {
@@ -122,6 +122,7 @@ func (l *leaf) countRange(key, end []byte) (count, newest int64) {
 	return int64(max(to-from, 0)), newest
 }
 
+// key returns the i-th key; it aliases l.keys.
 func (l *leaf) key(i int) []byte {
 	from := uint32(0)
 	if i > 0 {
@@ -130,7 +131,7 @@ func (l *leaf) key(i int) []byte {
 	return l.keys[from:l.ends[i]]
 }
 
-// place finds key, or where it belongs.
+// search returns the position of key, or where it has to be inserted.
 func (l *leaf) search(key []byte) (at int, found bool) {
 	from, to := 0, len(l.ends)
 	for from < to {
@@ -147,7 +148,7 @@ func (l *leaf) search(key []byte) (at int, found bool) {
 	return from, false
 }
 
-// place finds the child that key belongs to.
+// search returns the position of the child whose range contains key.
 func (n *inner) search(key []byte) int {
 	from, to := 1, len(n.children)
 	for from < to {
@@ -161,7 +162,7 @@ func (n *inner) search(key []byte) int {
 	return from - 1
 }
 
-// set gives key a mark.
+// Set stores the entry m for key.
 func (t *Index) Set(key []byte, m Entry) {
 	if t.root.leaf == nil && t.root.inner == nil {
 		t.root.leaf = &leaf{epoch: t.epoch, keyEpoch: t.epoch}
@@ -174,7 +175,8 @@ func (t *Index) Set(key []byte, m Entry) {
 	}
 }
 
-// setIn gives key a mark in c. When c becomes too large, it gives half to a new child on its right.
+// setIn stores the entry m for key below c. If c becomes too large, it moves half of c into right, which the caller
+// must insert after c.
 func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	if c.inner == nil {
 		l := t.write(c)
@@ -207,7 +209,7 @@ func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	}
 	half := len(n.children) / 2
 	if i == len(n.children)-2 {
-		half = len(n.children) - 1 // keys that only ever grow leave full nodes behind
+		half = len(n.children) - 1 // keys inserted in order leave full nodes behind
 	}
 	right = child{low: n.children[half].low, inner: &inner{epoch: t.epoch, children: slices.Clone(n.children[half:])}}
 	n.children = slices.Clone(n.children[:half])
@@ -216,7 +218,7 @@ func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	return right, true
 }
 
-// write makes c's leaf one whose marks may be written to.
+// write returns c's leaf with entries that may be changed, copying them if a snapshot shares them.
 func (t *Index) write(c *child) *leaf {
 	if c.leaf.epoch != t.epoch {
 		l := *c.leaf
@@ -226,6 +228,7 @@ func (t *Index) write(c *child) *leaf {
 	return c.leaf
 }
 
+// writeInner returns c's inner node in a form that may be changed, copying it if a snapshot shares it.
 func (t *Index) writeInner(c *child) *inner {
 	if c.inner.epoch != t.epoch {
 		c.inner = &inner{epoch: t.epoch, children: slices.Clone(c.inner.children)}
@@ -233,7 +236,7 @@ func (t *Index) writeInner(c *child) *inner {
 	return c.inner
 }
 
-// writeKeys makes the keys ones that may be written to, with room for so many bytes more.
+// writeKeys makes keys and ends of l changeable, copying them if a snapshot shares them, with room for more bytes.
 func (l *leaf) writeKeys(epoch uint64, more int) {
 	if l.keyEpoch != epoch {
 		l.keyEpoch = epoch
@@ -242,6 +245,7 @@ func (l *leaf) writeKeys(epoch uint64, more int) {
 	}
 }
 
+// insert inserts key with entry m at position at.
 func (l *leaf) insert(epoch uint64, at int, key []byte, m Entry) {
 	l.writeKeys(epoch, len(key))
 	from := uint32(0)
@@ -256,7 +260,7 @@ func (l *leaf) insert(epoch uint64, at int, key []byte, m Entry) {
 	l.entries = slices.Insert(l.entries, at, m)
 }
 
-// split gives the upper part of c's leaf, into which was inserted at at, to a new child.
+// split moves the upper part of c's leaf into a new child. The last insert was at position at.
 func (l *leaf) split(epoch uint64, c *child, at int) child {
 	half := len(l.entries) / 2
 	if at == len(l.entries)-1 {
@@ -277,7 +281,7 @@ func (l *leaf) split(epoch uint64, c *child, at int) child {
 	return right
 }
 
-// separator is a short key after a and not after b.
+// separator returns a short key that is after a and not after b.
 func separator(a, b []byte) string {
 	n := 0
 	for n < len(a) && n < len(b)-1 && a[n] == b[n] {
@@ -286,7 +290,7 @@ func separator(a, b []byte) string {
 	return string(b[:n+1])
 }
 
-// remove takes key out.
+// Remove removes key.
 func (t *Index) Remove(key []byte) {
 	if _, ok := t.Find(key); !ok {
 		return
@@ -300,6 +304,7 @@ func (t *Index) Remove(key []byte) {
 	}
 }
 
+// removeIn removes key, which is there, below c, and joins nodes that became small.
 func (t *Index) removeIn(c *child, key []byte) {
 	if c.inner == nil {
 		l := t.write(c)
@@ -320,7 +325,7 @@ func (t *Index) removeIn(c *child, key []byte) {
 	t.removeIn(&n.children[i], key)
 	switch {
 	case n.children[i].count == 0:
-		// The keys of a first child that goes belong to the one after it.
+		// Keys that belonged to the removed first child now belong to the second one.
 		if i == 0 && len(n.children) > 1 {
 			n.children[1].low = n.children[0].low
 		}
@@ -333,7 +338,7 @@ func (t *Index) removeIn(c *child, key []byte) {
 	c.sum()
 }
 
-// size is how much c's own node holds.
+// size returns the number of entries or children in c's own node.
 func (c *child) size() int {
 	if c.leaf != nil {
 		return len(c.leaf.entries)
@@ -341,7 +346,7 @@ func (c *child) size() int {
 	return len(c.inner.children)
 }
 
-// join makes one child of the i-th and the next one.
+// join merges the i-th child with the next one.
 func (t *Index) join(n *inner, i int) {
 	a, b := &n.children[i], &n.children[i+1]
 	if a.leaf != nil {
@@ -361,7 +366,7 @@ func (t *Index) join(n *inner, i int) {
 	n.children = slices.Delete(n.children, i+1, i+2)
 }
 
-// sum counts anew what is below c.
+// sum computes c.count and c.maxMod from c's node.
 func (c *child) sum() {
 	c.count, c.maxMod = 0, 0
 	if c.leaf != nil {

@@ -11,32 +11,33 @@ type Source interface {
 	// CompactRevision returns the oldest revision whose events can be read.
 	CompactRevision() int64
 
-	// ReadEvents adds the events of revisions c.From to c.To to c, oldest first, with what they replaced if c.PrevKV. It
-	// returns early once c.HasRoom has reported false, or after c.StopAt. It fails with a CompactedError when c.From is
-	// below the compact revision, and with ErrRestored or ErrClosed.
+	// ReadEvents adds the events of revisions c.From to c.To to c, oldest first, with Prev set if c.PrevKV. It returns
+	// early when c.HasRoom has reported false or after it has called c.StopAt. It fails with a CompactedError when
+	// c.From is below the compact revision, and with ErrRestored or ErrClosed.
 	ReadEvents(c *Collector) error
 
 	// ReadPrevious sets Prev of those events that replaced something. It fails like ReadEvents.
 	ReadPrevious(events []Event) error
 }
 
-// Collector collects the events of one Batch. A Source asks Wants, then HasRoom, then calls Add for each change in order.
+// Collector collects the events of one Batch. For each change, in order, a Source calls Wants; if that is true,
+// HasRoom; and if that is true, Add.
 type Collector struct {
 	readSpan
 	*Options
-	skip int // changes of revision From that were delivered before
+	skip int // number of changes of revision From that were delivered before
 
 	events []Event
-	bytes  int // of keys and values in events
+	bytes  int // total size of keys and values in events
 
-	// Where the next read continues when this one stopped before To.
+	// Where the next read continues, if this one stopped before To.
 	stopped     bool
 	next        int64 // revision
 	nextOrdinal int
-	partial     bool // revision next has events in this batch
+	partial     bool // events of revision next are in this batch
 }
 
-// complete returns the revision up to which everything is delivered once c's events are.
+// complete returns the revision up to which everything is delivered with c's events.
 func (c *Collector) complete() int64 {
 	if c.stopped {
 		return c.next - 1
@@ -85,7 +86,7 @@ func (c *Collector) addBlocks() {
 	}
 }
 
-// Wants reports whether the batch is to contain the change of key that is the ordinal-th, from 0, of revision.
+// Wants reports whether the watcher has to see the change of key, which is the ordinal-th (from 0) of revision.
 func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
 	if revision < c.From || revision > c.To || revision == c.From && ordinal < c.skip {
 		return false
@@ -93,8 +94,9 @@ func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
 	return command.InRange(key, c.Key, c.End)
 }
 
-// HasRoom reports whether the batch has room for the ordinal-th change of revision. If not, the read has to end: the next
-// one continues at that change, or at the beginning of its revision if the batch holds events of older ones as well.
+// HasRoom reports whether the batch has room for the ordinal-th change of revision. If it has not, the Source must
+// stop; the next read continues at that change, or, if the batch also has events of older revisions, at the beginning
+// of revision.
 func (c *Collector) HasRoom(revision int64, ordinal int) bool {
 	if len(c.events) < c.MaxEvents && c.bytes < c.MaxBytes {
 		return true
@@ -113,7 +115,7 @@ func (c *Collector) HasRoom(revision int64, ordinal int) bool {
 	return false
 }
 
-// StopAt makes the next read continue at the ordinal-th change of revision.
+// StopAt makes the next read continue at the ordinal-th change of revision. The Source must stop after it.
 func (c *Collector) StopAt(revision int64, ordinal int) {
 	c.stopped, c.next, c.nextOrdinal = true, revision, ordinal
 }
@@ -125,5 +127,5 @@ func (c *Collector) Add(e Event) {
 	c.bytes += len(e.KV.Key) + len(e.KV.Value)
 }
 
-// Events returns what was added. A Source may set Prev of the events.
+// Events returns what was added so far. A Source may set Prev of these events.
 func (c *Collector) Events() []Event { return c.events }

@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// hub knows who watches what. For each batch it only marks the watchers whose keys changed and wakes them: they read the
-// events themselves, from the recent ones kept here or from disk.
+// Hub holds the watchers of one keyspace and the recent events. All methods may be called from any goroutine; Announce,
+// Restore and Close are called by the engine.
 type Hub struct {
 	recentBytes int64
 	source      Source
 
 	mu       sync.Mutex
-	revision int64 // newest announced
+	revision int64 // newest revision that was announced
 	byKey    map[string]map[*Watcher]struct{}
 	byRange  intervalTree
 	watchers map[*Watcher]struct{}
@@ -22,20 +22,23 @@ type Hub struct {
 	recent recentEvents
 }
 
-// recentEvents are the events of all revisions from first on, in blocks of one batch each. Blocks are never changed, so
-// that readers can hold them without a lock.
+// recentEvents holds the events of all revisions from first on, one block for each batch. Blocks are never changed, so
+// that watchers read them without a lock.
 type recentEvents struct {
 	first  int64
 	blocks []*block
 	bytes  int64
 }
 
+// block holds the events of one batch of commands.
 type block struct {
-	last   int64 // revision
+	last   int64 // newest revision in the block
 	events []Event
 	bytes  int64
 }
 
+// NewHub returns a hub without watchers for a keyspace at revision. It keeps at most recentBytes bytes of recent events
+// in memory and reads older ones from source.
 func NewHub(revision, recentBytes int64, source Source) *Hub {
 	return &Hub{
 		recentBytes: recentBytes,
@@ -47,15 +50,15 @@ func NewHub(revision, recentBytes int64, source Source) *Hub {
 	}
 }
 
-// Changes are the changes of one batch of commands, in order.
+// Changes is the list of the changes of one batch of commands, in log order.
 type Changes interface {
 	Len() int
-	// Event returns the i-th change as an event, without Prev. Its bytes are only valid during the call of Announce.
+	// Event returns the i-th change as an event without Prev. Its bytes are valid only while Announce runs.
 	Event(i int) Event
 }
 
-// Announce makes revision the current one and wakes the watchers of the keys that changes are about. It copies what it
-// keeps of changes, and keeps nothing while there is no watcher.
+// Announce makes revision the current one and wakes the watchers of the changed keys. It copies the events that it
+// keeps; while there is no watcher, it keeps none.
 func (h *Hub) Announce(changes Changes, revision int64) {
 	if changes.Len() == 0 {
 		return
@@ -78,6 +81,7 @@ func (h *Hub) Announce(changes Changes, revision int64) {
 	}
 }
 
+// newBlock copies changes into one block with one buffer for all keys and values.
 func newBlock(changes Changes) *block {
 	const eventBytes = 128
 	events := make([]Event, changes.Len())
@@ -107,7 +111,7 @@ func newBlock(changes Changes) *block {
 	}
 }
 
-// keep adds b and drops the oldest blocks that are too many.
+// keep adds b and drops the oldest blocks until the rest fits into recentBytes.
 func (h *Hub) keep(b *block) {
 	r := &h.recent
 	r.blocks = append(r.blocks, b)
@@ -121,8 +125,8 @@ func (h *Hub) keep(b *block) {
 	r.blocks = r.blocks[dropped:]
 }
 
-// from returns the next blocks that may hold events of revision and later, and whether there are more; none when some
-// are gone.
+// since returns the next blocks, at most 256, that may contain events of revision and later, and whether there are more
+// blocks after them. It returns nil when events of revision are no longer in memory.
 func (r *recentEvents) since(revision int64) (blocks []*block, more bool) {
 	const most = 256
 	if revision < r.first {
@@ -133,6 +137,7 @@ func (r *recentEvents) since(revision int64) (blocks []*block, more bool) {
 	return slices.Clone(r.blocks[first:end]), end < len(r.blocks)
 }
 
+// add registers w. The caller holds h.mu.
 func (h *Hub) add(w *Watcher) {
 	key := string(w.opts.Key)
 	h.watchers[w] = struct{}{}
@@ -146,6 +151,7 @@ func (h *Hub) add(w *Watcher) {
 	h.byKey[key][w] = struct{}{}
 }
 
+// remove unregisters w. The caller holds h.mu.
 func (h *Hub) remove(w *Watcher) {
 	key := string(w.opts.Key)
 	delete(h.watchers, w)
@@ -158,7 +164,8 @@ func (h *Hub) remove(w *Watcher) {
 	}
 }
 
-// restore says that the state was replaced by one at revision. Watchers that may have missed something read on.
+// Restore tells the hub that the state was replaced by one whose newest revision is revision. Watchers that have seen
+// newer revisions end with ErrRestored; the others read what they have not seen from the new state.
 func (h *Hub) Restore(revision int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -176,7 +183,7 @@ func (h *Hub) Restore(revision int64) {
 	h.recent = recentEvents{first: revision + 1}
 }
 
-// close ends all watchers.
+// Close ends all watchers with ErrClosed.
 func (h *Hub) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -186,6 +193,7 @@ func (h *Hub) Close() {
 	}
 }
 
+// Stats returns the number of watchers and the bytes of events in memory.
 func (h *Hub) Stats() (watchers int, recentBytes int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

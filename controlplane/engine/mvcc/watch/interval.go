@@ -1,13 +1,14 @@
 package watch
 
-// intervals finds the watchers of ranges that hold a key, in O(log n) and one step for each that does: a treap ordered by
-// start and end, in which every node knows the furthest end below it. Its shape depends only on the order of calls.
+// intervalTree finds the watchers of the ranges that contain a key in O(log n + matches). It is a treap ordered by
+// start, then end, in which each node knows the furthest end below it. Its shape depends only on the order of calls, so
+// that simulations replay exactly.
 type intervalTree struct {
 	root *intervalNode
 	seed uint64
 }
 
-// interval is [start, end) and who watches it; end "" is after all keys.
+// intervalNode is one range [start, end) with its watchers. The end "" means no upper bound.
 type intervalNode struct {
 	start, end  string
 	watchers    map[*Watcher]struct{}
@@ -16,26 +17,30 @@ type intervalNode struct {
 	left, right *intervalNode
 }
 
+// add registers w for the range [start, end).
 func (t *intervalTree) add(start, end string, w *Watcher) {
-	// splitmix64: random enough for balance, the same in every run.
+	// splitmix64: good enough for balance, and the same in every run.
 	t.seed += 0x9e3779b97f4a7c15
 	z := (t.seed ^ t.seed>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	t.root = t.root.add(start, end, w, z^z>>31)
 }
 
+// remove unregisters w from the range [start, end).
 func (t *intervalTree) remove(start, end string, w *Watcher) { t.root = t.root.remove(start, end, w) }
 
-// stab calls visit for each watcher of an interval that holds key.
+// stab calls visit for each watcher of a range that contains key.
 func (t *intervalTree) stab(key []byte, visit func(*Watcher)) { t.root.stab(key, visit) }
 
-// endsAfter reports whether an interval that ends at a goes further than one that ends at b.
+// endsAfter reports whether the end a is after the end b.
 func endsAfter(a, b string) bool { return b != "" && (a == "" || a > b) }
 
+// before reports whether n sorts before the range [start, end).
 func (n *intervalNode) before(start, end string) bool {
 	return n.start < start || n.start == start && endsAfter(end, n.end)
 }
 
+// update computes n.furthest from n's children, and returns n.
 func (n *intervalNode) update() *intervalNode {
 	n.furthest = n.end
 	if n.left != nil && endsAfter(n.left.furthest, n.furthest) {
@@ -99,7 +104,7 @@ func (n *intervalNode) remove(start, end string, w *Watcher) *intervalNode {
 	return n.update()
 }
 
-// merge joins two treaps of which all of the left one sorts before the right one.
+// merge joins two treaps; all nodes of l sort before those of r.
 func merge(l, r *intervalNode) *intervalNode {
 	switch {
 	case l == nil:

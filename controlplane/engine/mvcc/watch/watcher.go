@@ -9,72 +9,75 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// The errors with which a Watcher ends, beside a CompactedError.
+// Errors with which Next fails for good, besides CompactedError.
 var (
 	ErrRestored = errors.New("state was replaced by a snapshot")
 	ErrClosed   = errors.New("closed")
 )
 
-// WatchOptions says what a Watcher sees.
+// Options selects the events of a Watcher and how Next returns them.
 type Options struct {
-	Key, End []byte // [Key, End); no End: Key alone; End {0}: all from Key on
+	Key, End []byte // [Key, End); without End: Key alone; with End {0}: all keys from Key on
 
-	// FromRevision is the first revision to see, in the past or in the future; 0 is the next one.
+	// FromRevision is the first revision to deliver, in the past or in the future; 0 means the next one.
 	FromRevision int64
 
-	PrevKV    bool // events bring what they replaced
-	KeysOnly  bool // of KV, events bring Key and ModRevision only; not with PrevKV
-	MaxEvents int  // of a Batch, about; default 1000
-	MaxBytes  int  // of keys and values of a Batch, about; default 1 MiB
+	PrevKV    bool // set Prev in events
+	KeysOnly  bool // deliver only Key and ModRevision in KV; not to be combined with PrevKV
+	MaxEvents int  // approximate limit of events in a Batch; default 1000
+	MaxBytes  int  // approximate limit of the bytes of keys and values in a Batch; default 1 MiB
 
-	// Notify, when set, is called when Next has something new to return, and again when it returned a part of it: one
-	// goroutine can so read many watchers, with a context that has ended. It must not wait, nor call the watcher.
+	// Notify, if set, is called when Next has something new to return, and again after Next returned only a part of it.
+	// With it, one goroutine can serve many watchers by calling Next with a context that has ended. Notify must not
+	// block and must not call methods of the watcher.
 	Notify func()
 }
 
-// EventType says what happened to a key.
+// EventType tells a put from a delete.
 type EventType uint8
 
-// The types of events.
+// The event types.
 const (
 	EventPut    EventType = 1
 	EventDelete EventType = 2
 )
 
-// Event is one change of one key. Its bytes are shared with other watchers: they must not be written to.
+// Event is one change of one key. Its bytes are shared with other watchers and must not be changed.
 type Event struct {
 	Type            EventType
 	ordinal         int32       // position among the changes of its revision; only set in a block
-	KV              command.KV  // of a delete, the key and, as ModRevision, the revision of the delete
-	PrevModRevision int64       // of what it replaced; 0: nothing
-	Prev            *command.KV // what it replaced, with PrevKV
+	KV              command.KV  // for a delete: only Key, and the delete's revision as ModRevision
+	PrevModRevision int64       // mod revision of the replaced version; 0: the key did not exist
+	Prev            *command.KV // the replaced version; only with Options.PrevKV
 }
 
-// Batch is the next events of a Watcher, in log order.
+// Batch is what Next returns: events in log order.
 type Batch struct {
-	// Revision is complete: with this batch and those before it, all events up to and including it were delivered.
+	// Revision is the revision up to which, and including which, all events were delivered with this batch and those
+	// before it.
 	Revision int64
 	Events   []Event
-	// Partial says that the last event's revision goes on in the next batch: it has more events than fit into one.
+	// Partial reports that the last event's revision has more events, which follow in the next batch.
 	Partial bool
 }
 
-// Watcher is a pull-based stream of events. A watcher that is not read holds no memory but its own.
+// Watcher is a stream of events that its owner pulls with Next. While it is not read, it uses only its own memory.
 type Watcher struct {
 	hub  *Hub
 	opts Options
 	wake chan struct{}
 
-	nextMu    sync.Mutex // held by Next
-	delivered int        // how many changes of the first pending revision were delivered; owned by Next
+	nextMu    sync.Mutex // held while Next runs
+	delivered int        // number of changes of revision next that were delivered; owned by Next
 
-	// Guarded by hub.mu.
-	next    int64 // first revision that may hold something to see; 0: there is none
-	reading int64 // what Next is reading from; 0: it is not
-	err     error // how it ended
+	// The fields below are guarded by hub.mu.
+	next    int64 // first revision that may have something to deliver; 0: none has
+	reading int64 // first revision of the read that Next is doing; 0: none
+	err     error // why the watcher ended; nil: it has not
 }
 
-// Watch starts a watcher. Close it. When FromRevision is below the floor, Next says so.
+// Watch starts a watcher, which the caller must close. If o.FromRevision is below the compact revision, Next fails with
+// a CompactedError.
 func (h *Hub) Watch(o Options) *Watcher {
 	if o.MaxEvents <= 0 {
 		o.MaxEvents = 1000
@@ -90,11 +93,11 @@ func (h *Hub) Watch(o Options) *Watcher {
 		w.err = ErrClosed
 		return w
 	}
-	switch floor := h.source.CompactRevision(); {
+	switch compactRevision := h.source.CompactRevision(); {
 	case o.FromRevision == 0:
 		w.opts.FromRevision = h.revision + 1
-	case o.FromRevision < floor:
-		w.err = &command.CompactedError{Revision: o.FromRevision, CompactRevision: floor}
+	case o.FromRevision < compactRevision:
+		w.err = &command.CompactedError{Revision: o.FromRevision, CompactRevision: compactRevision}
 		return w
 	case o.FromRevision <= h.revision:
 		w.next = o.FromRevision
@@ -103,7 +106,7 @@ func (h *Hub) Watch(o Options) *Watcher {
 	return w
 }
 
-// end is the watcher's range's end as intervals writes it.
+// rangeEnd returns the end of the watcher's range as intervalTree writes it.
 func (w *Watcher) rangeEnd() string {
 	if command.IsFromKey(w.opts.End) {
 		return ""
@@ -111,7 +114,7 @@ func (w *Watcher) rangeEnd() string {
 	return string(w.opts.End)
 }
 
-// mark says that revision holds something to see. The caller holds hub.mu.
+// markPending records that revision has something to deliver, and wakes Next. The caller holds hub.mu.
 func (w *Watcher) markPending(revision int64) {
 	if w.next != 0 || revision < w.opts.FromRevision {
 		return
@@ -120,6 +123,7 @@ func (w *Watcher) markPending(revision int64) {
 	w.signal()
 }
 
+// signal wakes Next and calls Notify.
 func (w *Watcher) signal() {
 	select {
 	case w.wake <- struct{}{}:
@@ -130,7 +134,7 @@ func (w *Watcher) signal() {
 	}
 }
 
-// finish ends the watcher. The caller holds hub.mu.
+// end ends the watcher with err, unless it has ended. The caller holds hub.mu.
 func (w *Watcher) end(err error) {
 	if w.err == nil {
 		w.err = err
@@ -139,21 +143,23 @@ func (w *Watcher) end(err error) {
 	w.signal()
 }
 
-// Close ends the watcher; a Next that waits returns ErrClosed.
+// Close ends the watcher. Calls of Next return ErrClosed.
 func (w *Watcher) Close() {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
 	w.end(ErrClosed)
 }
 
-// Progress is the revision up to which Next has returned all there is to see. Between two calls of Next, in the
-// goroutine that makes them, it never runs ahead of the events; it moves on while nothing happens to the watched keys.
+// Progress returns the revision up to which Next has returned all events. It also advances while there are no events
+// for this watcher. It never runs ahead of delivered events if the goroutine that calls Next calls it, between two
+// calls.
 func (w *Watcher) Progress() int64 {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
 	return w.progress()
 }
 
+// progress is Progress for callers that hold hub.mu.
 func (w *Watcher) progress() int64 {
 	switch {
 	case w.reading != 0:
@@ -164,9 +170,10 @@ func (w *Watcher) progress() int64 {
 	return w.hub.revision
 }
 
-// Next returns the next events and waits for them until ctx ends; what is there already it returns in any case. One
-// goroutine at a time calls it. It fails for good with a CompactedError when history that was not yet seen is gone,
-// ErrRestored when the state went back behind what was seen, or ErrClosed.
+// Next returns the next events. If there are none, it waits for them until ctx ends; events that exist already are
+// returned even if ctx has ended. Only one goroutine may call it at a time. It fails for good with a CompactedError
+// when events that were not delivered were compacted, with ErrRestored when the state was replaced by one that does not
+// contain what was delivered, and with ErrClosed.
 func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	w.nextMu.Lock()
 	defer w.nextMu.Unlock()
@@ -201,14 +208,14 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	}
 }
 
-// take is a stretch of revisions to read.
+// readSpan is the range of revisions that one read covers.
 type readSpan struct {
 	From, To int64
-	more     bool     // there may be something after to
-	recent   []*block // the events from there on; nil: they are on disk
+	more     bool     // blocks after To exist
+	recent   []*block // blocks with the events from From on; nil: they are no longer in memory
 }
 
-// take decides what Next reads now; a take from 0 says that there is nothing.
+// beginRead claims what Next reads now. From is 0 when there is nothing to deliver.
 func (w *Watcher) beginRead() (readSpan, error) {
 	h := w.hub
 	h.mu.Lock()
@@ -221,12 +228,12 @@ func (w *Watcher) beginRead() (readSpan, error) {
 	if t.more {
 		t.To = t.recent[len(t.recent)-1].last
 	}
-	// What is marked from here on is newer than t.
+	// From here on, markPending records only revisions after the span.
 	w.reading, w.next = w.next, 0
 	return t, nil
 }
 
-// putBack says how far g came.
+// endRead records how far the read of c came. It returns the error that Next has to return.
 func (w *Watcher) endRead(c *Collector, err error) error {
 	h := w.hub
 	h.mu.Lock()
@@ -239,7 +246,7 @@ func (w *Watcher) endRead(c *Collector, err error) error {
 		w.end(ErrRestored)
 		return w.err
 	case errors.Is(err, ErrRestored):
-		// The state was replaced while g read: start again where it began.
+		// The state was replaced during the read: read again from the same revision.
 		w.next, c.events, c.stopped = c.From, nil, false
 		return nil
 	case errors.Is(err, command.ErrCompacted):
