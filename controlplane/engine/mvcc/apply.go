@@ -89,7 +89,7 @@ type applier struct {
 type changeChunk struct {
 	data         []byte
 	revision     int64 // of its first change
-	place        int   // of its first change among those of the revision
+	ordinal      int   // of its first change among those of the revision
 	lastRevision int64 // revision of its last change
 }
 

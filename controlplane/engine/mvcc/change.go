@@ -79,14 +79,14 @@ func appendChange(dst []byte, c *change, next bool) []byte {
 type chunkReader struct {
 	b        []byte
 	revision int64 // of the present change, and before the first one that of the chunk
-	place    int   // of the present change among those of its revision
+	ordinal  int   // of the present change among those of its revision
 	started  bool
 }
 
 // chunkAt begins to read the chunk b that is stored at key.
 func newChunkReader(key, b []byte) (chunkReader, error) {
 	revision, place, err := splitChangesKey(key)
-	return chunkReader{b: b, revision: revision, place: place}, err
+	return chunkReader{b: b, revision: revision, ordinal: place}, err
 }
 
 // next decodes the next change; ok is false at the end. Key and value alias the chunk; only of a passing put it has
@@ -99,9 +99,9 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 	kind := d.Byte()
 	switch {
 	case kind&changeNext != 0:
-		l.revision, l.place = l.revision+1, 0
+		l.revision, l.ordinal = l.revision+1, 0
 	case l.started:
-		l.place++
+		l.ordinal++
 	}
 	bad := kind&changeNext != 0 && !l.started
 	kind &= changeKind

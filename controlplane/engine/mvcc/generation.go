@@ -145,11 +145,11 @@ func (e *Engine) pin(index bool) (*view, error) {
 	}
 }
 
-func (g *generation) unpin(floor int64) {
+func (g *generation) unpin(compactRevision int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.pins[floor]--; g.pins[floor] == 0 {
-		delete(g.pins, floor)
+	if g.pins[compactRevision]--; g.pins[compactRevision] == 0 {
+		delete(g.pins, compactRevision)
 	}
 }
 
@@ -161,11 +161,11 @@ func (e *Engine) scrubLimit(g *generation) int64 {
 	if v.gen != g {
 		return 0
 	}
-	floor := v.compactRevision
+	compactRevision := v.compactRevision
 	for pinned := range g.pins {
-		floor = min(floor, pinned)
+		compactRevision = min(compactRevision, pinned)
 	}
-	return floor
+	return compactRevision
 }
 
 func (g *generation) pinned() (n int) {

@@ -18,14 +18,14 @@ type Hash struct {
 	Hash            uint32
 	Revision        int64 // up to which it was computed
 	Current         int64 // the current revision then
-	CompactRevision int64 // the floor then: hashes with different floors cannot be compared; 0: nothing was compacted
+	CompactRevision int64 // the compactRevision then: hashes with different floors cannot be compared; 0: nothing was compacted
 }
 
 // HashKV hashes keys, values and revisions as etcd's HashKV does, not to the same number: of each key the versions up to
-// revision, 0 being the current one, that are newer than the floor, and the one that can be read at the floor. It reads
+// revision, 0 being the current one, that are newer than the compactRevision, and the one that can be read at the compactRevision. It reads
 // everything, and fails with ErrFutureRevision, a CompactedError or what ctx says.
 //
-// Of a revision at which the keyspace was compacted it gives the hash that was remembered, if one was, with the floor from
+// Of a revision at which the keyspace was compacted it gives the hash that was remembered, if one was, with the compactRevision from
 // before: what members found there stays comparable, and stays what it was when it was asked for before the compaction.
 func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	s := e.Snapshot()
@@ -48,10 +48,10 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	return h, nil
 }
 
-// hash hashes the versions up to a revision that the floor, which the caller has pinned, leaves. It lets go of g from time
+// hash hashes the versions up to a revision that the compactRevision, which the caller has pinned, leaves. It lets go of g from time
 // to time, so that what closes it need not wait, and rests then for so many times as long as it has worked.
-func (g *generation) hash(ctx context.Context, floor, revision int64, rest time.Duration) (uint32, error) {
-	h := hasher{floor: floor, revision: revision, next: []byte{tableKeys}}
+func (g *generation) hash(ctx context.Context, compactRevision, revision int64, rest time.Duration) (uint32, error) {
+	h := hasher{compactRevision: compactRevision, revision: revision, next: []byte{tableKeys}}
 	for h.next != nil {
 		if err := ctx.Err(); err != nil {
 			return 0, err
@@ -78,9 +78,9 @@ func (g *generation) hash(ctx context.Context, floor, revision int64, rest time.
 
 // hasher is a hash that is being computed.
 type hasher struct {
-	floor, revision int64
-	sum             uint32
-	next            []byte // where it goes on; nil: it is done
+	compactRevision, revision int64
+	sum                       uint32
+	next                      []byte // where it goes on; nil: it is done
 }
 
 // hashVersions and hashBytes of values are hashed at most between two looks at whether to go on.
@@ -116,13 +116,13 @@ func (h *hasher) hashStep(db *pebble.DB) (err error) {
 		}
 		size += len(value)
 		tombstone := len(value) == 1 && value[0] == recordTombstone
-		if mod <= h.revision && (mod > h.floor || !tombstone) {
+		if mod <= h.revision && (mod > h.compactRevision || !tombstone) {
 			h.sum = crc32.Update(h.sum, castagnoli, it.Key())
 			binary.BigEndian.PutUint64(length[:], uint64(len(value)))
 			h.sum = crc32.Update(h.sum, castagnoli, length[:])
 			h.sum = crc32.Update(h.sum, castagnoli, value)
 		}
-		if mod <= h.floor {
+		if mod <= h.compactRevision {
 			// What is older Scrub may have removed or not.
 			ok = it.NextPrefix()
 		} else {

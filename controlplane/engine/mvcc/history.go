@@ -78,7 +78,7 @@ func scanChanges(db *pebble.DB, c *watch.Collector) (err error) {
 		if err != nil {
 			return err
 		}
-		if scanned > maxScannedBytes && r.place == 0 {
+		if scanned > maxScannedBytes && r.ordinal == 0 {
 			c.StopAt(r.revision, 0)
 			return nil
 		}
@@ -100,10 +100,10 @@ func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more
 		if ch.revision > c.To {
 			return false, nil
 		}
-		if !c.Wants(ch.key, ch.revision, r.place) {
+		if !c.Wants(ch.key, ch.revision, r.ordinal) {
 			continue
 		}
-		if !c.HasRoom(ch.revision, r.place) {
+		if !c.HasRoom(ch.revision, r.ordinal) {
 			return false, nil
 		}
 		e := ch.event()

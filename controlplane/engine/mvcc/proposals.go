@@ -17,10 +17,10 @@ const sweepInterval = 8192
 // proposals remembers the last MaxProposals ids and their results: in memory to look them up, and in Pebble, packed into
 // one record a batch. How ids are packed depends on how commands were batched; which ids are known does not.
 type proposals struct {
-	byID map[[16]byte]uint32 // place in ring
-	ring []proposal          // grows to MaxProposals, then its oldest entry makes place
-	head int                 // of the oldest, once ring is full
-	next uint64              // ids ever recorded
+	byID   map[[16]byte]uint32 // place in ring
+	ring   []proposal          // grows to MaxProposals, then its oldest entry makes place
+	oldest int                 // of the oldest, once ring is full
+	next   uint64              // ids ever recorded
 
 	unsaved   []byte // those of the batch being built
 	lastSweep uint64 // next, when forgotten records were last removed
@@ -51,8 +51,8 @@ func (p *proposals) insert(n proposal) {
 	if at < MaxProposals {
 		p.ring = append(p.ring, n)
 	} else {
-		at = p.head
-		p.head = (p.head + 1) % MaxProposals
+		at = p.oldest
+		p.oldest = (p.oldest + 1) % MaxProposals
 		delete(p.byID, p.ring[at].id)
 		p.ring[at] = n
 	}

@@ -358,7 +358,7 @@ func dump(t *testing.T, e *Engine) string {
 				if c.deleted {
 					what = "delete"
 				}
-				if l.place == 0 {
+				if l.ordinal == 0 {
 					fmt.Fprintf(&b, "revision %d:\n", c.revision)
 				}
 				fmt.Fprintf(&b, "  %s %s after %d releases %d", what, show(c.key), c.prevModRevision, c.freedBytes)

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Scrub removes, in one batch, what about limit changes below the floor have made unreadable: each change the version it
+// Scrub removes, in one batch, what about limit changes below the compactRevision have made unreadable: each change the version it
 // replaced, a delete also itself. It leaves what open snapshots can read, and reports whether nothing else is left to
 // remove. A background owner calls it again and
 // again at its own pace; what members have removed may differ, what they read does not. Where a crash takes removals
@@ -29,32 +29,32 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 		return false, err
 	}
 	defer gen.release()
-	floor := e.scrubLimit(gen)
-	removed, done, err := gen.scrub(floor, max(limit, 1))
+	compactRevision := e.scrubLimit(gen)
+	removed, done, err := gen.scrub(compactRevision, max(limit, 1))
 	if err == nil && removed > 0 && e.opts.Quiet {
 		err = gen.db.Flush()
 	}
 	if err != nil {
-		return false, fmt.Errorf("scrub below revision %d: %w", floor, markCorrupt(err))
+		return false, fmt.Errorf("scrub below revision %d: %w", compactRevision, markCorrupt(err))
 	}
 	if done {
-		gen.scrubProgress.advance(floor)
+		gen.scrubProgress.advance(compactRevision)
 	}
 	return done, nil
 }
 
-// scrub leaves the floor's own revision alone, so that a watch from the floor misses nothing. It goes on where the last call
+// scrub leaves the compactRevision's own revision alone, so that a watch from the compactRevision misses nothing. It goes on where the last call
 // left off: lists that were removed from one and the same beginning on would lie in Pebble one over the other, each of them
 // to be looked at by everything that reads.
-func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err error) {
+func (g *generation) scrub(compactRevision int64, limit int) (removed int, done bool, err error) {
 	if g.scrubProgress.from == nil {
 		g.scrubProgress.from = changesKey(0, 0)
 	}
-	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: g.scrubProgress.from, UpperBound: changesKey(floor, 0)})
+	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: g.scrubProgress.from, UpperBound: changesKey(compactRevision, 0)})
 	if err != nil {
 		return 0, false, err
 	}
-	s := scrubber{b: g.db.NewBatch(), floor: floor, limit: limit, freed: g.freed.Load(), from: g.scrubProgress.from}
+	s := scrubber{b: g.db.NewBatch(), compactRevision: compactRevision, limit: limit, freed: g.freed.Load(), from: g.scrubProgress.from}
 	defer func() { err = errors.Join(err, it.Close(), s.b.Close()) }()
 	for ok := it.First(); ok && s.stop == nil; ok = it.Next() {
 		if s.removed >= limit {
@@ -77,7 +77,7 @@ func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err 
 		return 0, true, err
 	}
 	if s.stop == nil {
-		s.stop = changesKey(floor, 0)
+		s.stop = changesKey(compactRevision, 0)
 	}
 	if err := s.commit(); err != nil {
 		return 0, false, err
@@ -89,15 +89,15 @@ func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err 
 
 // scrubber builds the batch that removes what the changes below a revision replaced.
 type scrubber struct {
-	b       *pebble.Batch
-	floor   int64
-	limit   int
-	removed int
-	freed   int64
-	from    []byte // key before which no list is left
-	stop    []byte // key before which the lists are done with; nil: none that stays has been found
-	more    bool   // there is more to remove
-	key     []byte
+	b               *pebble.Batch
+	compactRevision int64
+	limit           int
+	removed         int
+	freed           int64
+	from            []byte // key before which no list is left
+	stop            []byte // key before which the lists are done with; nil: none that stays has been found
+	more            bool   // there is more to remove
+	key             []byte
 }
 
 // chunk removes what the changes of a chunk replaced. Those that are not to be touched yet it keeps, as a list of their own.
@@ -108,8 +108,8 @@ func (s *scrubber) chunk(l *chunkReader) error {
 		if err != nil || !ok {
 			return err
 		}
-		if c.revision >= s.floor || s.removed >= s.limit && l.place == 0 {
-			s.more = c.revision < s.floor
+		if c.revision >= s.compactRevision || s.removed >= s.limit && l.ordinal == 0 {
+			s.more = c.revision < s.compactRevision
 			s.stop = changesKey(c.revision, 0)
 			kept := append([]byte{rest[0] &^ changeNext}, rest[1:]...)
 			return s.b.Set(s.stop, kept, nil)
@@ -190,30 +190,30 @@ type scrubProgress struct {
 	from []byte // key of the first list that may be left; whoever scrubs has it
 
 	mu       sync.Mutex
-	floor    int64         // all that became unreadable below it is removed
-	advanced chan struct{} // closed when floor moves on; nil while nobody waits
+	revision int64         // all that became unreadable below it is removed
+	advanced chan struct{} // closed when compactRevision moves on; nil while nobody waits
 }
 
-func (s *scrubProgress) advance(floor int64) {
+func (s *scrubProgress) advance(compactRevision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if floor <= s.floor {
+	if compactRevision <= s.revision {
 		return
 	}
-	s.floor = floor
+	s.revision = compactRevision
 	if s.advanced != nil {
 		close(s.advanced)
 		s.advanced = nil
 	}
 }
 
-func (s *scrubProgress) reached(floor int64) (reached bool, moved <-chan struct{}) {
+func (s *scrubProgress) reached(compactRevision int64) (reached bool, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.advanced == nil {
 		s.advanced = make(chan struct{})
 	}
-	return s.floor >= floor, s.advanced
+	return s.revision >= compactRevision, s.advanced
 }
 
 // AwaitScrub waits until Scrub has removed all that compacting at revision made unreadable, on this member. It calls

@@ -70,7 +70,7 @@ func (s *applier) logChange(c *change, place int) error {
 		}
 	}
 	if len(l.data) == 0 {
-		l.revision, l.place = c.revision, place
+		l.revision, l.ordinal = c.revision, place
 		l.data = appendChange(l.data, c, false)
 	} else {
 		l.data = appendChange(l.data, c, c.revision != l.lastRevision)
@@ -85,7 +85,7 @@ func (s *applier) writeChunk() error {
 	if len(l.data) == 0 {
 		return nil
 	}
-	err := s.batch.Set(changesKey(l.revision, l.place), l.data, nil)
+	err := s.batch.Set(changesKey(l.revision, l.ordinal), l.data, nil)
 	if l.data = l.data[:0]; cap(l.data) > 4*chunkBytes {
 		l.data = nil
 	}
