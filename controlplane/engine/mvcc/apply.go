@@ -15,12 +15,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
-// Apply carries out commands, in order, as one batch, and returns one result for each. When it returns, readers and
-// watchers see them; they are durable after a Flush. Indexes must grow from call to call, and within one not shrink; gaps
-// are allowed.
+// Apply applies cmds, in order, as one batch and returns one result for each. When it returns, readers and watchers see
+// the changes; they are durable after a Flush. Indexes must increase from call to call and must not decrease within a
+// call; gaps are allowed.
 //
-// An error leaves nothing of the call behind and is final: a CommandError for a command this program cannot carry out,
-// else what the disk said. Every later Apply returns it again, until Restore.
+// After an error, nothing of the call is applied. The error is final: each later Apply returns it, until Restore. It is
+// a CommandError for a command that this version cannot apply, otherwise an error of the disk.
 func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	if e.failed != nil {
 		return nil, e.failed
@@ -57,60 +57,62 @@ func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
-// stage is the batch that Apply builds: the state it leads to, and what reads within it must see.
+// applier builds the batch of one Apply: the new state, and what reads within the batch must see on top of the stored
+// keys.
 type applier struct {
 	state
 	records    recordSet
 	leases     leases
 	proposals  *proposals
-	maxChanges int // MaxTxnChanges
+	maxChanges int // MaxTxnChanges; lower in tests
 
 	db             *pebble.DB
 	batch          *pebble.Batch
-	batchRevision  int64            // up to which db has everything
-	iter           *pebble.Iterator // over the keys as they were before the batch; opened when first needed
-	index          *keyindex.Index  // of the keys as they were before Apply; nil while there is none
-	batchOverlay   overlay          // what the batch's commands have written, when more follow
-	programOverlay overlay          // what the steps of the present program have changed, when more follow
+	batchRevision  int64            // newest revision that db contains
+	iter           *pebble.Iterator // over the keys as they were before the batch; opened on first use
+	index          *keyindex.Index  // of the keys as they were before Apply; nil: not built
+	batchOverlay   overlay          // writes of the earlier commands in the batch
+	programOverlay overlay          // writes of the earlier steps of the program
 	changes        changeList
 	leaseChanges   LeaseChanges
-	moreCommands   bool // commands follow the present one
+	moreCommands   bool // more commands of the batch follow the current one
 
-	chunk changeChunk // the chunk of changes that is being filled
+	chunk changeChunk // the part of the change log that is being filled
 
 	decoder command.Decoder
 	scratch []byte
 	key     []byte
 
-	unflushed int // bytes in the memtable, about; for Quiet
+	unflushed int // approximate bytes in the memtable; for Quiet
 }
 
-// listed is a chunk of changes that is not in the batch yet.
+// changeChunk is a chunk of the change log that is not in the batch yet.
 type changeChunk struct {
 	data         []byte
-	revision     int64 // of its first change
-	ordinal      int   // of its first change among those of the revision
+	revision     int64 // revision of its first change
+	ordinal      int   // position of its first change within that revision
 	lastRevision int64 // revision of its last change
 }
 
+// beginBatch starts a Pebble batch.
 func (s *applier) beginBatch(db *pebble.DB) {
 	s.db, s.batch, s.batchRevision = db, db.NewBatch(), s.revision
 }
 
-// cut gives what was done so far to Pebble, so that the next command can read it at any of its revisions.
+// commitEarly commits what was applied so far, so that the next command can read it at any of its revisions.
 func (s *applier) commitEarly() error {
 	if err := errors.Join(s.closeIterator(), s.commit(), s.batch.Close()); err != nil {
 		return err
 	}
-	// What is pending now is also in Pebble. The index does not know it.
+	// The overlay's entries are now in Pebble as well. The index is still the old one, so the overlay stays.
 	s.beginBatch(s.db)
 	return nil
 }
 
-// bufferedItems bounds the buffers that are kept from one batch to the next.
+// bufferedItems is the largest buffer, in items, that is kept for the next batch.
 const bufferedItems = 1024
 
-// clear forgets the batch and keeps its buffers, unless it was a huge one.
+// clear drops the batch, and keeps buffers of up to bufferedItems items.
 func (s *applier) clear() {
 	s.db, s.batch, s.index = nil, nil, nil
 	s.batchOverlay.clear()
@@ -123,6 +125,7 @@ func (s *applier) clear() {
 	s.decoder.Reset()
 }
 
+// run applies cmds to the batch.
 func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	results := make([]command.Result, len(cmds))
 	for i := range cmds {
@@ -142,6 +145,7 @@ func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
+// command applies one command. shares says that the one before it had the same index.
 func (s *applier) command(c *command.Command, shares bool) (command.Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil
@@ -164,7 +168,8 @@ func (s *applier) command(c *command.Command, shares bool) (command.Result, erro
 		p := s.decoder.Program
 		if c.WantSteps && s.readsWithin(p.Steps) {
 			if shares {
-				return command.Result{}, &CommandError{c.Index, fmt.Errorf("it reads at a revision and shares its index: %w", command.ErrInvalid)}
+				err := fmt.Errorf("it reads at a revision and shares its index: %w", command.ErrInvalid)
+				return command.Result{}, &CommandError{c.Index, err}
 			}
 			if err := s.commitEarly(); err != nil {
 				return command.Result{}, err
@@ -183,7 +188,7 @@ func (s *applier) command(c *command.Command, shares bool) (command.Result, erro
 	return r, nil
 }
 
-// readsWithin reports whether a step reads at a revision that the batch has made and gone beyond.
+// readsWithin reports whether a step reads at a revision that the batch made, other than its newest.
 func (s *applier) readsWithin(steps []command.Step) bool {
 	if s.revision == s.batchRevision {
 		return false
@@ -198,8 +203,10 @@ func (s *applier) readsWithin(steps []command.Step) bool {
 	return false
 }
 
+// result returns a result with the current revision and time.
 func (s *applier) result() command.Result { return command.Result{Revision: s.revision, Time: s.time} }
 
+// compact raises the compact revision. Scrub removes the data later.
 func (s *applier) compact(revision int64) command.Result {
 	r := s.result()
 	switch {
@@ -213,7 +220,7 @@ func (s *applier) compact(revision int64) command.Result {
 	return r
 }
 
-// transact carries out s.txn.
+// transact applies a transaction.
 func (s *applier) transact(t *command.Txn) (command.Result, error) {
 	s.time = max(s.time, t.Time)
 	for i := range t.Guards {
@@ -247,6 +254,7 @@ func (s *applier) transact(t *command.Txn) (command.Result, error) {
 	return s.result(), nil
 }
 
+// checkGuard reports whether g holds.
 func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 	if len(g.End) == 0 {
 		h, err := s.lookup(g.Key, false, false)
@@ -260,7 +268,7 @@ func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 	return highest == g.ModRevision && count == g.Count, err
 }
 
-// collect appends to s.changes what the ops of s.txn change, and reports whether that is too much.
+// collectChanges appends the changes that t's ops make to s.changes. It reports whether they exceed maxChanges.
 func (s *applier) collectChanges(t *command.Txn, first int) (refused bool, err error) {
 	deletes := 0
 	for i := range t.Ops {
@@ -295,11 +303,12 @@ func (s *applier) collectChanges(t *command.Txn, first int) (refused bool, err e
 	return false, nil
 }
 
-// putChange is a put at the next revision over what the key held before.
+// putChange returns the change of a put at the next revision; before is the metadata of the version that it replaces.
 func (s *applier) putChange(key, value []byte, lease int64, before command.Meta) change {
 	c := change{key: key, value: value, revision: s.revision + 1, before: before, prevModRevision: before.ModRevision}
 	c.after = command.Meta{
-		CreateRevision: before.CreateRevision, ModRevision: c.revision, Version: before.Version + 1, Lease: lease, Size: int64(len(value)),
+		CreateRevision: before.CreateRevision, ModRevision: c.revision, Version: before.Version + 1,
+		Lease: lease, Size: int64(len(value)),
 	}
 	if !before.Live() {
 		c.after.CreateRevision = c.revision
@@ -309,7 +318,7 @@ func (s *applier) putChange(key, value []byte, lease int64, before command.Meta)
 	return c
 }
 
-// deleteChange is a delete, at the next revision, of what the key held before.
+// deleteChange returns the change of a delete at the next revision; before is the metadata of the deleted version.
 func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	return change{
 		deleted: true, key: key, revision: s.revision + 1,
@@ -317,7 +326,7 @@ func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	}
 }
 
-// dropRepeatedDeletes leaves the first delete of each key: the others find nothing.
+// dropRepeatedDeletes keeps only the first delete of each key, from position first on.
 func (s *applier) dropRepeatedDeletes(first int) {
 	seen := make(map[string]struct{}, len(s.changes)-first)
 	kept := slices.DeleteFunc(s.changes[first:], func(c change) bool {
@@ -331,8 +340,8 @@ func (s *applier) dropRepeatedDeletes(first int) {
 	s.changes = s.changes[:first+len(kept)]
 }
 
-// CommandError is the fatal error of Apply for a command it cannot carry out: guessing, or skipping it, would make this
-// member's state differ from the others'. It wraps ErrUnknownFormat or ErrMalformed.
+// CommandError is the fatal error of Apply for a command that this version cannot apply. Skipping the command would let
+// this member's state differ from the others'. It wraps command.ErrUnknownFormat, ErrMalformed or ErrInvalid.
 type CommandError struct {
 	Index uint64
 	Err   error
@@ -340,5 +349,5 @@ type CommandError struct {
 
 func (e *CommandError) Error() string { return fmt.Sprintf("command at index %d: %v", e.Index, e.Err) }
 
-// Unwrap returns the reason.
+// Unwrap returns the cause.
 func (e *CommandError) Unwrap() error { return e.Err }

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// benchEngine is an engine on disk with n keys of 256 bytes each, flushed.
+// benchEngine returns an engine on disk with n flushed keys of 256 bytes each.
 func benchEngine(b *testing.B, n int, o Options) *Engine {
 	e, err := Open(vfs.Default, b.TempDir(), o)
 	require.NoError(b, err)
@@ -47,19 +47,19 @@ func benchPut(b *testing.B, index uint64, key int, value []byte) command.Command
 	return c
 }
 
-// written is what Pebble has written to disk, flushed and compacted, since it was opened.
+// written returns the bytes that Pebble has written to disk by flushes and compactions since it was opened.
 func written(e *Engine) uint64 {
 	total := e.published.Load().gen.db.Metrics().Total()
 	return total.TableBytesFlushed + total.TableBytesCompacted
 }
 
-// BenchmarkPut applies puts of 256 bytes over 200,000 keys, some a batch, as a log hands them over.
+// BenchmarkPut applies puts of 256 bytes over 200,000 keys, in batches of several sizes.
 func BenchmarkPut(b *testing.B) {
 	for _, size := range []int{1, 10, 100} {
 		b.Run(fmt.Sprintf("batch=%d", size), func(b *testing.B) {
 			e := benchEngine(b, 200_000, Options{})
 			rng := rand.New(rand.NewPCG(1, 1))
-			// Commands are encoded by proposers, beforehand.
+			// Proposers encode commands beforehand.
 			const prepared = 20_000
 			cmds := make([]command.Command, prepared)
 			for i := range cmds {
@@ -95,7 +95,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkTransaction applies what a record update of the platform looks like: a range guard, two reads, three writes.
+// BenchmarkTransaction applies transactions like those of a record update: a range guard, two reads, three writes.
 func BenchmarkTransaction(b *testing.B) {
 	e := benchEngine(b, 200_000, Options{})
 	value := make([]byte, 256)
@@ -126,7 +126,7 @@ func BenchmarkTransaction(b *testing.B) {
 	}
 }
 
-// BenchmarkGet reads single keys, each from a snapshot of its own or all from one.
+// BenchmarkGet reads single keys, from a snapshot for each read or from one for all.
 func BenchmarkGet(b *testing.B) {
 	e := benchEngine(b, 200_000, Options{})
 	get := func(b *testing.B, s *Snapshot, key []byte, want bool) {
@@ -157,7 +157,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// BenchmarkRange reads 100 keys, of which each has so many versions.
+// BenchmarkRange reads 100 keys of which each has the given number of versions.
 func BenchmarkRange(b *testing.B) {
 	for _, versions := range []int{1, 20} {
 		b.Run(fmt.Sprintf("versions=%d", versions), func(b *testing.B) {
@@ -190,7 +190,7 @@ func BenchmarkRange(b *testing.B) {
 	}
 }
 
-// BenchmarkWatch applies puts while so many watchers each wait for another key, or all for the same.
+// BenchmarkWatch applies puts while watchers watch other keys, or all the same key.
 func BenchmarkWatch(b *testing.B) {
 	const n = 10_000
 	value := make([]byte, 256)

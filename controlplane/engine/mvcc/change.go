@@ -9,41 +9,42 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// change is one effect of a transaction: a key put or deleted at a revision. One revision may change a key more than
-// once: only its last change makes a version.
+// change is the effect of a command on one key: a put or a delete at a revision. A revision may change a key several
+// times; only its last change becomes a version.
 type change struct {
 	deleted         bool
-	superseded      bool // the same revision changes the key again
+	superseded      bool // a later change of the same revision changes the key again
 	key             []byte
 	value           []byte
 	revision        int64
-	after           command.Meta // the zero version when deleted
-	before          command.Meta // that it found
-	prevModRevision int64        // mod revision of what the key held before the revision, 0: nothing
+	after           command.Meta // of the new version; zero for a delete
+	before          command.Meta // of the version that the change found
+	prevModRevision int64        // mod revision of what the key held before the revision; 0: it did not exist
 
-	// releases is the size of the version that a compaction behind the revision can let go of; 0 when an earlier change
-	// of the revision already releases it.
+	// freedBytes is the size of the version that becomes removable once the revision is compacted. It is 0 if an
+	// earlier change of the same revision counts it.
 	freedBytes int64
 }
 
-// The lists of changes, one list a batch: chunks under the revision of their first change. A list of format 1 is one
-// revision's.
+// The change log holds what each revision changed, one list for each batch, in chunks stored under the revision of
+// their first change. In format 1, each revision had its own list. The constants are the first byte of a change.
 const (
 	changePut              = 3
 	changeDelete           = 4
-	changeSupersededPut    = 5 // a put whose revision changes the key again; the version is here and nowhere else
-	changeSupersededDelete = 6 // a delete whose revision puts the key again
-	oldPut                 = 1 // without a size
+	changeSupersededPut    = 5 // a put that the same revision supersedes; its version is stored only here
+	changeSupersededDelete = 6 // a delete after which the same revision puts the key again
+	oldPut                 = 1 // format 1: without freedBytes
 	oldDelete              = 2
 
 	changeKind = 0x7f
-	// changeNext is set in a change's first byte where the next revision begins.
+	// changeNext is set in the first byte of the first change of each revision but the chunk's first.
 	changeNext = 0x80
 )
 
-// chunkBytes bounds the value of one record of changes.
+// chunkBytes is the size from which a chunk is complete.
 const chunkBytes = 32 << 10
 
+// appendChange appends the encoding of c. next says that c is the first change of its revision, and not of its chunk.
 func appendChange(dst []byte, c *change, next bool) []byte {
 	kind := byte(changePut)
 	switch {
@@ -75,22 +76,22 @@ func appendChange(dst []byte, c *change, next bool) []byte {
 	return dst
 }
 
-// changes reads one chunk.
+// chunkReader decodes one chunk of the change log.
 type chunkReader struct {
 	b        []byte
-	revision int64 // of the present change, and before the first one that of the chunk
-	ordinal  int   // of the present change among those of its revision
+	revision int64 // of the current change; before the first one, that of the chunk
+	ordinal  int   // position of the current change within its revision
 	started  bool
 }
 
-// chunkAt begins to read the chunk b that is stored at key.
+// newChunkReader returns a reader of the chunk b that is stored at key.
 func newChunkReader(key, b []byte) (chunkReader, error) {
 	revision, place, err := splitChangesKey(key)
 	return chunkReader{b: b, revision: revision, ordinal: place}, err
 }
 
-// next decodes the next change; ok is false at the end. Key and value alias the chunk; only of a passing put it has
-// version and value.
+// next decodes the next change; ok is false at the end. Key and value alias the chunk. Value and after are only set for
+// superseded puts.
 func (l *chunkReader) next() (c change, ok bool, err error) {
 	if len(l.b) == 0 {
 		return change{}, false, nil
@@ -135,7 +136,7 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 	return c, true, nil
 }
 
-// event is c as watchers see it, still aliasing c.
+// event returns c as an event without Prev, which aliases c.
 func (c *change) event() watch.Event {
 	e := watch.Event{Type: watch.EventPut, PrevModRevision: c.prevModRevision}
 	if c.deleted {
@@ -144,12 +145,13 @@ func (c *change) event() watch.Event {
 		return e
 	}
 	e.KV = KV{
-		Key: c.key, Value: c.value, CreateRevision: c.after.CreateRevision, ModRevision: c.after.ModRevision, Version: c.after.Version, Lease: c.after.Lease,
+		Key: c.key, Value: c.value, CreateRevision: c.after.CreateRevision, ModRevision: c.after.ModRevision,
+		Version: c.after.Version, Lease: c.after.Lease,
 	}
 	return e
 }
 
-// changeList implements Changes for the hub of watchers.
+// changeList implements watch.Changes.
 type changeList []change
 
 // Len returns the number of changes.

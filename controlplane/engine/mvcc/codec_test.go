@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// FuzzKeys checks that encoded keys sort as keys do, come back, and keep Pebble's rules for comparers.
+// FuzzKeys checks that encoded keys sort like keys, decode to the same keys, and satisfy Pebble's rules for comparers.
 func FuzzKeys(f *testing.F) {
 	f.Add([]byte("a"), []byte("a\x00"), int64(1), int64(2))
 	f.Add([]byte("a\x00\x01"), []byte("a\x00\xff"), int64(1), int64(1<<40))
@@ -58,14 +58,14 @@ func FuzzKeys(f *testing.F) {
 		}
 		require.GreaterOrEqual(t, c.Compare(c.Successor(nil, va), va), 0)
 
-		// PrefixEnd is the end of what begins with a.
+		// PrefixEnd returns the end of the range of keys that begin with a.
 		if len(a) > 0 {
 			require.Equal(t, bytes.HasPrefix(b, a), command.InRange(b, a, command.PrefixEnd(a)))
 		}
 	})
 }
 
-// What Apply cannot understand it refuses for good, with nothing of the batch applied.
+// A command that Apply cannot decode is a final error, and nothing of its batch is applied.
 func TestUnknownCommands(t *testing.T) {
 	valid, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
 	require.NoError(t, err)
@@ -102,7 +102,8 @@ func TestUnknownCommands(t *testing.T) {
 	require.ErrorContains(t, err, "command at index 5 after 5 was applied")
 }
 
-// A keyspace of format 1, which listed each revision on its own and without sizes, can be read, watched, changed and scrubbed.
+// A database of format 1, with a change list for each revision and without sizes, can be read, watched, changed and
+// scrubbed.
 func TestOldFormat(t *testing.T) {
 	e := newEngine(t)
 	db := e.published.Load().gen.db
@@ -117,7 +118,7 @@ func TestOldFormat(t *testing.T) {
 	set(changesKey(2, 0), append(list(command.OpPut, "a", 0), list(command.OpPut, "b", 0)...))
 	set(changesKey(3, 0), list(command.OpPut, "a", 1))
 	set(changesKey(4, 0), list(command.OpDelete, "b", 2))
-	state := []byte{oldStateFormat, 9, 1, 4, 0, 0, 1, 0} // index 9, term 1, revision 4, floor 0, time 0, 1 key, no ids
+	state := []byte{oldStateFormat, 9, 1, 4, 0, 0, 1, 0} // index 9, term 1, revision 4, compact revision 0, time 0, 1 key, no proposals
 	s, err := decodeState(state)
 	require.NoError(t, err)
 	require.Equal(t, int64(1), s.epoch)

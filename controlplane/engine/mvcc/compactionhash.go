@@ -7,31 +7,32 @@ import (
 	"sync"
 )
 
-// remembered are the hashes up to those revisions at which the keyspace was compacted, as it was before. Members compact
-// at the same revisions, so these are what can be compared however fast keys change.
+// compactionHashes holds the hashes that were computed for compactions, of the keyspace as it was before each. All
+// members compact at the same revisions, so their hashes can be compared although keys change meanwhile.
 type compactionHashes struct {
 	computing sync.Mutex // held while a hash is computed
 
 	mu      sync.Mutex
-	hashes  []Hash // the oldest first
-	running int    // that are computed or wait for their turn
-	written int64  // bytes that had ever been written when the last one was begun
+	hashes  []Hash // oldest first
+	running int    // number of hashes that are computed or wait for it
+	written int64  // state.written when the last computation began
 }
 
 const (
-	// mostRemembered is as in etcd.
+	// maxRemembered is the number of hashes that are kept, as in etcd.
 	maxRemembered = 10
-	// mostHashing bounds what is kept from Scrub for hashes.
+	// maxRunning bounds the computations at one time, since each keeps data from Scrub.
 	maxRunning = 2
-	// hashShare and hashAnyway bound what hashes read: of a keyspace of more than hashAnyway bytes a compaction is hashed
-	// once a 1/hashShare of it was written since the last one that was. It depends on nothing in which members differ but
-	// when they started.
+	// hashShare and hashAnyway bound the reading. A keyspace of more than hashAnyway bytes is hashed only if
+	// 1/hashShare of its size was written since the last computation. Members decide this alike, except after a
+	// restart.
 	hashShare  = 16
 	hashAnyway = 16 << 20
-	// hashRest is how many times longer than it works a hash rests: nobody waits for it but Scrub, and commands come first.
+	// hashRest is the ratio of pauses to work: only Scrub waits for a hash, and commands have priority.
 	hashRest = 4
 )
 
+// at returns the hash for the compaction at revision.
 func (r *compactionHashes) at(revision int64) (Hash, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -41,6 +42,7 @@ func (r *compactionHashes) at(revision int64) (Hash, bool) {
 	return Hash{}, false
 }
 
+// add adds h and drops the oldest hashes beyond maxRemembered.
 func (r *compactionHashes) add(h Hash) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +50,7 @@ func (r *compactionHashes) add(h Hash) {
 	r.hashes = slices.Delete(r.hashes, 0, max(len(r.hashes)-maxRemembered, 0))
 }
 
-// begin says whether a compaction is to be hashed. Call end if so.
+// begin reports whether a compaction in state s is to be hashed. If so, the caller must call end.
 func (r *compactionHashes) begin(s *state) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,17 +62,21 @@ func (r *compactionHashes) begin(s *state) bool {
 	return true
 }
 
+// end is called when a computation has ended.
 func (r *compactionHashes) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.running--
 }
 
-// remember hashes in the background what v, which is about to be published, makes unreadable by a compaction. Scrub leaves
-// it alone until then.
+// hashCompaction starts to hash what becomes unreadable with v, which is about to be published, if v compacts. The data
+// is pinned until the hash is computed.
 func (e *Engine) hashCompaction(v *view) {
 	before, g := e.published.Load(), v.gen
-	if !e.opts.HashOnCompact || e.opts.Quiet || before.gen != g || v.compactRevision == before.compactRevision || !g.hashes.begin(&v.state) {
+	if !e.opts.HashOnCompact || e.opts.Quiet {
+		return
+	}
+	if before.gen != g || v.compactRevision == before.compactRevision || !g.hashes.begin(&v.state) {
 		return
 	}
 	g.mu.Lock()
@@ -92,13 +98,13 @@ func (e *Engine) hashCompaction(v *view) {
 	})
 }
 
-// Remembered gives the hash that HashKV remembers of a revision at which the keyspace was compacted; ok is false when it
-// remembers none. It reads nothing.
+// CompactionHash returns the hash that was computed for the compaction at revision; ok is false if there is none. It
+// reads nothing from disk.
 func (e *Engine) CompactionHash(revision int64) (h Hash, ok bool) {
 	return e.published.Load().gen.hashes.at(revision)
 }
 
-// Hashes are the hashes that HashKV remembers of compactions, at most ten, the newest first.
+// CompactionHashes returns the hashes computed for compactions, at most ten, newest first.
 func (e *Engine) CompactionHashes() []Hash {
 	r := &e.published.Load().gen.hashes
 	r.mu.Lock()

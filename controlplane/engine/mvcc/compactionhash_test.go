@@ -33,8 +33,8 @@ func scrubAll(t *testing.T, e *Engine) {
 	}
 }
 
-// Of a compacted revision the hash is what it was before, also where somebody compares it later, until ten more came.
-func TestRememberedHashes(t *testing.T) {
+// The hash of a compacted revision stays what it was before the compaction, until ten later ones were computed.
+func TestCompactionHashes(t *testing.T) {
 	ctx := t.Context()
 	e, forgets := rememberer(t), newEngine(t)
 	for i := range uint64(40) {
@@ -72,7 +72,7 @@ func TestRememberedHashes(t *testing.T) {
 	require.NoError(t, err, "it was compacted since, and is remembered")
 	require.EqualValues(t, 10, old.CompactRevision)
 
-	// Another history takes its own with it.
+	// Restore drops the hashes of the replaced history.
 	_, err = forgets.Checkpoint(ctx, "copy")
 	require.NoError(t, err)
 	_, err = e.Checkpoint(ctx, "copy")
@@ -81,7 +81,7 @@ func TestRememberedHashes(t *testing.T) {
 	require.Empty(t, e.CompactionHashes())
 }
 
-// What a hash still needs is not removed, however eager Scrub is; and who closes the engine does not wait for the hash.
+// Scrub keeps what a hash computation still needs. Close does not wait for the computation to finish.
 func TestScrubWaitsForTheHash(t *testing.T) {
 	ctx := t.Context()
 	e := rememberer(t)
@@ -105,7 +105,7 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 	scrubAll(t, e)
 	require.NoError(t, e.AwaitScrub(ended, 15))
 
-	// No more than two are begun at a time: the third compaction is not remembered.
+	// At most two computations run at a time: the third compaction is not hashed.
 	r.computing.Lock()
 	for i, revision := range []int64{16, 17, 18} {
 		mustApply(t, e, command.Command{Index: 31 + uint64(i), Data: command.EncodeCompact(revision)})
@@ -118,7 +118,7 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A large keyspace of which little was written is not read again for each compaction.
+// A large keyspace is not hashed for each compaction when little was written in between.
 func TestHashesReadInProportionToWrites(t *testing.T) {
 	e := rememberer(t)
 	index := uint64(0)
@@ -140,7 +140,7 @@ func TestHashesReadInProportionToWrites(t *testing.T) {
 	require.Len(t, e.CompactionHashes(), 2)
 }
 
-// A hash that goes on in pieces is the same wherever the pieces end: what was scrubbed moves them.
+// A hash computed in steps does not depend on where the steps end, which Scrub changes.
 func TestAHashInPieces(t *testing.T) {
 	ctx := t.Context()
 	one, two := newEngine(t), newEngine(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// crashLog is a log in which every entry does several things that belong together.
+// crashLog returns a log in which every entry makes several changes that must be atomic.
 func crashLog(t *testing.T) (log []command.Command) {
 	add := func(data []byte) {
 		log = append(log, command.Command{Index: uint64(len(log)) + 1, Term: 1, Data: data})
@@ -43,7 +43,7 @@ func crashLog(t *testing.T) (log []command.Command) {
 	return log
 }
 
-// summary is all that the state at an index must be, whatever was scrubbed.
+// summary returns all state that must be the same at an index, whatever was scrubbed.
 func summary(t *testing.T, e *Engine) string {
 	s := e.Snapshot()
 	defer s.Close()
@@ -60,13 +60,14 @@ func summary(t *testing.T, e *Engine) string {
 	return out
 }
 
-// crashed runs the log with flushes and scrubs in between and returns what a crash at any access to the disk leaves.
+// crashed applies the log with flushes and scrubs in between. It returns the file system after a crash at each access
+// to the disk.
 func crashed(t *testing.T, log []command.Command) []*vfs.MemFS {
 	mem := vfs.NewCrashableMem()
 	rng := rand.New(rand.NewPCG(1, 1))
 	var mu sync.Mutex
 	var found []*vfs.MemFS
-	recording := false // not yet: how a directory begins is TestOpenCrash
+	recording := false // the creation of a directory is tested by TestOpenCrash
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -96,8 +97,8 @@ func crashed(t *testing.T, log []command.Command) []*vfs.MemFS {
 	return found
 }
 
-// crashStory reports whether every crash leaves the state of exactly the index that the engine then says, from which the
-// rest of the log leads to the same end.
+// crashStory reports whether each crash leaves exactly the state at the applied index, from which the rest of the log
+// leads to the same end.
 func crashStory(t *testing.T) bool {
 	log := crashLog(t)
 	want := make([]string, len(log)+1)

@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// A directory holds
+// directory is the directory of an engine. It contains
 //
-//	LOCK       against a second process
-//	CURRENT    the format of the directory and the number of the generation that counts
-//	<number>/  one Pebble directory a generation: Restore makes the next one
+//	LOCK       excludes a second process
+//	CURRENT    the directory's format and the number of the current generation
+//	<number>/  the Pebble directory of a generation; Restore creates the next one
 //
-// CURRENT is written anew, synced and renamed into place before the first generation exists and when a restored one is
-// complete. Whatever it does not name is left over from a crash and removed by clear.
+// CURRENT is written to a temporary file, synced and renamed before the first generation is created, and when a
+// restored one is complete. Other generations are leftovers of a crash, which clear removes.
 type directory struct {
 	fs   vfs.FS
 	path string
@@ -34,6 +34,7 @@ const (
 	currentText     = "trivet mvcc format %d generation %d\n"
 )
 
+// generation returns the path of a generation.
 func (d *directory) generation(number uint64) string {
 	return d.fs.PathJoin(d.path, strconv.FormatUint(number, 10))
 }
@@ -68,7 +69,7 @@ func (d *directory) open() (number uint64, err error) {
 	return firstGeneration, d.setCurrent(firstGeneration)
 }
 
-// clear removes all that does not belong to generation number, once that is known to be whole.
+// clear removes all generations but number, which must be complete.
 func (d *directory) clear(number uint64) error {
 	others, err := d.others(number)
 	if err != nil {
@@ -85,9 +86,10 @@ func (d *directory) clear(number uint64) error {
 	return nil
 }
 
+// close releases the lock.
 func (d *directory) close() error { return d.lock.Close() }
 
-// current reads CURRENT.
+// current reads CURRENT; found is false if it does not exist.
 func (d *directory) current() (number uint64, found bool, err error) {
 	f, err := d.fs.Open(d.fs.PathJoin(d.path, currentName))
 	if oserror.IsNotExist(err) {
@@ -102,14 +104,15 @@ func (d *directory) current() (number uint64, found bool, err error) {
 	}
 	var format int
 	if n, err := fmt.Sscanf(string(text), currentText, &format, &number); n >= 1 && format != directoryFormat {
-		return 0, false, fmt.Errorf("directory of format %d, this program knows %d: %w", format, directoryFormat, command.ErrUnknownFormat)
+		return 0, false, fmt.Errorf("directory of format %d, this program knows %d: %w",
+			format, directoryFormat, command.ErrUnknownFormat)
 	} else if err != nil || number == 0 {
 		return 0, false, fmt.Errorf("%w: %s says %q", ErrCorrupt, currentName, text)
 	}
 	return number, true, nil
 }
 
-// setCurrent durably names the generation that counts.
+// setCurrent durably makes number the current generation.
 func (d *directory) setCurrent(number uint64) error {
 	temp := d.fs.PathJoin(d.path, currentTemp)
 	f, err := d.fs.Create(temp, vfs.WriteCategoryUnspecified)
@@ -129,7 +132,7 @@ func (d *directory) setCurrent(number uint64) error {
 	return d.sync(d.path)
 }
 
-// others lists all generations but keep.
+// others lists all generations except keep.
 func (d *directory) others(keep uint64) ([]uint64, error) {
 	names, err := d.fs.List(d.path)
 	if err != nil {
@@ -144,6 +147,7 @@ func (d *directory) others(keep uint64) ([]uint64, error) {
 	return found, nil
 }
 
+// sync makes the entries of the directory path durable.
 func (d *directory) sync(path string) error {
 	f, err := d.fs.OpenDir(path)
 	if err != nil {
@@ -155,7 +159,7 @@ func (d *directory) sync(path string) error {
 	return nil
 }
 
-// adopt durably makes the files in from generation number, which does not count yet.
+// adopt durably moves the files in from to the directory of generation number, which is not current yet.
 func (d *directory) adopt(from string, number uint64) error {
 	names, err := d.fs.List(from)
 	if err != nil {

@@ -17,32 +17,33 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// Options of an engine. The zero value of each field works.
+// Options configures an engine. The zero value of each field is valid.
 type Options struct {
 	Logger        *slog.Logger // default: discard
-	CacheBytes    int64        // of Pebble's block cache; default 64 MiB
-	MemTableBytes int64        // of a memtable, of which there can be three; default 64 MiB. They grow from 256 KiB
-	RecentBytes   int64        // of recent events kept in memory while there are watchers; default 16 MiB
+	CacheBytes    int64        // size of Pebble's block cache; default 64 MiB
+	MemTableBytes int64        // maximum size of a memtable, of which up to three exist; default 64 MiB. They start at 256 KiB
+	RecentBytes   int64        // size of the recent events kept in memory while there are watchers; default 16 MiB
 
-	// CountIndex keeps all live keys in memory, with what commands and counts need to know of them: up to 48 bytes and its
-	// length for each. Puts then read nothing from disk, and counts of ranges at the current revision take no time. It is
-	// built in the background after Open and Restore; see AwaitCounts.
+	// KeyIndex keeps an index of all live keys in memory (package keyindex), up to 48 bytes and its length for each
+	// key. With it, puts read nothing from disk, and counting a range at the current revision takes O(log n). It is
+	// built in the background after Open and Restore; see AwaitKeyIndex.
 	KeyIndex bool
 
-	// RememberHashes hashes the keyspace in the background when it is compacted, as it was before, and lets HashKV remember
-	// that; see there. Scrub waits for it. It reads all keys, but at most some 20 times what is written.
+	// HashOnCompact computes, in the background, a hash of the keyspace before each compaction, which HashKV then
+	// returns for that revision. Scrub waits for it. It reads all keys, but at most about 20 times the bytes that were
+	// written.
 	HashOnCompact bool
 
-	// OnLeases is told what a batch did to the leases once readers can see it, and that all may have changed once the
-	// state was restored. It is called by the goroutine that applies and must not keep it. Optional.
+	// OnLeases, if set, is called after each batch that changed leases, once readers can see the changes, and after
+	// Restore. The goroutine that applies calls it: it must not block, and must not keep its argument.
 	OnLeases func(LeaseChanges)
 
-	// Quiet keeps all disk work inside calls: nothing is compacted or deleted in the background, and full memtables
-	// are flushed before Apply returns. For simulations that must replay step by step; it wastes disk.
+	// Quiet does all disk work inside of calls: nothing is compacted or deleted in the background, and full memtables
+	// are flushed before Apply returns. It is for simulations that must replay exactly; it wastes disk.
 	Quiet bool
 }
 
-// EnsureDefaults fills what was left out.
+// EnsureDefaults replaces zero values by the defaults.
 func (o *Options) EnsureDefaults() {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -58,19 +59,20 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Engine is one keyspace. Apply and Restore belong to one goroutine; everything else may be called from any.
+// Engine is one keyspace. Apply and Restore must be called from one goroutine; all other methods may be called from
+// any.
 type Engine struct {
 	dir  directory
 	opts Options
 
-	// Owned by the goroutine that calls Apply and Restore.
+	// The fields below belong to the goroutine that calls Apply and Restore.
 	applier applier
-	failed  error // sticky: what Apply left behind cannot be built upon
+	failed  error // returned by each later Apply: the applier's state is unusable
 
 	published atomic.Pointer[view]
 	hub       *watch.Hub
 
-	builders sync.WaitGroup // of indexes and hashes
+	builders sync.WaitGroup // background builds of indexes and hashes
 
 	closing   sync.Mutex
 	closed    bool
@@ -81,17 +83,17 @@ type Engine struct {
 	damage      atomic.Int64
 }
 
-// view is what readers see: it is replaced after every batch.
+// view is the state that readers see. Each batch publishes a new one.
 type view struct {
 	gen *generation
 	state
 	records     recordSet
-	index       *keyindex.Index // of revision; nil while there is none
-	indexShared bool            // a snapshot has index, which must then not change; guarded by gen.mu
+	index       *keyindex.Index // index of the view's revision; nil: not built
+	indexShared bool            // a snapshot uses index, which must not change any more; guarded by gen.mu
 }
 
-// Open opens the engine in dir, which it makes when there is none. A directory of an unknown format is refused with
-// ErrUnknownFormat.
+// Open opens the engine in dir, and creates dir if it does not exist. It fails with command.ErrUnknownFormat for a
+// directory that a newer version wrote, and with ErrCorrupt for one that cannot be read.
 func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	e := &Engine{opts: opts, dir: directory{fs: fs, path: dir}}
@@ -112,7 +114,7 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// install makes gen the state that is applied to and read.
+// install makes gen the state that Apply changes and readers see.
 func (e *Engine) install(gen *generation) {
 	e.applier = applier{
 		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, maxChanges: command.MaxTxnChanges,
@@ -120,19 +122,21 @@ func (e *Engine) install(gen *generation) {
 	e.published.Store(&view{gen: gen, state: gen.loaded, records: gen.records})
 }
 
-// Applied is the position of the last command that was applied, durable or not.
+// Applied returns the position of the last applied command, which need not be durable.
 func (e *Engine) Applied() command.Position { return e.published.Load().applied }
 
-// Revision is the current revision: 1 when nothing was ever written.
+// Revision returns the current revision: 1 when nothing was ever written.
 func (e *Engine) Revision() int64 { return e.published.Load().revision }
 
-// Floor is the oldest revision that can be read; 0 when nothing was compacted.
+// CompactRevision returns the oldest revision that can be read; 0 when nothing was compacted.
 func (e *Engine) CompactRevision() int64 { return e.published.Load().compactRevision }
 
-// LastTime is the highest stamp of any transaction, Unix milliseconds: a proposer stamps this or more.
+// LastTime returns the highest time stamp of all transactions, in Unix milliseconds. Proposers must stamp this or a
+// later time.
 func (e *Engine) LastTime() int64 { return e.published.Load().time }
 
-// Flush makes what is applied durable and returns a position that is. While the disk refuses writes it waits for ctx.
+// Flush makes what was applied before the call durable, and returns a durable position. While the disk refuses writes,
+// it waits until ctx ends.
 func (e *Engine) Flush(ctx context.Context) (command.Position, error) {
 	v := e.published.Load()
 	if err := v.gen.acquire(); err != nil {
@@ -145,7 +149,7 @@ func (e *Engine) Flush(ctx context.Context) (command.Position, error) {
 	return v.applied, nil
 }
 
-// Close ends watchers and snapshots with ErrClosed and closes the files, flushing nothing.
+// Close ends watchers and snapshots with ErrClosed and closes the files. It does not flush.
 func (e *Engine) Close() error {
 	e.closing.Lock()
 	defer e.closing.Unlock()
@@ -164,18 +168,18 @@ type Stats struct {
 	Applied         command.Position
 	Revision        int64
 	CompactRevision int64
-	Time            int64 // highest stamp, Unix milliseconds
-	Keys            int64 // live keys
-	DiskBytes       int64 // on disk, history and garbage included
-	UnsavedBytes    int64 // in memtables, of which a crash may lose the data
+	Time            int64 // highest time stamp, Unix milliseconds
+	Keys            int64 // number of live keys
+	DiskBytes       int64 // on disk, with history and data that Pebble has not yet deleted
+	UnsavedBytes    int64 // in memtables: lost in a crash, and then replayed from the log
 	Watchers        int
-	RecentBytes     int64 // of events held in memory
-	Snapshots       int   // open, and other reads of history under way
-	DiskErrors      int64 // of Pebble's background work since Open: while they grow, nothing becomes durable
+	RecentBytes     int64 // recent events in memory
+	Snapshots       int   // open snapshots and other reads of history
+	DiskErrors      int64 // errors of Pebble's background work since Open; while the number grows, nothing becomes durable
 	WriteStalls     int64 // times that Apply had to wait for Pebble since Open
 }
 
-// Stats returns the figures; those of Pebble are 0 once the engine is closed.
+// Stats returns the figures. Those of Pebble are 0 once the engine is closed.
 func (e *Engine) Stats() Stats {
 	v := e.published.Load()
 	s := Stats{

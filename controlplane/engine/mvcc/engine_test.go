@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// newEngine is an empty engine in memory, closed with the test.
+// newEngine returns an empty engine in memory, which is closed with the test.
 func newEngine(t testing.TB) *Engine {
 	e, err := Open(vfs.NewMem(), "data", Options{})
 	require.NoError(t, err)
@@ -32,7 +32,7 @@ func proposalID(n int) (id [16]byte) {
 	return id
 }
 
-// The last MaxProposals ids are known, however they were batched, also after reopening and after a restore.
+// The last MaxProposals proposal IDs are known, however they were batched, also after reopening and after a restore.
 func TestProposalsForgotten(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -72,7 +72,7 @@ func TestProposalsForgotten(t *testing.T) {
 	require.NoError(t, other.Restore("copy"))
 	check(other)
 
-	// The next one pushes out the oldest, which then applies again.
+	// The next ID displaces the oldest one, which then applies again.
 	put := func(n int) command.Command {
 		index++
 		data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
@@ -86,7 +86,7 @@ func TestProposalsForgotten(t *testing.T) {
 	require.Equal(t, int64(1), mustApply(t, other, put(oldest+2))[0].Revision)
 }
 
-// One DeleteRange can be far more than a chunk and far more than a batch of events.
+// One DeleteRange can exceed a chunk of the change log and a batch of events by far.
 func TestLargeRevision(t *testing.T) {
 	e := newEngine(t)
 	const keys = 6000
@@ -129,14 +129,14 @@ func TestLargeRevision(t *testing.T) {
 	require.Equal(t, "key y revision 6003: \nkey z revision 6002: \nrevision 6003:\n  put y after 0 releases 0\n", dump(t, e))
 }
 
-// While one goroutine applies, readers see whole transactions, watchers all of them in order, checkpoints the state of
-// exactly the position they tell, and scrubbing disturbs nobody.
+// While one goroutine applies, readers see whole transactions, watchers see all of them in order, and checkpoints have
+// the state of exactly the position that was returned. Scrub disturbs none of them.
 func TestConcurrent(t *testing.T) {
 	fs := vfs.NewMem()
 	e, err := Open(fs, "data", Options{MemTableBytes: 256 << 10, RecentBytes: 4 << 10})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, e.Close()) }()
-	// Applying goes on until the others have met it often enough.
+	// Applying goes on until the other goroutines have run often enough.
 	const rounds, most = 1500, 1_000_000
 	var copies, pairs, scrubs, applied atomic.Uint64
 	busy := func() bool { return copies.Load() < 6 || pairs.Load() < 200 || scrubs.Load() < 50 }
@@ -146,7 +146,7 @@ func TestConcurrent(t *testing.T) {
 		wg.Add(1)
 		go func() { defer wg.Done(); f() }()
 	}
-	// Every transaction writes its index to x and y, which are therefore always equal to the applied index.
+	// Each transaction writes its index to x and y, so both always equal the applied index.
 	start(func() {
 		defer stop()
 		for i := uint64(1); i <= rounds || i <= most && busy() && !t.Failed(); i += 2 {
@@ -255,7 +255,7 @@ func checkApplied(e *Engine, p command.Position) error {
 	return nil
 }
 
-// follow reads events until ctx ends and checks that each key's versions come without a gap.
+// follow reads events until ctx ends, and checks that the versions of each key have no gaps.
 func follow(ctx context.Context, w *watch.Watcher) error {
 	last := map[string]int64{}
 	for {
@@ -279,7 +279,7 @@ func follow(ctx context.Context, w *watch.Watcher) error {
 	}
 }
 
-// After Close everything says so and nothing hangs.
+// After Close, all methods return ErrClosed and none blocks.
 func TestClosed(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -316,7 +316,7 @@ func TestClosed(t *testing.T) {
 	require.Equal(t, int64(2), e.Stats().Revision)
 }
 
-// Guards made from what a range returned fail exactly when that has changed.
+// A guard made from the result of a range fails exactly when the result has changed.
 func TestRangeGuard(t *testing.T) {
 	e := newEngine(t)
 	for i, k := range []string{"a", "b", "c", "d"} {
@@ -339,7 +339,7 @@ func TestRangeGuard(t *testing.T) {
 	}
 }
 
-// A DeleteRange that meets too many keys changes nothing, however the keys came to be.
+// A DeleteRange of too many keys changes nothing, whether the keys are stored or pending in the batch.
 func TestTooManyChanges(t *testing.T) {
 	e := newEngine(t)
 	e.applier.maxChanges = 2
@@ -357,8 +357,8 @@ func TestTooManyChanges(t *testing.T) {
 	require.Equal(t, r, mustApply(t, e, command.Command{Index: 6, ID: proposalID(0), Data: data})[0])
 }
 
-// While the disk refuses tables, applying and reading go on, Flush waits no longer than its caller wants, and what could
-// not be written is written later.
+// While the disk refuses to write tables, Apply and reads continue, Flush ends with its context, and the data is
+// written later.
 func TestDiskRefuses(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	var refuse atomic.Bool

@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// all reports whether all of compares hold. They see the keys as the program found them, not what its steps have changed:
-// etcd chooses all branches before it writes.
+// compareAll reports whether all compares hold. They see the keys as they were before the program, since etcd chooses
+// all branches before it writes.
 func (x *programRun) compareAll(compares []command.Compare) (bool, error) {
 	for i := range compares {
 		holds, err := x.compare(&compares[i])
@@ -19,6 +19,7 @@ func (x *programRun) compareAll(compares []command.Compare) (bool, error) {
 	return true, nil
 }
 
+// compare reports whether c holds for its key, or for all keys of its range.
 func (x *programRun) compare(c *command.Compare) (bool, error) {
 	if len(c.End) == 0 {
 		h, err := x.lookup(c.Key, false, c.Target == command.CompareValue)
@@ -41,7 +42,8 @@ func (x *programRun) compare(c *command.Compare) (bool, error) {
 	return holds, err
 }
 
-// attached returns the keys of a lease, in order, as the steps so far left them, and perhaps keys that it has lost.
+// leaseKeys returns the keys of a lease in order, with the changes of the earlier commands and steps. It may include
+// keys that are no longer attached: the caller must look them up.
 func (x *programRun) leaseKeys(id int64) ([][]byte, error) {
 	keys, err := readLeaseKeys(x.db, id)
 	if err != nil {

@@ -7,25 +7,25 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// execution is one program being carried out: what it is going to change, none of which is written before its last step
-// was found possible.
+// programRun is the application of one program. It collects changes and writes them only after the last step, when no
+// step was refused.
 type programRun struct {
 	*applier
 	wantSteps   bool
-	firstChange int  // of its changes in stage.changes
-	multiStep   bool // steps must see each other's changes
+	firstChange int  // position of the program's first change in applier.changes
+	multiStep   bool // steps have to see each other's changes
 	refused     command.Refusal
 	leases      []leaseChange
-	records     []Record // set, or removed where the value is nil
+	records     []Record // named records to set, or to remove where Value is nil
 }
 
-// leaseStep grants a lease or revokes it.
+// leaseChange grants or revokes a lease.
 type leaseChange struct {
 	command.Lease
 	revoked bool
 }
 
-// execute carries out a program.
+// execute applies a program. With wanted, the result has Steps.
 func (s *applier) execute(p *command.Program, wanted bool) (command.Result, error) {
 	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
 	if p.Epoch != 0 && p.Epoch != s.epoch {
@@ -54,6 +54,7 @@ func (s *applier) execute(p *command.Program, wanted bool) (command.Result, erro
 	return r, nil
 }
 
+// write writes the collected changes, leases and records to the batch.
 func (x *programRun) write() error {
 	s := x.applier
 	if len(s.changes) > x.firstChange {
@@ -86,6 +87,7 @@ func (x *programRun) write() error {
 	return nil
 }
 
+// writeLease writes l to the batch.
 func (s *applier) writeLease(l leaseChange) error {
 	if l.revoked {
 		delete(s.leases, l.ID)
@@ -97,7 +99,7 @@ func (s *applier) writeLease(l leaseChange) error {
 	return s.batch.Set(leaseKey(tableLeases, l.ID), binary.AppendUvarint(nil, uint64(l.TTL)), nil)
 }
 
-// steps carries out steps until one is refused. The results are nil when nobody wants them.
+// steps runs steps until one is refused. The results are nil unless x.wantSteps.
 func (x *programRun) steps(steps []command.Step) (results []command.StepResult, err error) {
 	if x.wantSteps {
 		results = make([]command.StepResult, len(steps))
@@ -116,6 +118,7 @@ func (x *programRun) steps(steps []command.Step) (results []command.StepResult, 
 	return results, nil
 }
 
+// step runs one step and sets its result r.
 func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	switch st.Kind {
 	case command.StepRange:
@@ -152,6 +155,8 @@ func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	return nil
 }
 
+// read runs a StepRange. It checks the revision even if the result is not wanted: a refusal must be the same on all
+// members.
 func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	switch o := st.Range; {
 	case o.Revision > x.revision:
@@ -165,6 +170,7 @@ func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	return err
 }
 
+// put runs a StepPut.
 func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
@@ -194,13 +200,14 @@ func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	return nil
 }
 
-// previous answers what a step replaced.
+// addPrevious adds the version that a step replaced to its result.
 func (x *programRun) addPrevious(key []byte, h keyState, r *command.StepResult) {
 	if h.Live() {
 		r.Range.KVs = append(r.Range.KVs, h.kv(key, false))
 	}
 }
 
+// delete runs a StepDelete.
 func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if len(st.End) == 0 {
 		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
@@ -212,7 +219,7 @@ func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if command.EmptyRange(st.Key, st.End) {
 		return nil
 	}
-	// What is removed is not laid over the keys before the scan is through.
+	// The changes become visible only after the scan, which would otherwise see them.
 	at := len(x.changes)
 	err := x.scan(st.Key, st.End, x.multiStep, func(key []byte, h keyState) (bool, error) {
 		key = bytes.Clone(key)
@@ -235,6 +242,7 @@ func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	return err
 }
 
+// remove deletes key, whose current state is h.
 func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepResult) {
 	if prev && x.wantSteps {
 		x.addPrevious(key, h, r)
@@ -243,6 +251,7 @@ func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepRe
 	x.change(x.deleteChange(key, h.Meta))
 }
 
+// change adds c to the changes, and refuses the program when there are too many.
 func (x *programRun) change(c change) {
 	x.changes = append(x.changes, c)
 	if len(x.changes)-x.firstChange > x.maxChanges {
@@ -253,8 +262,8 @@ func (x *programRun) change(c change) {
 	}
 }
 
-// overlay shows a change to the steps that follow. What the program changed before it, it supersedes: only together do
-// they replace what the key held before the program.
+// showChange makes the change at position at visible to the later steps. It supersedes an earlier change of the program
+// to the same key; both count as one replacement of what the key held before the program.
 func (x *programRun) showChange(at int) {
 	c := &x.changes[at]
 	if e := x.programOverlay.find(c.key); e != nil {
@@ -265,7 +274,7 @@ func (x *programRun) showChange(at int) {
 	x.programOverlay.put(overlayEntry{key: c.key, keyState: keyState{Meta: c.after, value: c.value}, change: at})
 }
 
-// lease finds a lease as the steps so far left it.
+// lease returns the TTL of a lease, with the changes of the earlier steps.
 func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	for i := len(x.leases) - 1; i >= 0; i-- {
 		if l := x.leases[i]; l.ID == id {
@@ -276,6 +285,7 @@ func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	return ttl, known
 }
 
+// revoke runs a StepRevoke: it deletes the lease and the keys attached to it.
 func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	if _, known := x.lease(st.Lease); !known {
 		x.refused = command.RefusedLeaseNotFound
@@ -306,6 +316,7 @@ func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	return nil
 }
 
+// hasRecord reports whether a named record exists, with the changes of the earlier steps.
 func (x *programRun) hasRecord(name []byte) bool {
 	for i := len(x.records) - 1; i >= 0; i-- {
 		if bytes.Equal(x.records[i].Name, name) {

@@ -10,33 +10,34 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// generation is one Pebble directory in use.
+// generation is one Pebble database in use, with the state that was loaded from it.
 type generation struct {
 	number        uint64
 	db            *pebble.DB
-	loaded        state // when it was opened
+	loaded        state // state at the time of opening
 	proposals     *proposals
 	leases        leases
 	records       recordSet
-	freed         atomic.Int64 // bytes that Scrub has removed since the keyspace began, as Size counts them
+	freed         atomic.Int64 // total size of the versions that Scrub has removed, counted as by Size
 	scrubProgress scrubProgress
-	indexBuild    *indexBuild // nil without CountIndex
+	indexBuild    *indexBuild // nil without Options.KeyIndex
 	hashes        compactionHashes
-	defragmenting atomic.Int32 // of those that defragment: values in files of their own are written anew
+	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
 
-	// using is held shared while db is in use, and exclusively to close it.
+	// using is held shared while db is used, and exclusively to close it.
 	using     sync.RWMutex
 	closedErr error
-	done      chan struct{} // closed once ended is set
+	done      chan struct{} // closed once closedErr is set
 
 	mu   sync.Mutex
-	pins map[int64]int // open readers by the oldest revision they may read: Scrub leaves that to them
+	pins map[int64]int // number of open readers by their compact revision; Scrub keeps what they can read
 }
 
+// openGeneration opens the Pebble database of a generation and loads its state.
 func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	path, o := e.dir.generation(number), e.pebbleOptions()
 	if number == firstGeneration {
-		// It may never have been flushed, and then its directory may be gone after a crash.
+		// The first generation may never have been flushed: a crash can then lose its directory.
 		if err := e.dir.fs.MkdirAll(path, 0o700); err != nil {
 			return nil, err
 		}
@@ -81,7 +82,8 @@ func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	return g, nil
 }
 
-// acquire permits the use of db until release.
+// acquire permits the use of db until release is called. It fails with ErrClosed or ErrRestored once the generation is
+// retired.
 func (g *generation) acquire() error {
 	g.using.RLock()
 	if g.closedErr != nil {
@@ -91,9 +93,10 @@ func (g *generation) acquire() error {
 	return nil
 }
 
+// release ends the use of db that acquire permitted.
 func (g *generation) release() { g.using.RUnlock() }
 
-// retire waits until nobody uses db and closes it; whoever wants to use it later gets the reason.
+// retire waits until db is not in use and closes it. Later calls of acquire return reason.
 func (g *generation) retire(reason error) error {
 	g.using.Lock()
 	defer g.using.Unlock()
@@ -108,7 +111,7 @@ func (g *generation) retire(reason error) error {
 	return nil
 }
 
-// flush waits until all that is in memory now is on disk. The caller has acquired g.
+// flush waits until everything in memtables is on disk. The caller has acquired g.
 func (g *generation) flush(ctx context.Context) error {
 	flushed, err := g.db.AsyncFlush()
 	if err != nil {
@@ -122,14 +125,14 @@ func (g *generation) flush(ctx context.Context) error {
 	}
 }
 
-// pin keeps Scrub from what can be read in the published state until unpin, and its index, if that is wanted, from
-// changing. The caller may use the generation's db, and releases it.
+// pin returns the published view and keeps Scrub from removing what it can read, until unpin. With index, the view's
+// index will not change any more. The generation is acquired: the caller must release it.
 func (e *Engine) pin(index bool) (*view, error) {
 	for {
 		g := e.published.Load().gen
 		if err := g.acquire(); err != nil {
 			if e.published.Load().gen != g {
-				continue // restored meanwhile
+				continue // a Restore happened
 			}
 			return nil, err
 		}
@@ -145,6 +148,7 @@ func (e *Engine) pin(index bool) (*view, error) {
 	}
 }
 
+// unpin reverses pin for a view with that compact revision.
 func (g *generation) unpin(compactRevision int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,7 +157,8 @@ func (g *generation) unpin(compactRevision int64) {
 	}
 }
 
-// unread is the revision below which nobody reads or will read. Floors only rise, so the lock makes that last.
+// scrubLimit returns the revision below which nothing is read any more: the compact revision, or that of the oldest
+// reader. Compact revisions only rise, so the result stays valid after the lock is released.
 func (e *Engine) scrubLimit(g *generation) int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -168,6 +173,7 @@ func (e *Engine) scrubLimit(g *generation) int64 {
 	return compactRevision
 }
 
+// pinned returns the number of open readers.
 func (g *generation) pinned() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

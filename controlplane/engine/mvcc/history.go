@@ -14,10 +14,10 @@ import (
 // a CompactedError.
 func (e *Engine) Watch(o watch.Options) *watch.Watcher { return e.hub.Watch(o) }
 
-// history reads events from the change log on disk, for watchers.
+// history implements watch.Source with the change log on disk.
 type history struct{ *Engine }
 
-// ReadEvents reads the change log and looks up the values.
+// ReadEvents implements watch.Source.
 func (h history) ReadEvents(c *watch.Collector) error {
 	v, err := h.pin(false)
 	if err != nil {
@@ -36,7 +36,7 @@ func (h history) ReadEvents(c *watch.Collector) error {
 	return nil
 }
 
-// ReadPrevious looks up what the events replaced.
+// ReadPrevious implements watch.Source.
 func (h history) ReadPrevious(events []watch.Event) error {
 	v, err := h.pin(false)
 	if err != nil {
@@ -47,7 +47,7 @@ func (h history) ReadPrevious(events []watch.Event) error {
 	return readPrevious(v, events)
 }
 
-// maxScannedBytes bounds how much of the change log one read scans: a state must not stay pinned for long, even when none
+// maxScannedBytes limits how much of the change log one read scans, so that no state stays pinned for long even if none
 // of the changes is wanted.
 const maxScannedBytes = 4 << 20
 

@@ -12,25 +12,25 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
-// indexing is a generation's index: being built, then kept up by the goroutine that applies.
+// indexBuild is the index of a generation: first it is built in the background, then Apply maintains it.
 type indexBuild struct {
 	mu       sync.Mutex
-	index    keyindex.Index // the builder's until it is whole, then the applier's
+	index    keyindex.Index // belongs to the builder until complete, then to the applier
 	complete bool
-	backlog  []indexUpdate // what batches changed since the builder last looked
-	finished chan struct{} // closed when the builder has ended, with an index or without
+	backlog  []indexUpdate // changes since the builder's last step
+	finished chan struct{} // closed when the builder has ended, successfully or not
 }
 
-// indexed is a key's new mark; the zero mark says that the key is gone.
+// indexUpdate is a key's new entry. The zero Entry means that the key was deleted.
 type indexUpdate struct {
 	key []byte
 	keyindex.Entry
 }
 
-// buildKeys is how many keys the builder reads between two looks at what has changed since.
+// keysPerStep is the number of keys that the builder reads in one step. Between steps it applies the backlog.
 const keysPerStep = 4096
 
-// publish shows v, which changes led to, to readers.
+// publish updates the index with changes and makes v, which they led to, visible to readers.
 func (e *Engine) publish(v *view, changes []change) {
 	e.hashCompaction(v)
 	x := v.gen.indexBuild
@@ -49,8 +49,8 @@ func (e *Engine) publish(v *view, changes []change) {
 		e.published.Store(v)
 		return
 	}
-	// Nobody can take a snapshot while pins are locked: an index that none has can be changed in place. A change of many
-	// keys would hold up snapshots, and goes on in copies.
+	// While gen.mu is held, no snapshot can be taken: an index that no snapshot shares can be changed in place. For a
+	// large batch that would delay snapshots too long, so it copies nodes instead.
 	const many = 1024
 	v.gen.mu.Lock()
 	inPlace := !e.published.Load().indexShared && len(changes) <= many
@@ -72,7 +72,7 @@ func (e *Engine) publish(v *view, changes []change) {
 	}
 }
 
-// startIndex builds the index of a generation that was just published: in the background, unless the engine is quiet.
+// startIndexBuild builds the index of the published generation g: in the background, or at once with Options.Quiet.
 func (e *Engine) startIndexBuild(g *generation) {
 	build := func() {
 		defer close(g.indexBuild.finished)
@@ -89,10 +89,10 @@ func (e *Engine) startIndexBuild(g *generation) {
 	}
 }
 
-// fillIndex reads all keys, some at a time, each time at the then current revision. What changes meanwhile among the keys
-// it has read comes through the backlog; what changes ahead of it, it will read.
+// buildIndex reads all keys in steps, each at the revision that is current then. Changes to keys that were read before
+// arrive through the backlog; those to keys after the position are read.
 func (e *Engine) buildIndex(g *generation) error {
-	var position []byte // before which all keys were read
+	var position []byte // all keys before it were read
 	for whole := false; !whole; {
 		pinned, err := e.pin(false)
 		if err != nil {
@@ -112,8 +112,8 @@ func (e *Engine) buildIndex(g *generation) error {
 	return nil
 }
 
-// fillSome reads the next keys from position on and returns the first that it has not read. When there is none, the index
-// is whole and readers are given it.
+// buildIndexStep reads keys from position on, and returns the key at which the next step starts. At the end, complete
+// is true and the index is published.
 func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, whole bool, err error) {
 	x := g.indexBuild
 	x.mu.Lock()
@@ -142,7 +142,7 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 	}
 	x.backlog, x.complete = nil, true
 	given := x.index
-	// The goroutine that applies publishes under this lock; one that restores, without it, and must not be undone.
+	// Apply publishes under x.mu, but Restore does not. Its view must not be overwritten by this older one.
 	if v = e.published.Load(); v.gen != g ||
 		!e.published.CompareAndSwap(v, &view{gen: g, state: v.state, records: v.records, index: &given}) {
 		return nil, false, ErrRestored
@@ -150,9 +150,9 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 	return nil, true, nil
 }
 
-// AwaitCounts waits until snapshots that are taken from then on count ranges of their own revision without reading them.
-// Without CountIndex, or when the index could not be built, counts read the range and there is nothing to wait for. It
-// fails with what ctx says, or with ErrClosed.
+// AwaitKeyIndex waits until the index is built: snapshots that are taken afterwards count ranges at their own revision
+// without reading them. It returns nil at once without Options.KeyIndex, and also when the index could not be built;
+// counts then read the range. It fails with the error of ctx or with ErrClosed.
 func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	for {
 		g := e.published.Load().gen
@@ -179,6 +179,7 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	}
 }
 
+// applyTo sets or removes the key in t.
 func (i *indexUpdate) applyTo(t *keyindex.Index) {
 	if !i.Live() {
 		t.Remove(i.key)
@@ -187,7 +188,7 @@ func (i *indexUpdate) applyTo(t *keyindex.Index) {
 	}
 }
 
-// fill takes some keys of r and returns the one after them, nil at the end.
+// fillIndex adds the next keysPerStep keys of r to t, and returns the key after them; nil at the end.
 func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 	for n := 0; ; n++ {
 		prefix, mod, ok, err := r.next(n == 0)
@@ -210,12 +211,12 @@ func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 	}
 }
 
-// unreadBytes is the size from which versions are not read to fill an index, where Pebble keeps them apart: large values
-// would be read whole for some bytes before them. The first put over such a key reads it, which costs little beside
-// writing as much.
+// unreadBytes is the size from which a separately stored value is not read for the index, as reading it would cost more
+// than the few bytes of metadata are worth. Its entry is partial: the first put over the key reads the version.
 const unreadBytes = 1 << 10
 
-// mark is that of what r.it stands at, a version of revision mod; the zero mark is a tombstone.
+// entry returns the entry of the version, written by revision mod, at which r.it stands. It is the zero Entry for a
+// tombstone.
 func (r *reader) entry(mod int64) (keyindex.Entry, error) {
 	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
 		return keyindex.PartialEntry(mod), nil

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// The index is built while commands are applied, and again after a restore; counts are exact all the time.
+// The index is built while commands are applied, and again after a restore. Counts are always exact.
 func TestIndexBuilding(t *testing.T) {
 	fs := vfs.NewMem()
 	e, err := Open(fs, "data", Options{})
@@ -98,7 +98,7 @@ func BenchmarkCount(b *testing.B) {
 	}
 }
 
-// A start reads no large values for its index. What is put over them, deleted and counted then is as if it had.
+// Building the index reads no large values. Puts, deletes and counts of such keys are right nevertheless.
 func TestStartLeavesLargeValues(t *testing.T) {
 	fs := vfs.NewMem()
 	open := func() *Engine {

@@ -12,28 +12,30 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// leases are the leases that commands see, by id, with their TTLs. The goroutine that applies owns them.
+// leases maps the IDs of all leases to their TTLs. It belongs to the goroutine that calls Apply.
 type leases map[int64]int64
 
-// LeaseChanges tells what a batch did to the leases.
+// LeaseChanges describes what a batch did to the leases.
 type LeaseChanges struct {
-	All     bool            // the state was replaced: what was known of leases no longer counts
-	Granted []command.Lease // in order; one that was also revoked is in both
+	All     bool            // Restore replaced the state: all leases may differ
+	Granted []command.Lease // in order; a lease granted and revoked in the batch is in both lists
 	Revoked []int64
 }
 
 func (c *LeaseChanges) any() bool { return c.All || len(c.Granted)+len(c.Revoked) > 0 }
 
+// leaseKey returns the Pebble key of a lease, or the prefix of its attachments.
 func leaseKey(table byte, id int64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{table}, uint64(id))
 }
 
+// attachmentKey returns the Pebble key of key's attachment to a lease.
 func attachmentKey(id int64, key []byte) []byte {
 	k := make([]byte, 0, 1+8+len(key))
 	return append(binary.BigEndian.AppendUint64(append(k, tableAttachments), uint64(id)), key...)
 }
 
-// attachedBounds are those of all keys of a lease.
+// attachmentBounds returns the Pebble bounds of the keys of a lease.
 func attachmentBounds(id int64) *pebble.IterOptions {
 	o := &pebble.IterOptions{LowerBound: leaseKey(tableAttachments, id), UpperBound: []byte{tableAttachments + 1}}
 	if uint64(id) != math.MaxUint64 {
@@ -42,12 +44,14 @@ func attachmentBounds(id int64) *pebble.IterOptions {
 	return o
 }
 
+// loadLeases reads all leases.
 func loadLeases(db *pebble.DB) (leases, error) {
 	l := leases{}
 	err := eachLease(db, func(found command.Lease) { l[found.ID] = found.TTL })
 	return l, err
 }
 
+// eachLease calls visit for each stored lease.
 func eachLease(db *pebble.DB, visit func(command.Lease)) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableLeases}, UpperBound: []byte{tableLeases + 1}})
 	if err != nil {
@@ -68,6 +72,7 @@ func eachLease(db *pebble.DB, visit func(command.Lease)) (err error) {
 	return markCorrupt(it.Error())
 }
 
+// decodeLease decodes a stored lease.
 func decodeLease(key, value []byte) (command.Lease, error) {
 	d := command.FieldDecoder{Rest: key}
 	d.Byte()
@@ -79,8 +84,8 @@ func decodeLease(key, value []byte) (command.Lease, error) {
 	return command.Lease{ID: id, TTL: int64(ttl)}, nil
 }
 
-// Lease returns lease id; ok is false when there is none. Leases have no history: unlike keys they are as they are now,
-// not as they were when the snapshot was taken.
+// Lease returns lease id; ok is false if it does not exist. Leases have no history: the result is current, whatever the
+// snapshot's revision.
 func (s *Snapshot) Lease(id int64) (l command.Lease, ok bool, err error) {
 	if err := s.acquire(); err != nil {
 		return command.Lease{}, false, err
@@ -98,7 +103,7 @@ func (s *Snapshot) Lease(id int64) (l command.Lease, ok bool, err error) {
 	return l, err == nil, errors.Join(err, closer.Close())
 }
 
-// Leases returns all leases, as they are now, in the order of their ids, negative ones last.
+// Leases returns all current leases, ordered by ID as an unsigned number.
 func (s *Snapshot) Leases() (all []command.Lease, err error) {
 	if err := s.acquire(); err != nil {
 		return nil, err
@@ -108,7 +113,7 @@ func (s *Snapshot) Leases() (all []command.Lease, err error) {
 	return all, err
 }
 
-// LeaseKeys returns the keys that are attached to lease id, as they are now, in order.
+// LeaseKeys returns the keys that are currently attached to lease id, in order.
 func (s *Snapshot) LeaseKeys(id int64) (keys [][]byte, err error) {
 	if err := s.acquire(); err != nil {
 		return nil, err
@@ -117,6 +122,7 @@ func (s *Snapshot) LeaseKeys(id int64) (keys [][]byte, err error) {
 	return readLeaseKeys(s.gen.db, id)
 }
 
+// readLeaseKeys reads the keys that are attached to a lease, in order.
 func readLeaseKeys(db *pebble.DB, id int64) (keys [][]byte, err error) {
 	it, err := db.NewIter(attachmentBounds(id))
 	if err != nil {

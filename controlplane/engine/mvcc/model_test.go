@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// TestModel drives an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores,
-// and compares every result, ranges at every kept revision and every watch with a model of a few lines.
+// TestModel runs an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores.
+// It compares each result, ranges at all readable revisions and each watch with a simple model.
 func TestModel(t *testing.T) {
 	for seed := range uint64(24) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { newModelRun(t, seed).run(250) })
 	}
 }
 
-// A quiet engine given the same twice leaves the same files, but for the times in Pebble's manifests.
+// Two quiet engines with the same input leave the same files, except for times in Pebble's manifests.
 func TestQuietReplays(t *testing.T) {
 	for seed := range uint64(3) {
 		var files [2]map[string]string
@@ -79,7 +79,7 @@ type modelRun struct {
 	copies  int
 }
 
-// modelWatch is a watcher and what it has shown.
+// modelWatch is a watcher and the events it has returned.
 type modelWatch struct {
 	o        watch.Options
 	w        *watch.Watcher
@@ -90,7 +90,7 @@ type modelWatch struct {
 func newModelRun(t *testing.T, seed uint64) *modelRun {
 	r := &modelRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), fs: vfs.NewCrashableMem(), m: newModel(),
-		// Small enough for flushes and for events to leave memory.
+		// Small enough for flushes, and for events to leave memory.
 		opts: Options{Quiet: seed%2 == 0, KeyIndex: seed%3 != 0, MemTableBytes: 256 << 10, RecentBytes: 2000},
 	}
 	r.open()
@@ -142,7 +142,7 @@ var modelKeys = []string{"a", "a\x00", "a\x00\xff", "a\x00\x01", "aa", "ab", "b"
 
 func (r *modelRun) key() []byte { return []byte(modelKeys[r.rng.IntN(len(modelKeys))]) }
 
-// span is a random range, sometimes an empty one.
+// span returns a random range, sometimes an empty one.
 func (r *modelRun) span() (key, end []byte) {
 	switch r.rng.IntN(4) {
 	case 0:
@@ -156,7 +156,7 @@ func (r *modelRun) span() (key, end []byte) {
 	return r.key(), r.key()
 }
 
-// apply gives the engine a few commands at once.
+// apply applies a few commands in one call.
 func (r *modelRun) apply() {
 	cmds := make([]command.Command, 1+r.rng.IntN(6))
 	want := make([]command.Result, len(cmds))
@@ -201,7 +201,7 @@ func (r *modelRun) command() (command.Command, command.Result) {
 	return c, r.model(c)
 }
 
-// model carries out c on the model.
+// model applies c to the model.
 func (r *modelRun) model(c command.Command) command.Result {
 	if len(c.Data) == 0 {
 		return command.Result{Revision: r.m.revision(), Time: r.m.time}
@@ -253,7 +253,7 @@ func (r *modelRun) txn() command.Txn {
 	}
 }
 
-// guard is one that holds, more often than not.
+// guard returns a random guard, which mostly holds.
 func (r *modelRun) guard() command.Guard {
 	g := command.Guard{Key: r.key()}
 	if r.rng.IntN(2) == 0 {
@@ -320,12 +320,12 @@ func (r *modelRun) rangeOptions() RangeOptions {
 	return o
 }
 
-// expect is what the model says a range is.
+// expect returns the model's result of a range.
 func (r *modelRun) expect(o RangeOptions, revision int64) RangeResult {
 	return expectRange(o, r.m.scan(o.Key, o.End, revision))
 }
 
-// expectRange is what a range is when all are the keys in it.
+// expectRange returns the result of a range that contains the keys all.
 func expectRange(o RangeOptions, all []KV) RangeResult {
 	var res RangeResult
 	if o.Reverse {
@@ -353,7 +353,7 @@ func expectRange(o RangeOptions, all []KV) RangeResult {
 	return res
 }
 
-// checkAll compares the whole keyspace at all kept revisions.
+// checkAll compares the whole keyspace at all readable revisions.
 func (r *modelRun) checkAll() {
 	s := r.e.Snapshot()
 	defer s.Close()
@@ -365,7 +365,8 @@ func (r *modelRun) checkAll() {
 	}
 }
 
-// checkReplay gives a fresh engine the same log in other batches: once both are scrubbed they must hold the same.
+// checkReplay applies the same log to a fresh engine in other batches. Once both are scrubbed, they must store the
+// same.
 func (r *modelRun) checkReplay() {
 	r.opts.KeyIndex = !r.opts.KeyIndex
 	e, err := Open(vfs.NewMem(), "data", r.opts)
@@ -380,7 +381,7 @@ func (r *modelRun) checkReplay() {
 	}
 	r.checkHash(e)
 	for _, x := range []*Engine{e, r.e} {
-		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // building it is a read that Scrub respects
+		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // the build pins data against Scrub
 		for done := false; !done; {
 			done, err = x.Scrub(context.Background(), 10)
 			require.NoError(r.t, err)
@@ -414,7 +415,7 @@ func (r *modelRun) drain() {
 	}
 }
 
-// drainOne reads all that is ready and compares it with what the model says must have been seen.
+// drainOne reads all available events and compares them with the model's.
 func (r *modelRun) drainOne(w *modelWatch) {
 	ready, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -465,7 +466,7 @@ func (r *modelRun) checkEvents(w *modelWatch) {
 	require.Equal(r.t, want, w.events)
 }
 
-// crash loses some of what was not synced, opens again, replays and lets the watchers go on where they were.
+// crash loses some of the data that was not synced, reopens, replays, and continues the watchers where they were.
 func (r *modelRun) crash() {
 	r.closeSnapshots()
 	r.fs = r.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.rng.IntN(101), RNG: r.rng})
@@ -484,7 +485,7 @@ func (r *modelRun) crash() {
 	}
 }
 
-// replay gives the engine what it has lost, and must get the same results.
+// replay applies the lost commands again, which must have the same results.
 func (r *modelRun) replay() {
 	for at := r.e.Applied().Index; at < uint64(len(r.log)); {
 		n := min(1+uint64(r.rng.IntN(20)), uint64(len(r.log))-at)
@@ -496,8 +497,8 @@ func (r *modelRun) replay() {
 	require.Equal(r.t, r.m.revision(), r.e.Revision())
 }
 
-// restore takes a checkpoint, applies more to another engine, and gives that one's checkpoint to this one, as a
-// follower that was away gets it. Watchers must not notice.
+// restore takes a checkpoint, applies more commands to another engine, and restores from that one's checkpoint, like a
+// follower that was disconnected. Watchers must not notice.
 func (r *modelRun) restore() {
 	r.closeSnapshots()
 	r.copies++

@@ -10,16 +10,16 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// pebbleOptions is the one place where Pebble is tuned.
+// pebbleOptions returns the options of Pebble. All of its tuning is here.
 func (e *Engine) pebbleOptions() *pebble.Options {
-	const memTables = 3 // one that fills, one that is written out and one for when the disk is slow
+	const memTables = 3 // one that is filled, one that is flushed, and one more for a slow disk
 	o := &pebble.Options{
 		FS:                 e.dir.fs,
 		Comparer:           comparer(),
 		DisableWAL:         true,
 		FormatMajorVersion: pebble.FormatValueSeparation,
-		// Pebble takes the memory of memtables from its block cache: of the one that fills and the one that is written out or
-		// kept for the next. What they do not take yet, blocks do.
+		// Pebble takes the memory of memtables from its block cache. Two of them (the one that is filled, and one that
+		// is flushed or kept for reuse) are added to the size; blocks use what they leave.
 		CacheSize:    e.opts.CacheBytes + 2*e.opts.MemTableBytes,
 		MemTableSize: uint64(e.opts.MemTableBytes),
 
@@ -30,7 +30,7 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 				e.diskErrors.Add(1)
 				e.opts.Logger.Error("mvcc background work", "dir", e.dir.path, "err", err)
 			},
-			// Without this Pebble would end the process. Whoever reads the data gets the error.
+			// Without this hook, Pebble would end the process. The reader of the data gets the error.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {
 				e.diskErrors.Add(1)
 				e.damage.Add(1)
@@ -39,20 +39,21 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 			WriteStallBegin: func(pebble.WriteStallBeginInfo) { e.writeStalls.Add(1) },
 		},
 	}
-	// Half the compactions of Pebble's default, for reads that look at twice as many tables: there is no log beside them to
-	// cut soon, keys are found in memory, and a put is then written a little over once. Writes stop only when compactions
-	// cannot keep up at all.
+	// Half as many compactions as by Pebble's default, for reads that look into twice as many tables: no log beside the
+	// tables has to be truncated early, and keys are found in memory. A put is then written little more than once.
+	// Writes are stopped only when compactions fall behind for long.
 	o.L0CompactionThreshold, o.L0StopWritesThreshold = 8, 48
-	// zstd on the last level, which is written rarely, and what is fast elsewhere.
+	// zstd on the last level, which is rarely written, and faster algorithms above it.
 	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
 	for i := range o.Levels {
 		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 		o.Levels[i].BlockSize = 16 << 10
 	}
-	// Large values stay where they were first written while compactions move their keys.
+	// Large values stay in the file that they were first written to while compactions move their keys.
 	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
 		return pebble.ValueSeparationPolicy{
-			Enabled: !e.opts.Quiet, MinimumSize: separatedBytes, MaxBlobReferenceDepth: 10, TargetGarbageRatio: 0.3, RewriteMinimumAge: time.Minute,
+			Enabled: !e.opts.Quiet, MinimumSize: separatedBytes, MaxBlobReferenceDepth: 10,
+			TargetGarbageRatio: 0.3, RewriteMinimumAge: time.Minute,
 		}
 	}
 	if e.opts.Quiet {
@@ -66,18 +67,19 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 	return o
 }
 
-// separatedBytes is the size from which values lie in files of their own. Three members that overwrite 200k keys of 256
-// bytes then write 1.5 KB a put instead of 2.1, and a load that overwrites values of 64 KiB takes a third less time;
-// ranges cost the same.
+// separatedBytes is the size from which values are stored in separate files. With it, three members that overwrite 200k
+// keys of 256 bytes write 1.5 KB a put instead of 2.1, and overwriting values of 64 KiB takes a third less time. The
+// cost of ranges is the same.
 const separatedBytes = 256
 
-// keepFiles never removes what Pebble no longer needs: Pebble does that in the background.
+// keepFiles is a file system that never removes files. Pebble removes obsolete ones in the background, which Quiet
+// forbids.
 type keepFiles struct{ vfs.FS }
 
 // Remove does nothing.
 func (keepFiles) Remove(string) error { return nil }
 
-// pebbleLogger passes on what is wrong; what Pebble does all day is in its metrics.
+// pebbleLogger logs Pebble's errors. Its informational messages are dropped; Stats has the figures.
 type pebbleLogger struct{ log *slog.Logger }
 
 // Infof drops the message.
@@ -88,7 +90,8 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 	l.log.Error("pebble", "err", fmt.Sprintf(format, args...))
 }
 
-// Fatalf ends the process: Pebble calls it when its manifest can no longer be trusted, and must not return from it.
+// Fatalf ends the process. Pebble calls it when its manifest can no longer be trusted, and requires that it does not
+// return.
 func (l pebbleLogger) Fatalf(format string, args ...any) {
 	panic("pebble: " + fmt.Sprintf(format, args...))
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// program is what a Program does, on whole states.
+// program applies a Program to the model.
 func (m *model) program(p *command.Program) command.Result {
 	refused := func(why command.Refusal) command.Result {
 		return command.Result{Revision: m.revision(), Time: m.time, Refused: why}
@@ -49,7 +49,7 @@ type modelProgram struct {
 	refused    command.Refusal
 }
 
-// scan returns the keys of [key, end) as the steps left them.
+// scan returns the keys of [key, end) with the changes of the steps.
 func (x *modelProgram) scan(in map[string]KV, key, end []byte) []KV {
 	m := model{states: []map[string]KV{in}}
 	return m.scan(key, end, 0)
@@ -160,7 +160,7 @@ func (x *modelProgram) remove(kv KV, r *command.StepResult) {
 	})
 }
 
-// holds looks at the keys as the program found them.
+// holds evaluates a compare on the keys as they were before the program.
 func (x *modelProgram) holds(c command.Compare) bool {
 	kvs := x.scan(x.found, c.Key, c.End)
 	if len(kvs) == 0 {
@@ -249,7 +249,7 @@ func (r *modelRun) step(depth int) command.Step {
 	return st
 }
 
-// compare is one that holds, as often as not.
+// compare returns a random compare, which holds about half of the time.
 func (r *modelRun) compare() command.Compare {
 	c := command.Compare{Key: r.key(), Target: command.CompareTarget(r.rng.IntN(5)), Relation: command.CompareRelation(r.rng.IntN(4))}
 	if r.rng.IntN(3) == 0 {
@@ -275,7 +275,7 @@ func (r *modelRun) compare() command.Compare {
 	return c
 }
 
-// checkBeside compares what has no history.
+// checkBeside compares leases and named records, which have no history.
 func (r *modelRun) checkBeside() {
 	s := r.e.Snapshot()
 	defer s.Close()
@@ -317,7 +317,7 @@ func (r *modelRun) checkBeside() {
 	}
 }
 
-// checkHash compares the hashes of two members, of which one has scrubbed more.
+// checkHash compares the hashes of two members, one of which has scrubbed more.
 func (r *modelRun) checkHash(other *Engine) {
 	for revision := max(r.m.floor, 1); revision <= r.m.revision(); revision += 1 + r.rng.Int64N(20) {
 		mine, err := r.e.HashKV(context.Background(), revision)

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// program reads a program as scripts write it: a step a line, branches indented below `if`.
+// program parses a program in the notation of the scripts, one step a line, with branches indented below `if`.
 //
 //	put KEY VALUE [lease=N] [prev] [ignore-value] [ignore-lease]
 //	range KEY [END] [limit=N] [revision=N] [reverse] [count]

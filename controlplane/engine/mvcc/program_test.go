@@ -11,14 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// program is a command that carries out steps, and wants to know what they found.
+// program returns a command that applies steps and wants their results.
 func program(t *testing.T, index uint64, steps ...command.Step) command.Command {
 	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(t, err)
 	return command.Command{Index: index, Term: 1, Data: data, WantSteps: true}
 }
 
-// Commands of one index come together, and none comes later.
+// Commands with the same index are applied in one call, or not at all.
 func TestSharedIndex(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -47,7 +47,7 @@ func TestSharedIndex(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// The service hears of leases once they can be read, and that it must look again after a restore.
+// OnLeases is called once lease changes can be read, and after a restore.
 func TestOnLeases(t *testing.T) {
 	fs := vfs.NewMem()
 	var heard []LeaseChanges
@@ -75,11 +75,11 @@ func TestOnLeases(t *testing.T) {
 	require.Equal(t, []LeaseChanges{
 		{Granted: []command.Lease{{ID: 1, TTL: 5}, {ID: 2, TTL: 5}}}, {Revoked: []int64{1}}, {All: true},
 	}, heard)
-	// What commands know of leases was replaced too.
+	// Restore also replaced the leases that commands see.
 	require.Equal(t, command.RefusedLeaseExists, mustApply(t, e, program(t, 7, grant(1)))[0].Refused)
 }
 
-// A lease is ended only with the keys that whoever wants it ended has seen, if they say which.
+// A StepRevoke with a digest is refused if the lease's keys have changed.
 func TestRevokeOfCertainKeys(t *testing.T) {
 	e := newEngine(t)
 	a, b := []byte("a"), []byte("b")
@@ -99,7 +99,7 @@ func TestRevokeOfCertainKeys(t *testing.T) {
 	require.Equal(t, "a= b= ", content(t, e))
 	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}), "b has no lease any more")
 	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, b)))
-	// What steps before it, and commands of the same batch, do to the lease's keys counts.
+	// Changes by earlier steps, and by earlier commands of the batch, count.
 	require.Equal(t, command.RefusedEpoch, apply(command.Step{Kind: command.StepPut, Key: b, Lease: 7}, revoke(7, a)))
 	both := []command.Command{program(t, index+1, command.Step{Kind: command.StepPut, Key: b, Lease: 7}), program(t, index+2, revoke(7, a))}
 	index += 2
@@ -109,7 +109,7 @@ func TestRevokeOfCertainKeys(t *testing.T) {
 	require.Equal(t, command.RefusedLeaseNotFound, apply(revoke(7)))
 }
 
-// AwaitScrub waits for physical removal, which waits for snapshots; Defragment gives the space back.
+// AwaitScrub waits until data is removed, which waits for open snapshots. Defragment returns the space.
 func TestAwaitScrub(t *testing.T) {
 	e := newEngine(t)
 	for i := range uint64(20) {
@@ -143,8 +143,8 @@ func TestAwaitScrub(t *testing.T) {
 	require.ErrorIs(t, <-waited, ErrClosed)
 }
 
-// A batch that makes a revision, goes beyond it and then reads it, gives the same answers as when applied one by one; so
-// does one that is larger than what the engine keeps at hand.
+// A batch that reads at a revision that it made has the same results as one command at a time. So has a batch that
+// exceeds the buffers that are kept.
 func TestBatches(t *testing.T) {
 	a, key := []byte("a"), func(i int) []byte { return fmt.Appendf(nil, "k%04d", i*7919%1999) }
 	var cmds []command.Command
@@ -176,7 +176,7 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// Every refusal comes back from its encoding, with its error.
+// Each refusal survives encoding and has its error.
 func TestRefusals(t *testing.T) {
 	for refusal, want := range map[command.Refusal]error{
 		command.RefusedCompacted: ErrCompacted, command.RefusedFuture: ErrFutureRevision, command.RefusedTooMany: command.ErrTooMany, command.RefusedEpoch: command.ErrEpoch,

@@ -8,29 +8,32 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// MaxProposals is how many ids of proposals are remembered with their results. It is part of the meaning of a command.
+// MaxProposals is the number of proposal IDs that are remembered with their results. It decides whether a repeated
+// command is applied again: it must be the same on all members.
 const MaxProposals = 100_000
 
-// proposalsSwept is how many ids may be recorded between two removals of forgotten ones.
+// sweepInterval is the number of IDs recorded between two deletions of forgotten ones.
 const sweepInterval = 8192
 
-// proposals remembers the last MaxProposals ids and their results: in memory to look them up, and in Pebble, packed into
-// one record a batch. How ids are packed depends on how commands were batched; which ids are known does not.
+// proposals remembers the last MaxProposals proposal IDs with their results: in memory for look-ups, and in Pebble, in
+// one record for each batch. Members may batch differently, but remember the same IDs.
 type proposals struct {
-	byID   map[[16]byte]uint32 // place in ring
-	ring   []proposal          // grows to MaxProposals, then its oldest entry makes place
-	oldest int                 // of the oldest, once ring is full
-	next   uint64              // ids ever recorded
+	byID   map[[16]byte]uint32 // position in ring
+	ring   []proposal          // grows to MaxProposals; then new entries overwrite the oldest
+	oldest int                 // position of the oldest entry once ring is full
+	next   uint64              // number of IDs ever recorded
 
-	unsaved   []byte // those of the batch being built
-	lastSweep uint64 // next, when forgotten records were last removed
+	unsaved   []byte // encoded IDs of the batch that is being built
+	lastSweep uint64 // value of next at the last deletion of forgotten IDs
 }
 
+// proposal is an applied proposal.
 type proposal struct {
 	id     [16]byte
 	result command.Result
 }
 
+// find returns the result of the proposal id.
 func (p *proposals) find(id [16]byte) (command.Result, bool) {
 	at, ok := p.byID[id]
 	if !ok {
@@ -39,6 +42,7 @@ func (p *proposals) find(id [16]byte) (command.Result, bool) {
 	return p.ring[at].result, true
 }
 
+// add records a proposal of the batch that is being built.
 func (p *proposals) add(id [16]byte, r command.Result) {
 	r.Steps = nil
 	p.insert(proposal{id, r})
@@ -46,6 +50,7 @@ func (p *proposals) add(id [16]byte, r command.Result) {
 	p.unsaved = command.EncodeResult(p.unsaved, r)
 }
 
+// insert adds n in memory.
 func (p *proposals) insert(n proposal) {
 	at := len(p.ring)
 	if at < MaxProposals {
@@ -60,7 +65,7 @@ func (p *proposals) insert(n proposal) {
 	p.next++
 }
 
-// save adds the ids since the last save to b.
+// save writes the IDs since the last save to b.
 func (p *proposals) save(b *pebble.Batch) error {
 	if len(p.unsaved) == 0 {
 		return nil
@@ -74,7 +79,7 @@ func (p *proposals) save(b *pebble.Batch) error {
 	return err
 }
 
-// loadProposals reads the ids that are remembered once next were recorded.
+// loadProposals reads the IDs to be remembered when next were ever recorded.
 func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 	p = &proposals{byID: map[[16]byte]uint32{}, lastSweep: next}
 	oldest := next - min(next, MaxProposals)
@@ -108,7 +113,7 @@ func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 	return p, nil
 }
 
-// load reads one record, whose key tells the number of its last id, and leaves out those before oldest.
+// load decodes one record, whose key is the sequence number of its last ID, and ignores IDs before oldest.
 func (p *proposals) load(key, value []byte, oldest uint64) error {
 	d := command.FieldDecoder{Rest: value}
 	var found []proposal

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// lookup returns what key holds, as the commands so far left it, or also the steps so far of the present program; without
-// the value where that is not asked for and would have to be read.
+// lookup returns the newest state of key with the writes of earlier commands, and with own also those of earlier steps
+// of the program. Without value, it may leave the value out.
 func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
 	if e := s.pendingEntry(key, own); e != nil {
 		return e.keyState, nil
@@ -35,6 +35,7 @@ func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
 	return h, err
 }
 
+// pendingEntry returns the entry of key in the overlays, or nil.
 func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	if own {
 		if e := s.programOverlay.find(key); e != nil {
@@ -44,8 +45,8 @@ func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	return s.batchOverlay.find(key)
 }
 
-// scan calls visit for each live key of [key, end), in order, until it returns false. The key and what it holds are only
-// lent.
+// scan calls visit for each live key of [key, end), in order, until visit returns false. own is as for lookup. Key and
+// state are valid only during the call.
 func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keyState) (bool, error)) error {
 	lower, upper := encodedBounds(key, end)
 	it, err := s.keyIterator()
@@ -71,7 +72,7 @@ func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keySt
 			h = at
 		}
 		over := merge.peek()
-		order := -1 // of the stored key to the one laid over
+		order := -1 // how the stored key compares to the overlay's
 		switch {
 		case !stored && over == nil:
 			return it.Error()
@@ -95,12 +96,14 @@ func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keySt
 	}
 }
 
-// merged walks over what a program and the commands before it have laid over the stored keys.
+// overlayIterator merges the overlays of the program and of the batch in key order. The program's entry hides the
+// batch's.
 type overlayIterator struct {
 	s              *applier
 	program, batch []uint32
 }
 
+// peek returns the next entry, or nil.
 func (m *overlayIterator) peek() *overlayEntry {
 	var a, b *overlayEntry
 	if len(m.program) > 0 {
@@ -115,7 +118,7 @@ func (m *overlayIterator) peek() *overlayEntry {
 	return a
 }
 
-// next goes past key.
+// next moves past key.
 func (m *overlayIterator) next(key []byte) {
 	if len(m.program) > 0 && bytes.Equal(m.s.programOverlay.entries[m.program[0]].key, key) {
 		m.program = m.program[1:]
@@ -125,7 +128,7 @@ func (m *overlayIterator) next(key []byte) {
 	}
 }
 
-// userKey decodes a prefix. The key is only lent.
+// userKey decodes a prefix. The key is valid until the next call.
 func (s *applier) userKey(prefix []byte) (key []byte, err error) {
 	if n := len(prefix); n >= 3 && bytes.IndexByte(prefix[1:n-2], escapeByte) < 0 {
 		return prefix[1 : n-2], nil
@@ -134,7 +137,7 @@ func (s *applier) userKey(prefix []byte) (key []byte, err error) {
 	return s.key, err
 }
 
-// heldAt decodes what it stands at. The results are only lent.
+// decodeAt decodes the version at which it stands. The results are valid until it moves.
 func decodeAt(it *pebble.Iterator) (prefix []byte, h keyState, err error) {
 	prefix, mod, err := splitVersion(it.Key())
 	if err != nil {
@@ -148,6 +151,7 @@ func decodeAt(it *pebble.Iterator) (prefix []byte, h keyState, err error) {
 	return prefix, h, err
 }
 
+// keyIterator returns the iterator over the stored keys, and opens it if needed.
 func (s *applier) keyIterator() (*pebble.Iterator, error) {
 	if s.iter == nil {
 		it, err := s.db.NewIter(&pebble.IterOptions{
@@ -161,6 +165,7 @@ func (s *applier) keyIterator() (*pebble.Iterator, error) {
 	return s.iter, nil
 }
 
+// closeIterator closes the iterator over the stored keys.
 func (s *applier) closeIterator() error {
 	if s.iter == nil {
 		return nil
@@ -170,8 +175,8 @@ func (s *applier) closeIterator() error {
 	return err
 }
 
-// read is Range within a program: as the steps so far left the keys, or as they were at an older revision that the batch
-// has not made. Backwards over keys that the batch changed it goes over the whole range.
+// readRange reads for a StepRange: the keys with the writes of earlier commands and steps, or, with o.Revision, as of a
+// revision that is in Pebble. A reverse read of keys that the batch changed goes over the whole range.
 func (s *applier) readRange(o RangeOptions) (RangeResult, error) {
 	past := o.Revision != 0 && o.Revision <= s.batchRevision
 	if past || len(s.programOverlay.between(o.Key, o.End)) == 0 && len(s.batchOverlay.between(o.Key, o.End)) == 0 {

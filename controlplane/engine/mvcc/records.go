@@ -10,17 +10,19 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Record is a named value beside the keyspace; see Step.
+// Record is a named record beside the keyspace; see command.Step.
 type Record struct {
 	Name  []byte
 	Value []byte
 }
 
-// records are the named records of one epoch, by name. They are few and never changed, so that a snapshot can keep them.
+// recordSet holds the named records of one epoch, sorted by name. It is never changed, so that snapshots can share it.
 type recordSet []Record
 
+// recordKey returns the Pebble key of a named record.
 func recordKey(name []byte) []byte { return append([]byte{tableRecords}, name...) }
 
+// loadRecords reads all named records.
 func loadRecords(db *pebble.DB) (r recordSet, err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableRecords}, UpperBound: []byte{tableRecords + 1}})
 	if err != nil {
@@ -37,11 +39,12 @@ func loadRecords(db *pebble.DB) (r recordSet, err error) {
 	return r, it.Error()
 }
 
+// search returns the position of name, or where it has to be inserted.
 func (r recordSet) search(name []byte) (at int, found bool) {
 	return slices.BinarySearchFunc(r, name, func(a Record, name []byte) int { return bytes.Compare(a.Name, name) })
 }
 
-// with returns the records after those of changed were set, or removed where the value is nil.
+// with returns a copy of r in which the records of changed are set, or removed where Value is nil.
 func (r recordSet) with(changed []Record) recordSet {
 	r = slices.Clone(r)
 	for _, c := range changed {
@@ -59,14 +62,14 @@ func (r recordSet) with(changed []Record) recordSet {
 	return r
 }
 
-// Epoch counts how often the records changed, from 1: a program that carries it was decided by these records. That of a
-// snapshot of a closed engine is -1, which no program can carry.
+// Epoch returns the number of changes of the named records, from 1. A program with this epoch is refused if they have
+// changed since. It is -1, which no program can carry, for a snapshot of a closed engine.
 func (s *Snapshot) Epoch() int64 { return s.epoch }
 
-// Epoch counts how often the records changed, from 1.
+// Epoch returns the number of changes of the named records, from 1.
 func (e *Engine) Epoch() int64 { return e.published.Load().epoch }
 
-// Record returns the record of that name as of the snapshot. The value must not be written to.
+// Record returns the value of the named record as of the snapshot. The value must not be changed.
 func (s *Snapshot) Record(name []byte) (value []byte, ok bool) {
 	at, found := s.records.search(name)
 	if !found {
@@ -75,7 +78,8 @@ func (s *Snapshot) Record(name []byte) (value []byte, ok bool) {
 	return s.records[at].Value, true
 }
 
-// Records returns the records whose names begin with prefix, in order, as of the snapshot. They must not be written to.
+// Records returns the named records whose names begin with prefix, in order, as of the snapshot. They must not be
+// changed.
 func (s *Snapshot) Records(prefix []byte) []Record {
 	all := s.records
 	from, _ := s.records.search(prefix)

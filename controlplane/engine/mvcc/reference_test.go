@@ -10,15 +10,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// model is the keyspace as a list of whole states.
+// model is the keyspace as a list of complete states.
 type model struct {
-	states []map[string]KV // by revision; 0 is unused, 1 empty
+	states []map[string]KV // by revision; 0 is unused, 1 is empty
 	events [][]watch.Event // by revision
 	floor  int64
 	time   int64
 	ids    map[[16]byte]command.Result
 
-	// Without history.
+	// The fields below have no history.
 	leases  map[int64]int64
 	records map[string][]byte
 	epoch   int64

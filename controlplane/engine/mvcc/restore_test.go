@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// put is a command that sets key to value.
+// put returns a command that sets key to value.
 func put(t *testing.T, index uint64, key, value string) command.Command {
 	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte(key), []byte(value))}})
 	require.NoError(t, err)
@@ -40,7 +40,7 @@ func mustOpen(t *testing.T, fs vfs.FS) *Engine {
 	return e
 }
 
-// content is all keys with their values.
+// content returns all keys with their values.
 func content(t *testing.T, e *Engine) string {
 	s := e.Snapshot()
 	defer s.Close()
@@ -53,7 +53,8 @@ func content(t *testing.T, e *Engine) string {
 	return b.String()
 }
 
-// beforeRestore is a file system with an engine's flushed state "a=old " in data, and a checkpoint "a=new b=new " in copy.
+// beforeRestore returns a file system with an engine's flushed state "a=old " in data, and a checkpoint "a=new b=new "
+// in copy.
 func beforeRestore(t *testing.T) *vfs.MemFS {
 	fs := vfs.NewCrashableMem()
 	other, err := Open(fs, "other", Options{Quiet: true})
@@ -72,7 +73,7 @@ func beforeRestore(t *testing.T) *vfs.MemFS {
 	return fs
 }
 
-// receive makes the files of dir new ones that nobody has synced, as those of a stream may be.
+// receive makes the files of dir new and unsynced, like those received over the network.
 func receive(t *testing.T, fs *vfs.MemFS, dir string) {
 	require.NoError(t, fs.Rename(dir, "sent"))
 	require.NoError(t, fs.MkdirAll(dir, 0o700))
@@ -89,7 +90,7 @@ func receive(t *testing.T, fs *vfs.MemFS, dir string) {
 	require.NoError(t, fs.RemoveAll("sent"))
 }
 
-// A crash at any access to the disk during Restore leaves the old state or the new one, whole; once Restore has
+// After a crash at any access to the disk during Restore, the old or the new state is complete; after Restore has
 // returned, the new one.
 func TestRestoreCrash(t *testing.T) {
 	mem := beforeRestore(t)
@@ -132,14 +133,14 @@ func TestRestoreCrash(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// Whatever access to the disk fails during Restore, the engine goes on with the old state, or is closed, and opens again
-// with one of the two.
+// If any access to the disk fails during Restore, the engine continues with the old state, or is closed; it opens again
+// with one of the two states.
 func TestRestoreFaults(t *testing.T) {
 	for n := int32(1); ; n++ {
 		mem := beforeRestore(t)
 		var left atomic.Int32
 		e := mustOpen(t, errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-			// Within its directory Pebble may end the process, which is TestRestoreCrash.
+			// Errors inside Pebble's directory may end the process: see TestRestoreCrash.
 			if op.Kind.ReadOrWrite() != errorfs.OpIsWrite || strings.HasPrefix(op.Path, "data/2") {
 				return nil
 			}
@@ -174,7 +175,7 @@ func TestRestoreFaults(t *testing.T) {
 	}
 }
 
-// A crash at any access to the disk while a directory is first opened leaves one that opens, empty or not.
+// After a crash at any access to the disk while a directory is created, it can be opened, empty or not.
 func TestOpenCrash(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	var mu sync.Mutex
@@ -201,7 +202,7 @@ func TestOpenCrash(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// What is not an engine's checkpoint, or of a format that is not known, is refused and left as it is.
+// A directory that is not an engine's, or is of an unknown format, is refused and not changed.
 func TestRefusedDirectories(t *testing.T) {
 	fs := vfs.NewMem()
 	write := func(path, text string) {
@@ -230,7 +231,7 @@ func TestRefusedDirectories(t *testing.T) {
 	write("data/CURRENT", "trivet mvcc format 1 generation 2\n")
 	_, err = Open(fs, "data", Options{})
 	require.ErrorContains(t, err, "does not exist")
-	// It did not come so far as to remove generation 1.
+	// It failed before it removed generation 1.
 
 	write("data/CURRENT", "?")
 	_, err = Open(fs, "data", Options{})
@@ -242,7 +243,7 @@ func TestRefusedDirectories(t *testing.T) {
 	require.ErrorContains(t, err, "CURRENT is missing beside generation")
 }
 
-// A state written by a newer program is refused, opened or restored.
+// A state that a newer version wrote is refused by Open and by Restore.
 func TestRefusedState(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -259,12 +260,12 @@ func TestRefusedState(t *testing.T) {
 	require.ErrorContains(t, err, "state of format 3, this program knows 2")
 }
 
-// Restore ends snapshots, and watchers go on in the restored history or learn that it begins too late.
+// Restore ends snapshots. Watchers continue in the restored history, or end if it begins too late.
 func TestRestoreReaders(t *testing.T) {
 	fs := beforeRestore(t)
 	other, err := Open(fs, "other", Options{Quiet: true})
 	require.NoError(t, err)
-	// Restore is also the way on for an engine that met a command it could not carry out.
+	// Restore also repairs an engine that met a command that it cannot apply.
 	_, err = other.Apply([]command.Command{{Index: 100, Data: []byte{2}}})
 	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.NoError(t, other.Restore("copy"))

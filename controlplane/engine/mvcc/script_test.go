@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// TestScripts runs testdata/*, which show what the engine answers. After a change that is meant, run with -rewrite.
+// TestScripts runs testdata/*, which show the engine's results. After an intended change, run with -rewrite.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := newScript(t)
@@ -28,7 +28,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// script is one engine and a log of all that it was given, for replay after a crash.
+// script is an engine and the log of its commands, which are replayed after a crash.
 type script struct {
 	t        *testing.T
 	fs       *vfs.MemFS
@@ -81,7 +81,7 @@ func formatKV(kv KV) string {
 	return out
 }
 
-// Keys as scripts write them: `\0` is the zero byte.
+// In scripts, `\0` in a key is the zero byte.
 func show(key []byte) string { return strings.ReplaceAll(string(key), "\x00", `\0`) }
 
 func key(s string) []byte { return []byte(strings.ReplaceAll(s, `\0`, "\x00")) }
@@ -198,7 +198,7 @@ func (s *script) txn(d *datadriven.TestData) string {
 	return s.apply(id, data)
 }
 
-// read calls f with the snapshot that d names, or one of the present.
+// read calls f with the snapshot that d names, or with a new one.
 func (s *script) read(d *datadriven.TestData, f func(*Snapshot) string) string {
 	if snap := s.snaps[word(d, "at")]; snap != nil {
 		return f(snap)
@@ -248,7 +248,7 @@ func (s *script) rangeKeys(d *datadriven.TestData, snap *Snapshot) string {
 	return b.String() + "\n"
 }
 
-// next shows all batches that are ready.
+// next prints all batches that are available.
 func (s *script) next(d *datadriven.TestData) string {
 	w := s.watchers[word(d, "name")]
 	ready, cancel := context.WithCancel(context.Background())
@@ -312,7 +312,7 @@ func (s *script) records() string {
 	return b.String()
 }
 
-// crash loses what was not flushed, opens again and replays the log.
+// crash loses what was not flushed, reopens and replays the log.
 func (s *script) crash() string {
 	s.fs = s.fs.CrashClone(vfs.CrashCloneCfg{})
 	require.NoError(s.t, s.e.Close())
@@ -325,7 +325,7 @@ func (s *script) crash() string {
 	return fmt.Sprintf("opened at index %d, replayed up to %d\n", from, s.e.Applied().Index)
 }
 
-// dump lists what is stored.
+// dump prints what is stored.
 func dump(t *testing.T, e *Engine) string {
 	var b strings.Builder
 	it, err := e.published.Load().gen.db.NewIter(&pebble.IterOptions{})

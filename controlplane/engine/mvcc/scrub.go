@@ -13,11 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Scrub removes, in one batch, what about limit changes below the compactRevision have made unreadable: each change the version it
-// replaced, a delete also itself. It leaves what open snapshots can read, and reports whether nothing else is left to
-// remove. A background owner calls it again and
-// again at its own pace; what members have removed may differ, what they read does not. Where a crash takes removals
-// back, the next call finds them again.
+// Scrub removes the data that compaction has made unreadable, for about limit changes, in one batch: the version that
+// each change replaced, and the tombstone of each delete. It keeps what open snapshots can read. done reports that
+// nothing else is left to remove. The owner of the engine calls it in the background at its own pace. Members may have
+// removed different amounts; what they read is the same. Removals that a crash undoes are repeated.
 func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	e.scrubbing.Lock()
 	defer e.scrubbing.Unlock()
@@ -43,9 +42,9 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	return done, nil
 }
 
-// scrub leaves the compactRevision's own revision alone, so that a watch from the compactRevision misses nothing. It goes on where the last call
-// left off: lists that were removed from one and the same beginning on would lie in Pebble one over the other, each of them
-// to be looked at by everything that reads.
+// scrub removes what the revisions below compactRevision replaced. It keeps the change log of compactRevision itself,
+// so that a watch from there misses nothing. It continues where the last call stopped: range deletions that all began
+// at the same key would overlap in Pebble and slow down every read.
 func (g *generation) scrub(compactRevision int64, limit int) (removed int, done bool, err error) {
 	if g.scrubProgress.from == nil {
 		g.scrubProgress.from = changesKey(0, 0)
@@ -54,7 +53,10 @@ func (g *generation) scrub(compactRevision int64, limit int) (removed int, done 
 	if err != nil {
 		return 0, false, err
 	}
-	s := scrubber{b: g.db.NewBatch(), compactRevision: compactRevision, limit: limit, freed: g.freed.Load(), from: g.scrubProgress.from}
+	s := scrubber{
+		b: g.db.NewBatch(), compactRevision: compactRevision, limit: limit,
+		freed: g.freed.Load(), from: g.scrubProgress.from,
+	}
 	defer func() { err = errors.Join(err, it.Close(), s.b.Close()) }()
 	for ok := it.First(); ok && s.stop == nil; ok = it.Next() {
 		if s.removed >= limit {
@@ -87,20 +89,21 @@ func (g *generation) scrub(compactRevision int64, limit int) (removed int, done 
 	return s.removed, !s.more, nil
 }
 
-// scrubber builds the batch that removes what the changes below a revision replaced.
+// scrubber builds the batch of one Scrub.
 type scrubber struct {
 	b               *pebble.Batch
 	compactRevision int64
 	limit           int
 	removed         int
 	freed           int64
-	from            []byte // key before which no list is left
-	stop            []byte // key before which the lists are done with; nil: none that stays has been found
-	more            bool   // there is more to remove
+	from            []byte // the change log before this key was removed by earlier calls
+	stop            []byte // the change log before this key is removed by this call; nil: not known yet
+	more            bool   // more is left to remove
 	key             []byte
 }
 
-// chunk removes what the changes of a chunk replaced. Those that are not to be touched yet it keeps, as a list of their own.
+// chunk removes what the changes in a chunk of the change log replaced. Changes that must stay are written back as a
+// chunk of their own.
 func (s *scrubber) chunk(l *chunkReader) error {
 	for {
 		rest := l.b
@@ -118,7 +121,7 @@ func (s *scrubber) chunk(l *chunkReader) error {
 		s.freed += c.freedBytes
 		if c.prevModRevision > 0 {
 			s.key = appendVersionKey(s.key[:0], c.key, c.prevModRevision)
-			// Knowing what it gains, Pebble soon rewrites tables that hold large values for nothing.
+			// With the size, Pebble soon rewrites tables from which much was deleted.
 			if size := c.freedBytes - versionBytes - int64(len(c.key)); size > 0 {
 				err = s.b.DeleteSized(s.key, uint32(size), nil)
 			} else {
@@ -138,7 +141,7 @@ func (s *scrubber) chunk(l *chunkReader) error {
 	}
 }
 
-// commit removes the lists before s.stop with what they told to remove.
+// commit adds the removal of the change log before s.stop, and commits the batch.
 func (s *scrubber) commit() error {
 	if err := s.b.DeleteRange(s.from, s.stop, nil); err != nil {
 		return err
@@ -149,9 +152,10 @@ func (s *scrubber) commit() error {
 	return s.b.Commit(pebble.NoSync)
 }
 
-// Defragment gives back what Scrub has removed, and waits until that is done: without it Pebble does so in its own time, of
-// large values only when much of a file is free. Reads and Apply go on meanwhile; Close and Restore wait for it, or for the
-// compaction that is under way when ctx ends. It rewrites nearly all files, and needs as much room again until it is done.
+// Defragment rewrites the files without the removed data, and waits for it. Without it, Pebble reclaims space on its
+// own, that of large values only when much of a file is unused. Reads and Apply may run meanwhile; Close and Restore
+// wait for it, or, once ctx has ended, for the current compaction. It rewrites nearly all files and temporarily needs
+// as much free space as they take.
 func (e *Engine) Defragment(ctx context.Context) error {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {
@@ -172,8 +176,8 @@ func (e *Engine) Defragment(ctx context.Context) error {
 	return nil
 }
 
-// stretch removes two versions that are never there, about the first and the last there could be: a table that has both is
-// only compacted with all that lies between, and Pebble leaves the lowest level alone otherwise.
+// writeBoundaryTombstones deletes two versions that never exist, about the first and the last possible one. Pebble
+// compacts the lowest level only for tables that overlap it, and a table with both deletions overlaps everything.
 func (g *generation) writeBoundaryTombstones() (err error) {
 	b := g.db.NewBatch()
 	defer func() { err = errors.Join(err, b.Close()) }()
@@ -185,15 +189,16 @@ func (g *generation) writeBoundaryTombstones() (err error) {
 	return b.Commit(pebble.NoSync)
 }
 
-// scrubbed tells those who wait how far physical removal has come.
+// scrubProgress reports to waiting callers how far Scrub has come.
 type scrubProgress struct {
-	from []byte // key of the first list that may be left; whoever scrubs has it
+	from []byte // key of the first chunk of the change log that may be left; used only by Scrub
 
 	mu       sync.Mutex
-	revision int64         // all that became unreadable below it is removed
-	advanced chan struct{} // closed when compactRevision moves on; nil while nobody waits
+	revision int64         // everything unreadable at this compact revision was removed
+	advanced chan struct{} // closed when revision increases; nil: nobody waits
 }
 
+// advance records that Scrub is done up to compactRevision.
 func (s *scrubProgress) advance(compactRevision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,6 +212,7 @@ func (s *scrubProgress) advance(compactRevision int64) {
 	}
 }
 
+// reached reports whether Scrub is done up to compactRevision, and returns a channel that is closed when it advances.
 func (s *scrubProgress) reached(compactRevision int64) (reached bool, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,8 +222,8 @@ func (s *scrubProgress) reached(compactRevision int64) (reached bool, moved <-ch
 	return s.revision >= compactRevision, s.advanced
 }
 
-// AwaitScrub waits until Scrub has removed all that compacting at revision made unreadable, on this member. It calls
-// Scrub for nobody. It fails with what ctx says, or with ErrRestored or ErrClosed when that happens to the engine.
+// AwaitScrub waits until Scrub has removed, on this member, all that compacting at revision made unreadable. It does
+// not call Scrub itself. It fails with the error of ctx, ErrRestored or ErrClosed.
 func (e *Engine) AwaitScrub(ctx context.Context, revision int64) error {
 	g := e.published.Load().gen
 	for {

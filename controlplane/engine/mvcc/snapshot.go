@@ -12,15 +12,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
-// Snapshot is the keyspace as it was when the snapshot was taken, with the history that was kept then. It may be used
-// from several goroutines. Until it is closed, Scrub removes nothing that it can read.
+// Snapshot is the keyspace at the time when the snapshot was taken, with the history that was readable then. It may be
+// used from several goroutines. Until it is closed, Scrub keeps what it can read.
 type Snapshot struct {
 	*view
-	err    error // of taking it
+	err    error // why the snapshot could not be taken
 	closed atomic.Bool
 }
 
-// Snapshot takes a snapshot of the current revision. Close it.
+// Snapshot takes a snapshot at the current revision. The caller must close it. Errors of taking it are returned by its
+// methods.
 func (e *Engine) Snapshot() *Snapshot {
 	v, err := e.pin(true)
 	if err != nil {
@@ -30,23 +31,23 @@ func (e *Engine) Snapshot() *Snapshot {
 	return &Snapshot{view: v}
 }
 
-// Revision is the newest revision that can be read.
+// Revision returns the newest revision that can be read.
 func (s *Snapshot) Revision() int64 { return s.revision }
 
-// Floor is the oldest revision that can be read.
+// CompactRevision returns the oldest revision that can be read.
 func (s *Snapshot) CompactRevision() int64 { return s.compactRevision }
 
-// Time is the highest stamp of any transaction up to Revision, Unix milliseconds.
+// Time returns the highest time stamp of all transactions up to Revision, in Unix milliseconds.
 func (s *Snapshot) Time() int64 { return s.time }
 
-// Close lets go of the snapshot. It must not run beside a read.
+// Close releases the snapshot. It must not be called while another method runs.
 func (s *Snapshot) Close() {
 	if s.err == nil && !s.closed.Swap(true) {
 		s.gen.unpin(s.compactRevision)
 	}
 }
 
-// acquire permits reads until s.gen.release.
+// acquire permits reads until s.gen.release is called.
 func (s *Snapshot) acquire() error {
 	switch {
 	case s.err != nil:
@@ -57,7 +58,7 @@ func (s *Snapshot) acquire() error {
 	return s.gen.acquire()
 }
 
-// readable returns the revision to read at when asked for revision.
+// readable returns the revision to read at when the caller asked for revision.
 func (s *Snapshot) readable(revision int64) (int64, error) {
 	switch {
 	case revision == 0:
@@ -70,7 +71,7 @@ func (s *Snapshot) readable(revision int64) (int64, error) {
 	return revision, nil
 }
 
-// Get reads one key; ok is false when it does not exist.
+// Get reads the newest version of key; ok is false if key does not exist.
 func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	if err := s.acquire(); err != nil {
 		return KV{}, false, err
@@ -87,7 +88,7 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	return kv, ok, nil
 }
 
-// get reads the version of key that was newest at revision.
+// get reads the version of key that was the newest one at revision.
 func get(it *pebble.Iterator, key []byte, revision int64) (KV, bool, error) {
 	var buf [128]byte
 	if !it.SeekPrefixGE(appendVersionKey(buf[:0], key, revision)) {
@@ -105,15 +106,16 @@ func get(it *pebble.Iterator, key []byte, revision int64) (KV, bool, error) {
 	return h.kv(key, false), true, nil
 }
 
-// reader goes from key to key at one revision.
+// reader iterates over keys at one revision.
 type reader struct {
 	it       *pebble.Iterator
 	revision int64
-	key      []byte // scratch
-	seek     []byte // scratch
+	key      []byte // buffer
+	seek     []byte // buffer
 }
 
-// held decodes what r.it stands at, a version of revision mod; the zero version is a tombstone. The value is only lent.
+// keyState decodes the version, written by revision mod, at which r.it stands; it is zero for a tombstone. The value is
+// valid until r.it moves.
 func (r *reader) keyState(mod int64) (h keyState, err error) {
 	b, err := r.it.ValueAndErr()
 	if err == nil {
@@ -122,13 +124,13 @@ func (r *reader) keyState(mod int64) (h keyState, err error) {
 	return h, err
 }
 
-// kv copies what a live version holds.
+// kv returns a copy of a live version.
 func (h *keyState) kv(key []byte, keysOnly bool) KV {
 	value := h.value
 	if keysOnly {
 		value = nil
 	}
-	// One allocation for both.
+	// One allocation holds both.
 	both := make([]byte, len(key)+len(value))
 	n := copy(both, key)
 	copy(both[n:], value)
@@ -139,8 +141,8 @@ func (h *keyState) kv(key []byte, keysOnly bool) KV {
 	return kv
 }
 
-// Range reads the keys of [Key, End) at a revision, in order. It fails with ErrFutureRevision, a CompactedError, and
-// ErrRestored or ErrClosed when that happened to the engine.
+// Range reads the keys of [Key, End) at a revision, in order. It fails with ErrFutureRevision, a CompactedError,
+// ErrRestored or ErrClosed.
 func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	if err := s.acquire(); err != nil {
 		return RangeResult{}, err
@@ -156,7 +158,8 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	return readRange(s.gen.db, s.index, o, revision)
 }
 
-// readRange reads what was newest at revision, which db must hold. counts is of that revision; without it counts read.
+// readRange reads the versions that were the newest at revision, which db must contain. counts, unless nil, is the
+// index at that revision; without it, counting reads the range.
 func readRange(db *pebble.DB, counts *keyindex.Index, o RangeOptions, revision int64) (RangeResult, error) {
 	if command.EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil
@@ -186,7 +189,7 @@ func readRange(db *pebble.DB, counts *keyindex.Index, o RangeOptions, revision i
 	return c.res, nil
 }
 
-// collect gives c what is in the bounds of r.it.
+// collect adds the keys within the bounds of r.it to c.
 func (r *reader) collect(c *collector) error {
 	step := r.next
 	if c.o.Reverse {
@@ -215,19 +218,19 @@ func (r *reader) collect(c *collector) error {
 	}
 }
 
-// collector makes a RangeResult of live keys in the order they are wanted.
+// collector builds a RangeResult from live keys.
 type collector struct {
 	o    *RangeOptions
 	res  RangeResult
 	size int
 }
 
-// full reports whether further keys are only counted, if that.
+// full reports whether no more keys are returned; those that follow may still have to be counted.
 func (c *collector) full() bool {
 	return c.o.CountOnly || c.o.Limit > 0 && len(c.res.KVs) >= c.o.Limit || c.o.MaxBytes > 0 && c.size >= c.o.MaxBytes
 }
 
-// add takes the next key, which need not be said when c is full, and reports whether those after it are of interest.
+// add adds or counts the next key, and reports whether more are wanted. If c is full, key is not used.
 func (c *collector) add(key []byte, h keyState) bool {
 	if c.full() {
 		c.res.More = !c.o.CountOnly
@@ -247,7 +250,7 @@ func (c *collector) add(key []byte, h keyState) bool {
 	return true
 }
 
-// expected is how many results to make room for.
+// expected returns the initial capacity for results.
 func expected(limit int) int {
 	const most = 128
 	if limit <= 0 {
@@ -256,7 +259,7 @@ func expected(limit int) int {
 	return min(limit, most)
 }
 
-// ascend moves to the version that was newest at r.revision of the next key that had one.
+// next moves to the next key that existed at r.revision, to the version that was its newest one.
 func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.First()
@@ -270,14 +273,14 @@ func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error)
 		if mod <= r.revision {
 			return prefix, mod, true, nil
 		}
-		// Newer than wanted: go to the right place among the key's versions, or on to the next key.
+		// This version is newer: seek within the versions of the key, or on to the next key.
 		r.seek = appendRevision(append(r.seek[:0], prefix...), r.revision)
 		ok = r.it.SeekGE(r.seek)
 	}
 	return nil, 0, false, r.it.Error()
 }
 
-// descend moves to the version that was newest at r.revision of the previous key that had one.
+// previous moves to the previous key that existed at r.revision, to the version that was its newest one.
 func (r *reader) previous(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.Last()
@@ -285,7 +288,7 @@ func (r *reader) previous(first bool) (prefix []byte, mod int64, ok bool, err er
 		ok = r.it.SeekLT(r.seek)
 	}
 	for ok {
-		// At the oldest version of a key; r.seek becomes its prefix, from which the next step goes on.
+		// r.it is at the oldest version of a key. r.seek becomes its prefix, before which the next call searches.
 		if prefix, mod, err = splitVersion(r.it.Key()); err != nil {
 			return nil, 0, false, err
 		}

@@ -10,26 +10,27 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// state is everything of the engine that is neither a key nor a proposal's id. It is written with every batch.
+// state is the engine's state besides keys and proposal IDs. It is written with each batch.
 type state struct {
 	applied         command.Position
-	revision        int64  // of the last transaction that changed something; 1 when none did
-	compactRevision int64  // oldest revision that can be read
-	time            int64  // highest stamp seen, Unix milliseconds
-	keys            int64  // live keys
-	proposals       uint64 // ids ever recorded
-	epoch           int64  // of the named records; from 1
-	written         int64  // bytes of all versions ever written, as Size counts them
-	live            int64  // bytes of the live versions, as Size counts them
+	revision        int64  // of the last command that changed a key; 1: there was none
+	compactRevision int64  // oldest revision that can be read; 0: nothing was compacted
+	time            int64  // highest time stamp, Unix milliseconds
+	keys            int64  // number of live keys
+	proposals       uint64 // number of proposal IDs ever recorded
+	epoch           int64  // number of changes of the named records, from 1
+	written         int64  // size of all versions ever written, counted as by Size
+	live            int64  // size of the live versions, counted as by Size
 }
 
-// stateFormat is the version of everything in the Pebble keyspace. Format 1 knew no epoch, leases and sizes, and listed
-// each revision on its own; all it can hold can be read.
+// stateFormat is the format of the whole Pebble database. Format 1 had no epoch, leases and sizes, and one change list
+// for each revision; it can still be read.
 const (
 	stateFormat    = 2
 	oldStateFormat = 1
 )
 
+// appendState appends the encoding of s.
 func appendState(dst []byte, s state) []byte {
 	dst = append(dst, stateFormat)
 	dst = binary.AppendUvarint(dst, s.applied.Index)
@@ -44,6 +45,7 @@ func appendState(dst []byte, s state) []byte {
 	return binary.AppendUvarint(dst, uint64(s.live))
 }
 
+// decodeState is the inverse of appendState. It also decodes format 1.
 func decodeState(b []byte) (state, error) {
 	d := command.FieldDecoder{Rest: b}
 	f := d.Byte()
@@ -63,6 +65,7 @@ func decodeState(b []byte) (state, error) {
 	return s, nil
 }
 
+// loadState reads the state; that of an empty database is at revision 1.
 func loadState(db *pebble.DB) (state, error) {
 	b, closer, err := db.Get([]byte{tableState})
 	if errors.Is(err, pebble.ErrNotFound) {

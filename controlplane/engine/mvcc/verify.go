@@ -16,7 +16,7 @@ import (
 // ErrCorrupt says that stored data does not match its checksum or cannot be decoded.
 var ErrCorrupt = errors.New("stored data is corrupt")
 
-// markCorrupt makes what Pebble found corrupt, by its checksums, an ErrCorrupt.
+// markCorrupt makes an error about wrong checksums of Pebble match ErrCorrupt.
 func markCorrupt(err error) error {
 	if err != nil && pebble.IsCorruptionError(err) && !errors.Is(err, ErrCorrupt) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
@@ -24,11 +24,10 @@ func markCorrupt(err error) error {
 	return err
 }
 
-// Damage counts how often data was found that does not have its checksum, by whoever reads and by Pebble's background work,
-// since Open.
+// Damage returns how often data with a wrong checksum was found since Open, by readers and by Pebble's background work.
 func (e *Engine) Damage() int64 { return e.damage.Load() }
 
-// verifyTables reads all tables in dir and compares their checksums.
+// verifyTables reads all tables in dir and verifies their checksums.
 func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
 	o.EnsureDefaults()
 	names, err := fs.List(dir)
@@ -46,7 +45,7 @@ func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
 	return nil
 }
 
-// verifyValues reads what lies outside of the tables in dir, through the tables, if there is any.
+// verifyValues reads the values that are stored outside of tables, if there are any.
 func verifyValues(fs vfs.FS, dir string, db *pebble.DB) (err error) {
 	names, err := fs.List(dir)
 	if err != nil {
@@ -71,6 +70,7 @@ func verifyValues(fs vfs.FS, dir string, db *pebble.DB) (err error) {
 	return nil
 }
 
+// verifyTable verifies the checksums of one table.
 func verifyTable(fs vfs.FS, path string, o *pebble.Options) (err error) {
 	f, err := fs.Open(path, vfs.SequentialReadsOption)
 	if err != nil {
@@ -88,7 +88,7 @@ func verifyTable(fs vfs.FS, path string, o *pebble.Options) (err error) {
 	if err := r.ValidateBlockChecksums(); err != nil {
 		return err
 	}
-	// It leaves out the blocks to which the values of old versions go.
+	// ValidateBlockChecksums leaves out the blocks that hold the values of old versions.
 	l, err := r.Layout()
 	if err != nil {
 		return err

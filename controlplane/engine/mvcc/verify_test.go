@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// flip changes one byte of a file.
+// flip flips bits of one byte of a file.
 func flip(t *testing.T, fs vfs.FS, path string, at int64) {
 	f, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	require.NoError(t, err)
@@ -26,7 +26,7 @@ func flip(t *testing.T, fs vfs.FS, path string, at int64) {
 	require.NoError(t, errors.Join(err, f.Close()))
 }
 
-// tables lists the tables of a directory with their sizes.
+// tables returns the tables of a directory with their sizes.
 func tables(t *testing.T, fs vfs.FS, dir string) map[string]int64 {
 	names, err := fs.List(dir)
 	require.NoError(t, err)
@@ -41,7 +41,7 @@ func tables(t *testing.T, fs vfs.FS, dir string) map[string]int64 {
 	return found
 }
 
-// corruptible is a file system with an engine's keys, some with history, in tables.
+// corruptible returns a file system with an engine's keys, some with history, in tables.
 func corruptible(t *testing.T) *vfs.MemFS {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -59,10 +59,9 @@ func corruptible(t *testing.T) *vfs.MemFS {
 	return fs
 }
 
-// Pebble looks for the bit that was flipped, for as long as a third of a second a read: the tables here are small.
+// The tables are small, since Pebble searches for a flipped bit, for up to a third of a second in each read.
 
-// Wherever a byte of a table is flipped, the engine never answers anything else than before: it answers that, or says
-// ErrCorrupt.
+// Whichever byte of a table is flipped, reads return what they did before, or ErrCorrupt.
 func TestFlippedTable(t *testing.T) {
 	fs := corruptible(t)
 	e := mustOpen(t, fs)
@@ -115,14 +114,14 @@ func TestFlippedTable(t *testing.T) {
 	require.Greater(t, said, 6)
 }
 
-// A checkpoint with a flipped byte in any block of a table is refused, and the engine goes on with what it has.
+// A checkpoint with a flipped byte in any block of a table is refused, and the engine continues with its state.
 func TestFlippedCheckpoint(t *testing.T) {
 	fs := corruptible(t)
 	e, err := Open(fs, "mine", Options{Quiet: true})
 	require.NoError(t, err)
 	mustApply(t, e, put(t, 1, "a", "mine"))
 	for path, size := range tables(t, fs, "copy") {
-		// Checkpoints share tables with what they were taken of.
+		// Checkpoints share tables with the database that they were taken of.
 		for at := int64(3); at < size; at += max(size/16, 1) {
 			flip(t, fs, path, at)
 			require.ErrorIs(t, e.Restore("copy"), ErrCorrupt, "byte %d of %d of %s", at, size, path)
@@ -143,7 +142,7 @@ func contentOf(res RangeResult) string {
 	return b.String()
 }
 
-// must is v, when there is no error.
+// must returns v, and fails the test if there is an error.
 func must[T any](v T, err error) func(t *testing.T) T {
 	return func(t *testing.T) T {
 		require.NoError(t, err)

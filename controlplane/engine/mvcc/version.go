@@ -7,22 +7,22 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// What a version's value begins with.
+// The first byte of a stored version.
 const (
 	recordTombstone = 0
 	recordValue     = 1
-	recordLeased    = 2 // a value with a lease
+	recordLeased    = 2 // a value of a key with a lease
 )
 
-// versionBytes is what a version counts in sizes beside key and value.
+// versionBytes is the overhead of a version in Size.
 const versionBytes = 32
 
-// storedBytes is what the version of key with metadata m counts in Size.
+// storedBytes returns the size, as Size counts it, of a version of key with metadata m.
 func storedBytes(key []byte, m command.Meta) int64 { return versionBytes + int64(len(key)) + m.Size }
 
 const maxVersionHeader = 1 + 3*binary.MaxVarintLen64
 
-// appendVersionHeader appends what stands before the user's value.
+// appendVersionHeader appends what precedes the value in a stored version.
 func appendVersionHeader(dst []byte, v command.Meta) []byte {
 	kind := byte(recordValue)
 	if v.Lease != 0 {
@@ -37,7 +37,7 @@ func appendVersionHeader(dst []byte, v command.Meta) []byte {
 	return dst
 }
 
-// decodeVersion takes a version's value apart; a tombstone is the zero version. The value aliases b.
+// decodeVersion decodes a stored version that revision mod wrote. A tombstone is the zero Meta. The value aliases b.
 func decodeVersion(b []byte, mod int64) (command.Meta, []byte, error) {
 	d := command.FieldDecoder{Rest: b}
 	switch kind := d.Byte(); kind {

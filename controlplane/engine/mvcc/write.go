@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// write adds the changes of the revision that s.revision now is to the batch.
+// write adds the changes of one revision, which s.revision already is, to the batch.
 func (s *applier) write(changes []change) error {
 	for i := range changes {
 		c := &changes[i]
@@ -29,11 +29,11 @@ func (s *applier) write(changes []change) error {
 	return nil
 }
 
-// tally counts keys and sizes.
+// countChange updates the number and the size of keys.
 func (s *applier) countChange(c *change) {
 	if c.before.Live() {
 		s.keys--
-		// Not below 0: what a state of format 1 held was not counted.
+		// The sizes of a state of format 1 are unknown: live must not become negative.
 		s.live = max(s.live-storedBytes(c.key, c.before), 0)
 	}
 	if !c.deleted {
@@ -45,7 +45,7 @@ func (s *applier) countChange(c *change) {
 	}
 }
 
-// attach makes the key one of its lease's.
+// updateAttachment updates the lease attachments of the key.
 func (s *applier) updateAttachment(c *change) error {
 	if c.before.Lease == c.after.Lease {
 		return nil
@@ -61,7 +61,7 @@ func (s *applier) updateAttachment(c *change) error {
 	return s.batch.Set(attachmentKey(c.after.Lease, c.key), nil, nil)
 }
 
-// enlist adds a change, the place-th of its revision, to the list of changes.
+// logChange adds a change, which has position place within its revision, to the change log.
 func (s *applier) logChange(c *change, place int) error {
 	l := &s.chunk
 	if len(l.data) > chunkBytes {
@@ -79,7 +79,7 @@ func (s *applier) logChange(c *change, place int) error {
 	return nil
 }
 
-// writeList adds the list to the batch and begins another.
+// writeChunk adds the current chunk of the change log to the batch and begins another one.
 func (s *applier) writeChunk() error {
 	l := &s.chunk
 	if len(l.data) == 0 {
@@ -92,6 +92,7 @@ func (s *applier) writeChunk() error {
 	return err
 }
 
+// writeVersion adds the new version, or a tombstone, to the batch.
 func (s *applier) writeVersion(c *change) error {
 	var header [maxVersionHeader]byte
 	head := header[:0]
@@ -109,7 +110,7 @@ func (s *applier) writeVersion(c *change) error {
 	return op.Finish()
 }
 
-// commit adds lists, ids and state to the batch and gives it to Pebble.
+// commit adds the change log, proposal IDs and state to the batch, and commits it.
 func (s *applier) commit() error {
 	if err := s.writeChunk(); err != nil {
 		return err
@@ -128,12 +129,12 @@ func (s *applier) commit() error {
 	if err != nil {
 		return err
 	}
-	const entryBytes = 160 // more than a memtable adds to an entry
+	const entryBytes = 160 // upper limit of a memtable's overhead for an entry
 	s.unflushed += s.batch.Len() + entryBytes*int(s.batch.Count())
 	return s.batch.Commit(pebble.NoSync)
 }
 
-// flushEarly flushes before the smallest memtable is full, so that Pebble never does it by itself.
+// flushEarly flushes before the smallest memtable is full, so that Pebble never flushes in the background.
 func (s *applier) flushEarly() error {
 	const soon = 96 << 10
 	if s.unflushed < soon {

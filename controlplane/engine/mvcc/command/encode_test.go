@@ -26,18 +26,18 @@ func TestProgramLimits(t *testing.T) {
 		"longest key":       {[]Step{{Kind: StepPut, Key: long, Value: big}}, nil},
 		"longest end":       {[]Step{{Kind: StepDelete, Key: long, End: append(long, 0)}}, nil},
 		"deepest":           {nested(MaxProgramDepth), nil},
-		"most steps":        {make1(MaxProgramSteps, one), nil},
+		"most steps":        {repeat(MaxProgramSteps, one), nil},
 		"put twice":         {[]Step{one, one}, nil},
 		"all keys":          {[]Step{{Kind: StepRange, End: []byte{0}}}, nil},
 		"negative lease":    {[]Step{{Kind: StepGrant, Lease: -1}, {Kind: StepPut, Key: a, Lease: -1}}, nil},
 		"key too long":      {[]Step{{Kind: StepPut, Key: append(long, 'k')}}, ErrTooLarge},
 		"end too long":      {[]Step{{Kind: StepRange, Key: a, End: append(long, 0, 0)}}, ErrTooLarge},
 		"value too large":   {[]Step{{Kind: StepPut, Key: a, Value: append(big, 0)}}, ErrTooLarge},
-		"program too large": {make1(6, Step{Kind: StepPut, Key: a, Value: big}), ErrTooLarge},
+		"program too large": {repeat(6, Step{Kind: StepPut, Key: a, Value: big}), ErrTooLarge},
 		"compare too large": {[]Step{{Kind: StepBranch, If: []Compare{{Key: a, Target: CompareValue, Value: append(big, 0)}}}}, ErrTooLarge},
 		"too deep":          {nested(MaxProgramDepth + 1), ErrTooMany},
-		"too many steps":    {make1(MaxProgramSteps+1, one), ErrTooMany},
-		"too many within":   {[]Step{{Kind: StepBranch, Else: make1(MaxProgramSteps, one)}}, ErrTooMany},
+		"too many steps":    {repeat(MaxProgramSteps+1, one), ErrTooMany},
+		"too many within":   {[]Step{{Kind: StepBranch, Else: repeat(MaxProgramSteps, one)}}, ErrTooMany},
 		"too many compares": {[]Step{{Kind: StepBranch, If: make([]Compare, MaxProgramSteps)}}, ErrTooMany},
 		"empty key":         {[]Step{{Kind: StepPut}}, ErrEmptyKey},
 		"empty compare key": {[]Step{{Kind: StepBranch, If: []Compare{{}}}}, ErrEmptyKey},
@@ -73,7 +73,7 @@ func TestProgramLimits(t *testing.T) {
 	require.LessOrEqual(t, len(data), 1+256+8)
 }
 
-func make1(n int, st Step) []Step {
+func repeat(n int, st Step) []Step {
 	steps := make([]Step, n)
 	for i := range steps {
 		steps[i] = st
@@ -81,7 +81,7 @@ func make1(n int, st Step) []Step {
 	return steps
 }
 
-// FuzzProgram feeds arbitrary bytes to the decoder: what it accepts encodes again, and to the same program.
+// FuzzProgram feeds arbitrary bytes to the decoder: what it accepts must encode, and decode to the same program.
 func FuzzProgram(f *testing.F) {
 	a, z := []byte("a"), []byte("z")
 	data, err := EncodeProgram(Program{Epoch: 3, Steps: []Step{

@@ -42,7 +42,9 @@ type Step struct {
 	End   []byte
 	Value []byte // StepRevoke: if set, DigestKeys of the lease's keys, which must not have changed (RefusedEpoch)
 
-	Lease int64 // StepPut: attach the key to this lease, 0: to none (RefusedLeaseNotFound); StepGrant, StepRevoke: the lease, not 0
+	// Lease is, in a StepPut, the lease to attach the key to (RefusedLeaseNotFound), or 0 for none; in a StepGrant and
+	// StepRevoke, the lease, which must not be 0.
+	Lease int64
 	TTL   int64 // StepGrant: seconds
 
 	PrevKV      bool // StepPut, StepDelete: return the versions that were replaced

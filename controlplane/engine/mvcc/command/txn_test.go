@@ -69,7 +69,8 @@ func TestTxnLimits(t *testing.T) {
 	}
 }
 
-// FuzzTxn feeds arbitrary bytes to the decoder: what it accepts is valid, encodes again, and to the same transaction.
+// FuzzTxn feeds arbitrary bytes to the decoder: what it accepts must be valid, encode, and decode to the same
+// transaction.
 func FuzzTxn(f *testing.F) {
 	for _, t := range []Txn{
 		{},

@@ -22,7 +22,8 @@ const partialEntry = math.MaxUint32
 // NewEntry packs the metadata v. The entry is partial if v has a lease or a number that does not fit.
 func NewEntry(v command.Meta) Entry {
 	m := PartialEntry(v.ModRevision)
-	if age := v.ModRevision - v.CreateRevision; v.Lease == 0 && age <= math.MaxUint32 && v.Version <= math.MaxUint32 && v.Size < partialEntry {
+	age := v.ModRevision - v.CreateRevision
+	if v.Lease == 0 && age <= math.MaxUint32 && v.Version <= math.MaxUint32 && v.Size < partialEntry {
 		m.age, m.number, m.size = uint32(age), uint32(v.Version), uint32(v.Size)
 	}
 	return m
@@ -44,5 +45,8 @@ func (m Entry) Partial() bool { return m.size == partialEntry }
 
 // Meta returns the metadata. It must not be called on a partial entry.
 func (m Entry) Meta() command.Meta {
-	return command.Meta{CreateRevision: m.ModRevision() - int64(m.age), ModRevision: m.ModRevision(), Version: int64(m.number), Size: int64(m.size)}
+	mod := m.ModRevision()
+	return command.Meta{
+		CreateRevision: mod - int64(m.age), ModRevision: mod, Version: int64(m.number), Size: int64(m.size),
+	}
 }

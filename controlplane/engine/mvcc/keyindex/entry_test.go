@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// A mark says all of a version but its lease, or only when it was written.
-func TestMark(t *testing.T) {
+// An entry has all metadata but the lease, or, if partial, only the mod revision.
+func TestEntry(t *testing.T) {
 	const far = 1 << 40
 	for name, c := range map[string]struct {
 		v       command.Meta

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// TestIndex changes an index at random beside a sorted slice. Copies that were given away must stay as they were.
+// TestIndex compares an index under random changes with a sorted slice. Snapshots must not change.
 func TestIndex(t *testing.T) {
 	type pair struct {
 		key string
@@ -55,7 +55,7 @@ func TestIndex(t *testing.T) {
 				key = fmt.Sprintf("%08d", i) // always at the end
 			}
 			at, there := slices.BinarySearchFunc(model, key, byKey)
-			// First it grows, then it shrinks.
+			// First the index grows, then it shrinks.
 			if rng.IntN(6000) < i {
 				x.Remove([]byte(key))
 				if there {
@@ -106,7 +106,7 @@ func randomKey(rng *rand.Rand) string {
 	return fmt.Sprintf("k%0*d", rng.IntN(3), rng.IntN(2000))
 }
 
-// The index takes at most 48 bytes and its length for each key, built in order or at random, also once all were put again.
+// A key takes at most 48 bytes and its length, inserted in order or at random, also after all keys were put again.
 func TestIndexMemory(t *testing.T) {
 	const keys = 100_000
 	for name, order := range map[string]func(i int) int{

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The tree of ranges finds exactly the watchers whose range holds a key.
+// The tree finds exactly the watchers whose range contains a key.
 func TestIntervals(t *testing.T) {
 	type span struct {
 		start, end string
