@@ -168,7 +168,7 @@ func (s *applier) command(c *command.Command, shares bool) (command.Result, erro
 		p := s.decoder.Program
 		if c.WantSteps && s.readsWithin(p.Steps) {
 			if shares {
-				err := fmt.Errorf("it reads at a revision and shares its index: %w", command.ErrInvalid)
+				err := fmt.Errorf("a program that reads at a revision shares its log entry: %w", command.ErrInvalid)
 				return command.Result{}, &CommandError{c.Index, err}
 			}
 			if err := s.commitEarly(); err != nil {

@@ -64,7 +64,7 @@ func (d *directory) open() (number uint64, err error) {
 	if others, err := d.others(0); err != nil {
 		return 0, err
 	} else if len(others) > 0 {
-		return 0, fmt.Errorf("%w: %s is missing beside generation %d", ErrCorrupt, currentName, others[0])
+		return 0, fmt.Errorf("%w: %s is missing, but generation %d exists", ErrCorrupt, currentName, others[0])
 	}
 	return firstGeneration, d.setCurrent(firstGeneration)
 }
@@ -107,7 +107,7 @@ func (d *directory) current() (number uint64, found bool, err error) {
 		return 0, false, fmt.Errorf("directory of format %d, this program knows %d: %w",
 			format, directoryFormat, command.ErrUnknownFormat)
 	} else if err != nil || number == 0 {
-		return 0, false, fmt.Errorf("%w: %s says %q", ErrCorrupt, currentName, text)
+		return 0, false, fmt.Errorf("%w: %s contains %q", ErrCorrupt, currentName, text)
 	}
 	return number, true, nil
 }

@@ -171,10 +171,10 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 		case <-g.indexBuild.finished:
 		case <-g.done:
 			if e.published.Load().gen == g {
-				return fmt.Errorf("await counts: %w", g.closedErr)
+				return fmt.Errorf("await key index: %w", g.closedErr)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("await counts: %w", ctx.Err())
+			return fmt.Errorf("await key index: %w", ctx.Err())
 		}
 	}
 }
@@ -215,7 +215,7 @@ func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 // than the few bytes of metadata are worth. Its entry is partial: the first put over the key reads the version.
 const unreadBytes = 1 << 10
 
-// entry returns the entry of the version, written by revision mod, at which r.it stands. It is the zero Entry for a
+// entry returns the entry of the version, written by revision mod, at r.it. It is the zero Entry for a
 // tombstone.
 func (r *reader) entry(mod int64) (keyindex.Entry, error) {
 	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {

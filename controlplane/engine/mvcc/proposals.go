@@ -108,7 +108,7 @@ func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 		return nil, err
 	}
 	if p.next != next {
-		return nil, fmt.Errorf("%w: ids of %d proposals, want %d", ErrCorrupt, p.next-oldest, next-oldest)
+		return nil, fmt.Errorf("%w: %d proposal IDs, want %d", ErrCorrupt, p.next-oldest, next-oldest)
 	}
 	return p, nil
 }
@@ -127,7 +127,7 @@ func (p *proposals) load(key, value []byte, oldest uint64) error {
 	k.Byte()
 	last := k.Fixed64()
 	if d.Err != nil || k.Err != nil || last+1 < uint64(len(found)) || len(found) == 0 {
-		return fmt.Errorf("%w: ids of proposals at %x", ErrCorrupt, key)
+		return fmt.Errorf("%w: proposal IDs at %x", ErrCorrupt, key)
 	}
 	first := last + 1 - uint64(len(found))
 	if first < oldest {
@@ -135,7 +135,7 @@ func (p *proposals) load(key, value []byte, oldest uint64) error {
 		first = oldest
 	}
 	if first != p.next {
-		return fmt.Errorf("%w: id %d of a proposal where %d is due", ErrCorrupt, first, p.next)
+		return fmt.Errorf("%w: proposal ID has number %d, want %d", ErrCorrupt, first, p.next)
 	}
 	for _, n := range found {
 		p.insert(n)

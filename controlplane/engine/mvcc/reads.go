@@ -137,7 +137,7 @@ func (s *applier) userKey(prefix []byte) (key []byte, err error) {
 	return s.key, err
 }
 
-// decodeAt decodes the version at which it stands. The results are valid until it moves.
+// decodeAt decodes the version at the iterator. The results are valid until the iterator moves.
 func decodeAt(it *pebble.Iterator) (prefix []byte, h keyState, err error) {
 	prefix, mod, err := splitVersion(it.Key())
 	if err != nil {

@@ -240,7 +240,7 @@ func TestRefusedDirectories(t *testing.T) {
 	require.NoError(t, fs.Remove("data/CURRENT"))
 	_, err = Open(fs, "data", Options{})
 	require.ErrorIs(t, err, ErrCorrupt)
-	require.ErrorContains(t, err, "CURRENT is missing beside generation")
+	require.ErrorContains(t, err, "CURRENT is missing, but generation")
 }
 
 // A state that a newer version wrote is refused by Open and by Restore.

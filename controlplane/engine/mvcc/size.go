@@ -34,7 +34,7 @@ func (g *generation) loadFreed() error {
 	}
 	freed, n := binary.Uvarint(b)
 	if n != len(b) || int64(freed) < 0 {
-		err = fmt.Errorf("%w: freed %x", ErrCorrupt, b)
+		err = fmt.Errorf("%w: freed bytes %x", ErrCorrupt, b)
 	}
 	g.freed.Store(int64(freed))
 	return errors.Join(err, closer.Close())

@@ -114,7 +114,7 @@ type reader struct {
 	seek     []byte // buffer
 }
 
-// keyState decodes the version, written by revision mod, at which r.it stands; it is zero for a tombstone. The value is
+// keyState decodes the version, written by revision mod, at r.it; it is zero for a tombstone. The value is
 // valid until r.it moves.
 func (r *reader) keyState(mod int64) (h keyState, err error) {
 	b, err := r.it.ValueAndErr()

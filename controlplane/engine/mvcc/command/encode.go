@@ -116,7 +116,7 @@ func (v *validator) compares(compares []Compare) error {
 
 func (st *Step) validate() error {
 	if st.Kind != StepBranch && len(st.If)+len(st.Then)+len(st.Else) > 0 {
-		return fmt.Errorf("branches in a step of kind %d: %w", st.Kind, ErrInvalid)
+		return fmt.Errorf("compares or branches in a step of kind %d: %w", st.Kind, ErrInvalid)
 	}
 	switch st.Kind {
 	case StepRange:
@@ -128,13 +128,13 @@ func (st *Step) validate() error {
 		return validateRange(st.Key, st.End)
 	case StepPut, StepSetRecord, StepDeleteRecord:
 		if len(st.End) > 0 {
-			return fmt.Errorf("an end without a range: %w", ErrInvalid)
+			return fmt.Errorf("an end for a step on a single key: %w", ErrInvalid)
 		}
 		if len(st.Value) > MaxValueBytes {
 			return fmt.Errorf("value of %d bytes, at most %d: %w", len(st.Value), MaxValueBytes, ErrTooLarge)
 		}
 		if st.IgnoreValue && len(st.Value) > 0 || st.IgnoreLease && st.Lease != 0 {
-			return fmt.Errorf("both a value or lease and that it is to be kept: %w", ErrInvalid)
+			return fmt.Errorf("a value or lease together with keeping the existing one: %w", ErrInvalid)
 		}
 		return validateRange(st.Key, nil)
 	case StepGrant, StepRevoke:

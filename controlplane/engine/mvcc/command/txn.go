@@ -100,11 +100,11 @@ func (o *Op) validate() error {
 	switch o.Kind {
 	case OpPut, OpDelete:
 		if len(o.End) > 0 {
-			return fmt.Errorf("an end without a range: %w", ErrInvalid)
+			return fmt.Errorf("an end for an operation on a single key: %w", ErrInvalid)
 		}
 	case OpDeleteRange:
 		if len(o.End) == 0 {
-			return fmt.Errorf("a range without an end: %w", ErrInvalid)
+			return fmt.Errorf("a delete of a range without an end: %w", ErrInvalid)
 		}
 	default:
 		return fmt.Errorf("kind %d: %w", o.Kind, ErrInvalid)

@@ -164,7 +164,7 @@ func (h *Hub) remove(w *Watcher) {
 	}
 }
 
-// Restore tells the hub that the state was replaced by one whose newest revision is revision. Watchers that have seen
+// Restore must be called when the state was replaced by one whose newest revision is revision. Watchers that have seen
 // newer revisions end with ErrRestored; the others read what they have not seen from the new state.
 func (h *Hub) Restore(revision int64) {
 	h.mu.Lock()

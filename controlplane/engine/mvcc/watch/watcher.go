@@ -33,7 +33,7 @@ type Options struct {
 	Notify func()
 }
 
-// EventType tells a put from a delete.
+// EventType is the type of an Event.
 type EventType uint8
 
 // The event types.
