@@ -12,8 +12,8 @@
 //   - Copy on write: a copy of the Index struct is a snapshot that never changes, once Freeze was called on the
 //     original. The writer then copies a node before it first changes it. So readers need no lock.
 //   - Leaves contain no pointers: the keys of a leaf are one byte string, and an Entry has 20 bytes. A key costs its
-//     length, 24 bytes and its share of the node, and the garbage collector has nothing to follow. google/btree, with
-//     an interface or a pointer for each item, takes a multiple of that.
+//     length, 24 bytes and its share of the node, and the garbage collector has nothing to follow. A tree of interface
+//     values or pointers, such as google/btree, needs an allocation for each key on top.
 //   - An Entry that cannot hold everything (leases, huge numbers, large values that were not read at the start) is
 //     partial: the caller then reads the version itself.
 //
