@@ -39,7 +39,7 @@ func (p *past) goOn(t *testing.T, c *compactor, d time.Duration, bytesPerSecond 
 	}
 }
 
-// Little history is kept by its age.
+// While there is little history, compaction removes what is older than the maximum age.
 func TestCompactionByAge(t *testing.T) {
 	p := newPast()
 	c := &compactor{store: p, engine: p, now: func() time.Duration { return p.elapsed }}
@@ -50,7 +50,8 @@ func TestCompactionByAge(t *testing.T) {
 	require.LessOrEqual(t, len(c.marks), 91)
 }
 
-// Much history is kept by its size, but for half a minute whatever that is.
+// While there is much history, compaction removes what is beyond the maximum size, but nothing younger than half a
+// minute.
 func TestCompactionBySize(t *testing.T) {
 	for _, mib := range []int64{1, 5, 19, 100} {
 		p := newPast()
@@ -64,13 +65,13 @@ func TestCompactionBySize(t *testing.T) {
 			}
 		}
 		require.Positive(t, p.compacted, "%d MiB/s", mib)
-		require.GreaterOrEqual(t, p.Size(), int64(historyBytes)/2, "it keeps what there is room for")
+		require.GreaterOrEqual(t, p.Size(), int64(historyBytes)/2, "compaction keeps at least half of the maximum size")
 		p.goOn(t, c, time.Minute, 0)
 		require.LessOrEqual(t, p.Size(), int64(historyBytes)+(mib<<20)*int64(compactEvery/time.Second))
 	}
 }
 
-// A snapshot takes the place of the state: what was remembered of the old one is not compared with the new one.
+// When a snapshot replaces the state, compaction forgets the sizes that it measured of the old state.
 func TestCompactionAfterASnapshot(t *testing.T) {
 	p := newPast()
 	c := &compactor{store: p, engine: p, now: func() time.Duration { return p.elapsed }}

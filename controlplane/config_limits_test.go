@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
-// A file sets what it names, a flag wins over it, and what nobody names keeps its default.
+// The configuration file sets a limit, a flag overrides the file, and a limit that neither sets keeps its default.
 func TestLimitsConfiguration(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("limits: {calls_per_second: 7, bytes_per_second: 0, disk_reserve: 1073741824}\n"), 0o600))

@@ -188,9 +188,15 @@ func (h *house) rpc(v visit) (result, message string) {
 	return c, err.Error()
 }
 
+// splitMethod splits the full name of a gRPC method.
+func splitMethod(name string) (service, method string) {
+	service, method, _ = strings.Cut(strings.TrimPrefix(name, "/"), "/")
+	return service, method
+}
+
 // invoke calls a gRPC method as far as its first answer.
 func (h *house) invoke(v visit) error {
-	service, method, _ := strings.Cut(strings.TrimPrefix(v.name, "/"), "/")
+	service, method := splitMethod(v.name)
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service + "." + method))
 	require.NoError(h.t, err, v.name)
 	d := found.(protoreflect.MethodDescriptor)

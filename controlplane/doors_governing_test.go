@@ -63,8 +63,8 @@ func TestGoverningTakesACredential(t *testing.T) {
 	require.Positive(t, ports)
 }
 
-// A change of the members is in the audit whichever way it came: with who asked, or with the address where nobody proved
-// to be anybody. So is what was refused.
+// Every change of the members is recorded in the audit, by whichever API it is made, and refused changes too. The
+// record has the principal or, for a caller without a credential, the address.
 func TestChangesOfMembersAreAudited(t *testing.T) {
 	h := newHouse(t)
 	cluster, operator := etcdpb.NewClusterClient(h.public), operatorv1.NewOperatorServiceClient(h.public)

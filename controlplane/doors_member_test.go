@@ -152,9 +152,10 @@ func (h *house) hostToken(scope cloud.Tenant, at time.Time, ttl time.Duration) s
 	return text
 }
 
-func (h *house) admin() context.Context {
-	return h.with(h.hostToken(cloud.Tenant{}, time.Now(), time.Hour))
-}
+// adminToken returns a token of the administrator without a scope.
+func (h *house) adminToken() string { return h.hostToken(cloud.Tenant{}, time.Now(), time.Hour) }
+
+func (h *house) admin() context.Context { return h.with(h.adminToken()) }
 
 // do carries out a call that must succeed.
 func do[Q, A any](h *house, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {

@@ -87,7 +87,7 @@ func (h *house) compare(text string) {
 	}
 	want, err := os.ReadFile(file)
 	require.NoError(h.t, err)
-	require.Equal(h.t, string(want), text, "who may what has changed: look at the difference, then run with -rewrite")
+	require.Equal(h.t, string(want), text, "the authorization table has changed: check the difference, then run with -rewrite")
 }
 
 // survey finds every endpoint, by its listener, and its row, and complains of whatever is missing or too much.

@@ -57,15 +57,21 @@ func (e *edges) serve(name, address string, g *grpc.Server, h http.Handler, secu
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
-	s := &http.Server{
+	s := e.httpServer(h)
+	e.http = append(e.http, s)
+	e.work.Go(func() { e.ended(name, s.Serve(listener)) })
+	return nil
+}
+
+// httpServer returns a server with the limits of every HTTP port: a header must arrive within 10 s, the whole request
+// within 30 s, and an answer takes at most 2 minutes.
+func (e *edges) httpServer(h http.Handler) *http.Server {
+	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		// Longer than the longest wait of a REST call, a stop of 30 s and its margin.
 		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 	}
-	e.http = append(e.http, s)
-	e.work.Go(func() { e.ended(name, s.Serve(listener)) })
-	return nil
 }
 
 func (e *edges) tell(d door) {

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -41,7 +40,7 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 		return fmt.Errorf("listen for etcd: %w", err)
 	}
 	in := rpc.NewIntake(etcdStreams, etcd.Intake(c.MaxRequestBytes+etcdOverhead))
-	g := rpc.NewServer(in, append(in.Settings(etcdrpc.Credentials()),
+	g := rpc.NewServer(in, append(in.Settings(etcd.Streams().Credentials(etcdrpc.Credentials())), rpc.Codec(),
 		grpc.ChainUnaryInterceptor(counted.UnaryServerInterceptor(), etcd.Unary),
 		grpc.ChainStreamInterceptor(counted.StreamServerInterceptor(), etcd.Stream),
 		grpc.MaxRecvMsgSize(c.MaxRequestBytes+etcdOverhead), grpc.MaxSendMsgSize(math.MaxInt32),
@@ -53,10 +52,7 @@ func (e *edges) serveEtcd(address string, c KV, etcd *etcdrpc.Server, keys *kv.S
 	h := health.NewServer()
 	healthv1.RegisterHealthServer(g, h)
 	pages := etcdrpc.HTTP(keys, metrics)
-	s := &http.Server{
-		Handler: pages, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 2 * time.Minute,
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
-	}
+	s := e.httpServer(pages)
 	e.tell(door{"etcd", listener.Addr().String(), g.Server, pages})
 	split := etcdrpc.Split(listener, config)
 	e.grpc, e.http, e.splits = append(e.grpc, g.Server), append(e.http, s), append(e.splits, split)

@@ -35,8 +35,8 @@ func (h *house) vms(token string, headers ...string) (code int, body string) {
 	return got.StatusCode, string(text)
 }
 
-// A running member: what the administrator of one org gives to users of another changes nothing of what their tokens do,
-// and calls choose their tenant by metadata and headers among those that their callers have a role in.
+// The test runs a member. A role that the administrator of one org gives to users of another does not change what their
+// tokens may do. Calls name their tenant by metadata or headers, and their callers need a role in it.
 func TestAnotherOrgCannotReachIn(t *testing.T) {
 	h := newHouse(t)
 	who := identityv1.NewIdentityServiceClient(h.public)

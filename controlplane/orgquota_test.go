@@ -31,8 +31,8 @@ func (h *house) as(name, org, project string) context.Context {
 	return h.with(out.GetToken())
 }
 
-// The org:admin of one org tries everything against a running member: VMs in a project without a quota, projects without
-// end, the ID that another org wants, and what a deleted project leaves behind.
+// The org:admin of one org attacks a running member: with VMs in a project without a quota, with too many projects, by
+// taking a project ID that another org wants, and with what a deleted project leaves.
 func TestAnOrgAdminStaysWithinTheQuotaOfTheOrg(t *testing.T) {
 	h := newHouse(t)
 	who, credit := identityv1.NewIdentityServiceClient(h.public), creditv1.NewCreditServiceClient(h.public)

@@ -110,9 +110,9 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	names := map[uint64]string{systemGroup: "system", kvGroup: "kv"}
 	leaseFeed := &kv.LeaseFeed{}
 	for id, name := range names {
-		o := mvcc.Options{Logger: log.With("engine", name)}
+		o := mvcc.Options{Logger: log.With("engine", name), KeyIndex: true}
 		if id == kvGroup {
-			o.OnLeases, o.KeyIndex, o.HashOnCompact = leaseFeed.Changed, true, true
+			o.OnLeases, o.HashOnCompact = leaseFeed.Changed, true
 		}
 		engine, err := mvcc.Open(floor, filepath.Join(c.DataDir, name), o)
 		if err != nil {
@@ -277,7 +277,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	public, health := rpc.New(rpc.Options{
 		Credentials: tenants.grpc(), Verifier: identities, Log: log, Metrics: grpcMetrics, Audit: audits, Public: true, Streams: streams,
 		Guest: &rpc.Guest{
-			Prefix: etcdrpc.Prefix, Admit: etcd.Admits, MaxMessage: c.KV.MaxRequestBytes + etcdOverhead, Unary: etcd.Unary, Stream: etcd.Stream,
+			Prefix: etcdrpc.Prefix, Admit: etcd.Admits, MaxMessage: c.KV.MaxRequestBytes + etcdOverhead, Unary: etcd.Unary, Stream: etcd.Stream, Streams: etcd.Streams(),
 		},
 	})
 	etcd.Register(public)

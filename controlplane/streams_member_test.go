@@ -189,6 +189,6 @@ func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
 		w.streams = nil
 	}
 	hangUp()
-	require.Eventually(t, func() bool { return heapInUse() < before+128<<20 }, 30*time.Second, 500*time.Millisecond, "nothing is left")
+	require.Eventually(t, func() bool { return heapInUse() < before+128<<20 }, 30*time.Second, 500*time.Millisecond, "the memory is free after the streams have ended")
 	t.Logf("in use: %d MiB after", heapInUse()>>20)
 }

@@ -33,7 +33,7 @@ func TestBadInput(t *testing.T) {
 	before := w.everything(ctx)
 
 	unproven, err := w.rest(1, "").IssueToken(ctx, "ada", "wrong", nil)
-	require.NoError(t, err, "the law: a token for whoever asks")
+	require.NoError(t, err, "the wire contract gives a token to everybody who asks")
 	unknown, err := w.rest(1, "").IssueToken(ctx, "nobody", "", nil)
 	require.NoError(t, err)
 	forged := ada.Token[:len(ada.Token)-8] + "AAAAAAAA"

@@ -97,8 +97,8 @@ func TestAFloodOfChangesIsRefused(t *testing.T) {
 	const size = 120 * 1000
 	earned := int(time.Since(began).Seconds()) * 1024
 	t.Logf("%d of 240 updates were carried out", accepted)
-	require.LessOrEqual(t, accepted, (burst+earned)/size+1, "however many members they came to")
-	require.GreaterOrEqual(t, accepted, burst/size/5, "attempts that met another's are paid for, too")
+	require.LessOrEqual(t, accepted, (burst+earned)/size+1, "the budget does not depend on the number of members that are called")
+	require.GreaterOrEqual(t, accepted, burst/size/5, "attempts that conflicted with another update are charged too")
 	for _, err := range refused {
 		s := status.Convert(err)
 		require.Equal(t, codes.ResourceExhausted, s.Code(), "%v", err)
@@ -136,11 +136,11 @@ func TestAFloodOfChangesIsRefused(t *testing.T) {
 		}
 	}
 	_, err := mallory[1].VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "evil", ProjectId: "evil-p", VmId: evil})
-	require.NoError(t, err, "reading is free")
+	require.NoError(t, err, "reads are not charged")
 	_, err = ada.VMs.UpdateVm(ctx, fat("acme", "web", web))
 	require.NoError(t, err, "another tenant has a budget of its own")
 	_, err = w.admin.VMs.UpdateVm(ctx, &vmv1.UpdateVmRequest{OrgId: "evil", ProjectId: "evil-p", VmId: evil, Labels: map[string]string{"seen": "by the operator"}})
-	require.NoError(t, err, "an operator has none")
+	require.NoError(t, err, "an operator has no budget")
 }
 
 // A member's disk is filled: by users' keys, which stop in time, so that no member ends. While it is nearly full what adds
@@ -194,7 +194,7 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []any{429, "RESOURCE_EXHAUSTED", "30"}, []any{a.Status, a.Error.Code, a.Header.Get("Retry-After")}, a.Raw)
 		require.Contains(t, a.Error.Message, "member 1 of the cluster has less than 300 MiB of disk space left")
-		require.NotContains(t, a.Raw, "controlplane-1", "where the data is is not a tenant's to know")
+		require.NotContains(t, a.Raw, "controlplane-1", "the error does not contain the path of the data directory")
 		_, err = s.client(member).Put(s.ctx, "more", "v")
 		require.ErrorIs(t, err, rpctypes.ErrNoSpace, "member %d", member)
 	}

@@ -174,7 +174,7 @@ func (w *world) commandLineKeys(ctx context.Context, endpoints string) {
 	require.Contains(t, must("lease", "timetolive", lease, "--keys"), "/cli/held")
 	file := filepath.Join(home, "all.db")
 	_, errs, code = w.trivet(ctx, home, "kv", "snapshot", "save", file, "--endpoint", endpoints)
-	require.Equal(t, 1, code, "the file has the hashes of users' passwords: it takes a credential")
+	require.Equal(t, 1, code, "a snapshot needs a credential because it contains the hashes of users' passwords")
 	require.Contains(t, errs, "permission denied")
 	token := filepath.Join(home, "token")
 	require.NoError(t, os.WriteFile(token, []byte(w.adminToken), 0o600))

@@ -85,7 +85,7 @@ func TestALocalProcessChangesNoMembers(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, http.StatusPreconditionFailed, a.Status, a.Raw)
 			require.Equal(t, "PRECONDITION_FAILED", a.Error.Code)
-			require.Contains(t, a.Error.Message, "2 voters would be left")
+			require.Contains(t, a.Error.Message, "would have 2 voters")
 		}
 	}
 	// What the key-value REST does admit is recorded, too.

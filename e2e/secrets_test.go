@@ -6,8 +6,10 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,6 +72,24 @@ func (w *world) commandLines() (out []byte) {
 	return out
 }
 
+// metrics returns the metrics of all programs of the cloud.
+func (w *world) metrics() (out []byte) {
+	ports := []string{w.agent.Metrics}
+	for _, host := range w.trio.Members {
+		ports = append(ports, host+":8084")
+	}
+	for _, port := range ports {
+		resp, err := http.Get("http://" + port + "/metrics")
+		require.NoError(w.t, err)
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(w.t, err)
+		require.NoError(w.t, resp.Body.Close())
+		require.Equal(w.t, http.StatusOK, resp.StatusCode, port)
+		out = append(out, text...)
+	}
+	return out
+}
+
 // records are those of a directory as a reader gets them, decompressed, each version that is kept.
 func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	engine, err := mvcc.Open(vfs.Default, dir, mvcc.Options{})
@@ -91,8 +111,8 @@ func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	return all, ring
 }
 
-// A cloud is given every sort of secret. None of them is in what a member has written, in a log or on a command line, and
-// nobody else on the host may read what it has written.
+// TestNothingSecretIsWritten gives a cloud every sort of secret. None of them is in the files of a member, a backup, a log,
+// the metrics or a command line, and only the member's user can read its files.
 func TestNothingSecretIsWritten(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
@@ -145,6 +165,8 @@ func TestNothingSecretIsWritten(t *testing.T) {
 	_, errs, code = w.trivet(ctx, home, "--token-file", admin, "cluster", "backup", backup)
 	require.Zero(t, code, errs)
 
+	metrics := w.metrics()
+	require.Contains(t, string(metrics), "trivet_", "they can be read")
 	lines := w.commandLines()
 	require.Contains(t, string(lines), "--data-dir", "they can be read")
 	require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))
@@ -171,10 +193,13 @@ func TestNothingSecretIsWritten(t *testing.T) {
 	sealed, err := os.ReadFile(backup)
 	require.NoError(t, err)
 	require.Empty(t, hidden.found(sealed), "in the backup")
+	require.False(t, bytes.Contains(sealed, []byte("ada-visible")), "the backup is not encrypted")
 	for id := range w.trio.Members {
 		w.scan(w.trio.DataDir(id), hidden)
 	}
+	w.scanAgent(hidden)
 	require.Empty(t, hidden.found(lines), "on command lines")
+	require.Empty(t, hidden.found(metrics), "in the metrics")
 	logs, err := filepath.Glob(w.dir.Path("log", "*"))
 	require.NoError(t, err)
 	require.Len(t, logs, 4)
@@ -212,6 +237,26 @@ func (w *world) scan(dir string, hidden secrets) {
 		return nil
 	}))
 	require.NotZero(w.t, visible, "what is not secret is found")
+}
+
+// scanAgent looks at every file of the agent's data directory: none holds a secret of hidden, and only root can read them.
+func (w *world) scanAgent(hidden secrets) {
+	files := 0
+	require.NoError(w.t, filepath.WalkDir(w.agent.DataDir(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		require.Zero(w.t, info.Mode().Perm()&0o077, path)
+		text, err := os.ReadFile(path)
+		require.Empty(w.t, hidden.found(text), "in %s", path)
+		files++
+		return err
+	}))
+	require.NotZero(w.t, files)
 }
 
 // The scan finds what is there to be found.

@@ -20,8 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc/rpctest"
 )
 
-// Clients without a credential that begin calls and never send the last byte: a member's memory does not follow them, and
-// others are served meanwhile.
+// TestUnfinishedCalls begins calls without a credential and never sends their last bytes, and opens connections without a
+// call. The memory of a member stays bounded, and it serves others meanwhile.
 func TestUnfinishedCalls(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.trio.Env = func(id int) []string {
@@ -71,14 +71,29 @@ func TestUnfinishedCalls(t *testing.T) {
 			require.Less(t, grown, c.most)
 
 			_, err = w.dial(c.member, w.adminToken).VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
-			require.NoError(t, err, "a tenant's call meanwhile")
+			require.NoError(t, err, "a tenant's call during the attack")
 			conn, err := grpc.NewClient(fmt.Sprintf("passthrough:///%s:50051", host), grpc.WithTransportCredentials(insecure.NewCredentials()))
 			require.NoError(t, err)
 			defer conn.Close()
 			_, err = pb.NewKVClient(conn).Put(ctx, &pb.PutRequest{Key: []byte(c.name), Value: make([]byte, 1000)})
-			require.NoError(t, err, "a call of etcd's meanwhile")
+			require.NoError(t, err, "a call of etcd's API during the attack")
 		})
 	}
+	t.Run("idle connections", func(t *testing.T) {
+		// As many connections without a call as one address may open, less those of this test and of the other members.
+		const connections, member, most = 1000, 2, 48
+		before := w.resident(member)
+		for range connections {
+			r, err := rpctest.Dial(w.trio.Members[member]+":50051", nil)
+			require.NoError(t, err)
+			defer r.Close()
+		}
+		_, err := w.dial(member, w.adminToken).VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
+		require.NoError(t, err, "a tenant's call meanwhile")
+		grown := (w.resident(member) - before) >> 10
+		t.Logf("with %d idle connections the VmRSS of member %d has grown from %d by %d MiB", connections, member, before>>10, grown)
+		require.Less(t, grown, most)
+	})
 }
 
 var vmRSS = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)

@@ -50,7 +50,7 @@ var inside = map[string][]string{
 	"engine/mvcc/watch":    {"engine/mvcc/command"},
 
 	"edge/rest": {"edge/auth", "edge/loopback"},
-	"edge/rpc":  {"edge/auth"},
+	"edge/rpc":  {"edge/auth", "edge/delay"},
 
 	"records/store":           {"records/leader"},
 	"records/store/storetest": {"records/store"},

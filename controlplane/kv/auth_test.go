@@ -196,7 +196,11 @@ func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
 			case <-ctx.Done():
 				return nil, io.ErrUnexpectedEOF
 			}
-		}, func(r *pb.WatchResponse) error {
+		}, func(make func() (*pb.WatchResponse, error)) error {
+			r, err := make()
+			if r == nil {
+				return err
+			}
 			select {
 			case answers <- r:
 				return nil
@@ -254,6 +258,6 @@ func TestTooManyPasswords(t *testing.T) {
 			require.NoError(t, <-results)
 		}
 		failed := errors.New("wrong")
-		require.Equal(t, failed, s.hash(t.Context(), func() error { return failed }), "there is room again")
+		require.Equal(t, failed, s.hash(t.Context(), func() error { return failed }), "the limit is no longer reached")
 	})
 }

@@ -51,7 +51,7 @@ import (
 // Agreement is how the members agree on commands: one group of consensus, whose errors it has.
 type Agreement interface {
 	// Propose returns what came of a command, and of its steps, once it is carried out here. One that is alone shares no
-	// index with others; see mvcc.Command.
+	// index with others; see command.Command.
 	Propose(ctx context.Context, data []byte, alone bool) (command.Result, error)
 	// ReadIndex returns when everything acknowledged before the call is carried out here.
 	ReadIndex(ctx context.Context) error
@@ -237,7 +237,7 @@ func (s *Service) header(revision int64) *pb.ResponseHeader {
 }
 
 // Watch serves a stream of watches; see watch.Serve.
-func (s *Service) Watch(ctx context.Context, receive func() (*pb.WatchRequest, error), send func(*pb.WatchResponse) error) error {
+func (s *Service) Watch(ctx context.Context, receive func() (*pb.WatchRequest, error), send watch.Send) error {
 	return watch.Serve(ctx, &s.watch, receive, send)
 }
 

@@ -59,8 +59,8 @@ func (s *stage) putText(text string) answer {
 	return s.ask(1, fmt.Sprintf("PUT /api/v1/kv/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
 }
 
-// Bodies that never end use memory only for the bytes that they have sent. When that is all there is for large ones,
-// small ones are still written, and another large one is refused after a bounded time.
+// Request bodies that never end use memory only for the bytes that arrived. When such bodies use the whole budget for
+// large bodies, small requests are still served, and a further large one is refused after a bounded time.
 func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
 	s := newStage(t, 1, false, true)
 	silent := make(chan string, 50)
@@ -71,7 +71,7 @@ func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
 		a := s.putText(text)
 		require.Equal(t, 200, a.status, "%s", a.body)
 	}
-	require.Zero(t, s.held()[1]+s.held()[2], "what is not sent is not held")
+	require.Zero(t, s.held()[1]+s.held()[2], "only bytes that arrived are counted")
 
 	const each = 11 << 20 // of 80 MiB
 	var slow []net.Conn

@@ -250,7 +250,7 @@ func (s *REST) change(r request, body []byte, do func(context.Context, *rest.Res
 	defer cancel()
 	data, err := do(ctx, r.w)
 	if _, ours := fault.From(err); err != nil && !ours && ctx.Err() != nil {
-		err = fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may be yet").MayRetry().Because(err)
+		err = fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out").MayRetry().Because(err)
 	}
 	return data, err
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ var stageErrors = map[string]error{
 	"deadline":  fmt.Errorf("wait: %w", context.DeadlineExceeded),
 	"ours":      errors.New("secret of the disk"),
 	"rejected":  fault.New(fault.FailedPrecondition, "member 9 was removed").WithReason("MEMBER_ID_REMOVED"),
-	"timeout":   fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may be yet"),
+	"timeout":   fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out"),
 }
 
 // The stories are in testdata/rest. Commands:
@@ -229,7 +230,8 @@ func (s *stage) http(d *datadriven.TestData, id uint64) string {
 	return out
 }
 
-// A forward is taken once, by the member it was made for, as it was made and while it is fresh.
+// TestForwardsAreMembersOwn sends forwarded requests with a changed authenticator, target, time, nonce, method, URI, body or
+// client address: all are refused. An unchanged one is carried out once, within the allowed skew of the clocks.
 func TestForwardsAreMembersOwn(t *testing.T) {
 	s := newStage(t, 2, false, true)
 	s.public = true
@@ -240,6 +242,13 @@ func TestForwardsAreMembersOwn(t *testing.T) {
 			method, path, forwardHeader, header, len(body), body))
 	}
 	good := own.put(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
+	// field returns the header with another word in one place.
+	field := func(n int, word string) string {
+		words := strings.Split(good, " ")
+		require.NotEqual(t, words[n], word)
+		words[n] = word
+		return strings.Join(words, " ")
+	}
 	for name, a := range map[string]answer{
 		"of another key":    put(seal{[]byte("another key"), own.now}.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
 		"for another":       put(own.put(2, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
@@ -250,6 +259,8 @@ func TestForwardsAreMembersOwn(t *testing.T) {
 		"cut":               put(good[:len(good)-2], "PUT", "/api/v1/kv/a?x=1", body),
 		"of other words":    put("v1"+good[2:], "PUT", "/api/v1/kv/a?x=1", body),
 		"of other address":  put(strings.Replace(good, " 127.0.0.1 ", " 127.0.0.2 ", 1), "PUT", "/api/v1/kv/a?x=1", body),
+		"of another nonce":  put(field(2, strings.Repeat("0", 32)), "PUT", "/api/v1/kv/a?x=1", body),
+		"of another time":   put(field(1, strconv.FormatInt(s.clock.UnixMilli()+1, 10)), "PUT", "/api/v1/kv/a?x=1", body),
 		"nothing":           put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
 	} {
 		require.Equal(t, 403, a.status, "%s: %s", name, a.body)

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -139,6 +143,91 @@ func TestAdoption(t *testing.T) {
 	require.NoError(t, syscall.Kill(int(before[id(3)].PID), syscall.SIGKILL))
 	require.Equal(t, cloud.ExitFailed, l.sees(wants[3], cloud.ObservedEnded).Exit)
 	require.Zero(t, l.Counts().Launches)
+}
+
+// TestHostileMonitors has intruders in the QEMU processes of four VMs answer the agent on their monitors: with silence, with
+// garbage, with a line that never ends and with a storm of events. The agent reports of each that QEMU does not answer, and
+// stops and starts another VM meanwhile.
+func TestHostileMonitors(t *testing.T) {
+	l := newLab(t)
+	hostile := []struct{ greeting, more string }{
+		{"", ""},
+		{"SSH-2.0-OpenSSH_9.2\n", "\x00\xff\xfe{\n"},
+		{`{"QMP": `, strings.Repeat("[", 64<<10)},
+		{"{\"QMP\": {}}\n", strings.Repeat(`{"event": "STOP", "data": {}}`+"\n", 1000)},
+	}
+	var wants []*agentv1.AssignedVm
+	for n := range len(hostile) + 1 {
+		wants = append(wants, on(l.blank(n)))
+	}
+	l.assign(wants...)
+	pids := map[int]uint32{}
+	for n, w := range wants {
+		pids[n] = l.sees(w, cloud.ObservedRunning).PID
+	}
+	l.stop()
+	for n, h := range hostile {
+		home, err := l.o.Homes.Open(vmID(n))
+		require.NoError(t, err)
+		for _, monitor := range []string{"work.sock", "inspect.sock"} {
+			l.intrude(filepath.Join(filepath.Dir(home.Disks()), monitor), h.greeting, h.more)
+		}
+	}
+
+	l.start()
+	l.assign(wants...)
+	for n := range hostile {
+		o := l.until(cloud.VMID(vmID(n)), "silent", func(o cloud.Observation) bool { return o.LastError == "QEMU does not answer" })
+		require.Equal(t, pids[n], o.PID)
+	}
+	last := len(hostile)
+	honest := off(wants[last], 0)
+	l.assign(append(wants[:last:last], honest)...)
+	l.sees(honest, cloud.ObservedBuilt)
+	honest = on(honest)
+	l.assign(append(wants[:last:last], honest)...)
+	require.Empty(t, l.sees(honest, cloud.ObservedRunning).LastError)
+}
+
+// intrude serves a Unix socket in place of the one that is there: each client gets a greeting, and then more without end.
+func (l *lab) intrude(path, greeting, more string) {
+	dir, err := os.Open(filepath.Dir(path))
+	require.NoError(l, err)
+	defer dir.Close()
+	require.NoError(l, os.Remove(path))
+	// The path itself is too long for the address of a socket.
+	server, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
+	require.NoError(l, err)
+	var clients sync.WaitGroup
+	var mu sync.Mutex
+	var open []net.Conn
+	clients.Go(func() {
+		for {
+			c, err := server.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			open = append(open, c)
+			mu.Unlock()
+			clients.Go(func() { _, _ = io.Copy(io.Discard, c); c.Close() })
+			clients.Go(func() {
+				_, err := io.WriteString(c, greeting)
+				for err == nil && more != "" {
+					_, err = io.WriteString(c, more)
+				}
+			})
+		}
+	})
+	l.Cleanup(func() {
+		server.Close()
+		mu.Lock()
+		for _, c := range open {
+			c.Close()
+		}
+		mu.Unlock()
+		clients.Wait()
+	})
 }
 
 // kill9 kills a QEMU whose agent is gone. Here that was this program, so it waits for it, as init would.

@@ -2,17 +2,23 @@ package qemu
 
 import (
 	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
+// TestConfinement looks at a running QEMU from outside: its user, capabilities, limits, control groups, namespaces, mounts
+// and open files.
 func TestConfinement(t *testing.T) {
 	l := newLab(t)
 	leak, err := os.Open("/etc/hostname") // the agent has files open that are nobody's business
@@ -39,6 +45,8 @@ func TestConfinement(t *testing.T) {
 	require.NotZero(t, ignored&(1<<(unix.SIGXFSZ-1)), "a write beyond the file size limit must not end QEMU")
 	require.Empty(t, proc(t, pid, "environ"))
 	require.Contains(t, proc(t, pid, "limits"), "Max core file size        0                    0")
+	require.Regexp(t, `Max open files +4096 +4096 +files`, proc(t, pid, "limits"))
+	require.Regexp(t, `Max processes +201 +201 +processes`, proc(t, pid, "limits"))
 	require.Regexp(t, `Max file size +1207959552 +1207959552 +bytes`, proc(t, pid, "limits")) // the disk's 1 GiB, its 16th and 64 MiB
 	require.Equal(t, "200\n", proc(t, pid, "oom_score_adj"))
 
@@ -71,6 +79,8 @@ func TestConfinement(t *testing.T) {
 	}
 	devices := strings.Split(strings.TrimSpace(proc(t, pid, "net/dev")), "\n")
 	require.Len(t, devices, 3, "two lines of heading, and lo")
+	require.NoError(t, dialFrom(t, os.Getpid()))
+	require.ErrorIs(t, dialFrom(t, pid), unix.ENETUNREACH, "a service on the host's loopback, from QEMU's network namespace")
 
 	// All it sees of the host is what it is made of: nothing of it can be written, and no data executed.
 	for line := range strings.Lines(proc(t, pid, "mountinfo")) {
@@ -118,5 +128,70 @@ func TestConfinement(t *testing.T) {
 	st, err := os.Stat(l.home.dir)
 	require.NoError(t, err)
 	require.EqualValues(t, 0o700, st.Mode().Perm())
+	require.NoError(t, p.Cut(l.ctx))
+}
+
+// dialFrom connects to a service on the loopback of the host, from the network namespace of a process.
+func dialFrom(t *testing.T, pid int) error {
+	t.Helper()
+	service, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer service.Close()
+	space, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	require.NoError(t, err)
+	defer space.Close()
+	ended := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNET); err != nil {
+			ended <- fmt.Errorf("enter the namespace: %w", err)
+			return
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			ended <- fmt.Errorf("make a socket: %w", err)
+			return
+		}
+		defer unix.Close(fd)
+		ended <- unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: service.Addr().(*net.TCPAddr).Port})
+	}()
+	return <-ended
+}
+
+// TestUsersOfGuestsAreApart runs a shell as the user of one VM on the host itself, outside of every namespace, as an
+// intruder who escaped from QEMU's. It reaches nothing of another VM and nothing of the agent.
+func TestUsersOfGuestsAreApart(t *testing.T) {
+	l := newLab(t)
+	p := l.boot()
+	next, err := l.homes.Claim("00000000-0000-4000-8000-00000000000b")
+	require.NoError(t, err)
+	pid, agent := p.record.PID, os.Getpid()
+	as := func(uid int, command string) error {
+		c := exec.CommandContext(l.ctx, "/bin/sh", "-c", command)
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+		return c.Run()
+	}
+	// Open the test's own directories above the homes: what refuses access is then the mode of the home itself.
+	vms := filepath.Dir(l.home.dir)
+	for dir := vms; strings.HasPrefix(dir, filepath.Clean(os.TempDir())+"/"); dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	require.NoError(t, as(next.UID(), "ls "+vms), "the user can search the directories above")
+	for name, command := range map[string]string{
+		"list its home":              fmt.Sprintf("ls %s", l.home.dir),
+		"read its console":           fmt.Sprintf("cat %s", l.home.Console().Path()),
+		"write its console":          fmt.Sprintf("echo x >> %s", l.home.Console().Path()),
+		"list its open files":        fmt.Sprintf("ls /proc/%d/fd", pid),
+		"read its memory map":        fmt.Sprintf("cat /proc/%d/maps", pid),
+		"read its environment":       fmt.Sprintf("cat /proc/%d/environ", pid),
+		"see its file system":        fmt.Sprintf("ls /proc/%d/root/", pid),
+		"signal it":                  fmt.Sprintf("kill -0 %d", pid),
+		"list the agent's files":     fmt.Sprintf("ls /proc/%d/fd", agent),
+		"read the agent's variables": fmt.Sprintf("cat /proc/%d/environ", agent),
+		"signal the agent":           fmt.Sprintf("kill -0 %d", agent),
+	} {
+		require.NoError(t, as(0, command), "root can %s", name)
+		require.Error(t, as(next.UID(), command), "the user of another VM can %s", name)
+	}
 	require.NoError(t, p.Cut(l.ctx))
 }

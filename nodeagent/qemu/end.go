@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// sync asks QEMU for its state, and acts on one that a guest does not come back from.
+// sync asks QEMU for its run state. If the guest has ended or cannot go on, sync records the reason.
 func (p *Process) sync(conn *qmp.Conn) error {
 	var s Status
 	if err := conn.Do(p.life, "query-status", nil, &s); err != nil {
@@ -26,40 +26,41 @@ func (p *Process) sync(conn *qmp.Conn) error {
 	case "guest-panicked":
 		p.conclude(Exit{Crashed, "the guest's kernel panicked"})
 	case "internal-error":
-		p.conclude(Exit{Crashed, withStderr("the guest did something that its accelerator cannot do", p.home.stderr())})
+		p.conclude(Exit{Crashed, withStderr("QEMU stopped the guest after an internal error of its accelerator", p.home.stderr())})
 	case "io-error":
 		return p.findDiskError(conn)
 	}
 	return nil
 }
 
-// conclude writes down how the guest ended, then ends QEMU, which waited for that.
+// conclude records how the guest ended, then ends QEMU. QEMU keeps running after its guest has ended, so that the agent
+// can record the reason.
 func (p *Process) conclude(e Exit) {
 	if p.Exit().Reason != "" {
 		return
 	}
 	if err := p.home.write("exit.json", e); err != nil {
-		return // QEMU keeps the state until somebody can write it down
+		return // QEMU keeps its state, so the next sync tries again
 	}
 	p.finish(e)
 }
 
-// finish ends a QEMU whose guest has ended, as is written down.
+// finish ends a QEMU whose guest has ended. The Exit has been recorded.
 func (p *Process) finish(e Exit) {
 	p.mu.Lock()
 	p.exit = e
 	p.mu.Unlock()
 	p.notify()
-	// By a task of its own: the reader of events goes on, and sees the connection end. Should the agent let go meanwhile,
-	// the next one finds the same state.
+	// In its own goroutine, because the caller reads the events and must see the end of the connection. If the agent stops
+	// meanwhile, the next one finds QEMU in the same state.
 	p.tasks.Go(func() { _ = p.quit(p.life) })
 }
 
-// quit ends QEMU, flushing its disks, by force if it must.
+// quit asks QEMU to flush its disks and to end, and kills it if it has not ended in time.
 func (p *Process) quit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, p.patience)
 	defer cancel()
-	// What it answers does not matter, only that it goes.
+	// The answer does not matter: quit waits for the process to end.
 	_ = p.do(bounded, p.work, "quit", nil, nil)
 	select {
 	case <-p.exited:
@@ -72,6 +73,7 @@ func (p *Process) quit(ctx context.Context) error {
 	return p.killNow(ctx)
 }
 
+// killNow kills all processes in QEMU's cgroup and waits for their end.
 func (p *Process) killNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
@@ -86,7 +88,7 @@ func (p *Process) killNow(ctx context.Context) error {
 	}
 }
 
-// noteDisk keeps an error of a disk that stopped the guest.
+// noteDisk records the error of a BLOCK_IO_ERROR event, if the error stopped the guest.
 func (p *Process) noteDisk(e qmp.Event) {
 	var data struct {
 		Node      string `json:"node-name"`
@@ -100,7 +102,7 @@ func (p *Process) noteDisk(e qmp.Event) {
 	p.setDiskError(data.Node, fmt.Sprintf("%s error: %s", data.Operation, printable(data.Reason, 200)))
 }
 
-// findDiskError names the disk that stopped a guest while nobody listened.
+// findDiskError finds the disk whose error stopped the guest while no agent received events.
 func (p *Process) findDiskError(conn *qmp.Conn) error {
 	if p.LastError() != "" {
 		return nil
@@ -138,10 +140,10 @@ func (p *Process) setDiskError(node, text string) {
 	p.notify()
 }
 
-// noise is what stands before the message in a line of QEMU's: time, program, and the option that it is about.
+// noise matches what QEMU writes before a message: the time, the name of the program, and an option.
 var noise = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
 
-// withStderr adds the last lines that QEMU said, made harmless.
+// withStderr appends the last lines that QEMU wrote to stderr, as printable ASCII.
 func withStderr(text string, log *console.Log) string {
 	const lines, length = 3, 200
 	tail, err := log.Tail(4 << 10)
@@ -161,7 +163,7 @@ func withStderr(text string, log *console.Log) string {
 	return text + ": " + strings.Join(said, "; ")
 }
 
-// printable cuts s to n bytes of ASCII that a terminal takes.
+// printable replaces the characters of s that are not printable ASCII by "?", and cuts it to n bytes.
 func printable(s string, n int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
@@ -172,7 +174,7 @@ func printable(s string, n int) string {
 	return s[:min(len(s), n)]
 }
 
-// Ends that are concluded in more than one place, or that nobody could watch.
+// Exits that are recorded in more than one place, or that happened while no agent was running.
 var (
 	asIntended    = Exit{Asked, "powered off as asked"}
 	notStarted    = Exit{Crashed, "QEMU could not be started"}
@@ -181,16 +183,17 @@ var (
 )
 
 // flooded is the Exit of a QEMU that was killed because its logs grew too fast.
-var flooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
+var flooded = Exit{Crashed, "the host killed QEMU because it wrote more to its logs than a guest's console can produce: the guest may have taken over QEMU"}
 
-const outOfMemory = "QEMU exceeded its memory limit and was ended by the host"
+const outOfMemory = "the host killed QEMU because it exceeded its memory limit"
 
-// Cut turns the power off: QEMU flushes its disks and ends, by force after 5 s. It returns when QEMU is gone.
+// Cut turns the power off: QEMU flushes its disks and ends; it is killed if that takes more than 5 s. Cut returns when
+// QEMU has ended.
 func (p *Process) Cut(ctx context.Context) error {
 	return p.ending(ctx, "cut power", p.quit)
 }
 
-// Kill ends QEMU at once, without a flush. It returns when QEMU is gone.
+// Kill ends QEMU at once, without a flush. It returns when QEMU has ended.
 func (p *Process) Kill(ctx context.Context) error {
 	return p.ending(ctx, "kill QEMU", p.killNow)
 }
@@ -210,7 +213,7 @@ func (p *Process) ending(ctx context.Context, what string, how func(context.Cont
 	return nil
 }
 
-// Powerdown presses the guest's power button. The guest decides what that means, and when.
+// Powerdown presses the guest's power button. The guest decides whether and when to shut down.
 func (p *Process) Powerdown(ctx context.Context) error {
 	if err := p.home.ask(askedPowerdown); err != nil {
 		return fmt.Errorf("press power button: %w", err)

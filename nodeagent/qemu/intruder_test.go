@@ -43,12 +43,13 @@ func TestFileSizeLimit(t *testing.T) {
 }
 
 func TestLimitFollowsTheDisks(t *testing.T) {
-	require.EqualValues(t, 1<<30, Files{}.limit(), "logs need room without a disk, too")
+	require.EqualValues(t, 1<<30, Files{}.limit(), "a QEMU without disks still needs room for its logs")
 	two := Files{Disks: map[string]Layers{"a": {Size: 1 << 30}, "b": {Size: 160 << 30}}}
 	require.EqualValues(t, 170<<30+64<<20, two.limit())
 }
 
-// An intruder who writes to a log without pause is ended within seconds, and the reason is told.
+// A QEMU process that an intruder makes write to a log without pause is ended within seconds, and the Exit has the
+// reason.
 func TestLogFloodEndsQEMU(t *testing.T) {
 	for _, name := range []string{"console.log", "stderr.log"} {
 		t.Run(name, func(t *testing.T) {
@@ -85,7 +86,7 @@ func TestFloods(t *testing.T) {
 	} {
 		now := growth{1<<30 + c.grown, at.Add(time.Duration(c.seconds) * time.Second)}
 		require.Equal(t, c.floods, growth{1 << 30, at}.floods(now), "%v", c)
-		require.False(t, growth{}.floods(now), "a length that is not known")
+		require.False(t, growth{}.floods(now), "the length of the log is unknown")
 	}
 }
 

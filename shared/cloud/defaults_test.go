@@ -21,11 +21,11 @@ func TestDefaultsStay(t *testing.T) {
 	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{d.ProjectIn("acme"), d.ProjectIn("evil"), d.ProjectIn("other")})
 
 	d = d.Settle([]Binding{acme, lair, shop})
-	require.Zero(t, d.Project, "the default is gone, and several are left")
+	require.Zero(t, d.Project, "the default was removed and several projects remain")
 	require.Equal(t, ProjectID("shop"), d.ProjectIn("acme"))
 	require.Equal(t, Tenant{"acme", "shop"}, d.Settle([]Binding{acme, shop}).Project)
 	require.Zero(t, d.Settle(nil))
-	require.Zero(t, Defaults{}.Settle([]Binding{web, shop}).Project, "roles of before there were defaults")
+	require.Zero(t, Defaults{}.Settle([]Binding{web, shop}).Project, "roles that an earlier version recorded without defaults")
 
 	c := &Caller{Proof: ProofPassword, Bindings: []Binding{web, shop, lair}, Defaults: Defaults{}.Settle([]Binding{web})}
 	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{c.ProjectIn("acme"), c.ProjectIn("evil"), c.ProjectIn("other")})

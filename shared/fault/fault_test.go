@@ -76,7 +76,8 @@ func TestInvalidNamesItsField(t *testing.T) {
 	require.Equal(t, "spec.cpu.vcpus", f.Field)
 }
 
-// A caller is told to wait whole seconds: a fraction, rounded down, would have the call refused again.
+// A retry delay is in whole seconds and rounded up: with a delay that is too short the repeated call would be refused
+// again.
 func TestRetryDelay(t *testing.T) {
 	for wait, want := range map[time.Duration]time.Duration{
 		0: time.Second, time.Millisecond: time.Second, time.Second: time.Second, 1001 * time.Millisecond: 2 * time.Second, 31900 * time.Millisecond: 32 * time.Second,

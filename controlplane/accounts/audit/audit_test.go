@@ -94,8 +94,8 @@ func TestNobodyIsCrowdedOut(t *testing.T) {
 	require.EqualValues(t, 500, of, "each is counted")
 }
 
-// TestAnOrgTakesNobodysNotes has many principals of one org make more different calls in a second than are noted. The calls
-// of another org and of an operator are noted all the same.
+// TestAnOrgTakesNobodysNotes has many principals of one org make more different refused calls in a second than the
+// audit records for one org. The calls of another org and of an operator are still recorded.
 func TestAnOrgTakesNobodysNotes(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -113,7 +113,7 @@ func TestAnOrgTakesNobodysNotes(t *testing.T) {
 	}
 	require.Equal(t, 1, seen["acme/ada"])
 	require.Equal(t, 1, seen["/admin"])
-	require.Len(t, seen, maxNotesOf+3, "the notes of one org, those two, and the count of the others")
+	require.Len(t, seen, maxNotesOf+3, "the records of one org, the two others, and the record that counts the rest")
 }
 
 // Ordinary traffic takes the place of ordinary traffic only.
@@ -160,8 +160,8 @@ func (s *Service) act(t *testing.T, now *time.Time, n int, principal, method, ou
 	}
 }
 
-// A tenant makes as many records of every kind as it can. What is kept of other orgs, of the cloud, and of what operators
-// did to the tenant itself stays.
+// A tenant that makes as many audit records of every kind as it can removes only its own older records. The records of
+// other orgs, of the cloud, and of what operators did to the tenant are kept.
 func TestATenantPushesOutItsOwnRecordsOnly(t *testing.T) {
 	const identity, vms = "/identity.v1.IdentityService/", "/vmcontroller.v1.VmService/"
 	now := time.UnixMilli(1_800_000_000_000)
@@ -209,7 +209,8 @@ func TestATenantPushesOutItsOwnRecordsOnly(t *testing.T) {
 	}, left)
 }
 
-// Many principals of one org share a total, so that more of them are not more records without an end.
+// The audit records of all principals of one org have a common bound, so that an org with more principals cannot fill
+// the disk.
 func TestAnOrgHasATotal(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -221,8 +222,8 @@ func TestAnOrgHasATotal(t *testing.T) {
 	require.Len(t, s.all(t), 21)
 }
 
-// An org with many service accounts, whose records are few each, pushes out no others' records of tokens and refusals. Nor do
-// answers to invitations, which belong to no org, push out what operators did.
+// An org with many service accounts that each make few audit records does not remove other callers' records of tokens
+// and refusals. Answers to invitations, which belong to no org, do not remove the records of operators.
 func TestManyAccountsPushOutNoOthers(t *testing.T) {
 	const identity = "/identity.v1.IdentityService/"
 	now := time.UnixMilli(1_800_000_000_000)
@@ -263,7 +264,7 @@ func TestManyAccountsPushOutNoOthers(t *testing.T) {
 	}, left)
 }
 
-// Pruning often costs nothing while little has happened, and looks at the records soon when much has.
+// Prune reads no records while few updates were made since it last read them, and reads them soon after many.
 func TestPruneLooksWhenItIsDue(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -276,16 +277,16 @@ func TestPruneLooksWhenItIsDue(t *testing.T) {
 	}
 	stale()
 	require.NoError(t, s.Prune(t.Context()))
-	require.Empty(t, s.all(t), "a new leader looks")
+	require.Empty(t, s.all(t), "a new leader reads the records")
 	stale()
 	now = now.Add(PruneEvery)
 	require.NoError(t, s.Prune(t.Context()))
-	require.Len(t, s.all(t), 1, "it looked five minutes ago")
+	require.Len(t, s.all(t), 1, "Prune read the records five minutes ago and does not read them again")
 	now = now.Add(pruneAfter)
 	require.NoError(t, s.Prune(t.Context()))
 	require.Empty(t, s.all(t))
 	stale()
 	s.prunedAt -= pruneWrites
 	require.NoError(t, s.Prune(t.Context()))
-	require.Empty(t, s.all(t), "so many updates were made")
+	require.Empty(t, s.all(t), "Prune reads the records after that many updates")
 }

@@ -109,8 +109,8 @@ func TestALoopOfIssueAndRevokeIsBounded(t *testing.T) {
 	require.NoError(t, second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text})))
 }
 
-// A principal that revokes tokens slowly, but for weeks, has all its tokens ended instead of one more denial: the denials
-// go and nothing that was revoked becomes valid again.
+// When a principal has revoked as many tokens as are stored, its next revocation ends all of its tokens. The stored
+// revocations are then deleted, and no revoked token becomes valid again.
 func TestManyRevokedTokensEndThemAll(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -143,7 +143,7 @@ func TestManyRevokedTokensEndThemAll(t *testing.T) {
 	for _, text := range append(revoked, last, kept, theirs) {
 		require.False(t, valid(text))
 	}
-	require.True(t, valid(w.token(w.first, slow)), "it logs in again")
+	require.True(t, valid(w.token(w.first, slow)), "the principal can log in again")
 }
 
 // TestDenialsOfAnOrgAreBounded fills the stored denials of an org's service accounts. The next revocation of an account
@@ -219,7 +219,7 @@ func TestTheAdministratorsTokensAreNotCounted(t *testing.T) {
 	require.Equal(t, 2, w.denials())
 }
 
-// However many principals come, a member remembers the rate of those that used it most.
+// A member stores the rates of a bounded number of principals, and keeps those that have issued most tokens.
 func TestTheRatesAreBounded(t *testing.T) {
 	p, at := newPrincipalRates(), time.UnixMilli(1_800_000_000_000)
 	for range tokenBurst {

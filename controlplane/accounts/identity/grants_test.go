@@ -101,7 +101,7 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, cloud.Tenant{Org: "acme"}, at)
 		for _, text := range []string{ada, bob} {
-			require.Len(t, auth.CallerOf(w.as(w.first, text)).Bindings, 1, "an invitation costs nothing in a call")
+			require.Len(t, auth.CallerOf(w.as(w.first, text)).Bindings, 1, "the bindings of a call contain no invitations")
 			_, err := auth.Admit(w.as(w.first, text), getVM, "evil", "lair")
 			require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 		}
@@ -132,12 +132,12 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 	require.NoError(t, second(r.DeclineInvitation(w.login("ada"), &identityv1.DeclineInvitationRequest{Binding: oneOnWire(lair)})))
 	require.Empty(t, w.invitations("ada"))
 	require.NoError(t, w.grant(mallory, "ada", lair))
-	require.Empty(t, w.invitations("ada"), "who declined is not asked again")
-	require.Len(t, w.bindings(mallory, "evil"), 4, "the giver does not learn of it")
+	require.Empty(t, w.invitations("ada"), "a declined invitation is not offered again")
+	require.Len(t, w.bindings(mallory, "evil"), 4, "the list of the giver does not show whether the user declined")
 	err = second(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 	require.NoError(t, second(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: "bob", Binding: oneOnWire(evil)})))
-	require.Equal(t, []cloud.Binding{lair}, w.invitations("bob"), "one is withdrawn")
+	require.Equal(t, []cloud.Binding{lair}, w.invitations("bob"), "the other invitation was withdrawn")
 	unchanged()
 
 	require.NoError(t, second(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
@@ -170,7 +170,7 @@ func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
 		require.Equal(t, cloud.Tenant{Org: "acme"}, at)
 	}
 	at, err := auth.Admit(w.as(w.first, text), getVM, "", "shop")
-	require.NoError(t, err, "the call chooses")
+	require.NoError(t, err, "the call names a project")
 	require.Equal(t, cloud.Tenant{Org: "acme", Project: "shop"}, at)
 
 	require.NoError(t, second(r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(web)})))
@@ -229,11 +229,11 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 	require.Equal(t, []cloud.Binding{lair}, w.invitations("ghost"))
 	require.NoError(t, second(r.DeleteUser(admin, &identityv1.DeleteUserRequest{UserId: "ghost"})))
 	w.user("ghost")
-	require.Empty(t, w.invitations("ghost"), "what was offered to another person of that name")
+	require.Empty(t, w.invitations("ghost"), "the invitation was for an earlier user of that name")
 	require.Contains(t, w.bindings(mallory, "evil"), "pending ghost project:viewer lair")
 }
 
-// Invitations count neither as roles of the user nor for another org's limit, and they expire.
+// An invitation counts neither as a role of the user nor for the limits of other orgs, and it expires.
 func TestInvitationsTakeNobodysRoom(t *testing.T) {
 	w, r := rivals(t)
 	mallory := w.login("mallory")
@@ -277,10 +277,10 @@ func TestInvitationsTakeNobodysRoom(t *testing.T) {
 	require.Empty(t, w.invitations("ada"))
 	require.NotContains(t, strings.Join(w.bindings(w.login("mallory"), "evil"), "\n"), "pending")
 	require.NoError(t, w.first.Tend(t.Context()))
-	require.NoError(t, w.grant(w.login("mallory"), "one-more", lair), "there is room again")
+	require.NoError(t, w.grant(w.login("mallory"), "one-more", lair), "the limit is no longer reached")
 	require.Equal(t, []string{"mallory org:admin ", "pending one-more project:viewer lair"}, w.bindings(w.login("mallory"), "evil"))
 	require.NoError(t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "lair"})))
-	require.Equal(t, []string{"mallory org:admin "}, w.bindings(w.login("mallory"), "evil"), "invitations go with their project")
+	require.Equal(t, []string{"mallory org:admin "}, w.bindings(w.login("mallory"), "evil"), "invitations are removed with their project")
 }
 
 // Roles of one org are bounded in a user's record, and so is what a user accepts; neither bounds the home org.
@@ -311,7 +311,7 @@ func TestRolesAreBoundedPerOrg(t *testing.T) {
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))
 	err := second((&server{s: w.first}).AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	require.ErrorContains(t, err, "ada has 256 roles")
-	require.NoError(t, give("acme", 63), "the home org has its room")
+	require.NoError(t, give("acme", 63), "the home org has a limit of its own")
 }
 
 // A user's home org gives roles at once, and no other org does.
@@ -336,7 +336,7 @@ func TestTheHomeOrgGivesAtOnce(t *testing.T) {
 	w.user("free")
 	require.NoError(t, w.grant(w.login("mallory"), "free", lair))
 	require.NoError(t, second(r.AcceptInvitation(w.login("free"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
-	require.Empty(t, home("free"), "who accepts an invitation does not move into that org")
+	require.Empty(t, home("free"), "accepting an invitation does not change the home org")
 	require.NoError(t, w.grant(w.login("mallory"), "free", evil))
 	require.Len(t, auth.CallerOf(w.login("free")).Bindings, 1)
 }
@@ -370,7 +370,7 @@ func TestOldUsersHaveAHome(t *testing.T) {
 		require.NoError(t, w.grant(w.login("bob"), user, acme))
 		require.Len(t, auth.CallerOf(w.login(user)).Bindings, want, user)
 	}
-	require.Equal(t, []cloud.Binding{acme}, w.invitations("both"), "a user of two orgs belongs to neither")
+	require.Equal(t, []cloud.Binding{acme}, w.invitations("both"), "a user with roles in two orgs has no home org")
 	require.NoError(t, w.bind("both", web), "the administrator gives the same role again")
 	u, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: "both"})
 	require.NoError(t, err)
@@ -383,8 +383,8 @@ func TestOldUsersHaveAHome(t *testing.T) {
 	require.Equal(t, inWeb, at, "its only project becomes the default")
 }
 
-// Nobody gets a token for a scope without a role in it from IssueToken; the wire contract's endpoint gives one that acts
-// nowhere. Neither tells whether the project exists, nor its org.
+// IssueToken refuses a token for a tenant in which the user has no role. The wire contract's endpoint issues such a
+// token, but no call is admitted with it. Neither answer reveals whether the project exists, or its org.
 func TestTokensForForeignProjects(t *testing.T) {
 	w, r := rivals(t)
 	for _, q := range []cloud.Tenant{{Project: "web"}, {Org: "acme", Project: "web"}, {Org: "evil", Project: "web"}, {Org: "acme"}} {
@@ -440,7 +440,7 @@ func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
 			require.Equal(t, inWeb, got)
 		}
 		_, err := w.acts(token, getVM)
-		require.ErrorContains(t, err, "name a project of org acme")
+		require.ErrorContains(t, err, "to a project of org acme")
 		for _, at := range []cloud.Tenant{{Project: "lair"}, {Project: "none"}} {
 			_, err = auth.Admit(w.as(w.first, token), getVM, string(at.Org), string(at.Project))
 			require.EqualError(t, err, fmt.Sprintf("no project %s: it does not exist, or bob has no role in it", at.Project))
@@ -456,7 +456,7 @@ func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
-// Only a user with a token without a scope accepts an invitation.
+// Accepting an invitation requires a token of the user that is not limited to an org or a project.
 func TestWhoMayAccept(t *testing.T) {
 	w, r := rivals(t)
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))

@@ -37,6 +37,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/elastic/go-freelru"
 	"github.com/fxamacker/cbor/v2"
 	"golang.org/x/time/rate"
 
@@ -48,6 +49,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/delay"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -90,24 +92,37 @@ type Service struct {
 	hostKey   ed25519.PrivateKey
 	passwords *password.Desk
 	providers *oidc.Providers
-	checked   checked
-	opened    opened
-	names     nameGate
+	// checked holds tokens whose signature was verified, and holders what the records say about their holders.
+	checked *freelru.SyncedLRU[[32]byte, signed]
+	holders *store.Memo[*holder]
+	opened  opened
+	names   nameGate
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
+	misses             *missReads
 	do                 commands
+	// incarnationKey is the key of the MACs of incarnationClaim.
+	incarnationKey []byte
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
 	// issues and revocations limit the rate of each principal's issued and revoked tokens.
 	issues, revocations *principalRates
+	// unproven delays answers to requests for a token that are not issued a token of a principal, by password.Network.
+	unproven *delay.Answers
 }
+
+// unprovenLimits are the limits of answers to token requests that prove no principal. Anybody can send such requests.
+var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
 // New makes the service and adds its commands.
 func New(opts Options) *Service {
 	s := &Service{
+		checked: newChecked(), holders: store.NewMemo[*holder](maxChecked),
 		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
 		providers: oidc.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
-		unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
+		incarnationKey: opts.Key.Derive("token-incarnation"), unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
+		unproven: delay.New(unprovenLimits),
+		misses:   newMissReads(),
 	}
 	s.do = s.commands()
 	return s

@@ -52,7 +52,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	w := &world{t: t, engine: engine, direct: store.NewDirect(engine), key: clusterkey.Generate(), at: time.UnixMilli(1_800_000_000_500)}
@@ -142,7 +142,8 @@ func (w *world) token(s *Service, ask ask) string {
 
 var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "default"}
 
-// A token says who asked for it and whether they proved it, and nothing of what they may.
+// TestATokenIsWorthWhatItsHolderProved asks for tokens with right, wrong and no passwords, and for names that do not exist.
+// Only a right password gives an authenticated token; of the others the service shows the claimed name and nothing else.
 func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -169,6 +170,11 @@ func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 			require.EqualValues(t, c.user, caller.User)
 			if c.proof == cloud.ProofNone {
 				require.Empty(t, caller.Bindings, "an unproven token says nothing of roles")
+				shown, err := (&server{s: w.first}).VerifyToken(t.Context(), &identityv1.VerifyTokenRequest{Token: text})
+				require.NoError(t, err)
+				require.Equal(t, c.user, shown.GetHolder().GetPrincipalName(), "the name that was claimed, and not the display name of the user")
+				require.Equal(t, string(cloud.ProofNone), shown.GetHolder().GetProof())
+				require.Empty(t, shown.GetHolder().GetBindings())
 			}
 			_, err = (&server{s: w.first}).IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: c.user, Password: c.password})
 			require.Equal(t, c.proof == cloud.ProofNone, fault.Is(err, fault.Unauthenticated), "gRPC says so at once: %v", err)
@@ -231,7 +237,8 @@ func TestRolesAreThoseOfNow(t *testing.T) {
 	require.True(t, fault.Is(may(), fault.PermissionDenied))
 }
 
-// A project is of one org. Who rules another org, or the cloud, cannot act in it under a wrong name.
+// TestAProjectIsOfOneOrg acts in a project with tokens that name it with a wrong org, or name another org's project: the
+// administrator of another org, and of the cloud, are refused.
 func TestAProjectIsOfOneOrg(t *testing.T) {
 	w := newWorld(t)
 	w.user("eve", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"}, cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
@@ -250,6 +257,7 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 		"her own, org unsaid":        {scoped("", "lair"), cloud.Tenant{Org: "evil", Project: "lair"}, ""},
 		"another's, in her org":      {scoped("evil", "default"), cloud.Tenant{}, "no project default"},
 		"another's":                  {scoped("default", "default"), cloud.Tenant{}, "no project default"},
+		"her own, in another's org":  {scoped("default", "lair"), cloud.Tenant{}, "no project lair"},
 		"one that is nowhere":        {scoped("evil", "nowhere"), cloud.Tenant{}, "no project nowhere"},
 		"nowhere, org unsaid":        {scoped("", "nowhere"), cloud.Tenant{}, "no project nowhere"},
 		"admin in a wrong org":       {w.hostToken(cloud.Tenant{Org: "evil", Project: "default"}), cloud.Tenant{}, "no project default"},
@@ -265,6 +273,13 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 			}
 			require.NoError(t, err)
 		})
+	}
+	for _, id := range []string{"*", "../lair", "lair/../default", "default/default", "%2e%2e"} {
+		for _, q := range []ask{{Project: id}, {Org: id}, {Org: "evil", Project: id}, {Org: id, Project: "lair"}} {
+			q.User, q.Password = "eve", secret
+			_, _, err := w.first.token(t.Context(), q)
+			require.True(t, fault.Is(err, fault.InvalidArgument), "%v: %v", q, err)
+		}
 	}
 }
 
@@ -340,7 +355,7 @@ func TestUsers(t *testing.T) {
 		{"the administrator's own role", func() error {
 			_, err := r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "admin", Binding: oneOnWire(cloud.Binding{Role: cloud.SystemAdmin})})
 			return err
-		}, fault.FailedPrecondition, "nobody could undo it"},
+		}, fault.FailedPrecondition, "nobody else could give it back"},
 		{"a role, by a member", func() error {
 			_, err := r.BindRole(ada, &identityv1.BindRoleRequest{UserId: "ada", Binding: oneOnWire(cloud.Binding{Role: cloud.SystemAdmin})})
 			return err

@@ -2,6 +2,12 @@ package identity
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+
+	"github.com/google/uuid"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
@@ -14,8 +20,8 @@ import (
 // bindings carry the incarnation of their project. Comparing their time of issue with the project's creation would
 // depend on the members' clocks.
 
-// setIncarnation sets the claim with the incarnation of the project that a token is scoped to. A token scoped to a
-// project that does not exist is valid for no later project of the same ID.
+// setIncarnation sets the ID of a token and, if the token is scoped to a project, the claim with the project's
+// incarnation. A token scoped to a project that does not exist is valid for no later project of the same ID.
 func (s *Service) setIncarnation(ctx context.Context, c *token.Claims) error {
 	scope, ok := c.Tenant()
 	if !ok || scope.Project == "" || c.Proof == cloud.ProofNone {
@@ -23,21 +29,40 @@ func (s *Service) setIncarnation(ctx context.Context, c *token.Claims) error {
 	}
 	return s.opts.Store.Recent(ctx, staleness, func(v *store.View) error {
 		p, err := tenant.Find(v, scope.Project)
-		if err == nil && p != nil {
-			c.Incarnation = p.Incarnation
+		if err != nil {
+			return err
 		}
-		return err
+		var i cloud.Incarnation
+		if p != nil {
+			i = p.Incarnation
+		}
+		c.ID = uuid.NewString()
+		c.Incarnation = s.incarnationClaim(c.ID, scope.Project, i)
+		return nil
 	})
+}
+
+// incarnationClaim returns the claim of a token with an incarnation of a project, 0 for a project that does not exist.
+// The token is also issued to a user without a role in the project, and its holder can read it. So the claim is a MAC
+// that differs for each token: it reveals neither whether the project exists nor when it was created.
+func (s *Service) incarnationClaim(tokenID string, id cloud.ProjectID, i cloud.Incarnation) string {
+	mac := hmac.New(sha256.New, s.incarnationKey)
+	fmt.Fprintf(mac, "%s\n%s\n%d", tokenID, id, i)
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
 // actsIn reports whether a token with these claims is valid for p, the project of its scope: p must have the
 // incarnation that the token was issued for. A token signed with the host key was issued without reading records; it is
-// valid for projects created before it.
-func actsIn(c *token.Claims, p *tenant.Project) bool {
-	if c.Proof == cloud.ProofHostKey {
+// valid for projects created before it. A token of a version without incarnations is valid for a project of such a
+// version.
+func (s *Service) actsIn(c *token.Claims, p *tenant.Project) bool {
+	switch {
+	case c.Proof == cloud.ProofHostKey:
 		return c.At >= cloud.Time(p.Incarnation)
+	case c.Incarnation == "":
+		return p.Incarnation == 0
 	}
-	return c.Incarnation == p.Incarnation
+	return hmac.Equal([]byte(c.Incarnation), []byte(s.incarnationClaim(c.ID, p.ID, p.Incarnation)))
 }
 
 // current returns principals without the bindings whose org or project was deleted.

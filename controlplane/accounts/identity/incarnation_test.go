@@ -2,7 +2,12 @@ package identity
 
 import (
 	"context"
+	"crypto/ed25519"
 	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +17,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -38,8 +44,8 @@ func (w *world) mayCreate(s *Service, text string) error {
 	return err
 }
 
-// Nothing that was given in a deleted project works in a project that is created under its ID later: no token that was
-// scoped to it, on any member, no role in it, no service account of it. All of this happens within one millisecond.
+// Tokens, roles and service accounts of a deleted project give no access to a project that is created with the same ID
+// later, on any member, also if all of this happens within one millisecond.
 func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(30*time.Second, false)
@@ -97,7 +103,7 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 	require.Error(t, w.mayCreate(w.first, scoped(w.first, "ada")))
 }
 
-// A token that was scoped to a project before there was one does not act in it.
+// A token that was issued for a project before the project existed gives no access to it.
 func TestATokenForAProjectToCome(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
@@ -174,8 +180,8 @@ func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
-// Records of a version that knew no incarnations stay good: a role, a service account and a token that was issued by that
-// version. They end with their project like all others.
+// Roles, service accounts and tokens that a version without incarnations wrote stay valid until their project is
+// deleted.
 func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -202,9 +208,9 @@ func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 		w.token(w.first, ask{User: "ada", Password: secret}),
 		w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
 	}
-	for _, text := range tokens {
-		require.NoError(t, w.mayCreate(w.first, text))
-		require.NotContains(t, claimsOf(t, text), "incarnation", "as that version issued them")
+	for i := range tokens {
+		tokens[i] = w.withoutIncarnation(tokens[i])
+		require.NoError(t, w.mayCreate(w.first, tokens[i]))
 	}
 	w.recreate()
 	for _, text := range tokens {
@@ -212,8 +218,96 @@ func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 	}
 }
 
+// A user without a role in a project is issued a token for it that says nothing about the project: no claim tells a
+// project of another org from one that does not exist, two tokens from before and after it was created do not either, and
+// no claim contains the time at which it was created.
+func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
+	w := newWorld(t)
+	w.user("mo", cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"})
+	w.place(cloud.Binding{Org: "acme", Project: "web"})
+	var web cloud.Incarnation
+	require.NoError(t, w.first.opts.Store.View(t.Context(), func(v *store.View) error {
+		p, err := tenant.Find(v, "web")
+		web = p.Incarnation
+		return err
+	}))
+	require.NotZero(t, web)
+	w.wait(time.Minute)
+	claims := func(project string) map[string]any {
+		text := w.token(w.first, ask{User: "mo", Password: secret, Project: project})
+		require.NotContains(t, claimsOf(t, text), fmt.Sprint(web))
+		var out map[string]any
+		require.NoError(t, json.Unmarshal([]byte(claimsOf(t, text)), &out))
+		require.IsType(t, "", out["incarnation"])
+		return out
+	}
+	seen := map[any]bool{}
+	for _, project := range []string{"web", "web", "none", "none", "lair"} {
+		c := claims(project)
+		require.Len(t, c["incarnation"], 22, project)
+		require.False(t, seen[c["incarnation"]], "no two tokens have the same claim: %s", project)
+		seen[c["incarnation"]] = true
+	}
+	foreign, none := claims("web"), claims("none")
+	require.ElementsMatch(t, slices.Collect(maps.Keys(foreign)), slices.Collect(maps.Keys(none)))
+	for _, project := range []string{"web", "none"} {
+		err := w.mayCreate(w.first, w.token(w.first, ask{User: "mo", Password: secret, Project: project}))
+		require.True(t, fault.Is(err, fault.NotFound), "%s: %v", project, err)
+	}
+}
+
+// A claim of another token, even of the same project, makes no token valid.
+func TestAnIncarnationClaimIsOfOneToken(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
+	now, before := w.claims(), w.claims()
+	require.True(t, w.actsInWeb(now))
+	now.Incarnation = before.Incarnation
+	require.False(t, w.actsInWeb(now))
+}
+
+// claims are those of a new token of ada for acme/web.
+func (w *world) claims() *token.Claims {
+	w.t.Helper()
+	return w.verified(w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}))
+}
+
+func (w *world) verified(text string) *token.Claims {
+	w.t.Helper()
+	_, private, err := w.first.signer(w.t.Context())
+	require.NoError(w.t, err)
+	parsed, err := token.Parse(text)
+	require.NoError(w.t, err)
+	c, err := parsed.Verify(private.Public().(ed25519.PublicKey), w.first.opts.Key.Cluster())
+	require.NoError(w.t, err)
+	return c
+}
+
+func (w *world) actsInWeb(c *token.Claims) (acts bool) {
+	w.t.Helper()
+	require.NoError(w.t, w.first.opts.Store.View(w.t.Context(), func(v *store.View) error {
+		p, err := tenant.Find(v, "web")
+		acts = w.first.actsIn(c, p)
+		return err
+	}))
+	return acts
+}
+
+// withoutIncarnation returns a token as a version without incarnations issued it.
+func (w *world) withoutIncarnation(text string) string {
+	w.t.Helper()
+	c := w.verified(text)
+	c.Incarnation, c.ID = "", ""
+	id, private, err := w.first.signer(w.t.Context())
+	require.NoError(w.t, err)
+	out, err := token.Sign(private, id, *c, w.first.now(), time.Hour)
+	require.NoError(w.t, err)
+	require.NotContains(w.t, claimsOf(w.t, out), "incarnation")
+	return out
+}
+
 // claimsOf is the payload of a token.
-func claimsOf(t *testing.T, text string) string {
+func claimsOf(t testing.TB, text string) string {
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
 	require.NoError(t, err)
 	return string(payload)

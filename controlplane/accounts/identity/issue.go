@@ -80,7 +80,7 @@ func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principa
 		if err != nil {
 			return err
 		}
-		if found, err = located(v, t, roles, nil); err != nil {
+		if found, err = located(v, t, roles, func(*tenant.Project) bool { return true }); err != nil {
 			return err
 		}
 		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
@@ -118,8 +118,17 @@ func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
 	}
 }
 
-// token makes the token that was asked for, and says whether its holder is proven.
+// token makes the token that was asked for, and says whether its holder is proven. If not, the answer may be delayed: see
+// unprovenLimits.
 func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
+	out, proven, err := s.tokenNow(ctx, q)
+	if !proven {
+		s.unproven.Wait(ctx, password.Network(q.Address))
+	}
+	return out, proven, err
+}
+
+func (s *Service) tokenNow(ctx context.Context, q ask) (issued, bool, error) {
 	if err := s.skewed(); err != nil {
 		return issued{}, false, err
 	}
@@ -257,6 +266,9 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 				Method: service + "ExchangeToken", Target: "provider=" + provider, RequestID: q.RequestID, Address: password.Network(q.Address),
 				Outcome: code.Code(f.Kind.RPC()).String(), Message: f.Message,
 			})
+		}
+		if err != nil {
+			s.unproven.Wait(ctx, password.Network(q.Address))
 		}
 	}()
 	if err := s.skewed(); err != nil {

@@ -23,8 +23,8 @@ func (w *world) networks(user cloud.UserID) (list []string) {
 	return list
 }
 
-// Guessing a user's password from many networks ends, on a member that was just started too, and does not lock the user
-// out: from the network of an earlier login, at any member, the user still logs in.
+// A user's password can be guessed only a bounded number of times from many networks, also on a member that was just
+// started. The user can still log in at any member from the network of an earlier login.
 func TestGuessingLocksNobodyOut(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -42,7 +42,7 @@ func TestGuessingLocksNobodyOut(t *testing.T) {
 	require.True(t, login(started, "198.51.100.7", secret))
 }
 
-// A user's networks are stored once each, the last sixteen, of logins only, and go with the user.
+// The last sixteen different networks from which a user logged in are stored, and are deleted with the user.
 func TestLoginNetworks(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)

@@ -76,7 +76,8 @@ func (c *corp) vouch(subject, client, nonce string, at time.Time, more ...string
 	return text
 }
 
-// Whom a provider of others vouches for gets a token when a user here is linked with them, with that user's roles.
+// TestLoginThroughAProviderOfOthers exchanges ID tokens of an OpenID provider for tokens of the cloud. The caller gets those
+// of the user who is linked with the ID token's provider, issuer and subject; ID tokens that are not good are refused.
 func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	w := newWorld(t)
 	idp := newCorp(t)
@@ -127,6 +128,8 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 
 	stranger := newCorp(t)
 	stranger.server.URL = idp.server.URL
+	// elsewhere is another issuer with the same key.
+	elsewhere := &corp{t: t, key: idp.key, kid: idp.kid, server: &httptest.Server{URL: "https://login.example"}}
 	for name, c := range map[string]struct {
 		provider, text, nonce string
 		kind                  fault.Kind
@@ -139,6 +142,7 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 		"given to another program": {"corp", idp.vouch("ada@corp", "trivet-cloud", "n1", w.at, "azp", "wiki"), "n1", fault.Unauthenticated},
 		"that has expired":         {"corp", idp.vouch("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
 		"of somebody else's key":   {"corp", stranger.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"of another issuer":        {"corp", elsewhere.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
 		"of somebody unknown":      {"corp", idp.vouch("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
 		"our own token":            {"corp", made.GetToken(), "", fault.Unauthenticated},
 	} {

@@ -32,7 +32,8 @@ func TestGivingUpForeignRolesSpendsNoForeignBudget(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
-// A token that is limited to one place gives up no role elsewhere, and answers no invitation.
+// With a token that is limited to an org or a project a user cannot give up roles outside of it, nor answer
+// invitations.
 func TestATokenOfOnePlaceGivesUpNothingElsewhere(t *testing.T) {
 	w, r := rivals(t)
 	mallory := w.login("mallory")
@@ -58,7 +59,7 @@ func TestATokenOfOnePlaceGivesUpNothingElsewhere(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
-// Roles in projects that were deleted take none of the room that a user has in an org.
+// Roles in deleted projects do not count for the limit of a user's roles in an org.
 func TestRolesInDeletedProjectsTakeNoRoom(t *testing.T) {
 	w, r := rivals(t)
 	bob := w.login("bob")

@@ -23,7 +23,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The law's part 4.6 as a script. A line "keep" keeps the answer's token, and <token> in a body stands for it.
+// TestREST runs testdata/rest, requests of part 4.6 of the wire contract with their answers. The argument keep stores the
+// token of an answer; <token> in a later body stands for it.
 func TestREST(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member, cloud.Binding{Role: cloud.OrgAdmin, Org: "default"})

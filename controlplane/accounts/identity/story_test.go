@@ -37,7 +37,7 @@ func (w *world) login(user string) context.Context {
 	return w.as(w.first, w.token(w.first, ask{User: cloud.UserID(user), Password: secret}))
 }
 
-// A service account acts in its project with the roles that it was given, until it is deleted or its time is over.
+// TestServiceAccounts creates service accounts: each acts in its project with its roles, until it is deleted or expires.
 func TestServiceAccounts(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -96,7 +96,10 @@ func TestServiceAccounts(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, proven, "it is no user")
 
+	long := w.token(w.first, ask{User: id, Password: made.GetSecret(), TTL: token.MaxTTL})
+	require.NoError(t, second(w.first.Verify(t.Context(), long)))
 	w.wait(time.Hour)
+	require.ErrorContains(t, second(w.first.Verify(t.Context(), long)), "no longer valid", "a token of an account ends with the account")
 	_, proven, err = w.first.token(t.Context(), ask{User: id, Password: made.GetSecret()})
 	require.NoError(t, err)
 	require.False(t, proven, "its time is over")
@@ -110,6 +113,65 @@ func TestServiceAccounts(t *testing.T) {
 	require.NoError(t, err)
 	_, err = w.first.Verify(t.Context(), text)
 	require.ErrorContains(t, err, "no longer valid")
+}
+
+// TestAServiceAccountGivesNoAccess has a service account with the role project:admin call what gives access that would
+// outlive the account, or takes access away from others. It may do none of this, although users with that role may.
+func TestAServiceAccountGivesNoAccess(t *testing.T) {
+	w := newWorld(t)
+	admin := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
+	w.user("ada", admin)
+	r := &server{s: w.first}
+	made, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
+	require.NoError(t, err)
+	id := made.GetAccount().GetId()
+	account := w.as(w.first, w.token(w.first, ask{User: cloud.UserID(id), Password: made.GetSecret()}))
+	_, err = auth.Admit(account, createVM, "", "")
+	require.NoError(t, err, "the account may work in its project")
+	viewer := oneOnWire(cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "web"})
+	for name, call := range map[string]func(ctx context.Context) error{
+		"give a role": func(ctx context.Context) error {
+			return second(r.BindRole(ctx, &identityv1.BindRoleRequest{UserId: "ada", Binding: viewer}))
+		},
+		"give itself a role": func(ctx context.Context) error {
+			return second(r.BindRole(ctx, &identityv1.BindRoleRequest{UserId: id, Binding: viewer}))
+		},
+		"create an account": func(ctx context.Context) error {
+			return second(r.CreateServiceAccount(ctx, &identityv1.CreateServiceAccountRequest{Name: "more", Roles: []string{"project:viewer"}}))
+		},
+		"set a user's password": func(ctx context.Context) error {
+			return second(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one", CurrentPassword: secret}))
+		},
+		"set a password of its own": func(ctx context.Context) error {
+			return second(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: id, Password: "another one", CurrentPassword: made.GetSecret()}))
+		},
+		"revoke a user's tokens": func(ctx context.Context) error {
+			return second(r.RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: "ada"}))
+		},
+	} {
+		err := call(account)
+		require.True(t, fault.Is(err, fault.PermissionDenied), "%s: %v", name, err)
+	}
+	require.NoError(t, w.grant(w.login("ada"), "ada", cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "web"}), "the user may")
+	w.user("mallory", evil)
+	err = second(r.RevokeTokens(w.login("mallory"), &identityv1.RevokeTokensRequest{UserId: id}))
+	require.True(t, fault.Is(err, fault.PermissionDenied), "the administrator of another org revokes the account's tokens: %v", err)
+}
+
+// TestTheSecretOfAnAccountIsShownOnce repeats a CreateServiceAccount with the same idempotency key. The second answer has
+// no secret: only the first shows the secret, and the records do not keep an answer that has one.
+func TestTheSecretOfAnAccountIsShownOnce(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
+	ada := w.login("ada")
+	auth.CallerOf(ada).IdempotencyKey = "one key"
+	ask := &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:viewer"}}
+	made, err := (&server{s: w.first}).CreateServiceAccount(ada, ask)
+	require.NoError(t, err)
+	require.NotEmpty(t, made.GetSecret())
+	again, err := (&server{s: w.first}).CreateServiceAccount(ada, ask)
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+	require.Empty(t, again.GetSecret())
 }
 
 func second[A any](_ A, err error) error { return err }
@@ -355,7 +417,8 @@ func checkNo(t *testing.T, err error) bool {
 	return err == nil
 }
 
-// The audit has what was done and what was refused, and nothing that is secret.
+// TestAudit lists audit records: of calls that succeeded and that were refused, without secrets, and to nobody outside
+// their org.
 func TestAudit(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -419,13 +482,24 @@ func TestAudit(t *testing.T) {
 	for _, a := range own.GetRecords() {
 		require.Equal(t, "acme", a.GetOrgId())
 	}
-	require.True(t, fault.Is(second(r.ListAuditRecords(ada, &identityv1.ListAuditRecordsRequest{})), fault.PermissionDenied))
+	require.NotEmpty(t, own.GetRecords())
+	lair := cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"}
+	w.user("eve", lair)
+	require.NotEmpty(t, list(&identityv1.ListAuditRecordsRequest{OrgId: "evil", ProjectId: "lair"}), "system:admin sees records of the project")
+	for _, at := range []cloud.Tenant{{}, {Org: "evil"}, {Org: "evil", Project: "lair"}, {Project: "lair"}, {Project: "web"}} {
+		err := second(r.ListAuditRecords(ada, &identityv1.ListAuditRecordsRequest{OrgId: string(at.Org), ProjectId: string(at.Project)}))
+		require.True(t, fault.Is(err, fault.PermissionDenied), "the administrator of acme reads the audit of %q: %v", at, err)
+	}
+	foreign, err := r.ListAuditRecords(ada, &identityv1.ListAuditRecordsRequest{OrgId: "acme", ProjectId: "lair"})
+	require.NoError(t, err)
+	require.Empty(t, foreign.GetRecords(), "another org's project under the name of the own org")
 	w.wait(91 * 24 * time.Hour)
 	require.NoError(t, w.first.opts.Audit.Prune(t.Context()))
 	require.Empty(t, list(&identityv1.ListAuditRecordsRequest{}))
 }
 
-// Orgs rule their projects, projects themselves, and nobody what is another's.
+// TestWhoRulesWhat gives roles, sets quotas and deletes projects as administrators of an org, of a project and of another
+// org: each acts within their own org or project only, and gives no role above their own.
 func TestWhoRulesWhat(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
@@ -457,6 +531,14 @@ func TestWhoRulesWhat(t *testing.T) {
 		{"root", in(cloud.OrgAdmin, "evil", ""), fault.PermissionDenied, false},
 		{"eve", in(cloud.ProjectAdmin, "acme", "web"), fault.PermissionDenied, false},
 		{"eve", in(cloud.ProjectAdmin, "evil", "web"), fault.NotFound, false},
+		{"eve", in(cloud.OrgAdmin, "evil", "web"), fault.InvalidArgument, false},
+		{"eve", in(cloud.OrgAdmin, "acme", "web"), fault.PermissionDenied, false},
+		{"eve", in(cloud.OrgAdmin, "", "web"), fault.PermissionDenied, false},
+		{"eve", in(cloud.SystemAdmin, "evil", ""), fault.InvalidArgument, false},
+		{"eve", in(cloud.SystemAdmin, "acme", "web"), fault.PermissionDenied, false},
+		{"eve", in(cloud.BillingAdmin, "evil", ""), fault.InvalidArgument, false},
+		{"pam", in(cloud.BillingAdmin, "", ""), fault.PermissionDenied, false},
+		{"pam", in(cloud.OrgAdmin, "acme", "web"), fault.InvalidArgument, false},
 		{"bob", in(cloud.ProjectAdmin, "evil", "lair"), fault.PermissionDenied, false},
 	} {
 		err := bind(c.who, c.b)
@@ -465,7 +547,7 @@ func TestWhoRulesWhat(t *testing.T) {
 	}
 	scoped := w.as(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"}))
 	err := second(r.CreateProject(scoped, &identityv1.CreateProjectRequest{Id: "more", OrgId: "acme"}))
-	require.ErrorContains(t, err, "acts in acme/web only", "a token of a project reaches no further")
+	require.ErrorContains(t, err, "limited to acme/web", "a token of a project reaches no further")
 
 	require.True(t, fault.Is(second(r.GetProject(w.login("eve"), &identityv1.GetProjectRequest{Id: "web"})), fault.NotFound))
 	require.True(t, fault.Is(second(r.GetOrg(w.login("eve"), &identityv1.GetOrgRequest{Id: "acme"})), fault.NotFound))
@@ -558,8 +640,8 @@ func TestOnesOwn(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
-// A name that somebody registered over REST does not keep an administrator from creating the user: the user is new, with
-// nothing of what was registered. A user that was given something is not created again, nor is one made by CreateUser.
+// An administrator can create a user whose name was registered over REST: the user has nothing of what was registered.
+// A user who has a role or a credential, or was made by CreateUser, is not created again.
 func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}

@@ -3,6 +3,8 @@ package identity
 import (
 	"crypto/ed25519"
 	"encoding/base64"
+	"math/big"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,7 +82,7 @@ func (f forgery) make(t testing.TB, w *world) string {
 	return text
 }
 
-// Every way to make a token that is not ours, or not for us.
+// TestForgedTokens verifies tokens that the cluster did not issue, or did not issue for its own API. All are invalid.
 func TestForgedTokens(t *testing.T) {
 	w := newWorld(t)
 	kid, private, err := w.first.signer(t.Context())
@@ -93,6 +95,7 @@ func TestForgedTokens(t *testing.T) {
 	require.NoError(t, err, "the forgeries below differ from a good token by one thing each")
 	with := func(change func(*token.Claims)) forgery { f := ours; f.change = change; return f }
 	host := ed25519.NewKeyFromSeed(w.key.Derive("host-token"))
+	elsewhere := clusterkey.Generate()
 	// unproven is an unauthenticated token made by hand, with one change.
 	unproven := func(change func(*token.Claims)) forgery {
 		return forgery{alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
@@ -135,31 +138,41 @@ func TestForgedTokens(t *testing.T) {
 		"a kid that is a path":                   {alg: jose.EdDSA, key: mine, kid: "../signing-key/" + kid},
 		"a kid of 4 KiB":                         {alg: jose.EdDSA, key: mine, kid: strings.Repeat("k", 4<<10)},
 		"the public key as an HMAC secret":       {alg: jose.HS256, key: []byte(public), kid: kid},
-		"a key that the token itself brings":     {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: mine.Public(), KeyID: kid}}},
-		"a header that must be understood":       {alg: jose.EdDSA, key: private, kid: kid, header: map[jose.HeaderKey]any{"crit": []string{"x"}, "x": 1}},
-		"another cluster's":                      with(func(c *token.Claims) { c.Cluster = clusterkey.Generate().Cluster() }),
-		"no issuer":                              with(func(c *token.Claims) { c.Issuer = "" }),
-		"another token.Audience":                 with(func(c *token.Claims) { c.Audience = jwt.Audience{"billing"} }),
-		"no token.Audience":                      with(func(c *token.Claims) { c.Audience = nil }),
-		"no end":                                 with(func(c *token.Claims) { c.Expiry = nil }),
-		"over for a second":                      with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Second)) }),
-		"over for an hour":                       with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Hour)) }),
-		"no cluster":                             with(func(c *token.Claims) { c.Cluster = "" }),
-		"no id":                                  with(func(c *token.Claims) { c.ID = "" }),
-		"no beginning":                           with(func(c *token.Claims) { c.IssuedAt = nil }),
-		"no scope":                               with(func(c *token.Claims) { c.Scope = "" }),
-		"a scope that is none":                   with(func(c *token.Claims) { c.Scope = "everything" }),
-		"a service account's, for a user":        with(func(c *token.Claims) { c.Kind = token.ServiceAccount }),
-		"from the far future":                    with(func(c *token.Claims) { c.IssuedAt = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
-		"not good yet":                           with(func(c *token.Claims) { c.NotBefore = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
-		"nobody's":                               with(func(c *token.Claims) { c.Subject = "" }),
-		"a host's":                               with(func(c *token.Claims) { c.Kind = "node" }),
+		"the public key, HMAC with SHA-512":      {alg: jose.HS512, key: append([]byte(public), public...), kid: kid},
+		"a kid that is an array":                 {alg: jose.EdDSA, key: private, kid: []string{kid}},
+		"a kid that is a number":                 {alg: jose.EdDSA, key: private, kid: 1},
+		"a URL of keys that the token itself brings": {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{
+			"jku": "http://127.0.0.1:1/jwks.json", "x5u": "http://127.0.0.1:1/chain.pem",
+		}},
+		"another cluster's administrator": {alg: jose.EdDSA, key: ed25519.NewKeyFromSeed(elsewhere.Derive("host-token")), kid: hostKeyID, change: func(c *token.Claims) {
+			c.Cluster, c.Proof = elsewhere.Cluster(), cloud.ProofHostKey
+		}},
+		"a key that the token itself brings": {alg: jose.EdDSA, key: mine, kid: kid, header: map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: mine.Public(), KeyID: kid}}},
+		"a header that must be understood":   {alg: jose.EdDSA, key: private, kid: kid, header: map[jose.HeaderKey]any{"crit": []string{"x"}, "x": 1}},
+		"another cluster's":                  with(func(c *token.Claims) { c.Cluster = clusterkey.Generate().Cluster() }),
+		"no issuer":                          with(func(c *token.Claims) { c.Issuer = "" }),
+		"another token.Audience":             with(func(c *token.Claims) { c.Audience = jwt.Audience{"billing"} }),
+		"no token.Audience":                  with(func(c *token.Claims) { c.Audience = nil }),
+		"no end":                             with(func(c *token.Claims) { c.Expiry = nil }),
+		"over for a second":                  with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Second)) }),
+		"over for an hour":                   with(func(c *token.Claims) { c.Expiry = jwt.NewNumericDate(w.at.Add(-time.Hour)) }),
+		"no cluster":                         with(func(c *token.Claims) { c.Cluster = "" }),
+		"no id":                              with(func(c *token.Claims) { c.ID = "" }),
+		"no beginning":                       with(func(c *token.Claims) { c.IssuedAt = nil }),
+		"no scope":                           with(func(c *token.Claims) { c.Scope = "" }),
+		"a scope that is none":               with(func(c *token.Claims) { c.Scope = "everything" }),
+		"a service account's, for a user":    with(func(c *token.Claims) { c.Kind = token.ServiceAccount }),
+		"from the far future":                with(func(c *token.Claims) { c.IssuedAt = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"not good yet":                       with(func(c *token.Claims) { c.NotBefore = jwt.NewNumericDate(w.at.Add(2 * token.Leeway)) }),
+		"nobody's":                           with(func(c *token.Claims) { c.Subject = "" }),
+		"a host's":                           with(func(c *token.Claims) { c.Kind = "node" }),
 		"a proof that only the host key gives": with(func(c *token.Claims) {
 			c.Proof = cloud.ProofHostKey
 		}),
 		"a user that is not there":     with(func(c *token.Claims) { c.Subject = "nobody" }),
 		"a subject that is a path":     with(func(c *token.Claims) { c.Subject = "a/b" }),
 		"of a password not yet set":    with(func(c *token.Claims) { c.Epoch = 7 }),
+		"a scope of 900 KiB":           with(func(c *token.Claims) { c.Scope = "project:o/" + strings.Repeat("p", 900<<10) }),
 		"a scope larger than a header": with(func(c *token.Claims) { c.Scope = "project:o/" + strings.Repeat("p", 9<<10) }),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -170,19 +183,55 @@ func TestForgedTokens(t *testing.T) {
 	}
 	good := ours.make(t, w)
 	parts := strings.Split(good, ".")
-	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"` + kid + `"}`))
+	encode := base64.RawURLEncoding.EncodeToString
+	none := encode([]byte(`{"alg":"none","kid":"` + kid + `"}`))
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	require.NoError(t, err)
+	edited := strings.Replace(string(payload), `"jti":"one"`, `"jti":"two"`, 1)
+	require.NotEqual(t, string(payload), edited)
+	signature, err := base64.RawURLEncoding.DecodeString(parts[2])
+	require.NoError(t, err)
+	// RFC 7797: the payload is not encoded in base64.
+	unencoded := encode([]byte(`{"alg":"EdDSA","b64":false,"crit":["b64"],"kid":"` + kid + `"}`))
+	general := func(signatures int) string {
+		one := `{"protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`
+		return `{"payload":"` + parts[1] + `","signatures":[` + strings.Repeat(one+",", signatures-1) + one + `]}`
+	}
 	for name, text := range map[string]string{
 		"nothing": "", "dots": "..", "garbage": "garbage", "alg none": none + "." + parts[1] + ".",
 		"alg none with our signature": none + "." + parts[1] + "." + parts[2],
 		"no signature":                parts[0] + "." + parts[1] + ".",
+		"another payload":             parts[0] + "." + encode([]byte(edited)) + "." + parts[2],
+		"a signature plus L":          parts[0] + "." + parts[1] + "." + encode(plusOrder(signature)),
+		"a payload that is not encoded": unencoded + "." + string(payload) + "." +
+			encode(ed25519.Sign(private, []byte(unencoded+"."+string(payload)))),
 		"in JSON":                     `{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`,
-		"twice":                       good + "." + good, "with a tail": good + "A", "of 9 KiB": strings.Repeat("a", 9<<10),
+		"in JSON with one signature":  general(1),
+		"in JSON with two signatures": general(2),
+		"five parts":                  good + "." + parts[0] + "." + parts[1],
+		"twice":                       good + "." + good, "with a tail": good + "A",
+		"of 9 KiB": strings.Repeat("a", 9<<10),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := w.first.Verify(t.Context(), text)
 			require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
 		})
 	}
+}
+
+// plusOrder adds the order L of edwards25519 (RFC 8032) to the scalar of a signature. The sum satisfies the equation of the
+// signature; a verifier that accepts it has not checked that the scalar is less than L.
+func plusOrder(signature []byte) []byte {
+	order, ok := new(big.Int).SetString("7237005577332262213973186563042994240857116359379907606001950938285454250989", 10)
+	if !ok {
+		panic("the order is not a number")
+	}
+	out := slices.Clone(signature)
+	scalar := out[32:]
+	slices.Reverse(scalar) // little-endian
+	new(big.Int).Add(new(big.Int).SetBytes(scalar), order).FillBytes(scalar)
+	slices.Reverse(scalar)
+	return out
 }
 
 // TestOtherSpellingsOfARevokedToken revokes a token and then shows it in other spellings that decode to the same bytes:

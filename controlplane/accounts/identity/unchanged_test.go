@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A change that changes nothing writes nothing: repeating it is no way to fill the log and the audit.
+// An update that would change nothing writes nothing, so that repeating it fills neither the log nor the audit.
 func TestUnchangedIsNotRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.user("mallory", cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "evil-p"})

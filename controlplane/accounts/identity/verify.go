@@ -4,9 +4,12 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
+
+	"github.com/elastic/go-freelru"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
@@ -76,7 +79,7 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	err = s.opts.Store.Recent(ctx, staleness, look)
 	if err == nil && j.behind(s, caller) {
 		// This member may be behind the one that made the token, or the key, or bound the role.
-		err = s.opts.Store.View(ctx, look)
+		err = s.viewAfterMiss(ctx, look)
 	}
 	if err != nil {
 		if _, ok := fault.From(err); ok {
@@ -105,7 +108,7 @@ type judgement struct {
 // judged begins with the form, or with what was found of the same text before.
 func (s *Service) judged(text string) (*judgement, error) {
 	j := &judgement{sum: sha256.Sum256([]byte(text))}
-	if known := s.checked.find(j.sum); known != nil {
+	if known, ok := s.checked.Get(j.sum); ok {
 		j.kid, j.claims = known.kid, known.claims
 		return j, nil
 	}
@@ -117,71 +120,102 @@ func (s *Service) judged(text string) (*judgement, error) {
 	return j, nil
 }
 
-// look reads all that a token is judged by in one moment: the key, the holder, the scope, whether it is denied. What it
-// cannot find it leaves out.
+// look reads what decides whether a token is valid, as of one revision: the key, the holder, the scope, whether the token
+// is revoked. It leaves out what does not exist.
 func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error {
-	var public ed25519.PublicKey
-	switch j.kid {
-	case hostKeyID:
-		public = s.hostKey.Public().(ed25519.PublicKey)
-	case unprovenKeyID:
-		public = s.unprovenKey.Public().(ed25519.PublicKey)
-	default:
-		ring, err := keyring.Load(v)
-		if err != nil {
-			return err
-		}
-		j.key = nil
-		if ring != nil {
-			if j.key = ring.Find(j.kid); j.key != nil {
-				public = j.key.Public
-			}
-		}
-	}
-	if public == nil {
-		return nil
-	}
 	if j.claims == nil {
-		claims, err := j.parsed.Verify(public, s.opts.Key.Cluster())
-		if err != nil {
+		known, err := j.checkSignature(v, s)
+		if err != nil || !known {
 			return err
 		}
-		// ProofHostKey is valid only with the host key, and ProofNone only with the unproven key; these keys sign no
-		// other proof.
-		if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
-			return token.NotValid()
-		}
-		j.claims = claims
-		s.checked.keep(j.sum, j.kid, claims)
 	}
-	c := j.claims
-	*caller = cloud.Caller{User: cloud.UserID(c.Subject), Proof: c.Proof, TokenID: c.ID, Expires: c.Expiry.Time().UnixMilli()}
-	caller.Scope, _ = c.Tenant()
+	found, err := s.holders.Get(v, j.sum, func(v *store.View) (*holder, error) { return readHolder(v, s, j.kid, j.claims) })
+	if err != nil {
+		return err
+	}
+	j.key, j.user, j.denied, *caller = found.key, found.user, found.denied, found.caller
+	return nil
+}
+
+// publicKey returns the public key with an ID, nil if there is none, and its record if it is a signing key.
+func publicKey(v *store.View, s *Service, kid string) (ed25519.PublicKey, *keyring.Key, error) {
+	switch kid {
+	case hostKeyID:
+		return s.hostKey.Public().(ed25519.PublicKey), nil, nil
+	case unprovenKeyID:
+		return s.unprovenKey.Public().(ed25519.PublicKey), nil, nil
+	}
+	ring, err := keyring.Load(v)
+	if err != nil || ring == nil {
+		return nil, nil, err
+	}
+	key := ring.Find(kid)
+	if key == nil {
+		return nil, nil, nil
+	}
+	return key.Public, key, nil
+}
+
+// checkSignature sets the claims of a token whose signature is good. known is false if its key is not known here.
+func (j *judgement) checkSignature(v *store.View, s *Service) (known bool, err error) {
+	public, key, err := publicKey(v, s, j.kid)
+	if err != nil || public == nil {
+		return false, err
+	}
+	claims, err := j.parsed.Verify(public, s.opts.Key.Cluster())
+	if err != nil {
+		return true, err
+	}
+	// ProofHostKey is valid only with the host key, and ProofNone only with the unproven key; these keys sign no other
+	// proof.
+	if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
+		return true, token.NotValid()
+	}
+	j.key, j.claims = key, claims
+	s.checked.Add(j.sum, signed{j.kid, claims})
+	return true, nil
+}
+
+// holder is what the records say about the holder of a token. It is kept and shared: nothing of it may be modified.
+type holder struct {
+	key    *keyring.Key
+	user   *principal.User
+	denied bool
+	caller cloud.Caller
+}
+
+// readHolder reads the holder of a token with these claims, signed by the key with this ID.
+func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder, error) {
+	public, key, err := publicKey(v, s, kid)
+	if err != nil || public == nil {
+		return &holder{}, err
+	}
+	h := &holder{key: key, caller: cloud.Caller{User: cloud.UserID(c.Subject), Proof: c.Proof, TokenID: c.ID, Expires: c.Expiry.Time().UnixMilli()}}
+	h.caller.Scope, _ = c.Tenant()
 	if c.Proof == cloud.ProofNone {
-		return nil
+		return h, nil
 	}
-	var err error
-	if j.user, err = principal.Users.Get(v, c.Subject); err != nil {
-		return err
+	if h.user, err = principal.Users.Get(v, c.Subject); err != nil {
+		return nil, err
 	}
-	if j.user != nil {
-		if caller.Bindings, err = alive(v, j.user.Bindings); err != nil {
-			return err
+	if h.user != nil {
+		bindings, err := alive(v, h.user.Bindings)
+		if err != nil {
+			return nil, err
 		}
-		caller.Defaults = j.user.Defaults
+		h.caller.Bindings, h.caller.Defaults = slices.Clip(bindings), h.user.Defaults
 	}
-	if j.denied, err = denials.Has(v, c.ID); err != nil || caller.Scope.Project == "" {
-		return err
+	if h.denied, err = denials.Has(v, c.ID); err != nil || h.caller.Scope.Project == "" {
+		return h, err
 	}
-	caller.Scope, err = located(v, caller.Scope, caller.Bindings, c)
-	return err
+	h.caller.Scope, err = located(v, h.caller.Scope, h.caller.Bindings, func(p *tenant.Project) bool { return s.actsIn(c, p) })
+	return h, err
 }
 
 // located returns the scope of a token with the org of its project. The org is empty, which package auth refuses
 // without revealing whether the project exists, if the project does not exist, is not in the org that the token names,
-// or the holder has no role in it, and if the claims were issued for an earlier incarnation of the project. claims is
-// nil for a token that is being issued.
-func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *token.Claims) (cloud.Tenant, error) {
+// or the holder has no role in it, and if actsIn says that the token is not valid for the project.
+func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(*tenant.Project) bool) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil
 	}
@@ -190,7 +224,7 @@ func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, claims *toke
 		return t, err
 	}
 	holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
-	if p != nil && (claims == nil || actsIn(claims, p)) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
+	if p != nil && actsIn(p) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
 		return cloud.Tenant{Org: p.Org, Project: t.Project}, nil
 	}
 	return cloud.Tenant{Project: t.Project}, nil
@@ -206,7 +240,7 @@ func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgI
 	}
 	// This member's replica may lag behind: retry with recent data.
 	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
-		err = s.opts.Store.View(ctx, look)
+		err = s.viewAfterMiss(ctx, look)
 	}
 	return org, err
 }
@@ -280,43 +314,21 @@ func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) err
 	return nil
 }
 
-// checked remembers tokens whose signature was found good, so that it need not be checked at each call. All else is
-// judged anew. It has two halves of bounded size; when the newer is full it takes the older one's place.
-type checked struct {
-	mu         sync.Mutex
-	newer, old map[[32]byte]*signed
-}
-
+// signed is a token whose signature this member has verified. Everything else about it is checked at each call.
 type signed struct {
 	kid    string
 	claims *token.Claims
 }
 
-// maxChecked is the size of a half.
-const maxChecked = 4096
+// maxChecked is how many signed tokens a member remembers, and for how many it keeps what the records say.
+const maxChecked = 8192
 
-func (c *checked) find(sum [32]byte) *signed {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if found := c.newer[sum]; found != nil {
-		return found
+// newChecked returns the cache of signed tokens, by the SHA-256 of their text.
+func newChecked() *freelru.SyncedLRU[[32]byte, signed] {
+	// The only error is a size of 0.
+	c, err := freelru.NewSynced[[32]byte, signed](maxChecked, func(sum [32]byte) uint32 { return binary.LittleEndian.Uint32(sum[:]) })
+	if err != nil {
+		panic(err)
 	}
-	found := c.old[sum]
-	if found != nil {
-		c.put(sum, found)
-	}
-	return found
-}
-
-func (c *checked) keep(sum [32]byte, kid string, claims *token.Claims) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.put(sum, &signed{kid, claims})
-}
-
-func (c *checked) put(sum [32]byte, s *signed) {
-	if c.newer == nil || len(c.newer) >= maxChecked {
-		c.old, c.newer = c.newer, make(map[[32]byte]*signed, maxChecked/4)
-	}
-	c.newer[sum] = s
+	return c
 }

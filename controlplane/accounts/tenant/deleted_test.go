@@ -90,7 +90,7 @@ func TestReservedIDsAreLimited(t *testing.T) {
 	}
 	require.Equal(t, tenant.MaxReserved, w.records())
 	_, err := w.create(web.Org, "p0")
-	require.NoError(t, err, "the oldest are free")
+	require.NoError(t, err, "the oldest reserved IDs can be used again")
 	_, err = w.create(web.Org, "p119")
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 
@@ -120,5 +120,5 @@ func TestPruneOldRecords(t *testing.T) {
 	_, err = w.create("evil", "new")
 	require.NoError(t, err)
 	require.NoError(t, w.remove("new"))
-	require.Equal(t, tenant.MaxReserved, w.records(), "the oldest of the old goes for a new one")
+	require.Equal(t, tenant.MaxReserved, w.records(), "the oldest reservation is removed for a new one")
 }

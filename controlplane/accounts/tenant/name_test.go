@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A display name of any script is taken. One with characters that nobody sees, or that turn the text around, is refused:
+// A display name may be in any script. A name with invisible characters, or with ones that reverse the text, is
+// refused:
 // it would look like another's, or change how the line that shows it is read.
 func TestDisplayNames(t *testing.T) {
 	for _, name := range []string{

@@ -63,7 +63,7 @@ func TestOrgQuotaIsSharedByItsProjects(t *testing.T) {
 	require.Equal(t, tenant.Amount{VCPUs: 4, MemoryMiB: 2048, VMs: 2, Images: 1, Projects: 2}, w.orgUsed())
 
 	w.limitOrg(tenant.Quota{VCPUs: upTo(1)})
-	require.NoError(t, w.takeIn("web", tenant.Machines, tenant.Amount{VCPUs: 1}, tenant.Amount{VCPUs: 2}), "only what grows is checked")
+	require.NoError(t, w.takeIn("web", tenant.Machines, tenant.Amount{VCPUs: 1}, tenant.Amount{VCPUs: 2}), "only resources whose use grows are checked")
 	require.NoError(t, w.do(func(tx *store.Tx) error {
 		return tenant.Give(tx, cloud.Tenant{Org: web.Org, Project: "unlimited"}, tenant.Machines, one)
 	}))
@@ -136,7 +136,7 @@ func TestALimitCountsWhatWasThereBefore(t *testing.T) {
 		w.limitOrg(tenant.Quota{VMs: upTo(used)})
 		require.ErrorContains(t, w.takeIn("other", tenant.Machines, one, tenant.Amount{}), fmt.Sprintf("allows %d vms: %d are used", used, used))
 		require.NoError(t, w.takeIn("web", tenant.Machines, tenant.Amount{}, one))
-		require.NoError(t, w.takeIn("other", tenant.Machines, one, tenant.Amount{}), "there is room again")
+		require.NoError(t, w.takeIn("other", tenant.Machines, one, tenant.Amount{}), "the limit is no longer reached")
 		require.Equal(t, used, w.orgUsed().VMs)
 		w.limitOrg(tenant.Quota{Images: upTo(0)})
 	}

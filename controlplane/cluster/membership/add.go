@@ -182,7 +182,7 @@ func admit(tx *store.Tx, all []Member, q AddRequest) error {
 	waiting := 0
 	for _, m := range all {
 		if HostPort(m.RaftAddr) == HostPort(q.RaftAddr) {
-			return fault.New(fault.FailedPrecondition, "member %d has the address %s", m.ID, m.RaftAddr).WithReason(ReasonAddressTaken)
+			return fault.New(fault.FailedPrecondition, "the address %s belongs to member %d", m.RaftAddr, m.ID).WithReason(ReasonAddressTaken)
 		}
 		if !m.Proven() && !m.Kept && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
 			waiting++

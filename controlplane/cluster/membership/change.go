@@ -14,15 +14,15 @@ import (
 // patience is how long a caller who set no deadline waits for a change to be carried out.
 const patience = 30 * time.Second
 
-// Promote makes a learner that is caught up a voter, and returns when it is one. FailedPrecondition: ReasonNotFound,
-// ReasonNotLearner, ReasonNotReady, ReasonQuorum.
+// Promote makes a learner that has caught up a voter, and returns when it is one. It returns FailedPrecondition with
+// ReasonNotFound, ReasonNotLearner, ReasonNotReady or ReasonQuorum.
 func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	m, err := s.before(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	if m.State == Voting {
-		return nil, fault.New(fault.FailedPrecondition, "member %d votes already", id).WithReason(ReasonNotLearner)
+		return nil, fault.New(fault.FailedPrecondition, "member %d is already a voter", id).WithReason(ReasonNotLearner)
 	}
 	if _, err := s.promote(ctx, id); err != nil {
 		return nil, s.inTime(ctx, err)
@@ -30,8 +30,9 @@ func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
 }
 
-// before is a member as it is before a change of it. What a change that has been made already would refuse, the caller
-// checks by it: the leader cannot, for it may be asked again, when the one that made the change was lost with its answer.
+// before returns a member as it is before it is changed. The member that received a call checks here what a repeated
+// change would refuse. The leader cannot check that: a command is sent to the leader again if an earlier leader was
+// lost after it had made the change and before it answered.
 func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -64,8 +65,8 @@ func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
 	return struct{}{}, err
 }
 
-// mayVote fails unless every group would make the learner a voter, and the learner answers at its address with its own
-// certificate. The address may come from a caller without a credential.
+// mayVote returns an error unless every raft group would make the learner a voter, and the learner shows its own
+// certificate at its address, which a caller without a credential may have set.
 func (s *Service) mayVote(ctx context.Context, m *Member) error {
 	if err := s.judge(ctx, consensus.Change{Kind: consensus.Promote, Member: m.ID}, false); err != nil {
 		return err
@@ -76,18 +77,18 @@ func (s *Service) mayVote(ctx context.Context, m *Member) error {
 type removeAsk struct {
 	ID             uint64
 	Force, Replace bool
-	// Open is a removal that was asked for without a credential.
+	// Open is set if the caller showed no credential.
 	Open bool `cbor:",omitempty"`
 }
 
-// trio is the least number of voters that must remain after a removal without a credential. With two, the cluster does
-// not survive the loss of a member.
+// trio is the least number of voters that must remain after a removal without a credential. A cluster of two voters
+// stops when it loses one.
 const trio = 3
 
-// Remove takes a member out of all groups, and returns when the first of them, kv, has it: it may be this member that
-// goes, and has no say in the rest. The answer does not list it. Its id does not come back, unless no process had
-// proved to be it. With force an operator takes the last voter but one away. FailedPrecondition: ReasonNotFound,
-// ReasonQuorum, ReasonLastVoter.
+// Remove removes a member from all raft groups. It returns when the first group, kv, has removed it; it does not wait
+// for the others, because a member that removes itself cannot follow them. The result does not list the removed member.
+// Its ID is not used again, unless no process had joined with it. With force it removes a member even if one voter
+// remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or ReasonLastVoter.
 func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -99,7 +100,7 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 }
 
 // RemoveOpen is Remove for a caller without a credential. It also returns ReasonLastVoter if fewer than three voters
-// would remain, and ReasonOperator if an operator added the member and its process has not joined yet.
+// would remain, and ReasonOperator if an operator added the member, and its process has not joined yet.
 func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -114,7 +115,7 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 // that marks the member as leaving, so that of two concurrent removals one sees the other.
 func checkOpen(tx *store.Tx, m *Member) error {
 	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
-		return fault.New(fault.FailedPrecondition, "an operator has made the entry of member %d: removing it takes a credential, by trivet cluster remove %d",
+		return fault.New(fault.FailedPrecondition, "an operator added member %d: only a caller with a credential can remove it, for example with trivet cluster remove %d",
 			m.ID, m.ID).WithReason(ReasonOperator)
 	}
 	if !m.Votes() {
@@ -131,14 +132,14 @@ func checkOpen(tx *store.Tx, m *Member) error {
 		}
 	}
 	if left < trio {
-		return fault.New(fault.FailedPrecondition, "%d voters would be left, and fewer than %d do not survive the loss of another member: "+
-			"removing one takes a credential, by trivet cluster remove %d", left, trio, m.ID).WithReason(ReasonLastVoter)
+		return fault.New(fault.FailedPrecondition, "the cluster would have %d voters, and with fewer than %d it stops when it loses one more: "+
+			"only a caller with a credential can remove this member, for example with trivet cluster remove %d", left, trio, m.ID).WithReason(ReasonLastVoter)
 	}
 	return nil
 }
 
-// Replace is for a member whose directory is lost: the old one is removed from all groups, and the entry then waits for
-// a process with an empty one. The errors are those of Remove; with force, as there.
+// Replace replaces a member whose data directory is lost. The old member is removed from all raft groups, and its entry
+// then waits for a process with an empty directory. force and the errors are those of Remove.
 func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member, error) {
 	if _, err := s.remove(ctx, removeAsk{ID: id, Force: force, Replace: true}); err != nil {
 		return nil, s.inTime(ctx, err)
@@ -175,7 +176,7 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 			}
 		}
 		if m.State == Waiting && !q.Replace {
-			Members.Delete(tx, path(q.ID)) // nobody was it: the id is free again
+			Members.Delete(tx, path(q.ID)) // no process has joined with this ID, so it can be used again
 			return nil
 		}
 		if m.State != Leaving {
@@ -189,7 +190,7 @@ func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
 	return struct{}{}, err
 }
 
-// UpdateRequest changes where a member is reached; what is empty stays.
+// UpdateRequest changes the addresses of a member. An empty field leaves the address as it is.
 type UpdateRequest struct {
 	ID         uint64
 	RaftAddr   string
@@ -197,8 +198,8 @@ type UpdateRequest struct {
 }
 
 // Update changes a member's addresses. A new raft address of a member that has joined is recorded only after the leader
-// has dialled it and the member has presented its own certificate there. FailedPrecondition: ReasonNotFound,
-// ReasonAddressTaken, ReasonUnverified.
+// has dialled it and the member has presented its own certificate there. Update returns FailedPrecondition with
+// ReasonNotFound, ReasonAddressTaken or ReasonUnverified.
 func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error) {
 	var err error
 	if q.RaftAddr != "" {
@@ -241,7 +242,7 @@ func (s *Service) doUpdate(ctx context.Context, q UpdateRequest) (struct{}, erro
 			return err
 		}
 		if q.moves(m) && !verified {
-			return fault.New(fault.FailedPrecondition, "member %d has joined meanwhile: ask again", q.ID).WithReason(ReasonBusy).MayRetry()
+			return fault.New(fault.FailedPrecondition, "member %d joined while its address was being changed: try again", q.ID).WithReason(ReasonBusy).MayRetry()
 		}
 		if q.RaftAddr != "" {
 			m.RaftAddr = q.RaftAddr
@@ -264,7 +265,7 @@ func (q *UpdateRequest) of(all []Member) (*Member, error) {
 	}
 	for _, other := range all {
 		if q.RaftAddr != "" && other.ID != q.ID && HostPort(other.RaftAddr) == HostPort(q.RaftAddr) {
-			return nil, fault.New(fault.FailedPrecondition, "member %d has the address %s", other.ID, other.RaftAddr).WithReason(ReasonAddressTaken)
+			return nil, fault.New(fault.FailedPrecondition, "the address %s belongs to member %d", other.RaftAddr, other.ID).WithReason(ReasonAddressTaken)
 		}
 	}
 	return m, nil
@@ -278,10 +279,10 @@ func (q *UpdateRequest) moves(m *Member) bool {
 // verifyTime is the deadline for a member to present its certificate at an address.
 const verifyTime = 5 * time.Second
 
-// verify fails unless the member with this id shows its certificate at a raft address, now.
+// verify connects to a raft address and returns an error unless the member with this ID shows its certificate there.
 func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error {
 	if s.opts.Peers == nil {
-		return fault.New(fault.FailedPrecondition, "this member has no connections to others: the address %s cannot be checked", raftAddr).
+		return fault.New(fault.FailedPrecondition, "this member does not connect to other members, so it cannot check the address %s", raftAddr).
 			WithReason(ReasonUnverified)
 	}
 	limited, cancel := context.WithTimeout(ctx, verifyTime)
@@ -294,7 +295,7 @@ func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error 
 		WithReason(ReasonUnverified).Because(err)
 }
 
-// rewrite changes a member's record. FailedPrecondition with ReasonNotFound when it is gone.
+// rewrite changes a member's record. It returns FailedPrecondition with ReasonNotFound if there is none.
 func (s *Service) rewrite(ctx context.Context, id uint64, change func(*Member) error) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(id))
@@ -313,7 +314,7 @@ func (s *Service) rewrite(ctx context.Context, id uint64, change func(*Member) e
 	return err
 }
 
-// await returns the members once done says so of them.
+// await waits until done returns true for the list of members, and returns the list.
 func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Member, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -339,10 +340,10 @@ func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Me
 	}
 }
 
-// gonePause is how often the leader of the first group is asked whether a member is gone.
+// gonePause is the time between two questions to the leader of the first raft group whether it has removed a member.
 const gonePause = 50 * time.Millisecond
 
-// awaitGone returns the other members once one is out of the first group.
+// awaitGone waits until the first raft group has removed a member, and returns the other members.
 func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -371,15 +372,15 @@ func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
 	}
 }
 
-// inTime says of a deadline that it passed.
+// inTime returns DeadlineExceeded if err, or the end of ctx, is a deadline that has passed, and err otherwise.
 func (s *Service) inTime(ctx context.Context, err error) error {
 	if err != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
-		return fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may be yet").Because(err).MayRetry()
+		return fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out").Because(err).MayRetry()
 	}
 	return err
 }
 
-// hurry makes Settle run at once, if this member leads.
+// hurry makes Settle run at once if this member is the leader.
 func (s *Service) hurry() {
 	select {
 	case s.wake <- struct{}{}:

@@ -59,17 +59,17 @@ const (
 	ReasonAddressTaken = "PEER_URL_EXISTS"    // another member has the address
 	ReasonRemoved      = "MEMBER_ID_REMOVED"  // the id belonged to a member that was removed
 	ReasonNotFound     = "MEMBER_NOT_FOUND"   // no such member
-	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // it votes already
+	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // it is already a voter
 	ReasonNotReady     = "LEARNER_NOT_READY"  // it has not joined, or not caught up
 	ReasonQuorum       = "UNHEALTHY_CLUSTER"  // those who would stay cannot be heard
-	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would be left, or fewer than three without a credential
+	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would remain, or fewer than three without a credential
 	ReasonTooMany      = "TOO_MANY_UNPROVEN"  // MaxWaiting entries wait already
 	ReasonBusy         = "CHANGE_UNDER_WAY"   // the group changes its members, or this member is leaving
 	ReasonIsLearner    = "TARGET_IS_LEARNER"  // leadership cannot go to a learner
 	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not take the leadership
 	ReasonWiped        = "MEMBER_WIPED"       // the directory is not the one that the cluster knows
 	ReasonUnverified   = "ADDRESS_UNVERIFIED" // the member did not show its certificate at the address
-	ReasonOperator     = "OPERATOR_NEEDED"    // an operator has made the entry: removing it takes a credential
+	ReasonOperator     = "OPERATOR_NEEDED"    // an operator added the member: only a caller with a credential can remove it
 )
 
 // Role is what a member shall be, or is.

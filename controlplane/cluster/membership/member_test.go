@@ -346,7 +346,7 @@ func TestPromote(t *testing.T) {
 	require.Equal(t, Voting, w.state(2))
 }
 
-// A learner whose entry has a wrong address gets no vote, however far it is caught up, until the address is right.
+// A learner that has caught up does not become a voter while its entry has a wrong address.
 func TestNoVoteAtAWrongAddress(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 4, RaftAddr: "10.0.0.99:2380"})
@@ -365,7 +365,8 @@ func TestNoVoteAtAWrongAddress(t *testing.T) {
 	require.Equal(t, Voting, w.state(4))
 }
 
-// Without a credential a trio keeps its three voters, a pair its two, and an operator's replacement its entry.
+// A caller without a credential can remove neither a voter of a cluster of three or two, nor the entry of a member that
+// an operator is replacing.
 func TestRemovalWithoutACredential(t *testing.T) {
 	remove := func(w *world, id uint64) error {
 		return w.in(func() error { _, err := w.s.RemoveOpen(t.Context(), id); return err })
@@ -405,7 +406,7 @@ func TestRemovalWithoutACredential(t *testing.T) {
 
 	// Otherwise an unauthenticated caller could replace an operator's entry by one with another address.
 	_, _, err = w.add(6)
-	require.NoError(t, err, "strangers have not taken the operator's places")
+	require.NoError(t, err, "entries of callers without a credential do not count for the operator's limit")
 	w.refused(remove(w, 6), ReasonOperator)
 	require.NoError(t, w.in(func() error { _, err := w.s.Replace(t.Context(), 3, false); return err }))
 	w.refused(remove(w, 3), ReasonOperator)
@@ -596,7 +597,7 @@ func TestUpdate(t *testing.T) {
 		require.Equal(t, "https://10.0.0.2:2380", find(unchanged, 2).RaftAddr)
 	}
 	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: "http://10.0.0.2"})
-	require.NoError(t, err, "the same address in other words")
+	require.NoError(t, err, "the same address in another spelling")
 	w.at = map[string]uint64{"10.0.0.9:2380": 2}
 	all, err := w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: "10.0.0.9:2380", ClientURLs: []string{"https://h:1"}})
 	require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -245,4 +246,27 @@ func TestNoRoom(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.begin(1 << 60)
 	require.ErrorIs(t, err, errNoRoom)
+}
+
+// TestImagesAreFoundByTheirSum opens and looks for images by names that are not the SHA-256 of an image: paths to a file
+// beside the directory, and names of files in it. All are refused.
+func TestImagesAreFoundByTheirSum(t *testing.T) {
+	above := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(above, "secret"), []byte("secret"), 0o600))
+	dir := filepath.Join(above, "images")
+	f, err := OpenFiles(dir)
+	require.NoError(t, err)
+	sum := strings.Repeat("0a", 32)
+	for _, name := range []string{sum, "file", partPrefix + "1"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	for _, name := range []string{"../secret", filepath.Join(above, "secret"), "./" + sum, sum + "/", sum + "\n", sum + "/../../secret", "file", partPrefix + "1", ".", ""} {
+		_, err := f.Open(name)
+		require.True(t, fault.Is(err, fault.InvalidArgument), "%q: %v", name, err)
+		_, err = f.has(name)
+		require.True(t, fault.Is(err, fault.InvalidArgument), "%q: %v", name, err)
+	}
+	image, err := f.Open(sum)
+	require.NoError(t, err)
+	require.NoError(t, image.Close())
 }

@@ -138,7 +138,7 @@ func TestHeartbeat(t *testing.T) {
 		says   string
 	}{
 		"for another":        {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = string(guest(1)) }, codes.PermissionDenied, "only for itself"},
-		"for nobody":         {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = "" }, codes.PermissionDenied, "only for itself"},
+		"without a node ID":  {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = "" }, codes.PermissionDenied, "only for itself"},
 		"no name":            {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
 		"a name with lines":  {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "a\x1b[2J" }, codes.InvalidArgument, "name"},
 		"cordoned by itself": {func(r *vmv1.HeartbeatNodeRequest) { r.State = vmv1.NodeState(cloud.NodeCordoned) }, codes.InvalidArgument, "READY or NOT_READY"},

@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// A host that changes its labels with every heartbeat gets an answer, and writes one record in recordEvery. What it said
-// last is recorded afterwards.
+// A host that changes its labels with every heartbeat gets answers, and one record is written per recordEvery. Its last
+// labels are recorded afterwards.
 func TestHeartbeatFlood(t *testing.T) {
 	w := newWorld(t)
 	w.mu.Lock()
@@ -54,7 +54,7 @@ func TestHeartbeatFlood(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Equal(t, before, w.records.Revision(), "nothing is recorded within the time of the first")
+	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within recordEvery")
 	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
 
 	// The answers renewed the lease, and another host is served as ever.
@@ -77,7 +77,7 @@ func TestHeartbeatFlood(t *testing.T) {
 	require.EqualValues(t, 7, w.node(a.id).Capacity.VCPUs)
 }
 
-// Facts that change with every message are recorded once in recordEvery: those that came last.
+// Facts that change with every message are recorded once per recordEvery, with their last values.
 func TestFactsFlood(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
@@ -278,7 +278,7 @@ func TestStreamsOfAHost(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A host that begins one session after the other reads its snapshots no faster than a member gives them.
+// A host that begins one session after the other is sent snapshots at a limited rate.
 func TestWatchFlood(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)

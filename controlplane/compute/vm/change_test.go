@@ -133,7 +133,8 @@ func TestDeleteUnderAKey(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
-// What an update may change when: labels and metadata always, the shape of what is STOPPED, devices never.
+// TestUpdateTable changes VMs in every state: labels and metadata can always be changed, CPUs, memory and boot images of a
+// STOPPED VM, devices never. A refused update changes nothing.
 func TestUpdateTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.host("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
@@ -195,6 +196,7 @@ func TestUpdateTable(t *testing.T) {
 		{"more than any VM has", off, Change{CPU: &cloud.CPU{VCPUs: 289}}, fault.InvalidArgument, "spec.cpu.vcpus", nil},
 		{"a model that the host has not", off, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
 		{"another org's kernel", off, Change{Boot: &cloud.Boot{Kernel: private}}, fault.NotFound, string(private), nil},
+		{"another org's initrd", off, Change{Boot: &cloud.Boot{Kernel: kernel, Initrd: private}}, fault.NotFound, string(private), nil},
 		{"a kernel that needs more memory", off, Change{Boot: &cloud.Boot{Kernel: needy}}, fault.InvalidArgument, "2048 MiB", nil},
 		{"a TPM", off, Change{Security: &cloud.Security{TPM: true}}, fault.FailedPrecondition, "not served yet", nil},
 		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "AttachDisk", nil},

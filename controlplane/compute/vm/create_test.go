@@ -54,7 +54,7 @@ func TestCreate(t *testing.T) {
 	}))
 }
 
-// What is refused, with what it says; and that nothing was taken for it.
+// TestCreateRefuses creates VMs that are refused: each error names the reason, and no capacity is allocated.
 func TestCreateRefuses(t *testing.T) {
 	w := newWorld(t)
 	host := w.host("h1", plenty())
@@ -83,6 +83,8 @@ func TestCreateRefuses(t *testing.T) {
 		{"a hypervisor that is none", func(q *Wanted) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
 		{"an image that is not there", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
 		{"another org's image", from(private, 5), fault.NotFound, "", []string{string(private)}},
+		{"another org's kernel", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
+		{"another org's initrd", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
 		{"an image that is not AVAILABLE", from(pending, 5), fault.FailedPrecondition, "", []string{"PENDING"}},
 		{"a disk smaller than its image", from(disk, 2), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"3221225472 bytes", "2147483648"}},
 		{"a disk smaller than its image wants", from(minimum, 7), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"needs 8 GiB, got 7"}},

@@ -74,7 +74,7 @@ func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
 	at := cloud.Tenant{Org: acme.Org, Project: "unlimited-0"}
 	_, err := w.vms.Create(w.as(at, ""), at, small("more"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
-	require.Equal(t, before, w.allocated(host), "nothing was taken for it")
+	require.Equal(t, before, w.allocated(host), "the refused VM reserved nothing on the host")
 	for i, id := range made {
 		if errs[i] == nil {
 			at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}

@@ -88,7 +88,7 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	switch rule.Scope {
 	case Nowhere:
 		if c.Scope != (cloud.Tenant{}) && !slices.Contains(rule.Roles, anyProven[0]) {
-			return cloud.Tenant{}, outside("the token acts in %s only: ask for one without org_id and project_id", c.Scope)
+			return cloud.Tenant{}, outside("the token is limited to %s: ask for one without org_id and project_id", c.Scope)
 		}
 		return cloud.Tenant{}, nil
 	case OfPlace:
@@ -109,7 +109,7 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 			return r.none(scope)
 		}
 		if asked.Org != "" && asked.Org != scope.Org {
-			return cloud.Tenant{}, outside("the token acts in org %s, not in %s", scope.Org, asked)
+			return cloud.Tenant{}, outside("the token is limited to org %s and cannot be used for %s", scope.Org, asked)
 		}
 		asked.Org = scope.Org
 	}
@@ -142,7 +142,7 @@ func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 		if where == "" {
 			where = "the cloud"
 		}
-		return cloud.Tenant{}, outside("the token acts in %s only, not in %s", scope, where)
+		return cloud.Tenant{}, outside("the token is limited to %s and cannot be used for %s", scope, where)
 	}
 	return asked, nil
 }
@@ -160,7 +160,7 @@ func (r resolution) narrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 		if asked.Org == "" {
 			asked.Org = scope.Org
 		}
-		return cloud.Tenant{}, outside("the token acts in %s, not in %s", scope, asked)
+		return cloud.Tenant{}, outside("the token is limited to %s and cannot be used for %s", scope, asked)
 	}
 	if r.rule.Scope == OfOrg {
 		scope.Project = ""
@@ -192,7 +192,7 @@ func (r resolution) any(asked cloud.Tenant) (cloud.Tenant, error) {
 	switch {
 	case r.edge == REST && r.rule.Scope == OfProject && asked.Project == "":
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-			"system:admin acts for a project here: ask for a token with org_id and project_id, or send the header Trivet-Project").
+			"this endpoint acts for one project, and system:admin is not limited to one: ask for a token with org_id and project_id, or send the header Trivet-Project").
 			WithReason(TenantRequired)
 	case asked.Org == "" && r.rule.Scope != OfNamedProject:
 		return cloud.Tenant{}, fault.Invalid("org_id", "is required: your role is not limited to one org")
@@ -253,7 +253,7 @@ func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
 	}
 	if orgs := r.wholeOrgs(asked.Org); len(orgs) > 0 {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-			"%s has no role in any project: name a project of org %s by project_id or the metadata trivet-project", r.c.Name(), strings.Join(orgs, ", ")).
+			"%s has no role in any project: set project_id, or the metadata trivet-project, to a project of org %s", r.c.Name(), strings.Join(orgs, ", ")).
 			WithReason(TenantRequired)
 	}
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any project", r.c.Name())
@@ -263,7 +263,7 @@ func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
 func (r resolution) several(what string, names []string) (cloud.Tenant, error) {
 	slices.Sort(names)
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-		"%[1]s has roles in several %[2]ss: name by %[2]s_id or the metadata trivet-%[2]s one of %[3]s", r.c.Name(), what, strings.Join(names, ", ")).
+		"%[1]s has roles in several %[2]ss: set %[2]s_id, or the metadata trivet-%[2]s, to one of %[3]s", r.c.Name(), what, strings.Join(names, ", ")).
 		WithReason(TenantRequired)
 }
 

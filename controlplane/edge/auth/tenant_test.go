@@ -19,7 +19,7 @@ func (r registry) OrgOf(_ context.Context, id cloud.ProjectID) (cloud.OrgID, err
 	return r[id], nil
 }
 
-// A call chooses its tenant among those that its caller has a role in, whatever the token leaves open.
+// A call may name any tenant in which its caller has a role, within the scope of the token.
 func TestACallChoosesItsTenant(t *testing.T) {
 	const get, list, bind, wallet = vms + "GetVm", images + "ListImages", identity + "BindRole", credits + "GetWallet"
 	projects := registry{"p": "o", "q": "o", "y": "x"}
@@ -39,29 +39,29 @@ func TestACallChoosesItsTenant(t *testing.T) {
 		kind                 fault.Kind
 		says                 string
 	}{
-		{name: "one of two by the request", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, asked: cloud.Tenant{Project: "y"}, tenant: xy},
-		{name: "one of two by metadata", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: cloud.Tenant{Project: "y"}, tenant: xy},
-		{name: "one of two by header", edge: REST, roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: xy, tenant: xy},
-		{name: "by the org where there is one project", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: cloud.Tenant{Org: "x"}, tenant: xy},
-		{name: "the request goes before the metadata", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, asked: op, chosen: xy, tenant: op},
-		{name: "none of two", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, kind: fault.PermissionDenied, says: "one of o/p, x/y"},
-		{name: "the default of two", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, defaults: settled, tenant: op},
-		{name: "the default of two, images", method: list, roles: []cloud.Binding{member, in(cloud.OrgAdmin, "x", "")}, defaults: settled, tenant: cloud.Tenant{Org: "o"}},
-		{name: "a default without a role counts for nothing", roles: []cloud.Binding{in(cloud.ProjectMember, "x", "y")}, defaults: settled, tenant: xy},
-		{name: "a default gone, several left", roles: []cloud.Binding{in(cloud.ProjectMember, "x", "y"), in(cloud.ProjectMember, "o", "q")}, defaults: settled, kind: fault.PermissionDenied, says: "several projects"},
+		{name: "roles in two projects, request names one", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, asked: cloud.Tenant{Project: "y"}, tenant: xy},
+		{name: "roles in two projects, metadata names one", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: cloud.Tenant{Project: "y"}, tenant: xy},
+		{name: "roles in two projects, header names one", edge: REST, roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: xy, tenant: xy},
+		{name: "metadata names an org with one project", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: cloud.Tenant{Org: "x"}, tenant: xy},
+		{name: "the request overrides the metadata", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, asked: op, chosen: xy, tenant: op},
+		{name: "roles in two projects, none named", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, kind: fault.PermissionDenied, says: "one of o/p, x/y"},
+		{name: "roles in two projects, one is the default", roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, defaults: settled, tenant: op},
+		{name: "roles in two orgs, one is the default, images", method: list, roles: []cloud.Binding{member, in(cloud.OrgAdmin, "x", "")}, defaults: settled, tenant: cloud.Tenant{Org: "o"}},
+		{name: "a default without a role is ignored", roles: []cloud.Binding{in(cloud.ProjectMember, "x", "y")}, defaults: settled, tenant: xy},
+		{name: "the default was removed, several projects remain", roles: []cloud.Binding{in(cloud.ProjectMember, "x", "y"), in(cloud.ProjectMember, "o", "q")}, defaults: settled, kind: fault.PermissionDenied, says: "several projects"},
 		{name: "the default of a token's org", scope: cloud.Tenant{Org: "o"}, roles: []cloud.Binding{member, in(cloud.ProjectMember, "o", "q")}, defaults: settled, tenant: op},
 		{name: "org admin names a project", roles: []cloud.Binding{boss}, asked: cloud.Tenant{Project: "q"}, tenant: oq},
 		{name: "org admin names org and project", roles: []cloud.Binding{boss}, chosen: oq, tenant: oq},
 		{name: "org admin of an org's token", scope: cloud.Tenant{Org: "o"}, roles: []cloud.Binding{boss}, chosen: cloud.Tenant{Project: "q"}, tenant: oq},
 		{name: "org admin, a wallet", edge: REST, method: wallet, roles: []cloud.Binding{boss}, asked: cloud.Tenant{Project: "q"}, tenant: oq},
-		{name: "org admin names none", roles: []cloud.Binding{boss}, kind: fault.PermissionDenied, says: "name a project of org o"},
+		{name: "org admin names none", roles: []cloud.Binding{boss}, kind: fault.PermissionDenied, says: "to a project of org o"},
 		{name: "org admin names another org's project", roles: []cloud.Binding{boss}, asked: cloud.Tenant{Project: "y"}, kind: fault.NotFound, says: "no project y"},
-		{name: "org admin names it as the own org's", roles: []cloud.Binding{boss}, asked: cloud.Tenant{Org: "o", Project: "y"}, kind: fault.NotFound, says: "no project y"},
-		{name: "org admin names what is no ID", roles: []cloud.Binding{boss}, asked: cloud.Tenant{Project: "a/b"}, kind: fault.InvalidArgument, says: "project_id"},
-		{name: "a project's token beside the choice", scope: op, roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: xy, kind: fault.PermissionDenied, says: "acts in o/p, not in x/y"},
+		{name: "org admin names another org's project with the own org", roles: []cloud.Binding{boss}, asked: cloud.Tenant{Org: "o", Project: "y"}, kind: fault.NotFound, says: "no project y"},
+		{name: "org admin names an invalid ID", roles: []cloud.Binding{boss}, asked: cloud.Tenant{Project: "a/b"}, kind: fault.InvalidArgument, says: "project_id"},
+		{name: "a project's token, metadata names another project", scope: op, roles: []cloud.Binding{member, in(cloud.ProjectMember, "x", "y")}, chosen: xy, kind: fault.PermissionDenied, says: "limited to o/p and cannot be used for x/y"},
 		{name: "admin by header", edge: REST, roles: []cloud.Binding{admin}, chosen: cloud.Tenant{Project: "y"}, tenant: xy},
 		{name: "admin in a wrong org", roles: []cloud.Binding{admin}, asked: cloud.Tenant{Org: "o", Project: "y"}, kind: fault.NotFound, says: "no project y"},
-		{name: "metadata gives no role for the cloud", method: bind, roles: []cloud.Binding{boss}, chosen: cloud.Tenant{Org: "o"}, kind: fault.PermissionDenied, says: "may not BindRole"},
+		{name: "metadata does not turn a cloud-wide call into one about an org", method: bind, roles: []cloud.Binding{boss}, chosen: cloud.Tenant{Org: "o"}, kind: fault.PermissionDenied, says: "may not BindRole"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			who := caller(cloud.ProofPassword, c.scope, c.roles...)
@@ -82,7 +82,8 @@ func TestACallChoosesItsTenant(t *testing.T) {
 	}
 }
 
-// What is another tenant's is answered like what does not exist, however it is named, and names no org.
+// A call about another tenant's project gets the same error as one about a project that does not exist, however the
+// call names the project. The error does not contain the project's org.
 func TestAForeignProjectIsLikeNone(t *testing.T) {
 	projects := registry{"theirs": "acme", "own": "evil"}
 	for name, ask := range map[string]func(id cloud.ProjectID) error{
@@ -111,7 +112,7 @@ func TestAForeignProjectIsLikeNone(t *testing.T) {
 			require.Equal(t, f.Kind, g.Kind)
 			var a told
 			Report(&a, caller(cloud.ProofPassword, cloud.Tenant{}), vms+"GetVm", f, "", "")
-			require.Equal(t, told{failed: 1}, a, "the audit has refused reads of other tenants")
+			require.Equal(t, told{failed: 1}, a, "a refused read of another tenant is recorded in the audit")
 		})
 	}
 }

@@ -14,8 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Decode reads a JSON body into v. Unknown fields are ignored; everything else that does not fit is InvalidArgument
-// naming the field. The raw bytes come back for the idempotency hash.
+// Decode decodes a JSON body into v and returns the body for the hash of the idempotency key. It ignores unknown
+// fields. It returns InvalidArgument with the name of the field if a value has another type than v, and TooLarge if the
+// body is too long.
 func Decode(r *http.Request, v any) ([]byte, error) {
 	if err := jsonType(r); err != nil {
 		return nil, err
@@ -27,13 +28,14 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
 		}
 		if f, ok := fault.From(err); ok {
-			return nil, f // from a reader with which a service wrapped the body
+			return nil, f // a service has wrapped the body in a reader of its own
 		}
-		return nil, fault.New(fault.InvalidArgument, "the body broke off").Because(err)
+		return nil, fault.New(fault.InvalidArgument, "the request body is incomplete: the connection ended before its end").Because(err)
 	}
 	return raw, parse(raw, v)
 }
 
+// parse decodes a JSON object into v.
 func parse(raw []byte, v any) error {
 	if len(raw) == 0 {
 		return fault.New(fault.InvalidArgument, "the body is empty: want a JSON object")
@@ -67,7 +69,7 @@ func parse(raw []byte, v any) error {
 	return fault.New(fault.InvalidArgument, "the body is not JSON: %v", err)
 }
 
-// jsonName says what a Go type wants in terms of JSON.
+// jsonName describes the JSON value that is decoded into a Go type.
 func jsonName(goType string) string {
 	goType = strings.TrimLeft(goType, "*")
 	switch {
@@ -85,6 +87,7 @@ func jsonName(goType string) string {
 	return "an object"
 }
 
+// jsonType returns InvalidArgument if a request has a Content-Type other than application/json.
 func jsonType(r *http.Request) error {
 	value := r.Header.Get("Content-Type")
 	if value == "" {
@@ -114,14 +117,15 @@ func (s *Server) NotABrowser(r *http.Request) error {
 // Browsers set Sec-Fetch-Site (W3C Fetch Metadata). "none" means a navigation by the user, such as a typed address;
 // "same-origin" a request by a page of this server; "same-site" and "cross-site" requests by other pages.
 //
-// Over TLS a name cannot be rebound: the certificate does not have it, and the browser sees that.
+// Over TLS the Host is not checked: the certificate does not contain the attacker's host name, so the browser refuses
+// the connection.
 func CheckPage(r *http.Request, hosts []string) error {
 	if r.Header.Get("Origin") != "" {
-		return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
+		return fault.New(fault.PermissionDenied, "this endpoint refuses requests from web pages")
 	}
 	for _, site := range r.Header.Values("Sec-Fetch-Site") {
 		if site != "none" && site != "same-origin" {
-			return fault.New(fault.PermissionDenied, "this endpoint takes no calls from web pages")
+			return fault.New(fault.PermissionDenied, "this endpoint refuses requests from web pages")
 		}
 	}
 	host := r.Host

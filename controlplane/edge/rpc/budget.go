@@ -3,9 +3,9 @@ package rpc
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -15,11 +15,23 @@ import (
 // in total, per address, and per holder of a credential.
 type budget struct {
 	calls, callsOf, bytesOf int
-	bytes                   *semaphore.Weighted
 
-	mu  sync.Mutex
-	all int
-	of  map[share]use
+	mu    sync.Mutex
+	all   use
+	of    map[share]use
+	queue []*waiter // for bytes, in the order in which they came
+}
+
+// maxPasses is how often a message that waits for bytes may see a later one reserve its bytes first. Otherwise a
+// message of 16 MiB would keep all later ones waiting although there is room for them, and small ones could keep it
+// waiting for ever.
+const maxPasses = 64
+
+// waiter is a message that waits for bytes.
+type waiter struct {
+	bytes  int
+	passes int           // how many later messages have reserved theirs meanwhile
+	ready  chan struct{} // closed when the bytes are reserved
 }
 
 // share identifies an address or a holder of a credential.
@@ -48,7 +60,7 @@ func (b *budget) parts(from netip.Addr, holder string) []part {
 type use struct{ calls, bytes int }
 
 func newBudget(calls, callsOf, bytesOf int) *budget {
-	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, bytes: semaphore.NewWeighted(maxLarge), of: map[share]use{}}
+	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, of: map[share]use{}}
 }
 
 // enter counts one more call until leave is called. It returns ResourceExhausted if the budget or a share is full.
@@ -56,7 +68,7 @@ func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error)
 	parts := b.parts(from, holder)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.all >= b.calls {
+	if b.all.calls >= b.calls {
 		return nil, errBusy("%d unfinished calls", b.calls)
 	}
 	for _, p := range parts {
@@ -64,12 +76,12 @@ func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error)
 			return nil, errBusy("%d unfinished calls from one %s", p.calls, p.name)
 		}
 	}
-	b.all++
+	b.all.calls++
 	b.add(parts, use{calls: 1})
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.all--
+		b.all.calls--
 		b.add(parts, use{calls: -1})
 	}, nil
 }
@@ -90,24 +102,61 @@ func (b *budget) add(parts []part, n use) {
 func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, bytes int) (release func(), err error) {
 	parts := b.parts(from, holder)
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	for _, p := range parts {
 		if b.of[p.share].bytes+bytes > p.bytes {
-			b.mu.Unlock()
 			return nil, errBusy("%d bytes of unfinished messages from one %s", p.bytes, p.name)
 		}
 	}
 	b.add(parts, use{bytes: bytes})
+	w := &waiter{bytes: bytes, ready: make(chan struct{})}
+	b.queue = append(b.queue, w)
+	b.grant()
 	b.mu.Unlock()
-	giveBack := func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.add(parts, use{bytes: -bytes})
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
 	}
-	if b.bytes.Acquire(ctx, int64(bytes)) != nil {
-		giveBack()
+	b.mu.Lock()
+	if i := slices.Index(b.queue, w); i >= 0 {
+		b.queue = slices.Delete(b.queue, i, i+1)
+		b.free(parts, 0, bytes)
 		return nil, errBusy("%d bytes of unfinished messages", maxLarge)
 	}
-	return func() { b.bytes.Release(int64(bytes)); giveBack() }, nil
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.free(parts, bytes, bytes)
+	}, nil
+}
+
+// free gives back the bytes of a message, of which so many were reserved, and the part of each share. The caller holds
+// mu.
+func (b *budget) free(parts []part, reserved, bytes int) {
+	b.all.bytes -= reserved
+	b.add(parts, use{bytes: -bytes})
+	b.grant()
+}
+
+// grant reserves the bytes of the waiting messages that fit, the oldest first. A message that was passed maxPasses
+// times keeps all later ones waiting until it fits. The caller holds mu.
+func (b *budget) grant() {
+	var waiting []*waiter
+	barred := false
+	for _, w := range b.queue {
+		if barred || b.all.bytes+w.bytes > maxLarge {
+			waiting = append(waiting, w)
+			barred = barred || w.passes >= maxPasses
+			continue
+		}
+		b.all.bytes += w.bytes
+		close(w.ready)
+		for _, earlier := range waiting {
+			earlier.passes++
+			barred = barred || earlier.passes >= maxPasses
+		}
+	}
+	b.queue = waiting
 }
 
 func errBusy(format string, args ...any) error {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/delay"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -56,8 +57,8 @@ const (
 	maxUnproven = 2048
 	// maxUnprovenOf bounds those of them that come from one address.
 	maxUnprovenOf = 512
-	// maxProven bounds the calls of callers with a valid credential and, separately, the calls of another protocol's
-	// methods (Admission.Foreign).
+	// maxProven bounds the calls of callers with a valid credential and, separately, the calls that such callers make to
+	// another protocol's methods (Admission.Foreign).
 	maxProven = 2048
 	// maxProvenOf bounds those of them that come from one address.
 	maxProvenOf = 1024
@@ -71,16 +72,23 @@ const (
 	maxLarge = 64 << 20
 	// maxLargeOf bounds the bytes of those that come from one address. A further one is ResourceExhausted.
 	maxLargeOf = 32 << 20
+	// maxUnprovenLargeOf is maxLargeOf for unauthenticated callers, so that fewer than four addresses cannot use all bytes
+	// of such callers. It is longer than the longest message of another protocol.
+	maxUnprovenLargeOf = maxLarge / 4
 	// maxLargeBy bounds the bytes of those of one org, or of one user or host without one. It is the longest message.
 	maxLargeBy = 16 << 20
 )
 
+// refusalLimits are the limits of the answers RESOURCE_EXHAUSTED to calls of one holder of a credential. A client that
+// makes too many calls and does not wait between them gets later answers late.
+var refusalLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: time.Second}
+
 // Admission is the result of an Intake's admit function for a call.
 type Admission struct {
-	// Proven says that the caller showed a valid credential.
+	// Proven says that the caller showed a valid credential or, for a foreign method, that it is on loopback.
 	Proven bool
-	// Holder identifies the holder of the credential for maxProvenBy and maxLargeBy. It is empty for an unauthenticated
-	// caller.
+	// Holder identifies the holder of the credential for maxProvenBy, maxLargeBy and refusalLimits. It is empty for an
+	// unauthenticated caller.
 	Holder string
 	// Limit is the longest message that the call may send, in bytes.
 	Limit int
@@ -89,9 +97,9 @@ type Admission struct {
 	Most bool
 	// Time is how long a message may take to arrive; 0 is ReceiveTime.
 	Time time.Duration
-	// Foreign is set for a method of another protocol, such as etcd's: its errors are gRPC's own. Its calls have a
-	// separate budget, which one address may use up: the callers are the operator's programs, often on one host and
-	// without a credential.
+	// Foreign is set for a method of another protocol, such as etcd's: its errors are gRPC's own. Proven callers of such
+	// methods have a separate budget, which one address may use up: they are the operator's programs, often on one host.
+	// Others count as unauthenticated callers.
 	Foreign bool
 }
 
@@ -121,16 +129,18 @@ type Intake struct {
 	proven   *budget
 	foreign  *budget
 	conns    *budget
+	refusals *delay.Answers // of RESOURCE_EXHAUSTED, by Admission.Holder
 }
 
 // NewIntake makes an Intake of one server with connections of so many streams. admit decides by the headers of a call; it
-// runs in the call's own goroutine and may block. The context that it returns is that of the handler of a unary call.
+// runs in the call's own goroutine and may block. The context that it returns, also with an error, is that of the
+// interceptor and the handler of a unary call. The interceptor of a stream runs before admit.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
-		judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxLargeOf),
+		judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxUnprovenLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
-		conns: newBudget(maxConns, maxConnsOf, 0),
+		conns: newBudget(maxConns, maxConnsOf, 0), refusals: delay.New(refusalLimits),
 	}
 }
 
@@ -250,11 +260,12 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls admit. Meanwhile a call whose message is incomplete counts against a budget of its own.
-func (r *receiver) admits(ctx context.Context, many bool) (_ context.Context, err error) {
+// admits calls admit and returns its context. Meanwhile a call whose message is incomplete counts against a budget of
+// its own.
+func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			admitted, err = ctx, fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
 	if !r.call.arrived(many) {
@@ -264,8 +275,8 @@ func (r *receiver) admits(ctx context.Context, many bool) (_ context.Context, er
 		}
 		defer leave()
 	}
-	ctx, r.Admission, err = r.intake.admit(ctx, r.method)
-	return ctx, err
+	admitted, r.Admission, err = r.intake.admit(ctx, r.method)
+	return admitted, err
 }
 
 // receive waits for the next message and reads it with recv. refused is set if the error is not from recv. many is set
@@ -323,7 +334,7 @@ func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 
 func (r *receiver) budget() *budget {
 	switch {
-	case r.Foreign:
+	case r.Foreign && r.Proven:
 		return r.intake.foreign
 	case r.Proven:
 		return r.intake.proven

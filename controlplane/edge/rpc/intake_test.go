@@ -97,7 +97,7 @@ func healthy(t *testing.T, conn *grpc.ClientConn) {
 	require.NoError(t, err)
 }
 
-// A client that never sends the last byte of its messages gets no window for them beyond the first.
+// A client that does not send the last byte of its messages can send only the first flow-control window of each.
 func TestUnfinishedMessages(t *testing.T) {
 	address, _, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	honest, r := dial(t, address), connect(t, address)
@@ -130,7 +130,7 @@ func TestUnfinishedMessages(t *testing.T) {
 	}
 }
 
-// A refusal needs nothing but the headers.
+// Calls without a valid token, and calls with headers that are too long, are refused before their message is read.
 func TestRefusedByHeaders(t *testing.T) {
 	address, _, issued := listen(t, &handlers{}, time.Hour)
 	r := connect(t, address)
@@ -147,7 +147,7 @@ func TestRefusedByHeaders(t *testing.T) {
 	require.Zero(t, issued.asked.Load())
 }
 
-// A message that does not arrive in time ends its call; a stream that is idle between messages goes on.
+// A call ends if its message does not arrive in time. A stream that is idle between two messages goes on.
 func TestLateMessages(t *testing.T) {
 	address, s, issued := listen(t, &handlers{get: func(context.Context) error { return nil }}, 300*time.Millisecond)
 	honest, r := dial(t, address), connect(t, address)
@@ -164,7 +164,7 @@ func TestLateMessages(t *testing.T) {
 			stream := begin(t, r, getVM, nil, good...)
 			sent, err := r.Stall(stream, 1<<20, patience)
 			require.NoError(t, err)
-			require.Equal(t, 1<<20+4, sent, "a proven caller may send it")
+			require.Equal(t, 1<<20+4, sent, "an authenticated caller may send it")
 			return stream
 		},
 		"half of a stream's message": func(t *testing.T) uint32 {
@@ -179,7 +179,7 @@ func TestLateMessages(t *testing.T) {
 	require.NoError(t, err, "an idle stream")
 	require.NoError(t, info.CloseSend())
 	for _, b := range []*budget{s.intake.unproven, s.intake.proven} {
-		require.Eventually(t, func() bool { return b.idle() }, patience, time.Millisecond, "everything was given back")
+		require.Eventually(t, func() bool { return b.idle() }, patience, time.Millisecond, "nothing is counted after the calls have ended")
 	}
 }
 
@@ -187,11 +187,7 @@ func TestLateMessages(t *testing.T) {
 func (b *budget) idle() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.all != 0 || len(b.of) != 0 || !b.bytes.TryAcquire(maxLarge) {
-		return false
-	}
-	b.bytes.Release(maxLarge)
-	return true
+	return b.all == use{} && len(b.of) == 0 && len(b.queue) == 0
 }
 
 // begin sends headers and data.
@@ -205,7 +201,8 @@ func begin(t *testing.T, r *rpctest.Raw, method string, data []byte, headers ...
 	return stream
 }
 
-// One address has so many unfinished calls, over all of its connections; those that it finishes are carried out.
+// The unfinished calls of one address are bounded over all of its connections. After they end, further calls are
+// served.
 func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	address, s, issued := listen(t, &handlers{}, time.Hour)
 	var all []*rpctest.Raw
@@ -218,7 +215,7 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.unproven.mu.Lock()
 		defer s.intake.unproven.mu.Unlock()
-		return s.intake.unproven.all == maxUnprovenOf
+		return s.intake.unproven.all.calls == maxUnprovenOf
 	}, patience, time.Millisecond)
 	ends(t, all[0], begin(t, all[0], issue, rpctest.Message([]byte("x"))[:5]), codes.ResourceExhausted, "512 unfinished calls from one address")
 	for _, r := range all {
@@ -231,7 +228,7 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Equal(t, before+1, issued.asked.Load())
 }
 
-// Everybody can have a token that proves nothing: with one, calls have the limit and the budget of strangers.
+// Calls with an unauthenticated token, which everybody can get, have the limits of calls without a token.
 func TestUnprovenTokensAreStrangers(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
@@ -246,14 +243,14 @@ func TestUnprovenTokensAreStrangers(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.unproven.mu.Lock()
 		defer s.intake.unproven.mu.Unlock()
-		return s.intake.unproven.all == 1
+		return s.intake.unproven.all.calls == 1
 	}, patience, time.Millisecond)
 	require.True(t, s.intake.proven.idle())
 	require.NoError(t, r.Close())
 	require.Eventually(t, s.intake.unproven.idle, patience, time.Millisecond)
 }
 
-// Strangers who hold all unfinished calls that strangers may have do not keep out a caller whose message is on its way.
+// When unauthenticated callers have as many unfinished calls as they may, callers with a credential are still served.
 func TestStrangersKeepOutNobodyWithACredential(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	s.intake.unproven.mu.Lock()
@@ -264,7 +261,7 @@ func TestStrangersKeepOutNobodyWithACredential(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.unproven.mu.Lock()
 		defer s.intake.unproven.mu.Unlock()
-		return s.intake.unproven.all == 1
+		return s.intake.unproven.all.calls == 1
 	}, patience, time.Millisecond)
 	ends(t, stranger, begin(t, stranger, issue, rpctest.Message([]byte("x"))[:5]), codes.ResourceExhausted, "1 unfinished calls")
 	call := begin(t, tenant, getVM, nil, "authorization", "Bearer good")
@@ -286,7 +283,38 @@ func TestLargeMessagesOfAHolder(t *testing.T) {
 	ends(t, two, second, codes.ResourceExhausted, "from one org, user or host")
 }
 
-// From however many addresses, an org has no more than a quarter of what all tenants share.
+// Foreign calls of unauthenticated callers count against the budget of such callers, so that one address cannot use up
+// the budget of foreign calls. Callers with a credential, or on loopback, have a budget without a share for an address.
+func TestForeignCallsOfStrangers(t *testing.T) {
+	i := NewIntake(1, nil)
+	from := netip.MustParseAddr("192.0.2.1")
+	stranger := &receiver{intake: i, from: from, Admission: Admission{Foreign: true}}
+	known := &receiver{intake: i, from: from, Admission: Admission{Foreign: true, Proven: true}}
+	for range maxUnprovenOf {
+		_, err := stranger.budget().enter(from, "")
+		require.NoError(t, err)
+	}
+	_, err := stranger.budget().enter(from, "")
+	require.ErrorContains(t, err, "512 unfinished calls from one address")
+	_, err = stranger.budget().reserve(t.Context(), from, "", maxLarge/4)
+	require.NoError(t, err)
+	_, err = stranger.budget().reserve(t.Context(), from, "", 1)
+	require.ErrorContains(t, err, "16777216 bytes of unfinished messages from one address")
+	other := netip.MustParseAddr("192.0.2.2")
+	_, err = stranger.budget().enter(other, "")
+	require.NoError(t, err)
+	_, err = stranger.budget().reserve(t.Context(), other, "", maxLarge/4)
+	require.NoError(t, err)
+
+	for range maxProven {
+		_, err := known.budget().enter(from, "")
+		require.NoError(t, err)
+	}
+	_, err = known.budget().reserve(t.Context(), from, "", maxLarge)
+	require.NoError(t, err)
+}
+
+// An org has at most a quarter of the unfinished calls and bytes, from however many addresses it calls.
 func TestSharesOfAHolder(t *testing.T) {
 	b := newBudget(maxProven, maxProvenOf, maxLargeOf)
 	from := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}) }
@@ -318,7 +346,7 @@ func TestSharesOfAHolder(t *testing.T) {
 	require.True(t, b.idle())
 }
 
-// However a client cuts and pads its frames, the message is the same.
+// The length of a message is known however the client splits it into frames and pads them.
 func TestFrames(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	body, err := proto.Marshal(&vmv1.GetVmRequest{VmId: strings.Repeat("v", 300)})
@@ -354,7 +382,7 @@ func TestFrames(t *testing.T) {
 	require.True(t, s.intake.proven.idle())
 }
 
-// A meter forgets calls however they end, and connections.
+// A meter removes a call that has ended, however it ended, and the intake removes a meter whose connection is closed.
 func TestMetersForget(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
@@ -377,7 +405,7 @@ func TestMetersForget(t *testing.T) {
 	require.Eventually(t, func() bool { return calls() == 0 }, patience, time.Millisecond)
 }
 
-// One address has so many connections; one that ends makes room.
+// The connections of one address are bounded. After one is closed another is accepted.
 func TestConnectionsOfAnAddress(t *testing.T) {
 	address, s, _ := listen(t, &handlers{}, time.Hour)
 	s.intake.conns.mu.Lock()
@@ -396,7 +424,7 @@ func TestConnectionsOfAnAddress(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s.intake.conns.mu.Lock()
 		defer s.intake.conns.mu.Unlock()
-		return s.intake.conns.all == 1
+		return s.intake.conns.all.calls == 1
 	}, patience, time.Millisecond)
 	fourth := connect(t, address)
 	ends(t, fourth, begin(t, fourth, getVM, nil), codes.Unauthenticated, "")
@@ -404,7 +432,7 @@ func TestConnectionsOfAnAddress(t *testing.T) {
 
 func TestBudget(t *testing.T) {
 	b := newBudget(3, 2, 100)
-	b.bytes.Acquire(t.Context(), maxLarge-150)
+	b.all.bytes = maxLarge - 150
 	one, two, three := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
 	var leave []func()
 	for n, c := range []struct {
@@ -432,11 +460,11 @@ func TestBudget(t *testing.T) {
 	for _, l := range leave {
 		l()
 	}
-	b.bytes.Release(maxLarge - 150)
+	b.all.bytes -= maxLarge - 150
 	require.True(t, b.idle())
 }
 
-// A host with IPv6 has 64 bits of addresses for itself.
+// Bounds per address count an IPv6 network of 64 bits as one address, because a host usually has such a network.
 func TestNetworks(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",

@@ -26,16 +26,17 @@ var openServices = []string{
 
 type provenKey struct{}
 
-// proven returns the caller that prove has verified, or nil.
+// proven returns the caller whose token prove has verified, or nil.
 func proven(ctx context.Context) *cloud.Caller {
 	c, _ := ctx.Value(provenKey{}).(*cloud.Caller)
 	return c
 }
 
-// prove admits a call by its headers and the certificate of its connection; see NewIntake.
+// prove is the admit function of an Intake: it admits a call by its headers and the certificate of its connection.
 func (e *edge) prove(ctx context.Context, method string) (context.Context, Admission, error) {
 	if g := e.opts.Guest; g != nil && strings.HasPrefix(method, g.Prefix) {
-		return ctx, Admission{Foreign: true, Limit: e.max(g.MaxMessage)}, g.Admit(ctx, method)
+		ctx, known, err := g.Admit(ctx, method)
+		return ctx, Admission{Foreign: true, Proven: known, Limit: e.max(g.MaxMessage)}, err
 	}
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	if auth.Open[auth.Method(method)] != "" || slices.Contains(e.opts.Open, method) || e.opts.Public && slices.Contains(openServices, service) {
@@ -49,7 +50,7 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 	if method == uploadPart {
 		a = Admission{Proven: true, Limit: e.max(MaxMessage), Most: true, Time: PartTime}
 	}
-	caller := auth.CallerOf(ctx) // of a stream, whose interceptor has verified the token
+	caller := auth.CallerOf(ctx) // set for a stream, whose interceptor has already verified the token
 	if caller == nil {
 		var err error
 		if ctx, err = e.verify(ctx); err != nil {
@@ -57,7 +58,7 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 		}
 		caller = proven(ctx)
 	}
-	if !caller.Proven() { // everybody gets a token that proves nothing
+	if !caller.Proven() { // everybody can get an unauthenticated token
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	a.Holder = holderOf(caller)
@@ -93,7 +94,7 @@ func (e *edge) verify(ctx context.Context) (context.Context, error) {
 		return ctx, err
 	}
 	if e.opts.Verifier == nil {
-		return ctx, fault.New(fault.Unauthenticated, "this port verifies no tokens")
+		return ctx, fault.New(fault.Unauthenticated, "this port accepts no tokens")
 	}
 	caller, err := e.opts.Verifier.Verify(ctx, token)
 	if err != nil {
@@ -102,8 +103,8 @@ func (e *edge) verify(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, provenKey{}, caller), nil
 }
 
-// certified returns the key of the certificate that a call's connection shows, and refuses the call if it shows none. The
-// handshake has verified one that is shown.
+// certified returns the public key of the client certificate of a call's connection, and Unauthenticated if there is no
+// certificate. The TLS handshake has verified the certificate.
 func certified(ctx context.Context) (holder string, err error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {

@@ -90,12 +90,16 @@ type Options struct {
 type Guest struct {
 	// Prefix is what the full names of their methods begin with.
 	Prefix string
-	// Admit refuses a call by its headers, before its message is read. The interceptors refuse it for the same reasons.
-	Admit func(ctx context.Context, method string) error
+	// Admit refuses a call by its headers, before its message is read. The interceptors refuse it for the same reasons;
+	// they get the returned context, so that they need not authorize the call again. known reports whether the caller is
+	// on loopback or showed a credential.
+	Admit func(ctx context.Context, method string) (_ context.Context, known bool, err error)
 	// MaxMessage is the limit of a message in bytes.
 	MaxMessage int
 	Unary      grpc.UnaryServerInterceptor
 	Stream     grpc.StreamServerInterceptor
+	// Streams is what Stream calls Bound of; optional.
+	Streams *Streams
 }
 
 // New builds a server. It has an Intake unless every caller shows a certificate when connecting.
@@ -112,6 +116,9 @@ func New(opts Options) (*Server, *health.Server) {
 		e.checks = auth.NewRechecker(opts.Verifier)
 		opts.Credentials = counting(opts.Credentials, e.opts.Streams)
 	}
+	if opts.Guest != nil && opts.Guest.Streams != nil {
+		opts.Credentials = opts.Guest.Streams.Credentials(opts.Credentials)
+	}
 	unary := []grpc.UnaryServerInterceptor{opts.Metrics.UnaryServerInterceptor(), e.unary}
 	stream := []grpc.StreamServerInterceptor{opts.Metrics.StreamServerInterceptor(), e.stream}
 	settings := []grpc.ServerOption{
@@ -120,7 +127,7 @@ func New(opts Options) (*Server, *health.Server) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 4 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.ConnectionTimeout(10 * time.Second),
-		grpc.ForceServerCodecV2(newCodec()),
+		Codec(),
 	}
 	var in *Intake
 	if opts.Public || opts.Certified {

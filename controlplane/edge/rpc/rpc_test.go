@@ -305,7 +305,7 @@ func TestBodyHash(t *testing.T) {
 func TestGuestsKeepToThemselves(t *testing.T) {
 	guest := &Guest{
 		Prefix: "/vmcontroller.v1.VmService/", MaxMessage: MaxPlain,
-		Admit: func(context.Context, string) error { return nil },
+		Admit: func(ctx context.Context, _ string) (context.Context, bool, error) { return ctx, true, nil },
 		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			require.Empty(t, RequestID(ctx))
 			require.Nil(t, auth.CallerOf(ctx), "the token is the guest's to read")

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
@@ -48,7 +49,7 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 	return func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 		// Pass the refusal through the interceptor, which converts the error, counts the call and records it in the
 		// audit.
-		refuse := func(err error) (any, error) {
+		refuse := func(ctx context.Context, err error) (any, error) {
 			if interceptor == nil {
 				return nil, err
 			}
@@ -57,12 +58,12 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 		}
 		r, err := i.receiver(ctx, method)
 		if err != nil {
-			return refuse(err)
+			return refuse(ctx, err)
 		}
 		defer r.call.forget()
 		admitted, err := r.admits(ctx, false)
 		if err != nil {
-			return refuse(err)
+			return refuse(admitted, err)
 		}
 		var refused bool
 		resp, err := handler(srv, admitted, func(m any) error {
@@ -70,7 +71,11 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 			return err
 		}, interceptor)
 		if refused {
-			return refuse(err)
+			resp, err = refuse(admitted, err)
+		}
+		// The message is not referenced any more.
+		if r.Holder != "" && status.Code(err) == codes.ResourceExhausted {
+			i.refusals.Wait(ctx, r.Holder)
 		}
 		return resp, err
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Strangers who read nothing fill the room of strangers, not that of operators, who act in no org either.
+// Unauthenticated callers who do not read their streams use up the bytes of unauthenticated callers. Operators, who act
+// in no org either, can still send.
 func TestStrangersWhoReadNothingDoNotStopOperators(t *testing.T) {
 	s := NewStreams()
 	ctx, end := context.WithCancelCause(t.Context())
@@ -27,7 +28,7 @@ func TestStrangersWhoReadNothingDoNotStopOperators(t *testing.T) {
 	require.NoError(t, f.ready(ctx))
 }
 
-// One host has 2^64 addresses of IPv6. Together they have the streams of one.
+// All 2^64 addresses of one IPv6 network have as many streams as one address.
 func TestStreamsOfAnIPv6Network(t *testing.T) {
 	s := NewStreams()
 	from := func(ip string) []scope {

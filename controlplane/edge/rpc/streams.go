@@ -25,15 +25,14 @@ const (
 	// MaxMemberStreams bounds the memory that idle streams cost a member: about 30 KiB each. It does not apply to
 	// operators (Caller.Governs), so that they can work on a member that tenants have filled.
 	MaxMemberStreams = 8192
-	// MaxOpenStreams bounds the streams of callers who are not authenticated (health, reflection, and calls that will be
-	// refused), and MaxAddressStreams those of them that come from one address; of IPv6 from
-	// one network of 64 bits.
+	// MaxOpenStreams bounds the streams of unauthenticated callers: health, reflection, and calls that will be refused.
+	// MaxAddressStreams bounds those of them that come from one IPv4 address or one IPv6 network of 64 bits.
 	MaxOpenStreams    = 512
 	MaxAddressStreams = 32
 )
 
-// Streams counts the open streams of a member, and the bytes that clients have not taken yet. The servers of a member
-// share one.
+// Streams counts the open streams of a member, and the bytes that they hold because clients have not read them. The
+// servers of a member share one.
 type Streams struct {
 	mu     sync.Mutex
 	counts map[scope]int
@@ -54,13 +53,14 @@ type scope struct {
 	most     int
 }
 
+// full returns the error for one more stream in a scope that is at its limit.
 func (s scope) full() error {
-	name := s.what
+	name := s.what + " have"
 	if s.id != "" {
-		name += " " + s.id
+		name = s.what + " " + s.id + " has"
 	}
 	return fault.New(fault.ResourceExhausted,
-		"%s has %d streams open on this member, which is the limit: close some of them, or open this one on another member", name, s.most).
+		"%s %d streams open on this member, which is the limit: close some of them, or open this one on another member", name, s.most).
 		WithReason("TOO_MANY_STREAMS").With("limit", s.most).MayRetry()
 }
 
@@ -69,12 +69,12 @@ func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	if c == nil || !c.Proven() {
 		return []scope{
 			{"address", Network(ctx).String(), MaxAddressStreams},
-			{"the set of callers who are not authenticated", "", MaxOpenStreams},
+			{"all unauthenticated callers together", "", MaxOpenStreams},
 		}
 	}
 	scopes := []scope{{"principal", string(c.User), MaxPrincipalStreams}}
 	if !c.Governs() {
-		scopes = append(scopes, scope{"the set of all tenants", "", MaxMemberStreams})
+		scopes = append(scopes, scope{"all tenants together", "", MaxMemberStreams})
 	}
 	return scopes
 }
@@ -90,7 +90,7 @@ func tenantScopes(t cloud.Tenant) (scopes []scope) {
 	return scopes
 }
 
-// take counts one more stream in each of scopes, or in none of them when one is full.
+// take counts one more stream in each of scopes. If a scope is full it returns ResourceExhausted and counts none.
 func (s *Streams) take(scopes []scope) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,6 +105,7 @@ func (s *Streams) take(scopes []scope) error {
 	return nil
 }
 
+// giveBack counts one stream less in each of scopes.
 func (s *Streams) giveBack(scopes []scope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +123,7 @@ func (s *Streams) open(one scope) int {
 	return s.counts[one]
 }
 
-// bounded runs a stream within the bounds of its caller and its tenant, for as long as its token is valid.
+// bounded counts a stream for its caller and its tenant, and runs it until it returns or its token becomes invalid.
 func (e *edge) bounded(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
 	s := e.opts.Streams
 	scopes := callerScopes(ctx, auth.CallerOf(ctx))

@@ -34,6 +34,7 @@ type tokens struct {
 	verified atomic.Int64
 	forCalls atomic.Int64 // those of verified that were made for a call, and not later for its stream
 	ended    atomic.Bool
+	moved    atomic.Bool // the roles of all users are now in a project named "elsewhere"
 }
 
 func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
@@ -51,6 +52,9 @@ func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error
 	}
 	parts := strings.Split(token, "/")
 	c.User = cloud.UserID(parts[0])
+	if v.moved.Load() {
+		parts[2] = "elsewhere"
+	}
 	c.Bindings = []cloud.Binding{{Role: cloud.ProjectViewer, Org: cloud.OrgID(parts[1]), Project: cloud.ProjectID(parts[2])}}
 	return c, nil
 }
@@ -127,8 +131,8 @@ func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string
 	return s
 }
 
-// Each bound lets as many streams in as it says, refuses one more with a text that names it, lets others in, and counts
-// streams no longer when they have ended.
+// Each bound admits as many streams as its limit and refuses one more with an error that names the bound. Streams of
+// others are admitted. Streams that have ended are not counted.
 func TestStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	clients := map[string]vmv1.VmServiceClient{} // by token: one connection has at most MaxStreams streams
@@ -166,7 +170,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 	refused("user-9/acme/e", "org acme has 1024 streams open")
 	require.NoError(t, open("user-9/rival/lab"), "another org's")
-	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "what was refused does not count")
+	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "a refused stream is not counted")
 
 	hangUp()
 	require.Eventually(t, func() bool {
@@ -178,8 +182,8 @@ func TestStreamsAreBounded(t *testing.T) {
 	require.NoError(t, open("user-0/acme/web"))
 }
 
-// The streams of a member are bounded for tenants, those of callers without a token by address and in all, and neither
-// keeps operators out.
+// All streams of tenants on a member are bounded. Streams without a token are bounded per address and in total.
+// Operators can open streams when these bounds are reached.
 func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	s := NewStreams()
 	tenant := func(i int) *cloud.Caller {
@@ -193,7 +197,7 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	for _, c := range []*cloud.Caller{tenant(MaxMemberStreams), scoped} {
 		err := s.take(callerScopes(t.Context(), c))
 		require.True(t, fault.Is(err, fault.ResourceExhausted))
-		require.ErrorContains(t, err, "the set of all tenants has 8192 streams open")
+		require.ErrorContains(t, err, "all tenants together have 8192 streams open")
 	}
 	require.NoError(t, s.take(callerScopes(t.Context(), admin)))
 	for _, stranger := range []*cloud.Caller{nil, {User: "ada", Proof: cloud.ProofNone}} {
@@ -207,10 +211,10 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 		require.NoError(t, s.take(from(i/MaxAddressStreams)))
 	}
 	require.ErrorContains(t, s.take(from(0)), "address 192.0.2.0 has 32 streams")
-	require.ErrorContains(t, s.take(from(99)), "callers who are not authenticated has 512 streams")
+	require.ErrorContains(t, s.take(from(99)), "all unauthenticated callers together have 512 streams")
 }
 
-// Streams without a token are bounded where they arrive, and refused at once where a method needs a token.
+// The open streams without a token are bounded. Such a stream is refused at once if its method needs a token.
 func TestStreamsOfStrangersAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	conn := dial(t, m.address)
@@ -272,7 +276,7 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	require.Eventually(t, seen, patience, time.Millisecond)
 	require.Equal(t, cloud.UserID("ada"), who.Load().User)
 	require.Equal(t, int64(1), m.tokens.forCalls.Load())
-	require.Zero(t, m.streams.open(ada), "a call with one answer is no stream")
+	require.Zero(t, m.streams.open(ada), "a unary call does not count as a stream")
 	hangUp()
 	calls.Wait()
 
@@ -285,8 +289,8 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	require.Equal(t, 1, m.streams.open(ada))
 }
 
-// Clients that do not read hold one message each and nothing more; when their org has no more room they are ended, and
-// those that read go on, in the order of what was sent.
+// A stream whose client does not read holds one message. When such streams use all bytes of their org, they are ended,
+// and the streams of clients that read get every message in order.
 func TestSlowReadersAreEnded(t *testing.T) {
 	const bytes = 1 << 20
 	h := &sender{bytes: bytes}
@@ -297,13 +301,9 @@ func TestSlowReadersAreEnded(t *testing.T) {
 	for range n {
 		stuck = append(stuck, m.watch(t.Context(), slow, "mallory/acme/web", &vmv1.WatchVmRequest{}))
 	}
-	full := func() bool {
-		m.streams.mu.Lock()
-		defer m.streams.mu.Unlock()
-		return m.streams.unsent.all.used >= MaxOrgUnsent
-	}
+	full := func() bool { return m.used() >= MaxOrgUnsent }
 	require.Eventually(t, full, 10*time.Second, time.Millisecond)
-	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream makes its next message when the one before it was taken")
+	require.LessOrEqual(t, h.made.Load(), int64(n), "a stream makes its next message after the client has read the previous one")
 
 	read := func(token string) {
 		s := m.watch(t.Context(), c, token, &vmv1.WatchVmRequest{})
@@ -349,11 +349,7 @@ func TestAStuckStreamEndsWithItsToken(t *testing.T) {
 	require.Error(t, err)
 }
 
-func (m *member) used() int64 {
-	m.streams.mu.Lock()
-	defer m.streams.mu.Unlock()
-	return m.streams.unsent.all.used
-}
+func (m *member) used() int64 { return m.streams.Unsent() }
 
 // However many streams a token opens, it is verified once for all of them, and all end with it.
 func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
@@ -379,6 +375,31 @@ func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, 10*time.Second, time.Millisecond)
 }
 
+// TestAStreamEndsWithItsRole takes from users the roles by which their streams were admitted; the tokens stay valid. The
+// streams end, those of a user with another role go on.
+func TestAStreamEndsWithItsRole(t *testing.T) {
+	m := newMember(t, &sender{bytes: 1})
+	c := m.dial()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	open := func(token string) watch {
+		s := m.watch(ctx, c, token, &vmv1.WatchVmRequest{OrgId: "acme", ProjectId: "web", VmId: "one"})
+		_, err := s.Recv()
+		require.NoError(t, err)
+		return s
+	}
+	ada, admin := open("ada/acme/web"), open("admin")
+	before := m.tokens.verified.Load()
+	require.Eventually(t, func() bool { return m.tokens.verified.Load() >= before+2 }, patience, time.Millisecond)
+	require.Equal(t, 1, m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}), "the stream outlives verifications")
+	m.tokens.moved.Store(true)
+	_, err := ada.Recv()
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, patience, time.Millisecond)
+	require.Equal(t, 1, m.streams.open(scope{"principal", "admin", MaxPrincipalStreams}))
+	require.NoError(t, admin.CloseSend())
+}
+
 // A message that cannot be made fails its stream with the reason, and leaves nothing counted.
 func TestALateMessageFails(t *testing.T) {
 	s := NewStreams()
@@ -390,4 +411,43 @@ func TestALateMessageFails(t *testing.T) {
 	f.close()
 	require.Empty(t, s.unsent.flows)
 	require.Zero(t, s.unsent.all.used)
+}
+
+// If making a message panics, the stream that waits next may send: it does not wait for ever.
+func TestAPanicWhileMakingAMessageStopsNoOtherStream(t *testing.T) {
+	s := NewStreams()
+	ctx, end := context.WithCancelCause(t.Context())
+	defer end(nil)
+	full, first, second := s.newFlow(ctx, end), s.newFlow(ctx, end), s.newFlow(ctx, end)
+	full.hold(MaxOrgUnsent)
+	sent := make(chan error, 2)
+	send := func(f *flow, make Late) {
+		defer func() {
+			if recover() != nil {
+				sent <- nil
+			}
+		}()
+		sent <- (&stream{ctx: ctx, flow: f}).SendMsg(make)
+	}
+	broken := errors.New("broken")
+	waiting := func(n int) func() bool {
+		return func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(full.gate.queue) == n
+		}
+	}
+	go send(first, func() (*Encoded, error) { panic("broken") })
+	require.Eventually(t, waiting(1), patience, time.Millisecond)
+	go send(second, func() (*Encoded, error) { return nil, broken })
+	require.Eventually(t, waiting(2), patience, time.Millisecond)
+	full.release(MaxOrgUnsent)
+	for _, want := range []error{nil, broken} {
+		select {
+		case err := <-sent:
+			require.Equal(t, want, err)
+		case <-time.After(patience):
+			require.Fail(t, "the second stream still waits")
+		}
+	}
 }

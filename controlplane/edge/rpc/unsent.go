@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
@@ -69,8 +71,9 @@ func (g *gate) pass() {
 
 // flow counts the unsent bytes of one stream.
 type flow struct {
-	s   *Streams
-	end context.CancelCauseFunc
+	s    *Streams
+	end  context.CancelCauseFunc
+	slow error // for end when the client reads nothing; nil is a Fault
 
 	// Guarded by unsent.mu.
 	gate    *gate
@@ -83,9 +86,36 @@ type flow struct {
 	closed  bool          // the handler has returned
 }
 
-// strangers stands for an org in the account of streams whose callers are not authenticated, so that operators, who act in
-// no org, do not wait for them. No org has such an ID.
-const strangers = "callers who are not authenticated"
+// strangers is used in place of an org ID for the streams of unauthenticated callers, so that operators, who act in no
+// org, do not wait for them. No org has such an ID.
+const strangers = "unauthenticated callers"
+
+// Bound counts the messages of ss that its client has not read, and returns a stream whose SendMsg waits as that of a
+// tenant's stream does. All streams of one client have MaxOrgUnsent bytes together. The context of the returned stream
+// ends with the error slow if the stream is ended because its client reads nothing. Call done when the handler has
+// returned. The server needs Codec, and s.Credentials for its listener.
+func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc.ServerStream, done func()) {
+	ctx, end := context.WithCancelCause(ss.Context())
+	f := s.newFlow(ctx, end)
+	f.slow = slow
+	f.bind(client)
+	return &stream{ServerStream: ss, ctx: ctx, flow: f}, func() { f.close(); end(nil) }
+}
+
+// Unsent returns how many bytes all streams hold because their clients have not read them.
+func (s *Streams) Unsent() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unsent.all.used
+}
+
+// Credentials wraps the credentials of a listener, so that s knows the connections of its streams. Nil means plaintext.
+func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
+	return counting(c, s)
+}
+
+// Codec returns the option of a server whose streams a Streams counts.
+func Codec() grpc.ServerOption { return grpc.ForceServerCodecV2(newCodec()) }
 
 // newFlow begins the account of the stream of ctx, which end ends.
 func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flow {
@@ -197,12 +227,12 @@ func (f *flow) ready(ctx context.Context) error {
 	return nil
 }
 
-// hold counts n bytes more.
+// hold counts n bytes more, which may be 0, and admits the next waiting stream if there is room.
 func (f *flow) hold(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if !f.lost {
+	if !f.lost && n > 0 {
 		if f.held == 0 {
 			f.since = time.Now()
 		}
@@ -282,9 +312,13 @@ func (s *Streams) tidy() {
 // status waits behind it.
 func (f *flow) stop() {
 	f.ended = true
-	f.end(fault.New(fault.ResourceExhausted,
-		"the stream was ended because its client has read nothing for %s and the member needs the memory: read faster, and open it again", stallTime).
-		WithReason("SLOW_READER").MayRetry())
+	slow := f.slow
+	if slow == nil {
+		slow = fault.New(fault.ResourceExhausted,
+			"the stream was ended because its client has read nothing for %s and the member needs the memory: read faster, and open it again", stallTime).
+			WithReason("SLOW_READER").MayRetry()
+	}
+	f.end(slow)
 	time.AfterFunc(closeTime, func() {
 		f.s.mu.Lock()
 		c := f.conn
@@ -316,7 +350,7 @@ func (m *Encoded) Data() []byte { return m.data }
 func (m *Encoded) Size() int { return cap(m.data) }
 
 // Late makes a message when the client has read the previous ones, so that a stream whose client does not read holds no
-// message. Pass it to SendMsg.
+// message. Pass it to SendMsg, which sends nothing if the message is nil.
 type Late func() (*Encoded, error)
 
 // outgoing is a message on its way: the codec hands its buffer to gRPC.
@@ -340,7 +374,7 @@ func (s *stream) SendMsg(m any) error {
 	if s.flow == nil {
 		if late, ok := m.(Late); ok {
 			e, err := late()
-			if err != nil {
+			if err != nil || e == nil {
 				return err
 			}
 			m = &outgoing{mem.SliceBuffer(e.data)}
@@ -350,17 +384,29 @@ func (s *stream) SendMsg(m any) error {
 	if err := s.flow.ready(s.ctx); err != nil {
 		return err
 	}
-	e, err := encoded(m)
-	if err != nil || e == nil {
-		s.flow.skip()
-		if err != nil {
-			return err
+	e, err := s.flow.encode(m)
+	if err != nil {
+		return err
+	}
+	if e == nil {
+		if _, late := m.(Late); late {
+			return nil
 		}
 		return s.ServerStream.SendMsg(m)
 	}
-	c := &charge{s.flow, int64(cap(e.data))}
-	s.flow.hold(c.n)
-	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, c)})
+	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, &charge{s.flow, int64(cap(e.data))})})
+}
+
+// encode encodes a message after ready, and counts it. It returns nil if the codec has to encode the message, or if a
+// Late returned nil. The next waiting stream is admitted in every case, also if a Late panics.
+func (f *flow) encode(m any) (*Encoded, error) {
+	var n int64
+	defer func() { f.hold(n) }()
+	e, err := encoded(m)
+	if err == nil && e != nil {
+		n = int64(cap(e.data))
+	}
+	return e, err
 }
 
 // encoded returns m encoded, or nil if the codec has to encode it.
@@ -372,14 +418,6 @@ func encoded(m any) (*Encoded, error) {
 		return Encode(m)
 	}
 	return nil, nil
-}
-
-// skip releases the turn that ready gave to a stream which then sends nothing.
-func (f *flow) skip() {
-	f.s.mu.Lock()
-	defer f.s.mu.Unlock()
-	f.gate.pass()
-	f.s.unsent.all.pass()
 }
 
 // codec is protobuf's, and takes messages that are encoded already.

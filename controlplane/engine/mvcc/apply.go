@@ -260,6 +260,9 @@ func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 		h, err := s.lookup(g.Key, false, false)
 		return h.ModRevision == g.ModRevision, err
 	}
+	if s.index != nil && len(s.batchOverlay.between(g.Key, g.End)) == 0 {
+		return guardHolds(s.index, g), nil
+	}
 	var highest, count int64
 	err := s.scan(g.Key, g.End, false, func(_ []byte, h keyState) (bool, error) {
 		highest, count = max(highest, h.ModRevision), count+1

@@ -77,6 +77,11 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 		return KV{}, false, err
 	}
 	defer s.gen.release()
+	if s.index != nil {
+		if _, exists := s.index.Find(key); !exists {
+			return KV{}, false, nil
+		}
+	}
 	it, err := s.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", markCorrupt(err))

@@ -57,44 +57,76 @@ func classOf(method string) class {
 	return classes[method]
 }
 
-// admit authorizes a call and returns the context for its handler. token is set if the call was admitted only because
-// of that cloud token; a stream is then closed when the token becomes invalid.
-func (s *Server) admit(ctx context.Context, method string) (_ context.Context, token string, err error) {
-	class := classOf(method)
-	if class == governing {
-		return s.admitGoverning(ctx)
+// admission is the result of authorizing a call.
+type admission struct {
+	server *Server
+	method string
+	// token is set if the call was admitted only because of that cloud token; a stream is then closed when the token
+	// becomes invalid.
+	token string
+	// known is set if the caller is on loopback or showed a credential.
+	known bool
+	err   error
+}
+
+type admissionKey struct{}
+
+// admit authorizes a call and returns the context for its handler. The context holds the admission, so that the intake
+// and the interceptor of a call authorize it once. Between the two the message of a call with one message arrives,
+// which takes rpc.ReceiveTime at most. What changes meanwhile is noticed by the Service, which checks the rights of
+// etcd's users when it carries out a request.
+func (s *Server) admit(ctx context.Context, method string) (context.Context, *admission) {
+	if a, ok := ctx.Value(admissionKey{}).(*admission); ok && a.server == s && a.method == method {
+		return ctx, a
 	}
+	a := &admission{server: s, method: method}
+	if classOf(method) == governing {
+		ctx, a.token, a.err = s.admitGoverning(ctx)
+		a.known = a.err == nil
+	} else {
+		ctx, a.err = s.authorize(ctx, a)
+	}
+	return context.WithValue(ctx, admissionKey{}, a), a
+}
+
+// authorize authorizes a call of a method that is not governing. It sets the token of a, and known.
+func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, error) {
+	class := classOf(a.method)
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
 	local := onLoopback(from)
-	if local && !enabled {
-		return ctx, "", nil
+	if a.known = local; local && !enabled {
+		return ctx, nil
 	}
 	operator, err := s.operator(ctx)
 	if err != nil {
-		return ctx, "", err
+		return ctx, err
 	}
 	if enabled && operator != nil {
-		return kv.As(ctx, etcdusers.Root), cloudToken(ctx), nil
+		a.token, a.known = cloudToken(ctx), true
+		return kv.As(ctx, etcdusers.Root), nil
 	}
 	name, certified := certificate(from)
 	if enabled && s.asCommonName(ctx, name, certified) {
 		ctx = kv.As(ctx, name)
 	}
+	a.known = local || certified || operator != nil
 	switch {
 	case local, certified:
-		return ctx, "", nil
+		return ctx, nil
 	case class == data && (enabled || s.opts.Open), class == own && enabled:
-		return ctx, "", nil
+		return ctx, nil
 	case operator != nil:
-		return ctx, cloudToken(ctx), nil
+		a.token = cloudToken(ctx)
+		return ctx, nil
 	case enabled:
-		return ctx, "", denied(s.opts.Service.MustBeAdmin(ctx))
+		return ctx, denied(s.opts.Service.MustBeAdmin(ctx))
 	}
-	return ctx, "", rpctypes.ErrGRPCPermissionDenied
+	return ctx, rpctypes.ErrGRPCPermissionDenied
 }
 
-// admitGoverning is admit for a method that requires a credential. The returned context holds the caller for the audit.
+// admitGoverning is authorize for a method that requires a credential. The returned context holds the caller for the
+// audit.
 func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token string, err error) {
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()

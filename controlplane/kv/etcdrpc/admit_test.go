@@ -50,7 +50,7 @@ func (tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 // near and far are addresses on loopback and of another network.
 const near, far = "127.0.0.1", "192.0.2.1"
 
-// enter asks whether a call is let in that comes over a connection from an address to one of the same network.
+// enter makes a call over a connection whose two addresses are both from, and returns its error.
 func enter(s *etcdrpc.Server, method, from string, header ...string) error {
 	return over(s, method, from, from, header...)
 }
@@ -93,22 +93,22 @@ func TestWhoMayComeIn(t *testing.T) {
 		header                      []string
 		data, own, admin, governing error
 	}{
-		"loopback":                   {false, false, near, near, nil, nil, nil, nil, denied},
-		"loopback, trusted":          {false, true, near, near, nil, nil, nil, nil, nil},
-		"loopback, operator":         {false, false, near, near, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"loopback, by etcdctl":       {false, false, near, near, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"loopback, tenant":           {false, false, near, near, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
-		"loopback, nobody":           {false, false, near, near, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
-		"source bound to loopback":   {false, true, far, near, nil, denied, denied, denied, denied},
-		"the loopback network":       {false, true, far, "127.0.0.0", nil, denied, denied, denied, denied},
-		"to loopback from elsewhere": {false, true, near, far, nil, denied, denied, denied, denied},
-		"elsewhere":                  {false, true, far, far, nil, denied, denied, denied, denied},
-		"elsewhere, open":            {true, true, far, far, nil, nil, denied, denied, denied},
-		"operator":                   {false, false, far, far, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"operator, by etcdctl":       {false, false, far, far, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"tenant":                     {false, false, far, far, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
-		"nobody":                     {false, false, far, far, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
-		"a token of Auth, not asked": {false, false, far, far, []string{"token", "kv1.x"}, denied, denied, denied, denied},
+		"loopback":                               {false, false, near, near, nil, nil, nil, nil, denied},
+		"loopback, trusted":                      {false, true, near, near, nil, nil, nil, nil, nil},
+		"loopback, operator":                     {false, false, near, near, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"loopback, by etcdctl":                   {false, false, near, near, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"loopback, tenant":                       {false, false, near, near, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
+		"loopback, invalid token":                {false, false, near, near, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
+		"source bound to loopback":               {false, true, far, near, nil, denied, denied, denied, denied},
+		"the loopback network":                   {false, true, far, "127.0.0.0", nil, denied, denied, denied, denied},
+		"to loopback from elsewhere":             {false, true, near, far, nil, denied, denied, denied, denied},
+		"elsewhere":                              {false, true, far, far, nil, denied, denied, denied, denied},
+		"elsewhere, open":                        {true, true, far, far, nil, nil, denied, denied, denied},
+		"operator":                               {false, false, far, far, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"operator, by etcdctl":                   {false, false, far, far, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"tenant":                                 {false, false, far, far, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
+		"invalid token":                          {false, false, far, far, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
+		"a token of Auth while Auth is disabled": {false, false, far, far, []string{"token", "kv1.x"}, denied, denied, denied, denied},
 	} {
 		w := newWorld(t)
 		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: c.open, TrustLoopback: c.trust})
@@ -312,7 +312,7 @@ func (f *fading) Verify(ctx context.Context, token string) (*cloud.Caller, error
 	return c, nil
 }
 
-// opened is a stream that somebody has opened.
+// opened is a server stream with a context.
 type opened struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -354,17 +354,17 @@ func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
 	}
 }
 
-// A stream that no token had to admit goes on, whatever token of the cloud the client shows with it.
+// A stream that is admitted without a token goes on when the token that the client shows with it becomes invalid.
 func TestAStreamThatNeededNoTokenGoesOn(t *testing.T) {
 	w := newWorld(t)
 	for name, c := range map[string]struct {
 		open        bool
 		from, token string
 	}{
-		"a tenant on loopback":       {false, near, "demoted"},
-		"an old token on loopback":   {false, near, "revoked"},
-		"a tenant of an open store":  {true, far, "tenant"},
-		"an administrator who faded": {true, far, "demoted"},
+		"a tenant on loopback":               {false, near, "demoted"},
+		"an old token on loopback":           {false, near, "revoked"},
+		"a tenant of an open store":          {true, far, "tenant"},
+		"an administrator who lost the role": {true, far, "demoted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

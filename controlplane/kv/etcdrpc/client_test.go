@@ -276,7 +276,8 @@ func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 	require.Equal(t, 503, code)
 }
 
-// One client that opens streams without end is refused; its streams that are open work on, and ending one makes room.
+// A client that opens more streams than the limit is refused. Its open streams go on, and it can open one more after it
+// has ended one.
 func TestStreamsOfAClientAreBounded(t *testing.T) {
 	w := newWorld(t)
 	conn, err := grpc.NewClient(w.address, grpc.WithTransportCredentials(insecure.NewCredentials()))

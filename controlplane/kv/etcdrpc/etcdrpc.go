@@ -63,6 +63,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
@@ -101,17 +102,22 @@ type Server struct {
 	checks  *auth.Rechecker // of the tokens that opened streams
 	waiting streams
 	open    *openStreams
+	unsent  *rpc.Streams // the bytes that the clients of watches have not read
 	slow    slowLog
 }
 
 // New makes a server. Run it.
 func New(opts Options) *Server {
-	s := &Server{opts: opts, checks: auth.NewRechecker(opts.Verifier), open: &openStreams{}, slow: slowLog{log: opts.Log}}
+	s := &Server{opts: opts, checks: auth.NewRechecker(opts.Verifier), open: &openStreams{}, unsent: rpc.NewStreams(), slow: slowLog{log: opts.Log}}
 	if opts.CountWith != nil {
-		s.open = opts.CountWith.open
+		s.open, s.unsent = opts.CountWith.open, opts.CountWith.unsent
 	}
 	return s
 }
+
+// Streams counts the watch streams of the server. The credentials of its gRPC servers must be wrapped by
+// Streams().Credentials, and the servers need rpc.Codec.
+func (s *Server) Streams() *rpc.Streams { return s.unsent }
 
 // Run ends streams while there is no leader, until ctx ends.
 func (s *Server) Run(ctx context.Context) { s.waiting.run(ctx, s.opts.Service) }
@@ -146,16 +152,16 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if _, err := s.wantsLeader(ctx); err != nil {
 		return nil, err
 	}
-	ctx, _, err = s.admit(ctx, info.FullMethod)
+	ctx, a := s.admit(ctx, info.FullMethod)
 	if classOf(info.FullMethod) == governing {
-		err = s.audited(ctx, info.FullMethod, req, err, func(ctx context.Context) error {
+		err = s.audited(ctx, info.FullMethod, req, a.err, func(ctx context.Context) error {
 			resp, err = handler(ctx, req)
 			return err
 		})
 		return resp, err
 	}
-	if err != nil {
-		return nil, err
+	if a.err != nil {
+		return nil, a.err
 	}
 	return handler(ctx, req)
 }
@@ -189,28 +195,30 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	if err != nil {
 		return err
 	}
-	admitted, token, err := s.admit(ctx, info.FullMethod)
+	admitted, a := s.admit(ctx, info.FullMethod)
 	if classOf(info.FullMethod) == governing {
-		return s.audited(admitted, info.FullMethod, nil, err, func(ctx context.Context) error {
-			return s.carry(ctx, token, wants, srv, ss, handler)
+		return s.audited(admitted, info.FullMethod, nil, a.err, func(ctx context.Context) error {
+			return s.carry(ctx, a, wants, srv, ss, handler)
 		})
 	}
-	if err != nil {
-		return err
+	if a.err != nil {
+		return a.err
 	}
-	return s.carry(admitted, token, wants, srv, ss, handler)
+	return s.carry(admitted, a, wants, srv, ss, handler)
 }
 
-// carry runs the handler of a stream with the context that admit returned. It ends the stream when the token becomes
-// invalid and, if the client requires a leader, when there is none.
-func (s *Server) carry(ctx context.Context, token string, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
+// carry runs the handler of a stream with the context and the admission that admit returned. It ends the stream when
+// its token becomes invalid, if the client requires a leader, when there is none, and a watch stream also when its
+// client reads nothing and others need the memory.
+func (s *Server) carry(ctx context.Context, a *admission, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
-	closed, err := s.open.take(ctx, s.opts.Service.Caller(ctx))
+	user := s.opts.Service.Caller(ctx)
+	closed, err := s.open.take(ctx, user)
 	if err != nil {
 		return err
 	}
 	defer closed()
-	ctx, done := s.whileGoverning(ctx, token)
+	ctx, done := s.whileGoverning(ctx, a.token)
 	defer done()
 	if wantsLeader {
 		led, cancel := context.WithCancelCause(ctx)
@@ -221,7 +229,18 @@ func (s *Server) carry(ctx context.Context, token string, wantsLeader bool, srv 
 	if ctx != ss.Context() {
 		ss = &stream{ss, ctx}
 	}
-	return handler(srv, ss)
+	if a.method == pb.Watch_Watch_FullMethodName {
+		bound, done := s.unsent.Bound(ss, clientOf(ctx, user), errSlowReader)
+		defer done()
+		ss = bound
+	}
+	err = handler(srv, ss)
+	if cause := context.Cause(ss.Context()); err != nil && cause != nil {
+		if _, ok := cause.(interface{ GRPCStatus() *status.Status }); ok {
+			return cause
+		}
+	}
+	return err
 }
 
 // stream is a stream with another context.

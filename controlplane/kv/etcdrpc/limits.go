@@ -27,12 +27,22 @@ type openStreams struct {
 	clients map[string]int
 }
 
+// clientOf identifies the client of a call for bounds: the user of etcd's Auth or, if there is none, the address.
+func clientOf(ctx context.Context, user string) string {
+	if user != "" {
+		return "user " + user
+	}
+	return "address " + rpc.Network(ctx).String()
+}
+
+// errSlowReader ends a watch stream whose client reads nothing while others wait for memory. etcd's client opens the
+// stream again after UNAVAILABLE, and each of its watches goes on from its revision.
+var errSlowReader = status.Error(codes.Unavailable,
+	"etcdserver: the watch stream was ended because its client reads nothing and the member needs the memory: read faster")
+
 // take counts one more stream of the client of ctx, or returns ResourceExhausted. Call done when the stream has ended.
 func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
-	client := "user " + user
-	if user == "" {
-		client = "address " + rpc.Network(ctx).String()
-	}
+	client := clientOf(ctx, user)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if n := o.clients[client]; n >= maxClientStreams {

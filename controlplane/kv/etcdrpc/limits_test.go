@@ -12,8 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// One client cannot have all streams of a member, and all clients together no more than the member has. Streams that have
-// ended do not count.
+// The open streams of one client, and of all clients of a member, are bounded. Streams that have ended do not count.
 func TestOpenStreamsAreBounded(t *testing.T) {
 	from := func(address string) context.Context {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 1}})

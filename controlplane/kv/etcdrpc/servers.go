@@ -8,6 +8,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
@@ -33,7 +34,15 @@ type watches struct {
 
 // Watch implements Watch.
 func (w *watches) Watch(stream pb.Watch_WatchServer) error {
-	err := w.service.Watch(stream.Context(), stream.Recv, stream.Send)
+	err := w.service.Watch(stream.Context(), stream.Recv, func(make func() (*pb.WatchResponse, error)) error {
+		return stream.SendMsg(rpc.Late(func() (*rpc.Encoded, error) {
+			r, err := make()
+			if r == nil || err != nil {
+				return nil, err
+			}
+			return rpc.Encode(r)
+		}))
+	})
 	if errors.Is(err, context.Canceled) {
 		return rpctypes.ErrGRPCWatchCanceled
 	}

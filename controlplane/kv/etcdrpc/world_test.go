@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
@@ -94,6 +95,7 @@ type world struct {
 	service *kv.Service
 	raft    *alone
 	engine  *mvcc.Engine
+	server  *etcdrpc.Server
 	address string
 }
 
@@ -124,7 +126,8 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	w.service = kv.New(s.kv)
 	s.rpc.Service = w.service
 	server := etcdrpc.New(s.rpc)
-	g := grpc.NewServer(grpc.Creds(etcdrpc.Credentials()), grpc.UnaryInterceptor(server.Unary), grpc.StreamInterceptor(server.Stream))
+	w.server = server
+	g := grpc.NewServer(grpc.Creds(server.Streams().Credentials(etcdrpc.Credentials())), rpc.Codec(), grpc.UnaryInterceptor(server.Unary), grpc.StreamInterceptor(server.Stream))
 	server.Register(g)
 	web := &http.Server{Handler: etcdrpc.HTTP(w.service, http.NotFoundHandler()), ReadHeaderTimeout: time.Second}
 	listener, err := net.Listen("tcp", s.listen)

@@ -37,9 +37,9 @@ func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	return out
 }
 
-// sendFragments sends an answer in pieces of at most Options.FragmentBytes, or one event. partial says that more of the
+// fragments cuts an answer into pieces of at most Options.FragmentBytes, or one event. partial says that more of the
 // last revision follows in the next batch.
-func (s *Stream) sendFragments(r *pb.WatchResponse, partial bool) error {
+func (s *Stream) fragments(r *pb.WatchResponse, partial bool) (pieces []*pb.WatchResponse) {
 	base := proto.Size(r) - eventsSize(r.Events)
 	events := r.Events
 	for {
@@ -53,10 +53,9 @@ func (s *Stream) sendFragments(r *pb.WatchResponse, partial bool) error {
 			n++
 		}
 		last := n == len(events)
-		// gRPC may encode an answer after Send has returned: each piece is a message of its own.
-		piece := &pb.WatchResponse{Header: r.Header, WatchId: r.WatchId, Events: events[:n], Fragment: !last || partial}
-		if err := s.send(piece); err != nil || last {
-			return err
+		pieces = append(pieces, &pb.WatchResponse{Header: r.Header, WatchId: r.WatchId, Events: events[:n], Fragment: !last || partial})
+		if last {
+			return pieces
 		}
 		events = events[n:]
 	}

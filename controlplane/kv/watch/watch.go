@@ -3,10 +3,12 @@
 // It reads events from the engine and speaks etcdserverpb; who the client is and what it may see is asked through
 // Options.Permit. It must not know gRPC, members or consensus.
 //
-// A stream has one goroutine that sends, which owns all of its watches, and one that receives. A watch costs no goroutine
-// and no queue: the engine tells the stream which watches have something to see, and the stream asks them in turn for one
-// batch each while the client takes what is sent. So a slow client holds back nothing but itself, and memory is bounded
-// by the requests that wait (16), the keys of the watches (maxKeyBytes) and the batch that is being sent.
+// A stream has one goroutine that sends, which owns all of its watches, and one that receives. A watch costs no
+// goroutine and no queue: the engine tells the stream which watches have something to see, and the stream asks them in
+// turn for one batch each while the client takes what is sent. A batch is read only when the server lets the stream
+// send: then the client has taken what was sent before, and the member has memory for one more. So a slow client holds
+// back nothing but itself, and memory is bounded by the requests that wait (16), the keys of the watches (maxKeyBytes)
+// and the batch that is being sent.
 //
 // # Progress
 //
@@ -18,7 +20,7 @@
 //
 //   - A revision is sent whole, in one answer, unless the watch asked for fragments.
 //   - A revision with more than Options.FragmentBytes is cut for a watch with fragments where that size is reached;
-//     answers hold at most 1 MiB, or one revision, otherwise.
+//     answers hold about batchBytes, or one revision, otherwise.
 //   - An event whose past was compacted before it could be read ends a watch with prev_kv: etcd leaves prev_kv out.
 package watch
 
@@ -75,14 +77,23 @@ const (
 	tooManyKeys    = "etcdserver: the keys of the watches on this stream are too long together: open another one"
 )
 
+// batchBytes is about how many bytes of keys and values a batch has, unless one revision has more. It is less than
+// etcd's 1 MiB because the bytes that clients have not taken are bounded, and a stream that waits for its client holds
+// one batch.
+const batchBytes = 256 << 10
+
 // waiting is how many requests of a stream may wait to be carried out.
 const waiting = 16
+
+// Send sends an answer. It calls make once the stream may send, and sends nothing if make returns nil. It returns the
+// error of make.
+type Send func(make func() (*pb.WatchResponse, error)) error
 
 // Stream is the watches of one client's stream.
 type Stream struct {
 	opts *Options
 	ctx  context.Context
-	send func(*pb.WatchResponse) error
+	send Send
 
 	// Owned by Serve.
 	watches  map[int64]*watch
@@ -120,7 +131,7 @@ type watch struct {
 
 // Serve answers the requests that receive returns until ctx or the client ends the stream, or an answer cannot be sent.
 // receive is called by a goroutine that ends when receive fails, which it must once Serve has returned.
-func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest, error), send func(*pb.WatchResponse) error) error {
+func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest, error), send Send) error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
 	s := &Stream{opts: opts, ctx: ctx, send: send, watches: map[int64]*watch{}, now: now, wake: make(chan struct{}, 1)}
@@ -188,7 +199,7 @@ func (s *Stream) carryOut(r *pb.WatchRequest) error {
 		if w := s.watches[r.CancelRequest.GetWatchId()]; r.CancelRequest != nil && w != nil {
 			revision := w.w.Progress()
 			s.remove(w)
-			return s.send(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id, Canceled: true})
+			return s.answer(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id, Canceled: true})
 		}
 	case *pb.WatchRequest_ProgressRequest:
 		s.asked = true
@@ -232,7 +243,7 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		w.noDelete = w.noDelete || f == pb.WatchCreateRequest_NODELETE
 	}
 	w.w = s.opts.Engine.Watch(mvccwatch.Options{
-		Key: key, End: end, FromRevision: r.StartRevision, PrevKV: r.PrevKv, MaxBytes: min(1<<20, s.opts.FragmentBytes), Notify: w.ready,
+		Key: key, End: end, FromRevision: r.StartRevision, PrevKV: r.PrevKv, MaxBytes: min(batchBytes, s.opts.FragmentBytes), Notify: w.ready,
 	})
 	s.watches[id] = w
 	w.keyBytes = len(key) + len(end)
@@ -246,16 +257,21 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 	if r.StartRevision > 0 {
 		revision = s.opts.Engine.Revision()
 	}
-	if err := s.send(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: id, Created: true}); err != nil {
+	if err := s.answer(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: id, Created: true}); err != nil {
 		return err
 	}
 	w.ready()
 	return nil
 }
 
+// answer sends an answer that is there already.
+func (s *Stream) answer(r *pb.WatchResponse) error {
+	return s.send(func() (*pb.WatchResponse, error) { return r, nil })
+}
+
 // refuse answers a request for a watch that cannot be had.
 func (s *Stream) refuse(reason string) error {
-	return s.send(&pb.WatchResponse{
+	return s.answer(&pb.WatchResponse{
 		Header: s.opts.Header(s.opts.Engine.Revision()), WatchId: invalidID, Created: true, Canceled: true, CancelReason: reason,
 	})
 }
@@ -311,13 +327,35 @@ func (s *Stream) drain() error {
 
 // pass sends the next batch of a watch, if there is one.
 func (s *Stream) pass(w *watch) error {
+	var rest []*pb.WatchResponse
+	err := s.send(func() (*pb.WatchResponse, error) {
+		all, err := s.next(w)
+		if len(all) > 0 {
+			rest = all[1:]
+			return all[0], err
+		}
+		return nil, err
+	})
+	for _, r := range rest {
+		if err != nil {
+			return err
+		}
+		err = s.answer(r)
+	}
+	return err
+}
+
+// next returns the next batch of a watch as answers, or how the watch ended. There is more than one answer if the watch
+// has fragments.
+func (s *Stream) next(w *watch) ([]*pb.WatchResponse, error) {
 	batch, err := w.w.Next(s.now)
+	// The rest of a revision is read at once: otherwise each watch of the stream could hold the beginning of one.
+	for err == nil && batch.Partial && !w.fragment {
+		w.held = append(w.held, batch.Events...)
+		batch, err = w.w.Next(s.now)
+	}
 	if err != nil {
 		return s.end(w, err)
-	}
-	if batch.Partial && !w.fragment {
-		w.held = append(w.held, batch.Events...)
-		return nil
 	}
 	events := batch.Events
 	if len(w.held) > 0 {
@@ -326,20 +364,20 @@ func (s *Stream) pass(w *watch) error {
 	last := events[len(events)-1].KV.ModRevision
 	out := w.events(events)
 	if len(out) == 0 && !batch.Partial {
-		return nil
+		return nil, nil
 	}
 	w.quiet = false
 	r := &pb.WatchResponse{Header: s.opts.Header(max(batch.Revision, last)), WatchId: w.id, Events: out}
 	if !w.fragment {
-		return s.send(r)
+		return []*pb.WatchResponse{r}, nil
 	}
-	return s.sendFragments(r, batch.Partial)
+	return s.fragments(r, batch.Partial), nil
 }
 
-// end tells the client that a watch is over, unless it only has nothing to see.
-func (s *Stream) end(w *watch, err error) error {
+// end returns the answer that a watch is over, or nothing if it only has nothing to see.
+func (s *Stream) end(w *watch, err error) ([]*pb.WatchResponse, error) {
 	if errors.Is(err, context.Canceled) {
-		return nil
+		return nil, nil
 	}
 	revision := s.opts.Engine.Revision()
 	r := &pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id, Canceled: true}
@@ -349,14 +387,14 @@ func (s *Stream) end(w *watch, err error) error {
 		r.CompactRevision = compacted.CompactRevision
 	// The client goes on from where it was, elsewhere or here: it does after an error that says unavailable.
 	case errors.Is(err, mvcc.ErrRestored):
-		return rpctypes.ErrGRPCLeaderChanged
+		return nil, rpctypes.ErrGRPCLeaderChanged
 	case errors.Is(err, mvcc.ErrClosed):
-		return rpctypes.ErrGRPCStopped
+		return nil, rpctypes.ErrGRPCStopped
 	default:
-		return fmt.Errorf("read events: %w", err)
+		return nil, fmt.Errorf("read events: %w", err)
 	}
 	s.remove(w)
-	return s.send(r)
+	return []*pb.WatchResponse{r}, nil
 }
 
 // notice tells watches that see no events how far they are.
@@ -373,7 +411,7 @@ func (s *Stream) notice() error {
 		if !current || revision < w.from {
 			continue
 		}
-		if err := s.send(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id}); err != nil {
+		if err := s.answer(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id}); err != nil {
 			return err
 		}
 	}
@@ -408,5 +446,5 @@ func (s *Stream) answerProgress() error {
 	if least < 0 {
 		return nil
 	}
-	return s.send(&pb.WatchResponse{Header: s.opts.Header(least), WatchId: invalidID})
+	return s.answer(&pb.WatchResponse{Header: s.opts.Header(least), WatchId: invalidID})
 }

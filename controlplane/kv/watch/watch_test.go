@@ -97,7 +97,11 @@ func open(t *testing.T, s *store, change ...func(*Options)) *client {
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
-		}, func(r *pb.WatchResponse) error {
+		}, func(make func() (*pb.WatchResponse, error)) error {
+			r, err := make()
+			if r == nil {
+				return err
+			}
 			select {
 			case c.told <- r:
 				return nil
@@ -513,4 +517,45 @@ func TestKeysOfAStreamAreBounded(t *testing.T) {
 	require.True(t, c.next().Canceled)
 	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
 	require.Equal(t, maxKeyBytes>>20, s.Stats().Watchers)
+}
+
+// A revision that is longer than a batch is read whole when the stream may send. If a stream read one batch of each
+// watch in turn, all of its watches could hold the beginning of a revision.
+func TestARevisionIsReadAtOnce(t *testing.T) {
+	s := newStore(t)
+	var keys []string
+	for i := range 20 {
+		keys = append(keys, fmt.Sprintf("k%02d", i))
+	}
+	s.putAll(make([]byte, batchBytes/4), keys...)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	requests := make(chan *pb.WatchRequest, 1)
+	requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
+		CreateRequest: &pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), StartRevision: 2},
+	}}
+	var sizes []int // of the answers after the first, which says that the watch was created; 0 for none
+	o := &Options{
+		Engine: s.Engine, Header: func(revision int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: revision} },
+		Permit: func(context.Context, []byte, []byte) error { return nil }, Progress: time.Hour, FragmentBytes: 3 << 19,
+	}
+	err := Serve(ctx, o, func() (*pb.WatchRequest, error) {
+		select {
+		case r := <-requests:
+			return r, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}, func(make func() (*pb.WatchResponse, error)) error {
+		r, err := make()
+		if r.GetCreated() {
+			return err
+		}
+		if sizes = append(sizes, len(r.GetEvents())); len(r.GetEvents()) > 0 {
+			cancel()
+		}
+		return err
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, len(keys), sizes[0])
 }

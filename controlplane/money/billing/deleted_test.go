@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A project that is created under the ID of a deleted one neither pays what that one owes, nor is kept from creating VMs
-// by it.
+// A project that is created with the ID of a deleted one does not pay the debts of the deleted one, and can create VMs
+// despite them.
 func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
@@ -45,7 +45,7 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// What a deleted project owes does not stay in the records.
+// The unpaid bills of a deleted project are removed from the records.
 func TestTheBillsOfADeletedProjectAreWrittenOff(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)

@@ -69,7 +69,7 @@ func (p Project) mayCreate(t cloud.Tenant) error {
 		return fault.New(fault.NotFound, "no project %s: create the project before its wallet", t.Project)
 	}
 	if p.Org != "" && p.Org != t.Org {
-		return fault.New(fault.FailedPrecondition, "project %s is of another org", t.Project)
+		return fault.New(fault.FailedPrecondition, "project %s belongs to another org", t.Project)
 	}
 	return nil
 }

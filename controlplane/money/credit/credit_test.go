@@ -73,7 +73,8 @@ func TestRecordsAreTheModel(t *testing.T) {
 // A watch sees each transaction once and in order: those before it, those while it catches up, those after.
 // A watch from a number that is not there yet begins with it.
 // Lists go by pages, and filters choose.
-// Whose a wallet is: a project has one, in the project's own org; another org's is not there.
+// TestWhoseWallet uses wallets and reservations under the name of another org or project: a project has one wallet, in its
+// own org, and another org's does not exist for the caller.
 func TestWhoseWallet(t *testing.T) {
 	w := newWorld(t)
 	create := func(t cloud.Tenant) error {
@@ -90,8 +91,24 @@ func TestWhoseWallet(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 	_, err = w.credits.Give(w.as("eve", ""), Order{Tenant: wrong, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
 	require.True(t, fault.Is(err, fault.NotFound))
-	id := w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1}).Transactions[0].ID
+	id := w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 100}).Transactions[0].ID
 	require.NoError(t, cloud.CheckUUID("id", id))
+	// The same reservation ID in two projects stands for two reservations: ending the one leaves the other.
+	theirs := func(c ledger.Command) error {
+		_, err := w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: c})
+		return err
+	}
+	require.NoError(t, theirs(ledger.Command{Op: ledger.DoCreate, Amount: 10}))
+	w.must(held)
+	both := held
+	both.Amount = 5
+	require.NoError(t, theirs(both))
+	require.NoError(t, theirs(ledger.Command{Op: ledger.DoRelease, Reservation: held.Reservation}))
+	own, err := w.credits.Reservation(t.Context(), tenant, held.Reservation)
+	require.NoError(t, err)
+	require.Equal(t, ledger.Pending, own.Status)
+	require.EqualValues(t, held.Amount, w.wallet().Reserved())
+	w.clean()
 	_, err = w.credits.Reservation(t.Context(), tenant, uuid.NewString())
 	require.True(t, fault.Is(err, fault.NotFound))
 	_, err = w.credits.Reservation(t.Context(), tenant, "r")

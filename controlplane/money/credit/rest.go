@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Routes adds the endpoints of the spec's part 4.7.
+// Routes adds the endpoints of part 4.7 of the wire contract.
 func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, "/api/v1/wallets", service+"CreateWallet", s.postWallet)
 	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}", service+"GetWallet", s.getWallet)
@@ -27,7 +27,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/release", service+"ReleaseReservation", s.postRelease)
 }
 
-// walletResponse, transactionResponse and reservationResponse are the spec's part 2.7.
+// walletResponse, transactionResponse and reservationResponse are the JSON objects of part 2.7 of the wire contract.
 type walletResponse struct {
 	ProjectID      string `json:"project_id"`
 	OrgID          string `json:"org_id"`
@@ -71,7 +71,7 @@ func transactionREST(tx *ledger.Transaction) transactionResponse {
 	}
 }
 
-// orNull is a text, and null for none.
+// orNull returns nil, which JSON encodes as null, for an empty string.
 func orNull(s string) *string {
 	if s == "" {
 		return nil
@@ -79,7 +79,7 @@ func orNull(s string) *string {
 	return &s
 }
 
-// operation is what an endpoint does: the method that it stands for, and the code of its failures.
+// operation is the method that an endpoint calls, and the error code of the endpoint's failures.
 type operation struct {
 	method  auth.Method
 	failure string
@@ -105,7 +105,7 @@ func (o operation) enter(r *http.Request) error {
 	return err
 }
 
-// at lets the caller in at the wallet that the request names.
+// at authorizes the call for the wallet that the request names.
 func (o operation) at(r *http.Request, org, project string) (cloud.Tenant, error) {
 	if err := cloud.CheckCallerID("project_id", project); err != nil {
 		return cloud.Tenant{}, err
@@ -118,21 +118,22 @@ func (o operation) at(r *http.Request, org, project string) (cloud.Tenant, error
 	return auth.Admit(r.Context(), service+o.method, org, project)
 }
 
-// atPath is at for a wallet that the path names.
+// atPath authorizes the call for the wallet that the path of the request names.
 func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
 	if err := o.enter(r); err != nil {
 		return cloud.Tenant{}, err
 	}
 	project, err := url.PathUnescape(mux.Vars(r)["project_id"])
 	if err != nil {
-		return cloud.Tenant{}, fault.Invalid("project_id", "is not one").Because(err)
+		return cloud.Tenant{}, fault.Invalid("project_id", "is not escaped correctly in the path").Because(err)
 	}
 	return o.at(r, "", project)
 }
 
-// failed is the answer when the operation failed: its own code with the underlying message, whatever it is (the spec's
-// part 7.3). A reused idempotency key is an error of the request itself, and keeps its status. A call refused because
-// of load was not carried out, and keeps 429, which clients repeat later.
+// failed converts the error of an operation: it gets the operation's own error code and status 500, whatever the error
+// is, and keeps its message (part 7.3 of the wire contract). A reused idempotency key is an error of the request and
+// keeps its status. A call refused because of load was not carried out, and keeps status 429, so that clients repeat it
+// later.
 func (o operation) failed(w *rest.Response, err error) error {
 	w.Failure = o.failure
 	f, ok := fault.From(err)
@@ -149,7 +150,8 @@ func (o operation) failed(w *rest.Response, err error) error {
 	return err
 }
 
-// give has an order carried out. What cannot be understood of it is the request's failure, all else the operation's.
+// give checks an order and carries it out. An invalid order is an error of the request; every other error is converted
+// by failed.
 func (o operation) give(s *Service, w *rest.Response, r *http.Request, raw []byte, order Order) (*Done, error) {
 	order.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
 	if err := order.Check(); err != nil {
@@ -333,12 +335,12 @@ func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"reservation_id": id, "released": done.Released}, nil
 }
 
-// ofToken lets the caller in at the project of the token, which is where a reservation in a path is looked for, and reads
-// the body.
+// ofToken authorizes the call for the project of the token, in which the reservation of the path is looked up, and
+// decodes the body into in.
 func (o operation) ofToken(r *http.Request, in any) (t cloud.Tenant, raw []byte, err error) {
 	t, err = auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) {
-		err = fault.New(fault.PermissionDenied, "system:admin acts for a project here: ask for a token with org_id and project_id, or send the header Trivet-Project")
+		err = fault.New(fault.PermissionDenied, "this endpoint acts for one project, and system:admin is not limited to one: ask for a token with org_id and project_id, or send the header Trivet-Project")
 	}
 	if err != nil {
 		return t, nil, err

@@ -3,6 +3,7 @@ package credit
 import (
 	"context"
 	"log/slog"
+	"math"
 	"net"
 	"testing"
 	"time"
@@ -159,7 +160,7 @@ func TestRPCStory(t *testing.T) {
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
 }
 
-// What gRPC refuses by the name of its field.
+// TestRPCArguments calls methods with arguments that are refused: each error names the field, and nothing is booked.
 func TestRPCArguments(t *testing.T) {
 	w := funded(t, 100)
 	c := w.dial(t)
@@ -183,6 +184,14 @@ func TestRPCArguments(t *testing.T) {
 		{"a project that does not exist", only(c.CreateWallet(bill, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "nope"})), codes.NotFound, "no project nope"},
 		{"an earlier wallet, for a tenant", only(c.ListTransactions(ada, &creditv1.ListTransactionsRequest{Incarnation: new(int64)})), codes.PermissionDenied, "incarnation"},
 		{"a top-up of nothing", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web"})), codes.InvalidArgument, "amount"},
+		{"a top-up by the tenant", only(c.TopUpWallet(ada, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: 1})), codes.PermissionDenied, "TopUpWallet"},
+		{"a wallet by the tenant", only(c.CreateWallet(ada, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "web", InitialBalance: 1})), codes.PermissionDenied, "CreateWallet"},
+		{"a negative top-up", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: -1})), codes.InvalidArgument, "amount"},
+		{"a top-up beyond 2^63-1", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: math.MaxInt64})), codes.InvalidArgument, "can count no more"},
+		{"a negative charge", only(c.ChargeWallet(bill, &creditv1.ChargeWalletRequest{ProjectId: "web", Amount: -1})), codes.InvalidArgument, "amount"},
+		{"a negative reservation", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: -1})), codes.InvalidArgument, "amount"},
+		{"a reservation of 2^63-1", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: math.MaxInt64})), codes.ResourceExhausted, ""},
+		{"a reservation of -2^63", only(c.CreateReservation(ada, &creditv1.CreateReservationRequest{Amount: math.MinInt64})), codes.InvalidArgument, "amount"},
 		{"a long description", only(c.TopUpWallet(bill, &creditv1.TopUpWalletRequest{ProjectId: "web", Amount: 1, Description: long})), codes.InvalidArgument, "description"},
 		{"a resource that is none", only(c.ChargeWallet(bill, &creditv1.ChargeWalletRequest{ProjectId: "web", Amount: 1, ResourceId: "a\n"})), codes.InvalidArgument, "resource_id"},
 		{"a refund of nothing", only(c.RefundCharge(bill, &creditv1.RefundChargeRequest{ProjectId: "web", Amount: 1})), codes.NotFound, "no transaction 0"},

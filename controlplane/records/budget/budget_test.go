@@ -97,8 +97,8 @@ func TestARefusalTellsHowLongToWait(t *testing.T) {
 	require.NoError(t, b.Admit(member("p")))
 }
 
-// One project's budget is not another's; all projects of an org share that of the org, so that more projects are not more
-// budget without an end.
+// Each project has a budget of its own, and all projects of an org share the budget of the org, so that an org with
+// more projects does not have an unlimited budget.
 func TestProjectsOfAnOrg(t *testing.T) {
 	b := New(Limits{CallsPerSecond: 1, CallsBurst: 10}, (&timer{}).elapsed)
 	total := 0
@@ -125,15 +125,15 @@ func TestWhoHasABudget(t *testing.T) {
 		ctx    context.Context
 		counts bool
 	}{
-		"a tenant":                    {member("p"), true},
-		"a tenant that reads":         {call(vmService+"ListVms", "o", "p"), false},
-		"a user's own password":       {call("/identity.v1.IdentityService/SetPassword", "", ""), true},
-		"the cluster's own work":      {context.Background(), false},
-		"a host":                      {host, false},
-		"an operator":                 {call(vmService+"CreateVm", "o", "p", admin), false},
-		"an operator within a tenant": {auth.With(context.Background(), scoped, auth.RPC), true},
-		"who bills":                   {call("/credit.v1.CreditService/TopUpWallet", "", "p", biller), false},
-		"who bills, with a VM":        {call(vmService+"CreateVm", "o", "p", biller), true},
+		"a tenant":                         {member("p"), true},
+		"a tenant that reads":              {call(vmService+"ListVms", "o", "p"), false},
+		"a user's own password":            {call("/identity.v1.IdentityService/SetPassword", "", ""), true},
+		"a change that no tenant asks for": {context.Background(), false},
+		"a host":                           {host, false},
+		"an operator":                      {call(vmService+"CreateVm", "o", "p", admin), false},
+		"an operator within a tenant":      {auth.With(context.Background(), scoped, auth.RPC), true},
+		"a billing:admin":                  {call("/credit.v1.CreditService/TopUpWallet", "", "p", biller), false},
+		"who bills, with a VM":             {call(vmService+"CreateVm", "o", "p", biller), true},
 	} {
 		b := New(Limits{CallsPerSecond: 1, CallsBurst: 5, BytesPerSecond: 1, BytesBurst: 5}, (&timer{}).elapsed)
 		n := 0
@@ -149,13 +149,13 @@ func TestWhoHasABudget(t *testing.T) {
 	}
 }
 
-// A transaction that several callers share is paid for by all of them, and refused to none.
+// A transaction that several callers share is charged to each of their budgets, and is not refused.
 func TestSharedUpdates(t *testing.T) {
 	b := New(Limits{BytesPerSecond: 1, BytesBurst: 100}, (&timer{}).elapsed)
 	one, two := auth.CallerOf(member("one")), auth.CallerOf(member("two"))
 	require.NoError(t, b.Spend(Shared(context.Background(), []*cloud.Caller{one, two, two, nil}), 400))
-	require.NoError(t, b.Admit(member("one")), "it paid 100 of 100")
-	require.Error(t, b.Admit(member("two")), "it paid 200 of 100")
+	require.NoError(t, b.Admit(member("one")), "the budget had 100 and the update cost 100")
+	require.Error(t, b.Admit(member("two")), "the budget had 100 and the update cost 200")
 	require.NoError(t, b.Spend(Shared(context.Background(), []*cloud.Caller{two}), 100))
 }
 
@@ -167,8 +167,8 @@ func TestNoLimits(t *testing.T) {
 	require.NoError(t, b.Spend(member("p"), 1<<40))
 }
 
-// However many names callers have, the budgets take bounded memory, and an exhausted one is not forgotten for others that
-// are full.
+// The budgets take bounded memory however many callers there are. To make room, full budgets are removed before
+// exhausted ones.
 func TestBudgetsAreBounded(t *testing.T) {
 	clock := &timer{}
 	b := New(Limits{CallsPerSecond: 1, CallsBurst: 100}, clock.elapsed)
@@ -188,7 +188,7 @@ func TestBudgetsAreBounded(t *testing.T) {
 	}
 }
 
-// Calls at the same time are counted each.
+// Each of several concurrent calls is counted.
 func TestConcurrentCalls(t *testing.T) {
 	b := New(Limits{CallsPerSecond: 1, CallsBurst: 500}, (&timer{}).elapsed)
 	var work sync.WaitGroup
@@ -213,8 +213,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// The accounts of a project have one budget together for calls that belong to no tenant: a project makes as many accounts
-// as it likes.
+// All service accounts of a project share one budget for calls that belong to no tenant, because a project can create
+// any number of accounts.
 func TestAccountsShareTheirProjectsBudget(t *testing.T) {
 	b := New(Limits{CallsPerSecond: 10, CallsBurst: 20, BytesPerSecond: 100, BytesBurst: 1000}, (&timer{}).elapsed)
 	n := 0

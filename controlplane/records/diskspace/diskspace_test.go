@@ -82,7 +82,7 @@ func gauges(t *testing.T, m *Monitor) map[string]float64 {
 
 const vms = "/vmcontroller.v1.VmService/"
 
-// One member's disk runs low: each member refuses what tenants would add, and nothing else.
+// When the disk of one member is almost full, every member refuses tenants' changes and nothing else.
 func TestOneLowDiskRefusesChanges(t *testing.T) {
 	c := newTrio(0)
 	c.check()
@@ -105,21 +105,21 @@ func TestOneLowDiskRefusesChanges(t *testing.T) {
 		}
 		require.NoError(t, m.Admit(as(operator, vms+"CreateVm")))
 		require.NoError(t, m.Admit(as(cloud.Caller{Node: "n"}, "/agent.v1.AgentService/Report")))
-		require.NoError(t, m.Admit(context.Background()), "the cluster's own work")
+		require.NoError(t, m.Admit(context.Background()), "a change that no tenant asks for")
 	}
 	require.Contains(t, c.log.String(), "disk space is low")
 	require.Equal(t, map[string]float64{"trivet_disk_free_bytes": float64(4*gib - 1), "trivet_disk_reserve_bytes": float64(4 * gib), "trivet_disk_low": 1}, gauges(t, c.monitors[3]))
 
 	c.free[3] = 4 * gib
 	c.check()
-	require.True(t, c.monitors[1].Full(), "just at the reserve it would change its mind at once")
+	require.True(t, c.monitors[1].Full(), "the disk is exactly at the reserve, which is not enough to end the refusal")
 	c.free[3] = 5 * gib
 	c.check()
 	require.NoError(t, c.monitors[1].Admit(as(tenant, vms+"CreateVm")))
 	require.Contains(t, c.log.String(), "no longer low")
 }
 
-// A member that stops no longer counts: the others go on without it.
+// The disk of a member that has stopped is ignored: the other members accept changes.
 func TestASilentMemberDoesNotCount(t *testing.T) {
 	c := newTrio(0)
 	c.free[2] = 0
@@ -127,11 +127,11 @@ func TestASilentMemberDoesNotCount(t *testing.T) {
 	require.True(t, c.monitors[1].Full())
 	c.silent[2] = true
 	c.check()
-	require.True(t, c.monitors[1].Full(), "a lost answer is not room")
+	require.True(t, c.monitors[1].Full(), "a member that does not answer does not end the refusal")
 	c.now = c.now.Add(keepAnswer + time.Second)
 	c.check()
 	require.False(t, c.monitors[1].Full())
-	require.True(t, c.monitors[2].Full(), "it knows its own")
+	require.True(t, c.monitors[2].Full(), "a member always knows its own disk")
 }
 
 func TestReserve(t *testing.T) {
@@ -143,7 +143,7 @@ func TestReserve(t *testing.T) {
 	c.check()
 	require.False(t, c.monitors[1].Full(), "no reserve")
 	c = newTrio(60 * gib)
-	require.True(t, c.monitors[1].Full(), "known at once")
+	require.True(t, c.monitors[1].Full(), "the other members learn it at once")
 }
 
 func TestStat(t *testing.T) {

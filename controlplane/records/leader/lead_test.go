@@ -219,8 +219,8 @@ func TestTasksFollowTheLeader(t *testing.T) {
 	})
 }
 
-// The leader alone asks the gate, with the verified caller, whichever member the call came to; a command that it refuses
-// does not run.
+// Only the leader calls the gate, with the verified caller, whichever member received the call. A command that the gate
+// refuses does not run.
 func TestTheLeaderAsksTheGate(t *testing.T) {
 	runs := 0
 	w, on := pair(newThrone(1), Repeatable, func(context.Context, sum) (int, error) { runs++; return 7, nil })

@@ -177,7 +177,8 @@ func forget(tx *Tx, place string, t *turns) error {
 
 func turn(n uint64) string { return fmt.Sprintf("%016x", n) }
 
-// ForgetAnswers removes up to limit answers that are older than they are kept, and says whether there may be more.
+// ForgetAnswers removes up to limit answers that are older than KeepAnswers, and the sequence numbers of places without
+// answers. more reports whether there may be more to remove.
 func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 	places, _, err := answerTurns.List(tx.Unguarded(), 0)
 	if err != nil {
@@ -207,7 +208,17 @@ func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 			}
 			limit--
 		}
-		if t.First != first {
+		switch {
+		case t.First == t.Next:
+			if limit == 0 {
+				answerTurns.Put(tx, t, place)
+				return true, nil
+			}
+			// The numbers of the place begin again at 0, and Forgotten is lost. That makes no forgotten answer valid again,
+			// because the place has none: every answer has a number from First up to Next.
+			answerTurns.Delete(tx, place)
+			limit--
+		case t.First != first:
 			answerTurns.Put(tx, t, place)
 		}
 	}

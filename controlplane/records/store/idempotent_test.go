@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/fxamacker/cbor/v2"
@@ -17,13 +18,47 @@ type answering struct {
 	*Store
 	t    *testing.T
 	runs int
+	now  time.Time
 }
 
 func newAnswering(t *testing.T) *answering {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	return &answering{Store: New(Options{Engine: engine, Proposer: NewDirect(engine), PageKey: make([]byte, 32)}), t: t}
+	a := &answering{t: t, now: time.Now()}
+	a.Store = New(Options{Engine: engine, Proposer: NewDirect(engine), PageKey: make([]byte, 32), Now: func() time.Time { return a.now }})
+	return a
+}
+
+// forgetPlace forgets the answers of a place.
+func (a *answering) forgetPlace(at Place) {
+	a.t.Helper()
+	_, err := a.Update(a.t.Context(), func(tx *Tx) error { return ForgetPlace(tx, at) })
+	require.NoError(a.t, err)
+}
+
+// sweep removes old answers, so many in one transaction.
+func (a *answering) sweep(limit int) {
+	a.t.Helper()
+	for more := true; more; {
+		_, err := a.Update(a.t.Context(), func(tx *Tx) (err error) { more, err = ForgetAnswers(tx, limit); return err })
+		require.NoError(a.t, err)
+	}
+}
+
+// rows returns how many records of each table there are.
+func (a *answering) rows() (kept, ordered, places int) {
+	a.t.Helper()
+	require.NoError(a.t, a.View(a.t.Context(), func(v *View) error {
+		list, _, err := answers.List(v, 0)
+		require.NoError(a.t, err)
+		order, _, err := answerOrder.List(v, 0)
+		require.NoError(a.t, err)
+		turns, _, err := answerTurns.List(v, 0)
+		kept, ordered, places = len(list), len(order), len(turns)
+		return err
+	}))
+	return kept, ordered, places
 }
 
 // call makes calls of ada's with these keys, and returns how many of them were replayed.
@@ -49,12 +84,12 @@ func (a *answering) call(at Place, method string, keys ...string) (replays int) 
 	return replays
 }
 
-// A tenant calls its project like the org of another tenant and keeps as many answers as it may. It shares none with the
-// org, and none of the org's goes.
+// A project with the same ID as another tenant's org stores as many answers as it may. The two do not share answers,
+// and no answer of the org is removed.
 func TestAProjectNamedLikeAnOrg(t *testing.T) {
 	a := newAnswering(t)
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
-	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method elsewhere")
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method in another place")
 	require.Zero(t, a.call(OfPrincipal("acme"), "CreateImage", "k"))
 	const atOnce = 1000
 	for from := 0; from <= MaxAnswers; from += atOnce {
@@ -65,10 +100,10 @@ func TestAProjectNamedLikeAnOrg(t *testing.T) {
 		require.Zero(t, a.call(InProject("acme"), "CreateVm", keys...))
 	}
 	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "k"))
-	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "its own oldest went")
+	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the oldest answer of the project was removed")
 }
 
-// An answer that was kept before the kinds of places were told apart is given again.
+// An answer that an earlier version stored, which did not distinguish the kinds of places, is given again.
 func TestAnswersOfBefore(t *testing.T) {
 	a := newAnswering(t)
 	a.call(InOrg("acme"), "CreateImage", "k")
@@ -94,4 +129,37 @@ func TestAnswersOfBefore(t *testing.T) {
 	require.Zero(t, a.call(InProject("other"), "CreateImage", "k"))
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "new"))
 	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "new"))
+}
+
+// A deleted project leaves no records once its answers are too old. Until then ForgetAnswers keeps the number below
+// which answers are forgotten, so that no answer of the deleted project is given again in a new project with the same
+// ID.
+func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
+	for _, limit := range []int{1, 2, 100} {
+		t.Run(fmt.Sprint("in steps of ", limit), func(t *testing.T) {
+			a := newAnswering(t)
+			web, lab := InProject("web"), InProject("lab")
+			require.Zero(t, a.call(web, "CreateVm", "early"))
+			require.Zero(t, a.call(lab, "CreateVm", "k"))
+			a.now = a.now.Add(12 * time.Hour)
+			require.Zero(t, a.call(web, "CreateVm", "late"))
+			a.forgetPlace(web)
+
+			a.now = a.now.Add(13 * time.Hour)
+			a.sweep(limit)
+			kept, ordered, places := a.rows()
+			require.Equal(t, []int{1, 1, 1}, []int{kept, ordered, places}, "the later answer of web")
+			require.Zero(t, a.call(web, "CreateVm", "late"), "the later answer is still stored, but forgotten")
+			require.Equal(t, 1, a.call(web, "CreateVm", "late"))
+
+			a.now = a.now.Add(25 * time.Hour)
+			a.sweep(limit)
+			kept, ordered, places = a.rows()
+			require.Zero(t, kept+ordered+places)
+			require.Zero(t, a.call(web, "CreateVm", "early", "late"))
+			require.Equal(t, 2, a.call(web, "CreateVm", "early", "late"), "new answers begin at number 0 and are given again")
+			a.forgetPlace(web)
+			require.Zero(t, a.call(web, "CreateVm", "early", "late"))
+		})
+	}
 }

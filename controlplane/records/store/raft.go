@@ -85,7 +85,7 @@ func (m *Machine) Close() {
 	<-m.done
 }
 
-// Apply implements consensus.StateMachine. The answers are of type mvcc.Result.
+// Apply implements consensus.StateMachine. The answers are of type command.Result.
 func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
 	commands := make([]command.Command, len(entries))
 	var size int64

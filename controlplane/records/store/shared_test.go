@@ -112,7 +112,7 @@ func TestSharedChangesAreMadeOnce(t *testing.T) {
 	}
 }
 
-// The record as it is is made once for all who begin, also when its revision is no longer kept.
+// The value of the current record is made once for all watches that begin, also after its revision was compacted.
 func TestSharedCurrent(t *testing.T) {
 	w := newSharing(t, 1<<20, 1<<20)
 	w.put("a", "one")
@@ -161,7 +161,7 @@ func TestSharedHistoryExpires(t *testing.T) {
 	require.True(t, fault.Is(err, fault.OutOfRange), "%v", err)
 }
 
-// What is kept is bounded, and what could not be made is tried again.
+// The cache of values is bounded. A value that could not be made is tried again.
 func TestSharedKeepsLittle(t *testing.T) {
 	w := newSharing(t, 1<<20, 30)
 	watch := w.shared.WatchOne(1, "a")
@@ -182,7 +182,7 @@ func TestSharedKeepsLittle(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	require.EqualValues(t, 1+2*5, w.made.Load(), "three are kept, and five were asked for in turn")
+	require.EqualValues(t, 1+2*5, w.made.Load(), "the cache keeps three values, so that reading five in turn makes each again")
 	_, err = changes[4].Value()
 	require.NoError(t, err)
 	require.EqualValues(t, 1+2*5, w.made.Load())

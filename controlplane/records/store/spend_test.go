@@ -15,8 +15,8 @@ type text struct{ Value string }
 
 var texts = NewTable[text]("texts")
 
-// Each entry that an update would add to the log is asked about with its size, before it is proposed; one that is refused
-// has done nothing. An update that writes nothing costs nothing.
+// Before an update is proposed, Spend is called with the size of the log entry. If Spend refuses, nothing is written.
+// An update that writes nothing does not call Spend.
 func TestSpend(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestSpend(t *testing.T) {
 	require.Len(t, spent, 3)
 }
 
-// An update that would store what is stored already is none, unless it also changes something.
+// An update that would store only what is stored already writes nothing.
 func TestDropUnchanged(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// An address is a member's only where that member's certificate is shown.
+// Verify accepts an address for a member only if the server there shows the certificate of that member.
 func TestVerify(t *testing.T) {
 	w := newTable(t, 3)
 	one, two, three := w.seats[1].mesh, w.seats[2].mesh.Members()[1], w.seats[1].mesh.Members()[3]

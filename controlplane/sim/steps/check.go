@@ -20,7 +20,7 @@ type check struct {
 	w *world
 
 	entries map[uint64]entry          // by index
-	answers map[[16]byte]string       // of mvcc.EncodeResult, by proposal
+	answers map[[16]byte]string       // of command.EncodeResult, by proposal
 	digests map[uint64]uint32         // of states, by the index at which they were taken
 	leaders map[[2]uint64]uint64      // by group and term
 	votes   map[[3]uint64]uint64      // by group, term and voter

@@ -28,7 +28,7 @@ type door struct {
 	networks map[string][]string
 }
 
-// quick stands in for argon2id where a test does not depend on it.
+// quick replaces argon2id in tests that do not depend on it.
 func quick(h *Hash, password string) []byte {
 	sum := sha256.Sum256(append(slices.Clone(h.Salt), password...))
 	return sum[:]
@@ -125,8 +125,8 @@ func TestMissesAtOnce(t *testing.T) {
 	require.Less(t, int(hashed.Load()), MaxMisses+max(1, runtime.GOMAXPROCS(0)/4))
 }
 
-// Guessing a name from many networks ends after so many misses in an hour, and no name is locked by it for its owner: from
-// a network from which the name logged in before it is tried, and counted there alone.
+// After a bounded number of wrong passwords for a name in an hour from many networks, passwords from new networks are
+// refused. From a network of an earlier login the name can still log in, and wrong passwords count there alone.
 func TestGuessingFromManyNetworksEnds(t *testing.T) {
 	d := newDoor(t)
 	d.networks = map[string][]string{"ada": {"198.51.100.7"}}
@@ -156,7 +156,7 @@ func TestGuessingFromManyNetworksEnds(t *testing.T) {
 	require.True(t, d.try("ada", "203.0.113.5:1", right))
 }
 
-// Misses in other names do not make the misses of a name forgotten.
+// Wrong passwords for many other names do not remove the count of wrong passwords for one name.
 func TestMissesInManyNamesForgetNoName(t *testing.T) {
 	th := newThrottle[attempt](MaxMisses, missWindow)
 	ada := attempt{"ada", "192.0.2.1"}
@@ -208,7 +208,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// An attempt without a password takes no turn and counts no miss.
+// A login without a password takes no turn in the queue and does not count as a wrong password.
 func TestNoPasswordTakesNoTurn(t *testing.T) {
 	d := newDoor(t)
 	for range 2 * MaxMisses {

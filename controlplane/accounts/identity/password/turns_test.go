@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Hashing takes at most a quarter of the cores: so many turns at once, each followed by a pause on a small host.
+// Password hashing uses at most a quarter of the cores. On a host with fewer than four cores a pause follows each hash.
 func TestHashingTakesAQuarterOfTheCores(t *testing.T) {
 	for _, c := range []struct {
 		cores, slots int
@@ -131,7 +131,7 @@ func TestAFloodOfWrongPasswordsKeepsNoUserOut(t *testing.T) {
 	})
 }
 
-// Somebody who guesses in the name of a user takes a few of the turns of users, and other users still log in.
+// Guessing the password of one user takes only a few of the turns that are reserved for users, and other users log in.
 func TestGuessingInUsersNamesTakesAFewTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 2)
@@ -156,8 +156,8 @@ func TestGuessingInUsersNamesTakesAFewTurns(t *testing.T) {
 	})
 }
 
-// No queue grows: beyond its bound a request is refused at once, those that gave up make room, and a request that waited
-// too long is refused.
+// The queue of password checks is bounded: further requests are refused at once, requests whose callers gave up make
+// room, and a request that has waited too long is refused.
 func TestTheQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := newTurns(2)

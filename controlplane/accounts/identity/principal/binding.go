@@ -13,7 +13,7 @@ import (
 type Grant struct {
 	User    cloud.UserID
 	Binding cloud.Binding
-	// By is the principal who gives or takes it.
+	// By is the principal who gives the role or takes it away.
 	By string
 	// Always is set if the caller is system:admin, whose grants are effective without an invitation.
 	Always bool
@@ -56,7 +56,7 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 			return false, err
 		}
 		if u != nil && u.Account == nil && slices.Contains(u.Bindings, g.Binding) {
-			return false, nil // the user accepted it
+			return false, nil // the user has accepted an earlier invitation to this role
 		}
 		return true, invite(tx, g)
 	}
@@ -116,17 +116,17 @@ func give(tx *store.Tx, u *User, b cloud.Binding) error {
 		return nil
 	}
 	u.Home, u.HomeSettled = u.HomeOrg(), true
-	// Drop the roles in deleted projects and in earlier incarnations. They never give access again, and no list shows them, so
-	// nobody could make room by removing them.
+	// Remove the roles in deleted projects and in earlier incarnations of projects, which never give access again. They
+	// would count for maxPerOrg, and no list shows them, so no caller could remove them.
 	before, err := effective(tx, slices.DeleteFunc(slices.Clone(u.Bindings), b.Same))
 	if err != nil {
 		return err
 	}
 	if in := countIn(before, b.Org); in >= maxPerOrg {
 		if b.Org == "" {
-			return fault.New(fault.ResourceExhausted, "user %s has %d roles in the cloud", u.ID, in)
+			return fault.New(fault.ResourceExhausted, "user %s has %d roles that are not limited to an org: remove one first", u.ID, in)
 		}
-		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: take one away first", u.ID, in, b.Org)
+		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: remove one first", u.ID, in, b.Org)
 	}
 	after := append(slices.Clone(before), b)
 	u.Defaults = u.Defaults.Settle(before).Settle(after)
@@ -135,6 +135,7 @@ func give(tx *store.Tx, u *User, b cloud.Binding) error {
 	return nil
 }
 
+// countIn returns how many roles are in an org and its projects.
 func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
 	for _, b := range all {
 		if b.Org == org {
@@ -182,7 +183,7 @@ func Unbind(tx *store.Tx, g Grant) error {
 	case u.Account != nil:
 		return nil
 	case u.ID == Admin && g.Binding.Role == cloud.SystemAdmin:
-		return fault.New(fault.FailedPrecondition, "%s keeps %s: nobody could undo it", Admin, cloud.SystemAdmin)
+		return fault.New(fault.FailedPrecondition, "%s cannot lose the role %s: nobody else could give it back", Admin, cloud.SystemAdmin)
 	}
 	if !slices.ContainsFunc(u.Bindings, g.Binding.Same) {
 		return nil
@@ -198,8 +199,7 @@ func Unbind(tx *store.Tx, g Grant) error {
 	return nil
 }
 
-// At are those of a principal's bindings that stand for a place: an org's own and those of its projects, one project's, or
-// with neither all.
+// At returns the user's bindings within t: an org with its projects, one project, or, for the zero t, all of them.
 func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 	for _, b := range u.Bindings {
 		if within(b, t) {

@@ -213,7 +213,7 @@ func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 			return err
 		}
 		if u.ID == Admin && disabled {
-			return fault.New(fault.FailedPrecondition, "%s stays: nobody could undo it", Admin)
+			return fault.New(fault.FailedPrecondition, "%s cannot be disabled: nobody else could enable it again", Admin)
 		}
 		if disabled && !u.Disabled {
 			u.cut(tx)
@@ -227,7 +227,7 @@ func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 func Delete(tx *store.Tx, id cloud.UserID) error {
 	u, err := Change(tx, id, func(u *User) error {
 		if u.ID == Admin {
-			return fault.New(fault.FailedPrecondition, "%s stays: nobody could undo it", Admin)
+			return fault.New(fault.FailedPrecondition, "%s cannot be deleted: nobody else could create it again", Admin)
 		}
 		return person(u)
 	})

@@ -57,9 +57,9 @@ type Claims struct {
 	Kind    string `json:"kind"`
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be missing.
 	Scope string `json:"scope"`
-	// Incarnation is the incarnation of the scope's project when the token was issued. The token is valid for no other
-	// incarnation.
-	Incarnation cloud.Incarnation `json:"incarnation,omitempty"`
+	// Incarnation identifies the incarnation that the scope's project had when the token was issued; package identity
+	// makes and checks it. The token is valid for no other incarnation. Empty in tokens of versions without incarnations.
+	Incarnation string `json:"incarnation,omitempty"`
 
 	Proof cloud.Proof `json:"proof"`
 	// Epoch is the principal's when the holder was proven.
@@ -107,13 +107,16 @@ func (c *Claims) Tenant() (t cloud.Tenant, ok bool) {
 func Ends(now time.Time, ttl time.Duration) time.Time { return now.Add(ttl).Truncate(time.Second) }
 
 // Sign makes a token of claims that name the issuer, the cluster, the holder, how proven, and the scope; the rest is
-// filled in.
+// filled in. An ID that is set stays.
 func Sign(key ed25519.PrivateKey, id string, say Claims, now time.Time, ttl time.Duration) (string, error) {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
 	if err != nil {
 		return "", fmt.Errorf("make signer: %w", err)
 	}
-	say.Audience, say.ID, say.At = jwt.Audience{Audience}, uuid.NewString(), now.UnixMilli()
+	if say.ID == "" {
+		say.ID = uuid.NewString()
+	}
+	say.Audience, say.At = jwt.Audience{Audience}, now.UnixMilli()
 	if say.Proof == cloud.ProofNone {
 		say.Audience, say.Subject = jwt.Audience{UnprovenAudience}, unprovenSubject+say.Subject
 	}

@@ -20,7 +20,7 @@ import (
 
 // Memory is a store on a memory file system that agrees with nobody.
 func Memory(t testing.TB, now func() time.Time) *store.Store {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	return store.New(store.Options{Engine: engine, Proposer: store.NewDirect(engine), PageKey: make([]byte, 32), Now: now})

@@ -1,0 +1,85 @@
+package identity
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
+	"github.com/trivet-cloud/trivet/controlplane/edge/delay"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// slept replaces the clock of a member's delays by one that stands still, and returns the delays of the answers since
+// the last call.
+func slept(s *Service) func() []time.Duration {
+	var all []time.Duration
+	at := time.Now()
+	s.unproven.Now = func() time.Time { return at }
+	s.unproven.Sleep = func(_ context.Context, d time.Duration) { all = append(all, d) }
+	return func() []time.Duration {
+		out := all
+		all = nil
+		return out
+	}
+}
+
+// A network that asks for many tokens without proving a principal gets its answers late, with and without passwords, for
+// whatever name, and for scopes that are refused. Other networks do not, and a right password is answered at once.
+func TestAFloodOfTokenRequestsIsAnsweredLate(t *testing.T) {
+	w := newWorld(t)
+	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
+	every := unprovenLimits.Every
+	const here, there = "192.0.2.1:1000", "192.0.2.2:1000"
+	kinds := map[string]ask{
+		"no password":            {User: "ada"},
+		"a wrong password":       {User: "ada", Password: "wrong wrong"},
+		"a name without a user":  {User: "nobody"},
+		"a scope without a role": {User: "ada", Password: secret, Org: "acme", Project: "none", Strict: true},
+		"not a lifetime":         {User: "ada", TTL: token.MaxTTL + 1},
+	}
+	for name, q := range kinds {
+		t.Run(name, func(t *testing.T) {
+			w.first.unproven = delay.New(unprovenLimits)
+			since := slept(w.first)
+			q.Address = here
+			request := func(q ask) {
+				_, proven, _ := w.first.token(t.Context(), q)
+				require.False(t, proven)
+			}
+			for range unprovenLimits.Burst {
+				// The port is another for each connection.
+				w.first.unproven.Wait(t.Context(), "192.0.2.1")
+			}
+			require.Empty(t, since())
+			for range 3 {
+				request(q)
+			}
+			require.Equal(t, []time.Duration{every, 2 * every, 3 * every}, since())
+			q.Address = there
+			request(q)
+			require.Empty(t, since(), "another network")
+			_, proven, err := w.first.token(t.Context(), ask{User: "ada", Password: secret, Address: here})
+			if name != "a wrong password" { // ada's wrong passwords there may have been too many
+				require.NoError(t, err)
+				require.True(t, proven)
+			}
+			require.Empty(t, since(), "a right password")
+		})
+	}
+}
+
+// A login by another provider that is refused counts too.
+func TestRefusedExchangesAreAnsweredLate(t *testing.T) {
+	w := newWorld(t)
+	since := slept(w.first)
+	for range unprovenLimits.Burst + 2 {
+		_, err := w.first.exchange(t.Context(), "none", "x", "", ask{Address: "192.0.2.1:1000"})
+		require.Error(t, err)
+		require.False(t, fault.Is(err, fault.Internal))
+	}
+	require.Len(t, since(), 2)
+}

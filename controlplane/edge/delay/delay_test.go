@@ -1,0 +1,87 @@
+package delay
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var limits = Limits{Burst: 10, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
+
+// still returns Answers whose clock stands still, and a function that returns the delays since its last call.
+func still() (*Answers, func() []time.Duration) {
+	a := New(limits)
+	at := time.Now()
+	a.Now = func() time.Time { return at }
+	var all []time.Duration
+	a.Sleep = func(_ context.Context, d time.Duration) { all = append(all, d) }
+	return a, func() []time.Duration {
+		out := all
+		all = nil
+		return out
+	}
+}
+
+// A caller's answers beyond the burst have a turn each; those of another caller are not delayed.
+func TestAnswersBeyondTheRateAreDelayed(t *testing.T) {
+	a, since := still()
+	for range limits.Burst {
+		a.Wait(t.Context(), "a")
+	}
+	require.Empty(t, since())
+	for range 3 {
+		a.Wait(t.Context(), "a")
+	}
+	require.Equal(t, []time.Duration{limits.Every, 2 * limits.Every, 3 * limits.Every}, since())
+	a.Wait(t.Context(), "b")
+	require.Empty(t, since())
+}
+
+// A delay has an end, does not grow with the answers that were counted meanwhile, and ends with the call.
+func TestADelayIsBounded(t *testing.T) {
+	a, since := still()
+	for range limits.Burst + 10*int(limits.Longest/limits.Every) {
+		a.Wait(t.Context(), "a")
+	}
+	longest := time.Duration(0)
+	for _, s := range since() {
+		longest = max(longest, s)
+	}
+	require.Equal(t, limits.Longest, longest)
+	later := a.Now().Add(limits.Longest + limits.Every)
+	a.Now = func() time.Time { return later }
+	a.Wait(t.Context(), "a")
+	require.Empty(t, since(), "after the last of them, the next is not delayed")
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	cancel()
+	ended := make(chan struct{})
+	go func() { defer close(ended); sleep(ctx, time.Hour) }()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Fatal("a call that has ended still waits")
+	}
+}
+
+// The answers that wait are bounded, for a caller and for all, and so are the callers that are remembered. None with a
+// delayed answer is forgotten.
+func TestDelayedAnswersAreBounded(t *testing.T) {
+	a, _ := still()
+	for n := range maxDelayed/maxDelayedOf + 1 {
+		for range limits.Burst + 2*maxDelayedOf {
+			a.take(fmt.Sprint("flood", n))
+		}
+		require.Equal(t, min((n+1)*maxDelayedOf, maxDelayed), a.delayed)
+	}
+	for n := range maxCallers + 100 {
+		a.take(fmt.Sprint(n))
+		require.LessOrEqual(t, len(a.callers), maxCallers)
+	}
+	for n := range maxDelayed / maxDelayedOf {
+		require.Contains(t, a.callers, fmt.Sprint("flood", n))
+	}
+}

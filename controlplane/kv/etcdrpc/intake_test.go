@@ -1,0 +1,116 @@
+package etcdrpc_test
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// counting counts the verifications of tokens that are made for a call, and not later for its stream.
+type counting struct{ calls atomic.Int64 }
+
+func (v *counting) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
+	if _, call := metadata.FromIncomingContext(ctx); call {
+		v.calls.Add(1)
+	}
+	return tokens{}.Verify(ctx, token)
+}
+
+// behindIntake serves s on loopback behind an Intake and returns a connection to it.
+func behindIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
+	t.Helper()
+	in := rpc.NewIntake(100, s.Intake(1<<20))
+	g := rpc.NewServer(in, append(in.Settings(etcdrpc.Credentials()), grpc.UnaryInterceptor(s.Unary), grpc.StreamInterceptor(s.Stream))...)
+	s.Register(g)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() { defer close(done); g.Serve(l) }()
+	t.Cleanup(func() { g.Stop(); <-done })
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// The intake and the interceptor of a call need the result of one authorization. The token of a call is verified once.
+func TestCallsAreAuthorizedOnce(t *testing.T) {
+	w, v := newWorld(t), &counting{}
+	conn := behindIntake(t, etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: v, Dir: t.TempDir()}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	roles := pb.NewAuthClient(conn)
+	for n, c := range []struct {
+		token string
+		want  codes.Code
+	}{{"operator", codes.OK}, {"forged", codes.Unauthenticated}, {"tenant", codes.PermissionDenied}} {
+		v.calls.Store(0)
+		_, err := roles.RoleAdd(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token), &pb.AuthRoleAddRequest{Name: "r"})
+		require.Equal(t, c.want, status.Code(err), "call %d: %v", n, err)
+		require.Equal(t, int64(1), v.calls.Load(), "call %d", n)
+	}
+	v.calls.Store(0)
+	stream, err := pb.NewMaintenanceClient(conn).Snapshot(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer operator"), &pb.SnapshotRequest{})
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	require.Equal(t, int64(1), v.calls.Load())
+}
+
+// The authorization of one method, or by one server, is not used for another.
+func TestAnAuthorizationIsForOneMethod(t *testing.T) {
+	w := newWorld(t)
+	open := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: true})
+	closed := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}})
+	at := &net.TCPAddr{IP: net.ParseIP(far), Port: 1}
+	ctx := metadata.NewIncomingContext(peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at}), metadata.MD{})
+	ctx, _, err := open.Admits(ctx, pb.KV_Range_FullMethodName)
+	require.NoError(t, err)
+	_, _, err = open.Admits(ctx, pb.Cluster_MemberAdd_FullMethodName)
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+	_, _, err = closed.Admits(ctx, pb.KV_Range_FullMethodName)
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
+}
+
+// The intake knows callers on loopback and with a credential from others, who share one budget with all unauthenticated
+// callers.
+func TestTheIntakeKnowsStrangers(t *testing.T) {
+	w := newWorld(t)
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: true})
+	admit := s.Intake(1000)
+	check := func(method, from string, proven bool, header ...string) {
+		t.Helper()
+		at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
+		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at})
+		_, a, err := admit(metadata.NewIncomingContext(ctx, metadata.Pairs(header...)), method)
+		require.NoError(t, err)
+		require.Equal(t, rpc.Admission{Foreign: true, Proven: proven, Limit: 1000}, a)
+	}
+	check(pb.KV_Put_FullMethodName, far, false)
+	check(pb.KV_Put_FullMethodName, far, false, "token", "kv1.forged")
+	check(pb.KV_Put_FullMethodName, far, false, "authorization", "Bearer tenant")
+	check(pb.KV_Put_FullMethodName, far, true, "authorization", "Bearer operator")
+	check(pb.KV_Put_FullMethodName, near, true)
+	check(pb.Cluster_MemberAdd_FullMethodName, far, true, "authorization", "Bearer operator")
+	enableAuth(t, w.client(t))
+	check(pb.KV_Put_FullMethodName, far, false, "token", w.token(t, "u", "word"))
+	check(pb.KV_Put_FullMethodName, far, true, "authorization", "Bearer operator")
+	check(pb.KV_Put_FullMethodName, near, true)
+	check(pb.Cluster_MemberAdd_FullMethodName, far, true, "token", w.token(t, "root", "secret"))
+}

@@ -1,0 +1,73 @@
+package store
+
+import (
+	"encoding/binary"
+
+	"github.com/elastic/go-freelru"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+)
+
+// MemoKey identifies a value of a Memo. It is a hash, such as SHA-256, of what the value is about.
+type MemoKey [32]byte
+
+// Memo keeps values that were derived from records. A value is used again as long as none of the records that were read
+// to derive it has changed, which the index of keys tells without reading them. Callers must not modify the values.
+//
+// A Memo keeps a bounded number of values and drops those that were used longest ago. It does not keep a value that follows
+// from more than memoReads reads, so that its memory is bounded too. It may be used concurrently.
+type Memo[V any] struct {
+	kept *freelru.SyncedLRU[MemoKey, derived[V]]
+}
+
+// memoReads is how many reads a kept value follows from at most.
+const memoReads = 64
+
+// derived is a value and the reads that it follows from.
+type derived[V any] struct {
+	value  V
+	guards []command.Guard
+}
+
+// NewMemo returns a Memo that keeps up to size values.
+func NewMemo[V any](size uint32) *Memo[V] {
+	// The only error is a size of 0.
+	kept, err := freelru.NewSynced[MemoKey, derived[V]](size, func(k MemoKey) uint32 { return binary.LittleEndian.Uint32(k[:]) })
+	if err != nil {
+		panic(err)
+	}
+	return &Memo[V]{kept}
+}
+
+// Get returns the value of a key as of v: the kept one, or the result of derive, which must read only through the View
+// that it gets. An error of derive is returned and not kept. In a transaction, all that the value follows from is checked
+// for conflicts at commit, as if the transaction had read it.
+func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, error) {
+	v := r.view()
+	if len(v.writes) > 0 || v.revision != 0 {
+		return derive(v) // the value would be of this transaction, or of an older revision
+	}
+	if d, ok := m.kept.Get(key); ok {
+		if hold, known := v.snap.Holds(d.guards); hold && known {
+			v.guard(d.guards)
+			return d.value, nil
+		}
+	}
+	tracked := &View{snap: v.snap, reads: &reads{seen: map[string]bool{}}}
+	value, err := derive(tracked)
+	v.guard(tracked.reads.guards)
+	if err == nil && len(tracked.reads.guards) <= memoReads {
+		m.kept.Add(key, derived[V]{value, tracked.reads.guards})
+	}
+	return value, err
+}
+
+// guard adds guards to those of the transaction of v, if v belongs to one.
+func (v *View) guard(guards []command.Guard) {
+	if v.reads == nil {
+		return
+	}
+	for _, g := range guards {
+		v.reads.add(g)
+	}
+}

@@ -1,0 +1,37 @@
+//go:build !mutant
+
+package mutant
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestNoMutantInNormalBuilds asks for every known mutant in a build without the tag mutant, which is how the programs are
+// built: none can be on, whatever the environment says.
+func TestNoMutantInNormalBuilds(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "doc.go", nil, 0)
+	require.NoError(t, err)
+	known := 0
+	for _, d := range file.Decls {
+		group, ok := d.(*ast.GenDecl)
+		if !ok || group.Tok != token.CONST {
+			continue
+		}
+		for _, spec := range group.Specs {
+			for _, value := range spec.(*ast.ValueSpec).Values {
+				name, err := strconv.Unquote(value.(*ast.BasicLit).Value)
+				require.NoError(t, err)
+				t.Setenv("TRIVET_MUTANT", name)
+				require.False(t, On(name), name)
+				known++
+			}
+		}
+	}
+	require.GreaterOrEqual(t, known, 30)
+}
