@@ -48,6 +48,7 @@ var inside = map[string][]string{
 	"engine/mvcc":          {"engine/mvcc/…"},
 	"engine/mvcc/keyindex": {"engine/mvcc/command"},
 	"engine/mvcc/watch":    {"engine/mvcc/command"},
+	"engine/datadir":       {"engine/clusterkey", "engine/layout"},
 
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth", "edge/delay"},
@@ -98,7 +99,11 @@ var others = map[string][]string{
 	"shared/cloud":   {"shared/fault", "shared/mutant"},
 	"shared/convert": {"shared/cloud", "protos/…"},
 
-	"controlplane":           {"controlplane/…", "shared/…"},
+	"controlplane": {"controlplane/…", "shared/…"},
+	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud"}, // for the types and defaults of their settings
+	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
+		"controlplane/accounts/identity/token", "shared/cloud"},
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
 	"controlplane/sim/steps": {"controlplane/…", "shared/…"},
 	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},
