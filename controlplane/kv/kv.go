@@ -193,7 +193,7 @@ func leastTTL(election time.Duration) int64 {
 func (s *Service) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
-	work.Go(func() { s.reigns(ctx) })
+	work.Go(func() { leader.While(ctx, s.opts.Agreement, s.opts.Self, s.endLeases) })
 	work.Go(func() { s.counters.follow(ctx, s.opts.Agreement) })
 	work.Go(func() { s.reportDamage(ctx) })
 	work.Go(func() { s.keepContacts(ctx) })

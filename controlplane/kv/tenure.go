@@ -177,50 +177,23 @@ func (t *tenure) count() int {
 	return t.lessor.Len()
 }
 
-// reigns ends leases while this member leads.
-func (s *Service) reigns(ctx context.Context) {
-	for ctx.Err() == nil {
-		changed := s.opts.Agreement.Changed()
-		leaderID, term := s.opts.Agreement.Leader()
-		if leaderID != s.opts.Self {
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		if err := s.reign(ctx, term); err != nil && ctx.Err() == nil {
-			s.opts.Log.Warn("leases are not looked after", "term", term, "err", err)
-			select {
-			case <-time.After(s.opts.Election / 10):
-			case <-ctx.Done():
-			}
+// errDeposed is returned when the records name another member, or a later term, as the one that ends leases.
+var errDeposed = errors.New("another member leads")
+
+// endLeases revokes expired leases for one term in which this member leads, until ctx ends with the term. After an error
+// it pauses and returns, so that leader.While calls it again.
+func (s *Service) endLeases(ctx context.Context, term uint64) {
+	if err := s.endLeasesOf(ctx, term); err != nil && ctx.Err() == nil {
+		s.opts.Log.Warn("leases are not looked after", "term", term, "err", err)
+		select {
+		case <-time.After(s.opts.Election / 10):
+		case <-ctx.Done():
 		}
 	}
 }
 
-// errDeposed says that another member ends leases by now.
-var errDeposed = errors.New("another member leads")
-
-// reign is one term as the leader. It returns when that is over, or when something failed and is to be begun again.
-func (s *Service) reign(ctx context.Context, term uint64) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	defer cancel()
-	watching.Go(func() {
-		defer cancel()
-		for ctx.Err() == nil {
-			changed := s.opts.Agreement.Changed()
-			if leaderID, now := s.opts.Agreement.Leader(); leaderID != s.opts.Self || now != term {
-				return
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		}
-	})
+// endLeasesOf is one attempt of endLeases. It returns nil when ctx has ended or the leases must be read again.
+func (s *Service) endLeasesOf(ctx context.Context, term uint64) error {
 	if err := s.takeCharge(ctx, term); err != nil {
 		if ctx.Err() != nil {
 			return nil

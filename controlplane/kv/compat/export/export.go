@@ -20,13 +20,8 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
-)
-
-// The group of the key-value store, and where a member keeps the log, as the control plane has them.
-const (
-	kvGroup = 2
-	raftDir = "raft"
 )
 
 // Member is a member that has stopped.
@@ -55,7 +50,7 @@ func Requests(members []Member) ([]model.EtcdRequest, error) {
 
 func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 	memory := vfs.NewMem()
-	if ok, err := vfs.Clone(vfs.Default, memory, filepath.Join(m.DataDir, raftDir), raftDir); err != nil || !ok {
+	if ok, err := vfs.Clone(vfs.Default, memory, filepath.Join(m.DataDir, layout.RaftDir), layout.RaftDir); err != nil || !ok {
 		return nil, errors.Join(errors.New("copy the log"), err)
 	}
 	engine, err := mvcc.Open(memory, "engine", mvcc.Options{Quiet: true})
@@ -68,14 +63,14 @@ func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 		ids = append(ids, other.ID)
 	}
 	host, err := consensus.Open(consensus.Options{
-		ID: m.ID, Members: ids, Dir: raftDir, FS: memory, Transport: nowhere{}, Log: slog.New(slog.DiscardHandler), QuietLog: true,
+		ID: m.ID, Members: ids, Dir: layout.RaftDir, FS: memory, Transport: nowhere{}, Log: slog.New(slog.DiscardHandler), QuietLog: true,
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
 	machine := &machine{engine: engine}
-	if _, err := host.AddGroup(consensus.GroupOptions{ID: kvGroup, Name: "kv", Machine: machine}); err != nil {
+	if _, err := host.AddGroup(consensus.GroupOptions{ID: layout.KVGroup, Name: layout.KVName, Machine: machine}); err != nil {
 		return nil, err
 	}
 	for !host.Idle() {
