@@ -60,7 +60,7 @@ var gauges = []struct {
 	{desc: gauge("raft_proposals_waiting", "Proposals under way on this member."), group: func(g consensus.GroupStatus) float64 { return float64(g.Proposals) }},
 	{desc: gauge("raft_log_bytes", "Size of the group's log."), group: func(g consensus.GroupStatus) float64 { return float64(g.LogBytes) }},
 	{desc: gauge("store_revision", "Newest revision."), state: func(s mvcc.Stats) float64 { return float64(s.Revision) }},
-	{desc: gauge("store_compacted_revision", "Oldest revision that can be read."), state: func(s mvcc.Stats) float64 { return float64(s.Floor) }},
+	{desc: gauge("store_compacted_revision", "Oldest revision that can be read."), state: func(s mvcc.Stats) float64 { return float64(s.CompactRevision) }},
 	{desc: gauge("store_keys", "Live keys."), state: func(s mvcc.Stats) float64 { return float64(s.Keys) }},
 	{desc: gauge("store_disk_bytes", "Size on disk."), state: func(s mvcc.Stats) float64 { return float64(s.DiskBytes) }},
 	{desc: gauge("store_unsaved_bytes", "In memory only; the log has it."), state: func(s mvcc.Stats) float64 { return float64(s.UnsavedBytes) }},

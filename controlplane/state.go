@@ -60,9 +60,9 @@ func (m *member) claimDataDir(ctx context.Context) error {
 func (m *member) openState(context.Context) (err error) {
 	m.engines, m.machines, m.leaseFeed = map[uint64]*mvcc.Engine{}, map[uint64]*store.Machine{}, &kv.LeaseFeed{}
 	for _, g := range layout.Groups() {
-		o := mvcc.Options{Logger: m.log.With("engine", g.Name), CountIndex: true}
+		o := mvcc.Options{Logger: m.log.With("engine", g.Name), KeyIndex: true}
 		if g.ID == layout.KVGroup {
-			o.OnLeases, o.RememberHashes = m.leaseFeed.Changed, true
+			o.OnLeases, o.HashOnCompact = m.leaseFeed.Changed, true
 		}
 		engine, err := mvcc.Open(m.disk, filepath.Join(m.config.DataDir, g.Name), o)
 		if err != nil {

@@ -45,7 +45,10 @@ var outside = map[string][]string{
 
 // inside lists which packages of its own layer a package may import. A package without an entry imports none.
 var inside = map[string][]string{
-	"engine/datadir": {"engine/clusterkey", "engine/layout"},
+	"engine/mvcc":          {"engine/mvcc/…"},
+	"engine/mvcc/keyindex": {"engine/mvcc/command"},
+	"engine/mvcc/watch":    {"engine/mvcc/command"},
+	"engine/datadir":       {"engine/clusterkey", "engine/layout"},
 
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth", "edge/delay"},
@@ -83,9 +86,9 @@ var pure = map[string][]string{
 	"accounts/identity/oidc":         {},
 	"kv/lessor":                      {},
 	"kv/snapfile":                    {},
-	"kv/translate":                   {"engine/mvcc"},
-	"kv/users":                       {"engine/mvcc"},
-	"kv/watch":                       {"engine/mvcc"},
+	"kv/translate":                   {"engine/mvcc/command"},
+	"kv/users":                       {"engine/mvcc/command"},
+	"kv/watch":                       {"engine/mvcc", "engine/mvcc/watch"},
 }
 
 // others lists what the packages outside of the layers may import of the module. A value that ends in /… includes

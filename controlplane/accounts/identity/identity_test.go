@@ -46,7 +46,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{CountIndex: true})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	w := &world{t: t, engine: engine, direct: store.NewDirect(engine), key: clusterkey.Generate(), at: time.UnixMilli(1_800_000_000_500)}

@@ -22,6 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Member is a member that has stopped.
@@ -90,9 +91,9 @@ type machine struct {
 var _ consensus.StateMachine = (*machine)(nil)
 
 func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
-	commands := make([]mvcc.Command, len(entries))
+	commands := make([]command.Command, len(entries))
 	for i, e := range entries {
-		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, Data: bytes.Clone(e.Data)}
+		commands[i] = command.Command{Index: e.Index, Term: e.Term, Data: bytes.Clone(e.Data)}
 	}
 	results, err := m.engine.Apply(commands)
 	if err != nil {
@@ -108,11 +109,11 @@ func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
 
 // note adds a request that the model knows. What was refused because others had gone before is proposed anew, and what
 // is refused for itself changes nothing, but the model would not know of the first.
-func (m *machine) note(e consensus.Entry, r mvcc.Result) error {
-	if len(e.Data) == 0 || r.Conflict || r.Refused != mvcc.RefusedNot {
+func (m *machine) note(e consensus.Entry, r command.Result) error {
+	if len(e.Data) == 0 || r.Conflict || r.Refused != command.RefusedNot {
 		return nil
 	}
-	p, compact, err := mvcc.ExplainCommand(e.Data)
+	p, compact, err := command.Explain(e.Data)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
@@ -52,9 +53,9 @@ func write(t *testing.T, commands ...[]byte) string {
 	return dir
 }
 
-func program(t *testing.T, steps ...mvcc.Step) []byte {
+func program(t *testing.T, steps ...command.Step) []byte {
 	t.Helper()
-	data, err := mvcc.EncodeProgram(mvcc.Program{Steps: steps})
+	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(t, err)
 	return data
 }
@@ -62,16 +63,16 @@ func program(t *testing.T, steps ...mvcc.Step) []byte {
 // What a member agreed on is read from its directory in order, but for what was refused, and but for the last, which only
 // brings the commit index of those before it to the disk.
 func TestRequests(t *testing.T) {
-	put := mvcc.Step{Kind: mvcc.StepPut, Key: []byte("k"), Value: []byte("v")}
+	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
 	lost := put
 	lost.Lease = 77
 	dir := write(t,
-		program(t, mvcc.Step{Kind: mvcc.StepGrant, Lease: 5, TTL: 60}),
+		program(t, command.Step{Kind: command.StepGrant, Lease: 5, TTL: 60}),
 		program(t, put),
 		program(t, lost), // of a lease that does not exist
 		program(t, put),
-		mvcc.EncodeCompact(2),
-		program(t, mvcc.Step{Kind: mvcc.StepDelete, Key: []byte("k")}),
+		command.EncodeCompact(2),
+		program(t, command.Step{Kind: command.StepDelete, Key: []byte("k")}),
 		program(t, put),
 	)
 	got, err := Requests([]Member{{ID: 1, DataDir: dir}})

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -61,26 +62,26 @@ func (q *Quorum) ReadIndex(ctx context.Context) error {
 }
 
 // Propose implements store.Proposer.
-func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
+func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if q.Away.Load() {
-		return mvcc.Result{}, fault.New(fault.Unavailable, "no leader").MayRetry()
+		return command.Result{}, fault.New(fault.Unavailable, "no leader").MayRetry()
 	}
 	if q.Lose != nil && q.Lose(false) {
-		return mvcc.Result{}, ErrLost
+		return command.Result{}, ErrLost
 	}
 	result, err := q.Direct.Propose(ctx, id, data)
 	if err == nil && !result.Conflict {
 		q.Committed.Add(1)
 	}
 	if q.Lose != nil && q.Lose(true) {
-		return mvcc.Result{}, ErrLost
+		return command.Result{}, ErrLost
 	}
 	return result, err
 }
 
 // Open returns a store in memory and the quorum behind it. A nil now is the machine's clock.
 func Open(t testing.TB, now func() time.Time) (*store.Store, *Quorum) {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{CountIndex: true})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	q := &Quorum{Direct: store.NewDirect(engine)}
