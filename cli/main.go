@@ -1,7 +1,7 @@
 // Command trivet is the command line for operators and tenants of a Trivet cloud.
 //
 // It speaks gRPC with the control plane and nothing else: it can do what its caller's token can do. This file is the only
-// one that knows every command; each noun has a package of its own (login, org, image, vm, node, wallet, kv, cluster, ...) on top of
+// one that knows every command; the commands are in the packages identity, login, image, vm, node, wallet, kv and cluster, on top of
 // package session. Below are packages that know no noun: dial (several endpoints as one), account (the saved logins), show
 // (tables and JSON), explain (errors), console (guests' output), terminal.
 package main
@@ -16,27 +16,16 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/cli/audit"
-	"github.com/trivet-cloud/trivet/cli/binding"
 	"github.com/trivet-cloud/trivet/cli/cluster"
-	"github.com/trivet-cloud/trivet/cli/contexts"
+	"github.com/trivet-cloud/trivet/cli/identity"
 	"github.com/trivet-cloud/trivet/cli/image"
-	"github.com/trivet-cloud/trivet/cli/invitation"
-	"github.com/trivet-cloud/trivet/cli/key"
 	"github.com/trivet-cloud/trivet/cli/kv"
 	"github.com/trivet-cloud/trivet/cli/login"
 	"github.com/trivet-cloud/trivet/cli/node"
-	"github.com/trivet-cloud/trivet/cli/org"
-	"github.com/trivet-cloud/trivet/cli/project"
-	"github.com/trivet-cloud/trivet/cli/quota"
-	"github.com/trivet-cloud/trivet/cli/serviceaccount"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/terminal"
-	"github.com/trivet-cloud/trivet/cli/token"
-	"github.com/trivet-cloud/trivet/cli/user"
 	"github.com/trivet-cloud/trivet/cli/vm"
 	"github.com/trivet-cloud/trivet/cli/wallet"
-	"github.com/trivet-cloud/trivet/cli/whoami"
 )
 
 func main() {
@@ -76,13 +65,12 @@ Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not don
 		SilenceErrors: true,
 	}
 	s := session.New(sh, root)
-	users := user.Names(s)
-	root.AddCommand(login.Logout(s), contexts.Command(s), whoami.Command(s), org.Command(s), project.Command(s), quota.Command(s), user.Command(s),
-		binding.Command(s, users), invitation.Command(s), token.Command(s, users), serviceaccount.Command(s), key.Command(s), audit.Command(s, users))
+	root.AddCommand(login.Commands(s)...)
+	root.AddCommand(identity.Commands(s)...)
 	// These fail only for a flag that there is not.
-	_ = root.RegisterFlagCompletionFunc("org", org.Names(s))
-	_ = root.RegisterFlagCompletionFunc("project", project.Names(s))
-	root.AddCommand(login.Command(s), image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
+	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
+	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
+	root.AddCommand(image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
 	return s, root
 }
 

@@ -15,27 +15,32 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/account"
-	"github.com/trivet-cloud/trivet/cli/credential"
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/identity"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command, but for what a person does.
-const call = 30 * time.Second
+// Commands returns the top-level commands of this package.
+func Commands(s *session.Session) []*cobra.Command {
+	return []*cobra.Command{loginCommand(s), logoutCommand(s), contextCommand(s)}
+}
 
-// asked is what the command line says.
-type asked struct {
+// callTimeout bounds each command, but for what a person does.
+const callTimeout = 30 * time.Second
+
+// loginFlags is what the command line says.
+type loginFlags struct {
 	user, passwordFile string
 	provider           string
 	port               uint16
 	ttl                time.Duration
 }
 
-// Command is `trivet login`.
-func Command(s *session.Session) *cobra.Command {
-	var a asked
+// loginCommand is `trivet login`.
+func loginCommand(s *session.Session) *cobra.Command {
+	var a loginFlags
 	c := &cobra.Command{
 		Use:   "login",
 		Short: "Get a token and keep it for the other commands",
@@ -58,11 +63,11 @@ chooses with --org and --project; ` + "`trivet login --org= --project=`" + ` get
 		Args: session.Exactly(),
 	}
 	c.Flags().StringVar(&a.user, "user", "", "who you are (default: that of the context, or else asked)")
-	credential.FileFlag(c, &a.passwordFile)
+	identity.PasswordFileFlag(c, &a.passwordFile)
 	c.Flags().StringVar(&a.provider, "provider", "", "the outside OpenID provider that proves who you are")
 	c.Flags().Uint16Var(&a.port, "callback-port", 0, "the port that the provider sends the browser to, where it knows only one (default any)")
 	c.Flags().DurationVar(&a.ttl, "ttl", 0, "how long the token is good (default 1h, at most 720h)")
-	_ = c.RegisterFlagCompletionFunc("provider", Providers(s)) // fails only for a flag that there is not
+	_ = c.RegisterFlagCompletionFunc("provider", identity.ProviderNames(s)) // fails only for a flag that there is not
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
 		switch {
 		case a.ttl < 0 || a.ttl%time.Second != 0:
@@ -93,11 +98,11 @@ chooses with --org and --project; ` + "`trivet login --org= --project=`" + ` get
 			return err
 		}
 		defer conn.Close()
-		wanted(s, &a, before, login)
+		completeLogin(s, &a, before, login)
 		if err := a.ask(ctx, s, conn, login); err != nil {
 			return err
 		}
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		var name string
 		if err := account.Update(ctx, path, func(b *account.Book) error {
@@ -112,14 +117,14 @@ chooses with --org and --project; ` + "`trivet login --org= --project=`" + ` get
 				s.Note("%s is set and goes before this login", first)
 			}
 		}
-		return tell(s, name, login)
+		return printLogin(s, name, login)
 	})
 	return c
 }
 
-// wanted says as whom and where the login l is to be made. What is not said is as in the context of before, as far as that
+// completeLogin says as whom and where the login l is to be made. What is not said is as in the context of before, as far as that
 // is about the same.
-func wanted(s *session.Session, a *asked, before, l *account.Login) {
+func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) {
 	l.User, l.Provider = a.user, a.provider
 	l.Org, l.Project = s.Named()
 	if before == nil || !sameEndpoints(before, l) {
@@ -137,7 +142,7 @@ func wanted(s *session.Session, a *asked, before, l *account.Login) {
 }
 
 // ask gets the token.
-func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
+func (a *loginFlags) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
 	var token *identityv1.IssueTokenResponse
 	client := identityv1.NewIdentityServiceClient(conn)
 	if l.Provider != "" {
@@ -149,11 +154,11 @@ func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l 
 		if a.user == "" && l.User != "" && s.Ask != nil && a.passwordFile == "" {
 			s.Note("logging in to %s as %s", strings.Join(l.Endpoints, ","), l.User)
 		}
-		user, password, err := credential.Known(ctx, s, l.User, a.passwordFile)
+		user, password, err := identity.ReadCredential(ctx, s, l.User, a.passwordFile)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		l.User = user
 		token, err = client.IssueToken(ctx, &identityv1.IssueTokenRequest{
@@ -174,8 +179,8 @@ func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l 
 	return nil
 }
 
-// tell prints the login without its token.
-func tell(s *session.Session, name string, l *account.Login) error {
+// printLogin prints the login without its token.
+func printLogin(s *session.Session, name string, l *account.Login) error {
 	return s.PrintValue(struct {
 		Context   string    `json:"context"`
 		User      string    `json:"user"`

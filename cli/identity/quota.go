@@ -1,9 +1,4 @@
-// Package quota holds the commands about the quotas of projects and orgs. The projects of an org share the org's quota.
-//
-// It uses the identity service's calls about quotas. A quota has no name of its own: --org and --project select it.
-// Decision: `set` changes what it names and reads the rest first, since the control plane takes a quota whole. Of two
-// at the same moment one may undo what the other named.
-package quota
+package identity
 
 import (
 	"cmp"
@@ -11,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,11 +15,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// Command is `trivet quota`.
-func Command(s *session.Session) *cobra.Command {
+// quotaCommand is `trivet quota`.
+func quotaCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "quota", Short: "Show and set the quotas of projects and orgs", Args: cobra.NoArgs,
 		Long: `Show and set the quota of a project or, with --org alone, of an org: what all its projects may use together. A new object
@@ -35,14 +26,14 @@ its deletion, also while it is stopped. Setting a quota requires the role system
 			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(showing(s), setting(s))
+	c.AddCommand(showQuotaCommand(s), setQuotaCommand(s))
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
+func showQuotaCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show", Short: "Show the usage and the quota of a project or an org", Args: session.Exactly(),
 		Long: "Show the usage and the quota of a project or, with --org alone, of an org: of all its projects together."}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		q, err := identityv1.NewIdentityServiceClient(conn).GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org, ProjectId: project})
 		return printQuota(s, q, err)
@@ -50,8 +41,8 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func setting(s *session.Session) *cobra.Command {
-	var limits Limits
+func setQuotaCommand(s *session.Session) *cobra.Command {
+	var limits quotaFlags
 	c := &cobra.Command{
 		Use: "set", Short: "Set the quota of a project or an org", Args: session.Exactly(),
 		Long: `Set the quota of a project or, with --org alone, of an org: what all its projects may use together. A limit is a number, or
@@ -60,8 +51,8 @@ func setting(s *session.Session) *cobra.Command {
 		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
 			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota set --org acme --project web --vms unlimited",
 	}
-	limits.add(c.Flags(), ofOrg)
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	limits.add(c.Flags(), orgQuota)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		if !limits.Given() {
 			return session.Usagef("nothing to set: give --vcpus, --memory, --storage, --vms, --images or --projects")
 		}
@@ -69,7 +60,7 @@ func setting(s *session.Session) *cobra.Command {
 			return err // before anything is asked
 		}
 		org, project := s.Tenant()
-		if project != "" && c.Flags().Changed(projects.name) {
+		if project != "" && c.Flags().Changed(projectsResource.name) {
 			return session.Usagef("--projects limits an org: name it with --org, without --project")
 		}
 		client := identityv1.NewIdentityServiceClient(conn)
@@ -95,17 +86,17 @@ func printQuota(s *session.Session, q *identityv1.QuotaStatus, err error) error 
 		return err
 	}
 	return s.Print(q, []string{cmp.Or(q.GetProjectId(), q.GetOrgId())}, func(w io.Writer) error {
-		header, name, of := "PROJECT", q.GetOrgId()+"/"+q.GetProjectId(), resources
+		header, name, of := "PROJECT", q.GetOrgId()+"/"+q.GetProjectId(), projectQuota
 		if q.GetProjectId() == "" {
-			header, name, of = "ORG", q.GetOrgId(), ofOrg
+			header, name, of = "ORG", q.GetOrgId(), orgQuota
 		}
 		var rows [][]string
 		for _, r := range of {
 			limit := r.absent
-			if limit == projects.absent {
+			if limit == projectsResource.absent {
 				limit = "100 (default)"
 			}
-			if l := *r.limit(orEmpty(q.GetQuota())); l != nil {
+			if l := *r.limit(quotaOrEmpty(q.GetQuota())); l != nil {
 				limit = r.text(*l)
 			}
 			rows = append(rows, []string{name, r.name, r.text(r.used(q.GetUsed())), limit})
@@ -114,15 +105,15 @@ func printQuota(s *session.Session, q *identityv1.QuotaStatus, err error) error 
 	})
 }
 
-func orEmpty(q *identityv1.Quota) *identityv1.Quota {
+func quotaOrEmpty(q *identityv1.Quota) *identityv1.Quota {
 	if q == nil {
 		return &identityv1.Quota{}
 	}
 	return q
 }
 
-// resource is one of the things that are limited.
-type resource struct {
+// quotaResource is one of the things that are limited.
+type quotaResource struct {
 	name, usage string
 	// absent is the command-line word for a limit that is not set.
 	absent string
@@ -132,7 +123,7 @@ type resource struct {
 	used  func(*identityv1.Usage) uint64
 }
 
-var resources = []resource{
+var projectQuota = []quotaResource{
 	{"vcpus", "virtual CPUs", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Vcpus }, (*identityv1.Usage).GetVcpus},
 	{"memory", "memory of machines in MiB, or with a unit: 16GiB", unlimited, session.MiB,
 		func(q *identityv1.Quota) **uint64 { return &q.MemoryMib }, (*identityv1.Usage).GetMemoryMib},
@@ -142,14 +133,14 @@ var resources = []resource{
 	{"images", "images", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
 }
 
-// projects is the number of projects. Only orgs have this limit, and they always have it.
-var projects = resource{"projects", "projects of an org", "default", 0, func(q *identityv1.Quota) **uint64 { return &q.Projects }, (*identityv1.Usage).GetProjects}
+// projectsResource is the number of projects. Only orgs have this limit, and they always have it.
+var projectsResource = quotaResource{"projects", "projects of an org", "default", 0, func(q *identityv1.Quota) **uint64 { return &q.Projects }, (*identityv1.Usage).GetProjects}
 
-// ofOrg lists the resources that an org's quota limits.
-var ofOrg = append([]resource{projects}, resources...)
+// orgQuota lists the resources that an org's quota limits.
+var orgQuota = append([]quotaResource{projectsResource}, projectQuota...)
 
 // text is a number of the resource for people: a whole number of a unit, so that a limit is seen as it was set.
-func (r *resource) text(n uint64) string {
+func (r *quotaResource) text(n uint64) string {
 	if r.unit == 0 || n == 0 {
 		return strconv.FormatUint(n, 10)
 	}
@@ -163,7 +154,7 @@ func (r *resource) text(n uint64) string {
 	return strconv.FormatUint(n, 10) + " " + units[0]
 }
 
-func (r *resource) read(text string) (*uint64, error) {
+func (r *quotaResource) read(text string) (*uint64, error) {
 	if text == r.absent {
 		return nil, nil
 	}
@@ -178,7 +169,7 @@ func (r *resource) read(text string) (*uint64, error) {
 	return &n, nil
 }
 
-func (r *resource) wanted() string {
+func (r *quotaResource) wanted() string {
 	switch r.unit {
 	case session.MiB:
 		return "a number of MiB, or one with a unit: 16GiB"

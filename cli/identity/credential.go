@@ -1,8 +1,4 @@
-// Package credential asks for names and passwords: at the terminal, without showing what is typed, or from a file.
-//
-// It knows no noun. Decision: there is no flag with a password in it, since others of the host see the arguments of a
-// program.
-package credential
+package identity
 
 import (
 	"context"
@@ -15,14 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// FileFlag gives a command the flag for a file with the password.
-func FileFlag(c *cobra.Command, file *string) {
+// PasswordFileFlag gives a command the flag for a file with the password.
+func PasswordFileFlag(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "password-file", "", "file with the password, - for standard input (default: asked)")
 	_ = c.MarkFlagFilename("password-file") // fails only for a flag that there is not
 }
 
-// Known asks for a user's name, when it is empty, and for the password, when there is no file with it.
-func Known(ctx context.Context, s *session.Session, user, file string) (string, account.Secret, error) {
+// ReadCredential asks for a user's name, when it is empty, and for the password, when there is no file with it.
+func ReadCredential(ctx context.Context, s *session.Session, user, file string) (string, account.Secret, error) {
 	if s.Ask == nil && (user == "" || file == "") {
 		return "", "", session.Usagef("there is no terminal to ask at: give --user and --password-file")
 	}
@@ -32,7 +28,7 @@ func Known(ctx context.Context, s *session.Session, user, file string) (string, 
 			return "", "", err
 		}
 	}
-	password, err := password(ctx, s, file)
+	password, err := readPassword(ctx, s, file)
 	if err != nil {
 		return "", "", err
 	}
@@ -42,12 +38,12 @@ func Known(ctx context.Context, s *session.Session, user, file string) (string, 
 	return user, password, nil
 }
 
-// New is a password to be set. A typed one is asked for twice: a slip of the finger would lock its owner out.
-func New(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
+// readNewPassword is a password to be set. A typed one is asked for twice: a slip of the finger would lock its owner out.
+func readNewPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
 	if s.Ask == nil && file == "" {
 		return "", session.Usagef("there is no terminal to ask at: give --password-file")
 	}
-	first, err := password(ctx, s, file)
+	first, err := readPassword(ctx, s, file)
 	if err != nil || file != "" {
 		return first, err
 	}
@@ -61,19 +57,19 @@ func New(ctx context.Context, s *session.Session, file string) (account.Secret, 
 	return first, nil
 }
 
-// Present is the password that its owner has now, from a file or asked for.
-func Present(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
+// readCurrentPassword is the password that its owner has now, from a file or asked for.
+func readCurrentPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
 	if s.Ask == nil && file == "" {
 		return "", session.Usagef("there is no terminal to ask at: give --current-password-file")
 	}
-	return read(ctx, s, "Current password: ", "--current-password-file", file)
+	return readPasswordFrom(ctx, s, "Current password: ", "--current-password-file", file)
 }
 
-func password(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
-	return read(ctx, s, "Password: ", "--password-file", file)
+func readPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
+	return readPasswordFrom(ctx, s, "Password: ", "--password-file", file)
 }
 
-func read(ctx context.Context, s *session.Session, question, flag, file string) (account.Secret, error) {
+func readPasswordFrom(ctx context.Context, s *session.Session, question, flag, file string) (account.Secret, error) {
 	if file != "" {
 		secret, err := account.ReadSecret(file, s.Stdin)
 		if err != nil {

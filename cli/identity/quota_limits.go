@@ -1,4 +1,4 @@
-package quota
+package identity
 
 import (
 	"github.com/spf13/pflag"
@@ -9,16 +9,16 @@ import (
 // unlimited is the limit that is none.
 const unlimited = "unlimited"
 
-// Limits are flags, one for each thing that is limited.
-type Limits struct {
+// quotaFlags are flags, one for each thing that is limited.
+type quotaFlags struct {
 	flags *pflag.FlagSet
-	of    []resource
+	of    []quotaResource
 }
 
 // Add adds one flag for each resource that a project's quota limits.
-func (l *Limits) Add(to *pflag.FlagSet) { l.add(to, resources) }
+func (l *quotaFlags) Add(to *pflag.FlagSet) { l.add(to, projectQuota) }
 
-func (l *Limits) add(to *pflag.FlagSet, of []resource) {
+func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
 	l.flags, l.of = to, of
 	for _, r := range of {
 		to.String(r.name, "", "at most so much or so many: "+r.usage+"; or "+r.absent)
@@ -26,7 +26,7 @@ func (l *Limits) add(to *pflag.FlagSet, of []resource) {
 }
 
 // Given reports whether any is on the command line.
-func (l *Limits) Given() bool {
+func (l *quotaFlags) Given() bool {
 	for _, r := range l.of {
 		if l.flags.Changed(r.name) {
 			return true
@@ -36,7 +36,7 @@ func (l *Limits) Given() bool {
 }
 
 // Change puts what is on the command line into q.
-func (l *Limits) Change(q *identityv1.Quota) error {
+func (l *quotaFlags) Change(q *identityv1.Quota) error {
 	for _, r := range l.of {
 		f := l.flags.Lookup(r.name)
 		if !f.Changed {

@@ -1,27 +1,20 @@
-// Package project holds the commands about projects: where machines, images and credit are.
-//
-// It knows the identity service's calls about projects. Limits are read by package quota.
-package project
+package identity
 
 import (
 	"context"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
-	"github.com/trivet-cloud/trivet/cli/quota"
+
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// Command is `trivet project`.
-func Command(s *session.Session) *cobra.Command {
+// projectCommand is `trivet project`.
+func projectCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "project", Short: "Make, list and delete projects", Args: cobra.NoArgs,
 		Long: `Make, list and delete projects. A project belongs to an org and holds machines, images and a wallet; nobody sees another
@@ -29,14 +22,14 @@ project's. To make and delete one takes the role system:admin, or org:admin in i
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB\n  trivet login --user ada --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	all := projects(s)
-	c.AddCommand(creating(s), all.Command(s, &cobra.Command{
+	all := projectList(s)
+	c.AddCommand(createProjectCommand(s), all.Command(s, &cobra.Command{
 		Use: "list", Short: "List the projects that you have a role in", Long: "List the projects that you have a role in, with --org those of that org.",
-	}, call, nil), showing(s), deleting(s))
+	}, callTimeout, nil), showProjectCommand(s), deleteProjectCommand(s))
 	return c
 }
 
-func projects(s *session.Session) *session.List[*identityv1.Project] {
+func projectList(s *session.Session) *session.List[*identityv1.Project] {
 	return &session.List[*identityv1.Project]{
 		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Project, string, error) {
 			org, _ := s.Named()
@@ -53,12 +46,12 @@ func projects(s *session.Session) *session.List[*identityv1.Project] {
 	}
 }
 
-// Names completes an argument or a flag with the ids of projects.
-func Names(s *session.Session) cobra.CompletionFunc { return projects(s).Names(s) }
+// ProjectNames completes an argument or a flag with the ids of projects.
+func ProjectNames(s *session.Session) cobra.CompletionFunc { return projectList(s).Names(s) }
 
-func creating(s *session.Session) *cobra.Command {
+func createProjectCommand(s *session.Session) *cobra.Command {
 	var name string
-	var limits quota.Limits
+	var limits quotaFlags
 	c := &cobra.Command{
 		Use: "create PROJECT", Short: "Make a project in an org", Args: session.Exactly("PROJECT"),
 		Long: `Make a project in the org of --org, or in the login's org. PROJECT is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -,
@@ -69,7 +62,7 @@ the role system:admin.`,
 	}
 	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
 	limits.Add(c.Flags())
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req := &identityv1.CreateProjectRequest{Id: args[0], Name: name}
 		if limits.Given() {
 			req.Quota = &identityv1.Quota{}
@@ -82,29 +75,29 @@ the role system:admin.`,
 		if err != nil {
 			return err
 		}
-		return projects(s).Print(s, p, p)
+		return projectList(s).Print(s, p, p)
 	})
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
-	c := named(s, "show PROJECT", "Show a project")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+func showProjectCommand(s *session.Session) *cobra.Command {
+	c := projectArgCommand(s, "show PROJECT", "Show a project")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		p, err := identityv1.NewIdentityServiceClient(conn).GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
 		if err != nil {
 			return err
 		}
-		return projects(s).Print(s, p, p)
+		return projectList(s).Print(s, p, p)
 	})
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
-	c := named(s, "delete PROJECT", "Delete a project that is empty")
+func deleteProjectCommand(s *session.Session) *cobra.Command {
+	c := projectArgCommand(s, "delete PROJECT", "Delete a project that is empty")
 	c.Long = `Delete a project that has no VMs and images any more, and whose wallet is closed. Its service accounts, and the roles and
 tokens that were given in it, end. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and is free for
 every org after that. A project created under the ID later is another one: nothing of the deleted project belongs to it.`
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
 		// The org has to be named by its own administrators.
 		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
@@ -119,6 +112,6 @@ every org after that. A project created under the ID later is another one: nothi
 	return c
 }
 
-func named(s *session.Session, use, short string) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("PROJECT"), ValidArgsFunction: session.FirstArg(Names(s))}
+func projectArgCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("PROJECT"), ValidArgsFunction: session.FirstArg(ProjectNames(s))}
 }

@@ -1,4 +1,4 @@
-package contexts
+package login
 
 import (
 	"context"
@@ -11,19 +11,19 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-var errNone = errors.New("there is no current context: run `trivet login`, or `trivet context use`")
+var errNoCurrentContext = errors.New("there is no current context: run `trivet login`, or `trivet context use`")
 
-// locked bounds how long another change of the file is waited for.
-const locked = 10 * time.Second
+// fileLockTimeout bounds how long another change of the file is waited for.
+const fileLockTimeout = 10 * time.Second
 
-// change makes the body of a command that changes the file, about the context that its first argument names.
-func change(s *session.Session, body func(b *account.Book, args []string) error, done string) func(*cobra.Command, []string) error {
+// changeContext makes the body of a command that changes the file, about the context that its first argument names.
+func changeContext(s *session.Session, body func(b *account.Book, args []string) error, done string) func(*cobra.Command, []string) error {
 	return s.Local(func(ctx context.Context, args []string) error {
 		path, err := account.Path(s.Env)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := s.Limit(ctx, locked)
+		ctx, cancel := s.Limit(ctx, fileLockTimeout)
 		defer cancel()
 		if err := account.Update(ctx, path, func(b *account.Book) error {
 			if b.Contexts[args[0]] == nil {
@@ -37,20 +37,20 @@ func change(s *session.Session, body func(b *account.Book, args []string) error,
 	})
 }
 
-func using(s *session.Session) *cobra.Command {
+func useContextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "use NAME", Short: "Make a saved login the current one", Args: session.Exactly("NAME"),
 		ValidArgsFunction: session.FirstArg(s.Contexts())}
-	c.RunE = change(s, func(b *account.Book, args []string) error {
+	c.RunE = changeContext(s, func(b *account.Book, args []string) error {
 		b.Current = args[0]
 		return nil
 	}, "is the current context")
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
+func deleteContextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "delete NAME", Short: "Forget a saved login", Args: session.Exactly("NAME"),
 		Long: `Forget a saved login. Its token is not revoked: ` + "`trivet logout`" + ` before does that.`, ValidArgsFunction: session.FirstArg(s.Contexts())}
-	c.RunE = change(s, func(b *account.Book, args []string) error {
+	c.RunE = changeContext(s, func(b *account.Book, args []string) error {
 		if l := b.Contexts[args[0]]; l.Token != "" && s.Now().Before(l.ExpiresAt) {
 			s.Note("its token was not revoked, and copies of it are good until %s", l.ExpiresAt.UTC().Format(time.RFC3339))
 		}
@@ -63,10 +63,10 @@ func deleting(s *session.Session) *cobra.Command {
 	return c
 }
 
-func renaming(s *session.Session) *cobra.Command {
+func renameContextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "rename NAME NEW", Short: "Give a saved login another name", Args: session.Exactly("NAME", "NEW"),
 		ValidArgsFunction: session.FirstArg(s.Contexts())}
-	c.RunE = change(s, func(b *account.Book, args []string) error {
+	c.RunE = changeContext(s, func(b *account.Book, args []string) error {
 		was, name := args[0], args[1]
 		if err := account.CheckContext(name); err != nil {
 			return session.Usagef("%v", err)

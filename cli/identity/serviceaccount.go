@@ -1,8 +1,4 @@
-// Package serviceaccount holds the commands about service accounts: principals of a project, for programs.
-//
-// It knows the identity service's calls about them. Decision: the file for a secret is made before the account is, so that a
-// secret which is shown once is not lost.
-package serviceaccount
+package identity
 
 import (
 	"context"
@@ -15,18 +11,15 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/account"
-	"github.com/trivet-cloud/trivet/cli/binding"
+
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// Command is `trivet service-account`.
-func Command(s *session.Session) *cobra.Command {
+// serviceAccountCommand is `trivet service-account`.
+func serviceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "service-account", Aliases: []string{"sa"}, Short: "Give programs a name and a secret of their own", Args: cobra.NoArgs,
 		Long: `Give programs a name and a secret of their own, so that none runs with a person's password. A service account belongs to one
@@ -36,12 +29,12 @@ takes the role project:admin or org:admin.`,
   trivet token issue --user $(trivet sa list -o name | head -1) --password-file ci.secret --file ci.token`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	all := accounts(s)
-	c.AddCommand(creating(s), all.Command(s, &cobra.Command{Use: "list", Short: "List the project's service accounts"}, call, nil), deleting(s))
+	all := serviceAccounts(s)
+	c.AddCommand(createServiceAccountCommand(s), all.Command(s, &cobra.Command{Use: "list", Short: "List the project's service accounts"}, callTimeout, nil), deleteServiceAccountCommand(s))
 	return c
 }
 
-func accounts(s *session.Session) *session.List[*identityv1.ServiceAccount] {
+func serviceAccounts(s *session.Session) *session.List[*identityv1.ServiceAccount] {
 	return &session.List[*identityv1.ServiceAccount]{
 		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.ServiceAccount, string, error) {
 			req := &identityv1.ListServiceAccountsRequest{PageSize: session.PageSize, PageToken: token}
@@ -63,7 +56,7 @@ func accounts(s *session.Session) *session.List[*identityv1.ServiceAccount] {
 	}
 }
 
-func creating(s *session.Session) *cobra.Command {
+func createServiceAccountCommand(s *session.Session) *cobra.Command {
 	req := &identityv1.CreateServiceAccountRequest{}
 	var file string
 	var ttl time.Duration
@@ -74,14 +67,14 @@ new file that you alone may read; it cannot be had again. With its id as the use
 tokens, as ` + "`trivet login`" + ` and ` + "`trivet token issue`" + ` do.`,
 		Example: "  trivet service-account create ci --role project:member --secret-file ci.secret --ttl 2160h",
 	}
-	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, may be repeated: "+strings.Join(binding.ProjectRoles(), ", "))
+	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, may be repeated: "+strings.Join(projectRoleNames(), ", "))
 	c.Flags().StringVar(&file, "secret-file", "", "write the secret to this new file, mode 0600, instead of standard output")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "how long the account is good (default: until it is deleted)")
 	// These fail only for a flag that there is not.
-	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(binding.ProjectRoles(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(projectRoleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("role")
 	_ = c.MarkFlagFilename("secret-file")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if ttl < 0 {
 			return session.Usagef("--ttl %v: want more than nothing", ttl)
 		}
@@ -99,7 +92,7 @@ tokens, as ` + "`trivet login`" + ` and ` + "`trivet token issue`" + ` do.`,
 				return err
 			}
 			s.Note("the secret is shown this once, and cannot be had again")
-			return printMade(s, made)
+			return printServiceAccount(s, made)
 		}
 		out, err := account.NewSecretFile(file)
 		if err != nil {
@@ -114,12 +107,12 @@ tokens, as ` + "`trivet login`" + ` and ` + "`trivet token issue`" + ` do.`,
 			return fmt.Errorf("--secret-file: %s is made, but its secret is lost: delete it: %w", made.GetAccount().GetId(), err)
 		}
 		made.Secret = ""
-		return printMade(s, made)
+		return printServiceAccount(s, made)
 	})
 	return c
 }
 
-func printMade(s *session.Session, made *identityv1.CreateServiceAccountResponse) error {
+func printServiceAccount(s *session.Session, made *identityv1.CreateServiceAccountResponse) error {
 	a := made.GetAccount()
 	return s.Print(made, []string{a.GetId()}, func(w io.Writer) error {
 		f := [][2]string{
@@ -133,19 +126,19 @@ func printMade(s *session.Session, made *identityv1.CreateServiceAccountResponse
 	})
 }
 
-func deleting(s *session.Session) *cobra.Command {
+func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "delete NAME|ID", Short: "Delete a service account; its tokens end", Args: session.Exactly("NAME|ID"),
 		ValidArgsFunction: session.FirstArg(s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
-			all, err := accounts(s).All(ctx, conn)
+			all, err := serviceAccounts(s).All(ctx, conn)
 			for _, a := range all {
 				names = append(names, a.GetName())
 			}
 			return names, err
 		})),
 	}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		all, err := accounts(s).All(ctx, conn)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		all, err := serviceAccounts(s).All(ctx, conn)
 		if err != nil {
 			return err
 		}

@@ -1,5 +1,4 @@
-// Package whoami holds `trivet whoami`, and how a token's holder is shown.
-package whoami
+package identity
 
 import (
 	"context"
@@ -8,15 +7,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/cli/binding"
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// Command is `trivet whoami`.
-func Command(s *session.Session) *cobra.Command {
+// whoAmICommand is `trivet whoami`.
+func whoAmICommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "whoami", Short: "Say whom your calls are made as, and what they may do", Args: session.Exactly(),
 		Long: `Say whom your calls are made as: the holder of the token that is given or saved, how that was proven, where the token acts, the
@@ -27,18 +25,18 @@ roles, and until when the token is good.`,
 		if err != nil {
 			return err
 		}
-		return s.Print(me, []string{me.GetPrincipalId()}, func(w io.Writer) error { return show.Fields(w, Fields(me)) })
+		return s.Print(me, []string{me.GetPrincipalId()}, func(w io.Writer) error { return show.Fields(w, holderFields(me)) })
 	})
 	return c
 }
 
-// NoProof is the proof of an unauthenticated token, which the REST token endpoint issues to anybody for any name.
-const NoProof = "none"
+// noProof is the proof of an unauthenticated token, which the REST token endpoint issues to anybody for any name.
+const noProof = "none"
 
-// Fields is a token's holder for people.
-func Fields(me *identityv1.WhoAmIResponse) [][2]string {
+// holderFields is a token's holder for people.
+func holderFields(me *identityv1.WhoAmIResponse) [][2]string {
 	proof := me.GetProof()
-	if proof == NoProof {
+	if proof == noProof {
 		proof = "nothing: the token is unauthenticated"
 	}
 	f := [][2]string{
@@ -46,7 +44,7 @@ func Fields(me *identityv1.WhoAmIResponse) [][2]string {
 		{"Name", me.GetPrincipalName()},
 		{"Kind", me.GetKind()},
 		{"Proven by", proof},
-		{"Acts in", scope(me)},
+		{"Acts in", holderScope(me)},
 		{"Token", me.GetTokenId()},
 		{"Good until", show.When(me.GetExpiresAt())},
 	}
@@ -54,12 +52,12 @@ func Fields(me *identityv1.WhoAmIResponse) [][2]string {
 		f = append(f, [2]string{"Home org", home})
 	}
 	for _, b := range me.GetBindings() {
-		f = append(f, [2]string{"Role", binding.Text(b)})
+		f = append(f, [2]string{"Role", bindingText(b)})
 	}
 	return f
 }
 
-func scope(me *identityv1.WhoAmIResponse) string {
+func holderScope(me *identityv1.WhoAmIResponse) string {
 	switch {
 	case me.GetProjectId() != "":
 		return me.GetOrgId() + "/" + me.GetProjectId()

@@ -1,30 +1,22 @@
-// Package invitation holds the commands about the roles that other orgs offer to a user.
-//
-// It uses the identity service's calls about the caller's own invitations. The commands of package binding give roles.
-package invitation
+package identity
 
 import (
 	"context"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/cli/binding"
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call is the deadline of each command.
-const call = 30 * time.Second
-
-// Command is `trivet invitation`.
-func Command(s *session.Session) *cobra.Command {
+// invitationCommand is `trivet invitation`.
+func invitationCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "invitation", Short: "List, accept and decline roles that other orgs offer you", Args: cobra.NoArgs,
 		Long: `List, accept and decline roles that other orgs offer you. A role from your own org or from system:admin is effective at
@@ -34,13 +26,13 @@ up a role that you have accepted.`,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
-		invitations.Command(s, &cobra.Command{Use: "list", Short: "List the roles that you are invited to"}, call, nil),
-		answering(s, "accept", "Accept a role", "The role is effective from the next call on. A default project that you already have stays the same.", "accepted",
+		invitations.Command(s, &cobra.Command{Use: "list", Short: "List the roles that you are invited to"}, callTimeout, nil),
+		answerInvitationCommand(s, "accept", "Accept a role", "The role is effective from the next call on. A default project that you already have stays the same.", "accepted",
 			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
 				_, err := c.AcceptInvitation(ctx, &identityv1.AcceptInvitationRequest{Binding: b})
 				return err
 			}),
-		answering(s, "decline", "Decline a role", "The list does not show it any more. The org that offers it is not notified.", "declined",
+		answerInvitationCommand(s, "decline", "Decline a role", "The list does not show it any more. The org that offers it is not notified.", "declined",
 			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
 				_, err := c.DeclineInvitation(ctx, &identityv1.DeclineInvitationRequest{Binding: b})
 				return err
@@ -57,23 +49,23 @@ var invitations = &session.List[*identityv1.Invitation]{
 	Whole: func(all []*identityv1.Invitation) proto.Message {
 		return &identityv1.ListInvitationsResponse{Invitations: all}
 	},
-	Name:   func(i *identityv1.Invitation) string { return place(i.GetBinding()) },
+	Name:   func(i *identityv1.Invitation) string { return bindingTenant(i.GetBinding()) },
 	Header: []string{"PLACE", "ROLE", "INVITED BY", "ENDS"},
 	Row: func(i *identityv1.Invitation) []string {
-		return []string{place(i.GetBinding()), i.GetBinding().GetRole(), i.GetInvitedBy(), show.When(i.GetExpiresAt())}
+		return []string{bindingTenant(i.GetBinding()), i.GetBinding().GetRole(), i.GetInvitedBy(), show.When(i.GetExpiresAt())}
 	},
 }
 
-// place formats the tenant of a binding as ORG or ORG/PROJECT.
-func place(b *identityv1.Binding) string {
+// bindingTenant formats the tenant of a binding as ORG or ORG/PROJECT.
+func bindingTenant(b *identityv1.Binding) string {
 	if b.GetProjectId() == "" {
 		return b.GetOrgId()
 	}
 	return b.GetOrgId() + "/" + b.GetProjectId()
 }
 
-// answering returns a command that accepts or declines an invitation to an org or a project.
-func answering(s *session.Session, verb, short, more, done string, do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Binding) error) *cobra.Command {
+// answerInvitationCommand returns a command that accepts or declines an invitation to an org or a project.
+func answerInvitationCommand(s *session.Session, verb, short, more, done string, do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Binding) error) *cobra.Command {
 	var role string
 	c := &cobra.Command{
 		Use: verb + " ORG[/PROJECT]", Short: short, Args: session.Exactly("ORG[/PROJECT]"), ValidArgsFunction: session.FirstArg(invitations.Names(s)),
@@ -82,30 +74,30 @@ func answering(s *session.Session, verb, short, more, done string, do func(conte
 	}
 	c.Flags().StringVar(&role, "role", "", "which role, if you are offered several there")
 	// This fails only for an unknown flag.
-	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(binding.Roles(), cobra.ShellCompDirectiveNoFileComp))
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		all, err := invitations.All(ctx, conn)
 		if err != nil {
 			return err
 		}
-		b, err := chosen(all, args[0], role)
+		b, err := selectInvitation(all, args[0], role)
 		if err != nil {
 			return err
 		}
 		if err := do(ctx, identityv1.NewIdentityServiceClient(conn), b); err != nil {
 			return err
 		}
-		return s.Done(binding.Text(b), "is "+done)
+		return s.Done(bindingText(b), "is "+done)
 	})
 	return c
 }
 
-// chosen returns the only offered role in a place or, unless role is empty, the offered role of that name.
-func chosen(all []*identityv1.Invitation, at, role string) (*identityv1.Binding, error) {
+// selectInvitation returns the only offered role in a place or, unless role is empty, the offered role of that name.
+func selectInvitation(all []*identityv1.Invitation, at, role string) (*identityv1.Binding, error) {
 	var found []*identityv1.Binding
 	var roles []string
 	for _, i := range all {
-		if b := i.GetBinding(); place(b) == at && (role == "" || b.GetRole() == role) {
+		if b := i.GetBinding(); bindingTenant(b) == at && (role == "" || b.GetRole() == role) {
 			found, roles = append(found, b), append(roles, b.GetRole())
 		}
 	}

@@ -1,9 +1,7 @@
-// Package key holds the commands about the keys that tokens are signed with.
-package key
+package identity
 
 import (
 	"context"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -14,11 +12,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// Command is `trivet key`.
-func Command(s *session.Session) *cobra.Command {
+// keyCommand is `trivet key`.
+func keyCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "key", Short: "Rotate and revoke the keys that tokens are signed with", Args: cobra.NoArgs,
 		Long: `Rotate and revoke the keys that tokens are signed with. A key is staged, so that everybody who checks tokens learns of it;
@@ -27,7 +22,7 @@ system:admin.`,
 		Example: "  trivet key list\n  trivet key rotate",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(keys.Command(s, &cobra.Command{Use: "list", Short: "List the keys"}, call, nil), rotating(s), revoking(s))
+	c.AddCommand(keys.Command(s, &cobra.Command{Use: "list", Short: "List the keys"}, callTimeout, nil), rotateKeysCommand(s), revokeKeyCommand(s))
 	return c
 }
 
@@ -44,7 +39,7 @@ var keys = &session.List[*identityv1.Key]{
 	},
 }
 
-func rotating(s *session.Session) *cobra.Command {
+func rotateKeysCommand(s *session.Session) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use: "rotate", Short: "Sign with the staged key from now on", Args: session.Exactly(),
@@ -52,7 +47,7 @@ func rotating(s *session.Session) *cobra.Command {
 not know the staged key yet; with --force it is done all the same, and they may refuse new tokens for a while.`,
 	}
 	c.Flags().BoolVar(&force, "force", false, "though others may not know the staged key yet")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		all, err := identityv1.NewIdentityServiceClient(conn).RotateKeys(ctx, &identityv1.RotateKeysRequest{Force: force})
 		if err != nil {
 			return err
@@ -62,14 +57,14 @@ not know the staged key yet; with --force it is done all the same, and they may 
 	return c
 }
 
-func revoking(s *session.Session) *cobra.Command {
+func revokeKeyCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "revoke KEY", Short: "Forget a key that leaked; every token that it signed ends", Args: session.Exactly("KEY"),
 		Long: `Forget a key that leaked. Every token that it signed ends, which may be your own: then log in again. The primary needs a staged
 one to follow it.`,
 		ValidArgsFunction: session.FirstArg(keys.Names(s)),
 	}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		all, err := identityv1.NewIdentityServiceClient(conn).RevokeKey(ctx, &identityv1.RevokeKeyRequest{KeyId: args[0]})
 		if err != nil {
 			return err

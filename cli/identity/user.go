@@ -1,29 +1,21 @@
-// Package user holds the commands about users: names with credentials, to which roles are given.
-//
-// It knows the identity service's calls about users. Passwords are asked for by package credential.
-package user
+package identity
 
 import (
 	"context"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/cli/binding"
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// Command is `trivet user`.
-func Command(s *session.Session) *cobra.Command {
+// userCommand is `trivet user`.
+func userCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "user", Short: "Make users and give them passwords", Args: cobra.NoArgs,
 		Long: `Make users and give them passwords. A new user is a name and can do nothing: it takes a credential, which is a password or an
@@ -32,17 +24,17 @@ that everybody may change their own password.`,
 		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding add --user ada --role project:member --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(creating(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, call, nil), showing(s), deleting(s), passwording(s),
-		changing(s, "disable", "End a user's tokens, and give it no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout, nil), showUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),
+		changeUserCommand(s, "disable", "End a user's tokens, and give it no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
 			return c.DisableUser(ctx, &identityv1.DisableUserRequest{UserId: id})
 		}),
-		changing(s, "enable", "Give a disabled user tokens again", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+		changeUserCommand(s, "enable", "Give a disabled user tokens again", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
 			return c.EnableUser(ctx, &identityv1.EnableUserRequest{UserId: id})
 		}),
-		linking(s, "link", "Let a user log in by an outside provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+		linkIdentityCommand(s, "link", "Let a user log in by an outside provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
 			return c.LinkIdentity(ctx, &identityv1.LinkIdentityRequest{UserId: id, Identity: i})
 		}),
-		linking(s, "unlink", "Let a user log in by an outside provider no more", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+		linkIdentityCommand(s, "unlink", "Let a user log in by an outside provider no more", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
 			return c.UnlinkIdentity(ctx, &identityv1.UnlinkIdentityRequest{UserId: id, Identity: i})
 		}))
 	return c
@@ -57,14 +49,14 @@ var users = &session.List[*identityv1.User]{
 	Name:   (*identityv1.User).GetId,
 	Header: []string{"ID", "NAME", "STATE", "LOGS IN BY", "ROLES"},
 	Row: func(u *identityv1.User) []string {
-		return []string{u.GetId(), u.GetName(), state(u), strings.Join(credentials(u), ", "), strings.Join(roles(u), ", ")}
+		return []string{u.GetId(), u.GetName(), userState(u), strings.Join(userCredentials(u), ", "), strings.Join(userRoles(u), ", ")}
 	},
 }
 
-// Names completes an argument or a flag with the ids of users.
-func Names(s *session.Session) cobra.CompletionFunc { return users.Names(s) }
+// userNames completes an argument or a flag with the ids of users.
+func userNames(s *session.Session) cobra.CompletionFunc { return users.Names(s) }
 
-func creating(s *session.Session) *cobra.Command {
+func createUserCommand(s *session.Session) *cobra.Command {
 	var name string
 	c := &cobra.Command{
 		Use: "create USER", Short: "Make a user, without a credential", Args: session.Exactly("USER"),
@@ -76,7 +68,7 @@ invite it. Without it the user belongs to the org of the first role in an org th
 		Example: "  trivet user create ada --name \"Ada Lovelace\" --org acme",
 	}
 	c.Flags().StringVar(&name, "name", "", "what people call it")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req := &identityv1.CreateUserRequest{Id: args[0], Name: name}
 		if s.Given("org") {
 			req.OrgId, _ = s.Named()
@@ -87,21 +79,21 @@ invite it. Without it the user belongs to the org of the first role in an org th
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
-	c := named(s, "show USER", "Show a user")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+func showUserCommand(s *session.Session) *cobra.Command {
+	c := userArgCommand(s, "show USER", "Show a user")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		u, err := identityv1.NewIdentityServiceClient(conn).GetUser(ctx, &identityv1.GetUserRequest{Id: args[0]})
 		if err != nil {
 			return err
 		}
-		return s.Print(u, []string{u.GetId()}, func(w io.Writer) error { return show.Fields(w, fields(u)) })
+		return s.Print(u, []string{u.GetId()}, func(w io.Writer) error { return show.Fields(w, userFields(u)) })
 	})
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
-	c := named(s, "delete USER", "Delete a user with its credentials and roles")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+func deleteUserCommand(s *session.Session) *cobra.Command {
+	c := userArgCommand(s, "delete USER", "Delete a user with its credentials and roles")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteUser(ctx, &identityv1.DeleteUserRequest{UserId: args[0]}); err != nil {
 			return err
 		}
@@ -110,17 +102,17 @@ func deleting(s *session.Session) *cobra.Command {
 	return c
 }
 
-func changing(s *session.Session, verb, short string, do func(context.Context, identityv1.IdentityServiceClient, string) (*identityv1.User, error)) *cobra.Command {
-	c := named(s, verb+" USER", short)
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+func changeUserCommand(s *session.Session, verb, short string, do func(context.Context, identityv1.IdentityServiceClient, string) (*identityv1.User, error)) *cobra.Command {
+	c := userArgCommand(s, verb+" USER", short)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), args[0])
 		return printUser(s, u, err)
 	})
 	return c
 }
 
-func named(s *session.Session, use, short string) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(Names(s))}
+func userArgCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(userNames(s))}
 }
 
 func printUser(s *session.Session, u *identityv1.User, err error) error {
@@ -130,7 +122,7 @@ func printUser(s *session.Session, u *identityv1.User, err error) error {
 	return users.Print(s, u, u)
 }
 
-func state(u *identityv1.User) string {
+func userState(u *identityv1.User) string {
 	switch {
 	case u.GetDisabled():
 		return "DISABLED"
@@ -140,7 +132,7 @@ func state(u *identityv1.User) string {
 	return "ACTIVE"
 }
 
-func credentials(u *identityv1.User) (all []string) {
+func userCredentials(u *identityv1.User) (all []string) {
 	if u.GetHasPassword() {
 		all = append(all, "password")
 	}
@@ -150,15 +142,15 @@ func credentials(u *identityv1.User) (all []string) {
 	return all
 }
 
-func roles(u *identityv1.User) (all []string) {
+func userRoles(u *identityv1.User) (all []string) {
 	for _, b := range u.GetBindings() {
-		all = append(all, binding.Text(b))
+		all = append(all, bindingText(b))
 	}
 	return all
 }
 
-func fields(u *identityv1.User) [][2]string {
-	f := [][2]string{{"ID", u.GetId()}, {"Name", u.GetName()}, {"State", state(u)}, {"Created", show.When(u.GetCreatedAt())}}
+func userFields(u *identityv1.User) [][2]string {
+	f := [][2]string{{"ID", u.GetId()}, {"Name", u.GetName()}, {"State", userState(u)}, {"Created", show.When(u.GetCreatedAt())}}
 	if u.GetOrgId() != "" {
 		f = append(f, [2]string{"Home org", u.GetOrgId()})
 	}
@@ -168,7 +160,7 @@ func fields(u *identityv1.User) [][2]string {
 	for _, i := range u.GetIdentities() {
 		f = append(f, [2]string{"Identity", i.GetSubject() + " at " + i.GetProvider()})
 	}
-	for _, r := range roles(u) {
+	for _, r := range userRoles(u) {
 		f = append(f, [2]string{"Role", r})
 	}
 	return f

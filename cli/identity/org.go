@@ -1,11 +1,7 @@
-// Package org holds the commands about orgs: what projects belong to, and whose administrators make them.
-//
-// It knows the identity service's calls about orgs, and no other noun.
-package org
+package identity
 
 import (
 	"context"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -16,11 +12,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// Command is `trivet org`.
-func Command(s *session.Session) *cobra.Command {
+// orgCommand is `trivet org`.
+func orgCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "org", Short: "Make, list and delete orgs", Args: cobra.NoArgs,
 		Long: `Make, list and delete orgs. An org is a customer or a department: it holds projects, and who has the role org:admin in it
@@ -28,8 +21,8 @@ makes them and gives roles there. To make and delete orgs takes the role system:
 		Example: "  trivet org create acme --name \"Acme Corp.\"\n  trivet project create web --org acme",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(creating(s), orgs.Command(s, &cobra.Command{Use: "list", Short: "List the orgs that you have a role in"}, call, nil),
-		showing(s), deleting(s))
+	c.AddCommand(createOrgCommand(s), orgs.Command(s, &cobra.Command{Use: "list", Short: "List the orgs that you have a role in"}, callTimeout, nil),
+		showOrgCommand(s), deleteOrgCommand(s))
 	return c
 }
 
@@ -44,10 +37,10 @@ var orgs = &session.List[*identityv1.Org]{
 	Row:    func(o *identityv1.Org) []string { return []string{o.GetId(), o.GetName(), show.When(o.GetCreatedAt())} },
 }
 
-// Names completes an argument or a flag with the ids of orgs.
-func Names(s *session.Session) cobra.CompletionFunc { return orgs.Names(s) }
+// OrgNames completes an argument or a flag with the ids of orgs.
+func OrgNames(s *session.Session) cobra.CompletionFunc { return orgs.Names(s) }
 
-func creating(s *session.Session) *cobra.Command {
+func createOrgCommand(s *session.Session) *cobra.Command {
 	var name string
 	c := &cobra.Command{
 		Use: "create ORG", Short: "Make an org", Args: session.Exactly("ORG"),
@@ -57,7 +50,7 @@ quota with "trivet quota set --org ORG".`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"",
 	}
 	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		o, err := identityv1.NewIdentityServiceClient(conn).CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: args[0], Name: name})
 		if err != nil {
 			return err
@@ -67,9 +60,9 @@ quota with "trivet quota set --org ORG".`,
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
-	c := named(s, "show ORG", "Show an org")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+func showOrgCommand(s *session.Session) *cobra.Command {
+	c := orgArgCommand(s, "show ORG", "Show an org")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		o, err := identityv1.NewIdentityServiceClient(conn).GetOrg(ctx, &identityv1.GetOrgRequest{Id: args[0]})
 		if err != nil {
 			return err
@@ -79,10 +72,10 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
-	c := named(s, "delete ORG", "Delete an org that has no projects")
+func deleteOrgCommand(s *session.Session) *cobra.Command {
+	c := orgArgCommand(s, "delete ORG", "Delete an org that has no projects")
 	c.Long = "Delete an org that has no projects. Its ID is never used again; the IDs of its deleted projects become free."
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteOrg(ctx, &identityv1.DeleteOrgRequest{Id: args[0]}); err != nil {
 			return err
 		}
@@ -91,6 +84,6 @@ func deleting(s *session.Session) *cobra.Command {
 	return c
 }
 
-func named(s *session.Session, use, short string) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("ORG"), ValidArgsFunction: session.FirstArg(Names(s))}
+func orgArgCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("ORG"), ValidArgsFunction: session.FirstArg(OrgNames(s))}
 }

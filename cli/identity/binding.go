@@ -1,13 +1,9 @@
-// Package binding holds the commands about who has which role where.
-//
-// It knows the roles' names and what each is given in; not what one may do with it, which the control plane decides.
-package binding
+package identity
 
 import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -17,37 +13,34 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// reach is what a role is given in.
-type reach int
+// roleScope is what a role is given in.
+type roleScope int
 
 const (
-	everywhere reach = iota
+	everywhere roleScope = iota
 	inOrg
 	inProject
 )
 
-var roles = []struct {
+var roleTable = []struct {
 	name  string
-	reach reach
+	reach roleScope
 }{
 	{"system:admin", everywhere}, {"billing:admin", everywhere}, {"org:admin", inOrg},
 	{"project:admin", inProject}, {"project:member", inProject}, {"project:viewer", inProject},
 }
 
-// Roles lists the roles that can be given.
-func Roles() (names []string) {
-	for _, r := range roles {
+// roleNames lists the roles that can be given.
+func roleNames() (names []string) {
+	for _, r := range roleTable {
 		names = append(names, r.name)
 	}
 	return names
 }
 
-// ProjectRoles lists those that are given in a project.
-func ProjectRoles() (names []string) {
-	for _, r := range roles {
+// projectRoleNames lists those that are given in a project.
+func projectRoleNames() (names []string) {
+	for _, r := range roleTable {
 		if r.reach == inProject {
 			names = append(names, r.name)
 		}
@@ -55,8 +48,8 @@ func ProjectRoles() (names []string) {
 	return names
 }
 
-// Text is a role and where it is held.
-func Text(b *identityv1.Binding) string {
+// bindingText is a role and where it is held.
+func bindingText(b *identityv1.Binding) string {
 	switch {
 	case b.GetProjectId() != "":
 		return b.GetRole() + " of " + b.GetOrgId() + "/" + b.GetProjectId()
@@ -66,8 +59,8 @@ func Text(b *identityv1.Binding) string {
 	return b.GetRole()
 }
 
-// Command is `trivet binding`; users completes the ids of users.
-func Command(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+// bindingCommand is `trivet binding`; users completes the ids of users.
+func bindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "binding", Short: "Give roles to users, and take them away", Args: cobra.NoArgs,
 		Long: `Give roles to users, and take them away. A role acts from the next call on, without a new login.
@@ -88,24 +81,24 @@ credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" +
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
-		changing(s, users, "add", "Give a user a role", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+		changeBindingCommand(s, users, "add", "Give a user a role", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
 			made, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: user, Binding: b})
 			if made.GetPending() {
 				return "is invited to", err
 			}
 			return "has", err
 		}),
-		changing(s, users, "remove", "Take a role from a user, or withdraw the invitation to it", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+		changeBindingCommand(s, users, "remove", "Take a role from a user, or withdraw the invitation to it", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
 			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
 			return "no longer has", err
 		}),
-		listing(s, users))
+		listBindingsCommand(s, users))
 	return c
 }
 
-// changing returns a command that gives or takes a role. do makes the call and returns the words that relate the user
+// changeBindingCommand returns a command that gives or takes a role. do makes the call and returns the words that relate the user
 // to the role afterwards, such as "is invited to".
-func changing(s *session.Session, users cobra.CompletionFunc, verb, short string,
+func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
 	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
 	var user, role string
 	c := &cobra.Command{
@@ -114,15 +107,15 @@ func changing(s *session.Session, users cobra.CompletionFunc, verb, short string
 		Example: "  trivet binding " + verb + " --user ada --role project:member --org acme --project web\n  trivet binding " + verb + " --user bob --role org:admin --org acme",
 	}
 	c.Flags().StringVar(&user, "user", "", "the user's id")
-	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(Roles(), ", "))
+	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
 	// These fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
-	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(Roles(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("user")
 	_ = c.MarkFlagRequired("role")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
-		b, err := wanted(ctx, s, client, role)
+		b, err := bindingFromFlags(ctx, s, client, role)
 		if err != nil {
 			return err
 		}
@@ -130,18 +123,18 @@ func changing(s *session.Session, users cobra.CompletionFunc, verb, short string
 		if err != nil {
 			return err
 		}
-		return s.Done(user, now+" "+Text(b))
+		return s.Done(user, now+" "+bindingText(b))
 	})
 	return c
 }
 
-// wanted is a role where it is to be held.
-func wanted(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
-	i := slices.Index(Roles(), role)
+// bindingFromFlags is a role where it is to be held.
+func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
+	i := slices.Index(roleNames(), role)
 	if i < 0 {
-		return nil, session.Usagef("--role %q: want one of %s", role, strings.Join(Roles(), ", "))
+		return nil, session.Usagef("--role %q: want one of %s", role, strings.Join(roleNames(), ", "))
 	}
-	reach := roles[i].reach
+	reach := roleTable[i].reach
 	if reach < inProject && s.Given("project") {
 		return nil, session.Usagef("%s is not given in a project: leave --project out", role)
 	}
@@ -152,7 +145,7 @@ func wanted(ctx context.Context, s *session.Session, client identityv1.IdentityS
 	org, project := s.Tenant()
 	if reach == inProject {
 		var err error
-		if org, err = orgOf(ctx, client, org, project); err != nil {
+		if org, err = orgOfProject(ctx, client, org, project); err != nil {
 			return nil, err
 		}
 	}
@@ -165,8 +158,8 @@ func wanted(ctx context.Context, s *session.Session, client identityv1.IdentityS
 	return b, nil
 }
 
-// orgOf returns the org of a project that was named without its org.
-func orgOf(ctx context.Context, client identityv1.IdentityServiceClient, org, project string) (string, error) {
+// orgOfProject returns the org of a project that was named without its org.
+func orgOfProject(ctx context.Context, client identityv1.IdentityServiceClient, org, project string) (string, error) {
 	if org != "" || project == "" {
 		return org, nil
 	}
@@ -174,7 +167,7 @@ func orgOf(ctx context.Context, client identityv1.IdentityServiceClient, org, pr
 	return p.GetOrgId(), err
 }
 
-func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	var all bool
 	var user, role string
 	grants := &session.List[*identityv1.Grant]{
@@ -186,7 +179,7 @@ func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 				return nil, "", session.Usagef("give --all, or --org and --project, not both")
 			case !all:
 				org, project := s.Tenant()
-				org, err := orgOf(ctx, client, org, project)
+				org, err := orgOfProject(ctx, client, org, project)
 				if err != nil {
 					return nil, "", err
 				}
@@ -212,7 +205,7 @@ func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 		Long: `List who has which role in the org and project that --org and --project name, or else in the login's. With --all, or when
 neither names any, all roles are listed, which takes the role system:admin.`,
 		Example: "  trivet binding list --org acme\n  trivet binding list --all --role system:admin",
-	}, call, func(g *identityv1.Grant) bool {
+	}, callTimeout, func(g *identityv1.Grant) bool {
 		return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())
 	})
 	c.Flags().BoolVar(&all, "all", false, "of every org and project")
@@ -220,6 +213,6 @@ neither names any, all roles are listed, which takes the role system:admin.`,
 	c.Flags().StringVar(&role, "role", "", "only this role")
 	// These fail only for a flag that there is not.
 	_ = c.RegisterFlagCompletionFunc("user", users)
-	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(Roles(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	return c
 }

@@ -1,5 +1,4 @@
-// Package contexts holds the commands about saved logins. It knows the file and no control plane.
-package contexts
+package login
 
 import (
 	"context"
@@ -14,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// Command is `trivet context`.
-func Command(s *session.Session) *cobra.Command {
+// contextCommand is `trivet context`.
+func contextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "context", Short: "Change between saved logins", Args: cobra.NoArgs,
 		Long: `Change between saved logins. A context is what ` + "`trivet login`" + ` keeps: the endpoints, the user, the org and project, and the
@@ -25,12 +24,12 @@ the current one.`,
 		Example: "  trivet context list\n  trivet context use prod\n  trivet --context test vm list",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(listing(s), using(s), showing(s), deleting(s), renaming(s))
+	c.AddCommand(listContextsCommand(s), useContextCommand(s), showContextCommand(s), deleteContextCommand(s), renameContextCommand(s))
 	return c
 }
 
-// shown is a context without its token.
-type shown struct {
+// contextView is a context without its token.
+type contextView struct {
 	Name      string     `json:"name"`
 	Current   bool       `json:"current"`
 	User      string     `json:"user"`
@@ -42,9 +41,9 @@ type shown struct {
 	ExpiresAt *time.Time `json:"expires_at"`
 }
 
-func view(now time.Time, b *account.Book, name string) shown {
+func viewContext(now time.Time, b *account.Book, name string) contextView {
 	l := b.Contexts[name]
-	v := shown{name, name == b.Current, l.User, l.Provider, l.Endpoints, l.Org, l.Project, "LOGGED_OUT", nil}
+	v := contextView{name, name == b.Current, l.User, l.Provider, l.Endpoints, l.Org, l.Project, "LOGGED_OUT", nil}
 	if l.Token != "" {
 		v.State, v.ExpiresAt = "LOGGED_IN", &l.ExpiresAt
 		if !now.Before(l.ExpiresAt) {
@@ -54,21 +53,21 @@ func view(now time.Time, b *account.Book, name string) shown {
 	return v
 }
 
-func (v *shown) scope() string {
+func (v *contextView) scope() string {
 	if v.Project != "" && v.Org != "" {
 		return v.Org + "/" + v.Project
 	}
 	return v.Org + v.Project
 }
 
-func (v *shown) until() string {
+func (v *contextView) until() string {
 	if v.ExpiresAt == nil || v.ExpiresAt.IsZero() {
 		return ""
 	}
 	return show.When(v.ExpiresAt.UnixMilli())
 }
 
-func listing(s *session.Session) *cobra.Command {
+func listContextsCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List the saved logins", Args: session.Exactly()}
 	c.RunE = s.Local(func(context.Context, []string) error {
 		_, b, err := s.Book()
@@ -76,11 +75,11 @@ func listing(s *session.Session) *cobra.Command {
 			return err
 		}
 		all := struct {
-			Contexts []shown `json:"contexts"`
-		}{[]shown{}}
+			Contexts []contextView `json:"contexts"`
+		}{[]contextView{}}
 		var rows [][]string
 		for _, name := range b.Names() {
-			v := view(s.Now(), b, name)
+			v := viewContext(s.Now(), b, name)
 			mark := " "
 			if v.Current {
 				mark = "*"
@@ -95,7 +94,7 @@ func listing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
+func showContextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show [NAME]", Short: "Show a saved login, or the current one", Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: session.FirstArg(s.Contexts())}
 	c.RunE = s.Local(func(_ context.Context, args []string) error {
@@ -111,11 +110,11 @@ func showing(s *session.Session) *cobra.Command {
 		}
 		if b.Contexts[name] == nil {
 			if name == "" {
-				return errNone
+				return errNoCurrentContext
 			}
 			return session.NoContext(name)
 		}
-		v := view(s.Now(), b, name)
+		v := viewContext(s.Now(), b, name)
 		return s.PrintValue(v, []string{name}, func(w io.Writer) error {
 			return show.Fields(w, [][2]string{
 				{"Name", name}, {"User", v.User}, {"Provider", v.Provider}, {"Acts in", v.scope()}, {"Endpoints", strings.Join(v.Endpoints, ",")},

@@ -1,9 +1,4 @@
-// Package token holds the commands about tokens themselves, for programs that keep one on their own: `trivet login` is what
-// people use.
-//
-// It knows the identity service's calls about tokens. Decision: a token is read from a file, standard input or the
-// environment and never from an argument, which others of the host see.
-package token
+package identity
 
 import (
 	"context"
@@ -14,22 +9,20 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/account"
-	"github.com/trivet-cloud/trivet/cli/credential"
+
 	"github.com/trivet-cloud/trivet/cli/dial"
-	"github.com/trivet-cloud/trivet/cli/login"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
-	"github.com/trivet-cloud/trivet/cli/whoami"
+
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
-
-// Command is `trivet token`; users completes the ids of users.
-func Command(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+// tokenCommand is `trivet token`; users completes the ids of users.
+func tokenCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "token", Short: "Make, check and end tokens", Args: cobra.NoArgs,
 		Long: `Make, check and end tokens. A token stands for its holder in every call until it ends; whoever has it is taken for the
@@ -38,22 +31,22 @@ No token is ever an argument, since others of the host see a program's arguments
 		Example: "  trivet token issue --user ci --password-file ci.secret --file ci.token --ttl 24h\n  trivet token verify --file ci.token\n  trivet token revoke --file ci.token",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(issuing(s), verifying(s), revoking(s), revokingAll(s, users))
+	c.AddCommand(issueTokenCommand(s), verifyTokenCommand(s), revokeTokenCommand(s), revokeAllTokensCommand(s, users))
 	return c
 }
 
-func issuing(s *session.Session) *cobra.Command {
+func issueTokenCommand(s *session.Session) *cobra.Command {
 	var user, passwordFile, file string
 	var ttl time.Duration
 	c := &cobra.Command{
-		Use: "issue", Short: "Make a token and print it", Args: none,
+		Use: "issue", Short: "Make a token and print it", Args: noTokenArgument,
 		Long: `Make a token with a name and a password, or a service account's id and its secret, and print it, and nothing else, on
 standard output; with --file it goes into a new file that you alone may read. It is shown this once. It acts in the org and
 project of --org and --project.`,
 		Example: "  trivet token issue --user ci --password-file ci.secret --project web --file ci.token",
 	}
 	c.Flags().StringVar(&user, "user", "", "whose token (default: asked)")
-	credential.FileFlag(c, &passwordFile)
+	PasswordFileFlag(c, &passwordFile)
 	c.Flags().StringVar(&file, "file", "", "write the token to this new file, mode 0600, instead of standard output")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "how long it is good (default 1h, at most 720h)")
 	_ = c.MarkFlagFilename("file") // fails only for a flag that there is not
@@ -66,7 +59,7 @@ project of --org and --project.`,
 			return err
 		}
 		defer conn.Close()
-		user, password, err := credential.Known(ctx, s, user, passwordFile)
+		user, password, err := ReadCredential(ctx, s, user, passwordFile)
 		if err != nil {
 			return err
 		}
@@ -84,7 +77,7 @@ project of --org and --project.`,
 			}()
 			keep = func(t account.Secret) error { written = true; return out.Write(t) }
 		}
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		org, project := s.Named()
 		t, err := identityv1.NewIdentityServiceClient(conn).IssueToken(ctx, &identityv1.IssueTokenRequest{
@@ -108,19 +101,19 @@ project of --org and --project.`,
 	return c
 }
 
-func verifying(s *session.Session) *cobra.Command {
+func verifyTokenCommand(s *session.Session) *cobra.Command {
 	var file string
 	c := &cobra.Command{
-		Use: "verify", Short: "Verify a token and print its holder", Args: none,
+		Use: "verify", Short: "Verify a token and print its holder", Args: noTokenArgument,
 		Long: `Verify a token and print its holder. The exit status is 1 for an invalid token, and for an unauthenticated one, which the
 REST token endpoint issues to anybody for any name when the password is missing or wrong: its holder is not verified.
 The token is that of --file, or else the one that other commands would use: that of --token-file, TRIVET_TOKEN,
 TRIVET_TOKEN_FILE or the login.`,
 		Example: "  trivet token verify --file ci.token\n  pass show ci-token | trivet token verify --file -",
 	}
-	fileFlag(c, &file)
+	tokenFileFlag(c, &file)
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
-		token, err := read(s, file)
+		token, err := readToken(s, file)
 		if err != nil {
 			return err
 		}
@@ -129,14 +122,14 @@ TRIVET_TOKEN_FILE or the login.`,
 			return err
 		}
 		defer conn.Close()
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		v, err := identityv1.NewIdentityServiceClient(conn).VerifyToken(ctx, &identityv1.VerifyTokenRequest{Token: string(token)})
 		if err != nil {
 			return err
 		}
 		var names []string
-		unauthenticated := v.GetHolder().GetProof() == whoami.NoProof
+		unauthenticated := v.GetHolder().GetProof() == noProof
 		if v.GetValid() && !unauthenticated {
 			names = []string{v.GetHolder().GetPrincipalId()}
 		}
@@ -144,7 +137,7 @@ TRIVET_TOKEN_FILE or the login.`,
 			if !v.GetValid() {
 				return nil
 			}
-			return show.Fields(w, whoami.Fields(v.GetHolder()))
+			return show.Fields(w, holderFields(v.GetHolder()))
 		}); err != nil {
 			return err
 		}
@@ -162,21 +155,21 @@ TRIVET_TOKEN_FILE or the login.`,
 var errUnauthenticated = errors.New("the token is unauthenticated: it was issued without the right password, so every call with it is refused; " +
 	"get another with `trivet token issue` or `trivet login`")
 
-func revoking(s *session.Session) *cobra.Command {
+func revokeTokenCommand(s *session.Session) *cobra.Command {
 	var file, id string
 	c := &cobra.Command{
-		Use: "revoke", Short: "End a token", Args: none,
+		Use: "revoke", Short: "End a token", Args: noTokenArgument,
 		Long: `End a token, everywhere and for good. Whoever holds it may: with --file. By its id, which ` + "`trivet whoami`" + ` and
 ` + "`trivet token verify`" + ` tell, it takes the role system:admin. Your login's own ends with ` + "`trivet logout`" + `.`,
 		Example: "  trivet token revoke --file ci.token\n  trivet token revoke --id 0197c2a4-5d1e-4c3b-9f00-6a2b8c4d1e5f",
 	}
-	fileFlag(c, &file)
+	tokenFileFlag(c, &file)
 	c.Flags().StringVar(&id, "id", "", "the token's id")
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
 		if (file == "") == (id == "") {
 			return session.Usagef("give --file or --id")
 		}
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		if id != "" {
 			conn, err := s.Connect()
@@ -189,7 +182,7 @@ func revoking(s *session.Session) *cobra.Command {
 			}
 			return s.Done(id, "is revoked")
 		}
-		token, err := read(s, file)
+		token, err := readToken(s, file)
 		if err != nil {
 			return err
 		}
@@ -198,7 +191,7 @@ func revoking(s *session.Session) *cobra.Command {
 			return err
 		}
 		defer conn.Close()
-		if err := login.Revoke(ctx, conn, token); err != nil {
+		if err := RevokeToken(ctx, conn, token); err != nil {
 			return err
 		}
 		return s.Done("the token", "is revoked")
@@ -206,13 +199,13 @@ func revoking(s *session.Session) *cobra.Command {
 	return c
 }
 
-func revokingAll(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+func revokeAllTokensCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "revoke-all USER", Short: "End all tokens that a user has until now", Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(users),
 		Long: `End all tokens that a user, or a service account, has until now, for instance because one was lost. Those that are issued
 later are good. It takes the role system:admin, or to be that user.`,
 	}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if _, err := identityv1.NewIdentityServiceClient(conn).RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: args[0]}); err != nil {
 			return err
 		}
@@ -221,18 +214,18 @@ later are good. It takes the role system:admin, or to be that user.`,
 	return c
 }
 
-func fileFlag(c *cobra.Command, file *string) {
+func tokenFileFlag(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "file", "", "file with the token, - for standard input")
 	_ = c.MarkFlagFilename("file") // fails only for a flag that there is not
 }
 
-// read is the token of a file, or else the one that a call would be made with.
-func read(s *session.Session, file string) (account.Secret, error) {
+// readToken is the token of a file, or else the one that a call would be made with.
+func readToken(s *session.Session, file string) (account.Secret, error) {
 	if file == "" {
 		return s.Token()
 	}
 	if looksLikeToken(file) {
-		return "", errArgument
+		return "", errTokenArgument
 	}
 	token, err := account.ReadSecret(file, s.Stdin)
 	if err != nil {
@@ -242,12 +235,12 @@ func read(s *session.Session, file string) (account.Secret, error) {
 	return token, nil
 }
 
-var errArgument error = &session.Usage{Message: "a token is not given as an argument, where others see it: give a file with it, or - for standard input"}
+var errTokenArgument error = &session.Usage{Message: "a token is not given as an argument, where others see it: give a file with it, or - for standard input"}
 
-// none takes no arguments, and does not repeat one that may be a token.
-func none(_ *cobra.Command, args []string) error {
+// noTokenArgument takes no arguments, and does not repeat one that may be a token.
+func noTokenArgument(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return errArgument
+		return errTokenArgument
 	}
 	return nil
 }
@@ -255,4 +248,13 @@ func none(_ *cobra.Command, args []string) error {
 // looksLikeToken tells a JSON web token from a file's name.
 func looksLikeToken(text string) bool {
 	return strings.HasPrefix(text, "eyJ") && strings.Count(text, ".") == 2
+}
+
+// RevokeToken ends a token that is also what the connection calls with. One that has ended already is as good as revoked.
+func RevokeToken(ctx context.Context, conn *dial.Conn, token account.Secret) error {
+	_, err := identityv1.NewIdentityServiceClient(conn).RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: string(token)})
+	if status.Code(err) == codes.Unauthenticated {
+		return nil
+	}
+	return err
 }

@@ -1,5 +1,4 @@
-// Package audit holds the command that lists what was done and refused.
-package audit
+package identity
 
 import (
 	"context"
@@ -16,11 +15,11 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds the command: there may be many pages.
-const call = 2 * time.Minute
+// auditTimeout bounds the command: there may be many pages.
+const auditTimeout = 2 * time.Minute
 
-// Command is `trivet audit`; users completes the ids of users.
-func Command(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+// auditCommand is `trivet audit`; users completes the ids of users.
+func auditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "audit", Short: "See who did what, and what was refused", Args: cobra.NoArgs,
 		Long: `See who did what, and what was refused. Each call that changes something and each refusal is a record, which nobody can change.
@@ -28,11 +27,11 @@ Who has the role system:admin sees all of them, org:admin those of the org.`,
 		Example: "  trivet audit list --since 1h\n  trivet audit list --user ada --outcome REFUSED",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(listing(s, users))
+	c.AddCommand(listAuditCommand(s, users))
 	return c
 }
 
-func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	var all bool
 	var since, until string
 	req := &identityv1.ListAuditRecordsRequest{}
@@ -40,10 +39,10 @@ func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 		Page: func(ctx context.Context, conn *dial.Conn, token string) (_ []*identityv1.AuditRecord, _ string, err error) {
 			if token == "" {
 				now := s.Now()
-				if req.Since, err = moment(now, "since", since); err != nil {
+				if req.Since, err = parseAuditTime(now, "since", since); err != nil {
 					return nil, "", err
 				}
-				if req.Until, err = moment(now, "until", until); err != nil {
+				if req.Until, err = parseAuditTime(now, "until", until); err != nil {
 					return nil, "", err
 				}
 				if req.Until != 0 && req.Since >= req.Until {
@@ -74,7 +73,7 @@ func listing(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 				message = strings.TrimSpace(message + " (and " + strconv.FormatUint(n, 10) + " more like it)")
 			}
 			return []string{
-				show.When(r.GetTime()), r.GetPrincipal(), tenant(r), r.GetMethod()[strings.LastIndexByte(r.GetMethod(), '/')+1:], r.GetTarget(),
+				show.When(r.GetTime()), r.GetPrincipal(), auditTenant(r), r.GetMethod()[strings.LastIndexByte(r.GetMethod(), '/')+1:], r.GetTarget(),
 				r.GetOutcome(), r.GetAddress(), r.GetRequestId(), message,
 			}
 		},
@@ -87,7 +86,7 @@ ago, such as 90m or 24h, or a moment such as 2026-03-01T12:00:00Z.`,
 		Example: `  trivet audit list --since 1h
   trivet audit list --org acme --method DeleteVm --since 720h -o json
   trivet audit list --outcome REFUSED --since 2026-03-01T00:00:00Z --until 2026-03-02T00:00:00Z`,
-	}, call, nil)
+	}, auditTimeout, nil)
 	c.Flags().BoolVar(&all, "all", false, "of every org and project")
 	c.Flags().StringVar(&req.Principal, "user", "", "only what this user or service account did")
 	c.Flags().StringVar(&req.Method, "method", "", "only calls of this method, such as CreateVm")
@@ -100,15 +99,15 @@ ago, such as 90m or 24h, or a moment such as 2026-03-01T12:00:00Z.`,
 	return c
 }
 
-func tenant(r *identityv1.AuditRecord) string {
+func auditTenant(r *identityv1.AuditRecord) string {
 	if r.GetProjectId() == "" {
 		return r.GetOrgId()
 	}
 	return r.GetOrgId() + "/" + r.GetProjectId()
 }
 
-// moment reads a time, as Unix milliseconds: how long ago it is, or RFC 3339. 0 is none.
-func moment(now time.Time, flag, text string) (int64, error) {
+// parseAuditTime reads a time, as Unix milliseconds: how long ago it is, or RFC 3339. 0 is none.
+func parseAuditTime(now time.Time, flag, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
 	}
