@@ -41,6 +41,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/restapi"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
@@ -311,7 +312,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	creditREST := rest.New(rest.Options{Service: fault.Credit, Name: "credit", Verifier: identities, Audit: audits, Ready: ready, Log: log, Metrics: httpMetrics})
 	credits.Routes(creditREST)
 
-	kvREST := kv.NewREST(kv.RESTOptions{
+	kvREST := restapi.New(restapi.Options{
 		Keys: keys, Members: memberships, Group: kvRaft, GroupID: kvGroup, Self: c.NodeID, Cluster: key.ClusterID(), Key: key.Derive("kv-forwards"),
 		Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: tenants.toMember, Log: log, Audit: audits,
 		Metrics: httpMetrics, Now: clk.Now,
@@ -342,7 +343,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 			return err
 		}
 	}
-	for _, host := range kv.RESTAddresses(c.Listen) {
+	for _, host := range restapi.Addresses(c.Listen) {
 		if err := e.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST, tenants.keys); err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 var bodyTiers = []struct{ upTo, room int64 }{
 	{4 << 10, 16 << 20},
 	{64 << 10, 32 << 20},
-	{MaxRESTBody, 80 << 20},
+	{MaxBody, 80 << 20},
 }
 
 // bodyWait is how long a body waits for memory.
@@ -76,7 +76,7 @@ func (c *countedBody) free() {
 }
 
 // body reads a JSON body into v, when there is room for it. Call free when it is not needed any more.
-func (s *REST) body(r request, v any) (raw []byte, free func(), err error) {
+func (s *Server) body(r request, v any) (raw []byte, free func(), err error) {
 	counted := &countedBody{ReadCloser: r.Body, ctx: r.Context(), budget: s.bodies, held: make([]int64, len(bodyTiers))}
 	r.Body = counted
 	if raw, err = rest.Decode(r.Request, v); err != nil {

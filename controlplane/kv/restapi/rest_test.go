@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -130,7 +131,7 @@ func (s *stage) step(d *datadriven.TestData) string {
 		}
 		return out.String()
 	case "users":
-		users := []string{"root", RESTUser}
+		users := []string{"root", User}
 		if d.HasArg("root") {
 			users = users[:1]
 		}
@@ -154,7 +155,7 @@ func keysIn(t *testing.T, e *mvcc.Engine) []mvcc.KV {
 // enableAuth makes root, and the user that REST acts as, who may read and write what begins with "open".
 func (s *stage) enableAuth(users []string) {
 	t, k := s.t, s.services[1]
-	ctx := As(t.Context(), "root")
+	ctx := kv.As(t.Context(), "root")
 	for _, user := range users {
 		_, err := k.UserAdd(ctx, &pb.AuthUserAddRequest{Name: user, Password: "x"})
 		require.NoError(t, err)
@@ -321,7 +322,7 @@ func TestRESTAddresses(t *testing.T) {
 		"127.0.0.1": {"127.0.0.1"}, "127.0.0.3": {"127.0.0.3"}, "10.1.2.3": {"10.1.2.3", "127.0.0.1"}, "0.0.0.0": {"0.0.0.0"},
 		"::1": {"::1"}, "fd00::1": {"fd00::1", "::1"},
 	} {
-		require.True(t, slices.Equal(want, RESTAddresses(own)), own)
+		require.True(t, slices.Equal(want, Addresses(own)), own)
 		for _, a := range want {
 			require.NotNil(t, net.ParseIP(a))
 		}

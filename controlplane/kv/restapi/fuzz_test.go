@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"bufio"
@@ -98,7 +98,7 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 		_, err := s.services[1].Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("of " + k)})
 		require.NoError(t, err)
 	}
-	for _, user := range []string{"root", RESTUser} {
+	for _, user := range []string{"root", User} {
 		_, err := s.services[1].UserAdd(t.Context(), &pb.AuthUserAddRequest{Name: user, Password: "x"})
 		require.NoError(t, err)
 	}

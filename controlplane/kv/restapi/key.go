@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"bytes"
@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// MaxRESTValue is the limit of a value that REST takes, in bytes of its own.
-const MaxRESTValue = 1536 << 10
+// MaxValue is the limit of a value that REST takes, in bytes of its own.
+const MaxValue = 1536 << 10
 
 // listEnd, put after a prefix, is the first key that the list of that prefix leaves out (the spec's part 4.4): keys that
 // go on with ~ or a byte above it, as most that are not ASCII do, are not of the list.

@@ -1,4 +1,16 @@
-package kv
+// Package restapi serves the REST API of the key-value store and of the cluster's members. The main type is Server. gRPC
+// clients, which speak etcd's API, are served by package etcdrpc.
+//
+// Decisions:
+//   - The API has no credentials, because its contract has none. A Server therefore accepts requests on the loopback
+//     interface only, unless Options.Open is set. /health and /ready accept every client.
+//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that ask for
+//     local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
+//   - Keys are read and written through the same kv.Service as gRPC. Once etcd's Auth is enabled, REST acts as the user
+//     named by User.
+//
+// The package reaches the keys, the members and consensus only through the interfaces Keyspace, Membership and Group.
+package restapi
 
 import (
 	"context"
@@ -17,14 +29,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 const (
-	// MaxRESTBody is the limit of a request body in bytes: a value of MaxRESTValue has room in any JSON that says it.
-	MaxRESTBody = 12 << 20
-	// RESTUser is the user of etcd's Auth that REST acts as once Auth is enabled.
-	RESTUser = "rest"
+	// MaxBody is the limit of a request body in bytes: a value of MaxValue has room in any JSON that says it.
+	MaxBody = 12 << 20
+	// User is the user of etcd's Auth that REST acts as once Auth is enabled.
+	User = "rest"
 
 	// keyTime is how long a read or write of a key may take, memberTime a change of the members or the leader. A forwarded
 	// request is given a little longer, so that the leader's own answer arrives.
@@ -48,18 +61,18 @@ type Keyspace interface {
 	DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
 }
 
-// Standing is what REST asks of consensus about the users' group; an Agreement.
-type Standing interface {
+// Group is what REST asks of consensus about the users' group; an Agreement.
+type Group interface {
 	// Leader is who leads, 0 when none is known.
 	Leader() (member, term uint64)
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 }
 
-// RESTOptions of the HTTP service. All are required but where it says otherwise.
-type RESTOptions struct {
+// Options of the HTTP service. All are required but where it says otherwise.
+type Options struct {
 	Keys    Keyspace
 	Members Membership
-	Group   Standing
+	Group   Group
 	// GroupID is the number of the users' group.
 	GroupID uint64
 	// Self is this member, Cluster the cluster's id.
@@ -83,9 +96,9 @@ type RESTOptions struct {
 	Now func() time.Time
 }
 
-// REST is the HTTP service of the users' keys and of the cluster (the spec's part 4.4), by which nobody shows a
+// Server is the HTTP service of the users' keys and of the cluster (the spec's part 4.4), by which nobody shows a
 // credential. It therefore answers everything on loopback only: who calls by another address of this member must be a
-// member that hands a request on (rest_forward.go), unless the service is Open. /health and /ready are for everybody.
+// member that hands a request on (forward.go), unless the service is Open. /health and /ready are for everybody.
 // Which address was called is asked of the connection, so that one REST serves any number of listeners.
 //
 // A request is checked where it arrives and then goes to the leader, as the law has it, unless it is a read that may be
@@ -93,8 +106,8 @@ type RESTOptions struct {
 //
 // What is read and written are the users' keys and nothing else: REST asks the same service as gRPC does, as the user
 // named rest once Auth is enabled.
-type REST struct {
-	opts    RESTOptions
+type Server struct {
+	opts    Options
 	server  *rest.Server
 	forward *forwarder
 	once    onceOnly
@@ -102,16 +115,16 @@ type REST struct {
 	lists   *semaphore.Weighted
 }
 
-// NewREST makes the service. Close it.
-func NewREST(opts RESTOptions) *REST {
+// New makes the service. Close it.
+func New(opts Options) *Server {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	s := &REST{
+	s := &Server{
 		opts: opts, forward: newForwarder(seal{opts.Key, opts.Now}, opts.Port, opts.ToMember),
 		bodies: newBodyBudget(), lists: semaphore.NewWeighted(maxLists),
 		server: rest.New(rest.Options{
-			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxRESTBody, Hosts: opts.Hosts,
+			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxBody, Hosts: opts.Hosts,
 		}),
 	}
 	const path = keyPath + "{key:.*}"
@@ -126,24 +139,24 @@ func NewREST(opts RESTOptions) *REST {
 }
 
 // ready is what /ready asks: whether somebody leads the users' group, so that keys can be written.
-func (o *RESTOptions) ready(context.Context) error {
+func (o *Options) ready(context.Context) error {
 	if leader, _ := o.Group.Leader(); leader == 0 {
 		return errors.New("no leader of the keys: fewer than a majority of the members can be reached")
 	}
 	return nil
 }
 
-// ServeHTTP makes a REST an http.Handler.
-func (s *REST) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.server.ServeHTTP(w, r) }
+// ServeHTTP makes a Server an http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.server.ServeHTTP(w, r) }
 
 // Routes lists what is served, for the tests that walk all of it.
-func (s *REST) Routes() []rest.Route { return s.server.Routes() }
+func (s *Server) Routes() []rest.Route { return s.server.Routes() }
 
 // Close lets go of the connections to other members.
-func (s *REST) Close() { s.forward.client.CloseIdleConnections() }
+func (s *Server) Close() { s.forward.client.CloseIdleConnections() }
 
-// RESTAddresses are the addresses to listen on: the member's own, and loopback.
-func RESTAddresses(own string) []string {
+// Addresses are the addresses to listen on: the member's own, and loopback.
+func Addresses(own string) []string {
 	ip := net.ParseIP(own)
 	switch {
 	case ip == nil, ip.IsLoopback(), ip.IsUnspecified():
@@ -164,17 +177,17 @@ type request struct {
 
 type handler func(request) (any, error)
 
-func (s *REST) route(method, path string, h handler) {
+func (s *Server) route(method, path string, h handler) {
 	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) { return s.serve(w, r, h) })
 }
 
-func (s *REST) handle(method, path string, h rest.Handler) {
+func (s *Server) handle(method, path string, h rest.Handler) {
 	const why = "the spec's part 5.5: the keys' REST checks no credential; it answers on loopback, and other members, unless it is opened"
 	s.server.HandleBare(method, path, why, h)
 }
 
 // serve runs a handler for a caller that admit accepts.
-func (s *REST) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
+func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
 	from, err := s.admit(r)
 	if err != nil {
 		return nil, err
@@ -182,7 +195,7 @@ func (s *REST) serve(w *rest.Response, r *http.Request, h handler) (any, error) 
 	if c := auth.CallerOf(r.Context()); c != nil && from != nil {
 		c.Address = from.address
 	}
-	data, err := h(request{r.WithContext(As(r.Context(), RESTUser)), w, from})
+	data, err := h(request{r.WithContext(kv.As(r.Context(), User)), w, from})
 	if err != nil {
 		return nil, faultOf(err)
 	}
@@ -190,7 +203,7 @@ func (s *REST) serve(w *rest.Response, r *http.Request, h handler) (any, error) 
 }
 
 // admit says who may call, before anything of a body is read.
-func (s *REST) admit(r *http.Request) (*forwarded, error) {
+func (s *Server) admit(r *http.Request) (*forwarded, error) {
 	if header := r.Header.Get(forwardHeader); header != "" {
 		from, err := s.forward.seal.check(s.opts.Self, header, r.Method, r.URL.RequestURI())
 		if err != nil {
@@ -217,7 +230,7 @@ type hop struct {
 }
 
 // hop decides who serves a request.
-func (s *REST) hop(r request, reads bool) (hop, error) {
+func (s *Server) hop(r request, reads bool) (hop, error) {
 	leader, _ := s.opts.Group.Leader()
 	switch {
 	case leader == s.opts.Self:
@@ -237,7 +250,7 @@ func notLeader(format string, args ...any) error {
 	return fault.New(fault.Unavailable, format, args...).MayRetry()
 }
 
-func (s *REST) hand(r request, to hop, body []byte, limit time.Duration, list bool) (any, error) {
+func (s *Server) hand(r request, to hop, body []byte, limit time.Duration, list bool) (any, error) {
 	return s.forward.forward(r.w, r.Request, to.leader, to.host, body, limit+forwardMore, list)
 }
 
@@ -263,7 +276,7 @@ func (r request) key() (string, error) {
 	return keyOf(remainder)
 }
 
-func (s *REST) get(r request) (any, error) {
+func (s *Server) get(r request) (any, error) {
 	key, err := r.key()
 	if err != nil {
 		return nil, err
@@ -296,7 +309,7 @@ func (s *REST) get(r request) (any, error) {
 	return itemOf(found.Kvs[0].Key, found.Kvs[0].Value), nil
 }
 
-func (s *REST) put(r request) (any, error) {
+func (s *Server) put(r request) (any, error) {
 	key, err := r.key()
 	if err != nil {
 		return nil, err
@@ -311,7 +324,7 @@ func (s *REST) put(r request) (any, error) {
 		return nil, err
 	case !in.Value.given:
 		return nil, fault.Invalid("value", "is required: want a string")
-	case len(in.Value.bytes) > MaxRESTValue:
+	case len(in.Value.bytes) > MaxValue:
 		return nil, rpctypes.ErrGRPCRequestTooLarge
 	}
 	to, err := s.hop(r, false)
@@ -329,7 +342,7 @@ func (s *REST) put(r request) (any, error) {
 	return doneWith(key), nil
 }
 
-func (s *REST) delete(r request) (any, error) {
+func (s *Server) delete(r request) (any, error) {
 	key, err := r.key()
 	if err != nil {
 		return nil, err

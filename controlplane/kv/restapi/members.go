@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"context"
@@ -33,7 +33,7 @@ type Membership interface {
 	Transfer(ctx context.Context, to uint64, groups ...uint64) error
 }
 
-func (s *REST) memberRoutes() {
+func (s *Server) memberRoutes() {
 	s.route(http.MethodGet, "/api/v1/cluster/status", s.status)
 	s.audited(http.MethodPost, "/api/v1/cluster/members", pb.Cluster_MemberAdd_FullMethodName, s.addMember)
 	s.audited(http.MethodDelete, "/api/v1/cluster/members/{node_id}", pb.Cluster_MemberRemove_FullMethodName, s.removeMember)
@@ -44,7 +44,7 @@ func (s *REST) memberRoutes() {
 // audited registers a route that changes the cluster. The audit records the call under the equivalent gRPC method, with
 // the caller's address, since these callers have no credential. A refused or failed call is recorded here, a successful
 // one in the transaction of the change (audit.Stamp). A forwarded request is recorded by the leader.
-func (s *REST) audited(method, path, as string, h handler) {
+func (s *Server) audited(method, path, as string, h handler) {
 	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
 		caller := &cloud.Caller{
 			Method: as, Target: r.Method + " " + r.URL.EscapedPath(), Address: rest.Remote(r), RequestID: rest.RequestID(r.Context()),
@@ -69,7 +69,7 @@ type clusterStatus struct {
 	IsLeader  bool   `json:"is_leader"`
 }
 
-func (s *REST) status(r request) (any, error) {
+func (s *Server) status(r request) (any, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
 	defer cancel()
 	g, err := s.opts.Group.Status(ctx)
@@ -85,7 +85,7 @@ func (s *REST) status(r request) (any, error) {
 }
 
 // hostOf is the host by which a member's REST is reached: that of its raft address.
-func (s *REST) hostOf(ctx context.Context, id uint64) (string, error) {
+func (s *Server) hostOf(ctx context.Context, id uint64) (string, error) {
 	all, err := s.opts.Members.List(ctx, true)
 	if err != nil {
 		return "", err
@@ -117,7 +117,7 @@ type memberBody struct {
 	IsLearner bool   `json:"is_learner"`
 }
 
-func (s *REST) addMember(r request) (any, error) {
+func (s *Server) addMember(r request) (any, error) {
 	var in memberBody
 	body, free, err := s.body(r, &in)
 	defer free()
@@ -131,7 +131,7 @@ func (s *REST) addMember(r request) (any, error) {
 }
 
 // legacyAdd is the hook of first-boot join automation.
-func (s *REST) legacyAdd(r request) (any, error) {
+func (s *Server) legacyAdd(r request) (any, error) {
 	var in struct {
 		ID       string `json:"id"`
 		RaftAddr string `json:"raft_addr"`
@@ -173,7 +173,7 @@ type memberAdded struct {
 	Success  bool   `json:"success"`
 }
 
-func (s *REST) add(r request, body []byte, in memberBody) (any, error) {
+func (s *Server) add(r request, body []byte, in memberBody) (any, error) {
 	if strings.TrimSpace(in.RaftAddr) == "" {
 		return nil, fault.Invalid("raft_addr", "is required")
 	}
@@ -192,7 +192,7 @@ func (s *REST) add(r request, body []byte, in memberBody) (any, error) {
 	})
 }
 
-func (s *REST) removeMember(r request) (any, error) {
+func (s *Server) removeMember(r request) (any, error) {
 	id, err := strconv.ParseUint(mux.Vars(r.Request)["node_id"], 10, 64)
 	if err != nil || id == 0 {
 		return nil, fault.Invalid("node_id", "want a whole number from 1")
@@ -210,7 +210,7 @@ func (s *REST) removeMember(r request) (any, error) {
 	})
 }
 
-func (s *REST) transfer(r request) (any, error) {
+func (s *Server) transfer(r request) (any, error) {
 	var in struct {
 		TargetID uint64 `json:"target_id"`
 	}
@@ -238,7 +238,7 @@ func (s *REST) transfer(r request) (any, error) {
 }
 
 // change carries a change of the members or the leader out at the leader. One that is not done in time is TIMEOUT.
-func (s *REST) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
+func (s *Server) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
 	to, err := s.hop(r, false)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"bufio"
@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
@@ -209,9 +210,9 @@ type stage struct {
 	t         *testing.T
 	agreement *stageAgreement
 	members   *stageMembers
-	services  map[uint64]*Service
+	services  map[uint64]*kv.Service
 	keys      map[uint64]*stageKeys
-	rest      map[uint64]*REST
+	rest      map[uint64]*Server
 	servers   map[uint64]*http.Server
 	port      uint16
 	log       *strings.Builder
@@ -222,7 +223,7 @@ type stage struct {
 
 func newStage(t *testing.T, members int, open, serve bool) *stage {
 	s := &stage{
-		t: t, members: &stageMembers{}, services: map[uint64]*Service{}, keys: map[uint64]*stageKeys{}, rest: map[uint64]*REST{},
+		t: t, members: &stageMembers{}, services: map[uint64]*kv.Service{}, keys: map[uint64]*stageKeys{}, rest: map[uint64]*Server{},
 		servers: map[uint64]*http.Server{}, clock: time.UnixMilli(1_800_000_000_000), log: &strings.Builder{},
 		agreement: &stageAgreement{engines: map[uint64]*mvcc.Engine{}, lagging: map[uint64]bool{}, leader: 1, views: map[uint64]uint64{}},
 	}
@@ -241,13 +242,13 @@ func newStage(t *testing.T, members int, open, serve bool) *stage {
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, engine.Close()) })
 		s.agreement.engines[id] = engine
-		s.services[id] = New(Options{
-			Engine: engine, Agreement: side{s.agreement, id}, Leases: &LeaseFeed{}, Tokens: users.NewTokens(make([]byte, 32), 0),
+		s.services[id] = kv.New(kv.Options{
+			Engine: engine, Agreement: side{s.agreement, id}, Leases: &kv.LeaseFeed{}, Tokens: users.NewTokens(make([]byte, 32), 0),
 			Self: id, Cluster: 77, Election: time.Second, BcryptCost: 4, Log: log,
 		})
 		s.keys[id] = &stageKeys{Keyspace: s.services[id]}
 		s.members.list = append(s.members.list, membership.Member{ID: id, RaftAddr: fmt.Sprintf("http://127.0.0.%d:2380", id)})
-		s.rest[id] = NewREST(RESTOptions{
+		s.rest[id] = New(Options{
 			Keys: s.keys[id], Members: s.members, Group: side{s.agreement, id}, GroupID: 2, Self: id, Cluster: 77,
 			Key: []byte("the members' key"), Port: s.port, Open: open, Hosts: []string{"keys.example"}, Log: log,
 			Metrics: rest.NewMetrics(prometheus.NewRegistry()), Now: func() time.Time { return s.clock },

@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"context"
@@ -27,7 +27,7 @@ var restKinds = map[error]fault.Kind{
 }
 
 // faultOf is what a caller may read of an error (the spec's part 7.3). etcd's own errors say what is wrong; a request
-// that was not finished in time is a failure of the store, but for the members' (rest_members.go).
+// that was not finished in time is a failure of the store, but for the members' (members.go).
 func faultOf(err error) error {
 	if _, ours := fault.From(err); ours {
 		return err
@@ -48,7 +48,7 @@ func faultOf(err error) error {
 		f := fault.New(kind, "%s", known.Error()).Because(err)
 		f.Retry = kind == fault.Unavailable || known.Code() == codes.Unavailable
 		if kind == fault.PermissionDenied {
-			f.Message += ": REST acts as the user " + RESTUser
+			f.Message += ": REST acts as the user " + User
 		}
 		return f
 	}

@@ -1,4 +1,4 @@
-package kv
+package restapi
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 )
 
 // list streams the items of a prefix.
-func (s *REST) list(r request) (any, error) {
+func (s *Server) list(r request) (any, error) {
 	q, err := queryOf(r.Request)
 	if err != nil {
 		return nil, err
@@ -35,7 +35,7 @@ func (s *REST) list(r request) (any, error) {
 }
 
 // items writes `{"items": […]}`, all as of one revision, as it reads them: a list of any length is held nowhere.
-func (s *REST) items(ctx context.Context, q listQuery, serializable bool, out io.Writer) error {
+func (s *Server) items(ctx context.Context, q listQuery, serializable bool, out io.Writer) error {
 	waiting, cancel := context.WithTimeout(ctx, keyTime)
 	defer cancel()
 	if s.lists.Acquire(waiting, 1) != nil {
