@@ -32,7 +32,7 @@ func Command(s *session.Session) *cobra.Command {
 		}
 		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
 	})
-	c.AddCommand(status, add(s), promote(s), remove(s), replace(s), transfer(s), token(s), backup(s))
+	c.AddCommand(status, addCommand(s), promoteCommand(s), removeCommand(s), replaceCommand(s), transferCommand(s), tokenCommand(s), backupCommand(s))
 	return c
 }
 
@@ -68,7 +68,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 			leader = "member " + id(g.GetLeaderId())
 		}
 		groups = append(groups, []string{g.GetName(), leader, id(g.GetTerm()), id(g.GetCommittedIndex()), id(g.GetAppliedIndex()),
-			strconv.FormatInt(g.GetRevision(), 10), ids(g.GetVoters()), ids(g.GetLearners())})
+			strconv.FormatInt(g.GetRevision(), 10), joinIDs(g.GetVoters()), joinIDs(g.GetLearners())})
 		last := uint64(0)
 		for _, p := range g.GetProgress() {
 			last = max(last, p.GetMatchIndex())

@@ -19,8 +19,8 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-// change bounds a command that changes the members: two groups have to agree.
-const change = time.Minute
+// changeTimeout bounds a command that changes the members: two groups have to agree.
+const changeTimeout = time.Minute
 
 // state is what a member is, and what it is on the way to.
 func state(m *operatorv1.Member) string {
@@ -31,7 +31,7 @@ func state(m *operatorv1.Member) string {
 	return s
 }
 
-func ids(list []uint64) string {
+func joinIDs(list []uint64) string {
 	var out []string
 	for _, n := range slices.Sorted(slices.Values(list)) {
 		out = append(out, id(n))
@@ -39,8 +39,8 @@ func ids(list []uint64) string {
 	return strings.Join(out, ",")
 }
 
-// number reads a member's id.
-func number(text string) (uint64, error) {
+// parseMemberID reads a member's id.
+func parseMemberID(text string) (uint64, error) {
 	n, err := strconv.ParseUint(text, 10, 63)
 	if err != nil || n == 0 {
 		return 0, session.Usagef("%q is not the id of a member: `trivet cluster status` lists them", text)
@@ -48,7 +48,7 @@ func number(text string) (uint64, error) {
 	return n, nil
 }
 
-func members(w io.Writer, all []*operatorv1.Member) error {
+func printMembers(w io.Writer, all []*operatorv1.Member) error {
 	var rows [][]string
 	for _, m := range all {
 		rows = append(rows, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m)})
@@ -56,7 +56,7 @@ func members(w io.Writer, all []*operatorv1.Member) error {
 	return show.Rows(w, []string{"MEMBER", "NAME", "ADDRESS", "STATE"}, rows)
 }
 
-func add(s *session.Session) *cobra.Command {
+func addCommand(s *session.Session) *cobra.Command {
 	r := &operatorv1.AddMemberRequest{}
 	c := &cobra.Command{
 		Use:   "add ADDRESS",
@@ -72,21 +72,21 @@ it has caught up, unless --learner says that it shall not.`,
 	c.Flags().StringVar(&r.Name, "name", "", "its name (default: node-ID)")
 	c.Flags().StringSliceVar(&r.ClientUrls, "client-url", nil, "where it serves clients (default: http://HOST:50051)")
 	c.Flags().BoolVar(&r.Learner, "learner", false, "do not let it vote when it has caught up")
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		r.RaftAddr = args[0]
 		a, err := operatorv1.NewOperatorServiceClient(conn).AddMember(ctx, r)
 		if err != nil {
 			return err
 		}
-		return s.Print(a, []string{id(a.GetMember().GetId())}, func(w io.Writer) error { return members(w, []*operatorv1.Member{a.GetMember()}) })
+		return s.Print(a, []string{id(a.GetMember().GetId())}, func(w io.Writer) error { return printMembers(w, []*operatorv1.Member{a.GetMember()}) })
 	})
 	return c
 }
 
-func promote(s *session.Session) *cobra.Command {
+func promoteCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "promote ID", Short: "Let a learner vote that has caught up", Args: session.Exactly("ID")}
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -98,7 +98,7 @@ func promote(s *session.Session) *cobra.Command {
 	return c
 }
 
-func remove(s *session.Session) *cobra.Command {
+func removeCommand(s *session.Session) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "remove ID",
@@ -106,8 +106,8 @@ func remove(s *session.Session) *cobra.Command {
 		Args:  session.Exactly("ID"),
 	}
 	c.Flags().BoolVar(&force, "force", false, "also if one member is left, which then must not fail")
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -119,7 +119,7 @@ func remove(s *session.Session) *cobra.Command {
 	return c
 }
 
-func replace(s *session.Session) *cobra.Command {
+func replaceCommand(s *session.Session) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "replace ID",
@@ -129,8 +129,8 @@ joins as a learner and votes when it has caught up. The old directory, should it
 		Args: session.Exactly("ID"),
 	}
 	c.Flags().BoolVar(&force, "force", false, "also if one member is left meanwhile")
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -142,10 +142,10 @@ joins as a learner and votes when it has caught up. The old directory, should it
 	return c
 }
 
-func transfer(s *session.Session) *cobra.Command {
+func transferCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "transfer ID", Short: "Let a member lead all groups", Args: session.Exactly("ID")}
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -157,7 +157,7 @@ func transfer(s *session.Session) *cobra.Command {
 	return c
 }
 
-func backup(s *session.Session) *cobra.Command {
+func backupCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write a backup of the whole cloud to a file",

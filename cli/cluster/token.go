@@ -14,7 +14,7 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-func token(s *session.Session) *cobra.Command {
+func tokenCommand(s *session.Session) *cobra.Command {
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use:   "token",

@@ -23,25 +23,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// call bounds calls that wait for nothing.
-const call = 30 * time.Second
+// callTimeout bounds calls that wait for nothing.
+const callTimeout = 30 * time.Second
 
 // Command is `trivet image`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "image", Short: "Import, list and delete images", Args: cobra.NoArgs, RunE: help}
-	c.AddCommand(importing(s), list(s), showing(s), deleting(s))
+	c := &cobra.Command{Use: "image", Short: "Import, list and delete images", Args: cobra.NoArgs, RunE: printHelp}
+	c.AddCommand(importCommand(s), listCommand(s), showCommand(s), deleteCommand(s))
 	return c
 }
 
-func help(c *cobra.Command, _ []string) error { return c.Help() }
+func printHelp(c *cobra.Command, _ []string) error { return c.Help() }
 
-func list(s *session.Session) *cobra.Command {
+func listCommand(s *session.Session) *cobra.Command {
 	var own bool
 	var limit int
 	c := &cobra.Command{Use: "list", Short: "List the images that can be used", Args: session.Exactly()}
 	c.Flags().BoolVar(&own, "own", false, "only those of the org")
 	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		images, more, err := all(ctx, s, conn, !own, limit)
 		if err != nil {
 			return err
@@ -63,11 +63,11 @@ func list(s *session.Session) *cobra.Command {
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
+func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show IMAGE", Short: "Show an image", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := find(ctx, s, conn, args[0], true, every)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := find(ctx, s, conn, args[0], true, anyImage)
 		if err != nil {
 			return err
 		}
@@ -81,12 +81,12 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
+func deleteCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "delete IMAGE", Short: "Delete an image that no machine uses", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		// Another org's image of the same name is not ours to delete, so it is not meant.
-		id, err := find(ctx, s, conn, args[0], false, every)
+		id, err := find(ctx, s, conn, args[0], false, anyImage)
 		if err != nil {
 			return err
 		}
@@ -104,7 +104,7 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	return find(ctx, s, conn, nameOrID, true, usable)
 }
 
-func every(*vmv1.Image) bool    { return true }
+func anyImage(*vmv1.Image) bool { return true }
 func usable(i *vmv1.Image) bool { return i.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_ERROR }
 
 func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, public bool, prefer func(*vmv1.Image) bool) (string, error) {

@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// importLimit bounds an import that is waited for: a large image over a slow disk.
-	importLimit = 30 * time.Minute
+	// importTimeout bounds an import that is waited for: a large image over a slow disk.
+	importTimeout = 30 * time.Minute
 
-	firstLook = 100 * time.Millisecond
-	lastLook  = time.Second
+	firstPoll = 100 * time.Millisecond
+	lastPoll  = time.Second
 )
 
 type importFlags struct {
@@ -38,7 +38,7 @@ type importFlags struct {
 	noWait             bool
 }
 
-func importing(s *session.Session) *cobra.Command {
+func importCommand(s *session.Session) *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
 		Use:   "import NAME FILE|URL",
@@ -67,7 +67,7 @@ Waits until a majority of the members holds the image.`,
 		}
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	c.RunE = s.Run(importLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(importTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, err := f.request(args[0], args[1])
 		if err != nil {
 			return err
@@ -159,7 +159,7 @@ func sourceURL(source string) (string, error) {
 func (f *importFlags) run(ctx context.Context, s *session.Session, client vmv1.ImageServiceClient, req *vmv1.CreateImageRequest) (image *vmv1.Image, err error) {
 	err = s.Wait("importing "+req.GetName(), func(say func(string)) error {
 		image, err = client.CreateImage(ctx, req)
-		for pause := firstLook; err == nil && !f.noWait && !settled(image); pause = min(2*pause, lastLook) {
+		for pause := firstPoll; err == nil && !f.noWait && !settled(image); pause = min(2*pause, lastPoll) {
 			say(fmt.Sprintf("importing %s: %s, %s", req.GetName(), show.Enum("IMAGE_STATUS", image.GetStatus()), show.Bytes(image.GetSizeBytes())))
 			if err = dial.Sleep(ctx, pause); err != nil {
 				return fmt.Errorf("image %s (%s) is still %s, and is still being imported: %w", image.GetName(), image.GetId(),

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// hints say what to do about etcd's errors, whose own sentences are for programmers.
-var hints = map[error]string{
+// errorHints say what to do about etcd's errors, whose own sentences are for programmers.
+var errorHints = map[error]string{
 	rpctypes.ErrCompacted:                  "history before that is gone: ask for a newer revision, or for the present one without --rev",
 	rpctypes.ErrFutureRev:                  "that revision is yet to come: `trivet kv status` shows the present one",
 	rpctypes.ErrNoSpace:                    "the store is full: delete keys, `trivet kv compact`, then `trivet kv alarm disarm`",
@@ -28,27 +28,27 @@ var hints = map[error]string{
 	rpctypes.ErrInvalidAuthToken:           "the user's token has ended: say it again",
 	rpctypes.ErrNoLeader:                   "`trivet cluster status` tells what the members see of each other",
 	rpctypes.ErrLeaderChanged:              "say it again",
-	rpctypes.ErrTimeout:                    doubt,
-	rpctypes.ErrTimeoutDueToLeaderFail:     doubt,
-	rpctypes.ErrTimeoutDueToConnectionLost: doubt,
+	rpctypes.ErrTimeout:                    hintUncertain,
+	rpctypes.ErrTimeoutDueToLeaderFail:     hintUncertain,
+	rpctypes.ErrTimeoutDueToConnectionLost: hintUncertain,
 	rpctypes.ErrTooManyRequests:            "the cluster has too much to do: say it again in a moment",
 }
 
 const (
-	doubt  = "a write may have been carried out or not: look before you say it again"
-	denied = "the store admits callers on a member's own host, tokens of system:admin, and its own users with what they were granted (--user); " +
+	hintUncertain = "a write may have been carried out or not: look before you say it again"
+	hintDenied    = "the store admits callers on a member's own host, tokens of system:admin, and its own users with what they were granted (--user); " +
 		"a snapshot requires a token of system:admin or the user root, also on a member's own host: `trivet login`"
 )
 
-// hinted adds to an error of etcd's what to do about it.
-func hinted(err error) error {
+// withHint adds to an error of etcd's what to do about it.
+func withHint(err error) error {
 	var known rpctypes.EtcdError
 	if !errors.As(err, &known) {
 		return err
 	}
-	hint := hints[known]
+	hint := errorHints[known]
 	if hint == "" && known.Code() == codes.PermissionDenied {
-		hint = denied
+		hint = hintDenied
 	}
 	if hint == "" {
 		return err

@@ -22,16 +22,16 @@ import (
 // maxValue bounds a value that is read from a file, in bytes: no request holds more.
 const maxValue = 3 << 19
 
-// span is which keys a command is about: [key, end), or what the flags say of key.
-type span struct{ prefix, fromKey bool }
+// keyRange is which keys a command is about: [key, end), or what the flags say of key.
+type keyRange struct{ prefix, fromKey bool }
 
-func (p *span) add(f *pflag.FlagSet, what string) {
+func (p *keyRange) add(f *pflag.FlagSet, what string) {
 	f.BoolVar(&p.prefix, "prefix", false, what+" the keys that begin with KEY")
 	f.BoolVar(&p.fromKey, "from-key", false, what+" KEY and all keys after it, by bytes")
 }
 
 // of gives the key to name and the options for its end.
-func (p *span) of(args []string) (key string, opts []clientv3.OpOption, err error) {
+func (p *keyRange) of(args []string) (key string, opts []clientv3.OpOption, err error) {
 	if p.prefix && p.fromKey {
 		return "", nil, session.Usagef("give --prefix or --from-key, not both")
 	}
@@ -54,7 +54,7 @@ func (p *span) of(args []string) (key string, opts []clientv3.OpOption, err erro
 }
 
 // one says that a command is about one key that was named.
-func (p *span) one(args []string) bool { return len(args) == 1 && !p.prefix && !p.fromKey }
+func (p *keyRange) one(args []string) bool { return len(args) == 1 && !p.prefix && !p.fromKey }
 
 // keyAndEnd takes KEY and perhaps END.
 func keyAndEnd(_ *cobra.Command, args []string) error {
@@ -69,7 +69,7 @@ func keyAndEnd(_ *cobra.Command, args []string) error {
 
 // getFlags are those of get, alone and in a transaction.
 type getFlags struct {
-	span                                 span
+	span                                 keyRange
 	limit, rev                           int64
 	minCreate, maxCreate, minMod, maxMod int64
 	keysOnly, countOnly, valueOnly       bool
@@ -149,7 +149,7 @@ func (g *getFlags) op(args []string) (clientv3.Op, error) {
 	return clientv3.OpGet(key, opts...), nil
 }
 
-func get(n *noun) *cobra.Command {
+func getCommand(n *kvSession) *cobra.Command {
 	var f getFlags
 	c := &cobra.Command{
 		Use: "get KEY [END]", Short: "Show a key, or the keys from KEY to before END",
@@ -158,7 +158,7 @@ func get(n *noun) *cobra.Command {
 	}
 	f.add(c.Flags())
 	c.Flags().BoolVar(&f.valueOnly, "print-value-only", false, "print values as they are, a newline after each, and nothing else")
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		op, err := f.op(args)
 		if err != nil {
 			return err
@@ -280,7 +280,7 @@ func (p *putFlags) args(args []string) error {
 	return nil
 }
 
-func put(n *noun) *cobra.Command {
+func putCommand(n *kvSession) *cobra.Command {
 	var f putFlags
 	c := &cobra.Command{
 		Use: "put KEY VALUE", Short: "Set a key",
@@ -289,7 +289,7 @@ func put(n *noun) *cobra.Command {
 		Args:    func(_ *cobra.Command, args []string) error { return f.args(args) },
 	}
 	f.add(c.Flags())
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		value := ""
 		if len(args) == 2 {
 			var err error
@@ -319,7 +319,7 @@ func putDone(w io.Writer, r *pb.PutResponse) error {
 }
 
 // value is an argument, or what standard input has.
-func (n *noun) value(arg string) (string, error) {
+func (n *kvSession) value(arg string) (string, error) {
 	if arg != "-" {
 		return arg, nil
 	}
@@ -335,7 +335,7 @@ func (n *noun) value(arg string) (string, error) {
 
 // delFlags are those of del, alone and in a transaction.
 type delFlags struct {
-	span   span
+	span   keyRange
 	prevKV bool
 }
 
@@ -352,11 +352,11 @@ func (d *delFlags) op(args []string) (clientv3.Op, error) {
 	return clientv3.OpDelete(key, opts...), err
 }
 
-func del(n *noun) *cobra.Command {
+func delCommand(n *kvSession) *cobra.Command {
 	var f delFlags
 	c := &cobra.Command{Use: "del KEY [END]", Short: "Delete a key, or the keys from KEY to before END", Args: keyAndEnd}
 	f.add(c.Flags())
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		op, err := f.op(args)
 		if err != nil {
 			return err

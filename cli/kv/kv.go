@@ -33,21 +33,21 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// call bounds each command that has an end.
-const call = 30 * time.Second
+// callTimeout bounds each command that has an end.
+const callTimeout = 30 * time.Second
 
 // login is the user of the key-value store's own that a command acts as; empty for none.
 type login struct{ user, passwordFile string }
 
-// noun is what all commands have.
-type noun struct {
+// kvSession is what all commands have.
+type kvSession struct {
 	*session.Session
 	login login
 }
 
 // Command is `trivet kv`.
 func Command(s *session.Session) *cobra.Command {
-	n := &noun{Session: s}
+	n := &kvSession{Session: s}
 	c := &cobra.Command{
 		Use:   "kv",
 		Short: "Read and write keys of the key-value store",
@@ -62,13 +62,13 @@ client of etcd works as well: point it at the control plane's gRPC port.`,
 	c.PersistentFlags().StringVar(&n.login.user, "user", "", "user of the key-value store to act as")
 	c.PersistentFlags().StringVar(&n.login.passwordFile, "password-file", "", "file with that user's password, - for standard input")
 	_ = c.MarkPersistentFlagFilename("password-file")
-	c.AddCommand(get(n), put(n), del(n), txn(n), watching(n), lease(n), statusOf(n), compact(n), alarm(n), snapshot(n), importing(n))
+	c.AddCommand(getCommand(n), putCommand(n), delCommand(n), txnCommand(n), watchCommand(n), leaseCommand(n), statusCommand(n), compactCommand(n), alarmCommand(n), snapshotCommand(n), importCommand(n))
 	return c
 }
 
 // client is etcd's, over one connection.
 type client struct {
-	wire  *wire
+	wire  *storeConn
 	keys  clientv3.KV
 	watch clientv3.Watcher
 	lease clientv3.Lease
@@ -76,18 +76,18 @@ type client struct {
 }
 
 // run makes the body of a command; see session.Run.
-func (n *noun) run(limit time.Duration, body func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
+func (n *kvSession) run(limit time.Duration, body func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
 	return n.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		c, err := n.open(ctx, conn)
 		if err != nil {
-			return hinted(err)
+			return withHint(err)
 		}
-		return hinted(body(ctx, c, args))
+		return withHint(body(ctx, c, args))
 	})
 }
 
-func (n *noun) open(ctx context.Context, conn *dial.Conn) (*client, error) {
-	w := &wire{conn: conn}
+func (n *kvSession) open(ctx context.Context, conn *dial.Conn) (*client, error) {
+	w := &storeConn{conn: conn}
 	if n.login.user != "" {
 		password, err := n.password(ctx)
 		if err != nil {
@@ -106,12 +106,12 @@ func (n *noun) open(ctx context.Context, conn *dial.Conn) (*client, error) {
 	return &client{
 		wire: w, keys: clientv3.NewKVFromKVClient(pb.NewKVClient(w), base),
 		watch: clientv3.NewWatchFromWatchClient(pb.NewWatchClient(w), base),
-		lease: clientv3.NewLeaseFromLeaseClient(pb.NewLeaseClient(w), base, call),
+		lease: clientv3.NewLeaseFromLeaseClient(pb.NewLeaseClient(w), base, callTimeout),
 		maint: pb.NewMaintenanceClient(w),
 	}, nil
 }
 
-func (n *noun) password(ctx context.Context) (account.Secret, error) {
+func (n *kvSession) password(ctx context.Context) (account.Secret, error) {
 	if n.login.passwordFile != "" {
 		p, err := account.ReadSecret(n.login.passwordFile, n.Stdin)
 		n.Keep(p)
@@ -125,9 +125,9 @@ func (n *noun) password(ctx context.Context) (account.Secret, error) {
 	return account.Secret(text), err
 }
 
-// wire is the connection with the token of a user of the store. It serves one call at a time, as dial.Conn wants it,
+// storeConn is the connection with the token of a user of the store. It serves one call at a time, as dial.Conn wants it,
 // whoever of etcd's client calls.
-type wire struct {
+type storeConn struct {
 	conn  *dial.Conn
 	token account.Secret
 	// lost, when set, is told of an endpoint that cannot be reached or broke a stream off, nil when one is there again.
@@ -135,7 +135,7 @@ type wire struct {
 	mu   sync.Mutex
 }
 
-func (w *wire) outgoing(ctx context.Context) context.Context {
+func (w *storeConn) outgoing(ctx context.Context) context.Context {
 	if w.token == "" {
 		return ctx
 	}
@@ -143,14 +143,14 @@ func (w *wire) outgoing(ctx context.Context) context.Context {
 }
 
 // Invoke makes a unary call.
-func (w *wire) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+func (w *storeConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.conn.Invoke(w.outgoing(ctx), method, args, reply, opts...)
 }
 
 // NewStream opens a stream. When it ends with UNAVAILABLE the next one goes to another endpoint.
-func (w *wire) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (w *storeConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	stream, err := w.conn.NewStream(w.outgoing(ctx), desc, method, opts...)
@@ -158,22 +158,22 @@ func (w *wire) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	if err != nil {
 		return nil, err
 	}
-	return &followed{stream, w}, nil
+	return &failoverStream{stream, w}, nil
 }
 
-func (w *wire) tell(err error) {
+func (w *storeConn) tell(err error) {
 	if w.lost != nil {
 		w.lost(err)
 	}
 }
 
-type followed struct {
+type failoverStream struct {
 	grpc.ClientStream
-	wire *wire
+	wire *storeConn
 }
 
 // RecvMsg goes on to the next endpoint when this one is gone.
-func (f *followed) RecvMsg(m any) error {
+func (f *failoverStream) RecvMsg(m any) error {
 	err := f.ClientStream.RecvMsg(m)
 	if status.Code(err) == codes.Unavailable {
 		f.wire.mu.Lock()
@@ -185,7 +185,7 @@ func (f *followed) RecvMsg(m any) error {
 }
 
 // print prints an answer: JSON with the names that etcdctl gives it, or names, or a table.
-func (n *noun) print(answer any, names []string, table func(io.Writer) error) error {
+func (n *kvSession) print(answer any, names []string, table func(io.Writer) error) error {
 	switch n.Form {
 	case show.JSON:
 		return n.line(answer)
@@ -201,7 +201,7 @@ func (n *noun) print(answer any, names []string, table func(io.Writer) error) er
 }
 
 // line prints JSON on a line. Keys and values are base64 in it, as JSON holds no bytes.
-func (n *noun) line(answer any) error {
+func (n *kvSession) line(answer any) error {
 	text, err := json.Marshal(answer)
 	if err != nil {
 		return fmt.Errorf("print JSON: %w", err)

@@ -32,18 +32,18 @@ func leaseName(id int64) string {
 	return fmt.Sprintf("%016x", id)
 }
 
-func lease(n *noun) *cobra.Command {
+func leaseCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "lease", Short: "Make, keep and end leases, with which keys go", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(leaseGrant(n), leaseRevoke(n), leaseShow(n), leaseList(n), leaseKeep(n))
+	c.AddCommand(leaseGrantCommand(n), leaseRevokeCommand(n), leaseShowCommand(n), leaseListCommand(n), leaseKeepCommand(n))
 	return c
 }
 
 var leaseHeader = []string{"LEASE", "TTL"}
 
-func leaseGrant(n *noun) *cobra.Command {
+func leaseGrantCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "grant SECONDS", Short: "Make a lease that ends after so many seconds unless it is kept", Args: session.Exactly("SECONDS")}
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		ttl, err := strconv.ParseInt(args[0], 10, 64)
 		if err != nil || ttl <= 0 {
 			return session.Usagef("%q: want seconds, a whole number from 1", args[0])
@@ -62,9 +62,9 @@ func leaseGrant(n *noun) *cobra.Command {
 
 func seconds(n int64) string { return strconv.FormatInt(n, 10) + "s" }
 
-func leaseRevoke(n *noun) *cobra.Command {
+func leaseRevokeCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "revoke LEASE", Short: "End a lease and delete its keys", Args: session.Exactly("LEASE")}
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
 		if err != nil {
 			return err
@@ -82,11 +82,11 @@ func leaseRevoke(n *noun) *cobra.Command {
 	return c
 }
 
-func leaseShow(n *noun) *cobra.Command {
+func leaseShowCommand(n *kvSession) *cobra.Command {
 	var keys bool
 	c := &cobra.Command{Use: "timetolive LEASE", Aliases: []string{"show"}, Short: "Show how long a lease has left", Args: session.Exactly("LEASE")}
 	c.Flags().BoolVar(&keys, "keys", false, "show its keys too")
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
 		if err != nil {
 			return err
@@ -121,9 +121,9 @@ func leaseShow(n *noun) *cobra.Command {
 	return c
 }
 
-func leaseList(n *noun) *cobra.Command {
+func leaseListCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List the leases", Args: session.Exactly()}
-	c.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, _ []string) error {
 		r, err := c.lease.Leases(ctx)
 		if err != nil {
 			return err
@@ -138,7 +138,7 @@ func leaseList(n *noun) *cobra.Command {
 	return c
 }
 
-func leaseKeep(n *noun) *cobra.Command {
+func leaseKeepCommand(n *kvSession) *cobra.Command {
 	var once bool
 	c := &cobra.Command{Use: "keep-alive LEASE", Short: "Keep a lease until you interrupt", Args: session.Exactly("LEASE")}
 	c.Flags().BoolVar(&once, "once", false, "renew it once, and end")
@@ -154,7 +154,7 @@ func leaseKeep(n *noun) *cobra.Command {
 				return err
 			})
 		}
-		first, cancel := n.Limit(ctx, call)
+		first, cancel := n.Limit(ctx, callTimeout)
 		r, err := c.lease.KeepAliveOnce(first, id)
 		cancel()
 		if err != nil {

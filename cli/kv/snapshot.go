@@ -20,10 +20,10 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
 
-func snapshot(n *noun) *cobra.Command {
+func snapshotCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "snapshot", Short: "Save the keys to a file", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(save(n))
+	c.AddCommand(saveCommand(n))
 	return c
 }
 
@@ -35,7 +35,7 @@ type snapshotFacts struct {
 	Keys     int64  `json:"keys"`
 }
 
-func save(n *noun) *cobra.Command {
+func saveCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
 		Use: "save FILE", Short: "Save all keys to a file that etcdutl takes, and trivet kv import",
 		Long: `Save all keys, leases and users as of one revision to a file, whole or not at all. etcdutl restores it to an etcd, and
@@ -138,7 +138,7 @@ type importFacts struct {
 	Leased   int64 `json:"leased,omitempty"`
 }
 
-func importing(n *noun) *cobra.Command {
+func importCommand(n *kvSession) *cobra.Command {
 	var prefix string
 	c := &cobra.Command{
 		Use: "import FILE", Short: "Load the keys of a snapshot file of etcd's",

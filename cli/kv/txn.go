@@ -22,7 +22,7 @@ import (
 // maxTxn bounds the text of a transaction, in bytes: what it says does not fit a request any more.
 const maxTxn = 8 << 20
 
-func txn(n *noun) *cobra.Command {
+func txnCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
 		Use: "txn", Short: "Carry out a transaction that is read from standard input",
 		Long: `Carry out a transaction that is read from standard input, in etcdctl's form: conditions, an empty line, what to do
@@ -41,7 +41,7 @@ their flags. Words are separated by blanks; "…" holds blanks and escapes, '…
 	}
 	c.Flags().BoolP("interactive", "i", false, "taken for etcdctl's sake: no prompts are printed")
 	_ = c.Flags().MarkHidden("interactive")
-	c.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, _ []string) error {
 		t, err := parseTxn(n.Stdin)
 		if err != nil {
 			return err

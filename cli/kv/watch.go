@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-func watching(n *noun) *cobra.Command {
+func watchCommand(n *kvSession) *cobra.Command {
 	var (
-		span     span
+		span     keyRange
 		rev      int64
 		prevKV   bool
 		progress bool
@@ -73,7 +73,7 @@ answer of the store with one event or more.`,
 }
 
 // outages tells a person when the watch has nobody to ask, and when it goes on.
-func (n *noun) outages() func(error) {
+func (n *kvSession) outages() func(error) {
 	var mu sync.Mutex
 	down := false
 	return func(err error) {

@@ -14,7 +14,7 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-func evict(s *session.Session) *cobra.Command {
+func evictCommand(s *session.Session) *cobra.Command {
 	r := &operatorv1.EvictNodeRequest{}
 	c := &cobra.Command{
 		Use:   "evict NODE",
@@ -28,7 +28,7 @@ With a new token on the same host it is that host again. "trivet node ban" keeps
 		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	c.Flags().BoolVar(&r.Force, "force", false, "also while machines are placed on it; they stay its own")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		if r.NodeId, err = find(ctx, conn, args[0]); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ With a new token on the same host it is that host again. "trivet node ban" keeps
 	return c
 }
 
-func ban(s *session.Session) *cobra.Command {
+func banCommand(s *session.Session) *cobra.Command {
 	var key, reason string
 	c := &cobra.Command{
 		Use:   "ban NODE | --key KEY",
@@ -55,8 +55,8 @@ stay its own. The ban is of its key: the host can be evicted as well.`,
 	}
 	c.Flags().StringVar(&key, "key", "", "ban this key, of a host that is not known (any more)")
 	c.Flags().StringVar(&reason, "reason", "", "why, for those who read the list")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		node, key, err := whom(ctx, conn, args, key)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		node, key, err := nodeOrKey(ctx, conn, args, key)
 		if err != nil {
 			return err
 		}
@@ -69,12 +69,12 @@ stay its own. The ban is of its key: the host can be evicted as well.`,
 	return c
 }
 
-func unban(s *session.Session) *cobra.Command {
+func unbanCommand(s *session.Session) *cobra.Command {
 	var key string
 	c := &cobra.Command{Use: "unban NODE | --key KEY", Short: "Let a banned host in again", Args: cobra.MaximumNArgs(1)}
 	c.Flags().StringVar(&key, "key", "", "of a host that is not known any more; `trivet node bans` lists them")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		node, key, err := whom(ctx, conn, args, key)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		node, key, err := nodeOrKey(ctx, conn, args, key)
 		if err != nil {
 			return err
 		}
@@ -87,8 +87,8 @@ func unban(s *session.Session) *cobra.Command {
 	return c
 }
 
-// whom is the host or the key that a command is about.
-func whom(ctx context.Context, conn *dial.Conn, args []string, key string) (node, itsKey string, err error) {
+// nodeOrKey is the host or the key that a command is about.
+func nodeOrKey(ctx context.Context, conn *dial.Conn, args []string, key string) (node, itsKey string, err error) {
 	if (len(args) == 0) == (key == "") {
 		return "", "", session.Usagef("give a NODE or --key")
 	}
@@ -99,11 +99,11 @@ func whom(ctx context.Context, conn *dial.Conn, args []string, key string) (node
 	return node, "", err
 }
 
-func banned(s *session.Session) *cobra.Command {
+func bansCommand(s *session.Session) *cobra.Command {
 	var limit int
 	c := &cobra.Command{Use: "bans", Short: "List the keys that are banned", Args: session.Exactly()}
 	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		all, more, err := session.Pages(limit, func(token string) ([]*operatorv1.Ban, string, error) {
 			page, err := operatorv1.NewOperatorServiceClient(conn).ListBans(ctx, &operatorv1.ListBansRequest{PageSize: session.PageSize, PageToken: token})
 			return page.GetBans(), page.GetNextPageToken(), err

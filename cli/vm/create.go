@@ -23,7 +23,7 @@ type createFlags struct {
 	start                   bool
 }
 
-func creating(s *session.Session) *cobra.Command {
+func createCommand(s *session.Session) *cobra.Command {
 	var f createFlags
 	c := &cobra.Command{
 		Use:   "create NAME",
@@ -50,7 +50,7 @@ A --disk is ` + diskForm + `, the size in GiB.`,
 	for _, flag := range []string{"image", "kernel", "initrd"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // fails only for a flag that there is not
 	}
-	c.RunE = s.Run(call+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, disks, err := f.request(args[0])
 		if err != nil {
 			return err

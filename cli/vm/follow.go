@@ -21,8 +21,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-func watching(s *session.Session) *cobra.Command {
-	c := named(s, "watch VM", "Print what happens to a machine, until it is deleted or you interrupt")
+func watchCommand(s *session.Session) *cobra.Command {
+	c := vmArgCommand(s, "watch VM", "Print what happens to a machine, until it is deleted or you interrupt")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
@@ -125,10 +125,10 @@ func (w *watch) print(e *vmv1.VmEvent) error {
 	return err
 }
 
-func logging(s *session.Session) *cobra.Command {
+func logCommand(s *session.Session) *cobra.Command {
 	var follow, raw bool
 	var tail uint64
-	c := named(s, "log VM", "Print the tail of a machine's serial console")
+	c := vmArgCommand(s, "log VM", "Print the tail of a machine's serial console")
 	c.Long = `Print the tail of a machine's serial console, as its host has kept it (1 MiB at most). What would move the cursor or do
 anything else to this terminal is dropped.`
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes after it, until you interrupt")
@@ -137,14 +137,14 @@ anything else to this terminal is dropped.`
 	run := func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if !follow {
 			var cancel context.CancelFunc
-			ctx, cancel = s.Limit(ctx, call)
+			ctx, cancel = s.Limit(ctx, callTimeout)
 			defer cancel()
 		}
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
 			return err
 		}
-		err = copyLog(ctx, s, conn, &operatorv1.ReadConsoleLogRequest{
+		err = copyConsole(ctx, s, conn, &operatorv1.ReadConsoleLogRequest{
 			OrgId: t.org, ProjectId: t.project, VmId: t.id, Follow: follow, TailBytes: tail,
 		}, raw)
 		if follow {
@@ -156,7 +156,7 @@ anything else to this terminal is dropped.`
 	return c
 }
 
-func copyLog(ctx context.Context, s *session.Session, conn *dial.Conn, req *operatorv1.ReadConsoleLogRequest, raw bool) (err error) {
+func copyConsole(ctx context.Context, s *session.Session, conn *dial.Conn, req *operatorv1.ReadConsoleLogRequest, raw bool) (err error) {
 	out := s.Stdout
 	if !raw {
 		filter := console.NewFilter(out)

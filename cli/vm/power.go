@@ -16,10 +16,10 @@ import (
 
 // How long the control plane may take (vm.md part 1, "What each call does"), and our margin.
 const (
-	startLimit  = 30*time.Second + margin
-	rebootLimit = 75*time.Second + margin
+	startLimit  = 30*time.Second + waitMargin
+	rebootLimit = 75*time.Second + waitMargin
 	// stopExtra is what a stop takes besides its grace, graceDefault the grace that is meant by none, in seconds.
-	stopExtra    = 10*time.Second + margin
+	stopExtra    = 10*time.Second + waitMargin
 	graceDefault = 30
 	graceMost    = 600
 )
@@ -50,9 +50,9 @@ func stop(force bool, grace uint32) power {
 	}}
 }
 
-func powers(s *session.Session) []*cobra.Command {
+func powerCommands(s *session.Session) []*cobra.Command {
 	simple := func(p power, short string, limit time.Duration) *cobra.Command {
-		c := named(s, p.verb+" VM", short)
+		c := vmArgCommand(s, p.verb+" VM", short)
 		c.RunE = s.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 			return p.command(ctx, s, conn, args[0])
 		})
@@ -60,7 +60,7 @@ func powers(s *session.Session) []*cobra.Command {
 	}
 	var force bool
 	var grace uint32
-	stopping := named(s, "stop VM", "Stop a machine: ask it to, and cut its power when it does not")
+	stopping := vmArgCommand(s, "stop VM", "Stop a machine: ask it to, and cut its power when it does not")
 	stopping.Flags().BoolVar(&force, "force", false, "cut the power at once")
 	stopping.Flags().Uint32Var(&grace, "grace", graceDefault, "seconds that the guest has to shut down, 1 to 600")
 	stopping.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {

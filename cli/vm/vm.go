@@ -20,29 +20,29 @@ import (
 )
 
 const (
-	// call bounds calls that wait for nothing.
-	call = 30 * time.Second
-	// margin is what a command waits beyond the time that the control plane may take by design (vm.md part 1).
-	margin = 15 * time.Second
+	// callTimeout bounds calls that wait for nothing.
+	callTimeout = 30 * time.Second
+	// waitMargin is what a command waits beyond the time that the control plane may take by design (vm.md part 1).
+	waitMargin = 15 * time.Second
 )
 
 // Command is `trivet vm`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "vm", Short: "Make, run and watch virtual machines", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(creating(s), list(s), showing(s), deleting(s), watching(s), logging(s))
-	c.AddCommand(powers(s)...)
+	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s))
+	c.AddCommand(powerCommands(s)...)
 	return c
 }
 
-func list(s *session.Session) *cobra.Command {
+func listCommand(s *session.Session) *cobra.Command {
 	var filter string
 	var limit int
 	c := &cobra.Command{Use: "list", Short: "List the project's machines", Args: session.Exactly(),
 		Example: `  trivet vm list --filter 'state = RUNNING AND labels.env = "prod"'`}
 	c.Flags().StringVar(&filter, "filter", "", "only those that match, such as: state = RUNNING")
 	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		vms, more, err := all(ctx, s, conn, filter, limit)
 		if err != nil {
 			return err
@@ -60,9 +60,9 @@ func list(s *session.Session) *cobra.Command {
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
-	c := named(s, "show VM", "Show a machine")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+func showCommand(s *session.Session) *cobra.Command {
+	c := vmArgCommand(s, "show VM", "Show a machine")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
 			return err
@@ -76,11 +76,11 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
+func deleteCommand(s *session.Session) *cobra.Command {
 	var force bool
-	c := named(s, "delete VM", "Delete a machine and its disks")
+	c := vmArgCommand(s, "delete VM", "Delete a machine and its disks")
 	c.Flags().BoolVar(&force, "force", false, "cut its power first, or forget it though its host is away")
-	c.RunE = s.Run(call+margin, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout+waitMargin, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
 			return err
@@ -97,8 +97,8 @@ func deleting(s *session.Session) *cobra.Command {
 	return c
 }
 
-// named is a command that takes one machine.
-func named(s *session.Session, use, short string) *cobra.Command {
+// vmArgCommand is a command that takes one machine.
+func vmArgCommand(s *session.Session, use, short string) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(
 		s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
 			vms, _, err := all(ctx, s, conn, "", session.PageSize)

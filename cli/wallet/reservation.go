@@ -15,7 +15,7 @@ import (
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 )
 
-func reserving(s *session.Session) *cobra.Command {
+func reserveCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.CreateReservationRequest{}
 	var ttl time.Duration
 	c := &cobra.Command{
@@ -26,11 +26,11 @@ func reserving(s *session.Session) *cobra.Command {
 	c.Flags().StringVar(&req.ResourceType, "resource-type", "", "what sort of thing it is for")
 	c.Flags().StringVar(&req.ReservationId, "id", "", "an id of your own, a UUID: the same again is the same reservation")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "how long it holds (default 5m)")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		if ttl < 0 || ttl%time.Second != 0 {
 			return session.Usagef("--ttl %v: want whole seconds", ttl)
 		}
-		if req.Amount, err = amount(args[0]); err != nil {
+		if req.Amount, err = parseAmount(args[0]); err != nil {
 			return err
 		}
 		req.TtlSeconds = int64(ttl / time.Second)
@@ -41,7 +41,7 @@ func reserving(s *session.Session) *cobra.Command {
 	return c
 }
 
-func committing(s *session.Session) *cobra.Command {
+func commitCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.CommitReservationRequest{}
 	c := &cobra.Command{
 		Use: "commit RESERVATION", Short: "Charge what was reserved, or less", Args: session.Exactly("RESERVATION"),
@@ -49,7 +49,7 @@ func committing(s *session.Session) *cobra.Command {
 	}
 	c.Flags().Int64Var(&req.ActualAmount, "amount", 0, "units to charge (default all that was reserved)")
 	c.Flags().StringVar(&req.ResourceId, "resource", "", "what it was for")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if req.ActualAmount < 0 {
 			return session.Usagef("--amount %d: want 1 or more", req.ActualAmount)
 		}
@@ -64,11 +64,11 @@ func committing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func releasing(s *session.Session) *cobra.Command {
+func releaseCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.ReleaseReservationRequest{}
 	c := &cobra.Command{Use: "release RESERVATION", Short: "Free what was reserved", Args: session.Exactly("RESERVATION")}
 	c.Flags().StringVar(&req.Reason, "reason", "", "why")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := isID(args[0]); err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func printReservation(s *session.Session, r *creditv1.Reservation, err error) er
 	})
 }
 
-func transactions(s *session.Session) *cobra.Command {
+func transactionsCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.ListTransactionsRequest{}
 	var types []string
 	var limit int
@@ -113,7 +113,7 @@ func transactions(s *session.Session) *cobra.Command {
 	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
 	// This fails only for a flag that there is not.
 	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		for _, name := range types {
 			value, ok := creditv1.TransactionType_value[typePrefix+strings.ToUpper(name)]
 			if !ok || value == 0 {
