@@ -1,9 +1,12 @@
 // Command trivet is the command line for operators and tenants of a Trivet cloud.
 //
-// It speaks gRPC with the control plane and nothing else: it can do what its caller's token can do. This file is the only
-// one that knows every command; the commands are in the packages identity, login, image, vm, node, wallet, kv and cluster, on top of
-// package session. Below are packages that know no noun: dial (several endpoints as one), account (the saved logins), show
-// (tables and JSON), explain (errors), console (guests' output), terminal.
+// It calls the control plane over gRPC, with the rights of the caller's token. This file lists all commands. The packages:
+//
+//   - identity, login, image, vm, node, wallet, kv and cluster hold the commands.
+//   - session has what all commands share: flags, environment, connection, output, exit codes.
+//   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables and
+//     JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal (prompts)
+//     contain no commands.
 package main
 
 import (
@@ -46,7 +49,7 @@ func main() {
 	os.Exit(run(ctx, sh))
 }
 
-// run is the whole program.
+// run runs the command line of sh and returns the exit code.
 func run(ctx context.Context, sh session.Shell) int {
 	s, root := commands(sh)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -59,7 +62,7 @@ func commands(sh session.Shell) (*session.Session, *cobra.Command) {
 		Short: "Operate and use a Trivet cloud",
 		Long: `Operate and use a Trivet cloud.
 
-Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not done, 2 not understood.`,
+A VM, image or host is given by its name or ID. Exit code: 0 success, 1 failure, 2 invalid command line.`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -67,14 +70,14 @@ Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not don
 	s := session.New(sh, root)
 	root.AddCommand(login.Commands(s)...)
 	root.AddCommand(identity.Commands(s)...)
-	// These fail only for a flag that there is not.
+	// These fail only for an unknown flag.
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
 	root.AddCommand(image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
 	return s, root
 }
 
-// version is what the build knows of itself.
+// version returns the module version of the build, or "unknown".
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

@@ -15,15 +15,15 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// auditTimeout bounds the command: there may be many pages.
+// auditTimeout is the deadline of the command. It is long because there may be many pages.
 const auditTimeout = 2 * time.Minute
 
-// auditCommand is `trivet audit`; users completes the ids of users.
+// auditCommand is `trivet audit`; users completes user IDs.
 func auditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
-		Use: "audit", Short: "See who did what, and what was refused", Args: cobra.NoArgs,
-		Long: `See who did what, and what was refused. Each call that changes something and each refusal is a record, which nobody can change.
-Who has the role system:admin sees all of them, org:admin those of the org.`,
+		Use: "audit", Short: "List the audit log: changes and refused calls", Args: cobra.NoArgs,
+		Long: `List the audit log: one record for each call that changes something and for each refused call. Records cannot be changed.
+A system:admin sees all records, an org:admin the records of the org.`,
 		Example: "  trivet audit list --since 1h\n  trivet audit list --user ada --outcome REFUSED",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -79,21 +79,21 @@ func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Com
 		},
 	}
 	c := records.Command(s, &cobra.Command{
-		Use: "list", Short: "List what was done and refused, newest first",
-		Long: `List what was done and refused, newest first, in the org and project that --org and --project name, or else in the login's
-org. With --all, or when neither names any, it is all of the cloud's, which takes the role system:admin. A time is how long
-ago, such as 90m or 24h, or a moment such as 2026-03-01T12:00:00Z.`,
+		Use: "list", Short: "List audit records, newest first",
+		Long: `List audit records, newest first, of the org and project of --org and --project, or else of the login's org. With --all, or
+if neither the flags nor the login name an org, list the records of the whole cloud, which requires the role system:admin.
+A time is a duration before now, such as 90m or 24h, or a time such as 2026-03-01T12:00:00Z.`,
 		Example: `  trivet audit list --since 1h
   trivet audit list --org acme --method DeleteVm --since 720h -o json
   trivet audit list --outcome REFUSED --since 2026-03-01T00:00:00Z --until 2026-03-02T00:00:00Z`,
 	}, auditTimeout, nil)
-	c.Flags().BoolVar(&all, "all", false, "of every org and project")
-	c.Flags().StringVar(&req.Principal, "user", "", "only what this user or service account did")
-	c.Flags().StringVar(&req.Method, "method", "", "only calls of this method, such as CreateVm")
-	c.Flags().StringVar(&req.Outcome, "outcome", "", "only with this outcome: OK, a gRPC code, or REFUSED for all but OK")
-	c.Flags().StringVar(&since, "since", "", "from this time on")
-	c.Flags().StringVar(&until, "until", "", "before this time")
-	// These fail only for a flag that there is not.
+	c.Flags().BoolVar(&all, "all", false, "list the records of every org and project")
+	c.Flags().StringVar(&req.Principal, "user", "", "list only calls of this user or service account")
+	c.Flags().StringVar(&req.Method, "method", "", "list only calls of this method, such as CreateVm")
+	c.Flags().StringVar(&req.Outcome, "outcome", "", "list only this outcome: OK, a gRPC code, or REFUSED for all but OK")
+	c.Flags().StringVar(&since, "since", "", "list records from this time on")
+	c.Flags().StringVar(&until, "until", "", "list records before this time")
+	// These fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("outcome", cobra.FixedCompletions([]string{"OK", "REFUSED"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
@@ -106,7 +106,7 @@ func auditTenant(r *identityv1.AuditRecord) string {
 	return r.GetOrgId() + "/" + r.GetProjectId()
 }
 
-// parseAuditTime reads a time, as Unix milliseconds: how long ago it is, or RFC 3339. 0 is none.
+// parseAuditTime parses a duration before now, or an RFC 3339 time, and returns Unix milliseconds; 0 for an empty text.
 func parseAuditTime(now time.Time, flag, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
@@ -117,5 +117,5 @@ func parseAuditTime(now time.Time, flag, text string) (int64, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil && at.UnixMilli() > 0 {
 		return at.UnixMilli(), nil
 	}
-	return 0, session.Usagef("--%s %q: want how long ago, such as 1h, or a time such as 2026-03-01T12:00:00Z", flag, text)
+	return 0, session.Usagef("--%s %q: want a duration before now, such as 1h, or a time such as 2026-03-01T12:00:00Z", flag, text)
 }

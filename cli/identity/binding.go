@@ -13,7 +13,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// roleScope is what a role is given in.
+// roleScope is where a role is given: in the whole cloud, in an org or in a project.
 type roleScope int
 
 const (
@@ -30,7 +30,7 @@ var roleTable = []struct {
 	{"project:admin", inProject}, {"project:member", inProject}, {"project:viewer", inProject},
 }
 
-// roleNames lists the roles that can be given.
+// roleNames returns the names of all roles.
 func roleNames() (names []string) {
 	for _, r := range roleTable {
 		names = append(names, r.name)
@@ -38,7 +38,7 @@ func roleNames() (names []string) {
 	return names
 }
 
-// projectRoleNames lists those that are given in a project.
+// projectRoleNames returns the names of the roles that are given in a project.
 func projectRoleNames() (names []string) {
 	for _, r := range roleTable {
 		if r.reach == inProject {
@@ -48,7 +48,7 @@ func projectRoleNames() (names []string) {
 	return names
 }
 
-// bindingText is a role and where it is held.
+// bindingText formats a role and its tenant, such as "project:admin of acme/web".
 func bindingText(b *identityv1.Binding) string {
 	switch {
 	case b.GetProjectId() != "":
@@ -59,24 +59,24 @@ func bindingText(b *identityv1.Binding) string {
 	return b.GetRole()
 }
 
-// bindingCommand is `trivet binding`; users completes the ids of users.
+// bindingCommand is `trivet binding`; users completes user IDs.
 func bindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
-		Use: "binding", Short: "Give roles to users, and take them away", Args: cobra.NoArgs,
-		Long: `Give roles to users, and take them away. A role acts from the next call on, without a new login.
+		Use: "binding", Short: "Give roles to users and remove them", Args: cobra.NoArgs,
+		Long: `Give roles to users and remove them. A change takes effect with the user's next call, without a new login.
 
-A role that system:admin gives, or that is in the user's home org, acts at once. Any other is an invitation: it acts when
-the user has accepted it with ` + "`trivet invitation accept`" + `, and ends after 30 days.
+A role is effective at once if a system:admin gives it or if it is in the user's home org. Any other role is an invitation:
+it is effective once the user accepts it with ` + "`trivet invitation accept`" + `, and expires after 30 days.
 
-  system:admin     may do everything, everywhere
-  billing:admin    makes and fills wallets, everywhere
-  org:admin        makes projects in an org, and gives roles in it
-  project:admin    does everything in a project, and gives roles in it
-  project:member   makes and runs machines in a project
-  project:viewer   looks at what is in a project
+  system:admin     can do everything in the whole cloud
+  billing:admin    creates and fills wallets in the whole cloud
+  org:admin        creates projects in an org and gives roles in it
+  project:admin    can do everything in a project and gives roles in it
+  project:member   creates and runs VMs in a project
+  project:viewer   has read access to a project
 
-Whoever is system:admin gives each of them, org:admin those in the org, project:admin those in the project. A user needs a
-credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
+A system:admin can give every role, an org:admin the roles in the org, a project:admin the roles in the project. A user
+needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
 		Example: "  trivet binding add --user ada --role project:member --org acme --project web\n  trivet binding list --org acme",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -88,7 +88,7 @@ credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" +
 			}
 			return "has", err
 		}),
-		changeBindingCommand(s, users, "remove", "Take a role from a user, or withdraw the invitation to it", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+		changeBindingCommand(s, users, "remove", "Remove a role from a user, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
 			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
 			return "no longer has", err
 		}),
@@ -103,10 +103,10 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	var user, role string
 	c := &cobra.Command{
 		Use: verb, Short: short, Args: session.Exactly(),
-		Long:    short + ". The org and the project are those of --org and --project, or else the login's.",
+		Long:    short + ". The org and project are those of --org and --project, or else the login's.",
 		Example: "  trivet binding " + verb + " --user ada --role project:member --org acme --project web\n  trivet binding " + verb + " --user bob --role org:admin --org acme",
 	}
-	c.Flags().StringVar(&user, "user", "", "the user's id")
+	c.Flags().StringVar(&user, "user", "", "ID of the user")
 	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
 	// These fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
@@ -128,7 +128,7 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	return c
 }
 
-// bindingFromFlags is a role where it is to be held.
+// bindingFromFlags returns the binding of role in the tenant that the flags or the login name.
 func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
 	i := slices.Index(roleNames(), role)
 	if i < 0 {
@@ -136,10 +136,10 @@ func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1
 	}
 	reach := roleTable[i].reach
 	if reach < inProject && s.Given("project") {
-		return nil, session.Usagef("%s is not given in a project: leave --project out", role)
+		return nil, session.Usagef("%s is not a role in a project: omit --project", role)
 	}
 	if reach < inOrg && s.Given("org") {
-		return nil, session.Usagef("%s is not given in an org: leave --org out", role)
+		return nil, session.Usagef("%s is not a role in an org: omit --org", role)
 	}
 	b := &identityv1.Binding{Role: role}
 	org, project := s.Tenant()
@@ -201,17 +201,17 @@ func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.
 		},
 	}
 	c := grants.Command(s, &cobra.Command{
-		Use: "list", Short: "List who has which role",
-		Long: `List who has which role in the org and project that --org and --project name, or else in the login's. With --all, or when
-neither names any, all roles are listed, which takes the role system:admin.`,
+		Use: "list", Short: "List users and their roles",
+		Long: `List users and their roles in the org and project of --org and --project, or else of the login. With --all, or if neither
+the flags nor the login name an org or project, list all roles, which requires the role system:admin.`,
 		Example: "  trivet binding list --org acme\n  trivet binding list --all --role system:admin",
 	}, callTimeout, func(g *identityv1.Grant) bool {
 		return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())
 	})
-	c.Flags().BoolVar(&all, "all", false, "of every org and project")
-	c.Flags().StringVar(&user, "user", "", "only this user's")
-	c.Flags().StringVar(&role, "role", "", "only this role")
-	// These fail only for a flag that there is not.
+	c.Flags().BoolVar(&all, "all", false, "list the roles in every org and project")
+	c.Flags().StringVar(&user, "user", "", "list only the roles of this user")
+	c.Flags().StringVar(&role, "role", "", "list only this role")
+	// These fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	return c

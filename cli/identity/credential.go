@@ -11,16 +11,17 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// PasswordFileFlag gives a command the flag for a file with the password.
+// PasswordFileFlag adds --password-file to c.
 func PasswordFileFlag(c *cobra.Command, file *string) {
-	c.Flags().StringVar(file, "password-file", "", "file with the password, - for standard input (default: asked)")
-	_ = c.MarkFlagFilename("password-file") // fails only for a flag that there is not
+	c.Flags().StringVar(file, "password-file", "", "file with the password, - for standard input (default: ask)")
+	_ = c.MarkFlagFilename("password-file") // fails only for an unknown flag
 }
 
-// ReadCredential asks for a user's name, when it is empty, and for the password, when there is no file with it.
+// ReadCredential returns a user ID and a password. It asks for the user if user is empty, and for the password if file is
+// empty.
 func ReadCredential(ctx context.Context, s *session.Session, user, file string) (string, account.Secret, error) {
 	if s.Ask == nil && (user == "" || file == "") {
-		return "", "", session.Usagef("there is no terminal to ask at: give --user and --password-file")
+		return "", "", session.Usagef("cannot ask without a terminal: give --user and --password-file")
 	}
 	if user == "" {
 		var err error
@@ -33,15 +34,16 @@ func ReadCredential(ctx context.Context, s *session.Session, user, file string) 
 		return "", "", err
 	}
 	if user == "" || password == "" {
-		return "", "", errors.New("neither the name nor the password can be empty")
+		return "", "", errors.New("the user and the password must not be empty")
 	}
 	return user, password, nil
 }
 
-// readNewPassword is a password to be set. A typed one is asked for twice: a slip of the finger would lock its owner out.
+// readNewPassword returns a new password from the file or the terminal. At the terminal it asks twice, to detect typing
+// errors.
 func readNewPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
 	if s.Ask == nil && file == "" {
-		return "", session.Usagef("there is no terminal to ask at: give --password-file")
+		return "", session.Usagef("cannot ask without a terminal: give --password-file")
 	}
 	first, err := readPassword(ctx, s, file)
 	if err != nil || file != "" {
@@ -52,15 +54,15 @@ func readNewPassword(ctx context.Context, s *session.Session, file string) (acco
 		return "", err
 	}
 	if s.Keep(account.Secret(again)); account.Secret(again) != first {
-		return "", errors.New("the two passwords are not the same: nothing was changed")
+		return "", errors.New("the two passwords differ: nothing was changed")
 	}
 	return first, nil
 }
 
-// readCurrentPassword is the password that its owner has now, from a file or asked for.
+// readCurrentPassword returns the caller's current password from the file or the terminal.
 func readCurrentPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
 	if s.Ask == nil && file == "" {
-		return "", session.Usagef("there is no terminal to ask at: give --current-password-file")
+		return "", session.Usagef("cannot ask without a terminal: give --current-password-file")
 	}
 	return readPasswordFrom(ctx, s, "Current password: ", "--current-password-file", file)
 }

@@ -20,8 +20,8 @@ func invitationCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "invitation", Short: "List, accept and decline roles that other orgs offer you", Args: cobra.NoArgs,
 		Long: `List, accept and decline roles that other orgs offer you. A role from your own org or from system:admin is effective at
-once; a role of another org is an invitation: it has no effect until you accept it, and it ends after 30 days. ` + "`trivet binding remove`" + ` gives
-up a role that you have accepted.`,
+once; a role of another org is an invitation: it has no effect until you accept it, and it ends after 30 days. ` + "`trivet binding remove`" + ` removes
+a role that you have accepted.`,
 		Example: "  trivet invitation list\n  trivet invitation accept acme/web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -72,7 +72,7 @@ func answerInvitationCommand(s *session.Session, verb, short, more, done string,
 		Long:    short + " in an org or a project, named as in the column PLACE of `trivet invitation list`. " + more,
 		Example: "  trivet invitation " + verb + " acme/web\n  trivet invitation " + verb + " acme --role org:admin",
 	}
-	c.Flags().StringVar(&role, "role", "", "which role, if you are offered several there")
+	c.Flags().StringVar(&role, "role", "", "the role, if you are offered several in the org or project")
 	// This fails only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {

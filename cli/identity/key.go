@@ -15,10 +15,10 @@ import (
 // keyCommand is `trivet key`.
 func keyCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "key", Short: "Rotate and revoke the keys that tokens are signed with", Args: cobra.NoArgs,
-		Long: `Rotate and revoke the keys that tokens are signed with. A key is staged, so that everybody who checks tokens learns of it;
-then primary, which signs; then secondary until the last token that it signed has ended. All of this takes the role
-system:admin.`,
+		Use: "key", Short: "Rotate and revoke the keys that sign tokens", Args: cobra.NoArgs,
+		Long: `Rotate and revoke the keys that sign tokens. A key is first staged, so that all programs that verify tokens can load it;
+then primary: it signs tokens; then secondary until the last token that it signed has expired. These commands require the
+role system:admin.`,
 		Example: "  trivet key list\n  trivet key rotate",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -42,11 +42,11 @@ var keys = &session.List[*identityv1.Key]{
 func rotateKeysCommand(s *session.Session) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
-		Use: "rotate", Short: "Sign with the staged key from now on", Args: session.Exactly(),
-		Long: `Sign with the staged key from now on. Tokens that were signed with the key of before stay good. It is refused while others may
-not know the staged key yet; with --force it is done all the same, and they may refuse new tokens for a while.`,
+		Use: "rotate", Short: "Start to sign with the staged key", Args: session.Exactly(),
+		Long: `Start to sign with the staged key. Tokens that the previous key signed stay valid. The command fails while programs that
+verify tokens may not have loaded the staged key yet; with --force they may refuse new tokens for a while.`,
 	}
-	c.Flags().BoolVar(&force, "force", false, "though others may not know the staged key yet")
+	c.Flags().BoolVar(&force, "force", false, "rotate even if other programs may not have loaded the staged key")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		all, err := identityv1.NewIdentityServiceClient(conn).RotateKeys(ctx, &identityv1.RotateKeysRequest{Force: force})
 		if err != nil {
@@ -59,9 +59,9 @@ not know the staged key yet; with --force it is done all the same, and they may 
 
 func revokeKeyCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "revoke KEY", Short: "Forget a key that leaked; every token that it signed ends", Args: session.Exactly("KEY"),
-		Long: `Forget a key that leaked. Every token that it signed ends, which may be your own: then log in again. The primary needs a staged
-one to follow it.`,
+		Use: "revoke KEY", Short: "Delete a leaked key and with it all tokens that it signed", Args: session.Exactly("KEY"),
+		Long: `Delete a leaked key. All tokens that it signed become invalid, perhaps your own too: then log in again. The primary key can
+only be revoked if there is a staged key to replace it.`,
 		ValidArgsFunction: session.FirstArg(keys.Names(s)),
 	}
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {

@@ -15,9 +15,9 @@ import (
 // orgCommand is `trivet org`.
 func orgCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "org", Short: "Make, list and delete orgs", Args: cobra.NoArgs,
-		Long: `Make, list and delete orgs. An org is a customer or a department: it holds projects, and who has the role org:admin in it
-makes them and gives roles there. To make and delete orgs takes the role system:admin.`,
+		Use: "org", Short: "Create, list and delete orgs", Args: cobra.NoArgs,
+		Long: `Create, list and delete orgs. An org is a customer or a department and contains projects. Users with the role org:admin in
+an org create its projects and give roles in it. Creating and deleting orgs requires the role system:admin.`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"\n  trivet project create web --org acme",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -37,19 +37,18 @@ var orgs = &session.List[*identityv1.Org]{
 	Row:    func(o *identityv1.Org) []string { return []string{o.GetId(), o.GetName(), show.When(o.GetCreatedAt())} },
 }
 
-// OrgNames completes an argument or a flag with the ids of orgs.
+// OrgNames completes an argument or a flag with the IDs of orgs.
 func OrgNames(s *session.Session) cobra.CompletionFunc { return orgs.Names(s) }
 
 func createOrgCommand(s *session.Session) *cobra.Command {
 	var name string
 	c := &cobra.Command{
-		Use: "create ORG", Short: "Make an org", Args: session.Exactly("ORG"),
-		Long: `Make an org. ORG is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -; --name is for people. The ID cannot be changed, and is never
-used again after the org is deleted. A new org may have 100 projects and has no other limits: set its
-quota with "trivet quota set --org ORG".`,
+		Use: "create ORG", Short: "Create an org", Args: session.Exactly("ORG"),
+		Long: `Create an org. ORG is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -. It cannot be changed, and is never used again after the org
+is deleted. A new org can have 100 projects and has no other limits: set its quota with "trivet quota set --org ORG".`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"",
 	}
-	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
+	c.Flags().StringVar(&name, "name", "", "display name (default: the ID)")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		o, err := identityv1.NewIdentityServiceClient(conn).CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: args[0], Name: name})
 		if err != nil {

@@ -16,15 +16,15 @@ import (
 // projectCommand is `trivet project`.
 func projectCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "project", Short: "Make, list and delete projects", Args: cobra.NoArgs,
-		Long: `Make, list and delete projects. A project belongs to an org and holds machines, images and a wallet; nobody sees another
-project's. To make and delete one takes the role system:admin, or org:admin in its org.`,
+		Use: "project", Short: "Create, list and delete projects", Args: cobra.NoArgs,
+		Long: `Create, list and delete projects. A project belongs to an org and contains VMs, images and a wallet, which other projects
+cannot see. Creating and deleting a project requires the role system:admin, or org:admin in its org.`,
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB\n  trivet login --user ada --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	all := projectList(s)
 	c.AddCommand(createProjectCommand(s), all.Command(s, &cobra.Command{
-		Use: "list", Short: "List the projects that you have a role in", Long: "List the projects that you have a role in, with --org those of that org.",
+		Use: "list", Short: "List the projects that you have a role in", Long: "List the projects that you have a role in; with --org only the projects of that org.",
 	}, callTimeout, nil), showProjectCommand(s), deleteProjectCommand(s))
 	return c
 }
@@ -46,21 +46,21 @@ func projectList(s *session.Session) *session.List[*identityv1.Project] {
 	}
 }
 
-// ProjectNames completes an argument or a flag with the ids of projects.
+// ProjectNames completes an argument or a flag with the IDs of projects.
 func ProjectNames(s *session.Session) cobra.CompletionFunc { return projectList(s).Names(s) }
 
 func createProjectCommand(s *session.Session) *cobra.Command {
 	var name string
 	var limits quotaFlags
 	c := &cobra.Command{
-		Use: "create PROJECT", Short: "Make a project in an org", Args: session.Exactly("PROJECT"),
-		Long: `Make a project in the org of --org, or in the login's org. PROJECT is its ID, 1 to 63 of A-Z a-z 0-9 . _ @ -,
+		Use: "create PROJECT", Short: "Create a project in an org", Args: session.Exactly("PROJECT"),
+		Long: `Create a project in the org of --org, or in the login's org. PROJECT is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -,
 unique in the cloud. The limits given here are the project's own; it never has more than the quota of its org allows
 (see "trivet quota"), and an org has 100 projects at most unless its quota says otherwise. Changing limits later requires
 the role system:admin.`,
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB --storage 2TiB --vms 10",
 	}
-	c.Flags().StringVar(&name, "name", "", "what people call it (default the id)")
+	c.Flags().StringVar(&name, "name", "", "display name (default: the ID)")
 	limits.Add(c.Flags())
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req := &identityv1.CreateProjectRequest{Id: args[0], Name: name}
@@ -93,13 +93,13 @@ func showProjectCommand(s *session.Session) *cobra.Command {
 }
 
 func deleteProjectCommand(s *session.Session) *cobra.Command {
-	c := projectArgCommand(s, "delete PROJECT", "Delete a project that is empty")
-	c.Long = `Delete a project that has no VMs and images any more, and whose wallet is closed. Its service accounts, and the roles and
-tokens that were given in it, end. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and is free for
-every org after that. A project created under the ID later is another one: nothing of the deleted project belongs to it.`
+	c := projectArgCommand(s, "delete PROJECT", "Delete an empty project")
+	c.Long = `Delete a project that has no VMs and no images, and whose wallet is closed. Its service accounts are deleted, and roles and
+tokens in it become invalid. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and is free for
+every org after that. A new project with the same ID gets nothing of the deleted one.`
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
-		// The org has to be named by its own administrators.
+		// An org:admin must name the org in the request.
 		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
 		if err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// ProviderNames completes a flag with the outside providers' names.
+// ProviderNames completes a flag with the names of the OpenID providers.
 func ProviderNames(s *session.Session) cobra.CompletionFunc {
 	return s.OpenNames(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
 		all, err := identityv1.NewIdentityServiceClient(conn).ListLoginProviders(ctx, &identityv1.ListLoginProvidersRequest{})

@@ -57,7 +57,7 @@ func setQuotaCommand(s *session.Session) *cobra.Command {
 			return session.Usagef("nothing to set: give --vcpus, --memory, --storage, --vms, --images or --projects")
 		}
 		if err := limits.Change(&identityv1.Quota{}); err != nil {
-			return err // before anything is asked
+			return err // an invalid flag is reported before any call
 		}
 		org, project := s.Tenant()
 		if project != "" && c.Flags().Changed(projectsResource.name) {
@@ -112,12 +112,12 @@ func quotaOrEmpty(q *identityv1.Quota) *identityv1.Quota {
 	return q
 }
 
-// quotaResource is one of the things that are limited.
+// quotaResource describes one limit of a quota.
 type quotaResource struct {
 	name, usage string
 	// absent is the command-line word for a limit that is not set.
 	absent string
-	// unit is that of the number, for those that are amounts; 0 for those that are counted.
+	// unit is the unit of the number in MiB (session.MiB or session.GiB); 0 for a plain count.
 	unit  uint64
 	limit func(*identityv1.Quota) **uint64
 	used  func(*identityv1.Usage) uint64
@@ -125,21 +125,21 @@ type quotaResource struct {
 
 var projectQuota = []quotaResource{
 	{"vcpus", "virtual CPUs", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Vcpus }, (*identityv1.Usage).GetVcpus},
-	{"memory", "memory of machines in MiB, or with a unit: 16GiB", unlimited, session.MiB,
+	{"memory", "memory of VMs in MiB, or with a unit: 16GiB", unlimited, session.MiB,
 		func(q *identityv1.Quota) **uint64 { return &q.MemoryMib }, (*identityv1.Usage).GetMemoryMib},
 	{"storage", "disks in GiB, or with a unit: 2TiB", unlimited, session.GiB,
 		func(q *identityv1.Quota) **uint64 { return &q.StorageGib }, (*identityv1.Usage).GetStorageGib},
-	{"vms", "machines", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Vms }, (*identityv1.Usage).GetVms},
+	{"vms", "VMs", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Vms }, (*identityv1.Usage).GetVms},
 	{"images", "images", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
 }
 
-// projectsResource is the number of projects. Only orgs have this limit, and they always have it.
+// projectsResource is the limit of the number of projects. Every org has it, and no project does.
 var projectsResource = quotaResource{"projects", "projects of an org", "default", 0, func(q *identityv1.Quota) **uint64 { return &q.Projects }, (*identityv1.Usage).GetProjects}
 
 // orgQuota lists the resources that an org's quota limits.
 var orgQuota = append([]quotaResource{projectsResource}, projectQuota...)
 
-// text is a number of the resource for people: a whole number of a unit, so that a limit is seen as it was set.
+// text formats n in the largest unit of which it is a whole number, so that a limit reads as it was set.
 func (r *quotaResource) text(n uint64) string {
 	if r.unit == 0 || n == 0 {
 		return strconv.FormatUint(n, 10)

@@ -6,10 +6,10 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// unlimited is the limit that is none.
+// unlimited is the command-line word for no limit.
 const unlimited = "unlimited"
 
-// quotaFlags are flags, one for each thing that is limited.
+// quotaFlags are the flags for the limits of a quota, one for each resource.
 type quotaFlags struct {
 	flags *pflag.FlagSet
 	of    []quotaResource
@@ -21,11 +21,11 @@ func (l *quotaFlags) Add(to *pflag.FlagSet) { l.add(to, projectQuota) }
 func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
 	l.flags, l.of = to, of
 	for _, r := range of {
-		to.String(r.name, "", "at most so much or so many: "+r.usage+"; or "+r.absent)
+		to.String(r.name, "", "limit of "+r.usage+"; or "+r.absent)
 	}
 }
 
-// Given reports whether any is on the command line.
+// Given reports whether any of the flags is set.
 func (l *quotaFlags) Given() bool {
 	for _, r := range l.of {
 		if l.flags.Changed(r.name) {
@@ -35,7 +35,7 @@ func (l *quotaFlags) Given() bool {
 	return false
 }
 
-// Change puts what is on the command line into q.
+// Change writes the limits whose flags are set to q.
 func (l *quotaFlags) Change(q *identityv1.Quota) error {
 	for _, r := range l.of {
 		f := l.flags.Lookup(r.name)

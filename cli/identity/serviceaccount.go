@@ -21,10 +21,10 @@ import (
 // serviceAccountCommand is `trivet service-account`.
 func serviceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "service-account", Aliases: []string{"sa"}, Short: "Give programs a name and a secret of their own", Args: cobra.NoArgs,
-		Long: `Give programs a name and a secret of their own, so that none runs with a person's password. A service account belongs to one
-project, that of the token or of --project, and has roles in it, at most those of whoever makes it. To make and delete one
-takes the role project:admin or org:admin.`,
+		Use: "service-account", Aliases: []string{"sa"}, Short: "Create, list and delete service accounts for programs", Args: cobra.NoArgs,
+		Long: `Create, list and delete service accounts. A program uses the ID and secret of a service account instead of a person's
+password. A service account belongs to one project, that of --project or of the token, and can only have roles that its
+creator has there. Creating and deleting one requires the role project:admin or org:admin.`,
 		Example: `  trivet service-account create ci --role project:member --secret-file ci.secret
   trivet token issue --user $(trivet sa list -o name | head -1) --password-file ci.secret --file ci.token`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -61,22 +61,22 @@ func createServiceAccountCommand(s *session.Session) *cobra.Command {
 	var file string
 	var ttl time.Duration
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Make a service account, and show its secret once", Args: session.Exactly("NAME"),
-		Long: `Make a service account. NAME is 1 to 63 of a-z 0-9 -, unique in the project. Its secret is shown this once, or written to a
-new file that you alone may read; it cannot be had again. With its id as the user and the secret as the password it gets
-tokens, as ` + "`trivet login`" + ` and ` + "`trivet token issue`" + ` do.`,
+		Use: "create NAME", Short: "Create a service account and show its secret once", Args: session.Exactly("NAME"),
+		Long: `Create a service account. NAME is 1 to 63 of a-z 0-9 -, unique in the project. Its secret is printed, or written to a new
+file that only you can read; it cannot be shown again. Use the account's ID as the user and the secret as the password in
+` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 		Example: "  trivet service-account create ci --role project:member --secret-file ci.secret --ttl 2160h",
 	}
-	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, may be repeated: "+strings.Join(projectRoleNames(), ", "))
+	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, repeatable: "+strings.Join(projectRoleNames(), ", "))
 	c.Flags().StringVar(&file, "secret-file", "", "write the secret to this new file, mode 0600, instead of standard output")
-	c.Flags().DurationVar(&ttl, "ttl", 0, "how long the account is good (default: until it is deleted)")
-	// These fail only for a flag that there is not.
+	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the account (default: until it is deleted)")
+	// These fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(projectRoleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("role")
 	_ = c.MarkFlagFilename("secret-file")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if ttl < 0 {
-			return session.Usagef("--ttl %v: want more than nothing", ttl)
+			return session.Usagef("--ttl %v: want more than 0", ttl)
 		}
 		if s.Form == show.Name && file == "" {
 			return session.Usagef("-o name does not show the secret: give --secret-file")
@@ -91,7 +91,7 @@ tokens, as ` + "`trivet login`" + ` and ` + "`trivet token issue`" + ` do.`,
 			if err != nil {
 				return err
 			}
-			s.Note("the secret is shown this once, and cannot be had again")
+			s.Note("the secret cannot be shown again")
 			return printServiceAccount(s, made)
 		}
 		out, err := account.NewSecretFile(file)
@@ -100,11 +100,11 @@ tokens, as ` + "`trivet login`" + ` and ` + "`trivet token issue`" + ` do.`,
 		}
 		made, err := identityv1.NewIdentityServiceClient(conn).CreateServiceAccount(ctx, req)
 		if err != nil {
-			_ = out.Remove() // there is no secret
+			_ = out.Remove() // there is no secret to write
 			return err
 		}
 		if err := out.Write(account.Secret(made.GetSecret())); err != nil {
-			return fmt.Errorf("--secret-file: %s is made, but its secret is lost: delete it: %w", made.GetAccount().GetId(), err)
+			return fmt.Errorf("--secret-file: %s was created, but its secret is lost: delete the account: %w", made.GetAccount().GetId(), err)
 		}
 		made.Secret = ""
 		return printServiceAccount(s, made)
@@ -128,7 +128,7 @@ func printServiceAccount(s *session.Session, made *identityv1.CreateServiceAccou
 
 func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "delete NAME|ID", Short: "Delete a service account; its tokens end", Args: session.Exactly("NAME|ID"),
+		Use: "delete NAME|ID", Short: "Delete a service account and revoke its tokens", Args: session.Exactly("NAME|ID"),
 		ValidArgsFunction: session.FirstArg(s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
 			all, err := serviceAccounts(s).All(ctx, conn)
 			for _, a := range all {

@@ -21,13 +21,13 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// tokenCommand is `trivet token`; users completes the ids of users.
+// tokenCommand is `trivet token`; users completes user IDs.
 func tokenCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
-		Use: "token", Short: "Make, check and end tokens", Args: cobra.NoArgs,
-		Long: `Make, check and end tokens. A token stands for its holder in every call until it ends; whoever has it is taken for the
-holder. People use ` + "`trivet login`" + `, which keeps its token; these commands are for programs that keep one themselves.
-No token is ever an argument, since others of the host see a program's arguments.`,
+		Use: "token", Short: "Issue, verify and revoke tokens", Args: cobra.NoArgs,
+		Long: `Issue, verify and revoke tokens. Anybody who has a token can make calls with the rights of its holder until it expires.
+People use ` + "`trivet login`" + `, which saves its token; these commands are for programs that keep a token
+themselves. A token is never given as an argument, because other users of a host can see the arguments of programs.`,
 		Example: "  trivet token issue --user ci --password-file ci.secret --file ci.token --ttl 24h\n  trivet token verify --file ci.token\n  trivet token revoke --file ci.token",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -39,17 +39,17 @@ func issueTokenCommand(s *session.Session) *cobra.Command {
 	var user, passwordFile, file string
 	var ttl time.Duration
 	c := &cobra.Command{
-		Use: "issue", Short: "Make a token and print it", Args: noTokenArgument,
-		Long: `Make a token with a name and a password, or a service account's id and its secret, and print it, and nothing else, on
-standard output; with --file it goes into a new file that you alone may read. It is shown this once. It acts in the org and
-project of --org and --project.`,
+		Use: "issue", Short: "Issue a token and print it", Args: noTokenArgument,
+		Long: `Issue a token for a user ID and password, or for a service account's ID and secret. Only the token is printed on standard
+output; with --file it is written to a new file that only you can read. The token cannot be shown again. It is limited to
+the org and project of --org and --project.`,
 		Example: "  trivet token issue --user ci --password-file ci.secret --project web --file ci.token",
 	}
-	c.Flags().StringVar(&user, "user", "", "whose token (default: asked)")
+	c.Flags().StringVar(&user, "user", "", "user or service account ID (default: ask)")
 	PasswordFileFlag(c, &passwordFile)
 	c.Flags().StringVar(&file, "file", "", "write the token to this new file, mode 0600, instead of standard output")
-	c.Flags().DurationVar(&ttl, "ttl", 0, "how long it is good (default 1h, at most 720h)")
-	_ = c.MarkFlagFilename("file") // fails only for a flag that there is not
+	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the token (default 1h, at most 720h)")
+	_ = c.MarkFlagFilename("file") // fails only for an unknown flag
 	c.RunE = s.Local(func(ctx context.Context, _ []string) (err error) {
 		if ttl < 0 || ttl%time.Second != 0 {
 			return session.Usagef("--ttl %v: want whole seconds", ttl)
@@ -89,7 +89,7 @@ project of --org and --project.`,
 		if err := keep(account.Secret(t.GetToken())); err != nil {
 			return fmt.Errorf("--file: %w", err)
 		}
-		s.Note("good until %s", show.When(t.GetExpiresAt()))
+		s.Note("valid until %s", show.When(t.GetExpiresAt()))
 		if file != "" {
 			return s.Done(file, "has the token")
 		}
@@ -142,7 +142,7 @@ TRIVET_TOKEN_FILE or the login.`,
 			return err
 		}
 		if !v.GetValid() {
-			return fmt.Errorf("the token is not good: %s", v.GetReason())
+			return fmt.Errorf("the token is not valid: %s", v.GetReason())
 		}
 		if unauthenticated {
 			return errUnauthenticated
@@ -153,18 +153,18 @@ TRIVET_TOKEN_FILE or the login.`,
 }
 
 var errUnauthenticated = errors.New("the token is unauthenticated: it was issued without the right password, so every call with it is refused; " +
-	"get another with `trivet token issue` or `trivet login`")
+	"get another one with `trivet token issue` or `trivet login`")
 
 func revokeTokenCommand(s *session.Session) *cobra.Command {
 	var file, id string
 	c := &cobra.Command{
-		Use: "revoke", Short: "End a token", Args: noTokenArgument,
-		Long: `End a token, everywhere and for good. Whoever holds it may: with --file. By its id, which ` + "`trivet whoami`" + ` and
-` + "`trivet token verify`" + ` tell, it takes the role system:admin. Your login's own ends with ` + "`trivet logout`" + `.`,
+		Use: "revoke", Short: "Revoke a token", Args: noTokenArgument,
+		Long: `Revoke a token for good. With --file anybody who holds the token can revoke it. With --id, which ` + "`trivet whoami`" + ` and
+` + "`trivet token verify`" + ` show, it requires the role system:admin. ` + "`trivet logout`" + ` revokes the token of the login.`,
 		Example: "  trivet token revoke --file ci.token\n  trivet token revoke --id 0197c2a4-5d1e-4c3b-9f00-6a2b8c4d1e5f",
 	}
 	tokenFileFlag(c, &file)
-	c.Flags().StringVar(&id, "id", "", "the token's id")
+	c.Flags().StringVar(&id, "id", "", "ID of the token")
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
 		if (file == "") == (id == "") {
 			return session.Usagef("give --file or --id")
@@ -201,25 +201,25 @@ func revokeTokenCommand(s *session.Session) *cobra.Command {
 
 func revokeAllTokensCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
-		Use: "revoke-all USER", Short: "End all tokens that a user has until now", Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(users),
-		Long: `End all tokens that a user, or a service account, has until now, for instance because one was lost. Those that are issued
-later are good. It takes the role system:admin, or to be that user.`,
+		Use: "revoke-all USER", Short: "Revoke all existing tokens of a user", Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(users),
+		Long: `Revoke all existing tokens of a user or a service account, for instance because one was lost. Tokens that are issued later
+are not affected. Requires the role system:admin, unless USER is yourself.`,
 	}
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if _, err := identityv1.NewIdentityServiceClient(conn).RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: args[0]}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "has no tokens of before any more")
+		return s.Done(args[0], "has no valid tokens any more")
 	})
 	return c
 }
 
 func tokenFileFlag(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "file", "", "file with the token, - for standard input")
-	_ = c.MarkFlagFilename("file") // fails only for a flag that there is not
+	_ = c.MarkFlagFilename("file") // fails only for an unknown flag
 }
 
-// readToken is the token of a file, or else the one that a call would be made with.
+// readToken reads the token of a file, or returns the session's token if file is empty.
 func readToken(s *session.Session, file string) (account.Secret, error) {
 	if file == "" {
 		return s.Token()
@@ -235,9 +235,9 @@ func readToken(s *session.Session, file string) (account.Secret, error) {
 	return token, nil
 }
 
-var errTokenArgument error = &session.Usage{Message: "a token is not given as an argument, where others see it: give a file with it, or - for standard input"}
+var errTokenArgument error = &session.Usage{Message: "a token must not be an argument, because other users can see it: give a file, or - for standard input"}
 
-// noTokenArgument takes no arguments, and does not repeat one that may be a token.
+// noTokenArgument accepts no arguments. Its error does not quote the argument, which may be a token.
 func noTokenArgument(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return errTokenArgument
@@ -245,12 +245,12 @@ func noTokenArgument(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// looksLikeToken tells a JSON web token from a file's name.
+// looksLikeToken reports whether text has the form of a JSON web token.
 func looksLikeToken(text string) bool {
 	return strings.HasPrefix(text, "eyJ") && strings.Count(text, ".") == 2
 }
 
-// RevokeToken ends a token that is also what the connection calls with. One that has ended already is as good as revoked.
+// RevokeToken revokes the token that conn uses. It returns nil if the token is not valid any more.
 func RevokeToken(ctx context.Context, conn *dial.Conn, token account.Secret) error {
 	_, err := identityv1.NewIdentityServiceClient(conn).RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: string(token)})
 	if status.Code(err) == codes.Unauthenticated {

@@ -17,24 +17,24 @@ import (
 // userCommand is `trivet user`.
 func userCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "user", Short: "Make users and give them passwords", Args: cobra.NoArgs,
-		Long: `Make users and give them passwords. A new user is a name and can do nothing: it takes a credential, which is a password or an
-identity at an outside provider, and a role, which ` + "`trivet binding add`" + ` gives. All of this takes the role system:admin, but
-that everybody may change their own password.`,
+		Use: "user", Short: "Create users and set their passwords", Args: cobra.NoArgs,
+		Long: `Create users and set their passwords. A new user cannot do anything yet: it needs a credential, which is a password or an
+identity at an OpenID provider, and a role, which ` + "`trivet binding add`" + ` gives. These commands require the role system:admin,
+except that every user can change their own password.`,
 		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding add --user ada --role project:member --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout, nil), showUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),
-		changeUserCommand(s, "disable", "End a user's tokens, and give it no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+		changeUserCommand(s, "disable", "Revoke a user's tokens and issue no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
 			return c.DisableUser(ctx, &identityv1.DisableUserRequest{UserId: id})
 		}),
-		changeUserCommand(s, "enable", "Give a disabled user tokens again", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+		changeUserCommand(s, "enable", "Allow a disabled user to log in again", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
 			return c.EnableUser(ctx, &identityv1.EnableUserRequest{UserId: id})
 		}),
-		linkIdentityCommand(s, "link", "Let a user log in by an outside provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+		linkIdentityCommand(s, "link", "Allow a user to log in with an OpenID provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
 			return c.LinkIdentity(ctx, &identityv1.LinkIdentityRequest{UserId: id, Identity: i})
 		}),
-		linkIdentityCommand(s, "unlink", "Let a user log in by an outside provider no more", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+		linkIdentityCommand(s, "unlink", "Stop a user from logging in with an OpenID provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
 			return c.UnlinkIdentity(ctx, &identityv1.UnlinkIdentityRequest{UserId: id, Identity: i})
 		}))
 	return c
@@ -53,21 +53,21 @@ var users = &session.List[*identityv1.User]{
 	},
 }
 
-// userNames completes an argument or a flag with the ids of users.
+// userNames completes an argument or a flag with the IDs of users.
 func userNames(s *session.Session) cobra.CompletionFunc { return users.Names(s) }
 
 func createUserCommand(s *session.Session) *cobra.Command {
 	var name string
 	c := &cobra.Command{
-		Use: "create USER", Short: "Make a user, without a credential", Args: session.Exactly("USER"),
-		Long: `Make a user. USER is the id that is typed to log in, 1 to 63 of A-Z a-z 0-9 . _ @ -. Give it a credential next, with
+		Use: "create USER", Short: "Create a user without a credential", Args: session.Exactly("USER"),
+		Long: `Create a user. USER is the ID that the user logs in with: 1 to 63 of A-Z a-z 0-9 . _ @ -. Give it a credential next, with
 ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.
 
---org names the org that the user belongs to, whose administrators give it roles there without asking; other orgs can only
-invite it. Without it the user belongs to the org of the first role in an org that system:admin gives to it.`,
+--org is the user's home org: its administrators can give the user roles directly, other orgs can only invite the user.
+Without --org, the home org is the org of the first role in an org that a system:admin gives to the user.`,
 		Example: "  trivet user create ada --name \"Ada Lovelace\" --org acme",
 	}
-	c.Flags().StringVar(&name, "name", "", "what people call it")
+	c.Flags().StringVar(&name, "name", "", "display name")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req := &identityv1.CreateUserRequest{Id: args[0], Name: name}
 		if s.Given("org") {

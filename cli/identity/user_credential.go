@@ -14,14 +14,15 @@ func setPasswordCommand(s *session.Session) *cobra.Command {
 	var file, current string
 	c := &cobra.Command{
 		Use: "password [USER]", Short: "Set a user's password, or your own", Args: cobra.MaximumNArgs(1),
-		Long: `Set a user's password, 8 to 256 bytes long; without USER your own, for which you give the one you have. It is asked for twice and
-not shown, or read from a file. A user's first password is given by an administrator. Tokens that the user has until now end: after a change of your own, log in again.`,
+		Long: `Set a user's password, 8 to 256 bytes long. Without USER it is your own, and your current password is required. The password
+is read from a file, or typed twice at the terminal without being shown. An administrator sets a user's first password.
+Existing tokens of the user are revoked: after changing your own password, log in again.`,
 		Example:           "  trivet user password ada\n  openssl rand -base64 18 > ada.password && trivet user password ada --password-file ada.password",
 		ValidArgsFunction: session.FirstArg(userNames(s)),
 	}
 	PasswordFileFlag(c, &file)
-	c.Flags().StringVar(&current, "current-password-file", "", "file with the password that you have now, - for standard input (default: asked)")
-	_ = c.MarkFlagFilename("current-password-file") // fails only for a flag that there is not
+	c.Flags().StringVar(&current, "current-password-file", "", "file with your current password, - for standard input (default: ask)")
+	_ = c.MarkFlagFilename("current-password-file") // fails only for an unknown flag
 	c.RunE = s.Local(func(ctx context.Context, args []string) error {
 		conn, err := s.Connect()
 		if err != nil {
@@ -36,7 +37,7 @@ not shown, or read from a file. A user's first password is given by an administr
 		if ask.CurrentPassword, err = currentPassword(ctx, s, client, ask, current); err != nil {
 			return err
 		}
-		// A person may take longer to type than a call may.
+		// Typing the password does not count against the deadline of the call.
 		password, err := readNewPassword(ctx, s, file)
 		if err != nil {
 			return err
@@ -48,12 +49,13 @@ not shown, or read from a file. A user's first password is given by an administr
 			return err
 		}
 		user := ask.GetUserId()
-		return s.Done(user, "has a new password; its tokens of before have ended")
+		return s.Done(user, "has a new password; its earlier tokens are revoked")
 	})
 	return c
 }
 
-// currentPassword asks who set their own password for the one that they have. Who is not named is who asks.
+// currentPassword returns the current password if ask sets the caller's own password, and "" otherwise. If ask names no
+// user, it is set to the caller.
 func currentPassword(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, ask *identityv1.SetPasswordRequest, file string) (string, error) {
 	short, cancel := s.Limit(ctx, callTimeout)
 	defer cancel()
@@ -65,7 +67,7 @@ func currentPassword(ctx context.Context, s *session.Session, client identityv1.
 		ask.UserId = me.GetPrincipalId()
 	}
 	if ask.GetUserId() != me.GetPrincipalId() || me.GetProof() == "hostkey" {
-		return "", nil // another's, or the administrator's own: for whoever rules the cloud
+		return "", nil // another user's password, or a call with the host key, needs no current password
 	}
 	secret, err := readCurrentPassword(ctx, s, file)
 	return string(secret), err
@@ -75,12 +77,12 @@ func linkIdentityCommand(s *session.Session, verb, short string,
 	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Identity) (*identityv1.User, error)) *cobra.Command {
 	i := &identityv1.Identity{}
 	c := userArgCommand(s, verb+" USER", short)
-	c.Long = short + `. PROVIDER is a name of the control plane's configuration, and SUBJECT what the provider calls the user:
-the "sub" of its ID tokens, which stays when a mail address changes.`
+	c.Long = short + `. PROVIDER is a name in the control plane's configuration, and SUBJECT the provider's ID of the user:
+the claim "sub" of its ID tokens, which stays the same when a mail address changes.`
 	c.Example = "  trivet user " + verb + " ada --provider corp --subject 248289761001"
-	c.Flags().StringVar(&i.Provider, "provider", "", "the outside provider's name")
-	c.Flags().StringVar(&i.Subject, "subject", "", "who the user is there")
-	// These fail only for a flag that there is not.
+	c.Flags().StringVar(&i.Provider, "provider", "", "name of the OpenID provider")
+	c.Flags().StringVar(&i.Subject, "subject", "", "the user's subject at the provider")
+	// These fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("provider", ProviderNames(s))
 	_ = c.MarkFlagRequired("provider")
 	_ = c.MarkFlagRequired("subject")

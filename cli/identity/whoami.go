@@ -16,9 +16,9 @@ import (
 // whoAmICommand is `trivet whoami`.
 func whoAmICommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "whoami", Short: "Say whom your calls are made as, and what they may do", Args: session.Exactly(),
-		Long: `Say whom your calls are made as: the holder of the token that is given or saved, how that was proven, where the token acts, the
-roles, and until when the token is good.`,
+		Use: "whoami", Short: "Show who you are and what you can do", Args: session.Exactly(),
+		Long: `Show the holder of the given or saved token, how the holder was authenticated, in which tenants the token is valid, the
+roles, and when the token expires.`,
 	}
 	c.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		me, err := identityv1.NewIdentityServiceClient(conn).WhoAmI(ctx, &identityv1.WhoAmIRequest{})
@@ -33,7 +33,7 @@ roles, and until when the token is good.`,
 // noProof is the proof of an unauthenticated token, which the REST token endpoint issues to anybody for any name.
 const noProof = "none"
 
-// holderFields is a token's holder for people.
+// holderFields returns the rows that describe the holder of a token.
 func holderFields(me *identityv1.WhoAmIResponse) [][2]string {
 	proof := me.GetProof()
 	if proof == noProof {

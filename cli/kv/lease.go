@@ -15,16 +15,16 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// leaseID reads an id as etcdctl writes it.
+// leaseID parses a lease ID in hexadecimal, as etcdctl prints it.
 func leaseID(text string) (clientv3.LeaseID, error) {
 	id, err := strconv.ParseInt(text, 16, 64)
 	if err != nil || id <= 0 {
-		return 0, session.Usagef("%q is no lease: want an id in hexadecimal, as `trivet kv lease list` shows it", text)
+		return 0, session.Usagef("%q is not a lease: want an ID in hexadecimal, as `trivet kv lease list` shows it", text)
 	}
 	return clientv3.LeaseID(id), nil
 }
 
-// leaseName is an id as etcdctl writes it; empty for none.
+// leaseName formats a lease ID as etcdctl does; "" for 0.
 func leaseName(id int64) string {
 	if id == 0 {
 		return ""
@@ -33,7 +33,7 @@ func leaseName(id int64) string {
 }
 
 func leaseCommand(n *kvSession) *cobra.Command {
-	c := &cobra.Command{Use: "lease", Short: "Make, keep and end leases, with which keys go", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "lease", Short: "Grant, renew and revoke leases", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(leaseGrantCommand(n), leaseRevokeCommand(n), leaseShowCommand(n), leaseListCommand(n), leaseKeepCommand(n))
 	return c
@@ -42,11 +42,11 @@ func leaseCommand(n *kvSession) *cobra.Command {
 var leaseHeader = []string{"LEASE", "TTL"}
 
 func leaseGrantCommand(n *kvSession) *cobra.Command {
-	c := &cobra.Command{Use: "grant SECONDS", Short: "Make a lease that ends after so many seconds unless it is kept", Args: session.Exactly("SECONDS")}
+	c := &cobra.Command{Use: "grant SECONDS", Short: "Grant a lease that expires after SECONDS unless it is renewed", Args: session.Exactly("SECONDS")}
 	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		ttl, err := strconv.ParseInt(args[0], 10, 64)
 		if err != nil || ttl <= 0 {
-			return session.Usagef("%q: want seconds, a whole number from 1", args[0])
+			return session.Usagef("%q: want a whole number of seconds, 1 or more", args[0])
 		}
 		r, err := c.lease.Grant(ctx, ttl)
 		if err != nil {
@@ -63,7 +63,7 @@ func leaseGrantCommand(n *kvSession) *cobra.Command {
 func seconds(n int64) string { return strconv.FormatInt(n, 10) + "s" }
 
 func leaseRevokeCommand(n *kvSession) *cobra.Command {
-	c := &cobra.Command{Use: "revoke LEASE", Short: "End a lease and delete its keys", Args: session.Exactly("LEASE")}
+	c := &cobra.Command{Use: "revoke LEASE", Short: "Revoke a lease and delete its keys", Args: session.Exactly("LEASE")}
 	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
 		if err != nil {
@@ -84,7 +84,7 @@ func leaseRevokeCommand(n *kvSession) *cobra.Command {
 
 func leaseShowCommand(n *kvSession) *cobra.Command {
 	var keys bool
-	c := &cobra.Command{Use: "timetolive LEASE", Aliases: []string{"show"}, Short: "Show how long a lease has left", Args: session.Exactly("LEASE")}
+	c := &cobra.Command{Use: "timetolive LEASE", Aliases: []string{"show"}, Short: "Show the remaining time of a lease", Args: session.Exactly("LEASE")}
 	c.Flags().BoolVar(&keys, "keys", false, "show its keys too")
 	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
@@ -114,7 +114,7 @@ func leaseShowCommand(n *kvSession) *cobra.Command {
 			return show.Fields(w, fields)
 		})
 		if err == nil && r.TTL < 0 {
-			return fmt.Errorf("lease %s has ended, or never was: `trivet kv lease list` shows those there are", leaseName(int64(id)))
+			return fmt.Errorf("lease %s expired or never existed: `trivet kv lease list` shows the existing ones", leaseName(int64(id)))
 		}
 		return err
 	})
@@ -140,8 +140,8 @@ func leaseListCommand(n *kvSession) *cobra.Command {
 
 func leaseKeepCommand(n *kvSession) *cobra.Command {
 	var once bool
-	c := &cobra.Command{Use: "keep-alive LEASE", Short: "Keep a lease until you interrupt", Args: session.Exactly("LEASE")}
-	c.Flags().BoolVar(&once, "once", false, "renew it once, and end")
+	c := &cobra.Command{Use: "keep-alive LEASE", Short: "Renew a lease until you interrupt", Args: session.Exactly("LEASE")}
+	c.Flags().BoolVar(&once, "once", false, "renew it once")
 	c.RunE = n.run(0, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
 		if err != nil {
@@ -176,7 +176,7 @@ func leaseKeepCommand(n *kvSession) *cobra.Command {
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return nil
 		}
-		return fmt.Errorf("lease %s has ended", leaseName(int64(id)))
+		return fmt.Errorf("lease %s has expired", leaseName(int64(id)))
 	})
 	return c
 }

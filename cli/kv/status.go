@@ -16,11 +16,11 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// endpointStatus is etcdctl's form of `endpoint status`.
+// endpointStatus is one element of the JSON of etcdctl's `endpoint status`.
 type endpointStatus struct {
 	Endpoint string             `json:"Endpoint"`
 	Status   *pb.StatusResponse `json:"Status,omitempty"`
-	// Error is ours: why this endpoint has no status.
+	// Error is the reason why the endpoint has no status. etcdctl has no such field.
 	Error string `json:"Error,omitempty"`
 }
 
@@ -29,7 +29,7 @@ var statusHeader = []string{"ENDPOINT", "MEMBER", "ROLE", "VERSION", "DB SIZE", 
 func statusCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Show the store as each endpoint sees it",
-		Long: "Show the store as each endpoint sees it; `trivet cluster status` has all members. One that does not answer is told in its row.",
+		Long: "Show the store as each endpoint sees it, with the error of endpoints that do not answer. `trivet cluster status` shows all members.",
 		Args: session.Exactly(),
 	}
 	c.RunE = n.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
@@ -43,17 +43,17 @@ func statusCommand(n *kvSession) *cobra.Command {
 			}
 		}
 		if silent == len(all) {
-			return withHint(err) // says more than a table of nothing
+			return withHint(err) // more useful than a table of errors
 		}
 		if err := n.print(all, names, func(w io.Writer) error { return show.Rows(w, statusHeader, rows) }); err != nil || silent == 0 {
 			return err
 		}
-		return fmt.Errorf("%d of %d endpoints gave no status", silent, len(all))
+		return fmt.Errorf("%d of %d endpoints returned no status", silent, len(all))
 	})
 	return c
 }
 
-// statuses asks one endpoint after the other. The error is the last one's that has no status.
+// statuses returns the status of each endpoint. last is the error of the last endpoint that failed.
 func (n *kvSession) statuses(ctx context.Context, conn *dial.Conn) (all []endpointStatus, last error) {
 	for _, single := range conn.Each() {
 		s := endpointStatus{Endpoint: single.Endpoint()}
@@ -96,16 +96,16 @@ func (s *endpointStatus) row() []string {
 func compactCommand(n *kvSession) *cobra.Command {
 	var physical bool
 	c := &cobra.Command{
-		Use: "compact [REVISION]", Aliases: []string{"compaction"}, Short: "Forget the history before a revision, or all of it",
+		Use: "compact [REVISION]", Aliases: []string{"compaction"}, Short: "Delete the history before a revision, or all of it",
 		Args: cobra.MaximumNArgs(1),
 	}
-	c.Flags().BoolVar(&physical, "physical", false, "wait until it is off the disk")
+	c.Flags().BoolVar(&physical, "physical", false, "wait until it is deleted on disk")
 	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		var rev int64
 		var err error
 		if len(args) == 1 {
 			if rev, err = strconv.ParseInt(args[0], 10, 64); err != nil || rev <= 0 {
-				return session.Usagef("%q: want a revision, a whole number from 1", args[0])
+				return session.Usagef("%q: want a revision, 1 or more", args[0])
 			}
 		} else {
 			st, err := c.maint.Status(ctx, &pb.StatusRequest{})

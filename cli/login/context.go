@@ -16,11 +16,11 @@ import (
 // contextCommand is `trivet context`.
 func contextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "context", Short: "Change between saved logins", Args: cobra.NoArgs,
-		Long: `Change between saved logins. A context is what ` + "`trivet login`" + ` keeps: the endpoints, the user, the org and project, and the
-token. One of them is the current one and is used by every command; --context or TRIVET_CONTEXT picks another for a call.
-What goes before what: --context before TRIVET_TOKEN, TRIVET_ENDPOINT and the like, and these before TRIVET_CONTEXT and
-the current one.`,
+		Use: "context", Short: "List saved logins and switch between them", Args: cobra.NoArgs,
+		Long: `List saved logins and switch between them. A context is a login that ` + "`trivet login`" + ` saved: the endpoints, the user, the org
+and project, and the token. Every command uses the current context unless --context or TRIVET_CONTEXT selects another one.
+Order of precedence: --context, then TRIVET_TOKEN, TRIVET_ENDPOINT and similar variables, then TRIVET_CONTEXT, then the
+current context.`,
 		Example: "  trivet context list\n  trivet context use prod\n  trivet --context test vm list",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -28,7 +28,7 @@ the current one.`,
 	return c
 }
 
-// contextView is a context without its token.
+// contextView is a context without its token, as it is printed.
 type contextView struct {
 	Name      string     `json:"name"`
 	Current   bool       `json:"current"`

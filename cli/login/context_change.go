@@ -13,10 +13,11 @@ import (
 
 var errNoCurrentContext = errors.New("there is no current context: run `trivet login`, or `trivet context use`")
 
-// fileLockTimeout bounds how long another change of the file is waited for.
+// fileLockTimeout is how long a command waits for another process that changes the file.
 const fileLockTimeout = 10 * time.Second
 
-// changeContext makes the body of a command that changes the file, about the context that its first argument names.
+// changeContext returns the body of a command that changes the file of contexts. The first argument names the context, which
+// must exist.
 func changeContext(s *session.Session, body func(b *account.Book, args []string) error, done string) func(*cobra.Command, []string) error {
 	return s.Local(func(ctx context.Context, args []string) error {
 		path, err := account.Path(s.Env)
@@ -48,23 +49,23 @@ func useContextCommand(s *session.Session) *cobra.Command {
 }
 
 func deleteContextCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "delete NAME", Short: "Forget a saved login", Args: session.Exactly("NAME"),
-		Long: `Forget a saved login. Its token is not revoked: ` + "`trivet logout`" + ` before does that.`, ValidArgsFunction: session.FirstArg(s.Contexts())}
+	c := &cobra.Command{Use: "delete NAME", Short: "Delete a saved login", Args: session.Exactly("NAME"),
+		Long: `Delete a saved login. Its token is not revoked: run ` + "`trivet logout`" + ` first for that.`, ValidArgsFunction: session.FirstArg(s.Contexts())}
 	c.RunE = changeContext(s, func(b *account.Book, args []string) error {
 		if l := b.Contexts[args[0]]; l.Token != "" && s.Now().Before(l.ExpiresAt) {
-			s.Note("its token was not revoked, and copies of it are good until %s", l.ExpiresAt.UTC().Format(time.RFC3339))
+			s.Note("its token was not revoked and is valid until %s", l.ExpiresAt.UTC().Format(time.RFC3339))
 		}
 		delete(b.Contexts, args[0])
 		if b.Current == args[0] {
 			b.Current = ""
 		}
 		return nil
-	}, "is forgotten")
+	}, "is deleted")
 	return c
 }
 
 func renameContextCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "rename NAME NEW", Short: "Give a saved login another name", Args: session.Exactly("NAME", "NEW"),
+	c := &cobra.Command{Use: "rename NAME NEW", Short: "Rename a saved login", Args: session.Exactly("NAME", "NEW"),
 		ValidArgsFunction: session.FirstArg(s.Contexts())}
 	c.RunE = changeContext(s, func(b *account.Book, args []string) error {
 		was, name := args[0], args[1]
@@ -72,7 +73,7 @@ func renameContextCommand(s *session.Session) *cobra.Command {
 			return session.Usagef("%v", err)
 		}
 		if b.Contexts[name] != nil {
-			return errors.New("there is a context of that name already")
+			return errors.New("a context of that name exists already")
 		}
 		b.Contexts[name] = b.Contexts[was]
 		delete(b.Contexts, was)
@@ -80,6 +81,6 @@ func renameContextCommand(s *session.Session) *cobra.Command {
 			b.Current = name
 		}
 		return nil
-	}, "has its new name")
+	}, "is renamed")
 	return c
 }

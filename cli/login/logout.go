@@ -16,11 +16,11 @@ import (
 func logoutCommand(s *session.Session) *cobra.Command {
 	var local bool
 	c := &cobra.Command{
-		Use: "logout", Short: "End a login: its token is good no more", Args: session.Exactly(),
-		Long: `End the login of the current context, or of --context: its token is revoked, so that a copy of it is good no more, and
-removed from this host. The context stays, for the next ` + "`trivet login`" + `.`,
+		Use: "logout", Short: "Revoke the token of a login", Args: session.Exactly(),
+		Long: `Revoke the token of the current context, or of --context, and remove it from this host. Copies of the token become invalid
+too. The context is kept for the next ` + "`trivet login`" + `.`,
 	}
-	c.Flags().BoolVar(&local, "local", false, "do not ask the control plane: a copy of the token is good until it ends")
+	c.Flags().BoolVar(&local, "local", false, "only remove the token from this host: copies of it stay valid until they expire")
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
 		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
@@ -41,12 +41,12 @@ removed from this host. The context stays, for the next ` + "`trivet login`" + `
 		}
 		if l.Token != "" && !local {
 			if err := revokeSaved(ctx, s, l); err != nil {
-				s.Note("the login is kept; `trivet logout --local` forgets it without asking the control plane")
+				s.Note("the login is kept; `trivet logout --local` removes it without calling the control plane")
 				return err
 			}
 		}
 		if err := account.Update(ctx, path, func(b *account.Book) error {
-			// Another login in between is not this one's to end.
+			// If another login replaced the token in the meantime, keep the new token.
 			if now := b.Contexts[name]; now != nil && now.Token == l.Token {
 				now.Token, now.ExpiresAt = "", time.Time{}
 			}

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/account"
 )
 
-// contextFor is the name that a login is kept under: the one that was asked for; that of the context which is about the
-// same, the current one first; or a new one.
+// contextFor returns the name of the context to save l as: named if it is not empty; else the context with an equal login,
+// preferring the current one; else a new name.
 func contextFor(b *account.Book, l *account.Login, named string) string {
 	if named != "" {
 		return named
@@ -37,7 +37,7 @@ func sameEndpoints(a, b *account.Login) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a.Endpoints)), slices.Sorted(slices.Values(b.Endpoints)))
 }
 
-// defaultContextName is USER/PROJECT@HOST, with the org where there is no project, and of several endpoints the first.
+// defaultContextName returns USER/PROJECT@HOST, with the org if there is no project, and the first of several endpoints.
 func defaultContextName(l *account.Login) string {
 	name := l.User
 	switch {
@@ -47,7 +47,7 @@ func defaultContextName(l *account.Login) string {
 		name += "/" + l.Org
 	}
 	name += "@" + strings.TrimSuffix(l.Endpoints[0], ":"+account.DefaultPort)
-	if account.CheckContext(name) != nil { // a service of a name beyond our own rules
+	if account.CheckContext(name) != nil { // the user ID comes from the server and may break the rules of context names
 		return account.Before
 	}
 	return name

@@ -12,10 +12,10 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// browserTimeout is how long a person may take with the browser.
+// browserTimeout is the time that a person has to log in with the browser.
 const browserTimeout = 5 * time.Minute
 
-// atProvider gets a token for whoever logs in at an outside provider, and learns who that is here.
+// atProvider logs in with the OpenID provider l.Provider, exchanges the ID token for a token and sets l.User to its holder.
 func (a *loginFlags) atProvider(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, l *account.Login) (*identityv1.IssueTokenResponse, error) {
 	ctx, cancel := s.Limit(ctx, browserTimeout)
 	defer cancel()
@@ -41,10 +41,10 @@ func (a *loginFlags) atProvider(ctx context.Context, s *session.Session, client 
 	s.Keep(account.Secret(token.GetToken()))
 	v, err := client.VerifyToken(ctx, &identityv1.VerifyTokenRequest{Token: token.GetToken()})
 	if err != nil {
-		return nil, fmt.Errorf("see whose the token is: %w", err)
+		return nil, fmt.Errorf("verify the new token: %w", err)
 	}
 	if !v.GetValid() {
-		return nil, fmt.Errorf("the control plane does not know its own token: %s", v.GetReason())
+		return nil, fmt.Errorf("the control plane does not accept the token that it issued: %s", v.GetReason())
 	}
 	l.User = v.GetHolder().GetPrincipalId()
 	return token, nil
@@ -63,7 +63,7 @@ func findProvider(ctx context.Context, client identityv1.IdentityServiceClient, 
 		names = append(names, p.GetName())
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("the control plane believes no outside provider: log in with --user")
+		return nil, fmt.Errorf("the control plane has no OpenID provider configured: log in with --user")
 	}
-	return nil, fmt.Errorf("there is no provider named %q: there is %s", name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("there is no provider named %q: want one of %s", name, strings.Join(names, ", "))
 }

@@ -1,7 +1,5 @@
-// Package wallet holds the commands about a project's credit.
-//
-// It knows the credit service's calls. A project has one wallet, so none is named but by --org and --project. Amounts are
-// whole units of credit.
+// Package wallet holds the commands for the credit of projects: `trivet wallet`. A project has one wallet, which --org and
+// --project select. Amounts are whole units of credit.
 package wallet
 
 import (
@@ -19,15 +17,15 @@ import (
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 )
 
-// callTimeout bounds each command.
+// callTimeout is the deadline of each command.
 const callTimeout = 30 * time.Second
 
 // Command is `trivet wallet`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "wallet", Short: "Show, fill and use a project's credit", Args: cobra.NoArgs,
-		Long: `Show, fill and use a project's credit. The project is the token's, or that of --project. To create, fill, refund, suspend
-and close takes the role billing:admin; to reserve, commit and release a role in the project.`,
+		Long: `Show, fill and use a project's credit. The project is that of --project, or else the token's. Creating, filling, refunding,
+suspending and closing require the role billing:admin; reserving, committing and releasing require a role in the project.`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(createCommand(s), showCommand(s), listCommand(s), topUpCommand(s), refundCommand(s), transactionsCommand(s), reserveCommand(s), commitCommand(s), releaseCommand(s))
@@ -39,10 +37,10 @@ and close takes the role billing:admin; to reserve, commit and release a role in
 
 func createCommand(s *session.Session) *cobra.Command {
 	var balance int64
-	c := &cobra.Command{Use: "create", Short: "Make a project's wallet", Args: session.Exactly(),
-		Long:    "Make the wallet of a project that exists.",
+	c := &cobra.Command{Use: "create", Short: "Create a project's wallet", Args: session.Exactly(),
+		Long:    "Create the wallet of an existing project.",
 		Example: "  trivet wallet create --org acme --project web --balance 1000"}
-	c.Flags().Int64Var(&balance, "balance", 0, "units to begin with")
+	c.Flags().Int64Var(&balance, "balance", 0, "initial balance in units")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		w, err := creditv1.NewCreditServiceClient(conn).CreateWallet(ctx,
@@ -84,8 +82,8 @@ again. Requires the role billing:admin.`,
 
 func topUpCommand(s *session.Session) *cobra.Command {
 	var description string
-	c := &cobra.Command{Use: "topup AMOUNT", Short: "Put credit into a wallet", Args: session.Exactly("AMOUNT")}
-	c.Flags().StringVar(&description, "description", "", "what for")
+	c := &cobra.Command{Use: "topup AMOUNT", Short: "Add credit to a wallet", Args: session.Exactly("AMOUNT")}
+	c.Flags().StringVar(&description, "description", "", "description of the transaction")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		n, err := parseAmount(args[0])
 		if err != nil {
@@ -102,10 +100,10 @@ func topUpCommand(s *session.Session) *cobra.Command {
 func refundCommand(s *session.Session) *cobra.Command {
 	var description string
 	c := &cobra.Command{
-		Use: "refund SEQUENCE AMOUNT", Short: "Give back a charge, or a part of it", Args: session.Exactly("SEQUENCE", "AMOUNT"),
-		Long: "Give back a charge, or a part of it. SEQUENCE is its number in `trivet wallet transactions`.",
+		Use: "refund SEQUENCE AMOUNT", Short: "Refund a charge or a part of it", Args: session.Exactly("SEQUENCE", "AMOUNT"),
+		Long: "Refund a charge or a part of it. SEQUENCE is its number in `trivet wallet transactions`.",
 	}
-	c.Flags().StringVar(&description, "description", "", "what for")
+	c.Flags().StringVar(&description, "description", "", "description of the transaction")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		charge, err := strconv.ParseUint(args[0], 10, 64)
 		if err != nil || charge == 0 {
@@ -131,13 +129,13 @@ type statusChange struct {
 }
 
 var statusChanges = []statusChange{
-	{"suspend", "Let a project reserve no more", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+	{"suspend", "Stop a project from reserving credit", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
 		return c.SuspendWallet(ctx, &creditv1.SuspendWalletRequest{OrgId: org, ProjectId: project})
 	}},
-	{"resume", "Let a project reserve again", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+	{"resume", "Allow a project to reserve credit again", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
 		return c.ResumeWallet(ctx, &creditv1.ResumeWalletRequest{OrgId: org, ProjectId: project})
 	}},
-	{"close", "Make a wallet read-only, for good", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+	{"close", "Make a wallet read-only permanently", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
 		return c.CloseWallet(ctx, &creditv1.CloseWalletRequest{OrgId: org, ProjectId: project})
 	}},
 }
@@ -152,7 +150,7 @@ func (b statusChange) command(s *session.Session) *cobra.Command {
 	return c
 }
 
-// parseAmount reads an argument that is some credit.
+// parseAmount parses an amount of credit, 1 or more.
 func parseAmount(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n <= 0 {
