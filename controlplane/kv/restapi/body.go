@@ -68,14 +68,15 @@ func (c *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// free gives back the memory.
+// free releases the memory of the body.
 func (c *countedBody) free() {
 	for tier, n := range c.held {
 		c.budget[tier].Release(n)
 	}
 }
 
-// body reads a JSON body into v, when there is room for it. Call free when it is not needed any more.
+// body decodes a JSON body into v, within the memory budget. The caller calls free when it does not need the body any
+// more.
 func (s *Server) body(r request, v any) (raw []byte, free func(), err error) {
 	counted := &countedBody{ReadCloser: r.Body, ctx: r.Context(), budget: s.bodies, held: make([]int64, len(bodyTiers))}
 	r.Body = counted

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// restKinds says which of etcd's errors are no failures of the store, and what they are instead.
+// restKinds lists the error kinds of etcd's errors. All others are fault.Internal.
 var restKinds = map[error]fault.Kind{
 	rpctypes.ErrEmptyKey:         fault.InvalidArgument,
 	rpctypes.ErrRequestTooLarge:  fault.TooLarge,
@@ -26,8 +26,8 @@ var restKinds = map[error]fault.Kind{
 	rpctypes.ErrAuthOldRevision:  fault.PermissionDenied,
 }
 
-// faultOf is what a caller may read of an error (the spec's part 7.3). etcd's own errors say what is wrong; a request
-// that was not finished in time is a failure of the store, but for the members' (members.go).
+// faultOf converts an error to the fault that the caller sees (docs/api.md, "Errors"). etcd's errors keep their text. A
+// request that exceeds its deadline is an internal error, except for changes of the members (Server.change).
 func faultOf(err error) error {
 	if _, ours := fault.From(err); ours {
 		return err
@@ -55,7 +55,7 @@ func faultOf(err error) error {
 	return err
 }
 
-// outOfTime reports whether a status says that the request's context ended.
+// outOfTime reports whether err is a gRPC status for an ended context.
 func outOfTime(err error) bool {
 	code := status.Code(err)
 	return code == codes.DeadlineExceeded || code == codes.Canceled

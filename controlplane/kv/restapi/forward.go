@@ -24,31 +24,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// forwardHeader marks a request that another member hands on. A member that is not the leader refuses it: there is never
-// a second hop.
+// forwardHeader authenticates a request that another member forwards. A member that is not the leader refuses the
+// request, so a request is forwarded once at most.
 const forwardHeader = "X-Trivet-Forward"
 
 const (
-	// forwardSkew is by how much the clocks of two members may differ, and how long a forward that was overheard could be
-	// said again if it were not remembered.
+	// forwardSkew is the maximum difference between the clocks of two members. A header is valid for this time before
+	// and after its creation.
 	forwardSkew = 15 * time.Second
-	// forwardMemory bounds how many forwarded writes are remembered for that long.
+	// forwardMemory is the maximum number of nonces of forwarded writes that are remembered against replay.
 	forwardMemory = 1 << 18
-	// forwardAnswer bounds an answer that is not a list, in bytes: a value of 1.5 MiB is six times that in the worst JSON.
+	// forwardAnswer is the maximum size in bytes of a response that is not a list. A value of 1.5 MiB takes up to six
+	// times as much in JSON.
 	forwardAnswer = 16 << 20
-	// forwardDial is how long the leader may take to accept a connection, forwardPause to send the next piece of a list.
+	// forwardDial is the timeout to connect to the leader, forwardPause the timeout for the next piece of a list.
 	forwardDial  = 2 * time.Second
 	forwardPause = 30 * time.Second
 )
 
-// seal is the proof that a request comes from a member: a MAC over where it goes, when it was made, a number that was
-// used once, method, path with query, the body's SHA-256, and the address of the client that asked the member.
+// seal authenticates requests between members with a MAC over the target member, the time, a nonce, the method, the
+// path with query, the SHA-256 of the body, and the address of the client.
 type seal struct {
 	key []byte
 	now func() time.Time
 }
 
-// forwarded is a header that was checked, and what is left to check.
+// forwarded is a verified header, with the hash of the body that is not verified yet.
 type forwarded struct {
 	body    [sha256.Size]byte
 	nonce   string
@@ -61,8 +62,7 @@ func (s seal) mac(to uint64, at, nonce, method, uri, body, address string) strin
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// put returns the header that authenticates a request forwarded to a member. address is the client's, and has no
-// spaces.
+// put returns the header for a request to a member. address is the client's address, without spaces.
 func (s seal) put(to uint64, method, uri string, body []byte, address string) string {
 	var nonce [16]byte
 	rand.Read(nonce[:])
@@ -71,7 +71,7 @@ func (s seal) put(to uint64, method, uri string, body []byte, address string) st
 	return strings.Join([]string{"v2", at, n, b, address, s.mac(to, at, n, method, uri, b, address)}, " ")
 }
 
-// check reads the header of a request to this member. The body has not been read yet: see forwarded.verify.
+// check verifies the header of a request to this member. The caller verifies the body later, with forwarded.verify.
 func (s seal) check(self uint64, header, method, uri string) (*forwarded, error) {
 	refused := fault.New(fault.PermissionDenied, "%s: not made by a member of this cluster", forwardHeader)
 	part := strings.Split(header, " ")
@@ -97,7 +97,7 @@ func (s seal) check(self uint64, header, method, uri string) (*forwarded, error)
 	return f, nil
 }
 
-// verify checks the body. A nil forwarded is a request that no member handed on.
+// verify checks the hash of the body. It accepts every body if f is nil, for a request that was not forwarded.
 func (f *forwarded) verify(body []byte) error {
 	if f != nil && sha256.Sum256(body) != f.body {
 		return fault.New(fault.PermissionDenied, "%s: the body is another", forwardHeader)
@@ -105,14 +105,14 @@ func (f *forwarded) verify(body []byte) error {
 	return nil
 }
 
-// onceOnly remembers the forwarded writes of the last while, so that whoever overhears one cannot say it again.
+// onceOnly remembers the nonces of recent forwarded writes, to refuse replays.
 type onceOnly struct {
 	mu       sync.Mutex
 	turned   time.Time
 	new, old map[string]struct{}
 }
 
-// first reports whether a nonce was not seen before. When there are more than can be remembered, that is an error.
+// first returns an error if the nonce was used before, or if there are too many nonces to remember.
 func (o *onceOnly) first(nonce string, now time.Time) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -132,7 +132,7 @@ func (o *onceOnly) first(nonce string, now time.Time) error {
 	return nil
 }
 
-// forwarder hands requests on to the leader.
+// forwarder sends requests to the leader.
 type forwarder struct {
 	seal         seal
 	scheme, port string
@@ -147,7 +147,7 @@ func newForwarder(s seal, port uint16, secure *tls.Config) *forwarder {
 	return &forwarder{
 		seal: s, scheme: scheme, port: strconv.Itoa(int(port)),
 		client: &http.Client{
-			// The environment's proxy is not for what members say to each other.
+			// There is no Proxy: the HTTP proxy of the environment must not see traffic between members.
 			Transport: &http.Transport{
 				DialContext:         (&net.Dialer{Timeout: forwardDial, KeepAlive: 15 * time.Second}).DialContext,
 				TLSClientConfig:     secure,
@@ -160,7 +160,7 @@ func newForwarder(s seal, port uint16, secure *tls.Config) *forwarder {
 	}
 }
 
-// leaderHost is the host of a peer address.
+// leaderHost returns the host of a raft address, with or without a scheme.
 func leaderHost(peer string) (string, bool) {
 	if !strings.Contains(peer, "://") {
 		peer = "http://" + peer
@@ -172,8 +172,8 @@ func leaderHost(peer string) (string, bool) {
 	return u.Hostname(), true
 }
 
-// forward says a request to the leader and gives its answer, whatever it is. The leader's first word must come within
-// limit; a list may then take as long as it goes on.
+// forward sends a request to the leader and returns its response, also if that is an error. The response must start
+// within limit. A list may take longer, as long as a piece arrives within each forwardPause.
 func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host string, body []byte, limit time.Duration, list bool) (any, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	watch := time.AfterFunc(limit, func() { cancel(errSilentLeader) })
@@ -216,7 +216,7 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 
 var errSilentLeader = errors.New("it did not answer in time")
 
-// proxyFailed is the failure of the way to the leader. What was asked for may have been done.
+// proxyFailed returns the fault for a failed request to the leader. The leader may have carried the request out.
 func proxyFailed(to uint64, err error) error {
 	reason := "the way to it broke: what was asked for may have been done"
 	var op *net.OpError
@@ -232,7 +232,7 @@ func proxyFailed(to uint64, err error) error {
 	return fault.New(fault.BadGateway, "forward to member %d, the leader: %s", to, reason).MayRetry().Because(err)
 }
 
-// tail is the answer of a leader that is passed on as it comes.
+// tail is the body of a leader's response, which is passed on while it arrives.
 type tail struct {
 	body  io.ReadCloser
 	to    uint64
@@ -243,7 +243,7 @@ type tail struct {
 func (t *tail) Read(b []byte) (int, error) {
 	t.watch.Reset(forwardPause)
 	n, err := t.body.Read(b)
-	t.watch.Stop() // what the client takes to read is not the leader's
+	t.watch.Stop() // the time that the client takes to read does not count
 	if err != nil && err != io.EOF {
 		err = proxyFailed(t.to, err)
 	}

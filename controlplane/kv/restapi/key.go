@@ -14,15 +14,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// MaxValue is the limit of a value that REST takes, in bytes of its own.
+// MaxValue is the maximum size of a value in bytes.
 const MaxValue = 1536 << 10
 
-// listEnd, put after a prefix, is the first key that the list of that prefix leaves out (the spec's part 4.4): keys that
-// go on with ~ or a byte above it, as most that are not ASCII do, are not of the list.
+// listEnd is appended to a prefix to get the end of its list (docs/api.md, "REST: keys and members"). The list excludes
+// keys that continue with ~ or a higher byte, which includes all non-ASCII characters.
 const listEnd = "~"
 
-// keyOf is the stored key for the percent-encoded remainder of a path after /api/v1/kv/ (the spec's part 4.4, "Key
-// rule"). It is decoded once and taken as it is: no dots, slashes or NULs are cleaned away.
+// keyOf returns the stored key for the percent-encoded rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys
+// and members"). The path is decoded once; dots, slashes and NULs are not normalized.
 func keyOf(remainder string) (string, error) {
 	key, err := url.PathUnescape(remainder)
 	if err != nil {
@@ -40,7 +40,7 @@ func keyOf(remainder string) (string, error) {
 	return key, nil
 }
 
-// listBounds is the range [prefix, prefix~) of a list. No key is empty, so that the least one is a NUL.
+// listBounds returns the range [prefix, prefix~) of a list. Keys are not empty, so the lowest key is a single NUL.
 func listBounds(prefix string) (key, end []byte) {
 	end = []byte(prefix + listEnd)
 	if prefix == "" {
@@ -49,8 +49,8 @@ func listBounds(prefix string) (key, end []byte) {
 	return []byte(prefix), end
 }
 
-// listQuery reads the query of a list or read. A query that cannot be read, or says a thing twice, is refused: to list
-// something else than was asked for is worse.
+// listQuery holds the query parameters of a list or read. queryOf refuses an invalid query and repeated parameters, so
+// that the response never differs from what the caller meant.
 type listQuery struct {
 	prefix string
 	local  bool
@@ -74,8 +74,8 @@ func queryOf(r *http.Request) (q listQuery, err error) {
 	return q, nil
 }
 
-// item is a KV item. Bytes that are not UTF-8 are replaced in both fields, as the spec's part 2.5 has it; what was there
-// is then said in base64 beside it, beyond the spec, so that nothing is lost on the way.
+// item is a key with its value in JSON. Invalid UTF-8 is replaced by U+FFFD (docs/api.md). The exact bytes are
+// then added in base64, an extension of the contract.
 type item struct {
 	Key         string `json:"key"`
 	Value       string `json:"value"`
@@ -94,7 +94,7 @@ func itemOf(key, value []byte) item {
 	return it
 }
 
-// keyDone is the answer to a write.
+// keyDone is the response to a write.
 type keyDone struct {
 	Key       string `json:"key"`
 	KeyBase64 []byte `json:"key_base64,omitempty"`
@@ -109,13 +109,13 @@ func doneWith(key string) keyDone {
 	return done
 }
 
-// text is a JSON string that stands for exactly the bytes that will be stored.
+// text is a JSON string that is decoded to exactly the bytes to store.
 type text struct {
 	given bool
 	bytes string
 }
 
-// UnmarshalJSON takes a string only, and none with half of a surrogate pair, which encoding/json would replace.
+// UnmarshalJSON accepts only strings. It refuses half of a surrogate pair, which encoding/json would replace.
 func (t *text) UnmarshalJSON(raw []byte) error {
 	if len(raw) == 0 || raw[0] != '"' {
 		return fault.Invalid("value", "want a string, got %s", jsonKind(raw))
@@ -143,7 +143,8 @@ func jsonKind(raw []byte) string {
 	return "a number"
 }
 
-// lonelySurrogate is the hexadecimal form of the first escape in a JSON string that stands for no character.
+// lonelySurrogate returns the hexadecimal digits of the first escape that is half of a surrogate pair; "" if there is
+// none.
 func lonelySurrogate(raw []byte) string {
 	for {
 		at := bytes.IndexByte(raw, '\\')
@@ -170,7 +171,7 @@ func lonelySurrogate(raw []byte) string {
 	}
 }
 
-// escaped reads \uXXXX.
+// escaped parses an escape \uXXXX at the start of raw.
 func escaped(raw []byte) (rune, bool) {
 	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
 		return 0, false

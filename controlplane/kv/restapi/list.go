@@ -34,7 +34,8 @@ func (s *Server) list(r request) (any, error) {
 	}), nil
 }
 
-// items writes `{"items": […]}`, all as of one revision, as it reads them: a list of any length is held nowhere.
+// items writes `{"items": […]}` at one revision. It streams the items, so the memory does not depend on the list's
+// length.
 func (s *Server) items(ctx context.Context, q listQuery, serializable bool, out io.Writer) error {
 	waiting, cancel := context.WithTimeout(ctx, keyTime)
 	defer cancel()

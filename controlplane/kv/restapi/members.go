@@ -22,14 +22,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Membership is what REST asks of the members' service; *member.Service. Refusals are FailedPrecondition, time-outs
-// DeadlineExceeded.
+// Membership lists and changes the members. *membership.Service implements it. It returns FailedPrecondition for
+// refused changes and DeadlineExceeded for timeouts.
 type Membership interface {
 	List(ctx context.Context, serializable bool) ([]membership.Member, error)
 	Add(context.Context, membership.AddRequest) (membership.Member, []membership.Member, error)
-	// RemoveOpen removes a member for a caller without a credential: never one of three voters.
+	// RemoveOpen removes a member for a caller without a credential. It refuses to leave fewer than three voters.
 	RemoveOpen(ctx context.Context, id uint64) ([]membership.Member, error)
-	// Transfer makes a member lead groups.
+	// Transfer makes a member the leader of the raft groups.
 	Transfer(ctx context.Context, to uint64, groups ...uint64) error
 }
 
@@ -60,7 +60,7 @@ func (s *Server) audited(method, path, as string, h handler) {
 	})
 }
 
-// clusterStatus is what this member knows of the users' group. A learner's role is raft's too: Follower.
+// clusterStatus is the state of the raft group as this member sees it. The role of a learner is Follower, as in raft.
 type clusterStatus struct {
 	NodeID    uint64 `json:"node_id"`
 	ClusterID uint64 `json:"cluster_id"`
@@ -73,7 +73,7 @@ func (s *Server) status(r request) (any, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
 	defer cancel()
 	g, err := s.opts.Group.Status(ctx)
-	if errors.Is(err, consensus.ErrNoGroup) { // it has not joined yet, and will follow
+	if errors.Is(err, consensus.ErrNoGroup) { // the member has not joined the group yet
 		g, err = consensus.GroupStatus{Role: "Follower"}, nil
 	}
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Server) status(r request) (any, error) {
 	}, nil
 }
 
-// hostOf is the host by which a member's REST is reached: that of its raft address.
+// hostOf returns the host of a member's REST, which is the host of its raft address.
 func (s *Server) hostOf(ctx context.Context, id uint64) (string, error) {
 	all, err := s.opts.Members.List(ctx, true)
 	if err != nil {
@@ -130,7 +130,7 @@ func (s *Server) addMember(r request) (any, error) {
 	return s.add(r, body, in)
 }
 
-// legacyAdd is the hook of first-boot join automation.
+// legacyAdd adds a member for first-boot automation that uses the legacy path /admin/member/add.
 func (s *Server) legacyAdd(r request) (any, error) {
 	var in struct {
 		ID       string `json:"id"`
@@ -148,8 +148,8 @@ func (s *Server) legacyAdd(r request) (any, error) {
 	return s.add(r, body, memberBody{NodeID: id, RaftAddr: in.RaftAddr, Name: in.ID})
 }
 
-// legacyID is the numeric id for one of the legacy hook: the number of node<number>, or else one that follows from the
-// text by SHA-256, of 53 bits.
+// legacyID returns the numeric ID for an ID of the legacy path: the number of node<number>, or else the last 53 bits of
+// the SHA-256 of the text.
 func legacyID(text string) (uint64, error) {
 	if strings.TrimSpace(text) == "" {
 		return 0, fault.Invalid("id", "is required")
@@ -237,7 +237,7 @@ func (s *Server) transfer(r request) (any, error) {
 	})
 }
 
-// change carries a change of the members or the leader out at the leader. One that is not done in time is TIMEOUT.
+// change runs a change of the members or of the leadership on the leader. It returns DeadlineExceeded after memberTime.
 func (s *Server) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
 	to, err := s.hop(r, false)
 	if err != nil {

@@ -1,11 +1,11 @@
-// Package restapi serves the REST API of the key-value store and of the cluster's members. The main type is Server. gRPC
-// clients, which speak etcd's API, are served by package etcdrpc.
+// Package restapi serves the REST API of the key-value store and of the cluster's members. The main type is Server.
+// gRPC clients, which speak etcd's API, are served by package etcdrpc.
 //
 // Decisions:
 //   - The API has no credentials, because its contract has none. A Server therefore accepts requests on the loopback
 //     interface only, unless Options.Open is set. /health and /ready accept every client.
-//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that ask for
-//     local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
+//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that ask
+//     for local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
 //   - Keys are read and written through the same kv.Service as gRPC. Once etcd's Auth is enabled, REST acts as the user
 //     named by User.
 //
@@ -34,78 +34,75 @@ import (
 )
 
 const (
-	// MaxBody is the limit of a request body in bytes: a value of MaxValue has room in any JSON that says it.
+	// MaxBody is the maximum size of a request body in bytes. A value of MaxValue fits in every JSON encoding of it.
 	MaxBody = 12 << 20
-	// User is the user of etcd's Auth that REST acts as once Auth is enabled.
+	// User is the user of etcd's Auth for all requests, once Auth is enabled.
 	User = "rest"
 
-	// keyTime is how long a read or write of a key may take, memberTime a change of the members or the leader. A forwarded
-	// request is given a little longer, so that the leader's own answer arrives.
+	// keyTime is the deadline of a read or write of keys, memberTime that of a change of the members or the leader. The
+	// deadline of a forwarded request is longer by forwardMore, so that the leader's own timeout error arrives.
 	keyTime     = 10 * time.Second
 	memberTime  = 30 * time.Second
 	forwardMore = 2 * time.Second
 
-	// maxLists is how many lists are written at a time.
+	// maxLists is the maximum number of lists that are written at the same time.
 	maxLists = 64
 
-	// staleHeader says of a read that it was served here because no leader is known.
+	// staleHeader marks the response of a read that this member served from local data because no leader is known.
 	staleHeader = "X-Trivet-Stale"
 )
 
-// Keyspace is what REST asks of the users' keys; *Service.
+// Keyspace reads and writes keys. *kv.Service implements it.
 type Keyspace interface {
 	Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error)
-	// RangeStream gives a range piece by piece, all of it as of one revision.
+	// RangeStream sends a range in pieces, all at one revision.
 	RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error
 	Put(context.Context, *pb.PutRequest) (*pb.PutResponse, error)
 	DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
 }
 
-// Group is what REST asks of consensus about the users' group; an Agreement.
+// Group is the raft group of the key-value store. kv.Agreement implements it.
 type Group interface {
-	// Leader is who leads, 0 when none is known.
+	// Leader returns the ID of the leader and its term; 0 if no leader is known.
 	Leader() (member, term uint64)
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 }
 
-// Options of the HTTP service. All are required but where it says otherwise.
+// Options of a Server. Fields are required unless documented as optional.
 type Options struct {
 	Keys    Keyspace
 	Members Membership
 	Group   Group
-	// GroupID is the number of the users' group.
+	// GroupID is the ID of the raft group of the key-value store.
 	GroupID uint64
-	// Self is this member, Cluster the cluster's id.
+	// Self is the ID of this member, Cluster the ID of the cluster.
 	Self, Cluster uint64
-	// Key makes and checks the MACs of forwards: the same on all members.
+	// Key is the key for the MACs of forwarded requests. It is the same on all members.
 	Key []byte
-	// Port is that of REST, here and on every other member.
+	// Port is the port of REST on all members.
 	Port uint16
-	// Open lets everybody in who can reach the member's own address, not only members.
+	// Open accepts requests on the member's own address from all clients, not only from members.
 	Open bool
-	// Hosts are names by which the service may be called, beside IP addresses and localhost; optional.
+	// Hosts lists accepted host names besides IP addresses and localhost; optional.
 	Hosts []string
-	// ToMember is how another member's REST is spoken with; nil for plaintext.
+	// ToMember is the TLS configuration for requests to other members; nil for plaintext.
 	ToMember *tls.Config
 	Log      *slog.Logger
-	// Audit records changes of the members and of the leader that were refused or failed; optional.
+	// Audit records refused and failed changes of the members and of the leader; optional.
 	Audit auth.Auditor
-	// Metrics takes the request counters.
+	// Metrics counts requests.
 	Metrics *rest.Metrics
-	// Now is time.Now unless set.
+	// Now replaces time.Now; optional.
 	Now func() time.Time
 }
 
-// Server is the HTTP service of the users' keys and of the cluster (the spec's part 4.4), by which nobody shows a
-// credential. It therefore answers everything on loopback only: who calls by another address of this member must be a
-// member that hands a request on (forward.go), unless the service is Open. /health and /ready are for everybody.
-// Which address was called is asked of the connection, so that one REST serves any number of listeners.
+// Server serves the REST API of the key-value store and of the members (docs/api.md, "REST: keys and members").
+// Requests have no credentials. A request that arrives on loopback is accepted. A request to another address of this
+// member is accepted only if a member forwarded it (forward.go), or if Options.Open is set. The local address of the
+// connection decides, so one Server can serve any number of listeners.
 //
-// A request is checked where it arrives and then goes to the leader, as the law has it, unless it is a read that may be
-// local. A forwarded one that finds no leader here is refused: it makes one hop.
-//
-// What is read and written are the users' keys and nothing else: REST asks the same service as gRPC does, as the user
-// named rest once Auth is enabled.
+// The leader serves all requests except local reads; another member forwards them. A member that is not the leader
+// refuses a forwarded request.
 type Server struct {
 	opts    Options
 	server  *rest.Server
@@ -115,7 +112,7 @@ type Server struct {
 	lists   *semaphore.Weighted
 }
 
-// New makes the service. Close it.
+// New returns a Server. The caller closes it.
 func New(opts Options) *Server {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -138,7 +135,7 @@ func New(opts Options) *Server {
 	return s
 }
 
-// ready is what /ready asks: whether somebody leads the users' group, so that keys can be written.
+// ready returns an error if the raft group has no leader, so that keys cannot be written. /ready reports it.
 func (o *Options) ready(context.Context) error {
 	if leader, _ := o.Group.Leader(); leader == 0 {
 		return errors.New("no leader of the keys: fewer than a majority of the members can be reached")
@@ -146,16 +143,16 @@ func (o *Options) ready(context.Context) error {
 	return nil
 }
 
-// ServeHTTP makes a Server an http.Handler.
+// ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.server.ServeHTTP(w, r) }
 
-// Routes lists what is served, for the tests that walk all of it.
+// Routes lists all routes, for tests.
 func (s *Server) Routes() []rest.Route { return s.server.Routes() }
 
-// Close lets go of the connections to other members.
+// Close closes idle connections to other members.
 func (s *Server) Close() { s.forward.client.CloseIdleConnections() }
 
-// Addresses are the addresses to listen on: the member's own, and loopback.
+// Addresses returns the addresses to listen on: own, the member's address, and loopback of the same IP version.
 func Addresses(own string) []string {
 	ip := net.ParseIP(own)
 	switch {
@@ -167,11 +164,11 @@ func Addresses(own string) []string {
 	return []string{own, "127.0.0.1"}
 }
 
-// request is one that was let in.
+// request is an accepted request.
 type request struct {
 	*http.Request
 	w *rest.Response
-	// from is set when another member handed it on.
+	// from is set if another member forwarded the request.
 	from *forwarded
 }
 
@@ -186,7 +183,7 @@ func (s *Server) handle(method, path string, h rest.Handler) {
 	s.server.HandleBare(method, path, why, h)
 }
 
-// serve runs a handler for a caller that admit accepts.
+// serve runs a handler if admit accepts the caller.
 func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
 	from, err := s.admit(r)
 	if err != nil {
@@ -202,7 +199,7 @@ func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error
 	return data, nil
 }
 
-// admit says who may call, before anything of a body is read.
+// admit checks the caller, before the body is read. It returns the verified header of a forwarded request, or nil.
 func (s *Server) admit(r *http.Request) (*forwarded, error) {
 	if header := r.Header.Get(forwardHeader); header != "" {
 		from, err := s.forward.seal.check(s.opts.Self, header, r.Method, r.URL.RequestURI())
@@ -221,15 +218,15 @@ func (s *Server) admit(r *http.Request) (*forwarded, error) {
 	return nil, s.server.NotABrowser(r)
 }
 
-// hop is what a request that the leader must see has come to.
+// hop is the decision which member serves a request.
 type hop struct {
-	// here is set when this member serves it, stale when it does so without a leader being known.
+	// here is set if this member serves the request, stale if it does so from local data because no leader is known.
 	here, stale bool
 	leader      uint64
 	host        string
 }
 
-// hop decides who serves a request.
+// hop decides which member serves a request. reads reports whether the request only reads.
 func (s *Server) hop(r request, reads bool) (hop, error) {
 	leader, _ := s.opts.Group.Leader()
 	switch {
@@ -254,11 +251,11 @@ func (s *Server) hand(r request, to hop, body []byte, limit time.Duration, list 
 	return s.forward.forward(r.w, r.Request, to.leader, to.host, body, limit+forwardMore, list)
 }
 
-// keyPath is what stands before a key.
+// keyPath is the path prefix of a key.
 const keyPath = "/api/v1/kv/"
 
-// key is the key of the path as it was sent. What the router matched may differ where the path is not as RFC 3986 has it:
-// it then took an encoded slash for one.
+// key returns the key of the path as it was sent. It does not use the variable of the router, which decodes encoded
+// slashes in paths that are not valid in RFC 3986.
 func (r request) key() (string, error) {
 	sent := r.URL.RawPath
 	if sent == "" {
