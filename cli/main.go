@@ -1,12 +1,13 @@
 // Command trivet is the command line for operators and tenants of a Trivet cloud.
 //
-// It calls the control plane over gRPC, with the rights of the caller's token. This file lists all commands. The packages:
+// It calls the control plane over gRPC, with the rights of the caller's token. This file lists all commands. The
+// packages:
 //
 //   - identity, login, image, vm, node, wallet, kv and cluster hold the commands.
 //   - session has what all commands share: flags, environment, connection, output, exit codes.
-//   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables and
-//     JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal (prompts)
-//     contain no commands.
+//   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables
+//     and JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal
+//     (prompts) contain no commands.
 package main
 
 import (

@@ -1,15 +1,15 @@
-// Package account reads and writes the file of saved logins: endpoints, token and tenant of each. It also reads and writes
-// files that contain a secret. It makes no calls to the control plane. Decisions:
+// Package account reads and writes the file of saved logins: endpoints, token and tenant of each. It also reads and
+// writes files that contain a secret. It makes no calls to the control plane. Decisions:
 //
-//   - Logins are saved as named contexts in one file, as in kubectl; one of them is the current context. A file with a single
-//     login, the format before contexts existed, is read as the context "default".
-//   - A token is sent only to the endpoints that issued it, so that a mistyped --endpoint does not receive it. It is sent over
-//     TLS, with the same certificate authority, if the login used TLS.
+//   - Logins are saved as named contexts in one file, as in kubectl; one of them is the current context. A file with a
+//     single login, the format before contexts existed, is read as the context "default".
+//   - A token is sent only to the endpoints that issued it, so that a mistyped --endpoint does not receive it. It is
+//     sent over TLS, with the same certificate authority, if the login used TLS.
 //   - The file is replaced atomically, has mode 0600, and is refused if other users can read it, as ssh does with keys.
-//     Writers hold a lock on a second file, so that two logins at the same time are both saved. An invalid file is never
-//     overwritten, because it may contain other logins.
-//   - Tokens and passwords have the type [Secret], which does not print its value. No error quotes a file that may contain
-//     a secret.
+//     Writers hold a lock on a second file, so that two logins at the same time are both saved. An invalid file is
+//     never overwritten, because it may contain other logins.
+//   - Tokens and passwords have the type [Secret], which does not print its value. No error quotes a file that may
+//     contain a secret.
 package account
 
 import (

@@ -22,7 +22,8 @@ const Before = "default"
 
 // Book is the content of the file: all contexts by name.
 type Book struct {
-	// Current is the name of the current context. It is empty, or names a context that does not exist, if there is none.
+	// Current is the name of the current context. It is empty, or names a context that does not exist, if there is
+	// none.
 	Current  string            `yaml:"current,omitempty"`
 	Contexts map[string]*Login `yaml:"contexts"`
 }
@@ -33,7 +34,8 @@ const MaxContexts = 32
 // Names returns the sorted names of the contexts.
 func (b *Book) Names() []string { return slices.Sorted(maps.Keys(b.Contexts)) }
 
-// CheckContext returns an error unless name is a valid context name. Names are used as words of a shell and in messages.
+// CheckContext returns an error unless name is a valid context name. Names are used as words of a shell and in
+// messages.
 func CheckContext(name string) error {
 	if name == "" || len(name) > 200 || name[0] == '-' || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return fmt.Errorf("%q is not a valid context name: want 1 to 200 printable ASCII characters without spaces, not starting with a dash", name)
@@ -159,8 +161,8 @@ func (b *Book) save(path string) (err error) {
 // look is the interval between attempts to take a lock.
 const look = 20 * time.Millisecond
 
-// lock takes an exclusive lock on the lock file. The lock file is never removed, since two processes could then hold the
-// lock. The file of logins itself cannot be locked, because save replaces it.
+// lock takes an exclusive lock on the lock file. The lock file is never removed, since two processes could then hold
+// the lock. The file of logins itself cannot be locked, because save replaces it.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

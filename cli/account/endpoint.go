@@ -15,8 +15,8 @@ const DefaultPort = "50051"
 // MaxEndpoints is the maximum number of endpoints.
 const MaxEndpoints = 16
 
-// Endpoints parses comma-separated lists of [https://]host[:port] into unique host:port, in order. secure reports whether any
-// of them has https://; TLS is then used for all, since all members of a cluster use TLS or none.
+// Endpoints parses comma-separated lists of [https://]host[:port] into unique host:port, in order. secure reports
+// whether any of them has https://; TLS is then used for all, since all members of a cluster use TLS or none.
 func Endpoints(lists ...string) (all []string, secure bool, err error) {
 	for _, list := range lists {
 		for one := range strings.SplitSeq(list, ",") {

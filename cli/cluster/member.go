@@ -61,9 +61,9 @@ func addCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "add ADDRESS",
 		Short: "Add a member, before it is started",
-		Long: `Add a member. ADDRESS is the address at which the other members reach it: HOST or HOST:PORT. Then start it with an empty
-data directory and the cluster key, or a token ("trivet cluster token"). It starts as a learner and becomes a voter when it
-has caught up, unless --learner is given.`,
+		Long: `Add a member. ADDRESS is the address at which the other members reach it: HOST or HOST:PORT. Then start it with an
+empty data directory and the cluster key, or a token ("trivet cluster token"). It starts as a learner and becomes a
+voter when it has caught up, unless --learner is given.`,
 		Example: "  trivet cluster add 10.0.0.4 --id 4\n" +
 			"  trivet-controlplane --node-id 4 --listen 10.0.0.4 --join 10.0.0.1 --cluster-key cluster.key --tls-cert ... --tls-key ... --data-dir ...  # there",
 		Args: session.Exactly("ADDRESS"),
@@ -124,8 +124,8 @@ func replaceCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "replace ID",
 		Short: "Let a member rejoin whose data directory is lost",
-		Long: `Prepare the return of a member whose data directory is lost: start it again with an empty directory. It joins as a learner
-and becomes a voter when it has caught up. The old data directory is refused if it is used again.`,
+		Long: `Prepare the return of a member whose data directory is lost: start it again with an empty directory. It joins as a
+learner and becomes a voter when it has caught up. The old data directory is refused if it is used again.`,
 		Args: session.Exactly("ID"),
 	}
 	c.Flags().BoolVar(&force, "force", false, "do it even if only one member is left meanwhile")
@@ -162,7 +162,8 @@ func backupCommand(s *session.Session) *cobra.Command {
 		Use:   "backup FILE",
 		Short: "Write a backup of the whole cloud to a file",
 		Long: `Write a backup of all records and of the key-value store, each a consistent snapshot, to FILE, which must not exist.
-It is encrypted with the cluster key: keep the key too, in another place. "trivet-controlplane restore" restores the backup.`,
+It is encrypted with the cluster key: keep the key too, in another place. "trivet-controlplane restore" restores the
+backup.`,
 		Args: session.Exactly("FILE"),
 	}
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {

@@ -19,8 +19,8 @@ func tokenCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
 		Short: "Create a token with which a new member gets the cluster key",
-		Long: `Create a one-use token. Only the token is printed on standard output. Anybody who has it can get the cluster key, and with it
-full control of the cloud: keep it as secret as the key.`,
+		Long: `Create a one-use token. Only the token is printed on standard output. Anybody who has it can get the cluster key,
+and with it full control of the cloud: keep it as secret as the key.`,
 		Example: "  trivet cluster add 10.0.0.4 --id 4\n" +
 			"  (umask 077; trivet cluster token > member.token)\n" +
 			"  trivet-controlplane --listen 10.0.0.4 --join 10.0.0.1 --join-token member.token --data-dir ...  # on 10.0.0.4",

@@ -1,16 +1,16 @@
 // Package console removes control sequences from the serial output of a guest, so that it can be printed on a terminal.
 //
-// The bytes of a console log are chosen by a tenant and could move the cursor, set the terminal's title or make the terminal
-// send input. A [Filter] writes valid UTF-8 in which newline and tab are the only control characters.
+// The bytes of a console log are chosen by a tenant and could move the cursor, set the terminal's title or make the
+// terminal send input. A [Filter] writes valid UTF-8 in which newline and tab are the only control characters.
 //
 // # Decisions
 //
 //   - Sequences are dropped whole (ECMA-48: CSI, OSC, DCS, SOS, PM, APC, escapes of two and more bytes), in their
 //     seven-bit form and as the C1 characters U+0080 to U+009F that a UTF-8 terminal obeys as well.
-//   - A carriage return that overwrites a line becomes a newline, so that no text is lost; before a
-//     newline it is dropped.
-//   - A newline ends any sequence, and so do [maxSequence] characters: a guest that stops in the middle of one, or sends
-//     binary data, does not hide the output that follows.
+//   - A carriage return that overwrites a line becomes a newline, so that no text is lost; before a newline it is
+//     dropped.
+//   - A newline ends any sequence, and so do [maxSequence] characters: a guest that stops in the middle of one, or
+//     sends binary data, does not hide the output that follows.
 package console
 
 import (

@@ -1,13 +1,15 @@
-// Package dial connects to a control plane of several members, each of which can serve every call. [Conn] uses the first
-// endpoint that can be reached, and fails over to the next one if that endpoint cannot be reached or returns UNAVAILABLE.
+// Package dial connects to a control plane of several members, each of which can serve every call. [Conn] uses the
+// first endpoint that can be reached, and fails over to the next one if that endpoint cannot be reached or returns
+// UNAVAILABLE.
 //
-// Conn implements grpc.ClientConnInterface for the generated clients. policy.go lists the methods that are safe to retry.
-// Decisions:
+// Conn implements grpc.ClientConnInterface for the generated clients. policy.go lists the methods that are safe to
+// retry. Decisions:
 //
-//   - Endpoints are tried in the given order, each for [Connect] at most, and one endpoint is used until it fails. There is
-//     no load balancing, because `trivet image import` reads a file of the host that serves the call: the caller chooses it.
-//   - A call that was not sent is sent to the next endpoint, whatever the method. A call that may have been carried out is
-//     retried only if the method is safe to retry; retries of a create use the same idempotency key.
+//   - Endpoints are tried in the given order, each for [Connect] at most, and one endpoint is used until it fails.
+//     There is no load balancing, because `trivet image import` reads a file of the host that serves the call: the
+//     caller chooses it.
+//   - A call that was not sent is sent to the next endpoint, whatever the method. A call that may have been carried out
+//     is retried only if the method is safe to retry; retries of a create use the same idempotency key.
 //   - Calls are made one at a time.
 //   - A secret is sent to another host over TLS only, with the server's name verified, unless Options.Plaintext is set
 //     (secure.go).
@@ -72,8 +74,8 @@ type Conn struct {
 	key string
 }
 
-// Open returns a connection. It dials with the first call. It returns an *Exposed error if a secret would be sent to another
-// host in plaintext.
+// Open returns a connection. It dials with the first call. It returns an *Exposed error if a secret would be sent to
+// another host in plaintext.
 func Open(opts Options) (*Conn, error) {
 	if len(opts.Endpoints) == 0 {
 		return nil, errors.New("no endpoint")
@@ -127,8 +129,8 @@ func (c *Conn) Endpoint() string { return c.members[c.current].endpoint }
 // Next switches to the next endpoint. Callers use it when a stream ends with UNAVAILABLE.
 func (c *Conn) Next() { c.current = (c.current + 1) % len(c.members) }
 
-// Invoke makes a unary call, with retries. It returns an *Unreachable error if no endpoint can be reached, and an *Unavailable
-// error if an endpoint was reached but returned UNAVAILABLE.
+// Invoke makes a unary call, with retries. It returns an *Unreachable error if no endpoint can be reached, and an
+// *Unavailable error if an endpoint was reached but returned UNAVAILABLE.
 func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	p := policies[method]
 	patience := p.patience

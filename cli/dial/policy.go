@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// CreatePatience is how long a create is retried, with its idempotency key, while no endpoint can be reached or endpoints
-	// return UNAVAILABLE. It is long enough for an election and for the restart of a member.
+	// CreatePatience is how long a create is retried, with its idempotency key, while no endpoint can be reached or
+	// endpoints return UNAVAILABLE. It is long enough for an election and for the restart of a member.
 	CreatePatience = 10 * time.Second
-	// Patience is the same for other calls that are safe to retry, but only while an endpoint can be reached: a mistyped
-	// endpoint is reported at once.
+	// Patience is the same for other calls that are safe to retry, but only while an endpoint can be reached: a
+	// mistyped endpoint is reported at once.
 	Patience = 3 * time.Second
 
 	firstPause = 100 * time.Millisecond
@@ -68,8 +68,8 @@ var policies = map[string]policy{
 	vmv1.NodeService_UncordonNode_FullMethodName:            again,
 	operatorv1.OperatorService_ClusterStatus_FullMethodName: again,
 
-	// CreateServiceAccount is not retried, because its secret is returned only once. SetPassword is not retried, because a
-	// repetition would revoke tokens that were issued in between.
+	// CreateServiceAccount is not retried, because its secret is returned only once. SetPassword is not retried,
+	// because a repetition would revoke tokens that were issued in between.
 	identityv1.IdentityService_CreateOrg_FullMethodName:     create,
 	identityv1.IdentityService_CreateProject_FullMethodName: create,
 	identityv1.IdentityService_CreateUser_FullMethodName:    create,

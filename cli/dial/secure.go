@@ -35,7 +35,8 @@ func exposed(opts *Options) error {
 	return nil
 }
 
-// onLoopback reports whether host:port is on loopback. A host name other than localhost is not, whatever it resolves to.
+// onLoopback reports whether host:port is on loopback. A host name other than localhost is not, whatever it resolves
+// to.
 func onLoopback(endpoint string) bool {
 	host, _, err := net.SplitHostPort(endpoint)
 	if err != nil {

@@ -1,7 +1,8 @@
 // Package explain formats an error for the user, with a hint what to do about it.
 //
-// It reads gRPC statuses with their google.rpc details, and the errors of package dial. It makes no calls. Text from the
-// server is escaped before it is printed. The server's messages name request fields; explain adds the flag for each field.
+// It reads gRPC statuses with their google.rpc details, and the errors of package dial. It makes no calls. Text from
+// the server is escaped before it is printed. The server's messages name request fields; explain adds the flag for each
+// field.
 package explain
 
 import (

@@ -22,8 +22,8 @@ const auditTimeout = 2 * time.Minute
 func auditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "audit", Short: "List the audit log: changes and refused calls", Args: cobra.NoArgs,
-		Long: `List the audit log: one record for each call that changes something and for each refused call. Records cannot be changed.
-A system:admin sees all records, an org:admin the records of the org.`,
+		Long: `List the audit log: one record for each call that changes something and for each refused call. Records cannot be
+changed. A system:admin sees all records, an org:admin the records of the org.`,
 		Example: "  trivet audit list --since 1h\n  trivet audit list --user ada --outcome REFUSED",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -80,9 +80,9 @@ func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Com
 	}
 	c := records.Command(s, &cobra.Command{
 		Use: "list", Short: "List audit records, newest first",
-		Long: `List audit records, newest first, of the org and project of --org and --project, or else of the login's org. With --all, or
-if neither the flags nor the login name an org, list the records of the whole cloud, which requires the role system:admin.
-A time is a duration before now, such as 90m or 24h, or a time such as 2026-03-01T12:00:00Z.`,
+		Long: `List audit records, newest first, of the org and project of --org and --project, or else of the login's org. With
+--all, or if neither the flags nor the login name an org, list the records of the whole cloud, which requires the
+role system:admin. A time is a duration before now, such as 90m or 24h, or a time such as 2026-03-01T12:00:00Z.`,
 		Example: `  trivet audit list --since 1h
   trivet audit list --org acme --method DeleteVm --since 720h -o json
   trivet audit list --outcome REFUSED --since 2026-03-01T00:00:00Z --until 2026-03-02T00:00:00Z`,

@@ -65,8 +65,8 @@ func bindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Comma
 		Use: "binding", Short: "Give roles to users and remove them", Args: cobra.NoArgs,
 		Long: `Give roles to users and remove them. A change takes effect with the user's next call, without a new login.
 
-A role is effective at once if a system:admin gives it or if it is in the user's home org. Any other role is an invitation:
-it is effective once the user accepts it with ` + "`trivet invitation accept`" + `, and expires after 30 days.
+A role is effective at once if a system:admin gives it or if it is in the user's home org. Any other role is an
+invitation: it is effective once the user accepts it with ` + "`trivet invitation accept`" + `, and expires after 30 days.
 
   system:admin     can do everything in the whole cloud
   billing:admin    creates and fills wallets in the whole cloud
@@ -75,8 +75,8 @@ it is effective once the user accepts it with ` + "`trivet invitation accept`" +
   project:member   creates and runs VMs in a project
   project:viewer   has read access to a project
 
-A system:admin can give every role, an org:admin the roles in the org, a project:admin the roles in the project. A user
-needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
+A system:admin can give every role, an org:admin the roles in the org, a project:admin the roles in the project. A
+user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
 		Example: "  trivet binding add --user ada --role project:member --org acme --project web\n  trivet binding list --org acme",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -96,8 +96,8 @@ needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet user 
 	return c
 }
 
-// changeBindingCommand returns a command that gives or takes a role. do makes the call and returns the words that relate the user
-// to the role afterwards, such as "is invited to".
+// changeBindingCommand returns a command that gives or takes a role. do makes the call and returns the words that
+// relate the user to the role afterwards, such as "is invited to".
 func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
 	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
 	var user, role string
@@ -202,8 +202,8 @@ func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.
 	}
 	c := grants.Command(s, &cobra.Command{
 		Use: "list", Short: "List users and their roles",
-		Long: `List users and their roles in the org and project of --org and --project, or else of the login. With --all, or if neither
-the flags nor the login name an org or project, list all roles, which requires the role system:admin.`,
+		Long: `List users and their roles in the org and project of --org and --project, or else of the login. With --all, or if
+neither the flags nor the login name an org or project, list all roles, which requires the role system:admin.`,
 		Example: "  trivet binding list --org acme\n  trivet binding list --all --role system:admin",
 	}, callTimeout, func(g *identityv1.Grant) bool {
 		return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())

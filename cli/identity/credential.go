@@ -17,8 +17,8 @@ func PasswordFileFlag(c *cobra.Command, file *string) {
 	_ = c.MarkFlagFilename("password-file") // fails only for an unknown flag
 }
 
-// ReadCredential returns a user ID and a password. It asks for the user if user is empty, and for the password if file is
-// empty.
+// ReadCredential returns a user ID and a password. It asks for the user if user is empty, and for the password if file
+// is empty.
 func ReadCredential(ctx context.Context, s *session.Session, user, file string) (string, account.Secret, error) {
 	if s.Ask == nil && (user == "" || file == "") {
 		return "", "", session.Usagef("cannot ask without a terminal: give --user and --password-file")

@@ -16,9 +16,9 @@ import (
 func keyCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "key", Short: "Rotate and revoke the keys that sign tokens", Args: cobra.NoArgs,
-		Long: `Rotate and revoke the keys that sign tokens. A key is first staged, so that all programs that verify tokens can load it;
-then primary: it signs tokens; then secondary until the last token that it signed has expired. These commands require the
-role system:admin.`,
+		Long: `Rotate and revoke the keys that sign tokens. A key is first staged, so that all programs that verify tokens can load
+it; then primary: it signs tokens; then secondary until the last token that it signed has expired. These commands
+require the role system:admin.`,
 		Example: "  trivet key list\n  trivet key rotate",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -43,8 +43,8 @@ func rotateKeysCommand(s *session.Session) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use: "rotate", Short: "Start to sign with the staged key", Args: session.Exactly(),
-		Long: `Start to sign with the staged key. Tokens that the previous key signed stay valid. The command fails while programs that
-verify tokens may not have loaded the staged key yet; with --force they may refuse new tokens for a while.`,
+		Long: `Start to sign with the staged key. Tokens that the previous key signed stay valid. The command fails while programs
+that verify tokens may not have loaded the staged key yet; with --force they may refuse new tokens for a while.`,
 	}
 	c.Flags().BoolVar(&force, "force", false, "rotate even if other programs may not have loaded the staged key")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
@@ -60,8 +60,8 @@ verify tokens may not have loaded the staged key yet; with --force they may refu
 func revokeKeyCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "revoke KEY", Short: "Delete a leaked key and with it all tokens that it signed", Args: session.Exactly("KEY"),
-		Long: `Delete a leaked key. All tokens that it signed become invalid, perhaps your own too: then log in again. The primary key can
-only be revoked if there is a staged key to replace it.`,
+		Long: `Delete a leaked key. All tokens that it signed become invalid, perhaps your own too: then log in again. The primary
+key can only be revoked if there is a staged key to replace it.`,
 		ValidArgsFunction: session.FirstArg(keys.Names(s)),
 	}
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {

@@ -16,8 +16,9 @@ import (
 func orgCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "org", Short: "Create, list and delete orgs", Args: cobra.NoArgs,
-		Long: `Create, list and delete orgs. An org is a customer or a department and contains projects. Users with the role org:admin in
-an org create its projects and give roles in it. Creating and deleting orgs requires the role system:admin.`,
+		Long: `Create, list and delete orgs. An org is a customer or a department and contains projects. Users with the role
+org:admin in an org create its projects and give roles in it. Creating and deleting orgs requires the role
+system:admin.`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"\n  trivet project create web --org acme",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -44,8 +45,9 @@ func createOrgCommand(s *session.Session) *cobra.Command {
 	var name string
 	c := &cobra.Command{
 		Use: "create ORG", Short: "Create an org", Args: session.Exactly("ORG"),
-		Long: `Create an org. ORG is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -. It cannot be changed, and is never used again after the org
-is deleted. A new org can have 100 projects and has no other limits: set its quota with "trivet quota set --org ORG".`,
+		Long: `Create an org. ORG is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -. It cannot be changed, and is never used again after
+the org is deleted. A new org can have 100 projects and has no other limits: set its quota with "trivet quota set
+--org ORG".`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"",
 	}
 	c.Flags().StringVar(&name, "name", "", "display name (default: the ID)")

@@ -17,8 +17,8 @@ import (
 func projectCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "project", Short: "Create, list and delete projects", Args: cobra.NoArgs,
-		Long: `Create, list and delete projects. A project belongs to an org and contains VMs, images and a wallet, which other projects
-cannot see. Creating and deleting a project requires the role system:admin, or org:admin in its org.`,
+		Long: `Create, list and delete projects. A project belongs to an org and contains VMs, images and a wallet, which other
+projects cannot see. Creating and deleting a project requires the role system:admin, or org:admin in its org.`,
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB\n  trivet login --user ada --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -56,8 +56,8 @@ func createProjectCommand(s *session.Session) *cobra.Command {
 		Use: "create PROJECT", Short: "Create a project in an org", Args: session.Exactly("PROJECT"),
 		Long: `Create a project in the org of --org, or in the login's org. PROJECT is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -,
 unique in the cloud. The limits given here are the project's own; it never has more than the quota of its org allows
-(see "trivet quota"), and an org has 100 projects at most unless its quota says otherwise. Changing limits later requires
-the role system:admin.`,
+(see "trivet quota"), and an org has 100 projects at most unless its quota says otherwise. Changing limits later
+requires the role system:admin.`,
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB --storage 2TiB --vms 10",
 	}
 	c.Flags().StringVar(&name, "name", "", "display name (default: the ID)")
@@ -94,9 +94,9 @@ func showProjectCommand(s *session.Session) *cobra.Command {
 
 func deleteProjectCommand(s *session.Session) *cobra.Command {
 	c := projectArgCommand(s, "delete PROJECT", "Delete an empty project")
-	c.Long = `Delete a project that has no VMs and no images, and whose wallet is closed. Its service accounts are deleted, and roles and
-tokens in it become invalid. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and is free for
-every org after that. A new project with the same ID gets nothing of the deleted one.`
+	c.Long = `Delete a project that has no VMs and no images, and whose wallet is closed. Its service accounts are deleted, and
+roles and tokens in it become invalid. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and
+is free for every org after that. A new project with the same ID gets nothing of the deleted one.`
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
 		// An org:admin must name the org in the request.

@@ -19,8 +19,8 @@ import (
 func quotaCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "quota", Short: "Show and set the quotas of projects and orgs", Args: cobra.NoArgs,
-		Long: `Show and set the quota of a project or, with --org alone, of an org: what all its projects may use together. A new object
-must fit into both quotas. The project is the token's, or that of --project. A VM counts from its creation to
+		Long: `Show and set the quota of a project or, with --org alone, of an org: what all its projects may use together. A new
+object must fit into both quotas. The project is the token's, or that of --project. A VM counts from its creation to
 its deletion, also while it is stopped. Setting a quota requires the role system:admin.`,
 		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
 			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme",
@@ -45,9 +45,9 @@ func setQuotaCommand(s *session.Session) *cobra.Command {
 	var limits quotaFlags
 	c := &cobra.Command{
 		Use: "set", Short: "Set the quota of a project or an org", Args: session.Exactly(),
-		Long: `Set the quota of a project or, with --org alone, of an org: what all its projects may use together. A limit is a number, or
-"unlimited". Limits without a flag stay as they are. A limit below the usage removes nothing; it only refuses additions.
---projects is for orgs, and "default" is 100 projects.`,
+		Long: `Set the quota of a project or, with --org alone, of an org: what all its projects may use together. A limit is a
+number, or "unlimited". Limits without a flag stay as they are. A limit below the usage removes nothing; it only
+refuses additions. --projects is for orgs, and "default" is 100 projects.`,
 		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
 			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota set --org acme --project web --vms unlimited",
 	}

@@ -22,9 +22,9 @@ import (
 func serviceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "service-account", Aliases: []string{"sa"}, Short: "Create, list and delete service accounts for programs", Args: cobra.NoArgs,
-		Long: `Create, list and delete service accounts. A program uses the ID and secret of a service account instead of a person's
-password. A service account belongs to one project, that of --project or of the token, and can only have roles that its
-creator has there. Creating and deleting one requires the role project:admin or org:admin.`,
+		Long: `Create, list and delete service accounts. A program uses the ID and secret of a service account instead of a
+person's password. A service account belongs to one project, that of --project or of the token, and can only have
+roles that its creator has there. Creating and deleting one requires the role project:admin or org:admin.`,
 		Example: `  trivet service-account create ci --role project:member --secret-file ci.secret
   trivet token issue --user $(trivet sa list -o name | head -1) --password-file ci.secret --file ci.token`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -62,9 +62,9 @@ func createServiceAccountCommand(s *session.Session) *cobra.Command {
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a service account and show its secret once", Args: session.Exactly("NAME"),
-		Long: `Create a service account. NAME is 1 to 63 of a-z 0-9 -, unique in the project. Its secret is printed, or written to a new
-file that only you can read; it cannot be shown again. Use the account's ID as the user and the secret as the password in
-` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
+		Long: `Create a service account. NAME is 1 to 63 of a-z 0-9 -, unique in the project. Its secret is printed, or written to
+a new file that only you can read; it cannot be shown again. Use the account's ID as the user and the secret as the
+password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 		Example: "  trivet service-account create ci --role project:member --secret-file ci.secret --ttl 2160h",
 	}
 	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, repeatable: "+strings.Join(projectRoleNames(), ", "))

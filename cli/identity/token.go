@@ -25,8 +25,8 @@ import (
 func tokenCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "token", Short: "Issue, verify and revoke tokens", Args: cobra.NoArgs,
-		Long: `Issue, verify and revoke tokens. Anybody who has a token can make calls with the rights of its holder until it expires.
-People use ` + "`trivet login`" + `, which saves its token; these commands are for programs that keep a token
+		Long: `Issue, verify and revoke tokens. Anybody who has a token can make calls with the rights of its holder until it
+expires. People use ` + "`trivet login`" + `, which saves its token; these commands are for programs that keep a token
 themselves. A token is never given as an argument, because other users of a host can see the arguments of programs.`,
 		Example: "  trivet token issue --user ci --password-file ci.secret --file ci.token --ttl 24h\n  trivet token verify --file ci.token\n  trivet token revoke --file ci.token",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -40,9 +40,9 @@ func issueTokenCommand(s *session.Session) *cobra.Command {
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use: "issue", Short: "Issue a token and print it", Args: noTokenArgument,
-		Long: `Issue a token for a user ID and password, or for a service account's ID and secret. Only the token is printed on standard
-output; with --file it is written to a new file that only you can read. The token cannot be shown again. It is limited to
-the org and project of --org and --project.`,
+		Long: `Issue a token for a user ID and password, or for a service account's ID and secret. Only the token is printed on
+standard output; with --file it is written to a new file that only you can read. The token cannot be shown again. It
+is limited to the org and project of --org and --project.`,
 		Example: "  trivet token issue --user ci --password-file ci.secret --project web --file ci.token",
 	}
 	c.Flags().StringVar(&user, "user", "", "user or service account ID (default: ask)")
@@ -105,10 +105,10 @@ func verifyTokenCommand(s *session.Session) *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use: "verify", Short: "Verify a token and print its holder", Args: noTokenArgument,
-		Long: `Verify a token and print its holder. The exit status is 1 for an invalid token, and for an unauthenticated one, which the
-REST token endpoint issues to anybody for any name when the password is missing or wrong: its holder is not verified.
-The token is that of --file, or else the one that other commands would use: that of --token-file, TRIVET_TOKEN,
-TRIVET_TOKEN_FILE or the login.`,
+		Long: `Verify a token and print its holder. The exit status is 1 for an invalid token, and for an unauthenticated one,
+which the REST token endpoint issues to anybody for any name when the password is missing or wrong: its holder is
+not verified. The token is that of --file, or else the one that other commands would use: that of --token-file,
+TRIVET_TOKEN, TRIVET_TOKEN_FILE or the login.`,
 		Example: "  trivet token verify --file ci.token\n  pass show ci-token | trivet token verify --file -",
 	}
 	tokenFileFlag(c, &file)
@@ -202,8 +202,8 @@ func revokeTokenCommand(s *session.Session) *cobra.Command {
 func revokeAllTokensCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "revoke-all USER", Short: "Revoke all existing tokens of a user", Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(users),
-		Long: `Revoke all existing tokens of a user or a service account, for instance because one was lost. Tokens that are issued later
-are not affected. Requires the role system:admin, unless USER is yourself.`,
+		Long: `Revoke all existing tokens of a user or a service account, for instance because one was lost. Tokens that are issued
+later are not affected. Requires the role system:admin, unless USER is yourself.`,
 	}
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if _, err := identityv1.NewIdentityServiceClient(conn).RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: args[0]}); err != nil {

@@ -18,9 +18,9 @@ import (
 func userCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "user", Short: "Create users and set their passwords", Args: cobra.NoArgs,
-		Long: `Create users and set their passwords. A new user cannot do anything yet: it needs a credential, which is a password or an
-identity at an OpenID provider, and a role, which ` + "`trivet binding add`" + ` gives. These commands require the role system:admin,
-except that every user can change their own password.`,
+		Long: `Create users and set their passwords. A new user cannot do anything yet: it needs a credential, which is a password
+or an identity at an OpenID provider, and a role, which ` + "`trivet binding add`" + ` gives. These commands require the role
+system:admin, except that every user can change their own password.`,
 		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding add --user ada --role project:member --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -60,11 +60,11 @@ func createUserCommand(s *session.Session) *cobra.Command {
 	var name string
 	c := &cobra.Command{
 		Use: "create USER", Short: "Create a user without a credential", Args: session.Exactly("USER"),
-		Long: `Create a user. USER is the ID that the user logs in with: 1 to 63 of A-Z a-z 0-9 . _ @ -. Give it a credential next, with
-` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.
+		Long: `Create a user. USER is the ID that the user logs in with: 1 to 63 of A-Z a-z 0-9 . _ @ -. Give it a credential next,
+with ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.
 
---org is the user's home org: its administrators can give the user roles directly, other orgs can only invite the user.
-Without --org, the home org is the org of the first role in an org that a system:admin gives to the user.`,
+--org is the user's home org: its administrators can give the user roles directly, other orgs can only invite the
+user. Without --org, the home org is the org of the first role in an org that a system:admin gives to the user.`,
 		Example: "  trivet user create ada --name \"Ada Lovelace\" --org acme",
 	}
 	c.Flags().StringVar(&name, "name", "", "display name")

@@ -17,8 +17,8 @@ import (
 func whoAmICommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "whoami", Short: "Show who you are and what you can do", Args: session.Exactly(),
-		Long: `Show the holder of the given or saved token, how the holder was authenticated, in which tenants the token is valid, the
-roles, and when the token expires.`,
+		Long: `Show the holder of the given or saved token, how the holder was authenticated, in which tenants the token is valid,
+the roles, and when the token expires.`,
 	}
 	c.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		me, err := identityv1.NewIdentityServiceClient(conn).WhoAmI(ctx, &identityv1.WhoAmIRequest{})

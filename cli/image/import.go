@@ -43,8 +43,8 @@ func importCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import NAME FILE|URL",
 		Short: "Create an image from a file on a control plane host",
-		Long: `Create an image from a file. The control plane reads the file, not this command: FILE is a path on the host of the member
-that serves the call (the first --endpoint that can be reached), in one of that member's import directories.
+		Long: `Create an image from a file. The control plane reads the file, not this command: FILE is a path on the host of the
+member that serves the call (the first --endpoint that can be reached), in one of that member's import directories.
 The command waits until a majority of the members stores the image.`,
 		Example: "  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public",
 		Args:    session.Exactly("NAME", "FILE"),

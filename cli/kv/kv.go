@@ -1,10 +1,11 @@
 // Package kv holds the commands for the key-value store: `trivet kv`.
 //
-// The store serves etcd's API on the control plane's gRPC port. The commands use etcd's client, go.etcd.io/etcd/client/v3,
-// over the connection of package dial, so that endpoints, tokens and failover work as in all other commands. Decisions:
+// The store serves etcd's API on the control plane's gRPC port. The commands use etcd's client,
+// go.etcd.io/etcd/client/v3, over the connection of package dial, so that endpoints, tokens and failover work as in all
+// other commands. Decisions:
 //
-//   - Flags, the syntax of transactions and JSON output are those of etcdctl. Tables are different: a key and its value are
-//     on one line and escaped. `get --print-value-only` and `-o json` print the exact bytes.
+//   - Flags, the syntax of transactions and JSON output are those of etcdctl. Tables are different: a key and its value
+//     are on one line and escaped. `get --print-value-only` and `-o json` print the exact bytes.
 //   - The exit code of `get KEY` is 1 if the key does not exist, unlike etcdctl's.
 //   - A write is sent once. If its response is lost, the error says that the write may have been carried out.
 //   - Standard input is read only for an argument "-", and by txn.
@@ -52,9 +53,9 @@ func Command(s *session.Session) *cobra.Command {
 		Short: "Read and write keys of the key-value store",
 		Long: `Read and write keys of the key-value store.
 
-The store accepts callers on a member's own host, tokens with the role system:admin and, once etcd's Auth is enabled, the
-store's own users. A snapshot requires a token with the role system:admin or the store's user root, even on a member's own
-host. Clients of etcd work too: use the control plane's gRPC port as the endpoint.`,
+The store accepts callers on a member's own host, tokens with the role system:admin and, once etcd's Auth is
+enabled, the store's own users. A snapshot requires a token with the role system:admin or the store's user root,
+even on a member's own host. Clients of etcd work too: use the control plane's gRPC port as the endpoint.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -124,8 +125,8 @@ func (n *kvSession) password(ctx context.Context) (account.Secret, error) {
 	return account.Secret(text), err
 }
 
-// storeConn is the connection, with the token of a user of the store. It serializes the calls of etcd's clients, because a
-// dial.Conn makes one call at a time.
+// storeConn is the connection, with the token of a user of the store. It serializes the calls of etcd's clients,
+// because a dial.Conn makes one call at a time.
 type storeConn struct {
 	conn  *dial.Conn
 	token account.Secret

@@ -38,8 +38,8 @@ type snapshotFacts struct {
 func saveCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
 		Use: "save FILE", Short: "Save all keys to a file for etcdutl or trivet kv import",
-		Long: `Save all keys, leases and users at one revision to a file. An interrupted command leaves no file. etcdutl can restore the
-file to an etcd cluster, and trivet kv import loads its keys.`,
+		Long: `Save all keys, leases and users at one revision to a file. An interrupted command leaves no file. etcdutl can
+restore the file to an etcd cluster, and trivet kv import loads its keys.`,
 		Args: session.Exactly("FILE"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveDefault
@@ -144,9 +144,9 @@ func importCommand(n *kvSession) *cobra.Command {
 		Use: "import FILE", Short: "Load the keys of an etcd snapshot file",
 		Long: `Load the keys of a snapshot file of etcdctl or trivet kv snapshot save, in the order of their creation.
 
-The whole file is verified before the first write. Existing keys with the same names are overwritten, other keys are not
-changed. Up to 128 keys are written per transaction; an interrupted import can be repeated. Keys get new revisions. Earlier
-versions of keys and leases are not loaded: keys that had a lease have none afterwards.`,
+The whole file is verified before the first write. Existing keys with the same names are overwritten, other keys are
+not changed. Up to 128 keys are written per transaction; an interrupted import can be repeated. Keys get new
+revisions. Earlier versions of keys and leases are not loaded: keys that had a lease have none afterwards.`,
 		Args: session.Exactly("FILE"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveDefault

@@ -28,8 +28,9 @@ func txnCommand(n *kvSession) *cobra.Command {
 		Long: `Run a transaction from standard input, in the syntax of etcdctl: conditions, an empty line, the operations if all
 conditions are true, an empty line, the operations otherwise.
 
-A condition compares version, create, mod, value or lease of a key: mod("key") > "0". Operations are get, put and del with
-their flags. Words are separated by spaces; "…" can contain spaces and escape sequences, '…' every character but '.`,
+A condition compares version, create, mod, value or lease of a key: mod("key") > "0". Operations are get, put and
+del with their flags. Words are separated by spaces; "…" can contain spaces and escape sequences, '…' every
+character but '.`,
 		Example: `  trivet kv txn <<END
   version("job") = "0"
 

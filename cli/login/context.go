@@ -17,10 +17,10 @@ import (
 func contextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "context", Short: "List saved logins and switch between them", Args: cobra.NoArgs,
-		Long: `List saved logins and switch between them. A context is a login that ` + "`trivet login`" + ` saved: the endpoints, the user, the org
-and project, and the token. Every command uses the current context unless --context or TRIVET_CONTEXT selects another one.
-Order of precedence: --context, then TRIVET_TOKEN, TRIVET_ENDPOINT and similar variables, then TRIVET_CONTEXT, then the
-current context.`,
+		Long: `List saved logins and switch between them. A context is a login that ` + "`trivet login`" + ` saved: the endpoints, the user,
+the org and project, and the token. Every command uses the current context unless --context or TRIVET_CONTEXT
+selects another one. Order of precedence: --context, then TRIVET_TOKEN, TRIVET_ENDPOINT and similar variables, then
+TRIVET_CONTEXT, then the current context.`,
 		Example: "  trivet context list\n  trivet context use prod\n  trivet --context test vm list",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

@@ -16,8 +16,8 @@ var errNoCurrentContext = errors.New("there is no current context: run `trivet l
 // fileLockTimeout is how long a command waits for another process that changes the file.
 const fileLockTimeout = 10 * time.Second
 
-// changeContext returns the body of a command that changes the file of contexts. The first argument names the context, which
-// must exist.
+// changeContext returns the body of a command that changes the file of contexts. The first argument names the context,
+// which must exist.
 func changeContext(s *session.Session, body func(b *account.Book, args []string) error, done string) func(*cobra.Command, []string) error {
 	return s.Local(func(ctx context.Context, args []string) error {
 		path, err := account.Path(s.Env)

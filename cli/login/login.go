@@ -1,9 +1,9 @@
-// Package login holds the commands `trivet login`, `trivet logout` and `trivet context`. `trivet login` gets a token with a
-// password or from an OpenID provider, and saves it as a context for the other commands. Package account reads and writes
-// the file of contexts.
+// Package login holds the commands `trivet login`, `trivet logout` and `trivet context`. `trivet login` gets a token
+// with a password or from an OpenID provider, and saves it as a context for the other commands. Package account reads
+// and writes the file of contexts.
 //
-// Decision: a login with the same user, provider, endpoints, org and project as a saved context replaces its token. Any other
-// login becomes a new context, so that no login overwrites another one unless --context asks for it.
+// Decision: a login with the same user, provider, endpoints, org and project as a saved context replaces its token. Any
+// other login becomes a new context, so that no login overwrites another one unless --context asks for it.
 package login
 
 import (
@@ -45,19 +45,20 @@ func loginCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "login",
 		Short: "Get a token and save it for the other commands",
-		Long: `Get a token with a user ID and a password, and save it in $XDG_CONFIG_HOME/trivet/config.yaml (mode 0600) for the other
-commands, together with --endpoint, the TLS options, --org and --project. The password is asked for, or read from a file.
+		Long: `Get a token with a user ID and a password, and save it in $XDG_CONFIG_HOME/trivet/config.yaml (mode 0600) for the
+other commands, together with --endpoint, the TLS options, --org and --project. The password is asked for, or read
+from a file.
 
-With --provider you log in with an OpenID provider: open the printed address in a browser on this host, and log in there.
-The provider redirects the browser to a port of this host.
+With --provider you log in with an OpenID provider: open the printed address in a browser on this host, and log in
+there. The provider redirects the browser to a port of this host.
 
-Each login is saved as a context, and one context is the current one: ` + "`trivet context`" + ` lists contexts and switches between
-them. When the token has expired, ` + "`trivet login`" + ` without flags gets another one for the same user, endpoints, org and
-project. A login as another user, to other endpoints or for another project creates a new context, named
-USER/PROJECT@HOST unless --context is given.
+Each login is saved as a context, and one context is the current one: ` + "`trivet context`" + ` lists contexts and switches
+between them. When the token has expired, ` + "`trivet login`" + ` without flags gets another one for the same user,
+endpoints, org and project. A login as another user, to other endpoints or for another project creates a new
+context, named USER/PROJECT@HOST unless --context is given.
 
-With --org or --project the token is valid only there. Without them it is valid wherever you have a role, and each command
-selects a project with --org and --project; ` + "`trivet login --org= --project=`" + ` gets such a token again.`,
+With --org or --project the token is valid only there. Without them it is valid wherever you have a role, and each
+command selects a project with --org and --project; ` + "`trivet login --org= --project=`" + ` gets such a token again.`,
 		Example: `  trivet login --endpoint 10.0.0.1,10.0.0.2,10.0.0.3 --tls-ca tls-ca.crt --user demo --project default
   trivet login --context prod --endpoint 10.0.0.1 --provider corp`,
 		Args: session.Exactly(),
@@ -122,8 +123,8 @@ selects a project with --org and --project; ` + "`trivet login --org= --project=
 	return c
 }
 
-// completeLogin sets the user, provider, org and project of the new login l from the flags. Fields without a flag are taken
-// from before, the context that the login replaces, if it has the same endpoints and user or provider.
+// completeLogin sets the user, provider, org and project of the new login l from the flags. Fields without a flag are
+// taken from before, the context that the login replaces, if it has the same endpoints and user or provider.
 func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) {
 	l.User, l.Provider = a.user, a.provider
 	l.Org, l.Project = s.Named()

@@ -17,8 +17,8 @@ func logoutCommand(s *session.Session) *cobra.Command {
 	var local bool
 	c := &cobra.Command{
 		Use: "logout", Short: "Revoke the token of a login", Args: session.Exactly(),
-		Long: `Revoke the token of the current context, or of --context, and remove it from this host. Copies of the token become invalid
-too. The context is kept for the next ` + "`trivet login`" + `.`,
+		Long: `Revoke the token of the current context, or of --context, and remove it from this host. Copies of the token become
+invalid too. The context is kept for the next ` + "`trivet login`" + `.`,
 	}
 	c.Flags().BoolVar(&local, "local", false, "only remove the token from this host: copies of it stay valid until they expire")
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/account"
 )
 
-// contextFor returns the name of the context to save l as: named if it is not empty; else the context with an equal login,
-// preferring the current one; else a new name.
+// contextFor returns the name of the context to save l as: named if it is not empty; else the context with an equal
+// login, preferring the current one; else a new name.
 func contextFor(b *account.Book, l *account.Login, named string) string {
 	if named != "" {
 		return named
@@ -37,7 +37,8 @@ func sameEndpoints(a, b *account.Login) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a.Endpoints)), slices.Sorted(slices.Values(b.Endpoints)))
 }
 
-// defaultContextName returns USER/PROJECT@HOST, with the org if there is no project, and the first of several endpoints.
+// defaultContextName returns USER/PROJECT@HOST, with the org if there is no project, and the first of several
+// endpoints.
 func defaultContextName(l *account.Login) string {
 	name := l.User
 	switch {

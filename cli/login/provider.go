@@ -15,7 +15,8 @@ import (
 // browserTimeout is the time that a person has to log in with the browser.
 const browserTimeout = 5 * time.Minute
 
-// atProvider logs in with the OpenID provider l.Provider, exchanges the ID token for a token and sets l.User to its holder.
+// atProvider logs in with the OpenID provider l.Provider, exchanges the ID token for a token and sets l.User to its
+// holder.
 func (a *loginFlags) atProvider(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, l *account.Login) (*identityv1.IssueTokenResponse, error) {
 	ctx, cancel := s.Limit(ctx, browserTimeout)
 	defer cancel()

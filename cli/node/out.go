@@ -19,12 +19,12 @@ func evictCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "evict NODE",
 		Short: "Remove a host from the cloud",
-		Long: `Remove a host from the cloud: its certificate is revoked and its record deleted. With a new token it can join again, as a
-new host.
+		Long: `Remove a host from the cloud: its certificate is revoked and its record deleted. With a new token it can join again,
+as a new host.
 
-The command fails while VMs are placed on the host: move or delete them first. With --force they stay placed on it: the
-host's record is kept and cordoned, its VMs keep running, and they are not started on another host, because they may still
-run. With a new token the host joins again as the same host. "trivet node ban" prevents that.`,
+The command fails while VMs are placed on the host: move or delete them first. With --force they stay placed on it:
+the host's record is kept and cordoned, its VMs keep running, and they are not started on another host, because they
+may still run. With a new token the host joins again as the same host. "trivet node ban" prevents that.`,
 		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if VMs are placed on it; they stay placed on it")
@@ -49,8 +49,8 @@ func banCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ban NODE | --key KEY",
 		Short: "Ban a host's key from the cloud",
-		Long: `Ban a host: its key is refused until it is unbanned, whatever token it has. VMs on the host are left as they are and stay
-placed on it. The ban is stored for the key, so the host can be evicted as well.`,
+		Long: `Ban a host: its key is refused until it is unbanned, whatever token it has. VMs on the host are left as they are and
+stay placed on it. The ban is stored for the key, so the host can be evicted as well.`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	c.Flags().StringVar(&key, "key", "", "ban this key, of a host without a record")

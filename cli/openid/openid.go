@@ -1,5 +1,6 @@
 // Package openid gets an ID token from an OpenID provider: the authorization code flow for public clients, with PKCE
-// (RFC 7636, S256) and a redirect to loopback (RFC 8252 section 7.3). It makes no calls to the control plane. Decisions:
+// (RFC 7636, S256) and a redirect to loopback (RFC 8252 section 7.3). It makes no calls to the control plane.
+// Decisions:
 //
 //   - The page in the browser shows no token and no code. Errors of the provider are shown in the terminal only.
 //   - A redirect with an unknown state is ignored, because any web page can send a browser to this port.

@@ -17,8 +17,8 @@ var suffixes = []struct {
 	unit uint64
 }{{"MiB", MiB}, {"M", MiB}, {"GiB", GiB}, {"G", GiB}, {"TiB", TiB}, {"T", TiB}}
 
-// Amount parses a number with an optional unit suffix, and returns it as a count of unit. It returns false if text is not a
-// number or not a whole number of units.
+// Amount parses a number with an optional unit suffix, and returns it as a count of unit. It returns false if text is
+// not a number or not a whole number of units.
 func Amount(text string, unit uint64) (uint64, bool) {
 	own := unit
 	for _, s := range suffixes {

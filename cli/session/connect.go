@@ -102,9 +102,9 @@ func (s *Session) Connect() (*dial.Conn, error) {
 	return s.open(way, token)
 }
 
-// ConnectToLogIn returns a connection without a token, and a new Login with its endpoints and TLS options only. saved is the
-// login to be replaced, or nil. If saved has other endpoints, the TLS options are those of a saved login in b that has these
-// endpoints, so that no endpoint that is known to use TLS is called in plaintext.
+// ConnectToLogIn returns a connection without a token, and a new Login with its endpoints and TLS options only. saved
+// is the login to be replaced, or nil. If saved has other endpoints, the TLS options are those of a saved login in b
+// that has these endpoints, so that no endpoint that is known to use TLS is called in plaintext.
 func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.Conn, *account.Login, error) {
 	s.facts.LoggingIn = true
 	endpoints, secure, err := s.endpoints()
@@ -132,8 +132,8 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 	return conn, &way, err
 }
 
-// ConnectWith returns a connection that uses token, or no token if it is empty. told describes the secret that the calls
-// contain besides, for error messages, such as "the password"; empty for none.
+// ConnectWith returns a connection that uses token, or no token if it is empty. told describes the secret that the
+// calls contain besides, for error messages, such as "the password"; empty for none.
 func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, error) {
 	endpoints, secure, err := s.endpoints()
 	if err != nil {

@@ -20,11 +20,12 @@ func (s *Session) ContextNamed() string {
 // Given reports whether a global flag is on the command line, even with an empty value.
 func (s *Session) Given(flag string) bool { return s.given(flag) }
 
-// Fresh declares that the context that --context names does not exist yet, so that it does not override the environment.
+// Fresh declares that the context that --context names does not exist yet, so that it does not override the
+// environment.
 func (s *Session) Fresh() { s.fresh = true }
 
-// env returns an environment variable that selects an endpoint, token or tenant. It returns "" if --context is given, which
-// takes precedence over the environment.
+// env returns an environment variable that selects an endpoint, token or tenant. It returns "" if --context is given,
+// which takes precedence over the environment.
 func (s *Session) env(name string) string {
 	if s.flags.context != "" && !s.fresh {
 		return ""
@@ -67,8 +68,8 @@ func (s *Session) saved() (*account.Login, error) {
 	return l, nil
 }
 
-// Tenant returns the org and project for requests: those of Named, or else the login's. If both are empty, the control plane
-// uses the tenant of the token.
+// Tenant returns the org and project for requests: those of Named, or else the login's. If both are empty, the control
+// plane uses the tenant of the token.
 func (s *Session) Tenant() (org, project string) {
 	org, project = s.Named()
 	if org == "" && project == "" && s.scope != nil {
@@ -77,7 +78,8 @@ func (s *Session) Tenant() (org, project string) {
 	return org, project
 }
 
-// Named returns the org and project of the flags or the environment, but not those of the login. Lists use them as filters.
+// Named returns the org and project of the flags or the environment, but not those of the login. Lists use them as
+// filters.
 func (s *Session) Named() (org, project string) {
 	if org = s.flags.org; org == "" {
 		org = s.env("TRIVET_ORG")

@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// PageSize is the number of objects per page. So many objects fit a gRPC message, with all the labels that they can have.
+// PageSize is the number of objects per page. So many objects fit a gRPC message, with all the labels that they can
+// have.
 const PageSize = 250
 
 // Exactly accepts exactly the named arguments.
@@ -48,8 +49,8 @@ type Match struct {
 // nouns lists the kinds of objects whose name in messages differs from the name of their command.
 var nouns = map[string]string{"vm": "VM", "node": "host", "service-account": "service account"}
 
-// One returns the ID of the only match for a name, or an error if there is none or more than one. kind is the command of
-// the objects, such as "vm".
+// One returns the ID of the only match for a name, or an error if there is none or more than one. kind is the command
+// of the objects, such as "vm".
 func One(kind, name string, matches []Match) (string, error) {
 	noun := cmp.Or(nouns[kind], kind)
 	switch len(matches) {
@@ -93,7 +94,8 @@ func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all 
 // completing is the deadline of a shell completion.
 const completing = 2 * time.Second
 
-// Names completes an argument with the names that list returns. It completes nothing if the control plane does not answer.
+// Names completes an argument with the names that list returns. It completes nothing if the control plane does not
+// answer.
 func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(s.Connect, list)
 }

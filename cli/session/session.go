@@ -1,6 +1,6 @@
-// Package session holds what all commands of `trivet` share: the standard streams and environment, the global flags, the
-// connection to the control plane, output, error messages and exit codes. The commands are in other packages (vm, image and
-// so on). Decisions:
+// Package session holds what all commands of `trivet` share: the standard streams and environment, the global flags,
+// the connection to the control plane, output, error messages and exit codes. The commands are in other packages (vm,
+// image and so on). Decisions:
 //
 //   - There is no global state. The program reaches its environment only through a [Shell], so tests run it in memory.
 //   - The exit code is 2 for an invalid command line, which is a [Usage] error, and 1 for every other failure.
@@ -51,7 +51,8 @@ type Session struct {
 	Form  show.Form
 	flags flags
 	facts explain.Facts
-	// scope is the saved login whose org and project are used unless the flags or the environment name others; may be nil.
+	// scope is the saved login whose org and project are used unless the flags or the environment name others; may be
+	// nil.
 	scope *account.Login
 	// choosing is set if the calls of the connection name the tenant that Tenant returns.
 	choosing bool
@@ -194,8 +195,8 @@ func (s *Session) Exit(cmd *cobra.Command, err error) int {
 // Keep removes secret from all later messages.
 func (s *Session) Keep(secret account.Secret) { s.secrets = append(s.secrets, secret) }
 
-// shortest is the minimum length in bytes of a secret that is removed from messages. A shorter password may equal a common
-// word of a message, and removing the word would reveal the password. Tokens are always longer.
+// shortest is the minimum length in bytes of a secret that is removed from messages. A shorter password may equal a
+// common word of a message, and removing the word would reveal the password. Tokens are always longer.
 const shortest = 12
 
 func (s *Session) scrubbed(text string) string {

@@ -1,10 +1,10 @@
-// Package show formats output: tables for people, JSON (protojson) for programs, names for shell scripts. It knows columns
-// and messages, but no kind of object. Decisions:
+// Package show formats output: tables for people, JSON (protojson) for programs, names for shell scripts. It knows
+// columns and messages, but no kind of object. Decisions:
 //
 //   - There are no colours, so that a table looks the same in a file. Only [Progress] moves the cursor, and only on a
 //     terminal.
-//   - Text from tenants (labels, errors) may contain control characters. [Text] escapes them, so that a terminal does not
-//     execute them.
+//   - Text from tenants (labels, errors) may contain control characters. [Text] escapes them, so that a terminal does
+//     not execute them.
 //   - JSON uses the field names of the protos and includes zero values, so that programs find every key.
 package show
 

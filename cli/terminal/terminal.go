@@ -1,7 +1,8 @@
 // Package terminal reads answers from a terminal, without echo for secrets.
 //
-// It uses termios directly, which is about twenty lines, instead of a dependency. It restores the terminal's settings even if
-// the question is interrupted: it waits for input with poll(2), and checks the context in between, without a second goroutine.
+// It uses termios directly, which is about twenty lines, instead of a dependency. It restores the terminal's settings
+// even if the question is interrupted: it waits for input with poll(2), and checks the context in between, without a
+// second goroutine.
 package terminal
 
 import (

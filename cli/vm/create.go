@@ -28,8 +28,8 @@ func createCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a VM",
-		Long: `Create a VM. Its first disk is a copy of --image; disks without an image are blank. With --image and without --disk, the VM
-gets one disk of 10 GiB, or more if the image requires it.
+		Long: `Create a VM. Its first disk is a copy of --image; disks without an image are blank. With --image and without --disk,
+the VM gets one disk of 10 GiB, or more if the image requires it.
 
 A --disk is ` + diskForm + `, with the size in GiB.`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start

@@ -49,8 +49,8 @@ type watch struct {
 	last    *vmv1.VmEvent
 }
 
-// run prints events until the VM is deleted. A broken stream is opened again, perhaps to another member. The new stream starts
-// with the current state of the VM, which is printed unless it was printed before.
+// run prints events until the VM is deleted. A broken stream is opened again, perhaps to another member. The new stream
+// starts with the current state of the VM, which is printed unless it was printed before.
 func (w *watch) run(ctx context.Context) error {
 	heard := time.Now()
 	const pause = 500 * time.Millisecond
@@ -129,8 +129,8 @@ func logCommand(s *session.Session) *cobra.Command {
 	var follow, raw bool
 	var tail uint64
 	c := vmArgCommand(s, "log VM", "Print the tail of a VM's serial console")
-	c.Long = `Print the tail of a VM's serial console log, of which the host keeps at most 1 MiB. Control sequences for the terminal are
-removed.`
+	c.Long = `Print the tail of a VM's serial console log, of which the host keeps at most 1 MiB. Control sequences for the
+terminal are removed.`
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "print new output until you interrupt")
 	c.Flags().BoolVar(&raw, "raw", false, "print the guest's bytes unchanged, including control sequences")
 	c.Flags().Uint64Var(&tail, "tail", 0, "start this many bytes before the end (default: all)")

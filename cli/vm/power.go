@@ -18,8 +18,8 @@ import (
 const (
 	startLimit  = 30*time.Second + waitMargin
 	rebootLimit = 75*time.Second + waitMargin
-	// stopExtra is the time of a stop in addition to its grace period. graceDefault and graceMost are the default and the
-	// maximum grace period in seconds.
+	// stopExtra is the time of a stop in addition to its grace period. graceDefault and graceMost are the default and
+	// the maximum grace period in seconds.
 	stopExtra    = 10*time.Second + waitMargin
 	graceDefault = 30
 	graceMost    = 600
@@ -92,8 +92,8 @@ func (p power) command(ctx context.Context, s *session.Session, conn *dial.Conn,
 	return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
 }
 
-// run makes the call and waits. If the control plane's time limit passes, it returns the VM in its current state. run then
-// returns an error, because a script must not go on as if the VM had reached the wanted state.
+// run makes the call and waits. If the control plane's time limit passes, it returns the VM in its current state. run
+// then returns an error, because a script must not go on as if the VM had reached the wanted state.
 func (p power) run(ctx context.Context, s *session.Session, t *target, name string) (vm *vmv1.VirtualMachine, err error) {
 	err = s.Wait(p.doing+" "+name, func(func(string)) error {
 		vm, err = p.do(ctx, t)

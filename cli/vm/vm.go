@@ -1,5 +1,6 @@
-// Package vm holds the commands for VMs: `trivet vm`. It calls the VM service, and uses package image to find images. Every
-// command accepts the name or the ID of a VM. A name is unique in its project and is looked up with a list filter.
+// Package vm holds the commands for VMs: `trivet vm`. It calls the VM service, and uses package image to find images.
+// Every command accepts the name or the ID of a VM. A name is unique in its project and is looked up with a list
+// filter.
 package vm
 
 import (

@@ -1,5 +1,5 @@
-// Package wallet holds the commands for the credit of projects: `trivet wallet`. A project has one wallet, which --org and
-// --project select. Amounts are whole units of credit.
+// Package wallet holds the commands for the credit of projects: `trivet wallet`. A project has one wallet, which --org
+// and --project select. Amounts are whole units of credit.
 package wallet
 
 import (
@@ -24,8 +24,9 @@ const callTimeout = 30 * time.Second
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "wallet", Short: "Show, fill and use a project's credit", Args: cobra.NoArgs,
-		Long: `Show, fill and use a project's credit. The project is that of --project, or else the token's. Creating, filling, refunding,
-suspending and closing require the role billing:admin; reserving, committing and releasing require a role in the project.`,
+		Long: `Show, fill and use a project's credit. The project is that of --project, or else the token's. Creating, filling,
+refunding, suspending and closing require the role billing:admin; reserving, committing and releasing require a role
+in the project.`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(createCommand(s), showCommand(s), listCommand(s), topUpCommand(s), refundCommand(s), transactionsCommand(s), reserveCommand(s), commitCommand(s), releaseCommand(s))
@@ -75,8 +76,8 @@ func listCommand(s *session.Session) *cobra.Command {
 	}
 	return wallets.Command(s, &cobra.Command{
 		Use: "list", Short: "List all wallets",
-		Long: `List all wallets, or with --org the wallets of that org. The list includes the closed wallets of deleted projects, whose IDs may be in use
-again. Requires the role billing:admin.`,
+		Long: `List all wallets, or with --org the wallets of that org. The list includes the closed wallets of deleted projects,
+whose IDs may be in use again. Requires the role billing:admin.`,
 	}, callTimeout, nil)
 }
 

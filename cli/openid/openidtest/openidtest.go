@@ -1,5 +1,5 @@
-// Package openidtest is a small OpenID provider over HTTP for tests. It serves the authorization code flow for public clients
-// and verifies PKCE. Every request is logged in as Provider.Subject, without a prompt.
+// Package openidtest is a small OpenID provider over HTTP for tests. It serves the authorization code flow for public
+// clients and verifies PKCE. Every request is logged in as Provider.Subject, without a prompt.
 package openidtest
 
 import (
