@@ -153,7 +153,7 @@ func transactionsCommand(s *session.Session) *cobra.Command {
 
 const typePrefix = "TRANSACTION_TYPE_"
 
-// typeName is a type as the REST API calls it.
+// typeName returns the name of a transaction type in the REST API.
 func typeName(t creditv1.TransactionType) string {
 	return strings.ToLower(strings.TrimPrefix(t.String(), typePrefix))
 }

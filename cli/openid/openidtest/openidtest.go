@@ -58,14 +58,14 @@ func New(t *testing.T, now time.Time) *Provider {
 	return p
 }
 
-// Issued are the ID tokens until now.
+// Issued returns all ID tokens issued so far.
 func (p *Provider) Issued() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([]string(nil), p.issued...)
 }
 
-// Asked is what the last authorization request said.
+// Asked returns the query of the last authorization request.
 func (p *Provider) Asked() url.Values {
 	p.mu.Lock()
 	defer p.mu.Unlock()
