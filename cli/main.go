@@ -1,9 +1,13 @@
 // Command trivet is the command line for operators and tenants of a Trivet cloud.
 //
-// It speaks gRPC with the control plane and nothing else: it can do what its caller's token can do. This file is the only
-// one that knows every command; each noun has a package of its own (login, org, image, vm, node, wallet, kv, cluster, ...) on top of
-// package session. Below are packages that know no noun: dial (several endpoints as one), account (the saved logins), show
-// (tables and JSON), explain (errors), console (guests' output), terminal.
+// It calls the control plane over gRPC, with the rights of the caller's token. This file lists all commands. The
+// packages:
+//
+//   - identity, login, image, vm, node, wallet, kv and cluster hold the commands.
+//   - session has what all commands share: flags, environment, connection, output, exit codes.
+//   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables
+//     and JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal
+//     (prompts) contain no commands.
 package main
 
 import (
@@ -16,27 +20,16 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/cli/audit"
-	"github.com/trivet-cloud/trivet/cli/binding"
 	"github.com/trivet-cloud/trivet/cli/cluster"
-	"github.com/trivet-cloud/trivet/cli/contexts"
+	"github.com/trivet-cloud/trivet/cli/identity"
 	"github.com/trivet-cloud/trivet/cli/image"
-	"github.com/trivet-cloud/trivet/cli/invitation"
-	"github.com/trivet-cloud/trivet/cli/key"
 	"github.com/trivet-cloud/trivet/cli/kv"
 	"github.com/trivet-cloud/trivet/cli/login"
 	"github.com/trivet-cloud/trivet/cli/node"
-	"github.com/trivet-cloud/trivet/cli/org"
-	"github.com/trivet-cloud/trivet/cli/project"
-	"github.com/trivet-cloud/trivet/cli/quota"
-	"github.com/trivet-cloud/trivet/cli/serviceaccount"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/terminal"
-	"github.com/trivet-cloud/trivet/cli/token"
-	"github.com/trivet-cloud/trivet/cli/user"
 	"github.com/trivet-cloud/trivet/cli/vm"
 	"github.com/trivet-cloud/trivet/cli/wallet"
-	"github.com/trivet-cloud/trivet/cli/whoami"
 )
 
 func main() {
@@ -57,7 +50,7 @@ func main() {
 	os.Exit(run(ctx, sh))
 }
 
-// run is the whole program.
+// run runs the command line of sh and returns the exit code.
 func run(ctx context.Context, sh session.Shell) int {
 	s, root := commands(sh)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -70,23 +63,22 @@ func commands(sh session.Shell) (*session.Session, *cobra.Command) {
 		Short: "Operate and use a Trivet cloud",
 		Long: `Operate and use a Trivet cloud.
 
-Machines, images and nodes are given by name or id. Exit code: 0 done, 1 not done, 2 not understood.`,
+A VM, image or host is given by its name or ID. Exit code: 0 success, 1 failure, 2 invalid command line.`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	s := session.New(sh, root)
-	users := user.Names(s)
-	root.AddCommand(login.Logout(s), contexts.Command(s), whoami.Command(s), org.Command(s), project.Command(s), quota.Command(s), user.Command(s),
-		binding.Command(s, users), invitation.Command(s), token.Command(s, users), serviceaccount.Command(s), key.Command(s), audit.Command(s, users))
-	// These fail only for a flag that there is not.
-	_ = root.RegisterFlagCompletionFunc("org", org.Names(s))
-	_ = root.RegisterFlagCompletionFunc("project", project.Names(s))
-	root.AddCommand(login.Command(s), image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
+	root.AddCommand(login.Commands(s)...)
+	root.AddCommand(identity.Commands(s)...)
+	// These fail only for an unknown flag.
+	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
+	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
+	root.AddCommand(image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
 	return s, root
 }
 
-// version is what the build knows of itself.
+// version returns the module version of the build, or "unknown".
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

@@ -106,7 +106,7 @@ func TestLoginAtAProvider(t *testing.T) {
 
 	_, errs, code = trivet("login --provider other")
 	require.Equal(t, 1, code)
-	require.Contains(t, errs, `there is no provider named "other": there is corp`)
+	require.Contains(t, errs, `there is no provider named "other": want one of corp`)
 	out, _, code = trivet("__complete login --provider ''")
 	require.Zero(t, code)
 	require.Contains(t, out, "corp\n")

@@ -36,5 +36,5 @@ func TestNoFlagTakesASecret(t *testing.T) {
 	}
 	walk(root)
 	require.GreaterOrEqual(t, named, 4)
-	require.Contains(t, root.PersistentFlags().Lookup("token").Usage, "seen by other users")
+	require.Contains(t, root.PersistentFlags().Lookup("token").Usage, "visible to other users")
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
-	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/restapi"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -88,7 +88,7 @@ func (m *member) serveClients(context.Context) error {
 			return err
 		}
 	}
-	for _, host := range kv.RESTAddresses(c.Listen) {
+	for _, host := range restapi.Addresses(c.Listen) {
 		if err := m.listeners.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST, m.tenantTLS.kvREST); err != nil {
 			return err
 		}
@@ -161,9 +161,9 @@ func (m *member) newREST(api *restAPI) http.Handler {
 }
 
 // newKVREST builds the REST API of the key-value store, whose members forward requests to each other.
-func (m *member) newKVREST() *kv.REST {
+func (m *member) newKVREST() *restapi.Server {
 	c := &m.config
-	return kv.NewREST(kv.RESTOptions{
+	return restapi.New(restapi.Options{
 		Keys: m.keys, Members: m.memberships, Group: m.kvRaft, GroupID: layout.KVGroup, Self: c.NodeID, Cluster: m.key.ClusterID(),
 		Key: m.key.Derive("kv-forwards"), Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: m.tenantTLS.forwardClient,
 		Log: m.log, Audit: m.audits, Metrics: m.metrics.http, Now: m.clock.Now,

@@ -39,7 +39,7 @@ func TestBeyondLoopback(t *testing.T) {
 		w.tenant("ada", "default", "default", "project:member")
 		_, errs, code := w.trivet(ctx, t.TempDir(), login...)
 		require.Equal(t, 1, code)
-		require.Contains(t, errs, "the password would go to "+beyond)
+		require.Contains(t, errs, "the password would be sent to "+beyond)
 		_, errs, code = w.trivet(ctx, t.TempDir(), append(login, "--tls-ca", w.caFile())...)
 		require.Zero(t, code, errs)
 		local := &lab.REST{Host: "127.0.0.1", HTTP: w.https, Secure: true}

@@ -131,7 +131,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.Regexp(t, `Kind: +ServiceAccount`, ada.does("token", "verify", "--file", token))
 	require.Equal(t, ci+"\n", ada.does("--token-file", token, "whoami", "-o", "name"))
 	ada.does("token", "revoke", "--file", token)
-	ada.cannot("the token is not good", "token", "verify", "--file", token)
+	ada.cannot("the token is not valid", "token", "verify", "--file", token)
 	ada.does("sa", "delete", "ci")
 
 	// Keys are rotated beneath her, and a member goes.

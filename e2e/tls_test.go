@@ -214,7 +214,7 @@ func (w *world) commandsOverTLS(ctx context.Context) {
 	require.NoError(t, os.WriteFile(token, []byte(w.adminToken), 0o600))
 	_, errs, code = w.trivet(ctx, home, "--token-file", token, "--endpoint", beyond, "vm", "list")
 	require.Equal(t, 1, code)
-	require.Contains(t, errs, "the token would go to "+beyond+":50051 in plaintext")
+	require.Contains(t, errs, "the token would be sent to "+beyond+":50051 in plaintext")
 }
 
 // A cloud that was plaintext becomes TLS member by member. Until all are, one that speaks TLS does not hand requests on in

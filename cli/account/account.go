@@ -1,16 +1,15 @@
-// Package account keeps what `trivet login` was given: where the cluster is, the token, and the tenant it acts for.
+// Package account reads and writes the file of saved logins: endpoints, token and tenant of each. It also reads and
+// writes files that contain a secret. It makes no calls to the control plane. Decisions:
 //
-// It knows files and forms; not the cluster, nor whether a token is still good. Decisions:
-//
-//   - Logins are kept as named contexts in one file, as kubectl keeps its own; one of them is the current one. A file of
-//     one login, as it was written before there were contexts, is read as the context "default".
-//   - A token is sent to the endpoints that it was made with and to no others, so that a mistyped --endpoint gives it to
-//     nobody; and over TLS if it came over TLS, with the authority that was trusted then.
-//   - The file is written whole, mode 0600, and refused when others may read it, as ssh does with a key. Whoever changes
-//     it holds a lock on the file beside it, so that of two logins at once both are kept. A file that cannot be read is
-//     left as it is: other logins may be in it.
-//   - Tokens and passwords are [Secret]s: formatting one says so instead of showing it, and no error holds a line of a
-//     file that may hold one.
+//   - Logins are saved as named contexts in one file, as in kubectl; one of them is the current context. A file with a
+//     single login, the format before contexts existed, is read as the context "default".
+//   - A token is sent only to the endpoints that issued it, so that a mistyped --endpoint does not receive it. It is
+//     sent over TLS, with the same certificate authority, if the login used TLS.
+//   - The file is replaced atomically, has mode 0600, and is refused if other users can read it, as ssh does with keys.
+//     Writers hold a lock on a second file, so that two logins at the same time are both saved. An invalid file is
+//     never overwritten, because it may contain other logins.
+//   - Tokens and passwords have the type [Secret], which does not print its value. No error quotes a file that may
+//     contain a secret.
 package account
 
 import (
@@ -23,53 +22,53 @@ import (
 	"time"
 )
 
-// Secret is a string that does not show itself.
+// Secret is a string whose value is not printed by package fmt.
 type Secret string
 
 func (Secret) String() string   { return "[secret]" }
 func (Secret) GoString() string { return "[secret]" }
 
-// Login is one context.
+// Login is a saved login, the content of one context.
 type Login struct {
-	// Endpoints are host:port.
+	// Endpoints lists host:port.
 	Endpoints []string `yaml:"endpoints"`
 	User      string   `yaml:"user,omitempty"`
-	// Provider is the outside OpenID provider that vouched; empty for a password.
+	// Provider is the OpenID provider of the login; empty for a login with a password.
 	Provider string `yaml:"provider,omitempty"`
-	// Org and Project are the scope that the token was asked for; empty for none.
+	// Org and Project are the scope of the token; empty for none.
 	Org     string `yaml:"org,omitempty"`
 	Project string `yaml:"project,omitempty"`
 	// Token is empty after a logout.
 	Token     Secret    `yaml:"token,omitempty"`
 	ExpiresAt time.Time `yaml:"expires_at,omitempty"`
-	// TLS is set when the endpoints speak it. CA holds the certificates of their authority in PEM; empty for the system's.
+	// TLS is set if the endpoints use TLS. CA is their certificate authority in PEM; empty for those of the system.
 	TLS bool   `yaml:"tls,omitempty"`
 	CA  string `yaml:"tls_ca,omitempty"`
-	// Plaintext is set when somebody forced the token's way to be plaintext.
+	// Plaintext is set if the login was made with --insecure-plaintext.
 	Plaintext bool `yaml:"insecure_plaintext,omitempty"`
 }
 
 const (
-	// maxFile bounds what is read of a file with a secret, in bytes.
+	// maxFile is the maximum size of a file with a secret in bytes.
 	maxFile = 64 << 10
-	// maxBook bounds the file with the logins, in bytes.
+	// maxBook is the maximum size of the file of logins in bytes.
 	maxBook = 2 << 20
 )
 
-// Path is where the logins are kept: $XDG_CONFIG_HOME/trivet/config.yaml, or the same beneath ~/.config.
+// Path returns the path of the file of logins: $XDG_CONFIG_HOME/trivet/config.yaml, or ~/.config/trivet/config.yaml.
 func Path(env func(string) string) (string, error) {
 	dir := env("XDG_CONFIG_HOME")
 	if dir == "" {
 		home := env("HOME")
 		if home == "" {
-			return "", errors.New("neither XDG_CONFIG_HOME nor HOME is set, so there is no place for the login")
+			return "", errors.New("cannot save the login: set HOME or XDG_CONFIG_HOME")
 		}
 		dir = filepath.Join(home, ".config")
 	}
 	return filepath.Join(dir, "trivet", "config.yaml"), nil
 }
 
-// ReadSecret reads a token or password from a file, without the newline at its end; "-" is in.
+// ReadSecret reads a token or password from a file, without the newline at the end. The path "-" reads from in.
 func ReadSecret(path string, in io.Reader) (Secret, error) {
 	if path != "-" {
 		f, err := os.Open(path)
@@ -90,11 +89,11 @@ func ReadSecret(path string, in io.Reader) (Secret, error) {
 	return Secret(s), nil
 }
 
-// SecretFile is a new file that its owner alone may read. It is made before the secret is asked for, so that a secret
-// which is shown once is not lost to a directory that cannot be written.
+// SecretFile is a new file with mode 0600. Create it before requesting a secret that is returned only once, so that the
+// secret is not lost if the file cannot be created.
 type SecretFile struct{ f *os.File }
 
-// NewSecretFile makes the file, which must not be there yet.
+// NewSecretFile creates the file. It fails if the file exists.
 func NewSecretFile(path string) (*SecretFile, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -112,7 +111,7 @@ func (s *SecretFile) Write(secret Secret) error {
 	return errors.Join(err, s.f.Close())
 }
 
-// Remove takes the file away again, when no secret came.
+// Remove closes and deletes the file. Call it if there is no secret to write.
 func (s *SecretFile) Remove() error { return errors.Join(s.f.Close(), os.Remove(s.f.Name())) }
 
 func limited(r io.Reader, most int64) ([]byte, error) {

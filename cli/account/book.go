@@ -17,31 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Before is the context that a file of one login is read as.
+// Before is the name of the context for a file in the format before contexts existed.
 const Before = "default"
 
-// Book is the file's content: every context by its name.
+// Book is the content of the file: all contexts by name.
 type Book struct {
-	// Current is the context for calls that name none; empty, or the name of one that is gone, for none.
+	// Current is the name of the current context. It is empty, or names a context that does not exist, if there is
+	// none.
 	Current  string            `yaml:"current,omitempty"`
 	Contexts map[string]*Login `yaml:"contexts"`
 }
 
-// MaxContexts bounds the file: so many fit maxBook.
+// MaxContexts is the maximum number of contexts. So many fit maxBook.
 const MaxContexts = 32
 
-// Names lists the contexts in order.
+// Names returns the sorted names of the contexts.
 func (b *Book) Names() []string { return slices.Sorted(maps.Keys(b.Contexts)) }
 
-// CheckContext refuses what cannot be a context's name: it stands in a shell's words, and in messages.
+// CheckContext returns an error unless name is a valid context name. Names are used as words of a shell and in
+// messages.
 func CheckContext(name string) error {
 	if name == "" || len(name) > 200 || name[0] == '-' || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return fmt.Errorf("%q cannot be a context's name: want 1 to 200 printable characters without blanks, the first no dash", name)
+		return fmt.Errorf("%q is not a valid context name: want 1 to 200 printable ASCII characters without spaces, not starting with a dash", name)
 	}
 	return nil
 }
 
-// Load reads the logins; none when there is no file.
+// Load reads the file. It returns an empty Book if the file does not exist.
 func Load(path string) (*Book, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +58,7 @@ func Load(path string) (*Book, error) {
 		return nil, fmt.Errorf("open the login: %w", err)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s holds a token and others may read it (mode %04o): run chmod 600 on it, and log in again",
+		return nil, fmt.Errorf("%s contains tokens and other users can read it (mode %04o): run chmod 600 on it, and log in again",
 			path, info.Mode().Perm())
 	}
 	text, err := limited(f, maxBook)
@@ -65,12 +67,12 @@ func Load(path string) (*Book, error) {
 	}
 	b, ok := parse(text)
 	if !ok {
-		return nil, fmt.Errorf("%s is not as `trivet login` writes it: mend or remove it, and log in again", path)
+		return nil, fmt.Errorf("%s is not a valid file of logins: repair or remove it, and log in again", path)
 	}
 	return b, nil
 }
 
-// parse reads either form. The decoder's error quotes what it could not read, which may be a token: so there is none.
+// parse decodes both formats. It returns no error text, because the decoder's error may quote a token.
 func parse(text []byte) (*Book, bool) {
 	var file struct {
 		Book  `yaml:",inline"`
@@ -99,7 +101,7 @@ func parse(text []byte) (*Book, bool) {
 	return &b, true
 }
 
-// Update changes the logins, alone: it waits for whoever else does. Nothing is written when change fails.
+// Update changes the file under the lock. It waits for other writers. It writes nothing if change returns an error.
 func Update(ctx context.Context, path string, change func(*Book) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("write the login: %w", err)
@@ -120,7 +122,7 @@ func Update(ctx context.Context, path string, change func(*Book) error) error {
 		return err
 	}
 	if len(b.Contexts) > MaxContexts {
-		return fmt.Errorf("at most %d contexts are kept: `trivet context delete` makes room", MaxContexts)
+		return fmt.Errorf("at most %d contexts can be saved: delete one with `trivet context delete`", MaxContexts)
 	}
 	if err := b.save(path); err != nil {
 		return fmt.Errorf("write the login: %w", err)
@@ -128,7 +130,7 @@ func Update(ctx context.Context, path string, change func(*Book) error) error {
 	return nil
 }
 
-// save writes the file so that it is there whole or not at all, readable by its owner alone.
+// save replaces the file atomically, with mode 0600.
 func (b *Book) save(path string) (err error) {
 	text, err := yaml.Marshal(b)
 	if err != nil {
@@ -156,11 +158,11 @@ func (b *Book) save(path string) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// look is how often a lock that somebody else holds is tried.
+// look is the interval between attempts to take a lock.
 const look = 20 * time.Millisecond
 
-// lock waits for the lock file, which stays: to remove it would let two hold it. The file beside it cannot be locked
-// itself, since writing puts another in its place.
+// lock takes an exclusive lock on the lock file. The lock file is never removed, since two processes could then hold
+// the lock. The file of logins itself cannot be locked, because save replaces it.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -180,7 +182,7 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 		case <-ticker.C:
 		case <-ctx.Done():
 			_ = f.Close()
-			return nil, fmt.Errorf("somebody else holds %s: %w", path, ctx.Err())
+			return nil, fmt.Errorf("another process holds the lock %s: %w", path, ctx.Err())
 		}
 	}
 }

@@ -160,7 +160,7 @@ func TestALockThatIsHeldIsWaitedForAsLongAsTheCallerLikes(t *testing.T) {
 	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorContains(t, Update(ctx, path, func(*Book) error { panic("locked") }), "somebody else holds")
+	require.ErrorContains(t, Update(ctx, path, func(*Book) error { panic("locked") }), "another process holds")
 	require.NoFileExists(t, path)
 }
 

@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// DefaultPort is the port of the control plane's gRPC.
+// DefaultPort is the default gRPC port of the control plane.
 const DefaultPort = "50051"
 
-// MaxEndpoints bounds how many may be named: a cluster has three members, or a few more.
+// MaxEndpoints is the maximum number of endpoints.
 const MaxEndpoints = 16
 
-// Endpoints reads lists of host[:port], separated by commas, into host:port, each once and in order. One that begins with
-// https:// makes all of them secure: a cluster's members do not differ in that.
+// Endpoints parses comma-separated lists of [https://]host[:port] into unique host:port, in order. secure reports
+// whether any of them has https://; TLS is then used for all, since all members of a cluster use TLS or none.
 func Endpoints(lists ...string) (all []string, secure bool, err error) {
 	for _, list := range lists {
 		for one := range strings.SplitSeq(list, ",") {

@@ -1,4 +1,4 @@
-// Package cluster holds the commands about the control plane itself.
+// Package cluster holds the commands for the members of the control plane, and for its backup: `trivet cluster`.
 package cluster
 
 import (
@@ -18,9 +18,9 @@ import (
 
 // Command is `trivet cluster`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "cluster", Short: "Look at the control plane, change its members, back it up", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "cluster", Short: "Show and change the members of the control plane, and back it up", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	status := &cobra.Command{Use: "status", Short: "Show the members and the groups, as one member sees them", Args: session.Exactly()}
+	status := &cobra.Command{Use: "status", Short: "Show the members and the raft groups, as one member sees them", Args: session.Exactly()}
 	status.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		st, err := operatorv1.NewOperatorServiceClient(conn).ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 		if err != nil {
@@ -32,7 +32,7 @@ func Command(s *session.Session) *cobra.Command {
 		}
 		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
 	})
-	c.AddCommand(status, add(s), promote(s), remove(s), replace(s), transfer(s), token(s), backup(s))
+	c.AddCommand(status, addCommand(s), promoteCommand(s), removeCommand(s), replaceCommand(s), transferCommand(s), tokenCommand(s), backupCommand(s))
 	return c
 }
 
@@ -68,7 +68,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 			leader = "member " + id(g.GetLeaderId())
 		}
 		groups = append(groups, []string{g.GetName(), leader, id(g.GetTerm()), id(g.GetCommittedIndex()), id(g.GetAppliedIndex()),
-			strconv.FormatInt(g.GetRevision(), 10), ids(g.GetVoters()), ids(g.GetLearners())})
+			strconv.FormatInt(g.GetRevision(), 10), joinIDs(g.GetVoters()), joinIDs(g.GetLearners())})
 		last := uint64(0)
 		for _, p := range g.GetProgress() {
 			last = max(last, p.GetMatchIndex())

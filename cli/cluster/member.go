@@ -19,10 +19,10 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-// change bounds a command that changes the members: two groups have to agree.
-const change = time.Minute
+// changeTimeout is the deadline of a command that changes the members, which takes a change of two raft groups.
+const changeTimeout = time.Minute
 
-// state is what a member is, and what it is on the way to.
+// state returns the state of a member, and the state that it is changing to.
 func state(m *operatorv1.Member) string {
 	s := strings.ToLower(m.GetState())
 	if wanted := strings.ToLower(m.GetWanted()); wanted != "" && wanted != s && m.GetState() != "LEAVING" {
@@ -31,7 +31,7 @@ func state(m *operatorv1.Member) string {
 	return s
 }
 
-func ids(list []uint64) string {
+func joinIDs(list []uint64) string {
 	var out []string
 	for _, n := range slices.Sorted(slices.Values(list)) {
 		out = append(out, id(n))
@@ -39,16 +39,16 @@ func ids(list []uint64) string {
 	return strings.Join(out, ",")
 }
 
-// number reads a member's id.
-func number(text string) (uint64, error) {
+// parseMemberID parses the ID of a member.
+func parseMemberID(text string) (uint64, error) {
 	n, err := strconv.ParseUint(text, 10, 63)
 	if err != nil || n == 0 {
-		return 0, session.Usagef("%q is not the id of a member: `trivet cluster status` lists them", text)
+		return 0, session.Usagef("%q is not the ID of a member: `trivet cluster status` lists the members", text)
 	}
 	return n, nil
 }
 
-func members(w io.Writer, all []*operatorv1.Member) error {
+func printMembers(w io.Writer, all []*operatorv1.Member) error {
 	var rows [][]string
 	for _, m := range all {
 		rows = append(rows, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m)})
@@ -56,37 +56,37 @@ func members(w io.Writer, all []*operatorv1.Member) error {
 	return show.Rows(w, []string{"MEMBER", "NAME", "ADDRESS", "STATE"}, rows)
 }
 
-func add(s *session.Session) *cobra.Command {
+func addCommand(s *session.Session) *cobra.Command {
 	r := &operatorv1.AddMemberRequest{}
 	c := &cobra.Command{
 		Use:   "add ADDRESS",
-		Short: "Add a member, which then has to be started",
-		Long: `Add a member. ADDRESS is where the others reach it: HOST or HOST:PORT. It becomes a learner when it is started with
-an empty data directory and the cluster key, or a token that brings that ("trivet cluster token"). It votes as soon as
-it has caught up, unless --learner says that it shall not.`,
+		Short: "Add a member, before it is started",
+		Long: `Add a member. ADDRESS is the address at which the other members reach it: HOST or HOST:PORT. Then start it with an
+empty data directory and the cluster key, or a token ("trivet cluster token"). It starts as a learner and becomes a
+voter when it has caught up, unless --learner is given.`,
 		Example: "  trivet cluster add 10.0.0.4 --id 4\n" +
 			"  trivet-controlplane --node-id 4 --listen 10.0.0.4 --join 10.0.0.1 --cluster-key cluster.key --tls-cert ... --tls-key ... --data-dir ...  # there",
 		Args: session.Exactly("ADDRESS"),
 	}
-	c.Flags().Uint64Var(&r.Id, "id", 0, "the member's id (default: one is chosen)")
-	c.Flags().StringVar(&r.Name, "name", "", "its name (default: node-ID)")
-	c.Flags().StringSliceVar(&r.ClientUrls, "client-url", nil, "where it serves clients (default: http://HOST:50051)")
-	c.Flags().BoolVar(&r.Learner, "learner", false, "do not let it vote when it has caught up")
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.Flags().Uint64Var(&r.Id, "id", 0, "ID of the member (default: generated)")
+	c.Flags().StringVar(&r.Name, "name", "", "name of the member (default: node-ID)")
+	c.Flags().StringSliceVar(&r.ClientUrls, "client-url", nil, "URL at which it serves clients (default: http://HOST:50051)")
+	c.Flags().BoolVar(&r.Learner, "learner", false, "keep it a learner when it has caught up")
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		r.RaftAddr = args[0]
 		a, err := operatorv1.NewOperatorServiceClient(conn).AddMember(ctx, r)
 		if err != nil {
 			return err
 		}
-		return s.Print(a, []string{id(a.GetMember().GetId())}, func(w io.Writer) error { return members(w, []*operatorv1.Member{a.GetMember()}) })
+		return s.Print(a, []string{id(a.GetMember().GetId())}, func(w io.Writer) error { return printMembers(w, []*operatorv1.Member{a.GetMember()}) })
 	})
 	return c
 }
 
-func promote(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "promote ID", Short: "Let a learner vote that has caught up", Args: session.Exactly("ID")}
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+func promoteCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "promote ID", Short: "Make a learner that has caught up a voter", Args: session.Exactly("ID")}
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -98,16 +98,16 @@ func promote(s *session.Session) *cobra.Command {
 	return c
 }
 
-func remove(s *session.Session) *cobra.Command {
+func removeCommand(s *session.Session) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "remove ID",
-		Short: "Remove a member; its id does not come back",
+		Short: "Remove a member; its ID cannot be used again",
 		Args:  session.Exactly("ID"),
 	}
-	c.Flags().BoolVar(&force, "force", false, "also if one member is left, which then must not fail")
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+	c.Flags().BoolVar(&force, "force", false, "remove it even if only one member is left, which then must not fail")
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -119,18 +119,18 @@ func remove(s *session.Session) *cobra.Command {
 	return c
 }
 
-func replace(s *session.Session) *cobra.Command {
+func replaceCommand(s *session.Session) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "replace ID",
-		Short: "Let a member come back whose disk is lost",
-		Long: `Remove what is left of a member whose data directory is lost, so that it can be started again with an empty one: it
-joins as a learner and votes when it has caught up. The old directory, should it turn up, is refused.`,
+		Short: "Let a member rejoin whose data directory is lost",
+		Long: `Prepare the return of a member whose data directory is lost: start it again with an empty directory. It joins as a
+learner and becomes a voter when it has caught up. The old data directory is refused if it is used again.`,
 		Args: session.Exactly("ID"),
 	}
-	c.Flags().BoolVar(&force, "force", false, "also if one member is left meanwhile")
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+	c.Flags().BoolVar(&force, "force", false, "do it even if only one member is left meanwhile")
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -142,10 +142,10 @@ joins as a learner and votes when it has caught up. The old directory, should it
 	return c
 }
 
-func transfer(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "transfer ID", Short: "Let a member lead all groups", Args: session.Exactly("ID")}
-	c.RunE = s.Run(change, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := number(args[0])
+func transferCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "transfer ID", Short: "Make a member the leader of all raft groups", Args: session.Exactly("ID")}
+	c.RunE = s.Run(changeTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseMemberID(args[0])
 		if err != nil {
 			return err
 		}
@@ -157,12 +157,13 @@ func transfer(s *session.Session) *cobra.Command {
 	return c
 }
 
-func backup(s *session.Session) *cobra.Command {
+func backupCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write a backup of the whole cloud to a file",
-		Long: `Write an archive of all records and of the key-value store, each as of one moment, to FILE, which must not exist.
-It is encrypted with the cluster key: keep that, and not beside it. trivet-controlplane restore takes it.`,
+		Long: `Write a backup of all records and of the key-value store, each a consistent snapshot, to FILE, which must not exist.
+It is encrypted with the cluster key: keep the key too, in another place. "trivet-controlplane restore" restores the
+backup.`,
 		Args: session.Exactly("FILE"),
 	}
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
@@ -179,7 +180,7 @@ It is encrypted with the cluster key: keep that, and not beside it. trivet-contr
 	return c
 }
 
-// receive writes a backup beside its name, and gives it the name when it is whole and on the disk.
+// receive writes a backup to name.part and renames it to name when it is complete and synced.
 func receive(ctx context.Context, client operatorv1.OperatorServiceClient, name string) (size int64, err error) {
 	if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
 		return 0, fmt.Errorf("%s exists already", name)

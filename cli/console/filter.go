@@ -1,17 +1,16 @@
-// Package console makes what a guest writes on its serial port fit to be read on somebody else's terminal.
+// Package console removes control sequences from the serial output of a guest, so that it can be printed on a terminal.
 //
-// A console log is a tenant's bytes: it may move the cursor, set a terminal's title, or make it answer with input. What
-// leaves a [Filter] is valid UTF-8 without any control character but newline and tab. The package knows nothing of VMs
-// nor of where the bytes come from.
+// The bytes of a console log are chosen by a tenant and could move the cursor, set the terminal's title or make the
+// terminal send input. A [Filter] writes valid UTF-8 in which newline and tab are the only control characters.
 //
 // # Decisions
 //
 //   - Sequences are dropped whole (ECMA-48: CSI, OSC, DCS, SOS, PM, APC, escapes of two and more bytes), in their
 //     seven-bit form and as the C1 characters U+0080 to U+009F that a UTF-8 terminal obeys as well.
-//   - A carriage return that overwrites a line becomes a newline, so that nothing that was shown is lost; before a
-//     newline it is dropped.
-//   - A newline ends any sequence, and so do [maxSequence] characters: a guest that dies in the middle of one, or sends
-//     binary, does not hide what comes after it.
+//   - A carriage return that overwrites a line becomes a newline, so that no text is lost; before a newline it is
+//     dropped.
+//   - A newline ends any sequence, and so do [maxSequence] characters: a guest that stops in the middle of one, or
+//     sends binary data, does not hide the output that follows.
 package console
 
 import (
@@ -19,7 +18,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxSequence bounds how many characters are taken for one control sequence.
+// maxSequence is the maximum length of a control sequence in characters.
 const maxSequence = 4096
 
 type state uint8
@@ -34,7 +33,7 @@ const (
 	str
 )
 
-// Filter is a writer that passes on the text and drops the rest. Close it to have an unfinished character passed on.
+// Filter is an io.Writer that passes on text and drops control sequences. Close passes on an incomplete character.
 type Filter struct {
 	w     io.Writer
 	state state
@@ -47,10 +46,10 @@ type Filter struct {
 	out             []byte
 }
 
-// NewFilter makes a filter in front of w.
+// NewFilter returns a filter that writes to w.
 func NewFilter(w io.Writer) *Filter { return &Filter{w: w, fresh: true} }
 
-// Write takes all of p, whatever becomes of it. Its error is w's.
+// Write filters p and writes the text to w. It always returns len(p); the error is that of w.
 func (f *Filter) Write(p []byte) (int, error) {
 	in := append(f.rest, p...)
 	for len(in) > 0 && utf8.FullRune(in) {
@@ -62,7 +61,7 @@ func (f *Filter) Write(p []byte) (int, error) {
 	return len(p), f.flush()
 }
 
-// Close passes on what was waiting for more. It does not close w.
+// Close writes an incomplete character as U+FFFD. It does not close w.
 func (f *Filter) Close() error {
 	for range f.rest {
 		f.step(utf8.RuneError)
@@ -80,7 +79,7 @@ func (f *Filter) flush() error {
 	return err
 }
 
-// step takes one character. A byte that is not UTF-8 comes as utf8.RuneError, which is text.
+// step processes one character. Invalid UTF-8 arrives as utf8.RuneError and is text.
 func (f *Filter) step(r rune) {
 	switch {
 	case r == 0x1b:
@@ -102,7 +101,7 @@ func (f *Filter) step(r rune) {
 
 func (f *Filter) enter(s state) { f.state, f.length = s, 0 }
 
-// sequence takes a character that is part of a sequence, or shows that it was none.
+// sequence processes a character inside of a sequence.
 func (f *Filter) sequence(r rune) {
 	switch f.state {
 	case escape, intermediate:
@@ -128,13 +127,13 @@ func (f *Filter) sequence(r rune) {
 			f.emit(r)
 		}
 	case str:
-		if r == 0x07 { // BEL ends an OSC, as xterm has it
+		if r == 0x07 { // BEL ends an OSC, as in xterm
 			f.state = text
 		}
 	}
 }
 
-// emit passes on a character of text; of the control characters only newline and tab.
+// emit appends a character to the output. It drops control characters other than newline and tab.
 func (f *Filter) emit(r rune) {
 	switch {
 	case r == '\r':

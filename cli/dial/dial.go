@@ -1,16 +1,18 @@
-// Package dial reaches a cluster of which any member answers any call: the first endpoint that can be reached is used,
-// and the next one when it cannot, or when it says UNAVAILABLE.
+// Package dial connects to a control plane of several members, each of which can serve every call. [Conn] uses the
+// first endpoint that can be reached, and fails over to the next one if that endpoint cannot be reached or returns
+// UNAVAILABLE.
 //
-// A [Conn] is a grpc.ClientConnInterface, so the generated clients run over it. It knows the methods that may be said
-// twice (policy.go); not what they mean. Decisions:
+// Conn implements grpc.ClientConnInterface for the generated clients. policy.go lists the methods that are safe to
+// retry. Decisions:
 //
-//   - Endpoints are tried in the order they were given, each for [Connect] at most, and one is kept while it serves. A
-//     balancer would spread the calls, but an import reads a file of the host that happens to be asked, so that order
-//     has to be the caller's.
-//   - A call that was sent to nobody goes on to the next endpoint whatever it is. One that may have been carried out is
-//     said again only where that does no harm, and a create always with the same idempotency key.
+//   - Endpoints are tried in the given order, each for [Connect] at most, and one endpoint is used until it fails.
+//     There is no load balancing, because `trivet image import` reads a file of the host that serves the call: the
+//     caller chooses it.
+//   - A call that was not sent is sent to the next endpoint, whatever the method. A call that may have been carried out
+//     is retried only if the method is safe to retry; retries of a create use the same idempotency key.
 //   - Calls are made one at a time.
-//   - A secret goes to another host over TLS only, with the server's name verified, unless that was forced (secure.go).
+//   - A secret is sent to another host over TLS only, with the server's name verified, unless Options.Plaintext is set
+//     (secure.go).
 package dial
 
 import (
@@ -37,25 +39,25 @@ import (
 )
 
 const (
-	// Connect is how long one endpoint may take to answer before the next one is tried.
+	// Connect is the time to connect to one endpoint before the next one is tried.
 	Connect = 3 * time.Second
-	// MaxAnswer bounds a message, in bytes: a page of machines with all the labels they may have fits.
+	// MaxAnswer is the maximum size of a response in bytes. A page of VMs with the maximum of labels fits.
 	MaxAnswer = 64 << 20
 )
 
 // Options of a connection.
 type Options struct {
-	// Endpoints are host:port, at least one.
+	// Endpoints lists at least one host:port.
 	Endpoints []string
-	// Token goes with each call; optional.
+	// Token is sent with each call; optional.
 	Token account.Secret
 	// Org and Project name the tenant of every call. When they are empty, the request or the token decides.
 	Org, Project string
-	// Confides says that calls carry secrets although there is no Token.
+	// Confides declares that the requests contain secrets, even without a Token.
 	Confides bool
-	// TLS is how the endpoints are spoken with; nil for plaintext.
+	// TLS is the TLS configuration; nil for plaintext.
 	TLS *tls.Config
-	// Plaintext lets secrets go in plaintext to other hosts.
+	// Plaintext allows sending secrets to other hosts in plaintext.
 	Plaintext bool
 	// Dialer replaces TCP; optional.
 	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
@@ -68,12 +70,12 @@ type Conn struct {
 	opts    Options
 	members []*member
 	current int
-	// key makes the creates of this Conn one create each, however often they are said.
+	// key is the idempotency key of all creates of this Conn.
 	key string
 }
 
-// Open prepares a connection; nothing is dialled before the first call. One that would show a secret to whoever is on the
-// way is an *Exposed error.
+// Open returns a connection. It dials with the first call. It returns an *Exposed error if a secret would be sent to
+// another host in plaintext.
 func Open(opts Options) (*Conn, error) {
 	if len(opts.Endpoints) == 0 {
 		return nil, errors.New("no endpoint")
@@ -94,7 +96,7 @@ func Open(opts Options) (*Conn, error) {
 	}
 	key, err := uuid.NewRandom()
 	if err != nil {
-		return nil, fmt.Errorf("draw an idempotency key: %w", err)
+		return nil, fmt.Errorf("generate an idempotency key: %w", err)
 	}
 	c := &Conn{opts: opts, key: key.String()}
 	for _, e := range opts.Endpoints {
@@ -103,7 +105,7 @@ func Open(opts Options) (*Conn, error) {
 	return c, nil
 }
 
-// Close ends every connection.
+// Close closes the connections to all endpoints.
 func (c *Conn) Close() error {
 	var all []error
 	for _, m := range c.members {
@@ -112,7 +114,7 @@ func (c *Conn) Close() error {
 	return errors.Join(all...)
 }
 
-// Each is a connection of its own to each endpoint, for whoever wants to hear all of them. Close each of them.
+// Each returns one connection per endpoint, for calls to all endpoints. The caller closes each of them.
 func (c *Conn) Each() []*Conn {
 	all := make([]*Conn, len(c.members))
 	for i, m := range c.members {
@@ -121,14 +123,14 @@ func (c *Conn) Each() []*Conn {
 	return all
 }
 
-// Endpoint is the one in use, or to be tried first.
+// Endpoint returns the endpoint that is in use, or is tried first.
 func (c *Conn) Endpoint() string { return c.members[c.current].endpoint }
 
-// Next goes on to the next endpoint, for whoever saw a stream end with UNAVAILABLE.
+// Next switches to the next endpoint. Callers use it when a stream ends with UNAVAILABLE.
 func (c *Conn) Next() { c.current = (c.current + 1) % len(c.members) }
 
-// Invoke makes a unary call. When no endpoint can be reached the error is an *Unreachable, when those that were did not
-// serve an *Unavailable.
+// Invoke makes a unary call, with retries. It returns an *Unreachable error if no endpoint can be reached, and an
+// *Unavailable error if an endpoint was reached but returned UNAVAILABLE.
 func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	p := policies[method]
 	patience := p.patience
@@ -143,14 +145,14 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		}
 		switch waited := Sleep(ctx, pause); {
 		case errors.Is(waited, context.DeadlineExceeded):
-			return err // says more than that the time is up
+			return err // more useful than "deadline exceeded"
 		case waited != nil:
 			return status.FromContextError(waited).Err()
 		}
 	}
 }
 
-// once makes a call at the first endpoint that can be reached.
+// once makes a call to the first endpoint that can be reached.
 func (c *Conn) once(ctx context.Context, method string, p policy, args, reply any, opts []grpc.CallOption) error {
 	m, err := c.ready(ctx)
 	if err != nil {
@@ -164,7 +166,7 @@ func (c *Conn) once(ctx context.Context, method string, p policy, args, reply an
 	return &Unavailable{Endpoint: m.endpoint, Doubtful: p != again, Err: err}
 }
 
-// NewStream opens a stream at the first endpoint that can be reached.
+// NewStream opens a stream to the first endpoint that can be reached.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	m, err := c.ready(ctx)
 	if err != nil {
@@ -189,7 +191,7 @@ func (c *Conn) outgoing(ctx context.Context, p policy) context.Context {
 	return ctx
 }
 
-// ready is the first member, from the current one on, that a connection stands to.
+// ready returns the first member, starting with the current one, to which there is a connection.
 func (c *Conn) ready(ctx context.Context) (*member, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, status.FromContextError(err).Err()
@@ -213,15 +215,14 @@ func (c *Conn) ready(ctx context.Context) (*member, error) {
 	return nil, &Unreachable{tried}
 }
 
-// member is one endpoint. A connection that could not be made is thrown away: the next attempt is a fresh one, without
-// the pauses that gRPC would keep.
+// member is one endpoint. A failed connection is discarded, so that the next attempt starts without gRPC's backoff.
 type member struct {
 	endpoint string
 	conn     *grpc.ClientConn
 	attempt  *attempt
 }
 
-// attempt is how dialling went for one connection.
+// attempt records the result of dialling one connection.
 type attempt struct {
 	mu      sync.Mutex
 	dialled bool
@@ -281,7 +282,7 @@ func (m *member) open(opts *Options) error {
 	return err
 }
 
-// failed gives up the connection. Otherwise is what is wrong when dialling is not.
+// failed closes the connection and returns the error of dialling it, or otherwise if dialling succeeded.
 func (m *member) failed(otherwise error) error {
 	_ = m.close()
 	m.attempt.mu.Lock()
@@ -304,7 +305,7 @@ func (m *member) close() error {
 	return conn.Close()
 }
 
-// why says in a few words why an endpoint could not be reached.
+// why formats the reason why an endpoint could not be reached.
 func why(err error, limit time.Duration) string {
 	var dns *net.DNSError
 	var op *net.OpError
@@ -320,6 +321,6 @@ func why(err error, limit time.Duration) string {
 	case errors.As(err, &op):
 		err = op.Err
 	}
-	// "connect: connection refused": the system call is of no use to anybody.
+	// Drop the name of the system call, as in "connect: connection refused".
 	return strings.TrimPrefix(err.Error(), "connect: ")
 }

@@ -8,10 +8,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Tried is an endpoint that could not be reached.
+// Tried is an endpoint that could not be reached, with the reason.
 type Tried struct{ Endpoint, Why string }
 
-// Unreachable says that no endpoint took the call: nothing was sent.
+// Unreachable is the error if no endpoint can be reached. Nothing was sent.
 type Unreachable struct{ Tried []Tried }
 
 func (e *Unreachable) Error() string {
@@ -22,13 +22,13 @@ func (e *Unreachable) Error() string {
 	return "no endpoint can be reached: " + strings.Join(each, "; ")
 }
 
-// GRPCStatus makes it UNAVAILABLE.
+// GRPCStatus returns UNAVAILABLE.
 func (e *Unreachable) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 
-// Unavailable says that an endpoint answered UNAVAILABLE, or was lost before it answered.
+// Unavailable is the error if an endpoint returned UNAVAILABLE, or the connection broke before it answered.
 type Unavailable struct {
 	Endpoint string
-	// Doubtful is set where the call may have been carried out, and it matters whether it was.
+	// Doubtful is set if the call may have been carried out and must not be repeated without checking.
 	Doubtful bool
 	Err      error
 }
@@ -37,5 +37,5 @@ func (e *Unavailable) Error() string {
 	return fmt.Sprintf("%s: %s", e.Endpoint, status.Convert(e.Err).Message())
 }
 
-// Unwrap gives the status.
+// Unwrap returns the gRPC status error.
 func (e *Unavailable) Unwrap() error { return e.Err }

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// CreatePatience is how long a create is said again, with its idempotency key, to a cluster that is not there or says
-	// UNAVAILABLE: an election and a member's restart fit into it.
+	// CreatePatience is how long a create is retried, with its idempotency key, while no endpoint can be reached or
+	// endpoints return UNAVAILABLE. It is long enough for an election and for the restart of a member.
 	CreatePatience = 10 * time.Second
-	// Patience is the same for other calls that may be said twice, but only while somebody answers: a person who
-	// mistyped an endpoint is told at once.
+	// Patience is the same for other calls that are safe to retry, but only while an endpoint can be reached: a
+	// mistyped endpoint is reported at once.
 	Patience = 3 * time.Second
 
 	firstPause = 100 * time.Millisecond
@@ -35,8 +35,8 @@ var (
 	again  = policy{patience: Patience}
 )
 
-// policies says which methods may be said twice: those that read, those that wish for a state, and, under a key, those
-// that create or move credit. What is not listed is sent to one member once.
+// policies lists the methods that are safe to retry: methods that read, methods that set a desired state and, with an
+// idempotency key, methods that create something or move credit. Methods that are not listed are sent once.
 var policies = map[string]policy{
 	vmv1.VmService_CreateVm_FullMethodName:                    create,
 	vmv1.ImageService_CreateImage_FullMethodName:              create,
@@ -68,8 +68,8 @@ var policies = map[string]policy{
 	vmv1.NodeService_UncordonNode_FullMethodName:            again,
 	operatorv1.OperatorService_ClusterStatus_FullMethodName: again,
 
-	// A service account's secret is shown once and not kept, so its create cannot be answered again; a password that is set
-	// twice ends the tokens that were issued between.
+	// CreateServiceAccount is not retried, because its secret is returned only once. SetPassword is not retried,
+	// because a repetition would revoke tokens that were issued in between.
 	identityv1.IdentityService_CreateOrg_FullMethodName:     create,
 	identityv1.IdentityService_CreateProject_FullMethodName: create,
 	identityv1.IdentityService_CreateUser_FullMethodName:    create,
@@ -105,7 +105,7 @@ var policies = map[string]policy{
 	etcd.Auth_Authenticate_FullMethodName:     again,
 }
 
-// worthAnother reports whether the same call may go better in a moment.
+// worthAnother reports whether the call should be retried after err.
 func worthAnother(err error, p policy) bool {
 	var nobody *Unreachable
 	var answered *Unavailable
@@ -118,7 +118,7 @@ func worthAnother(err error, p policy) bool {
 	return false
 }
 
-// Sleep waits, or tells why the context ended.
+// Sleep waits for d. It returns the context's error if the context ends first.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

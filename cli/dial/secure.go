@@ -15,14 +15,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Exposed says that a secret would go to an endpoint on another host in plaintext: nothing was sent.
+// Exposed is the error if a secret would be sent to another host in plaintext. Nothing was sent.
 type Exposed struct{ Endpoint string }
 
 func (e *Exposed) Error() string {
-	return fmt.Sprintf("what is secret would go to %s in plaintext", e.Endpoint)
+	return fmt.Sprintf("a secret would be sent to %s in plaintext", e.Endpoint)
 }
 
-// exposed finds an endpoint that may not be told what is secret.
+// exposed returns an *Exposed error for the first endpoint to which secrets must not be sent.
 func exposed(opts *Options) error {
 	if opts.TLS != nil || opts.Plaintext || opts.Token == "" && !opts.Confides {
 		return nil
@@ -35,7 +35,8 @@ func exposed(opts *Options) error {
 	return nil
 }
 
-// onLoopback says whether host:port is this host. A name that is not localhost may be anybody, whatever it means now.
+// onLoopback reports whether host:port is on loopback. A host name other than localhost is not, whatever it resolves
+// to.
 func onLoopback(endpoint string) bool {
 	host, _, err := net.SplitHostPort(endpoint)
 	if err != nil {
@@ -45,7 +46,7 @@ func onLoopback(endpoint string) bool {
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
-// transport are the credentials of a connection; what goes wrong with its handshake is noted in the attempt.
+// transport returns the transport credentials of a connection. A failed handshake is recorded in a.
 func transport(config *tls.Config, a *attempt) credentials.TransportCredentials {
 	if config == nil {
 		return insecure.NewCredentials()
@@ -74,7 +75,7 @@ func (n noting) Clone() credentials.TransportCredentials {
 	return noting{n.TransportCredentials.Clone(), n.attempt}
 }
 
-// ofTLS says why a handshake failed; empty when it was something else.
+// ofTLS formats the reason of a failed TLS handshake; "" for any other error.
 func ofTLS(err error) string {
 	var plain tls.RecordHeaderError
 	var stranger x509.UnknownAuthorityError
@@ -83,7 +84,7 @@ func ofTLS(err error) string {
 	case errors.As(err, &plain):
 		return "does not speak TLS"
 	case errors.As(err, &stranger):
-		return "its certificate is of an authority that is not trusted here; name that with --tls-ca"
+		return "its certificate is signed by an unknown authority; give the authority with --tls-ca"
 	case errors.As(err, &untrusted):
 		return untrusted.Err.Error()
 	}

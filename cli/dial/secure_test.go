@@ -71,7 +71,7 @@ func TestHandshakes(t *testing.T) {
 		says     string
 	}{
 		"good":      {good, trust, ""},
-		"stranger":  {good, others, "name that with --tls-ca"},
+		"stranger":  {good, others, "give the authority with --tls-ca"},
 		"misnamed":  {serving(time.Now(), "127.0.0.2"), trust, "valid for 127.0.0.2, not 127.0.0.1"},
 		"expired":   {serving(time.Now().Add(-2*time.Hour), "127.0.0.1"), trust, "expired"},
 		"plaintext": {listening(t), trust, "does not speak TLS"},

@@ -1,8 +1,8 @@
-// Package explain turns an error into what a person should do about it.
+// Package explain formats an error for the user, with a hint what to do about it.
 //
-// It reads gRPC statuses with their google.rpc details, and what package dial says of endpoints. It makes no calls and
-// knows no commands but the names of those that help. What comes from the other side is made harmless before it is
-// shown; a hint is added to the server's own sentence, which speaks of fields where we speak of flags.
+// It reads gRPC statuses with their google.rpc details, and the errors of package dial. It makes no calls. Text from
+// the server is escaped before it is printed. The server's messages name request fields; explain adds the flag for each
+// field.
 package explain
 
 import (
@@ -22,23 +22,22 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// Facts are what is known of the command that went wrong.
+// Facts describe the failed command.
 type Facts struct {
-	// Source says where the token was taken from, such as "--token-file"; SavedLogin for the login, empty when there was
-	// no token.
+	// Source is where the token came from, such as "--token-file", or SavedLogin; empty without a token.
 	Source string
-	// LoggingIn is set for the command that asks for a token.
+	// LoggingIn is set for commands that request a token.
 	LoggingIn bool
-	// Context is the saved login that was named; empty for the current one.
+	// Context is the name of the selected context; empty for the current one.
 	Context string
-	// Timeout is what the command was given.
+	// Timeout is the deadline of the command.
 	Timeout time.Duration
 }
 
 // SavedLogin is the Source of a token that `trivet login` saved.
 const SavedLogin = "trivet login"
 
-// Error is the text for err: a sentence, and what to do in the lines after it.
+// Error returns the text for err: the message, followed by hints on further lines.
 func Error(err error, f Facts) string {
 	var nobody *dial.Unreachable
 	var lost *dial.Unavailable
@@ -62,18 +61,18 @@ func unreachable(e *dial.Unreachable) string {
 		rows[i] = [2]string{t.Endpoint, t.Why}
 	}
 	return lines("no control plane can be reached", table(rows),
-		"name one with --endpoint or TRIVET_ENDPOINT, and see that trivet-controlplane runs there")
+		"give an endpoint with --endpoint or TRIVET_ENDPOINT, and check that trivet-controlplane runs there")
 }
 
 func unavailable(e *dial.Unavailable) string {
 	text := e.Endpoint + ": " + status.Convert(e.Err).Message()
 	if e.Doubtful {
-		return lines(text, "it may have been carried out or not: look before you say it again")
+		return lines(text, "the call may have been carried out or not: check before you repeat it")
 	}
-	return lines(text, "try again in a moment; `trivet cluster status` tells what the members see of each other")
+	return lines(text, "try again in a moment; `trivet cluster status` shows which members are reachable")
 }
 
-// answer explains a status that a member, or gRPC on this side, gave.
+// answer explains a status from a member or from the gRPC client.
 func answer(s *status.Status, f Facts) string {
 	message := s.Message()
 	info, field := details(s)
@@ -83,7 +82,7 @@ func answer(s *status.Status, f Facts) string {
 			message = "you are not logged in"
 		}
 		if info.GetReason() == notLinked {
-			return lines(message, fmt.Sprintf("an administrator does: `trivet user link USER --provider %s --subject %s`",
+			return lines(message, fmt.Sprintf("ask an administrator to run `trivet user link USER --provider %s --subject %s`",
 				quoted(info.GetMetadata()["provider"]), quoted(info.GetMetadata()["subject"])))
 		}
 		return lines(message, unauthenticated(f))
@@ -99,23 +98,23 @@ func answer(s *status.Status, f Facts) string {
 		return lines(message, reasons(info))
 	case codes.Internal:
 		if info != nil {
-			return lines(message, "the fault is the control plane's: its log has more under that request id")
+			return lines(message, "this is a fault of the control plane: search its log for the request ID")
 		}
 	case codes.Unimplemented:
 		if info == nil {
-			return lines(message, "the endpoint does not know this call: it is no Trivet control plane, or one of another version")
+			return lines(message, "the endpoint does not know this call: it is not a Trivet control plane, or has another version")
 		}
 	case codes.DeadlineExceeded:
 		if info == nil {
 			return lines(fmt.Sprintf("not done within %v", f.Timeout),
-				"what was asked for may still happen; --timeout gives it longer")
+				"the call may still be carried out; --timeout sets a longer deadline")
 		}
 	case codes.Canceled:
 		return "interrupted"
 	case codes.Unavailable:
 		return lines(message, "try again in a moment")
 	case codes.Aborted, codes.OutOfRange:
-		return lines(message, "say it again")
+		return lines(message, "try again")
 	}
 	return lines(message)
 }
@@ -133,7 +132,7 @@ func denied(info *errdetails.ErrorInfo) string {
 	return "`trivet whoami` shows your roles; an administrator gives others"
 }
 
-// quoted is a word of a command line that somebody may copy: a shell takes it for nothing but a word.
+// quoted quotes word for a shell, so that a command in a hint can be copied safely.
 func quoted(word string) string {
 	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && !strings.ContainsRune("._@-", r)
@@ -143,7 +142,7 @@ func quoted(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// notLinked is the reason of a refusal of somebody whom an outside provider vouches for, and who is nobody here.
+// notLinked is the error reason if an identity at an OpenID provider is not linked to a user.
 const notLinked = "NOT_LINKED"
 
 func unauthenticated(f Facts) string {
@@ -153,7 +152,7 @@ func unauthenticated(f Facts) string {
 	case f.Source == "":
 		return "run " + login(f) + ", or give a token with --token-file or TRIVET_TOKEN"
 	case f.Source == SavedLogin:
-		return "the login has ended: run " + login(f)
+		return "the login has expired: run " + login(f)
 	}
 	return "the token given by " + f.Source + " is not accepted: give another, or run `trivet login`"
 }
@@ -182,7 +181,7 @@ func invalid(message, field string) []string {
 
 const tenant = "name the tenant with --org and --project, or with TRIVET_ORG and TRIVET_PROJECT"
 
-// flags says what on the command line a request's field was made of. The first match counts.
+// flags lists the flag or argument of each request field. The first match is used.
 var flags = []struct{ field, flag, hint string }{
 	{"name", "NAME", ""},
 	{"org_id", "--org", tenant},
@@ -254,7 +253,7 @@ func details(s *status.Status) (info *errdetails.ErrorInfo, field string) {
 	return info, field
 }
 
-// maxReasons is how many hosts are listed with their reasons; a fleet does not fit a screen.
+// maxReasons is the maximum number of hosts that are listed with their reasons.
 const maxReasons = 20
 
 func reasons(info *errdetails.ErrorInfo) string {
@@ -283,7 +282,7 @@ func table(rows [][2]string) string {
 	return strings.Join(out, "\n")
 }
 
-// lines puts the parts that there are on lines of their own.
+// lines puts each part that is not empty on lines of its own, escaped.
 func lines(parts ...string) string {
 	var out []string
 	for _, part := range parts {

@@ -1,7 +1,6 @@
-// Package image holds the commands about images, and finds an image by its name for those about machines.
+// Package image holds the commands for images: `trivet image`. Package vm uses Find to look up the images of a new VM.
 //
-// It knows the image service's calls and no others. Names need not be unique: one that stands for several images is
-// refused, and those that can be meant are listed.
+// Image names need not be unique. If a name matches several images, the command fails and lists them.
 package image
 
 import (
@@ -23,25 +22,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// call bounds calls that wait for nothing.
-const call = 30 * time.Second
+// callTimeout is the deadline of calls that do not wait for an import.
+const callTimeout = 30 * time.Second
 
 // Command is `trivet image`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "image", Short: "Import, list and delete images", Args: cobra.NoArgs, RunE: help}
-	c.AddCommand(importing(s), list(s), showing(s), deleting(s))
+	c := &cobra.Command{Use: "image", Short: "Import, list and delete images", Args: cobra.NoArgs, RunE: printHelp}
+	c.AddCommand(importCommand(s), listCommand(s), showCommand(s), deleteCommand(s))
 	return c
 }
 
-func help(c *cobra.Command, _ []string) error { return c.Help() }
+func printHelp(c *cobra.Command, _ []string) error { return c.Help() }
 
-func list(s *session.Session) *cobra.Command {
+func listCommand(s *session.Session) *cobra.Command {
 	var own bool
 	var limit int
-	c := &cobra.Command{Use: "list", Short: "List the images that can be used", Args: session.Exactly()}
-	c.Flags().BoolVar(&own, "own", false, "only those of the org")
-	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c := &cobra.Command{Use: "list", Short: "List the images that you can use", Args: session.Exactly()}
+	c.Flags().BoolVar(&own, "own", false, "list only the images of the org")
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		images, more, err := all(ctx, s, conn, !own, limit)
 		if err != nil {
 			return err
@@ -63,11 +62,11 @@ func list(s *session.Session) *cobra.Command {
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
+func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show IMAGE", Short: "Show an image", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := find(ctx, s, conn, args[0], true, every)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		id, err := find(ctx, s, conn, args[0], true, anyImage)
 		if err != nil {
 			return err
 		}
@@ -81,12 +80,12 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "delete IMAGE", Short: "Delete an image that no machine uses", Args: session.Exactly("IMAGE")}
+func deleteCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{Use: "delete IMAGE", Short: "Delete an image that no VM uses", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		// Another org's image of the same name is not ours to delete, so it is not meant.
-		id, err := find(ctx, s, conn, args[0], false, every)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		// Images of other orgs with the same name are ignored: they cannot be deleted from here.
+		id, err := find(ctx, s, conn, args[0], false, anyImage)
 		if err != nil {
 			return err
 		}
@@ -99,12 +98,12 @@ func deleting(s *session.Session) *cobra.Command {
 	return c
 }
 
-// Find is the id of the image that a machine is to use: among several of one name it is the one that is not in ERROR.
+// Find returns the ID of the image for a VM. If several images have the name, those in the state ERROR are ignored.
 func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	return find(ctx, s, conn, nameOrID, true, usable)
 }
 
-func every(*vmv1.Image) bool    { return true }
+func anyImage(*vmv1.Image) bool { return true }
 func usable(i *vmv1.Image) bool { return i.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_ERROR }
 
 func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, public bool, prefer func(*vmv1.Image) bool) (string, error) {
@@ -112,7 +111,7 @@ func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 		return nameOrID, nil
 	}
 	if err := cloud.CheckName("image", nameOrID); err != nil {
-		return "", session.Usagef("%q is neither the name of an image nor an id", nameOrID)
+		return "", session.Usagef("%q is not a valid name or ID of an image", nameOrID)
 	}
 	images, _, err := all(ctx, s, conn, public, 0)
 	if err != nil {
@@ -124,7 +123,7 @@ func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	}
 	matches := make([]session.Match, len(images))
 	for n, i := range images {
-		matches[n] = session.Match{ID: i.GetId(), About: fmt.Sprintf("%s of %s, %s, made %s",
+		matches[n] = session.Match{ID: i.GetId(), About: fmt.Sprintf("%s of %s, %s, created %s",
 			show.Enum("IMAGE_STATUS", i.GetStatus()), i.GetOrgId(),
 			cmp.Or(show.Enum("VISIBILITY", i.GetVisibility()), "PRIVATE"), show.When(i.GetCreatedAt()))}
 	}
@@ -141,7 +140,7 @@ func all(ctx context.Context, s *session.Session, conn *dial.Conn, public bool, 
 	})
 }
 
-// Names completes an image's name.
+// Names completes the name of an image.
 func Names(s *session.Session) cobra.CompletionFunc {
 	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
 		images, _, err := all(ctx, s, conn, true, session.PageSize)

@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// importLimit bounds an import that is waited for: a large image over a slow disk.
-	importLimit = 30 * time.Minute
+	// importTimeout is the deadline of an import. It is enough for a large image on a slow disk.
+	importTimeout = 30 * time.Minute
 
-	firstLook = 100 * time.Millisecond
-	lastLook  = time.Second
+	firstPoll = 100 * time.Millisecond
+	lastPoll  = time.Second
 )
 
 type importFlags struct {
@@ -38,42 +38,42 @@ type importFlags struct {
 	noWait             bool
 }
 
-func importing(s *session.Session) *cobra.Command {
+func importCommand(s *session.Session) *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
 		Use:   "import NAME FILE|URL",
-		Short: "Make an image of a file that a control plane's host has",
-		Long: `Make an image of a file. The control plane opens it, not this command: FILE is a path on the host of the member
-that is asked (the first --endpoint that can be reached), beneath one of that member's import directories.
-Waits until a majority of the members holds the image.`,
+		Short: "Create an image from a file on a control plane host",
+		Long: `Create an image from a file. The control plane reads the file, not this command: FILE is a path on the host of the
+member that serves the call (the first --endpoint that can be reached), in one of that member's import directories.
+The command waits until a majority of the members stores the image.`,
 		Example: "  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public",
 		Args:    session.Exactly("NAME", "FILE"),
 	}
 	p := c.Flags()
-	p.BoolVar(&f.public, "public", false, "show it to every org (system:admin)")
-	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "show it to these orgs: ORG,...")
-	p.StringVar(&f.format, "format", "", "raw, qcow2, vmdk or vhd (default: as the bytes say)")
-	p.StringVar(&f.os, "os", "", "linux, windows or bsd")
-	p.StringVar(&f.osVersion, "os-version", "", "such as 12.5")
-	p.StringVar(&f.arch, "arch", "", "x86_64 or aarch64")
-	p.Uint32Var(&f.minDisk, "min-disk", 0, "smallest disk in GiB that a machine should have")
-	p.Uint32Var(&f.minMemory, "min-memory", 0, "least memory in MiB that a machine should have")
-	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, may be repeated")
+	p.BoolVar(&f.public, "public", false, "share it with every org (requires system:admin)")
+	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "share it with these orgs: ORG,...")
+	p.StringVar(&f.format, "format", "", "raw, qcow2, vmdk or vhd (default: detect)")
+	p.StringVar(&f.os, "os", "", "operating system: linux, windows or bsd")
+	p.StringVar(&f.osVersion, "os-version", "", "version of the operating system, such as 12.5")
+	p.StringVar(&f.arch, "arch", "", "architecture: x86_64 or aarch64")
+	p.Uint32Var(&f.minDisk, "min-disk", 0, "minimum disk size of a VM in GiB")
+	p.Uint32Var(&f.minMemory, "min-memory", 0, "minimum memory of a VM in MiB")
+	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
 	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
-	// The file is the control plane's, but often of this host too.
+	// The file is on a control plane host, which is often this host.
 	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 1 {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	c.RunE = s.Run(importLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(importTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, err := f.request(args[0], args[1])
 		if err != nil {
 			return err
 		}
 		if req.SourceUrl != args[1] {
-			s.Note("the control plane opens %s on its own host, beneath its import directories", req.SourceUrl)
+			s.Note("the control plane reads %s on its own host, in its import directories", req.SourceUrl)
 		}
 		req.OrgId, _ = s.Tenant()
 		image, err := f.run(ctx, s, vmv1.NewImageServiceClient(conn), req)
@@ -125,7 +125,7 @@ func (f *importFlags) request(name, source string) (*vmv1.CreateImageRequest, er
 	return req, nil
 }
 
-// parse is the number of an enumeration's value by its short name; 0 for none.
+// parse returns the number of an enum value by its short name; 0 if given is empty.
 func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 	if given == "" {
 		return 0, nil
@@ -143,7 +143,7 @@ func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 	return 0, session.Usagef("--%s %q: want one of %s", flag, given, strings.Join(known, ", "))
 }
 
-// sourceURL leaves a URL as it is and makes an absolute file:// URL of a path.
+// sourceURL returns a URL unchanged, and converts a path to an absolute file:// URL.
 func sourceURL(source string) (string, error) {
 	if strings.Contains(source, "://") {
 		return source, nil
@@ -155,14 +155,14 @@ func sourceURL(source string) (string, error) {
 	return (&url.URL{Scheme: "file", Path: path}).String(), nil
 }
 
-// run makes the image and waits until it is settled.
+// run creates the image and waits until the import has succeeded or failed.
 func (f *importFlags) run(ctx context.Context, s *session.Session, client vmv1.ImageServiceClient, req *vmv1.CreateImageRequest) (image *vmv1.Image, err error) {
 	err = s.Wait("importing "+req.GetName(), func(say func(string)) error {
 		image, err = client.CreateImage(ctx, req)
-		for pause := firstLook; err == nil && !f.noWait && !settled(image); pause = min(2*pause, lastLook) {
+		for pause := firstPoll; err == nil && !f.noWait && !settled(image); pause = min(2*pause, lastPoll) {
 			say(fmt.Sprintf("importing %s: %s, %s", req.GetName(), show.Enum("IMAGE_STATUS", image.GetStatus()), show.Bytes(image.GetSizeBytes())))
 			if err = dial.Sleep(ctx, pause); err != nil {
-				return fmt.Errorf("image %s (%s) is still %s, and is still being imported: %w", image.GetName(), image.GetId(),
+				return fmt.Errorf("image %s (%s) is still %s; the import continues: %w", image.GetName(), image.GetId(),
 					show.Enum("IMAGE_STATUS", image.GetStatus()), err)
 			}
 			image, err = client.GetImage(ctx, &vmv1.GetImageRequest{OrgId: req.GetOrgId(), ImageId: image.GetId()})

@@ -8,47 +8,47 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// hints say what to do about etcd's errors, whose own sentences are for programmers.
-var hints = map[error]string{
-	rpctypes.ErrCompacted:                  "history before that is gone: ask for a newer revision, or for the present one without --rev",
-	rpctypes.ErrFutureRev:                  "that revision is yet to come: `trivet kv status` shows the present one",
-	rpctypes.ErrNoSpace:                    "the store is full: delete keys, `trivet kv compact`, then `trivet kv alarm disarm`",
-	rpctypes.ErrCorrupt:                    "the members disagree about the data: see `trivet kv alarm list` and the members' logs",
-	rpctypes.ErrRequestTooLarge:            "a request holds 1.5 MiB, and a key 4 KiB, at most",
-	rpctypes.ErrTooManyOps:                 "a transaction has 128 operations at most",
-	rpctypes.ErrDuplicateKey:               "a transaction may put a key once",
-	rpctypes.ErrLeaseNotFound:              "it has ended, or never was: `trivet kv lease list` shows those there are",
-	rpctypes.ErrLeaseExist:                 "choose another --id, or none",
-	rpctypes.ErrLeaseTTLTooLarge:           "a lease lasts 9000000000 seconds at most",
-	rpctypes.ErrKeyNotFound:                "--ignore-value and --ignore-lease keep what is there, and there is nothing",
-	rpctypes.ErrEmptyKey:                   "a key has at least one byte; for all keys say \"\" with --prefix",
-	rpctypes.ErrUserEmpty:                  "the store has users of its own: say which you are with --user",
-	rpctypes.ErrAuthFailed:                 "the user or the password is not right",
-	rpctypes.ErrAuthNotEnabled:             "the store has no users of its own: leave --user out",
-	rpctypes.ErrInvalidAuthToken:           "the user's token has ended: say it again",
-	rpctypes.ErrNoLeader:                   "`trivet cluster status` tells what the members see of each other",
-	rpctypes.ErrLeaderChanged:              "say it again",
-	rpctypes.ErrTimeout:                    doubt,
-	rpctypes.ErrTimeoutDueToLeaderFail:     doubt,
-	rpctypes.ErrTimeoutDueToConnectionLost: doubt,
-	rpctypes.ErrTooManyRequests:            "the cluster has too much to do: say it again in a moment",
+// errorHints lists what a user can do about each of etcd's errors.
+var errorHints = map[error]string{
+	rpctypes.ErrCompacted:                  "older revisions were compacted: give a newer --rev, or omit it to read the current revision",
+	rpctypes.ErrFutureRev:                  "the revision does not exist yet: `trivet kv status` shows the current one",
+	rpctypes.ErrNoSpace:                    "the store is full: delete keys, run `trivet kv compact`, then `trivet kv alarm disarm`",
+	rpctypes.ErrCorrupt:                    "the data of the members differs: see `trivet kv alarm list` and the members' logs",
+	rpctypes.ErrRequestTooLarge:            "a request is at most 1.5 MiB, a key at most 4 KiB",
+	rpctypes.ErrTooManyOps:                 "a transaction has at most 128 operations",
+	rpctypes.ErrDuplicateKey:               "a transaction can put a key only once",
+	rpctypes.ErrLeaseNotFound:              "the lease expired or never existed: `trivet kv lease list` shows the existing ones",
+	rpctypes.ErrLeaseExist:                 "choose another ID, or none",
+	rpctypes.ErrLeaseTTLTooLarge:           "the TTL of a lease is at most 9000000000 seconds",
+	rpctypes.ErrKeyNotFound:                "--ignore-value and --ignore-lease require an existing key",
+	rpctypes.ErrEmptyKey:                   "a key has at least one byte; for all keys give \"\" with --prefix",
+	rpctypes.ErrUserEmpty:                  "the store has its own users: give one with --user",
+	rpctypes.ErrAuthFailed:                 "wrong user or password",
+	rpctypes.ErrAuthNotEnabled:             "the store has no users of its own: omit --user",
+	rpctypes.ErrInvalidAuthToken:           "the user's token has expired: try again",
+	rpctypes.ErrNoLeader:                   "`trivet cluster status` shows which members are reachable",
+	rpctypes.ErrLeaderChanged:              "try again",
+	rpctypes.ErrTimeout:                    hintUncertain,
+	rpctypes.ErrTimeoutDueToLeaderFail:     hintUncertain,
+	rpctypes.ErrTimeoutDueToConnectionLost: hintUncertain,
+	rpctypes.ErrTooManyRequests:            "the cluster is overloaded: try again in a moment",
 }
 
 const (
-	doubt  = "a write may have been carried out or not: look before you say it again"
-	denied = "the store admits callers on a member's own host, tokens of system:admin, and its own users with what they were granted (--user); " +
+	hintUncertain = "a write may have been carried out or not: check before you repeat it"
+	hintDenied    = "the store admits callers on a member's own host, tokens of system:admin, and its own users with what they were granted (--user); " +
 		"a snapshot requires a token of system:admin or the user root, also on a member's own host: `trivet login`"
 )
 
-// hinted adds to an error of etcd's what to do about it.
-func hinted(err error) error {
+// withHint adds the hint of errorHints to one of etcd's errors.
+func withHint(err error) error {
 	var known rpctypes.EtcdError
 	if !errors.As(err, &known) {
 		return err
 	}
-	hint := hints[known]
+	hint := errorHints[known]
 	if hint == "" && known.Code() == codes.PermissionDenied {
-		hint = denied
+		hint = hintDenied
 	}
 	if hint == "" {
 		return err

@@ -19,19 +19,19 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// maxValue bounds a value that is read from a file, in bytes: no request holds more.
+// maxValue is the maximum size in bytes of a value from standard input: the maximum of a request.
 const maxValue = 3 << 19
 
-// span is which keys a command is about: [key, end), or what the flags say of key.
-type span struct{ prefix, fromKey bool }
+// keyRange holds the flags that select keys: a prefix, or all keys from a key on.
+type keyRange struct{ prefix, fromKey bool }
 
-func (p *span) add(f *pflag.FlagSet, what string) {
+func (p *keyRange) add(f *pflag.FlagSet, what string) {
 	f.BoolVar(&p.prefix, "prefix", false, what+" the keys that begin with KEY")
 	f.BoolVar(&p.fromKey, "from-key", false, what+" KEY and all keys after it, by bytes")
 }
 
-// of gives the key to name and the options for its end.
-func (p *span) of(args []string) (key string, opts []clientv3.OpOption, err error) {
+// of returns the first key of the request and the options for the end of the range.
+func (p *keyRange) of(args []string) (key string, opts []clientv3.OpOption, err error) {
 	if p.prefix && p.fromKey {
 		return "", nil, session.Usagef("give --prefix or --from-key, not both")
 	}
@@ -53,10 +53,10 @@ func (p *span) of(args []string) (key string, opts []clientv3.OpOption, err erro
 	return key, opts, nil
 }
 
-// one says that a command is about one key that was named.
-func (p *span) one(args []string) bool { return len(args) == 1 && !p.prefix && !p.fromKey }
+// one reports whether the arguments and flags select a single key.
+func (p *keyRange) one(args []string) bool { return len(args) == 1 && !p.prefix && !p.fromKey }
 
-// keyAndEnd takes KEY and perhaps END.
+// keyAndEnd accepts the arguments KEY and optionally END.
 func keyAndEnd(_ *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
@@ -67,9 +67,9 @@ func keyAndEnd(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// getFlags are those of get, alone and in a transaction.
+// getFlags are the flags of get, as a command and in a transaction.
 type getFlags struct {
-	span                                 span
+	span                                 keyRange
 	limit, rev                           int64
 	minCreate, maxCreate, minMod, maxMod int64
 	keysOnly, countOnly, valueOnly       bool
@@ -78,17 +78,17 @@ type getFlags struct {
 
 func (g *getFlags) add(f *pflag.FlagSet) {
 	g.span.add(f, "get")
-	f.Int64Var(&g.limit, "limit", 0, "get so many at most; 0 is all")
-	f.Int64Var(&g.rev, "rev", 0, "get them as of this revision; 0 is now")
-	f.BoolVar(&g.keysOnly, "keys-only", false, "get no values")
-	f.BoolVar(&g.countOnly, "count-only", false, "get only how many there are")
-	f.StringVar(&g.sortBy, "sort-by", "", "create, key, modify, value or version")
-	f.StringVar(&g.order, "order", "", "ascend or descend")
-	f.StringVar(&g.consistency, "consistency", "l", "l: linearizable, s: serializable, what the member has")
-	f.Int64Var(&g.minCreate, "min-create-rev", 0, "only those created at this revision or later")
-	f.Int64Var(&g.maxCreate, "max-create-rev", 0, "only those created at this revision or before")
-	f.Int64Var(&g.minMod, "min-mod-rev", 0, "only those changed at this revision or later")
-	f.Int64Var(&g.maxMod, "max-mod-rev", 0, "only those changed at this revision or before")
+	f.Int64Var(&g.limit, "limit", 0, "get at most this many keys; 0 is all")
+	f.Int64Var(&g.rev, "rev", 0, "get the keys at this revision; 0 is the current one")
+	f.BoolVar(&g.keysOnly, "keys-only", false, "get keys without values")
+	f.BoolVar(&g.countOnly, "count-only", false, "get only the number of keys")
+	f.StringVar(&g.sortBy, "sort-by", "", "sort by create, key, modify, value or version")
+	f.StringVar(&g.order, "order", "", "sort order: ascend or descend")
+	f.StringVar(&g.consistency, "consistency", "l", "l: linearizable; s: serializable, the member's own data, perhaps outdated")
+	f.Int64Var(&g.minCreate, "min-create-rev", 0, "get only keys created at this revision or later")
+	f.Int64Var(&g.maxCreate, "max-create-rev", 0, "get only keys created at this revision or before")
+	f.Int64Var(&g.minMod, "min-mod-rev", 0, "get only keys changed at this revision or later")
+	f.Int64Var(&g.maxMod, "max-mod-rev", 0, "get only keys changed at this revision or before")
 }
 
 var (
@@ -149,22 +149,22 @@ func (g *getFlags) op(args []string) (clientv3.Op, error) {
 	return clientv3.OpGet(key, opts...), nil
 }
 
-func get(n *noun) *cobra.Command {
+func getCommand(n *kvSession) *cobra.Command {
 	var f getFlags
 	c := &cobra.Command{
-		Use: "get KEY [END]", Short: "Show a key, or the keys from KEY to before END",
+		Use: "get KEY [END]", Short: "Show a key, or the keys in [KEY, END)",
 		Example: "  trivet kv get /app/config --print-value-only > config\n  trivet kv get /app/ --prefix --keys-only",
 		Args:    keyAndEnd,
 	}
 	f.add(c.Flags())
-	c.Flags().BoolVar(&f.valueOnly, "print-value-only", false, "print values as they are, a newline after each, and nothing else")
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.Flags().BoolVar(&f.valueOnly, "print-value-only", false, "print only the values, unchanged, each followed by a newline")
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		op, err := f.op(args)
 		if err != nil {
 			return err
 		}
 		if f.valueOnly && (f.countOnly || f.keysOnly || n.Form != show.Table) {
-			return session.Usagef("--print-value-only prints values: leave --keys-only, --count-only and --output out")
+			return session.Usagef("--print-value-only cannot be combined with --keys-only, --count-only or --output")
 		}
 		got, err := c.keys.Do(ctx, op)
 		if err != nil {
@@ -173,7 +173,7 @@ func get(n *noun) *cobra.Command {
 		r := (*pb.RangeResponse)(got.Get())
 		err = n.print(r, keysOf(r.GetKvs()), func(w io.Writer) error { return f.table(w, r) })
 		if err == nil && f.span.one(args) && r.GetCount() == 0 && !f.countOnly {
-			return fmt.Errorf("there is no key %s: `trivet kv get \"\" --prefix --keys-only` shows those there are", show.Text(strconv.Quote(args[0])))
+			return fmt.Errorf("there is no key %s: `trivet kv get \"\" --prefix --keys-only` shows the existing ones", show.Text(strconv.Quote(args[0])))
 		}
 		if err == nil && r.GetMore() {
 			n.Note("there are more, %d in all: --limit is %d", r.GetCount(), f.limit)
@@ -210,7 +210,7 @@ func (g *getFlags) table(w io.Writer, r *pb.RangeResponse) error {
 
 var header = []string{"KEY", "VERSION", "CREATED", "MODIFIED", "LEASE", "VALUE"}
 
-// table shows keys with their values, the longest last.
+// table prints keys with their metadata and values.
 func table(w io.Writer, kvs []*mvccpb.KeyValue) error {
 	rows := make([][]string, len(kvs))
 	for i, kv := range kvs {
@@ -229,17 +229,17 @@ func keysOf(kvs []*mvccpb.KeyValue) (names []string) {
 	return names
 }
 
-// putFlags are those of put, alone and in a transaction.
+// putFlags are the flags of put, as a command and in a transaction.
 type putFlags struct {
 	lease                            string
 	prevKV, ignoreValue, ignoreLease bool
 }
 
 func (p *putFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&p.lease, "lease", "", "id of the lease, in hexadecimal, with whose end the key goes")
-	f.BoolVar(&p.prevKV, "prev-kv", false, "show what was there before")
-	f.BoolVar(&p.ignoreValue, "ignore-value", false, "keep the value that is there")
-	f.BoolVar(&p.ignoreLease, "ignore-lease", false, "keep the lease that is there")
+	f.StringVar(&p.lease, "lease", "", "ID of the lease in hexadecimal; the key is deleted when the lease expires")
+	f.BoolVar(&p.prevKV, "prev-kv", false, "show the previous key and value")
+	f.BoolVar(&p.ignoreValue, "ignore-value", false, "keep the current value of the key")
+	f.BoolVar(&p.ignoreLease, "ignore-lease", false, "keep the current lease of the key")
 }
 
 func (p *putFlags) op(key, value string) (clientv3.Op, error) {
@@ -265,31 +265,31 @@ func (p *putFlags) op(key, value string) (clientv3.Op, error) {
 	return clientv3.OpPut(key, value, opts...), nil
 }
 
-// args checks those of a put, whose VALUE is missing only with --ignore-value.
+// args checks the arguments of a put. VALUE is omitted with --ignore-value only.
 func (p *putFlags) args(args []string) error {
 	switch {
 	case len(args) == 0:
 		return errors.New("KEY is missing")
 	case len(args) == 1 && !p.ignoreValue:
-		return errors.New("VALUE is missing: - reads it from standard input")
+		return errors.New("VALUE is missing: give - to read it from standard input")
 	case len(args) > 1 && p.ignoreValue:
-		return errors.New("with --ignore-value there is no VALUE")
+		return errors.New("VALUE cannot be given with --ignore-value")
 	case len(args) > 2:
 		return fmt.Errorf("unexpected argument %q", args[2])
 	}
 	return nil
 }
 
-func put(n *noun) *cobra.Command {
+func putCommand(n *kvSession) *cobra.Command {
 	var f putFlags
 	c := &cobra.Command{
 		Use: "put KEY VALUE", Short: "Set a key",
-		Long:    "Set a key. VALUE is - to read it from standard input, all of it. Before a KEY or VALUE that begins with a dash say --.",
+		Long:    "Set a key. The VALUE - reads all of standard input. Write -- before a KEY or VALUE that begins with a dash.",
 		Example: "  trivet kv put greeting hello\n  trivet kv put /app/config - < config",
 		Args:    func(_ *cobra.Command, args []string) error { return f.args(args) },
 	}
 	f.add(c.Flags())
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		value := ""
 		if len(args) == 2 {
 			var err error
@@ -318,8 +318,8 @@ func putDone(w io.Writer, r *pb.PutResponse) error {
 	return table(w, []*mvccpb.KeyValue{r.GetPrevKv()})
 }
 
-// value is an argument, or what standard input has.
-func (n *noun) value(arg string) (string, error) {
+// value returns arg, or the content of standard input if arg is "-".
+func (n *kvSession) value(arg string) (string, error) {
 	if arg != "-" {
 		return arg, nil
 	}
@@ -328,20 +328,20 @@ func (n *noun) value(arg string) (string, error) {
 		return "", fmt.Errorf("read standard input: %w", err)
 	}
 	if len(text) > maxValue {
-		return "", fmt.Errorf("standard input holds more than %d bytes, and so does no value", maxValue)
+		return "", fmt.Errorf("standard input is longer than %d bytes, the maximum of a value", maxValue)
 	}
 	return string(text), nil
 }
 
-// delFlags are those of del, alone and in a transaction.
+// delFlags are the flags of del, as a command and in a transaction.
 type delFlags struct {
-	span   span
+	span   keyRange
 	prevKV bool
 }
 
 func (d *delFlags) add(f *pflag.FlagSet) {
 	d.span.add(f, "delete")
-	f.BoolVar(&d.prevKV, "prev-kv", false, "show what was there before")
+	f.BoolVar(&d.prevKV, "prev-kv", false, "show the previous key and value")
 }
 
 func (d *delFlags) op(args []string) (clientv3.Op, error) {
@@ -352,11 +352,11 @@ func (d *delFlags) op(args []string) (clientv3.Op, error) {
 	return clientv3.OpDelete(key, opts...), err
 }
 
-func del(n *noun) *cobra.Command {
+func delCommand(n *kvSession) *cobra.Command {
 	var f delFlags
-	c := &cobra.Command{Use: "del KEY [END]", Short: "Delete a key, or the keys from KEY to before END", Args: keyAndEnd}
+	c := &cobra.Command{Use: "del KEY [END]", Short: "Delete a key, or the keys in [KEY, END)", Args: keyAndEnd}
 	f.add(c.Flags())
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		op, err := f.op(args)
 		if err != nil {
 			return err

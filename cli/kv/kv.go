@@ -1,14 +1,14 @@
-// Package kv holds the commands about the users' keys: `trivet kv`.
+// Package kv holds the commands for the key-value store: `trivet kv`.
 //
-// They are clients of etcd's API, which the control plane speaks on its gRPC port: requests are made and read by
-// go.etcd.io/etcd/client/v3, over this program's own connection (package dial), so that endpoints, tokens and what is said
-// of an endpoint that is gone are those of every other command. Decisions:
+// The store serves etcd's API on the control plane's gRPC port. The commands use etcd's client,
+// go.etcd.io/etcd/client/v3, over the connection of package dial, so that endpoints, tokens and failover work as in all
+// other commands. Decisions:
 //
-//   - Flags, the text of a transaction and JSON are etcdctl's. Tables are ours: keys and values on one line, made harmless.
-//     `get --print-value-only` and `-o json` lose nothing.
-//   - A key that was asked for by name and is not there ends with 1, unlike in etcdctl.
-//   - A write is sent once. What became of one whose answer was lost is said to be unknown.
-//   - What is read from standard input is "-"; nothing is read from there that was not asked for.
+//   - Flags, the syntax of transactions and JSON output are those of etcdctl. Tables are different: a key and its value
+//     are on one line and escaped. `get --print-value-only` and `-o json` print the exact bytes.
+//   - The exit code of `get KEY` is 1 if the key does not exist, unlike etcdctl's.
+//   - A write is sent once. If its response is lost, the error says that the write may have been carried out.
+//   - Standard input is read only for an argument "-", and by txn.
 package kv
 
 import (
@@ -33,61 +33,61 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// call bounds each command that has an end.
-const call = 30 * time.Second
+// callTimeout is the deadline of each command that does not stream.
+const callTimeout = 30 * time.Second
 
-// login is the user of the key-value store's own that a command acts as; empty for none.
+// login is the user of the store's own authentication (etcd's Auth); empty for none.
 type login struct{ user, passwordFile string }
 
-// noun is what all commands have.
-type noun struct {
+// kvSession is the session with the flags that all commands of `trivet kv` share.
+type kvSession struct {
 	*session.Session
 	login login
 }
 
 // Command is `trivet kv`.
 func Command(s *session.Session) *cobra.Command {
-	n := &noun{Session: s}
+	n := &kvSession{Session: s}
 	c := &cobra.Command{
 		Use:   "kv",
 		Short: "Read and write keys of the key-value store",
 		Long: `Read and write keys of the key-value store.
 
-The control plane answers on a member's own host, or to a token of an administrator, or, once the store has users of its
-own, to one of those. A snapshot takes an administrator's token, or the store's user root, on a member's own host too. Any
-client of etcd works as well: point it at the control plane's gRPC port.`,
+The store accepts callers on a member's own host, tokens with the role system:admin and, once etcd's Auth is
+enabled, the store's own users. A snapshot requires a token with the role system:admin or the store's user root,
+even on a member's own host. Clients of etcd work too: use the control plane's gRPC port as the endpoint.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.PersistentFlags().StringVar(&n.login.user, "user", "", "user of the key-value store to act as")
-	c.PersistentFlags().StringVar(&n.login.passwordFile, "password-file", "", "file with that user's password, - for standard input")
+	c.PersistentFlags().StringVar(&n.login.user, "user", "", "user of the key-value store's own authentication")
+	c.PersistentFlags().StringVar(&n.login.passwordFile, "password-file", "", "file with the password of --user, - for standard input (default: ask)")
 	_ = c.MarkPersistentFlagFilename("password-file")
-	c.AddCommand(get(n), put(n), del(n), txn(n), watching(n), lease(n), statusOf(n), compact(n), alarm(n), snapshot(n), importing(n))
+	c.AddCommand(getCommand(n), putCommand(n), delCommand(n), txnCommand(n), watchCommand(n), leaseCommand(n), statusCommand(n), compactCommand(n), alarmCommand(n), snapshotCommand(n), importCommand(n))
 	return c
 }
 
-// client is etcd's, over one connection.
+// client holds etcd's clients, which share one connection.
 type client struct {
-	wire  *wire
+	wire  *storeConn
 	keys  clientv3.KV
 	watch clientv3.Watcher
 	lease clientv3.Lease
 	maint pb.MaintenanceClient
 }
 
-// run makes the body of a command; see session.Run.
-func (n *noun) run(limit time.Duration, body func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
+// run returns a command body that gets a client; see session.Run.
+func (n *kvSession) run(limit time.Duration, body func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
 	return n.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		c, err := n.open(ctx, conn)
 		if err != nil {
-			return hinted(err)
+			return withHint(err)
 		}
-		return hinted(body(ctx, c, args))
+		return withHint(body(ctx, c, args))
 	})
 }
 
-func (n *noun) open(ctx context.Context, conn *dial.Conn) (*client, error) {
-	w := &wire{conn: conn}
+func (n *kvSession) open(ctx context.Context, conn *dial.Conn) (*client, error) {
+	w := &storeConn{conn: conn}
 	if n.login.user != "" {
 		password, err := n.password(ctx)
 		if err != nil {
@@ -100,42 +100,42 @@ func (n *noun) open(ctx context.Context, conn *dial.Conn) (*client, error) {
 		w.token = account.Secret(got.GetToken())
 		n.Keep(w.token)
 	} else if n.login.passwordFile != "" {
-		return nil, session.Usagef("--password-file is of no use without --user")
+		return nil, session.Usagef("--password-file requires --user")
 	}
 	base := clientv3.NewCtxClient(ctx)
 	return &client{
 		wire: w, keys: clientv3.NewKVFromKVClient(pb.NewKVClient(w), base),
 		watch: clientv3.NewWatchFromWatchClient(pb.NewWatchClient(w), base),
-		lease: clientv3.NewLeaseFromLeaseClient(pb.NewLeaseClient(w), base, call),
+		lease: clientv3.NewLeaseFromLeaseClient(pb.NewLeaseClient(w), base, callTimeout),
 		maint: pb.NewMaintenanceClient(w),
 	}, nil
 }
 
-func (n *noun) password(ctx context.Context) (account.Secret, error) {
+func (n *kvSession) password(ctx context.Context) (account.Secret, error) {
 	if n.login.passwordFile != "" {
 		p, err := account.ReadSecret(n.login.passwordFile, n.Stdin)
 		n.Keep(p)
 		return p, err
 	}
 	if n.Ask == nil {
-		return "", session.Usagef("there is no terminal to ask for the password of %s: give --password-file", n.login.user)
+		return "", session.Usagef("cannot ask for the password of %s without a terminal: give --password-file", n.login.user)
 	}
 	text, err := n.Ask(ctx, "Password of "+n.login.user+": ", true)
 	n.Keep(account.Secret(text))
 	return account.Secret(text), err
 }
 
-// wire is the connection with the token of a user of the store. It serves one call at a time, as dial.Conn wants it,
-// whoever of etcd's client calls.
-type wire struct {
+// storeConn is the connection, with the token of a user of the store. It serializes the calls of etcd's clients,
+// because a dial.Conn makes one call at a time.
+type storeConn struct {
 	conn  *dial.Conn
 	token account.Secret
-	// lost, when set, is told of an endpoint that cannot be reached or broke a stream off, nil when one is there again.
+	// lost, if set, is called with the error when a stream fails, and with nil when a stream was opened.
 	lost func(error)
 	mu   sync.Mutex
 }
 
-func (w *wire) outgoing(ctx context.Context) context.Context {
+func (w *storeConn) outgoing(ctx context.Context) context.Context {
 	if w.token == "" {
 		return ctx
 	}
@@ -143,14 +143,14 @@ func (w *wire) outgoing(ctx context.Context) context.Context {
 }
 
 // Invoke makes a unary call.
-func (w *wire) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+func (w *storeConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.conn.Invoke(w.outgoing(ctx), method, args, reply, opts...)
 }
 
-// NewStream opens a stream. When it ends with UNAVAILABLE the next one goes to another endpoint.
-func (w *wire) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+// NewStream opens a stream. After a stream that ended with UNAVAILABLE, the next stream goes to another endpoint.
+func (w *storeConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	stream, err := w.conn.NewStream(w.outgoing(ctx), desc, method, opts...)
@@ -158,22 +158,22 @@ func (w *wire) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	if err != nil {
 		return nil, err
 	}
-	return &followed{stream, w}, nil
+	return &failoverStream{stream, w}, nil
 }
 
-func (w *wire) tell(err error) {
+func (w *storeConn) tell(err error) {
 	if w.lost != nil {
 		w.lost(err)
 	}
 }
 
-type followed struct {
+type failoverStream struct {
 	grpc.ClientStream
-	wire *wire
+	wire *storeConn
 }
 
-// RecvMsg goes on to the next endpoint when this one is gone.
-func (f *followed) RecvMsg(m any) error {
+// RecvMsg switches to the next endpoint if the stream ends with UNAVAILABLE.
+func (f *failoverStream) RecvMsg(m any) error {
 	err := f.ClientStream.RecvMsg(m)
 	if status.Code(err) == codes.Unavailable {
 		f.wire.mu.Lock()
@@ -184,8 +184,8 @@ func (f *followed) RecvMsg(m any) error {
 	return err
 }
 
-// print prints an answer: JSON with the names that etcdctl gives it, or names, or a table.
-func (n *noun) print(answer any, names []string, table func(io.Writer) error) error {
+// print prints a response as JSON with the field names of etcdctl, as names, or as a table.
+func (n *kvSession) print(answer any, names []string, table func(io.Writer) error) error {
 	switch n.Form {
 	case show.JSON:
 		return n.line(answer)
@@ -200,8 +200,8 @@ func (n *noun) print(answer any, names []string, table func(io.Writer) error) er
 	return table(n.Stdout)
 }
 
-// line prints JSON on a line. Keys and values are base64 in it, as JSON holds no bytes.
-func (n *noun) line(answer any) error {
+// line prints JSON on one line. Keys and values are base64.
+func (n *kvSession) line(answer any) error {
 	text, err := json.Marshal(answer)
 	if err != nil {
 		return fmt.Errorf("print JSON: %w", err)

@@ -15,16 +15,16 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// leaseID reads an id as etcdctl writes it.
+// leaseID parses a lease ID in hexadecimal, as etcdctl prints it.
 func leaseID(text string) (clientv3.LeaseID, error) {
 	id, err := strconv.ParseInt(text, 16, 64)
 	if err != nil || id <= 0 {
-		return 0, session.Usagef("%q is no lease: want an id in hexadecimal, as `trivet kv lease list` shows it", text)
+		return 0, session.Usagef("%q is not a lease: want an ID in hexadecimal, as `trivet kv lease list` shows it", text)
 	}
 	return clientv3.LeaseID(id), nil
 }
 
-// leaseName is an id as etcdctl writes it; empty for none.
+// leaseName formats a lease ID as etcdctl does; "" for 0.
 func leaseName(id int64) string {
 	if id == 0 {
 		return ""
@@ -32,21 +32,21 @@ func leaseName(id int64) string {
 	return fmt.Sprintf("%016x", id)
 }
 
-func lease(n *noun) *cobra.Command {
-	c := &cobra.Command{Use: "lease", Short: "Make, keep and end leases, with which keys go", Args: cobra.NoArgs,
+func leaseCommand(n *kvSession) *cobra.Command {
+	c := &cobra.Command{Use: "lease", Short: "Grant, renew and revoke leases", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(leaseGrant(n), leaseRevoke(n), leaseShow(n), leaseList(n), leaseKeep(n))
+	c.AddCommand(leaseGrantCommand(n), leaseRevokeCommand(n), leaseShowCommand(n), leaseListCommand(n), leaseKeepCommand(n))
 	return c
 }
 
 var leaseHeader = []string{"LEASE", "TTL"}
 
-func leaseGrant(n *noun) *cobra.Command {
-	c := &cobra.Command{Use: "grant SECONDS", Short: "Make a lease that ends after so many seconds unless it is kept", Args: session.Exactly("SECONDS")}
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+func leaseGrantCommand(n *kvSession) *cobra.Command {
+	c := &cobra.Command{Use: "grant SECONDS", Short: "Grant a lease that expires after SECONDS unless it is renewed", Args: session.Exactly("SECONDS")}
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		ttl, err := strconv.ParseInt(args[0], 10, 64)
 		if err != nil || ttl <= 0 {
-			return session.Usagef("%q: want seconds, a whole number from 1", args[0])
+			return session.Usagef("%q: want a whole number of seconds, 1 or more", args[0])
 		}
 		r, err := c.lease.Grant(ctx, ttl)
 		if err != nil {
@@ -62,9 +62,9 @@ func leaseGrant(n *noun) *cobra.Command {
 
 func seconds(n int64) string { return strconv.FormatInt(n, 10) + "s" }
 
-func leaseRevoke(n *noun) *cobra.Command {
-	c := &cobra.Command{Use: "revoke LEASE", Short: "End a lease and delete its keys", Args: session.Exactly("LEASE")}
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+func leaseRevokeCommand(n *kvSession) *cobra.Command {
+	c := &cobra.Command{Use: "revoke LEASE", Short: "Revoke a lease and delete its keys", Args: session.Exactly("LEASE")}
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
 		if err != nil {
 			return err
@@ -82,11 +82,11 @@ func leaseRevoke(n *noun) *cobra.Command {
 	return c
 }
 
-func leaseShow(n *noun) *cobra.Command {
+func leaseShowCommand(n *kvSession) *cobra.Command {
 	var keys bool
-	c := &cobra.Command{Use: "timetolive LEASE", Aliases: []string{"show"}, Short: "Show how long a lease has left", Args: session.Exactly("LEASE")}
+	c := &cobra.Command{Use: "timetolive LEASE", Aliases: []string{"show"}, Short: "Show the remaining time of a lease", Args: session.Exactly("LEASE")}
 	c.Flags().BoolVar(&keys, "keys", false, "show its keys too")
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
 		if err != nil {
 			return err
@@ -114,16 +114,16 @@ func leaseShow(n *noun) *cobra.Command {
 			return show.Fields(w, fields)
 		})
 		if err == nil && r.TTL < 0 {
-			return fmt.Errorf("lease %s has ended, or never was: `trivet kv lease list` shows those there are", leaseName(int64(id)))
+			return fmt.Errorf("lease %s expired or never existed: `trivet kv lease list` shows the existing ones", leaseName(int64(id)))
 		}
 		return err
 	})
 	return c
 }
 
-func leaseList(n *noun) *cobra.Command {
+func leaseListCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List the leases", Args: session.Exactly()}
-	c.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, _ []string) error {
 		r, err := c.lease.Leases(ctx)
 		if err != nil {
 			return err
@@ -138,10 +138,10 @@ func leaseList(n *noun) *cobra.Command {
 	return c
 }
 
-func leaseKeep(n *noun) *cobra.Command {
+func leaseKeepCommand(n *kvSession) *cobra.Command {
 	var once bool
-	c := &cobra.Command{Use: "keep-alive LEASE", Short: "Keep a lease until you interrupt", Args: session.Exactly("LEASE")}
-	c.Flags().BoolVar(&once, "once", false, "renew it once, and end")
+	c := &cobra.Command{Use: "keep-alive LEASE", Short: "Renew a lease until you interrupt", Args: session.Exactly("LEASE")}
+	c.Flags().BoolVar(&once, "once", false, "renew it once")
 	c.RunE = n.run(0, func(ctx context.Context, c *client, args []string) error {
 		id, err := leaseID(args[0])
 		if err != nil {
@@ -154,7 +154,7 @@ func leaseKeep(n *noun) *cobra.Command {
 				return err
 			})
 		}
-		first, cancel := n.Limit(ctx, call)
+		first, cancel := n.Limit(ctx, callTimeout)
 		r, err := c.lease.KeepAliveOnce(first, id)
 		cancel()
 		if err != nil {
@@ -176,7 +176,7 @@ func leaseKeep(n *noun) *cobra.Command {
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return nil
 		}
-		return fmt.Errorf("lease %s has ended", leaseName(int64(id)))
+		return fmt.Errorf("lease %s has expired", leaseName(int64(id)))
 	})
 	return c
 }

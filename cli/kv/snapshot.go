@@ -20,14 +20,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
 
-func snapshot(n *noun) *cobra.Command {
+func snapshotCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "snapshot", Short: "Save the keys to a file", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(save(n))
+	c.AddCommand(saveCommand(n))
 	return c
 }
 
-// snapshotFacts are what a file holds.
+// snapshotFacts describe a saved snapshot.
 type snapshotFacts struct {
 	File     string `json:"file"`
 	Bytes    int64  `json:"bytes"`
@@ -35,11 +35,11 @@ type snapshotFacts struct {
 	Keys     int64  `json:"keys"`
 }
 
-func save(n *noun) *cobra.Command {
+func saveCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
-		Use: "save FILE", Short: "Save all keys to a file that etcdutl takes, and trivet kv import",
-		Long: `Save all keys, leases and users as of one revision to a file, whole or not at all. etcdutl restores it to an etcd, and
-trivet kv import loads its keys.`,
+		Use: "save FILE", Short: "Save all keys to a file for etcdutl or trivet kv import",
+		Long: `Save all keys, leases and users at one revision to a file. An interrupted command leaves no file. etcdutl can
+restore the file to an etcd cluster, and trivet kv import loads its keys.`,
 		Args: session.Exactly("FILE"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveDefault
@@ -63,12 +63,12 @@ trivet kv import loads its keys.`,
 	return c
 }
 
-// save writes the file beside its name, checks what it has got and only then gives it the name.
+// save writes a temporary file in the same directory, verifies the snapshot, and then renames the file to path.
 func (c *client) save(ctx context.Context, path string, say func(string)) (facts snapshotFacts, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
 		var place *fs.PathError
-		if errors.As(err, &place) { // its name is of no use to anybody
+		if errors.As(err, &place) { // do not show the name of the temporary file
 			err = fmt.Errorf("%s: %w", path, place.Err)
 		}
 		return facts, fmt.Errorf("save the snapshot: %w", err)
@@ -124,13 +124,13 @@ func (c *client) receive(ctx context.Context, f *os.File, say func(string)) (siz
 }
 
 const (
-	// importOps is how many keys a transaction of an import writes at most: etcd's limit.
+	// importOps is the maximum number of keys per transaction of an import: etcd's limit.
 	importOps = 128
-	// importBytes is what their keys and values come to at most, with room for the rest of a request of 1.5 MiB.
+	// importBytes is the maximum size of their keys and values, which leaves room in a request of 1.5 MiB.
 	importBytes = 1 << 20
 )
 
-// importFacts are what an import has done.
+// importFacts is the result of an import.
 type importFacts struct {
 	Keys     int64 `json:"keys"`
 	Bytes    int64 `json:"bytes"`
@@ -138,21 +138,21 @@ type importFacts struct {
 	Leased   int64 `json:"leased,omitempty"`
 }
 
-func importing(n *noun) *cobra.Command {
+func importCommand(n *kvSession) *cobra.Command {
 	var prefix string
 	c := &cobra.Command{
-		Use: "import FILE", Short: "Load the keys of a snapshot file of etcd's",
-		Long: `Load the keys of a snapshot file, as etcdctl and trivet kv snapshot save write it, in the order of their creation.
+		Use: "import FILE", Short: "Load the keys of an etcd snapshot file",
+		Long: `Load the keys of a snapshot file of etcdctl or trivet kv snapshot save, in the order of their creation.
 
-The file is checked whole before anything is written. Keys that are there are overwritten, others are left alone. Up to 128
-keys are one transaction; an import that was interrupted can be said again. Revisions are new, history stays behind, and
-so do leases: keys that had one are loaded without.`,
+The whole file is verified before the first write. Existing keys with the same names are overwritten, other keys are
+not changed. Up to 128 keys are written per transaction; an interrupted import can be repeated. Keys get new
+revisions. Earlier versions of keys and leases are not loaded: keys that had a lease have none afterwards.`,
 		Args: session.Exactly("FILE"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveDefault
 		},
 	}
-	c.Flags().StringVar(&prefix, "prefix", "", "load only keys that begin with this")
+	c.Flags().StringVar(&prefix, "prefix", "", "load only keys with this prefix")
 	c.RunE = n.run(0, func(ctx context.Context, c *client, args []string) error {
 		var done importFacts
 		err := n.Wait("checking "+args[0], func(say func(string)) (err error) {
@@ -161,7 +161,7 @@ so do leases: keys that had one are loaded without.`,
 		})
 		if err != nil {
 			if done.Keys > 0 {
-				n.Note("%d keys were loaded until then: say the import again to load all", done.Keys)
+				n.Note("%d keys were loaded before the error: repeat the import to load all", done.Keys)
 			}
 			return err
 		}

@@ -16,23 +16,23 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// endpointStatus is etcdctl's form of `endpoint status`.
+// endpointStatus is one element of the JSON of etcdctl's `endpoint status`.
 type endpointStatus struct {
 	Endpoint string             `json:"Endpoint"`
 	Status   *pb.StatusResponse `json:"Status,omitempty"`
-	// Error is ours: why this endpoint has no status.
+	// Error is the reason why the endpoint has no status. etcdctl has no such field.
 	Error string `json:"Error,omitempty"`
 }
 
 var statusHeader = []string{"ENDPOINT", "MEMBER", "ROLE", "VERSION", "DB SIZE", "IN USE", "REVISION", "TERM", "INDEX", "APPLIED", "ERRORS"}
 
-func statusOf(n *noun) *cobra.Command {
+func statusCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Short: "Show the store as each endpoint sees it",
-		Long: "Show the store as each endpoint sees it; `trivet cluster status` has all members. One that does not answer is told in its row.",
+		Long: "Show the store as each endpoint sees it, with the error of endpoints that do not answer. `trivet cluster status` shows all members.",
 		Args: session.Exactly(),
 	}
-	c.RunE = n.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = n.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		all, err := n.statuses(ctx, conn)
 		names, rows, silent := []string{}, [][]string{}, 0
 		for _, s := range all {
@@ -43,18 +43,18 @@ func statusOf(n *noun) *cobra.Command {
 			}
 		}
 		if silent == len(all) {
-			return hinted(err) // says more than a table of nothing
+			return withHint(err) // more useful than a table of errors
 		}
 		if err := n.print(all, names, func(w io.Writer) error { return show.Rows(w, statusHeader, rows) }); err != nil || silent == 0 {
 			return err
 		}
-		return fmt.Errorf("%d of %d endpoints gave no status", silent, len(all))
+		return fmt.Errorf("%d of %d endpoints returned no status", silent, len(all))
 	})
 	return c
 }
 
-// statuses asks one endpoint after the other. The error is the last one's that has no status.
-func (n *noun) statuses(ctx context.Context, conn *dial.Conn) (all []endpointStatus, last error) {
+// statuses returns the status of each endpoint. last is the error of the last endpoint that failed.
+func (n *kvSession) statuses(ctx context.Context, conn *dial.Conn) (all []endpointStatus, last error) {
 	for _, single := range conn.Each() {
 		s := endpointStatus{Endpoint: single.Endpoint()}
 		c, err := n.open(ctx, single)
@@ -93,19 +93,19 @@ func (s *endpointStatus) row() []string {
 	}
 }
 
-func compact(n *noun) *cobra.Command {
+func compactCommand(n *kvSession) *cobra.Command {
 	var physical bool
 	c := &cobra.Command{
-		Use: "compact [REVISION]", Aliases: []string{"compaction"}, Short: "Forget the history before a revision, or all of it",
+		Use: "compact [REVISION]", Aliases: []string{"compaction"}, Short: "Delete the history before a revision, or all of it",
 		Args: cobra.MaximumNArgs(1),
 	}
-	c.Flags().BoolVar(&physical, "physical", false, "wait until it is off the disk")
-	c.RunE = n.run(call, func(ctx context.Context, c *client, args []string) error {
+	c.Flags().BoolVar(&physical, "physical", false, "wait until it is deleted on disk")
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		var rev int64
 		var err error
 		if len(args) == 1 {
 			if rev, err = strconv.ParseInt(args[0], 10, 64); err != nil || rev <= 0 {
-				return session.Usagef("%q: want a revision, a whole number from 1", args[0])
+				return session.Usagef("%q: want a revision, 1 or more", args[0])
 			}
 		} else {
 			st, err := c.maint.Status(ctx, &pb.StatusRequest{})
@@ -130,11 +130,11 @@ func compact(n *noun) *cobra.Command {
 	return c
 }
 
-func alarm(n *noun) *cobra.Command {
+func alarmCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{Use: "alarm", Short: "List and disarm alarms", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	list := &cobra.Command{Use: "list", Short: "List the alarms", Args: session.Exactly()}
-	list.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+	list.RunE = n.run(callTimeout, func(ctx context.Context, c *client, _ []string) error {
 		r, err := c.maint.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_GET})
 		if err != nil {
 			return clientv3.ContextError(ctx, err)
@@ -142,7 +142,7 @@ func alarm(n *noun) *cobra.Command {
 		return n.alarms(r)
 	})
 	disarm := &cobra.Command{Use: "disarm", Short: "Disarm all alarms", Args: session.Exactly()}
-	disarm.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+	disarm.RunE = n.run(callTimeout, func(ctx context.Context, c *client, _ []string) error {
 		raised, err := c.maint.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_GET})
 		for _, a := range raised.GetAlarms() {
 			if err == nil {
@@ -158,7 +158,7 @@ func alarm(n *noun) *cobra.Command {
 	return c
 }
 
-func (n *noun) alarms(r *pb.AlarmResponse) error {
+func (n *kvSession) alarms(r *pb.AlarmResponse) error {
 	names, rows := []string{}, [][]string{}
 	for _, a := range r.GetAlarms() {
 		names = append(names, a.GetAlarm().String())

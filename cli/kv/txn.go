@@ -19,17 +19,18 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// maxTxn bounds the text of a transaction, in bytes: what it says does not fit a request any more.
+// maxTxn is the maximum size of the text of a transaction in bytes. A longer one cannot fit a request.
 const maxTxn = 8 << 20
 
-func txn(n *noun) *cobra.Command {
+func txnCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
-		Use: "txn", Short: "Carry out a transaction that is read from standard input",
-		Long: `Carry out a transaction that is read from standard input, in etcdctl's form: conditions, an empty line, what to do
-when all hold, an empty line, what to do otherwise.
+		Use: "txn", Short: "Run a transaction from standard input",
+		Long: `Run a transaction from standard input, in the syntax of etcdctl: conditions, an empty line, the operations if all
+conditions are true, an empty line, the operations otherwise.
 
-A condition compares version, create, mod, value or lease of a key: mod("key") > "0". What to do are get, put and del with
-their flags. Words are separated by blanks; "…" holds blanks and escapes, '…' all but itself.`,
+A condition compares version, create, mod, value or lease of a key: mod("key") > "0". Operations are get, put and
+del with their flags. Words are separated by spaces; "…" can contain spaces and escape sequences, '…' every
+character but '.`,
 		Example: `  trivet kv txn <<END
   version("job") = "0"
 
@@ -39,9 +40,9 @@ their flags. Words are separated by blanks; "…" holds blanks and escapes, '…
   END`,
 		Args: session.Exactly(),
 	}
-	c.Flags().BoolP("interactive", "i", false, "taken for etcdctl's sake: no prompts are printed")
+	c.Flags().BoolP("interactive", "i", false, "accepted for compatibility with etcdctl: no prompts are printed")
 	_ = c.Flags().MarkHidden("interactive")
-	c.RunE = n.run(call, func(ctx context.Context, c *client, _ []string) error {
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, _ []string) error {
 		t, err := parseTxn(n.Stdin)
 		if err != nil {
 			return err
@@ -56,13 +57,13 @@ their flags. Words are separated by blanks; "…" holds blanks and escapes, '…
 	return c
 }
 
-// transaction is what the text says.
+// transaction is a parsed transaction.
 type transaction struct {
 	conditions       []clientv3.Cmp
 	success, failure []clientv3.Op
 }
 
-// parseTxn reads etcdctl's form. Its errors name the line.
+// parseTxn parses the syntax of etcdctl. Its errors name the line.
 func parseTxn(in io.Reader) (*transaction, error) {
 	var t transaction
 	lines := bufio.NewScanner(io.LimitReader(in, maxTxn+1))
@@ -99,11 +100,11 @@ func parseTxn(in io.Reader) (*transaction, error) {
 	}
 	switch err := lines.Err(); {
 	case errors.Is(err, bufio.ErrTooLong) || err == nil && read > maxTxn:
-		return nil, fmt.Errorf("standard input holds more than %d bytes, and so does no transaction", maxTxn)
+		return nil, fmt.Errorf("standard input is longer than %d bytes, the maximum of a transaction", maxTxn)
 	case err != nil:
 		return nil, fmt.Errorf("read standard input: %w", err)
 	case len(t.conditions)+len(t.success)+len(t.failure) == 0:
-		return nil, errors.New("standard input holds no transaction: see `trivet kv txn --help` for its form")
+		return nil, errors.New("standard input contains no transaction: see `trivet kv txn --help`")
 	}
 	return &t, nil
 }
@@ -115,7 +116,7 @@ func parseCompare(line string) (clientv3.Cmp, error) {
 	var none clientv3.Cmp
 	m := comparison.FindStringSubmatch(line)
 	if m == nil {
-		return none, fmt.Errorf(`%q is no condition: want such as mod("key") > "0"`, line)
+		return none, fmt.Errorf(`%q is not a condition: want, for example, mod("key") > "0"`, line)
 	}
 	key, err := unquoted(m[2])
 	if err != nil {
@@ -143,7 +144,7 @@ func parseCompare(line string) (clientv3.Cmp, error) {
 	}
 	n, err := strconv.ParseInt(value, base, 64)
 	if err != nil {
-		return none, fmt.Errorf("%q compares with %q, which is no whole number to the base %d", line, value, base)
+		return none, fmt.Errorf("%q compares with %q, which is not a whole number in base %d", line, value, base)
 	}
 	return clientv3.Compare(cmp, m[3], n), nil
 }
@@ -154,7 +155,7 @@ func unquoted(s string) (string, error) {
 	}
 	text, err := strconv.Unquote(s)
 	if err != nil {
-		return "", fmt.Errorf("%s is not quoted as it should be", s)
+		return "", fmt.Errorf("%s is not a valid quoted string", s)
 	}
 	return text, nil
 }
@@ -269,7 +270,7 @@ func txnNames(r *pb.TxnResponse) (names []string) {
 	return names
 }
 
-// txnAnswer is JSON as etcdctl has it for a transaction: encoding/json does not know which of a message's fields is set.
+// txnAnswer is the JSON of etcdctl for a transaction. encoding/json cannot encode the oneof fields of TxnResponse.
 type txnAnswer struct {
 	Header    *pb.ResponseHeader `json:"header,omitempty"`
 	Succeeded bool               `json:"succeeded,omitempty"`

@@ -14,32 +14,32 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-func watching(n *noun) *cobra.Command {
+func watchCommand(n *kvSession) *cobra.Command {
 	var (
-		span     span
+		span     keyRange
 		rev      int64
 		prevKV   bool
 		progress bool
 	)
 	c := &cobra.Command{
-		Use: "watch KEY [END]", Short: "Print what happens to a key, or to the keys from KEY to before END, until you interrupt",
-		Long: `Print what happens to a key, or to the keys from KEY to before END, until you interrupt.
+		Use: "watch KEY [END]", Short: "Print changes of a key, or of the keys in [KEY, END), until you interrupt",
+		Long: `Print changes of a key, or of the keys in [KEY, END), until you interrupt.
 
-Nothing is left out: a watch whose member is lost goes on at another from where it was. With --output json each line is an
-answer of the store with one event or more.`,
+No change is omitted: if the member fails, the watch continues at another one with the next change. With --output json
+each line is a response with one or more events.`,
 		Args: keyAndEnd,
 	}
 	span.add(c.Flags(), "watch")
-	c.Flags().Int64Var(&rev, "rev", 0, "begin with this revision; 0 is what happens from now on")
-	c.Flags().BoolVar(&prevKV, "prev-kv", false, "show what was there before")
-	c.Flags().BoolVar(&progress, "progress-notify", false, "with --output json, tell now and then up to which revision all is told")
+	c.Flags().Int64Var(&rev, "rev", 0, "start at this revision; 0 is the next one")
+	c.Flags().BoolVar(&prevKV, "prev-kv", false, "show the previous key and value")
+	c.Flags().BoolVar(&progress, "progress-notify", false, "with --output json, report from time to time up to which revision all events were printed")
 	c.RunE = n.run(0, func(ctx context.Context, c *client, args []string) error {
 		key, opts, err := span.of(args)
 		if err != nil {
 			return err
 		}
-		// etcd's client asks again for ever. What would never go well is found out by a read first, which also says where
-		// "now" is, so that a watch that changes members in its first moment leaves nothing out.
+		// etcd's client retries for ever. Read first, to report errors that will not go away, and to learn the current
+		// revision, so that no event is lost if the watch fails over before its first event.
 		first, err := c.keys.Get(ctx, key, append([]clientv3.OpOption{clientv3.WithCountOnly()}, opts...)...)
 		if err != nil {
 			return err
@@ -72,8 +72,8 @@ answer of the store with one event or more.`,
 	return c
 }
 
-// outages tells a person when the watch has nobody to ask, and when it goes on.
-func (n *noun) outages() func(error) {
+// outages returns a function for storeConn.lost that prints when the watch is interrupted and when it continues.
+func (n *kvSession) outages() func(error) {
 	var mu sync.Mutex
 	down := false
 	return func(err error) {
@@ -81,9 +81,9 @@ func (n *noun) outages() func(error) {
 		defer mu.Unlock()
 		switch {
 		case err != nil && !down:
-			n.Note("the watch was interrupted, and is tried again: %s", status.Convert(err).Message())
+			n.Note("the watch was interrupted and is being retried: %s", status.Convert(err).Message())
 		case err == nil && down:
-			n.Note("the watch goes on")
+			n.Note("the watch continues")
 		}
 		down = err != nil
 	}
@@ -96,7 +96,7 @@ func eventNames(r clientv3.WatchResponse) (names []string) {
 	return names
 }
 
-// events prints one a line: what it was, at which revision, the key, the value.
+// events prints one event per line: type, revision, key, value.
 func events(w io.Writer, r clientv3.WatchResponse) error {
 	for _, e := range r.Events {
 		line := fmt.Sprintf("%-6s  %d  %s", e.Type, e.Kv.GetModRevision(), show.Text(string(e.Kv.GetKey())))

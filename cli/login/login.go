@@ -1,8 +1,9 @@
-// Package login holds `trivet login`, which trades a name and a password, or what an outside provider says, for a token that
-// the other commands use, and `trivet logout`, which ends it.
+// Package login holds the commands `trivet login`, `trivet logout` and `trivet context`. `trivet login` gets a token
+// with a password or from an OpenID provider, and saves it as a context for the other commands. Package account reads
+// and writes the file of contexts.
 //
-// Decision: a login renews the context it was made in. One as somebody else, to elsewhere or with another scope is a context
-// of its own, named after them, so that no login takes the place of another unasked; --context names one.
+// Decision: a login with the same user, provider, endpoints, org and project as a saved context replaces its token. Any
+// other login becomes a new context, so that no login overwrites another one unless --context asks for it.
 package login
 
 import (
@@ -15,54 +16,59 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/account"
-	"github.com/trivet-cloud/trivet/cli/credential"
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/identity"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// call bounds each command, but for what a person does.
-const call = 30 * time.Second
+// Commands returns the top-level commands of this package.
+func Commands(s *session.Session) []*cobra.Command {
+	return []*cobra.Command{loginCommand(s), logoutCommand(s), contextCommand(s)}
+}
 
-// asked is what the command line says.
-type asked struct {
+// callTimeout is the deadline of each command, not counting the time that a person needs to answer.
+const callTimeout = 30 * time.Second
+
+// loginFlags are the flags of `trivet login`.
+type loginFlags struct {
 	user, passwordFile string
 	provider           string
 	port               uint16
 	ttl                time.Duration
 }
 
-// Command is `trivet login`.
-func Command(s *session.Session) *cobra.Command {
-	var a asked
+// loginCommand is `trivet login`.
+func loginCommand(s *session.Session) *cobra.Command {
+	var a loginFlags
 	c := &cobra.Command{
 		Use:   "login",
-		Short: "Get a token and keep it for the other commands",
-		Long: `Ask for a token with a name and a password, and keep it in $XDG_CONFIG_HOME/trivet/config.yaml (mode 0600) for the
-other commands, together with --endpoint, what of TLS goes with it, --org and --project. The password is asked for, or read from a
-file.
+		Short: "Get a token and save it for the other commands",
+		Long: `Get a token with a user ID and a password, and save it in $XDG_CONFIG_HOME/trivet/config.yaml (mode 0600) for the
+other commands, together with --endpoint, the TLS options, --org and --project. The password is asked for, or read
+from a file.
 
-With --provider the name is proven by an outside OpenID provider: open the address that is printed in a browser of this
-host, and log in there. The provider sends the browser back to a port of this host.
+With --provider you log in with an OpenID provider: open the printed address in a browser on this host, and log in
+there. The provider redirects the browser to a port of this host.
 
-Logins are kept as contexts, of which one is the current one: ` + "`trivet context`" + ` lists them and changes between them. When the
-token has ended, ` + "`trivet login`" + ` alone gets another one for the same user, endpoints, org and project. A login as another
-user, to other endpoints or for another project makes a context of its own, named USER/PROJECT@HOST, unless --context
-gives it a name.
+Each login is saved as a context, and one context is the current one: ` + "`trivet context`" + ` lists contexts and switches
+between them. When the token has expired, ` + "`trivet login`" + ` without flags gets another one for the same user,
+endpoints, org and project. A login as another user, to other endpoints or for another project creates a new
+context, named USER/PROJECT@HOST unless --context is given.
 
-With --org or --project the token is good there only. Without them it is good wherever you have a role, and each command
-chooses with --org and --project; ` + "`trivet login --org= --project=`" + ` gets such a token again.`,
+With --org or --project the token is valid only there. Without them it is valid wherever you have a role, and each
+command selects a project with --org and --project; ` + "`trivet login --org= --project=`" + ` gets such a token again.`,
 		Example: `  trivet login --endpoint 10.0.0.1,10.0.0.2,10.0.0.3 --tls-ca tls-ca.crt --user demo --project default
   trivet login --context prod --endpoint 10.0.0.1 --provider corp`,
 		Args: session.Exactly(),
 	}
-	c.Flags().StringVar(&a.user, "user", "", "who you are (default: that of the context, or else asked)")
-	credential.FileFlag(c, &a.passwordFile)
-	c.Flags().StringVar(&a.provider, "provider", "", "the outside OpenID provider that proves who you are")
-	c.Flags().Uint16Var(&a.port, "callback-port", 0, "the port that the provider sends the browser to, where it knows only one (default any)")
-	c.Flags().DurationVar(&a.ttl, "ttl", 0, "how long the token is good (default 1h, at most 720h)")
-	_ = c.RegisterFlagCompletionFunc("provider", Providers(s)) // fails only for a flag that there is not
+	c.Flags().StringVar(&a.user, "user", "", "user ID (default: the context's user, or else ask)")
+	identity.PasswordFileFlag(c, &a.passwordFile)
+	c.Flags().StringVar(&a.provider, "provider", "", "log in with this OpenID provider")
+	c.Flags().Uint16Var(&a.port, "callback-port", 0, "port for the redirect from the provider, if it is registered with a fixed one (default: any)")
+	c.Flags().DurationVar(&a.ttl, "ttl", 0, "lifetime of the token (default 1h, at most 720h)")
+	_ = c.RegisterFlagCompletionFunc("provider", identity.ProviderNames(s)) // fails only for an unknown flag
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
 		switch {
 		case a.ttl < 0 || a.ttl%time.Second != 0:
@@ -93,11 +99,11 @@ chooses with --org and --project; ` + "`trivet login --org= --project=`" + ` get
 			return err
 		}
 		defer conn.Close()
-		wanted(s, &a, before, login)
+		completeLogin(s, &a, before, login)
 		if err := a.ask(ctx, s, conn, login); err != nil {
 			return err
 		}
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		var name string
 		if err := account.Update(ctx, path, func(b *account.Book) error {
@@ -109,17 +115,17 @@ chooses with --org and --project; ` + "`trivet login --org= --project=`" + ` get
 		}
 		for _, first := range []string{"TRIVET_TOKEN", "TRIVET_TOKEN_FILE"} {
 			if s.Env(first) != "" {
-				s.Note("%s is set and goes before this login", first)
+				s.Note("%s is set and takes precedence over this login", first)
 			}
 		}
-		return tell(s, name, login)
+		return printLogin(s, name, login)
 	})
 	return c
 }
 
-// wanted says as whom and where the login l is to be made. What is not said is as in the context of before, as far as that
-// is about the same.
-func wanted(s *session.Session, a *asked, before, l *account.Login) {
+// completeLogin sets the user, provider, org and project of the new login l from the flags. Fields without a flag are
+// taken from before, the context that the login replaces, if it has the same endpoints and user or provider.
+func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) {
 	l.User, l.Provider = a.user, a.provider
 	l.Org, l.Project = s.Named()
 	if before == nil || !sameEndpoints(before, l) {
@@ -136,8 +142,8 @@ func wanted(s *session.Session, a *asked, before, l *account.Login) {
 	}
 }
 
-// ask gets the token.
-func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
+// ask gets a token and stores it in l.
+func (a *loginFlags) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
 	var token *identityv1.IssueTokenResponse
 	client := identityv1.NewIdentityServiceClient(conn)
 	if l.Provider != "" {
@@ -149,11 +155,11 @@ func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l 
 		if a.user == "" && l.User != "" && s.Ask != nil && a.passwordFile == "" {
 			s.Note("logging in to %s as %s", strings.Join(l.Endpoints, ","), l.User)
 		}
-		user, password, err := credential.Known(ctx, s, l.User, a.passwordFile)
+		user, password, err := identity.ReadCredential(ctx, s, l.User, a.passwordFile)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		l.User = user
 		token, err = client.IssueToken(ctx, &identityv1.IssueTokenRequest{
@@ -174,8 +180,8 @@ func (a *asked) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l 
 	return nil
 }
 
-// tell prints the login without its token.
-func tell(s *session.Session, name string, l *account.Login) error {
+// printLogin prints l without its token.
+func printLogin(s *session.Session, name string, l *account.Login) error {
 	return s.PrintValue(struct {
 		Context   string    `json:"context"`
 		User      string    `json:"user"`

@@ -6,26 +6,23 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/account"
-	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/identity"
 	"github.com/trivet-cloud/trivet/cli/session"
-	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// Logout is `trivet logout`.
-func Logout(s *session.Session) *cobra.Command {
+// logoutCommand is `trivet logout`.
+func logoutCommand(s *session.Session) *cobra.Command {
 	var local bool
 	c := &cobra.Command{
-		Use: "logout", Short: "End a login: its token is good no more", Args: session.Exactly(),
-		Long: `End the login of the current context, or of --context: its token is revoked, so that a copy of it is good no more, and
-removed from this host. The context stays, for the next ` + "`trivet login`" + `.`,
+		Use: "logout", Short: "Revoke the token of a login", Args: session.Exactly(),
+		Long: `Revoke the token of the current context, or of --context, and remove it from this host. Copies of the token become
+invalid too. The context is kept for the next ` + "`trivet login`" + `.`,
 	}
-	c.Flags().BoolVar(&local, "local", false, "do not ask the control plane: a copy of the token is good until it ends")
+	c.Flags().BoolVar(&local, "local", false, "only remove the token from this host: copies of it stay valid until they expire")
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
-		ctx, cancel := s.Limit(ctx, call)
+		ctx, cancel := s.Limit(ctx, callTimeout)
 		defer cancel()
 		path, book, err := s.Book()
 		if err != nil {
@@ -43,13 +40,13 @@ removed from this host. The context stays, for the next ` + "`trivet login`" + `
 			return errors.New("you are not logged in")
 		}
 		if l.Token != "" && !local {
-			if err := revoke(ctx, s, l); err != nil {
-				s.Note("the login is kept; `trivet logout --local` forgets it without asking the control plane")
+			if err := revokeSaved(ctx, s, l); err != nil {
+				s.Note("the login is kept; `trivet logout --local` removes it without calling the control plane")
 				return err
 			}
 		}
 		if err := account.Update(ctx, path, func(b *account.Book) error {
-			// Another login in between is not this one's to end.
+			// If another login replaced the token in the meantime, keep the new token.
 			if now := b.Contexts[name]; now != nil && now.Token == l.Token {
 				now.Token, now.ExpiresAt = "", time.Time{}
 			}
@@ -62,20 +59,11 @@ removed from this host. The context stays, for the next ` + "`trivet login`" + `
 	return c
 }
 
-func revoke(ctx context.Context, s *session.Session, l *account.Login) error {
+func revokeSaved(ctx context.Context, s *session.Session, l *account.Login) error {
 	conn, err := s.ConnectFor(l)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return Revoke(ctx, conn, l.Token)
-}
-
-// Revoke ends a token that is also what the connection calls with. One that has ended already is as good as revoked.
-func Revoke(ctx context.Context, conn *dial.Conn, token account.Secret) error {
-	_, err := identityv1.NewIdentityServiceClient(conn).RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: string(token)})
-	if status.Code(err) == codes.Unauthenticated {
-		return nil
-	}
-	return err
+	return identity.RevokeToken(ctx, conn, l.Token)
 }

@@ -6,23 +6,21 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/trivet-cloud/trivet/cli/account"
-	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/openid"
 	"github.com/trivet-cloud/trivet/cli/session"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// patience is how long a person may take with the browser.
-const patience = 5 * time.Minute
+// browserTimeout is the time that a person has to log in with the browser.
+const browserTimeout = 5 * time.Minute
 
-// atProvider gets a token for whoever logs in at an outside provider, and learns who that is here.
-func (a *asked) atProvider(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, l *account.Login) (*identityv1.IssueTokenResponse, error) {
-	ctx, cancel := s.Limit(ctx, patience)
+// atProvider logs in with the OpenID provider l.Provider, exchanges the ID token for a token and sets l.User to its
+// holder.
+func (a *loginFlags) atProvider(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, l *account.Login) (*identityv1.IssueTokenResponse, error) {
+	ctx, cancel := s.Limit(ctx, browserTimeout)
 	defer cancel()
-	provider, err := believed(ctx, client, l.Provider)
+	provider, err := findProvider(ctx, client, l.Provider)
 	if err != nil {
 		return nil, err
 	}
@@ -44,16 +42,16 @@ func (a *asked) atProvider(ctx context.Context, s *session.Session, client ident
 	s.Keep(account.Secret(token.GetToken()))
 	v, err := client.VerifyToken(ctx, &identityv1.VerifyTokenRequest{Token: token.GetToken()})
 	if err != nil {
-		return nil, fmt.Errorf("see whose the token is: %w", err)
+		return nil, fmt.Errorf("verify the new token: %w", err)
 	}
 	if !v.GetValid() {
-		return nil, fmt.Errorf("the control plane does not know its own token: %s", v.GetReason())
+		return nil, fmt.Errorf("the control plane does not accept the token that it issued: %s", v.GetReason())
 	}
 	l.User = v.GetHolder().GetPrincipalId()
 	return token, nil
 }
 
-func believed(ctx context.Context, client identityv1.IdentityServiceClient, name string) (*identityv1.LoginProvider, error) {
+func findProvider(ctx context.Context, client identityv1.IdentityServiceClient, name string) (*identityv1.LoginProvider, error) {
 	all, err := client.ListLoginProviders(ctx, &identityv1.ListLoginProvidersRequest{})
 	if err != nil {
 		return nil, err
@@ -66,18 +64,7 @@ func believed(ctx context.Context, client identityv1.IdentityServiceClient, name
 		names = append(names, p.GetName())
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("the control plane believes no outside provider: log in with --user")
+		return nil, fmt.Errorf("the control plane has no OpenID provider configured: log in with --user")
 	}
-	return nil, fmt.Errorf("there is no provider named %q: there is %s", name, strings.Join(names, ", "))
-}
-
-// Providers completes a flag with the outside providers' names.
-func Providers(s *session.Session) cobra.CompletionFunc {
-	return s.OpenNames(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
-		all, err := identityv1.NewIdentityServiceClient(conn).ListLoginProviders(ctx, &identityv1.ListLoginProvidersRequest{})
-		for _, p := range all.GetProviders() {
-			names = append(names, p.GetName())
-		}
-		return names, err
-	})
+	return nil, fmt.Errorf("there is no provider named %q: want one of %s", name, strings.Join(names, ", "))
 }

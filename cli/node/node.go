@@ -1,6 +1,4 @@
-// Package node holds the commands about hypervisor hosts.
-//
-// It knows the node service's calls, and the operator's call for the token with which a host joins.
+// Package node holds the commands for hosts, the VMs that run VMs: `trivet node`. The API calls a host a node.
 package node
 
 import (
@@ -21,29 +19,29 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
+// callTimeout is the deadline of each command.
+const callTimeout = 30 * time.Second
 
 // Command is `trivet node`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "List, cordon, add and put out hypervisor hosts", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "node", Short: "List, cordon, add, evict and ban hosts", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(list(s), showing(s), token(s),
-		changing(s, "cordon", "Place no more machines on a host", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
+	c.AddCommand(listCommand(s), showCommand(s), tokenCommand(s),
+		changeCommand(s, "cordon", "Stop placing VMs on a host", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
 			return c.CordonNode(ctx, &vmv1.CordonNodeRequest{NodeId: id})
 		}),
-		changing(s, "uncordon", "Place machines on a host again", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
+		changeCommand(s, "uncordon", "Allow placing VMs on a host again", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
 			return c.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: id})
 		}),
-		evict(s), ban(s), unban(s), banned(s))
+		evictCommand(s), banCommand(s), unbanCommand(s), bansCommand(s))
 	return c
 }
 
-func list(s *session.Session) *cobra.Command {
+func listCommand(s *session.Session) *cobra.Command {
 	var limit int
 	c := &cobra.Command{Use: "list", Short: "List the hosts", Args: session.Exactly()}
-	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		nodes, more, err := all(ctx, conn, limit)
 		if err != nil {
 			return err
@@ -63,9 +61,9 @@ func list(s *session.Session) *cobra.Command {
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
+func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show NODE", Short: "Show a host", Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		id, err := find(ctx, conn, args[0])
 		if err != nil {
 			return err
@@ -79,9 +77,9 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func changing(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
+func changeCommand(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
 	c := &cobra.Command{Use: verb + " NODE", Short: short, Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		id, err := find(ctx, conn, args[0])
 		if err != nil {
 			return err
@@ -95,19 +93,19 @@ func changing(s *session.Session, verb, short string, do func(context.Context, v
 	return c
 }
 
-func token(s *session.Session) *cobra.Command {
+func tokenCommand(s *session.Session) *cobra.Command {
 	var name string
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use:     "token",
-		Short:   "Make a token with which one host may join",
-		Long:    "Make a one-use token and print it, and nothing else, on standard output: whoever has it can add a host.",
+		Short:   "Create a token for one host to join the cloud",
+		Long:    "Create a one-use token. Only the token is printed on standard output. Anybody who has it can add a host: keep it secret.",
 		Example: "  trivet node token --name host7 > join.token\n  trivet-nodeagent --join-token join.token ...  # on host7",
 		Args:    session.Exactly(),
 	}
-	c.Flags().StringVar(&name, "name", "", "bind the token to this host name")
-	c.Flags().DurationVar(&ttl, "ttl", 0, "how long it can be used (default 1h)")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.Flags().StringVar(&name, "name", "", "name of the host, which only then can use the token")
+	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the token (default 1h)")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		if ttl < 0 || ttl%time.Second != 0 || ttl/time.Second > 1<<31 {
 			return session.Usagef("--ttl %v: want whole seconds", ttl)
 		}
@@ -116,7 +114,7 @@ func token(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s.Note("good for one host until %s", show.When(t.GetExpiresAt()))
+		s.Note("valid for one host until %s", show.When(t.GetExpiresAt()))
 		return s.Print(t, []string{t.GetToken()}, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, t.GetToken())
 			return err
@@ -125,7 +123,7 @@ func token(s *session.Session) *cobra.Command {
 	return c
 }
 
-// find is the id of a node. Their list is short next to that of machines, and there is no filter for it.
+// find returns the ID of the host with a name or an ID. It reads the list of hosts, which has no filter.
 func find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
 		return nameOrID, nil
@@ -168,17 +166,17 @@ var header = []string{"NAME", "ID", "STATE", "VCPUS", "MEMORY", "STORAGE", "HEAR
 
 func row(now time.Time, n *vmv1.Node) []string {
 	used := [3]string{}
-	if all := n.GetAllocatable(); all != nil { // those who may not see it get none
+	if all := n.GetAllocatable(); all != nil { // callers without the right to see it get none
 		has := n.GetAllocated()
 		used[0] = fmt.Sprintf("%d/%d", has.GetVcpus(), all.GetVcpus())
 		used[1] = show.Bytes(has.GetMemoryMib()<<20) + "/" + show.Bytes(all.GetMemoryMib()<<20)
 		used[2] = show.Bytes(has.GetStorageGib()<<30) + "/" + show.Bytes(all.GetStorageGib()<<30)
 	}
 	return []string{n.GetName(), n.GetId(), show.Enum("NODE_STATE", n.GetState()), used[0], used[1], used[2],
-		heard(now, n), n.GetAgentVersion()}
+		lastHeartbeat(now, n), n.GetAgentVersion()}
 }
 
-func heard(now time.Time, n *vmv1.Node) string {
+func lastHeartbeat(now time.Time, n *vmv1.Node) string {
 	if age := show.Age(now, n.GetLastHeartbeat()); age != "" {
 		return age + " ago"
 	}
@@ -203,7 +201,7 @@ func fields(now time.Time, n *vmv1.Node) [][2]string {
 		{"Name", n.GetName()},
 		{"ID", n.GetId()},
 		{"State", show.Enum("NODE_STATE", n.GetState())},
-		{"Heard", heard(now, n)},
+		{"Heard", lastHeartbeat(now, n)},
 		{"Agent", n.GetAgentVersion()},
 		{"Hypervisors", strings.Join(hypervisors, ", ")},
 		{"Capacity", amount(n.GetCapacity())},

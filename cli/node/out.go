@@ -14,21 +14,21 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-func evict(s *session.Session) *cobra.Command {
+func evictCommand(s *session.Session) *cobra.Command {
 	r := &operatorv1.EvictNodeRequest{}
 	c := &cobra.Command{
 		Use:   "evict NODE",
-		Short: "Take a host out of the cloud",
-		Long: `Take a host out of the cloud: its certificate ends at once, and its record goes. It may join again with a new token,
+		Short: "Remove a host from the cloud",
+		Long: `Remove a host from the cloud: its certificate is revoked and its record deleted. With a new token it can join again,
 as a new host.
 
-A host that machines are placed on is refused: move or delete them first. With --force they stay its own: its record
-stays, cordoned, its guests run on, and nothing of them is started elsewhere, since nobody can tell whether they run.
-With a new token on the same host it is that host again. "trivet node ban" keeps it from that.`,
+The command fails while VMs are placed on the host: move or delete them first. With --force they stay placed on it:
+the host's record is kept and cordoned, its VMs keep running, and they are not started on another host, because they
+may still run. With a new token the host joins again as the same host. "trivet node ban" prevents that.`,
 		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
-	c.Flags().BoolVar(&r.Force, "force", false, "also while machines are placed on it; they stay its own")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if VMs are placed on it; they stay placed on it")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		if r.NodeId, err = find(ctx, conn, args[0]); err != nil {
 			return err
 		}
@@ -37,26 +37,26 @@ With a new token on the same host it is that host again. "trivet node ban" keeps
 			return err
 		}
 		if a.GetVms() > 0 {
-			s.Note("%d machines stay placed on it; its record stays, cordoned", a.GetVms())
+			s.Note("%d VMs stay placed on the host; its record is kept and cordoned", a.GetVms())
 		}
 		return s.Done(args[0], "evicted")
 	})
 	return c
 }
 
-func ban(s *session.Session) *cobra.Command {
+func banCommand(s *session.Session) *cobra.Command {
 	var key, reason string
 	c := &cobra.Command{
 		Use:   "ban NODE | --key KEY",
-		Short: "Keep a host's key out of the cloud",
-		Long: `Keep a host out until it is unbanned, whatever token it is given. Its guests, if it has any, are left as they are, and
-stay its own. The ban is of its key: the host can be evicted as well.`,
+		Short: "Ban a host's key from the cloud",
+		Long: `Ban a host: its key is refused until it is unbanned, whatever token it has. VMs on the host are left as they are and
+stay placed on it. The ban is stored for the key, so the host can be evicted as well.`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: session.FirstArg(names(s)),
 	}
-	c.Flags().StringVar(&key, "key", "", "ban this key, of a host that is not known (any more)")
-	c.Flags().StringVar(&reason, "reason", "", "why, for those who read the list")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		node, key, err := whom(ctx, conn, args, key)
+	c.Flags().StringVar(&key, "key", "", "ban this key, of a host without a record")
+	c.Flags().StringVar(&reason, "reason", "", "reason, shown in the list of bans")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		node, key, err := nodeOrKey(ctx, conn, args, key)
 		if err != nil {
 			return err
 		}
@@ -69,26 +69,26 @@ stay its own. The ban is of its key: the host can be evicted as well.`,
 	return c
 }
 
-func unban(s *session.Session) *cobra.Command {
+func unbanCommand(s *session.Session) *cobra.Command {
 	var key string
-	c := &cobra.Command{Use: "unban NODE | --key KEY", Short: "Let a banned host in again", Args: cobra.MaximumNArgs(1)}
-	c.Flags().StringVar(&key, "key", "", "of a host that is not known any more; `trivet node bans` lists them")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		node, key, err := whom(ctx, conn, args, key)
+	c := &cobra.Command{Use: "unban NODE | --key KEY", Short: "Lift the ban of a host", Args: cobra.MaximumNArgs(1)}
+	c.Flags().StringVar(&key, "key", "", "key of a host without a record; `trivet node bans` lists keys")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		node, key, err := nodeOrKey(ctx, conn, args, key)
 		if err != nil {
 			return err
 		}
 		if _, err := operatorv1.NewOperatorServiceClient(conn).UnbanNode(ctx, &operatorv1.UnbanNodeRequest{NodeId: node, Key: key}); err != nil {
 			return err
 		}
-		s.Note("it is cordoned; `trivet node uncordon` ends that")
+		s.Note("the host is cordoned: run `trivet node uncordon` to place VMs on it")
 		return s.Done(strings.Join(append(args, key), ""), "unbanned")
 	})
 	return c
 }
 
-// whom is the host or the key that a command is about.
-func whom(ctx context.Context, conn *dial.Conn, args []string, key string) (node, itsKey string, err error) {
+// nodeOrKey returns the ID of the host that the argument names, or the key of --key.
+func nodeOrKey(ctx context.Context, conn *dial.Conn, args []string, key string) (node, itsKey string, err error) {
 	if (len(args) == 0) == (key == "") {
 		return "", "", session.Usagef("give a NODE or --key")
 	}
@@ -99,11 +99,11 @@ func whom(ctx context.Context, conn *dial.Conn, args []string, key string) (node
 	return node, "", err
 }
 
-func banned(s *session.Session) *cobra.Command {
+func bansCommand(s *session.Session) *cobra.Command {
 	var limit int
-	c := &cobra.Command{Use: "bans", Short: "List the keys that are banned", Args: session.Exactly()}
-	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c := &cobra.Command{Use: "bans", Short: "List the banned keys", Args: session.Exactly()}
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		all, more, err := session.Pages(limit, func(token string) ([]*operatorv1.Ban, string, error) {
 			page, err := operatorv1.NewOperatorServiceClient(conn).ListBans(ctx, &operatorv1.ListBansRequest{PageSize: session.PageSize, PageToken: token})
 			return page.GetBans(), page.GetNextPageToken(), err

@@ -1,11 +1,10 @@
-// Package openid proves who somebody is at an outside OpenID provider: the authorization code flow of a program without a
-// secret, with PKCE (RFC 7636, S256) and a redirect to this host's loopback (RFC 8252 part 7.3).
+// Package openid gets an ID token from an OpenID provider: the authorization code flow for public clients, with PKCE
+// (RFC 7636, S256) and a redirect to loopback (RFC 8252 section 7.3). It makes no calls to the control plane.
+// Decisions:
 //
-// It knows OpenID Connect; not the control plane, nor what the ID token is used for. Decisions:
-//
-//   - The page in the browser shows no token and no code, and what the provider said only in the terminal.
-//   - A redirect whose state is not ours is answered and not listened to: any page may send a browser here.
-//   - No error holds an answer of the provider's, which may have a token in it, but only its error code.
+//   - The page in the browser shows no token and no code. Errors of the provider are shown in the terminal only.
+//   - A redirect with an unknown state is ignored, because any web page can send a browser to this port.
+//   - Errors contain the error code of the provider's response, but not its body, which may contain a token.
 package openid
 
 import (
@@ -30,38 +29,38 @@ import (
 )
 
 const (
-	// maxBody bounds what is read of an answer of the provider's, in bytes.
+	// maxBody is the maximum size of a response of the provider in bytes.
 	maxBody = 1 << 20
-	// request bounds one call of the provider.
+	// request is the deadline of one request to the provider.
 	request = 15 * time.Second
 	path    = "/callback"
 )
 
-// Provider is an outside OpenID provider and what we are registered as there.
+// Provider is an OpenID provider, with the client ID that is registered there.
 type Provider struct {
 	Issuer, ClientID string
-	// Scopes to ask for; "openid" always is.
+	// Scopes to request in addition to "openid".
 	Scopes []string
 }
 
-// Options of a proof.
+// Options of Prove.
 type Options struct {
-	// Port of the redirect, for providers that know only one; 0 is any.
+	// Port of the redirect, for providers that accept only a registered port; 0 means any.
 	Port uint16
-	// Show tells the person the address to open in a browser. Required.
+	// Show prints the address that the user opens in a browser. Required.
 	Show func(address string)
 	// Now replaces the clock; optional.
 	Now func() time.Time
 }
 
-// Proof is an ID token that the provider issued for us.
+// Proof is an ID token for this login.
 type Proof struct {
 	IDToken account.Secret
-	// Nonce is the one that it must have.
+	// Nonce is the value of its claim "nonce".
 	Nonce string
 }
 
-// Prove waits until the person has logged in at the provider, or ctx ends.
+// Prove waits until the user has logged in at the provider, or ctx ends, and returns the ID token.
 func Prove(ctx context.Context, p Provider, opts Options) (*Proof, error) {
 	if err := safe("the issuer", p.Issuer); err != nil {
 		return nil, err
@@ -81,7 +80,7 @@ func Prove(ctx context.Context, p Provider, opts Options) (*Proof, error) {
 	if err := cmp.Or(safe("the authorization endpoint", at.AuthURL), safe("the token endpoint", at.TokenURL), safe("the keys", keys.URL)); err != nil {
 		return nil, err
 	}
-	// A public client has its id alone to show, in the request.
+	// A public client sends its ID as a parameter of the request.
 	at.AuthStyle = oauth2.AuthStyleInParams
 
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(opts.Port))))
@@ -105,9 +104,9 @@ func Prove(ctx context.Context, p Provider, opts Options) (*Proof, error) {
 	}
 	raw, ok := token.Extra("id_token").(string)
 	if !ok || raw == "" {
-		return nil, errors.New("get a token from the provider: its answer has no ID token")
+		return nil, errors.New("get a token from the provider: the response has no ID token")
 	}
-	// The control plane checks the token too. Here it is checked that it answers what we asked.
+	// The control plane verifies the ID token too. Verify here that it belongs to this login.
 	id, err := provider.VerifierContext(ctx, &oidc.Config{ClientID: p.ClientID, Now: opts.Now}).Verify(ctx, raw)
 	if err != nil {
 		return nil, fmt.Errorf("check the provider's ID token: %w", without(err))
@@ -125,7 +124,7 @@ func scopes(asked []string) []string {
 	return append([]string{oidc.ScopeOpenID}, asked...)
 }
 
-// safe refuses to speak in the clear with anybody but this host.
+// safe returns an error unless address is an https URL, or an http URL on loopback.
 func safe(what, address string) error {
 	u, err := url.Parse(address)
 	if err == nil && u.Host != "" && u.User == nil {
@@ -137,7 +136,7 @@ func safe(what, address string) error {
 	return fmt.Errorf("%s of the provider is not an https address: %q", what, address)
 }
 
-// client bounds calls and answers, and follows a redirect nowhere: a provider's endpoints are what it says they are.
+// client returns an HTTP client that limits the time and size of responses and follows no redirects.
 func client() *http.Client {
 	return &http.Client{
 		Timeout: request, Transport: bounded{http.DefaultTransport},
@@ -158,7 +157,7 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// without takes the body of an answer out of an error.
+// without removes the body of a response from an error.
 func without(err error) error {
 	var refused *oauth2.RetrieveError
 	if errors.Is(err, context.Canceled) {
@@ -173,7 +172,7 @@ func without(err error) error {
 	return errors.New(clip(err.Error()))
 }
 
-// clip bounds what another party wrote.
+// clip limits text from another party to 300 bytes.
 func clip(text string) string {
 	if len(text) > 300 {
 		return text[:300] + "..."

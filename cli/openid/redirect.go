@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// redirect waits for the browser to come back.
+// redirect is the HTTP server on loopback that receives the redirect from the provider.
 type redirect struct {
 	server *http.Server
 	done   chan struct{}
 	came   chan came
 }
 
-// came is how the browser came back: with a code, or with what went wrong.
+// came is the result of a redirect: an authorization code or an error.
 type came struct {
 	code string
 	err  error
@@ -37,7 +37,7 @@ func listen(l net.Listener, state string) *redirect {
 	return r
 }
 
-// wait is for the first redirect that is ours.
+// wait returns the code of the first redirect with the expected state.
 func (r *redirect) wait(ctx context.Context) (string, error) {
 	select {
 	case c := <-r.came:
@@ -46,13 +46,13 @@ func (r *redirect) wait(ctx context.Context) (string, error) {
 		return "", errors.New("wait for the browser: the listener ended")
 	case <-ctx.Done():
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return "", errors.New("nobody logged in with the browser in time: try again, and --timeout gives it longer")
+			return "", errors.New("no login with the browser before the deadline: try again; --timeout gives it longer")
 		}
 		return "", ctx.Err()
 	}
 }
 
-// close ends the server, when the page that was asked for is sent.
+// close stops the server, after the response to the browser is sent.
 func (r *redirect) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -90,7 +90,7 @@ func (r *redirect) serve(w http.ResponseWriter, req *http.Request, state string)
 	fmt.Fprintf(w, page, text)
 	select {
 	case r.came <- c:
-	default: // the first one counts
+	default: // only the first redirect is used
 	}
 }
 

@@ -17,7 +17,8 @@ var suffixes = []struct {
 	unit uint64
 }{{"MiB", MiB}, {"M", MiB}, {"GiB", GiB}, {"G", GiB}, {"TiB", TiB}, {"T", TiB}}
 
-// Amount reads a number that counts units, or carries a unit of its own that gives a whole number of them.
+// Amount parses a number with an optional unit suffix, and returns it as a count of unit. It returns false if text is
+// not a number or not a whole number of units.
 func Amount(text string, unit uint64) (uint64, bool) {
 	own := unit
 	for _, s := range suffixes {
@@ -26,7 +27,7 @@ func Amount(text string, unit uint64) (uint64, bool) {
 			break
 		}
 	}
-	// 2^40 of anything is far beyond every limit, and small enough to be multiplied.
+	// A number below 2^40 exceeds every real limit, and does not overflow when it is multiplied.
 	n, err := strconv.ParseUint(text, 10, 40)
 	if err != nil || n*own%unit != 0 {
 		return 0, false

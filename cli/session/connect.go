@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// DefaultEndpoint is where a control plane that was started with no flags listens.
+// DefaultEndpoint is the gRPC address of a control plane that was started without flags.
 const DefaultEndpoint = "127.0.0.1:" + account.DefaultPort
 
 type flags struct {
@@ -31,24 +31,24 @@ type flags struct {
 func (f *flags) add(root *cobra.Command, form *show.Form) {
 	p := root.PersistentFlags()
 	p.StringArrayVar(&f.endpoints, "endpoint", nil, "control plane, as [https://]HOST[:PORT],... (TRIVET_ENDPOINT; default "+DefaultEndpoint+")")
-	p.StringVar(&f.token, "token", "", "token (TRIVET_TOKEN); seen by other users of this host, unlike --token-file")
+	p.StringVar(&f.token, "token", "", "token (TRIVET_TOKEN); visible to other users of this host, unlike --token-file")
 	p.StringVar(&f.tokenFile, "token-file", "", "file with the token (TRIVET_TOKEN_FILE)")
 	p.StringVar(&f.org, "org", "", "org to act for (TRIVET_ORG; default that of the login)")
-	p.StringVar(&f.project, "project", "", "project to act for (TRIVET_PROJECT; default that of the login, or else your first)")
-	p.StringVar(&f.context, "context", "", "which saved login to use (TRIVET_CONTEXT; default the current one)")
-	p.VarP((*formFlag)(form), "output", "o", "how to print: "+strings.Join(show.Forms(), ", "))
-	p.DurationVar(&f.timeout, "timeout", 0, "how long to wait at most, such as 90s (default depends on the command)")
-	p.BoolVar(&f.tls, "tls", false, "speak TLS, with the system's authorities; so does https:// before an endpoint")
-	p.StringVar(&f.tlsCA, "tls-ca", "", "speak TLS, with the authority in this file (TRIVET_TLS_CA)")
+	p.StringVar(&f.project, "project", "", "project to act for (TRIVET_PROJECT; default that of the login, or else your default project)")
+	p.StringVar(&f.context, "context", "", "saved login to use (TRIVET_CONTEXT; default the current one)")
+	p.VarP((*formFlag)(form), "output", "o", "output format: "+strings.Join(show.Forms(), ", "))
+	p.DurationVar(&f.timeout, "timeout", 0, "deadline of the command, such as 90s (default depends on the command)")
+	p.BoolVar(&f.tls, "tls", false, "use TLS with the system's certificate authorities; the same as https:// before an endpoint")
+	p.StringVar(&f.tlsCA, "tls-ca", "", "use TLS with the certificate authority in this file (TRIVET_TLS_CA)")
 	p.BoolVar(&f.plaintext, "insecure-plaintext", false, "send tokens and passwords in plaintext to other hosts (TRIVET_INSECURE_PLAINTEXT)")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	// These fail only for a flag that there is not.
+	// These fail only for an unknown flag.
 	_ = root.MarkPersistentFlagFilename("token-file")
 	_ = root.MarkPersistentFlagFilename("tls-ca")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(show.Forms(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// formFlag takes one of the forms.
+// formFlag is the value of --output.
 type formFlag show.Form
 
 func (f *formFlag) String() string { return string(*f) }
@@ -61,10 +61,10 @@ func (f *formFlag) Set(s string) error {
 	return nil
 }
 
-// Connect prepares the connection with the token that was given or saved. Nothing is dialled yet.
+// Connect returns a connection that uses the given or saved token. It does not dial yet.
 func (s *Session) Connect() (*dial.Conn, error) {
 	if s.flags.timeout < 0 {
-		return nil, Usagef("--timeout: want more than nothing, got %v", s.flags.timeout)
+		return nil, Usagef("--timeout: want more than 0, got %v", s.flags.timeout)
 	}
 	token, err := s.token()
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *Session) Connect() (*dial.Conn, error) {
 		return nil, err
 	}
 	var saved *account.Login
-	if token == "" || len(endpoints) == 0 || s.flags.context != "" { // a login that is not needed may be of any shape
+	if token == "" || len(endpoints) == 0 || s.flags.context != "" { // do not fail because of a saved login that is not needed
 		if saved, err = s.saved(); err != nil {
 			return nil, err
 		}
@@ -102,8 +102,9 @@ func (s *Session) Connect() (*dial.Conn, error) {
 	return s.open(way, token)
 }
 
-// ConnectToLogIn prepares a connection without a token, and says where it goes: a login without who. Saved is the login of
-// before; nil for none. What any saved login knows of the way to the endpoints counts.
+// ConnectToLogIn returns a connection without a token, and a new Login with its endpoints and TLS options only. saved
+// is the login to be replaced, or nil. If saved has other endpoints, the TLS options are those of a saved login in b
+// that has these endpoints, so that no endpoint that is known to use TLS is called in plaintext.
 func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.Conn, *account.Login, error) {
 	s.facts.LoggingIn = true
 	endpoints, secure, err := s.endpoints()
@@ -120,7 +121,7 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 		}
 	}
 	if s.flags.plaintext {
-		saved = nil // whoever says so may be leaving TLS
+		saved = nil // --insecure-plaintext may override a saved login that uses TLS
 	}
 	way, err := s.way(endpoints, secure, saved)
 	if err != nil {
@@ -131,8 +132,8 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 	return conn, &way, err
 }
 
-// ConnectWith prepares a connection with a token that was read for it; or with none when that is empty, to tell the secret
-// that told says, if any.
+// ConnectWith returns a connection that uses token, or no token if it is empty. told describes the secret that the
+// calls contain besides, for error messages, such as "the password"; empty for none.
 func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, error) {
 	endpoints, secure, err := s.endpoints()
 	if err != nil {
@@ -151,7 +152,7 @@ func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, er
 	return s.open(way, token)
 }
 
-// Token is the one that a call would be made with. A saved one is not given out for other endpoints than its own.
+// Token returns the given or saved token. It returns a saved token only for the endpoints of its login.
 func (s *Session) Token() (account.Secret, error) {
 	token, err := s.token()
 	if err != nil {
@@ -163,7 +164,7 @@ func (s *Session) Token() (account.Secret, error) {
 			return "", err
 		}
 		if saved == nil || saved.Token == "" {
-			return "", errors.New("there is no token: run `trivet login`, or give one")
+			return "", errors.New("there is no token: run `trivet login`, or give --token-file")
 		}
 		named, _, err := s.endpoints()
 		if err != nil {
@@ -178,7 +179,7 @@ func (s *Session) Token() (account.Secret, error) {
 	return token, nil
 }
 
-// ConnectFor prepares a connection for a saved login, to its own endpoints or to those of them that --endpoint names.
+// ConnectFor returns a connection that uses the saved login l. If --endpoint is given, it must name endpoints of l.
 func (s *Session) ConnectFor(l *account.Login) (*dial.Conn, error) {
 	endpoints, secure := l.Endpoints, false
 	if len(s.flags.endpoints) > 0 {
@@ -199,7 +200,7 @@ func (s *Session) ConnectFor(l *account.Login) (*dial.Conn, error) {
 	return s.open(way, l.Token)
 }
 
-// endpoints are those that were named: by flag before environment.
+// endpoints returns the endpoints of --endpoint, or else of TRIVET_ENDPOINT. secure reports whether they require TLS.
 func (s *Session) endpoints() (all []string, secure bool, err error) {
 	source, lists := "--endpoint", s.flags.endpoints
 	if len(lists) == 0 {
@@ -221,7 +222,7 @@ func orSaved(named []string, saved *account.Login) []string {
 	return []string{DefaultEndpoint}
 }
 
-// token is what was given: by flag before environment, and the token itself before a file.
+// token returns the token of the flags, or else of the environment. A token takes precedence over a token file.
 func (s *Session) token() (account.Secret, error) {
 	if s.flags.token != "" && s.flags.tokenFile != "" {
 		return "", Usagef("give --token or --token-file, not both")
@@ -244,18 +245,18 @@ func (s *Session) token() (account.Secret, error) {
 			}
 		}
 		if strings.ContainsFunc(string(token), func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return "", fmt.Errorf("%s: that is not a token", from.source)
+			return "", fmt.Errorf("%s: not a valid token", from.source)
 		}
 		return token, nil
 	}
 	return "", nil
 }
 
-// covers refuses to send a saved token to where it was not made for.
+// covers returns an error unless all endpoints belong to the saved login l: its token must not be sent anywhere else.
 func covers(l *account.Login, endpoints []string) error {
 	for _, e := range endpoints {
 		if !slices.Contains(l.Endpoints, e) {
-			return fmt.Errorf("the login is for %s, and its token is not sent to %s: run `trivet login --endpoint %s`, or give a token",
+			return fmt.Errorf("the saved token is for %s and is not sent to %s: run `trivet login --endpoint %s`, or give a token",
 				strings.Join(l.Endpoints, ","), e, strings.Join(endpoints, ","))
 		}
 	}

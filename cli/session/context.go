@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/account"
 )
 
-// ContextNamed is the context that was asked for by flag or environment; empty for the current one.
+// ContextNamed returns the context that --context or TRIVET_CONTEXT names; empty for the current one.
 func (s *Session) ContextNamed() string {
 	if s.flags.context != "" {
 		return s.flags.context
@@ -17,14 +17,15 @@ func (s *Session) ContextNamed() string {
 	return s.Env("TRIVET_CONTEXT")
 }
 
-// Given reports whether a flag that all commands share stands on the command line, if only with nothing.
+// Given reports whether a global flag is on the command line, even with an empty value.
 func (s *Session) Given(flag string) bool { return s.given(flag) }
 
-// Fresh says that the context which was named is yet to be made: it has no say in where to and as whom.
+// Fresh declares that the context that --context names does not exist yet, so that it does not override the
+// environment.
 func (s *Session) Fresh() { s.fresh = true }
 
-// env is a variable that tells where to and as whom. One that is set for every call does not change what --context
-// names for this one.
+// env returns an environment variable that selects an endpoint, token or tenant. It returns "" if --context is given,
+// which takes precedence over the environment.
 func (s *Session) env(name string) string {
 	if s.flags.context != "" && !s.fresh {
 		return ""
@@ -32,7 +33,7 @@ func (s *Session) env(name string) string {
 	return s.Env(name)
 }
 
-// Book is the saved logins, and where they are kept.
+// Book returns the saved logins and the path of their file.
 func (s *Session) Book() (path string, b *account.Book, err error) {
 	if path, err = account.Path(s.Env); err != nil {
 		return "", nil, err
@@ -41,16 +42,16 @@ func (s *Session) Book() (path string, b *account.Book, err error) {
 	return path, b, err
 }
 
-// NoContext says that there is no context of that name.
+// NoContext is the error for a context that does not exist.
 func NoContext(name string) error {
-	return fmt.Errorf("there is no context named %q: `trivet context list` shows those there are, `trivet login --context %s` makes it", name, name)
+	return fmt.Errorf("there is no context named %q: `trivet context list` shows the existing ones, `trivet login --context %s` creates it", name, name)
 }
 
-// saved is the login to use, nil when there is none.
+// saved returns the login to use, or nil if there is none.
 func (s *Session) saved() (*account.Login, error) {
 	named := s.ContextNamed()
 	if _, err := account.Path(s.Env); err != nil && named == "" {
-		return nil, nil // without a home there is no login; `trivet login` says so
+		return nil, nil // without a home directory there is no saved login
 	}
 	_, b, err := s.Book()
 	if err != nil {
@@ -67,8 +68,8 @@ func (s *Session) saved() (*account.Login, error) {
 	return l, nil
 }
 
-// Tenant is the org and project to name in calls: those that were named, or else the login's. Empty leaves the choice to
-// the token.
+// Tenant returns the org and project for requests: those of Named, or else the login's. If both are empty, the control
+// plane uses the tenant of the token.
 func (s *Session) Tenant() (org, project string) {
 	org, project = s.Named()
 	if org == "" && project == "" && s.scope != nil {
@@ -77,8 +78,8 @@ func (s *Session) Tenant() (org, project string) {
 	return org, project
 }
 
-// Named is the org and project that were named by flag or environment, and not those of the login, for lists that are
-// narrowed by them.
+// Named returns the org and project of the flags or the environment, but not those of the login. Lists use them as
+// filters.
 func (s *Session) Named() (org, project string) {
 	if org = s.flags.org; org == "" {
 		org = s.env("TRIVET_ORG")

@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,10 +16,11 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// PageSize is how many objects are asked for at a time: with all the labels that they may have they fit a message.
+// PageSize is the number of objects per page. So many objects fit a gRPC message, with all the labels that they can
+// have.
 const PageSize = 250
 
-// Exactly takes the named arguments and no others.
+// Exactly accepts exactly the named arguments.
 func Exactly(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
@@ -31,25 +33,29 @@ func Exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// IsID reports whether s has the form of an id that the cluster makes: a lower-case UUID. A name of that form is taken
-// for an id.
+// IsID reports whether s has the form of a generated ID: a lower-case UUID. A name of that form is treated as an ID.
 func IsID(s string) bool {
 	u, err := uuid.Parse(s)
 	return err == nil && u.String() == s
 }
 
-// Match is an object that goes by a name.
+// Match is an object that has the requested name.
 type Match struct {
 	ID string
-	// About tells it from others of the same name.
+	// About describes the object, to distinguish it from others of the same name.
 	About string
 }
 
-// One is the only match for a name.
+// nouns lists the kinds of objects whose name in messages differs from the name of their command.
+var nouns = map[string]string{"vm": "VM", "node": "host", "service-account": "service account"}
+
+// One returns the ID of the only match for a name, or an error if there is none or more than one. kind is the command
+// of the objects, such as "vm".
 func One(kind, name string, matches []Match) (string, error) {
+	noun := cmp.Or(nouns[kind], kind)
 	switch len(matches) {
 	case 0:
-		return "", fmt.Errorf("there is no %s named %q: `trivet %s list` shows those there are", kind, name, kind)
+		return "", fmt.Errorf("there is no %s named %q: `trivet %s list` shows the existing ones", noun, name, kind)
 	case 1:
 		return matches[0].ID, nil
 	}
@@ -61,10 +67,10 @@ func One(kind, name string, matches []Match) (string, error) {
 	if err := show.Rows(&b, []string{"  ID", "ABOUT"}, rows); err != nil {
 		return "", err
 	}
-	return "", fmt.Errorf("several %ss are named %q: say which by its id\n%s", kind, name, b.String())
+	return "", fmt.Errorf("several %ss are named %q: give the ID of one\n%s", noun, name, b.String())
 }
 
-// Pages gathers a list page by page, up to limit objects; 0 is all.
+// Pages reads a list page by page, up to limit objects; 0 means all. more reports whether there are further objects.
 func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all []T, more bool, err error) {
 	token := ""
 	for {
@@ -85,15 +91,16 @@ func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all 
 	}
 }
 
-// completing bounds how long a shell waits for names.
+// completing is the deadline of a shell completion.
 const completing = 2 * time.Second
 
-// Names completes an argument with the names of what there is. A cluster that does not answer completes nothing.
+// Names completes an argument with the names that list returns. It completes nothing if the control plane does not
+// answer.
 func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(s.Connect, list)
 }
 
-// OpenNames is Names for what is told to whoever asks, as it is before a login.
+// OpenNames is Names for calls that need no token, such as those before a login.
 func (s *Session) OpenNames(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(func() (*dial.Conn, error) { return s.ConnectWith("", "") }, list)
 }
@@ -134,7 +141,7 @@ func FirstArg(f cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// Pairs reads KEY=VALUE flags.
+// Pairs parses the values of a repeated KEY=VALUE flag.
 func Pairs(flag string, given []string) (map[string]string, error) {
 	var m map[string]string
 	for _, g := range given {

@@ -12,21 +12,21 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// List says how the objects of a kind are got and shown. All fields are required.
+// List describes how objects of one kind are listed and printed. All fields are required.
 type List[T any] struct {
 	Page func(ctx context.Context, conn *dial.Conn, token string) (objects []T, next string, err error)
-	// Whole is the answer that would hold all of them, for JSON.
+	// Whole returns a response with all objects, for JSON output.
 	Whole  func([]T) proto.Message
 	Name   func(T) string
 	Header []string
 	Row    func(T) []string
 }
 
-// Command makes c a command that lists them, within call, and narrows them with keep where that is not nil.
+// Command makes c list the objects for which keep returns true; a nil keep keeps all. call is the deadline.
 func (l *List[T]) Command(s *Session, c *cobra.Command, call time.Duration, keep func(T) bool) *cobra.Command {
 	var limit int
 	c.Args = Exactly()
-	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
 	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		all, more, err := Pages(limit, func(token string) ([]T, string, error) {
 			got, next, err := l.Page(ctx, conn, token)
@@ -53,7 +53,7 @@ func (l *List[T]) Command(s *Session, c *cobra.Command, call time.Duration, keep
 	return c
 }
 
-// Print prints objects as the list does; m is what JSON shows.
+// Print prints objects as Command does. m is printed for JSON output.
 func (l *List[T]) Print(s *Session, m proto.Message, objects ...T) error {
 	var names []string
 	var rows [][]string
@@ -64,13 +64,13 @@ func (l *List[T]) Print(s *Session, m proto.Message, objects ...T) error {
 	return s.Print(m, names, func(w io.Writer) error { return show.Rows(w, l.Header, rows) })
 }
 
-// All gathers them.
+// All returns all objects.
 func (l *List[T]) All(ctx context.Context, conn *dial.Conn) ([]T, error) {
 	all, _, err := Pages(0, func(token string) ([]T, string, error) { return l.Page(ctx, conn, token) })
 	return all, err
 }
 
-// Names completes an argument with their names, as many as a page holds.
+// Names completes an argument with the names of the first PageSize objects.
 func (l *List[T]) Names(s *Session) cobra.CompletionFunc {
 	return s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
 		all, _, err := Pages(PageSize, func(token string) ([]T, string, error) { return l.Page(ctx, conn, token) })

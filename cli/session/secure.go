@@ -14,11 +14,11 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 )
 
-// maxCA bounds an authority's file, in bytes: it is kept in the login. The system's authorities are for --tls.
+// maxCA is the maximum size of the --tls-ca file in bytes. Its content is saved in the login.
 const maxCA = 32 << 10
 
-// way is how endpoints are spoken with, as a login without who: what was asked for, and what the saved login knows of
-// these endpoints. Nothing makes a way plaintext that the saved login has as TLS.
+// way returns a Login with the endpoints and TLS options of a connection, from the flags, the environment and the saved
+// login if it has these endpoints. If the saved login uses TLS, the connection does too.
 func (s *Session) way(endpoints []string, secure bool, saved *account.Login) (account.Login, error) {
 	w := account.Login{Endpoints: endpoints, TLS: secure || s.flags.tls, Plaintext: s.flags.plaintext}
 	if text := s.env("TRIVET_INSECURE_PLAINTEXT"); text != "" {
@@ -49,7 +49,7 @@ func (s *Session) way(endpoints []string, secure bool, saved *account.Login) (ac
 	return w, nil
 }
 
-// readCA reads the certificates of an authority.
+// readCA reads the certificates of a certificate authority in PEM.
 func readCA(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -61,9 +61,9 @@ func readCA(path string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(text) > maxCA:
-		return "", fmt.Errorf("%s is longer than %d bytes: name the file of the one authority, or give --tls for those of the system", path, maxCA)
+		return "", fmt.Errorf("%s is longer than %d bytes: give a file with one certificate authority, or --tls to use those of the system", path, maxCA)
 	case !x509.NewCertPool().AppendCertsFromPEM(text):
-		return "", fmt.Errorf("%s holds no certificate in PEM", path)
+		return "", fmt.Errorf("%s contains no PEM certificate", path)
 	}
 	return string(text), nil
 }
@@ -78,7 +78,7 @@ func (s *Session) open(way account.Login, token account.Secret) (*dial.Conn, err
 		if way.CA != "" {
 			opts.TLS.RootCAs = x509.NewCertPool()
 			if !opts.TLS.RootCAs.AppendCertsFromPEM([]byte(way.CA)) {
-				return nil, errors.New("the saved login's tls_ca holds no certificate: log in again")
+				return nil, errors.New("tls_ca of the saved login contains no certificate: log in again")
 			}
 		}
 	}
@@ -86,8 +86,8 @@ func (s *Session) open(way account.Login, token account.Secret) (*dial.Conn, err
 	var bare *dial.Exposed
 	if errors.As(err, &bare) {
 		what := cmp.Or(s.secret, "the token")
-		err = fmt.Errorf("%s would go to %s in plaintext, for everybody on the way to read: give --tls-ca FILE, or --tls, or "+
-			"--insecure-plaintext to send it all the same", what, bare.Endpoint)
+		err = fmt.Errorf("%s would be sent to %s in plaintext, where others on the network can read it: give --tls-ca FILE, or --tls, or "+
+			"--insecure-plaintext to send it anyway", what, bare.Endpoint)
 	}
 	return conn, err
 }

@@ -1,12 +1,10 @@
-// Package session is what every command of `trivet` stands on: the streams and the environment it was started with, the
-// flags that all commands share, the connection, and how things are printed and failures told.
+// Package session holds what all commands of `trivet` share: the standard streams and environment, the global flags,
+// the connection to the control plane, output, error messages and exit codes. The commands are in other packages (vm,
+// image and so on). Decisions:
 //
-// It knows no noun: package vm, image and so on hold the commands. Decisions:
-//
-//   - Nothing is global. A [Shell] is all that the program sees of the world, so a test runs the whole of it in memory.
-//   - A command line that cannot be right ends with 2, everything else that goes wrong with 1. What was wrong with the
-//     line is a [Usage] error.
-//   - Standard output has the result and nothing else; notes, progress and errors go to standard error.
+//   - There is no global state. The program reaches its environment only through a [Shell], so tests run it in memory.
+//   - The exit code is 2 for an invalid command line, which is a [Usage] error, and 1 for every other failure.
+//   - Standard output contains only the result. Notes, progress and errors go to standard error.
 package session
 
 import (
@@ -29,16 +27,17 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// Shell is the world as a command sees it. All fields are required but where it says otherwise.
+// Shell is the environment of the program. Fields are required unless documented as optional.
 type Shell struct {
 	Args   []string
 	Env    func(string) string
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
-	// Ask asks the person at the terminal; nil when there is nobody.
+	// Ask reads an answer from the terminal, without echo if secret is set; nil unless standard
+	// input and standard error are terminals.
 	Ask func(ctx context.Context, question string, secret bool) (string, error)
-	// Progress is the terminal for a line that says what is being waited for; nil for none.
+	// Progress is the terminal on which long waits are shown; nil for none.
 	Progress io.Writer
 	Now      func() time.Time
 	// Dialer replaces TCP; optional.
@@ -48,30 +47,31 @@ type Shell struct {
 // Session is one run of the program.
 type Session struct {
 	Shell
-	// Form of what is printed.
+	// Form is the output format.
 	Form  show.Form
 	flags flags
 	facts explain.Facts
-	// scope is the login whose org and project calls act for, unless others are named.
+	// scope is the saved login whose org and project are used unless the flags or the environment name others; may be
+	// nil.
 	scope *account.Login
 	// choosing is set if the calls of the connection name the tenant that Tenant returns.
 	choosing bool
 	given    func(flag string) bool
 	fresh    bool
-	// secret is what a call without a token tells; empty for nothing.
+	// secret describes the secret in calls without a token, for error messages; empty for none.
 	secret string
-	// secrets that were read, which no message may show.
+	// secrets are removed from all messages.
 	secrets []account.Secret
-	// began is set when a command's own code was reached: the command line was understood until there.
+	// began is set when the body of a command starts, that is, when cobra accepted the command line.
 	began bool
 }
 
-// New makes a session and gives root the flags that all commands share.
+// New returns a session and adds the global flags to root.
 func New(sh Shell, root *cobra.Command) *Session {
 	s := &Session{Shell: sh, Form: show.Table}
 	s.flags.add(root, &s.Form)
 	s.given = func(flag string) bool { return root.PersistentFlags().Changed(flag) }
-	// This fails only for a flag that there is not.
+	// This fails only for an unknown flag.
 	_ = root.RegisterFlagCompletionFunc("context", s.Contexts())
 	root.SetArgs(sh.Args)
 	root.SetIn(sh.Stdin)
@@ -80,15 +80,15 @@ func New(sh Shell, root *cobra.Command) *Session {
 	return s
 }
 
-// Usage is an error of the command line.
+// Usage is the error for an invalid command line.
 type Usage struct{ Message string }
 
 func (e *Usage) Error() string { return e.Message }
 
-// Usagef makes a Usage error.
+// Usagef returns a Usage error.
 func Usagef(format string, args ...any) error { return &Usage{fmt.Sprintf(format, args...)} }
 
-// Run makes the body of a command that calls the cluster. It takes limit at most, or what --timeout says; 0 is no limit.
+// Run returns a command body that gets a connection. limit is its deadline unless --timeout is given; 0 means none.
 func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *dial.Conn, args []string) error) func(*cobra.Command, []string) error {
 	return s.Local(func(ctx context.Context, args []string) error {
 		conn, err := s.Connect()
@@ -102,7 +102,7 @@ func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *
 	})
 }
 
-// Local makes the body of a command that sees to its connection itself, or needs none.
+// Local returns a command body that opens its own connection or needs none.
 func (s *Session) Local(body func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		s.began = true
@@ -110,7 +110,7 @@ func (s *Session) Local(body func(ctx context.Context, args []string) error) fun
 	}
 }
 
-// Limit bounds a context as --timeout says, or else by limit; 0 is no bound.
+// Limit adds the deadline of --timeout, or else limit, to a context; 0 means none.
 func (s *Session) Limit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if s.flags.timeout > 0 {
 		limit = s.flags.timeout
@@ -122,19 +122,19 @@ func (s *Session) Limit(ctx context.Context, limit time.Duration) (context.Conte
 	return context.WithTimeout(ctx, limit)
 }
 
-// Wait shows what is being waited for while body runs.
+// Wait runs body and shows text as progress meanwhile. body can replace the text with say.
 func (s *Session) Wait(text string, body func(say func(string)) error) error {
 	p := show.Start(s.Progress, text)
 	defer p.End()
 	return body(p.Say)
 }
 
-// Note tells a person something that is not the result.
+// Note prints a message to standard error.
 func (s *Session) Note(format string, args ...any) {
 	fmt.Fprintln(s.Stderr, "trivet: "+s.scrubbed(show.Text(fmt.Sprintf(format, args...))))
 }
 
-// Print prints a result in the form that was asked for.
+// Print prints a result in the format of --output: m for JSON, names, or the table.
 func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) error) error {
 	switch s.Form {
 	case show.JSON:
@@ -150,7 +150,7 @@ func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) e
 	return table(s.Stdout)
 }
 
-// PrintValue is Print for what is no message.
+// PrintValue is Print for a value that is not a protobuf message.
 func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error) error {
 	if s.Form != show.JSON {
 		return s.Print(nil, names, table)
@@ -163,7 +163,7 @@ func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error)
 	return err
 }
 
-// Done prints that something without an object happened, such as a delete.
+// Done prints the success of a command that returns no object, such as a delete.
 func (s *Session) Done(name, what string) error {
 	return s.Print(&emptypb.Empty{}, []string{name}, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, show.Text(name+" "+what))
@@ -171,14 +171,14 @@ func (s *Session) Done(name, what string) error {
 	})
 }
 
-// Exit tells what went wrong, if anything did, and gives the program's exit code.
+// Exit prints err, if there is one, and returns the exit code of the program.
 func (s *Session) Exit(cmd *cobra.Command, err error) int {
 	if err == nil {
 		return 0
 	}
 	var usage *Usage
 	if !s.began || errors.As(err, &usage) {
-		// cobra's suggestions are on lines of their own, after a tab.
+		// cobra prints its suggestions on indented lines.
 		text := strings.ReplaceAll(err.Error(), "\t", "  ")
 		for line := range strings.SplitSeq(text, "\n") {
 			if line != "" {
@@ -192,11 +192,11 @@ func (s *Session) Exit(cmd *cobra.Command, err error) int {
 	return 1
 }
 
-// Keep remembers a secret, so that no message shows it.
+// Keep removes secret from all later messages.
 func (s *Session) Keep(secret account.Secret) { s.secrets = append(s.secrets, secret) }
 
-// shortest is the length in bytes below which a secret is not looked for: it may be a word of the message, and to take
-// that out would give it away. Tokens are longer.
+// shortest is the minimum length in bytes of a secret that is removed from messages. A shorter password may equal a
+// common word of a message, and removing the word would reveal the password. Tokens are always longer.
 const shortest = 12
 
 func (s *Session) scrubbed(text string) string {

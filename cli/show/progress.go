@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Progress is one line on a terminal that says what is being waited for, shown once it takes longer than a second.
+// Progress is a status line on a terminal for a long wait. It appears after one second.
 type Progress struct {
 	w     io.Writer
 	start time.Time
@@ -18,7 +18,7 @@ type Progress struct {
 	text string
 }
 
-// Start begins to wait. A nil w shows nothing. End it before anything else is printed.
+// Start starts a status line on w; a nil w shows nothing. Call End before printing anything else.
 func Start(w io.Writer, text string) *Progress {
 	p := &Progress{w: w, text: text, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	if w == nil {
@@ -29,14 +29,14 @@ func Start(w io.Writer, text string) *Progress {
 	return p
 }
 
-// Say changes the text.
+// Say replaces the text.
 func (p *Progress) Say(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.text = text
 }
 
-// End takes the line away and waits for the last write.
+// End removes the line and waits for the last write.
 func (p *Progress) End() {
 	close(p.stop)
 	<-p.done
@@ -59,7 +59,7 @@ func (p *Progress) run() {
 			text := p.text
 			p.mu.Unlock()
 			shown = true
-			// A terminal that is gone is found by whatever is printed next.
+			// If the terminal is gone, the next output reports the error.
 			_, _ = fmt.Fprintf(p.w, "\r\x1b[K%s ... %ds", Text(text), time.Since(p.start).Round(time.Second)/time.Second)
 		}
 	}

@@ -1,11 +1,11 @@
-// Package show prints what the command line has to say: tables for people, protojson for programs, names for shells.
+// Package show formats output: tables for people, JSON (protojson) for programs, names for shell scripts. It knows
+// columns and messages, but no kind of object. Decisions:
 //
-// It knows columns, messages and streams; not what a VM is. Decisions:
-//
-//   - Nothing is coloured, so a table looks the same in a file. Only [Progress] moves the cursor, and it is for a
-//     terminal alone.
-//   - What a tenant wrote (labels, errors) may hold control characters; [Text] makes them visible instead of obeyed.
-//   - JSON has the names of the protos, and zero values, so that a program finds each key and each list.
+//   - There are no colours, so that a table looks the same in a file. Only [Progress] moves the cursor, and only on a
+//     terminal.
+//   - Text from tenants (labels, errors) may contain control characters. [Text] escapes them, so that a terminal does
+//     not execute them.
+//   - JSON uses the field names of the protos and includes zero values, so that programs find every key.
 package show
 
 import (
@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Form is how objects are printed.
+// Form is an output format.
 type Form string
 
 const (
@@ -32,10 +32,10 @@ const (
 	Name  Form = "name"
 )
 
-// Forms lists every form.
+// Forms returns the names of all formats.
 func Forms() []string { return []string{string(Table), string(JSON), string(Name)} }
 
-// Text is s on one line and without anything that a terminal would obey.
+// Text returns s on one line, with all unprintable characters escaped.
 func Text(s string) string {
 	if !strings.ContainsFunc(s, hidden) && utf8.ValidString(s) {
 		return s
@@ -54,12 +54,12 @@ func Text(s string) string {
 
 func hidden(r rune) bool { return !unicode.IsPrint(r) }
 
-// Rows prints a table. Cells are made safe; an empty one is shown as a dash.
+// Rows prints a table. Cells are escaped with Text; an empty cell is printed as a dash.
 func Rows(w io.Writer, header []string, rows [][]string) error {
 	return align(w, append([][]string{header}, rows...))
 }
 
-// Fields prints name and value pairs, one a line.
+// Fields prints pairs of name and value, one per line.
 func Fields(w io.Writer, pairs [][2]string) error {
 	rows := make([][]string, len(pairs))
 	for i, p := range pairs {
@@ -127,7 +127,7 @@ func Line(w io.Writer, m proto.Message) error {
 	return err
 }
 
-// compact takes out the blanks that protojson puts in at random.
+// compact removes the white space that protojson inserts at random.
 func compact(m proto.Message) ([]byte, error) {
 	text, err := marshal.Marshal(m)
 	if err != nil {
@@ -140,8 +140,8 @@ func compact(m proto.Message) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Enum is the name of an enumeration's value without the enumeration's own: VM_STATE_RUNNING is RUNNING. The zero value
-// is empty.
+// Enum returns the name of an enum value without its prefix: RUNNING for VM_STATE_RUNNING. It returns "" for the value
+// UNSPECIFIED.
 func Enum(prefix string, value fmt.Stringer) string {
 	s := strings.TrimPrefix(value.String(), prefix+"_")
 	if s == "UNSPECIFIED" {
@@ -150,7 +150,7 @@ func Enum(prefix string, value fmt.Stringer) string {
 	return s
 }
 
-// Age is how long before now a time (Unix milliseconds) was; empty for none.
+// Age formats the duration from ms (Unix milliseconds) to now; "" if ms is 0.
 func Age(now time.Time, ms int64) string {
 	if ms == 0 {
 		return ""
@@ -167,7 +167,7 @@ func Age(now time.Time, ms int64) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-// When is a time (Unix milliseconds) in full, in UTC; empty for none.
+// When formats ms (Unix milliseconds) in UTC; "" if ms is 0.
 func When(ms int64) string {
 	if ms == 0 {
 		return ""
@@ -175,7 +175,7 @@ func When(ms int64) string {
 	return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05Z")
 }
 
-// Bytes is an amount in the largest binary unit that leaves at least one, to a tenth.
+// Bytes formats n bytes in the largest binary unit of which there is at least one, with one decimal.
 func Bytes(n uint64) string {
 	if n < 1<<10 {
 		return fmt.Sprintf("%d B", n)

@@ -1,7 +1,8 @@
-// Package terminal asks a person on a terminal, with the echo off for secrets. It knows nothing of what it asks for.
+// Package terminal reads answers from a terminal, without echo for secrets.
 //
-// It is twenty lines of termios instead of a dependency. The terminal is left as it was found, also when the question is
-// interrupted: the read waits with poll(2) for input, so that the end of a context is seen without a second goroutine.
+// It uses termios directly, which is about twenty lines, instead of a dependency. It restores the terminal's settings
+// even if the question is interrupted: it waits for input with poll(2), and checks the context in between, without a
+// second goroutine.
 package terminal
 
 import (
@@ -15,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLine bounds an answer, in bytes.
+// maxLine is the maximum length of an answer in bytes.
 const maxLine = 4096
 
 // Is reports whether f is a terminal.
@@ -43,14 +44,14 @@ func Ask(ctx context.Context, in *os.File, out io.Writer, question string, secre
 		}
 		defer func() {
 			if back := unix.IoctlSetTermios(fd, setAttributes, was); back != nil {
-				err = errors.Join(err, fmt.Errorf("turn the echo on again (stty echo does): %w", back))
+				err = errors.Join(err, fmt.Errorf("turn the echo on again (run `stty echo`): %w", back))
 			}
 		}()
 	}
 	return readLine(ctx, in)
 }
 
-// readLine reads up to the newline. In its usual mode a terminal gives a line at a time, and no more than was asked for.
+// readLine reads up to the newline, byte by byte, so that later input stays in the terminal's buffer.
 func readLine(ctx context.Context, in *os.File) (string, error) {
 	var line []byte
 	one := make([]byte, 1)
@@ -73,7 +74,7 @@ func readLine(ctx context.Context, in *os.File) (string, error) {
 	}
 }
 
-// look is how often, in milliseconds, the end of the context is looked for.
+// look is the interval in milliseconds at which the context is checked.
 const look = 100
 
 func wait(ctx context.Context, fd int) error {

@@ -23,34 +23,34 @@ type createFlags struct {
 	start                   bool
 }
 
-func creating(s *session.Session) *cobra.Command {
+func createCommand(s *session.Session) *cobra.Command {
 	var f createFlags
 	c := &cobra.Command{
 		Use:   "create NAME",
-		Short: "Make a machine",
-		Long: `Make a machine. --image is what its first disk is made of; disks that name no image are blank. Without --disk an
---image gives one disk of 10 GiB, or as much as the image says it needs.
+		Short: "Create a VM",
+		Long: `Create a VM. Its first disk is a copy of --image; disks without an image are blank. With --image and without --disk,
+the VM gets one disk of 10 GiB, or more if the image requires it.
 
-A --disk is ` + diskForm + `, the size in GiB.`,
+A --disk is ` + diskForm + `, with the size in GiB.`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
 		Args: session.Exactly("NAME"),
 	}
 	p := c.Flags()
-	p.StringVar(&f.image, "image", "", "image of the first disk, by name or id")
-	p.Uint32Var(&f.vcpus, "vcpus", 1, "virtual processors")
+	p.StringVar(&f.image, "image", "", "image of the first disk, by name or ID")
+	p.Uint32Var(&f.vcpus, "vcpus", 1, "virtual CPUs")
 	p.StringVar(&f.memory, "memory", fmt.Sprint(cloud.DefaultMemory), "memory in MiB, or with a unit: 2G")
-	p.StringArrayVar(&f.disks, "disk", nil, "disk, may be repeated: see above")
-	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, may be repeated")
-	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, may be repeated")
-	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or id")
-	p.StringVar(&f.initrd, "initrd", "", "with that initial file system: an image, by name or id")
-	p.StringVar(&f.cmdline, "cmdline", "", "and this command line")
-	p.BoolVar(&f.start, "start", false, "start it, and wait until it runs")
+	p.StringArrayVar(&f.disks, "disk", nil, "disk, repeatable: see above")
+	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
+	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or ID")
+	p.StringVar(&f.initrd, "initrd", "", "initial RAM disk for --kernel: an image, by name or ID")
+	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
+	p.BoolVar(&f.start, "start", false, "start the VM, and wait until it runs")
 	for _, flag := range []string{"image", "kernel", "initrd"} {
-		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // fails only for a flag that there is not
+		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // fails only for an unknown flag
 	}
-	c.RunE = s.Run(call+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, disks, err := f.request(args[0])
 		if err != nil {
 			return err
@@ -71,7 +71,7 @@ A --disk is ` + diskForm + `, the size in GiB.`,
 			t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
 			started, err := start.run(ctx, s, t, req.GetName())
 			if err != nil {
-				s.Note("%s is created, as %s, but not started", vm.GetName(), vm.GetId())
+				s.Note("%s is created with the ID %s, but is not started", vm.GetName(), vm.GetId())
 				return err
 			}
 			vm = started
@@ -81,7 +81,7 @@ A --disk is ` + diskForm + `, the size in GiB.`,
 	return c
 }
 
-// request is all that can be said without asking anybody.
+// request returns the parts of the request that need no calls: everything but images.
 func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error) {
 	if err := cloud.CheckName("NAME", name); err != nil {
 		return nil, nil, session.Usagef("%v", err)
@@ -102,11 +102,11 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	case f.image != "" && len(disks) == 0:
 		disks = []disk{{id: "disk0", image: f.image}} // its size depends on the image
 	case f.image != "" && disks[0].image != "":
-		return nil, nil, session.Usagef("the first disk is given two images: %s and %s", f.image, disks[0].image)
+		return nil, nil, session.Usagef("the first disk has two images: %s and %s", f.image, disks[0].image)
 	case f.image != "":
 		disks[0].image = f.image
 	case len(disks) == 0 && f.kernel == "":
-		return nil, nil, session.Usagef("nothing to boot: give --image, --disk or --kernel")
+		return nil, nil, session.Usagef("the VM has nothing to boot: give --image, --disk or --kernel")
 	}
 	if f.kernel == "" && (f.initrd != "" || f.cmdline != "") {
 		return nil, nil, session.Usagef("--initrd and --cmdline need a --kernel")
@@ -120,10 +120,10 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 		return nil, nil, err
 	}
 	if f.vcpus == 0 {
-		return nil, nil, session.Usagef("--vcpus 0: a machine has at least one")
+		return nil, nil, session.Usagef("--vcpus: want 1 or more")
 	}
 	if memory == 0 {
-		return nil, nil, session.Usagef("--memory 0: a machine needs some")
+		return nil, nil, session.Usagef("--memory: want more than 0")
 	}
 	return &vmv1.CreateVmRequest{
 		Name: name, Hypervisor: vmv1.HypervisorType_HYPERVISOR_TYPE_KVM, Labels: labels, Metadata: metadata,
@@ -131,7 +131,7 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	}, disks, nil
 }
 
-// findImages puts the disks and what is booted into the request, their images by id.
+// findImages adds the disks and the boot images to the request, with the IDs of their images.
 func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVmRequest, disks []disk) error {
 	found := map[string]string{}
 	find := func(nameOrID string) (string, error) {

@@ -9,7 +9,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// disk is a --disk as it was written; image is still a name or an id, and empty for a blank disk.
+// disk is a parsed --disk. image is a name or an ID; empty for a blank disk.
 type disk struct {
 	id, image string
 	sizeGiB   uint64
@@ -31,7 +31,7 @@ var (
 
 const diskForm = "SIZE[,image=NAME|ID][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
 
-// parseDisk reads the n-th --disk, counted from 0.
+// parseDisk parses the n-th --disk, counted from 0.
 func parseDisk(n int, text string) (disk, error) {
 	bad := func(what string) (disk, error) {
 		return disk{}, session.Usagef("--disk %q: %s: want %s", text, what, diskForm)
@@ -66,16 +66,16 @@ func parseDisk(n int, text string) (disk, error) {
 			n, err := strconv.ParseUint(value, 10, 32)
 			d.boot, ok = uint32(n), err == nil
 		default:
-			return bad(strconv.Quote(option) + " is not known")
+			return bad(strconv.Quote(option) + " is unknown")
 		}
 		if !ok {
-			return bad(strconv.Quote(option) + " is not right")
+			return bad(strconv.Quote(option) + " has an invalid value")
 		}
 	}
 	return d, nil
 }
 
-// spec is the disk with its image's id.
+// spec returns the disk with the ID of its image.
 func (d *disk) spec(imageID string) *vmv1.DiskSpec {
 	source := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
 	if imageID != "" {

@@ -21,8 +21,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-func watching(s *session.Session) *cobra.Command {
-	c := named(s, "watch VM", "Print what happens to a machine, until it is deleted or you interrupt")
+func watchCommand(s *session.Session) *cobra.Command {
+	c := vmArgCommand(s, "watch VM", "Print the events of a VM until it is deleted or you interrupt")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
@@ -34,7 +34,7 @@ func watching(s *session.Session) *cobra.Command {
 	return c
 }
 
-// interruptible makes an interrupt the ordinary end of a command that has no other.
+// interruptible returns nil if the user interrupted: that is how commands without an end of their own end.
 func interruptible(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil
@@ -49,8 +49,8 @@ type watch struct {
 	last    *vmv1.VmEvent
 }
 
-// run prints events until the last one. A stream that breaks is opened again, perhaps at another member: it begins with
-// the machine as it is by then, which is printed unless that is known.
+// run prints events until the VM is deleted. A broken stream is opened again, perhaps to another member. The new stream
+// starts with the current state of the VM, which is printed unless it was printed before.
 func (w *watch) run(ctx context.Context) error {
 	heard := time.Now()
 	const pause = 500 * time.Millisecond
@@ -125,26 +125,26 @@ func (w *watch) print(e *vmv1.VmEvent) error {
 	return err
 }
 
-func logging(s *session.Session) *cobra.Command {
+func logCommand(s *session.Session) *cobra.Command {
 	var follow, raw bool
 	var tail uint64
-	c := named(s, "log VM", "Print the tail of a machine's serial console")
-	c.Long = `Print the tail of a machine's serial console, as its host has kept it (1 MiB at most). What would move the cursor or do
-anything else to this terminal is dropped.`
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes after it, until you interrupt")
-	c.Flags().BoolVar(&raw, "raw", false, "print the guest's bytes as they are, control sequences and all")
-	c.Flags().Uint64Var(&tail, "tail", 0, "begin so many bytes before the end (default: all that is kept)")
+	c := vmArgCommand(s, "log VM", "Print the tail of a VM's serial console")
+	c.Long = `Print the tail of a VM's serial console log, of which the host keeps at most 1 MiB. Control sequences for the
+terminal are removed.`
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "print new output until you interrupt")
+	c.Flags().BoolVar(&raw, "raw", false, "print the guest's bytes unchanged, including control sequences")
+	c.Flags().Uint64Var(&tail, "tail", 0, "start this many bytes before the end (default: all)")
 	run := func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if !follow {
 			var cancel context.CancelFunc
-			ctx, cancel = s.Limit(ctx, call)
+			ctx, cancel = s.Limit(ctx, callTimeout)
 			defer cancel()
 		}
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
 			return err
 		}
-		err = copyLog(ctx, s, conn, &operatorv1.ReadConsoleLogRequest{
+		err = copyConsole(ctx, s, conn, &operatorv1.ReadConsoleLogRequest{
 			OrgId: t.org, ProjectId: t.project, VmId: t.id, Follow: follow, TailBytes: tail,
 		}, raw)
 		if follow {
@@ -156,7 +156,7 @@ anything else to this terminal is dropped.`
 	return c
 }
 
-func copyLog(ctx context.Context, s *session.Session, conn *dial.Conn, req *operatorv1.ReadConsoleLogRequest, raw bool) (err error) {
+func copyConsole(ctx context.Context, s *session.Session, conn *dial.Conn, req *operatorv1.ReadConsoleLogRequest, raw bool) (err error) {
 	out := s.Stdout
 	if !raw {
 		filter := console.NewFilter(out)

@@ -14,20 +14,21 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// How long the control plane may take (vm.md part 1, "What each call does"), and our margin.
+// Deadlines of the commands: the time limit of the control plane for each call, and a margin.
 const (
-	startLimit  = 30*time.Second + margin
-	rebootLimit = 75*time.Second + margin
-	// stopExtra is what a stop takes besides its grace, graceDefault the grace that is meant by none, in seconds.
-	stopExtra    = 10*time.Second + margin
+	startLimit  = 30*time.Second + waitMargin
+	rebootLimit = 75*time.Second + waitMargin
+	// stopExtra is the time of a stop in addition to its grace period. graceDefault and graceMost are the default and
+	// the maximum grace period in seconds.
+	stopExtra    = 10*time.Second + waitMargin
 	graceDefault = 30
 	graceMost    = 600
 )
 
-// power is something that is done to a machine's power.
+// power is a command that changes the power state of a VM.
 type power struct {
 	verb, doing string
-	// want is the state that it ends in; unspecified for any.
+	// want is the state of the VM afterwards; unspecified for any.
 	want vmv1.VmState
 	do   func(context.Context, *target) (*vmv1.VirtualMachine, error)
 }
@@ -50,9 +51,9 @@ func stop(force bool, grace uint32) power {
 	}}
 }
 
-func powers(s *session.Session) []*cobra.Command {
+func powerCommands(s *session.Session) []*cobra.Command {
 	simple := func(p power, short string, limit time.Duration) *cobra.Command {
-		c := named(s, p.verb+" VM", short)
+		c := vmArgCommand(s, p.verb+" VM", short)
 		c.RunE = s.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 			return p.command(ctx, s, conn, args[0])
 		})
@@ -60,8 +61,8 @@ func powers(s *session.Session) []*cobra.Command {
 	}
 	var force bool
 	var grace uint32
-	stopping := named(s, "stop VM", "Stop a machine: ask it to, and cut its power when it does not")
-	stopping.Flags().BoolVar(&force, "force", false, "cut the power at once")
+	stopping := vmArgCommand(s, "stop VM", "Shut a VM down, and power it off if it does not")
+	stopping.Flags().BoolVar(&force, "force", false, "power it off at once")
 	stopping.Flags().Uint32Var(&grace, "grace", graceDefault, "seconds that the guest has to shut down, 1 to 600")
 	stopping.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if grace < 1 || grace > graceMost {
@@ -72,10 +73,10 @@ func powers(s *session.Session) []*cobra.Command {
 		return stop(force, grace).command(ctx, s, conn, args[0])
 	})
 	return []*cobra.Command{
-		simple(start, "Start a machine, and wait until it runs", startLimit),
+		simple(start, "Start a VM, and wait until it runs", startLimit),
 		stopping,
-		simple(reboot, "Shut a machine's guest down and start it again", rebootLimit),
-		simple(reset, "Press a machine's reset button", startLimit),
+		simple(reboot, "Shut a VM down and start it again", rebootLimit),
+		simple(reset, "Reset a VM without shutting it down", startLimit),
 	}
 }
 
@@ -91,15 +92,15 @@ func (p power) command(ctx context.Context, s *session.Session, conn *dial.Conn,
 	return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
 }
 
-// run does it and waits. The control plane answers with the machine as it is when its own time is up: that is an error
-// here, because a script goes on after success.
+// run makes the call and waits. If the control plane's time limit passes, it returns the VM in its current state. run
+// then returns an error, because a script must not go on as if the VM had reached the wanted state.
 func (p power) run(ctx context.Context, s *session.Session, t *target, name string) (vm *vmv1.VirtualMachine, err error) {
 	err = s.Wait(p.doing+" "+name, func(func(string)) error {
 		vm, err = p.do(ctx, t)
 		return err
 	})
 	if err == nil && p.want != vmv1.VmState_VM_STATE_UNSPECIFIED && vm.GetState() != p.want {
-		err = fmt.Errorf("%s is still %s; what was wished for stands: `trivet vm watch %s` shows what becomes of it", name, cmp.Or(state(vm.GetState()), "of unknown state"), name)
+		err = fmt.Errorf("%s is still %s; the request is still in effect: watch it with `trivet vm watch %s`", name, cmp.Or(state(vm.GetState()), "of unknown state"), name)
 	}
 	return vm, err
 }

@@ -30,7 +30,7 @@ func rows(w io.Writer, now time.Time, vms ...*vmv1.VirtualMachine) error {
 
 func state(s vmv1.VmState) string { return show.Enum("VM_STATE", s) }
 
-// detail is everything about one machine.
+// detail prints all fields of a VM.
 func detail(w io.Writer, now time.Time, vm *vmv1.VirtualMachine) error {
 	spec, status := vm.GetSpec(), vm.GetStatus()
 	at := func(ms int64) string {

@@ -1,7 +1,6 @@
-// Package vm holds the commands about virtual machines.
-//
-// It knows the VM service's calls, and of images only how to find one. Machines are named by name or id everywhere:
-// a name is unique in its project, and is looked up with a filter.
+// Package vm holds the commands for VMs: `trivet vm`. It calls the VM service, and uses package image to find images.
+// Every command accepts the name or the ID of a VM. A name is unique in its project and is looked up with a list
+// filter.
 package vm
 
 import (
@@ -20,29 +19,29 @@ import (
 )
 
 const (
-	// call bounds calls that wait for nothing.
-	call = 30 * time.Second
-	// margin is what a command waits beyond the time that the control plane may take by design (vm.md part 1).
-	margin = 15 * time.Second
+	// callTimeout is the deadline of calls that do not wait for a host.
+	callTimeout = 30 * time.Second
+	// waitMargin is added to the time limit of the control plane for a call, to get the deadline of a command.
+	waitMargin = 15 * time.Second
 )
 
 // Command is `trivet vm`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "vm", Short: "Make, run and watch virtual machines", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "vm", Short: "Create, run and watch VMs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(creating(s), list(s), showing(s), deleting(s), watching(s), logging(s))
-	c.AddCommand(powers(s)...)
+	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s))
+	c.AddCommand(powerCommands(s)...)
 	return c
 }
 
-func list(s *session.Session) *cobra.Command {
+func listCommand(s *session.Session) *cobra.Command {
 	var filter string
 	var limit int
-	c := &cobra.Command{Use: "list", Short: "List the project's machines", Args: session.Exactly(),
+	c := &cobra.Command{Use: "list", Short: "List the project's VMs", Args: session.Exactly(),
 		Example: `  trivet vm list --filter 'state = RUNNING AND labels.env = "prod"'`}
-	c.Flags().StringVar(&filter, "filter", "", "only those that match, such as: state = RUNNING")
-	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.Flags().StringVar(&filter, "filter", "", "list only VMs that match, such as: state = RUNNING")
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		vms, more, err := all(ctx, s, conn, filter, limit)
 		if err != nil {
 			return err
@@ -60,9 +59,9 @@ func list(s *session.Session) *cobra.Command {
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
-	c := named(s, "show VM", "Show a machine")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+func showCommand(s *session.Session) *cobra.Command {
+	c := vmArgCommand(s, "show VM", "Show a VM")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
 			return err
@@ -76,11 +75,11 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func deleting(s *session.Session) *cobra.Command {
+func deleteCommand(s *session.Session) *cobra.Command {
 	var force bool
-	c := named(s, "delete VM", "Delete a machine and its disks")
-	c.Flags().BoolVar(&force, "force", false, "cut its power first, or forget it though its host is away")
-	c.RunE = s.Run(call+margin, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c := vmArgCommand(s, "delete VM", "Delete a VM and its disks")
+	c.Flags().BoolVar(&force, "force", false, "power it off first, and delete it even if its host is unreachable")
+	c.RunE = s.Run(callTimeout+waitMargin, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
 			return err
@@ -97,8 +96,8 @@ func deleting(s *session.Session) *cobra.Command {
 	return c
 }
 
-// named is a command that takes one machine.
-func named(s *session.Session, use, short string) *cobra.Command {
+// vmArgCommand returns a command with the argument VM.
+func vmArgCommand(s *session.Session, use, short string) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(
 		s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
 			vms, _, err := all(ctx, s, conn, "", session.PageSize)
@@ -110,22 +109,22 @@ func named(s *session.Session, use, short string) *cobra.Command {
 		}))}
 }
 
-// target is a machine that was named, and whom to ask about it.
+// target is the VM that a command is about, and the client for calls about it.
 type target struct {
 	client           vmv1.VmServiceClient
 	org, project, id string
 }
 
-// find turns a name or an id into a target.
+// find returns the target for a name or an ID.
 func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (*target, error) {
 	t := &target{client: vmv1.NewVmServiceClient(conn), id: nameOrID}
 	t.org, t.project = s.Tenant()
 	if session.IsID(nameOrID) {
 		return t, nil
 	}
-	// Whatever is a name can stand between quotes.
+	// A valid name needs no escaping inside the quotes of a filter.
 	if err := cloud.CheckName("VM", nameOrID); err != nil {
-		return nil, session.Usagef("%q is neither the name of a machine nor an id", nameOrID)
+		return nil, session.Usagef("%q is not a valid name or ID of a VM", nameOrID)
 	}
 	vms, _, err := all(ctx, s, conn, fmt.Sprintf("name = %q", nameOrID), 0)
 	if err != nil {

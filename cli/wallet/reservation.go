@@ -15,22 +15,22 @@ import (
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 )
 
-func reserving(s *session.Session) *cobra.Command {
+func reserveCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.CreateReservationRequest{}
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use: "reserve AMOUNT", Short: "Hold credit until it is committed or released", Args: session.Exactly("AMOUNT"),
 		Example: "  trivet wallet reserve 50 --ttl 10m --description \"web, one hour\"\n  trivet wallet commit $(trivet wallet reserve 50 -o name) --amount 42",
 	}
-	c.Flags().StringVar(&req.Description, "description", "", "what for")
-	c.Flags().StringVar(&req.ResourceType, "resource-type", "", "what sort of thing it is for")
-	c.Flags().StringVar(&req.ReservationId, "id", "", "an id of your own, a UUID: the same again is the same reservation")
-	c.Flags().DurationVar(&ttl, "ttl", 0, "how long it holds (default 5m)")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+	c.Flags().StringVar(&req.Description, "description", "", "description of the reservation")
+	c.Flags().StringVar(&req.ResourceType, "resource-type", "", "type of the resource that it is for")
+	c.Flags().StringVar(&req.ReservationId, "id", "", "ID of the reservation, a UUID (default: generated); repeating the command with it creates no second one")
+	c.Flags().DurationVar(&ttl, "ttl", 0, "time until it expires (default 5m)")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		if ttl < 0 || ttl%time.Second != 0 {
 			return session.Usagef("--ttl %v: want whole seconds", ttl)
 		}
-		if req.Amount, err = amount(args[0]); err != nil {
+		if req.Amount, err = parseAmount(args[0]); err != nil {
 			return err
 		}
 		req.TtlSeconds = int64(ttl / time.Second)
@@ -41,15 +41,15 @@ func reserving(s *session.Session) *cobra.Command {
 	return c
 }
 
-func committing(s *session.Session) *cobra.Command {
+func commitCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.CommitReservationRequest{}
 	c := &cobra.Command{
-		Use: "commit RESERVATION", Short: "Charge what was reserved, or less", Args: session.Exactly("RESERVATION"),
-		Long: "Charge what was reserved, or with --amount less, and free the rest. The same again changes nothing.",
+		Use: "commit RESERVATION", Short: "Charge a reservation", Args: session.Exactly("RESERVATION"),
+		Long: "Charge the reserved amount, or a smaller --amount, and release the rest. Repeating the command changes nothing.",
 	}
-	c.Flags().Int64Var(&req.ActualAmount, "amount", 0, "units to charge (default all that was reserved)")
-	c.Flags().StringVar(&req.ResourceId, "resource", "", "what it was for")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.Flags().Int64Var(&req.ActualAmount, "amount", 0, "units to charge (default: the reserved amount)")
+	c.Flags().StringVar(&req.ResourceId, "resource", "", "ID of the resource that was paid for")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if req.ActualAmount < 0 {
 			return session.Usagef("--amount %d: want 1 or more", req.ActualAmount)
 		}
@@ -64,11 +64,11 @@ func committing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func releasing(s *session.Session) *cobra.Command {
+func releaseCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.ReleaseReservationRequest{}
-	c := &cobra.Command{Use: "release RESERVATION", Short: "Free what was reserved", Args: session.Exactly("RESERVATION")}
-	c.Flags().StringVar(&req.Reason, "reason", "", "why")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c := &cobra.Command{Use: "release RESERVATION", Short: "Release a reservation without a charge", Args: session.Exactly("RESERVATION")}
+	c.Flags().StringVar(&req.Reason, "reason", "", "reason of the release")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := isID(args[0]); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func releasing(s *session.Session) *cobra.Command {
 		req.ReservationId = args[0]
 		done, err := creditv1.NewCreditServiceClient(conn).ReleaseReservation(ctx, req)
 		if err == nil && !done.GetReleased() {
-			s.Note("it has expired, which frees it too")
+			s.Note("the reservation had expired, which releases it too")
 		}
 		return printReservation(s, done.GetReservation(), err)
 	})
@@ -85,7 +85,7 @@ func releasing(s *session.Session) *cobra.Command {
 
 func isID(text string) error {
 	if !session.IsID(text) {
-		return session.Usagef("RESERVATION %q: want the id that `trivet wallet reserve` gave", text)
+		return session.Usagef("RESERVATION %q: want the ID that `trivet wallet reserve` printed", text)
 	}
 	return nil
 }
@@ -101,19 +101,19 @@ func printReservation(s *session.Session, r *creditv1.Reservation, err error) er
 	})
 }
 
-func transactions(s *session.Session) *cobra.Command {
+func transactionsCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.ListTransactionsRequest{}
 	var types []string
 	var limit int
-	c := &cobra.Command{Use: "transactions", Short: "List what happened to a wallet, oldest first", Args: session.Exactly(),
+	c := &cobra.Command{Use: "transactions", Short: "List the transactions of a wallet, oldest first", Args: session.Exactly(),
 		Example: "  trivet wallet transactions --type charge --type refund --resource vm-1"}
-	c.Flags().StringArrayVar(&types, "type", nil, "only this type, may be repeated: "+strings.Join(typeNames(), ", "))
-	c.Flags().StringVar(&req.ReservationId, "reservation", "", "only those of this reservation")
-	c.Flags().StringVar(&req.ResourceId, "resource", "", "only those about this resource")
-	c.Flags().IntVar(&limit, "limit", 0, "list so many at most")
-	// This fails only for a flag that there is not.
+	c.Flags().StringArrayVar(&types, "type", nil, "list only this type, repeatable: "+strings.Join(typeNames(), ", "))
+	c.Flags().StringVar(&req.ReservationId, "reservation", "", "list only transactions of this reservation")
+	c.Flags().StringVar(&req.ResourceId, "resource", "", "list only transactions for this resource")
+	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	// This fails only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		for _, name := range types {
 			value, ok := creditv1.TransactionType_value[typePrefix+strings.ToUpper(name)]
 			if !ok || value == 0 {
@@ -153,7 +153,7 @@ func transactions(s *session.Session) *cobra.Command {
 
 const typePrefix = "TRANSACTION_TYPE_"
 
-// typeName is a type as the REST API calls it.
+// typeName returns the name of a transaction type in the REST API.
 func typeName(t creditv1.TransactionType) string {
 	return strings.ToLower(strings.TrimPrefix(t.String(), typePrefix))
 }

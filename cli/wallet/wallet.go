@@ -1,7 +1,5 @@
-// Package wallet holds the commands about a project's credit.
-//
-// It knows the credit service's calls. A project has one wallet, so none is named but by --org and --project. Amounts are
-// whole units of credit.
+// Package wallet holds the commands for the credit of projects: `trivet wallet`. A project has one wallet, which --org
+// and --project select. Amounts are whole units of credit.
 package wallet
 
 import (
@@ -19,31 +17,32 @@ import (
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 )
 
-// call bounds each command.
-const call = 30 * time.Second
+// callTimeout is the deadline of each command.
+const callTimeout = 30 * time.Second
 
 // Command is `trivet wallet`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "wallet", Short: "Show, fill and use a project's credit", Args: cobra.NoArgs,
-		Long: `Show, fill and use a project's credit. The project is the token's, or that of --project. To create, fill, refund, suspend
-and close takes the role billing:admin; to reserve, commit and release a role in the project.`,
+		Long: `Show, fill and use a project's credit. The project is that of --project, or else the token's. Creating, filling,
+refunding, suspending and closing require the role billing:admin; reserving, committing and releasing require a role
+in the project.`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(creating(s), showing(s), listing(s), toppingUp(s), refunding(s), transactions(s), reserving(s), committing(s), releasing(s))
-	for _, b := range becoming {
+	c.AddCommand(createCommand(s), showCommand(s), listCommand(s), topUpCommand(s), refundCommand(s), transactionsCommand(s), reserveCommand(s), commitCommand(s), releaseCommand(s))
+	for _, b := range statusChanges {
 		c.AddCommand(b.command(s))
 	}
 	return c
 }
 
-func creating(s *session.Session) *cobra.Command {
+func createCommand(s *session.Session) *cobra.Command {
 	var balance int64
-	c := &cobra.Command{Use: "create", Short: "Make a project's wallet", Args: session.Exactly(),
-		Long:    "Make the wallet of a project that exists.",
+	c := &cobra.Command{Use: "create", Short: "Create a project's wallet", Args: session.Exactly(),
+		Long:    "Create the wallet of an existing project.",
 		Example: "  trivet wallet create --org acme --project web --balance 1000"}
-	c.Flags().Int64Var(&balance, "balance", 0, "units to begin with")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.Flags().Int64Var(&balance, "balance", 0, "initial balance in units")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		w, err := creditv1.NewCreditServiceClient(conn).CreateWallet(ctx,
 			&creditv1.CreateWalletRequest{OrgId: org, ProjectId: project, InitialBalance: balance})
@@ -52,9 +51,9 @@ func creating(s *session.Session) *cobra.Command {
 	return c
 }
 
-func showing(s *session.Session) *cobra.Command {
+func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show", Short: "Show a project's wallet", Args: session.Exactly()}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		w, err := creditv1.NewCreditServiceClient(conn).GetWallet(ctx, &creditv1.GetWalletRequest{OrgId: org, ProjectId: project})
 		return printWallet(s, w, err)
@@ -62,7 +61,7 @@ func showing(s *session.Session) *cobra.Command {
 	return c
 }
 
-func listing(s *session.Session) *cobra.Command {
+func listCommand(s *session.Session) *cobra.Command {
 	wallets := &session.List[*creditv1.Wallet]{
 		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*creditv1.Wallet, string, error) {
 			org, _ := s.Named()
@@ -77,17 +76,17 @@ func listing(s *session.Session) *cobra.Command {
 	}
 	return wallets.Command(s, &cobra.Command{
 		Use: "list", Short: "List all wallets",
-		Long: `List all wallets, or with --org the wallets of that org. The list includes the closed wallets of deleted projects, whose IDs may be in use
-again. Requires the role billing:admin.`,
-	}, call, nil)
+		Long: `List all wallets, or with --org the wallets of that org. The list includes the closed wallets of deleted projects,
+whose IDs may be in use again. Requires the role billing:admin.`,
+	}, callTimeout, nil)
 }
 
-func toppingUp(s *session.Session) *cobra.Command {
+func topUpCommand(s *session.Session) *cobra.Command {
 	var description string
-	c := &cobra.Command{Use: "topup AMOUNT", Short: "Put credit into a wallet", Args: session.Exactly("AMOUNT")}
-	c.Flags().StringVar(&description, "description", "", "what for")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		n, err := amount(args[0])
+	c := &cobra.Command{Use: "topup AMOUNT", Short: "Add credit to a wallet", Args: session.Exactly("AMOUNT")}
+	c.Flags().StringVar(&description, "description", "", "description of the transaction")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		n, err := parseAmount(args[0])
 		if err != nil {
 			return err
 		}
@@ -99,19 +98,19 @@ func toppingUp(s *session.Session) *cobra.Command {
 	return c
 }
 
-func refunding(s *session.Session) *cobra.Command {
+func refundCommand(s *session.Session) *cobra.Command {
 	var description string
 	c := &cobra.Command{
-		Use: "refund SEQUENCE AMOUNT", Short: "Give back a charge, or a part of it", Args: session.Exactly("SEQUENCE", "AMOUNT"),
-		Long: "Give back a charge, or a part of it. SEQUENCE is its number in `trivet wallet transactions`.",
+		Use: "refund SEQUENCE AMOUNT", Short: "Refund a charge or a part of it", Args: session.Exactly("SEQUENCE", "AMOUNT"),
+		Long: "Refund a charge or a part of it. SEQUENCE is its number in `trivet wallet transactions`.",
 	}
-	c.Flags().StringVar(&description, "description", "", "what for")
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.Flags().StringVar(&description, "description", "", "description of the transaction")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		charge, err := strconv.ParseUint(args[0], 10, 64)
 		if err != nil || charge == 0 {
 			return session.Usagef("SEQUENCE %q: want the number of a transaction", args[0])
 		}
-		n, err := amount(args[1])
+		n, err := parseAmount(args[1])
 		if err != nil {
 			return err
 		}
@@ -124,27 +123,27 @@ func refunding(s *session.Session) *cobra.Command {
 	return c
 }
 
-// change is a command that only changes a wallet's status.
-type change struct {
+// statusChange is a command that only changes a wallet's status.
+type statusChange struct {
 	verb, short string
 	do          func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error)
 }
 
-var becoming = []change{
-	{"suspend", "Let a project reserve no more", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+var statusChanges = []statusChange{
+	{"suspend", "Stop a project from reserving credit", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
 		return c.SuspendWallet(ctx, &creditv1.SuspendWalletRequest{OrgId: org, ProjectId: project})
 	}},
-	{"resume", "Let a project reserve again", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+	{"resume", "Allow a project to reserve credit again", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
 		return c.ResumeWallet(ctx, &creditv1.ResumeWalletRequest{OrgId: org, ProjectId: project})
 	}},
-	{"close", "Make a wallet read-only, for good", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
+	{"close", "Make a wallet read-only permanently", func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error) {
 		return c.CloseWallet(ctx, &creditv1.CloseWalletRequest{OrgId: org, ProjectId: project})
 	}},
 }
 
-func (b change) command(s *session.Session) *cobra.Command {
+func (b statusChange) command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: b.verb, Short: b.short, Args: session.Exactly()}
-	c.RunE = s.Run(call, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		w, err := b.do(ctx, creditv1.NewCreditServiceClient(conn), org, project)
 		return printWallet(s, w, err)
@@ -152,8 +151,8 @@ func (b change) command(s *session.Session) *cobra.Command {
 	return c
 }
 
-// amount reads an argument that is some credit.
-func amount(text string) (int64, error) {
+// parseAmount parses an amount of credit, 1 or more.
+func parseAmount(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n <= 0 {
 		return 0, session.Usagef("AMOUNT %q: want a whole number of units, 1 or more", text)

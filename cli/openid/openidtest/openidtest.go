@@ -1,5 +1,5 @@
-// Package openidtest is a small OpenID provider over HTTP for tests: the authorization code flow for public clients, with
-// PKCE that is checked. Everybody who comes is logged in as its subject, without being asked.
+// Package openidtest is a small OpenID provider over HTTP for tests. It serves the authorization code flow for public
+// clients and verifies PKCE. Every request is logged in as Provider.Subject, without a prompt.
 package openidtest
 
 import (
@@ -23,15 +23,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Provider serves at Issuer. The hooks are optional, and set before it is used.
+// Provider serves at Issuer. The hooks are optional; set them before the first request.
 type Provider struct {
 	Issuer, ClientID, Subject string
 	Now                       time.Time
-	// Configuration, Redirect and Claims change what is said.
+	// Configuration, Redirect and Claims change the responses.
 	Configuration func(map[string]any)
 	Redirect      func(url.Values)
 	Claims        func(map[string]any)
-	// Token answers the token endpoint in place of the provider.
+	// Token replaces the handler of the token endpoint.
 	Token http.HandlerFunc
 
 	key *ecdsa.PrivateKey
@@ -58,14 +58,14 @@ func New(t *testing.T, now time.Time) *Provider {
 	return p
 }
 
-// Issued are the ID tokens until now.
+// Issued returns all ID tokens issued so far.
 func (p *Provider) Issued() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([]string(nil), p.issued...)
 }
 
-// Asked is what the last authorization request said.
+// Asked returns the query of the last authorization request.
 func (p *Provider) Asked() url.Values {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,0 +1,218 @@
+package identity
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// roleScope is where a role is given: in the whole cloud, in an org or in a project.
+type roleScope int
+
+const (
+	everywhere roleScope = iota
+	inOrg
+	inProject
+)
+
+var roleTable = []struct {
+	name  string
+	reach roleScope
+}{
+	{"system:admin", everywhere}, {"billing:admin", everywhere}, {"org:admin", inOrg},
+	{"project:admin", inProject}, {"project:member", inProject}, {"project:viewer", inProject},
+}
+
+// roleNames returns the names of all roles.
+func roleNames() (names []string) {
+	for _, r := range roleTable {
+		names = append(names, r.name)
+	}
+	return names
+}
+
+// projectRoleNames returns the names of the roles that are given in a project.
+func projectRoleNames() (names []string) {
+	for _, r := range roleTable {
+		if r.reach == inProject {
+			names = append(names, r.name)
+		}
+	}
+	return names
+}
+
+// bindingText formats a role and its tenant, such as "project:admin of acme/web".
+func bindingText(b *identityv1.Binding) string {
+	switch {
+	case b.GetProjectId() != "":
+		return b.GetRole() + " of " + b.GetOrgId() + "/" + b.GetProjectId()
+	case b.GetOrgId() != "":
+		return b.GetRole() + " of " + b.GetOrgId()
+	}
+	return b.GetRole()
+}
+
+// bindingCommand is `trivet binding`; users completes user IDs.
+func bindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+	c := &cobra.Command{
+		Use: "binding", Short: "Give roles to users and remove them", Args: cobra.NoArgs,
+		Long: `Give roles to users and remove them. A change takes effect with the user's next call, without a new login.
+
+A role is effective at once if a system:admin gives it or if it is in the user's home org. Any other role is an
+invitation: it is effective once the user accepts it with ` + "`trivet invitation accept`" + `, and expires after 30 days.
+
+  system:admin     can do everything in the whole cloud
+  billing:admin    creates and fills wallets in the whole cloud
+  org:admin        creates projects in an org and gives roles in it
+  project:admin    can do everything in a project and gives roles in it
+  project:member   creates and runs VMs in a project
+  project:viewer   has read access to a project
+
+A system:admin can give every role, an org:admin the roles in the org, a project:admin the roles in the project. A
+user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
+		Example: "  trivet binding add --user ada --role project:member --org acme --project web\n  trivet binding list --org acme",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(
+		changeBindingCommand(s, users, "add", "Give a user a role", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+			made, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: user, Binding: b})
+			if made.GetPending() {
+				return "is invited to", err
+			}
+			return "has", err
+		}),
+		changeBindingCommand(s, users, "remove", "Remove a role from a user, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
+			return "no longer has", err
+		}),
+		listBindingsCommand(s, users))
+	return c
+}
+
+// changeBindingCommand returns a command that gives or takes a role. do makes the call and returns the words that
+// relate the user to the role afterwards, such as "is invited to".
+func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
+	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
+	var user, role string
+	c := &cobra.Command{
+		Use: verb, Short: short, Args: session.Exactly(),
+		Long:    short + ". The org and project are those of --org and --project, or else the login's.",
+		Example: "  trivet binding " + verb + " --user ada --role project:member --org acme --project web\n  trivet binding " + verb + " --user bob --role org:admin --org acme",
+	}
+	c.Flags().StringVar(&user, "user", "", "ID of the user")
+	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
+	// These fail only for an unknown flag.
+	_ = c.RegisterFlagCompletionFunc("user", users)
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.MarkFlagRequired("user")
+	_ = c.MarkFlagRequired("role")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		client := identityv1.NewIdentityServiceClient(conn)
+		b, err := bindingFromFlags(ctx, s, client, role)
+		if err != nil {
+			return err
+		}
+		now, err := do(ctx, client, user, b)
+		if err != nil {
+			return err
+		}
+		return s.Done(user, now+" "+bindingText(b))
+	})
+	return c
+}
+
+// bindingFromFlags returns the binding of role in the tenant that the flags or the login name.
+func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
+	i := slices.Index(roleNames(), role)
+	if i < 0 {
+		return nil, session.Usagef("--role %q: want one of %s", role, strings.Join(roleNames(), ", "))
+	}
+	reach := roleTable[i].reach
+	if reach < inProject && s.Given("project") {
+		return nil, session.Usagef("%s is not a role in a project: omit --project", role)
+	}
+	if reach < inOrg && s.Given("org") {
+		return nil, session.Usagef("%s is not a role in an org: omit --org", role)
+	}
+	b := &identityv1.Binding{Role: role}
+	org, project := s.Tenant()
+	if reach == inProject {
+		var err error
+		if org, err = orgOfProject(ctx, client, org, project); err != nil {
+			return nil, err
+		}
+	}
+	if reach >= inOrg {
+		b.OrgId = org
+	}
+	if reach >= inProject {
+		b.ProjectId = project
+	}
+	return b, nil
+}
+
+// orgOfProject returns the org of a project that was named without its org.
+func orgOfProject(ctx context.Context, client identityv1.IdentityServiceClient, org, project string) (string, error) {
+	if org != "" || project == "" {
+		return org, nil
+	}
+	p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: project})
+	return p.GetOrgId(), err
+}
+
+func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+	var all bool
+	var user, role string
+	grants := &session.List[*identityv1.Grant]{
+		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Grant, string, error) {
+			client := identityv1.NewIdentityServiceClient(conn)
+			req := &identityv1.ListBindingsRequest{PageSize: session.PageSize, PageToken: token}
+			switch {
+			case all && (s.Given("org") || s.Given("project")):
+				return nil, "", session.Usagef("give --all, or --org and --project, not both")
+			case !all:
+				org, project := s.Tenant()
+				org, err := orgOfProject(ctx, client, org, project)
+				if err != nil {
+					return nil, "", err
+				}
+				req.OrgId, req.ProjectId = org, project
+			}
+			page, err := client.ListBindings(ctx, req)
+			return page.GetGrants(), page.GetNextPageToken(), err
+		},
+		Whole:  func(all []*identityv1.Grant) proto.Message { return &identityv1.ListBindingsResponse{Grants: all} },
+		Name:   (*identityv1.Grant).GetUserId,
+		Header: []string{"USER", "ROLE", "ORG", "PROJECT", "STATE"},
+		Row: func(g *identityv1.Grant) []string {
+			b := g.GetBinding()
+			state := "ACTIVE"
+			if g.GetPending() {
+				state = "INVITED"
+			}
+			return []string{g.GetUserId(), b.GetRole(), b.GetOrgId(), b.GetProjectId(), state}
+		},
+	}
+	c := grants.Command(s, &cobra.Command{
+		Use: "list", Short: "List users and their roles",
+		Long: `List users and their roles in the org and project of --org and --project, or else of the login. With --all, or if
+neither the flags nor the login name an org or project, list all roles, which requires the role system:admin.`,
+		Example: "  trivet binding list --org acme\n  trivet binding list --all --role system:admin",
+	}, callTimeout, func(g *identityv1.Grant) bool {
+		return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())
+	})
+	c.Flags().BoolVar(&all, "all", false, "list the roles in every org and project")
+	c.Flags().StringVar(&user, "user", "", "list only the roles of this user")
+	c.Flags().StringVar(&role, "role", "", "list only this role")
+	// These fail only for an unknown flag.
+	_ = c.RegisterFlagCompletionFunc("user", users)
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
+	return c
+}

@@ -1,0 +1,90 @@
+package identity
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// orgCommand is `trivet org`.
+func orgCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "org", Short: "Create, list and delete orgs", Args: cobra.NoArgs,
+		Long: `Create, list and delete orgs. An org is a customer or a department and contains projects. Users with the role
+org:admin in an org create its projects and give roles in it. Creating and deleting orgs requires the role
+system:admin.`,
+		Example: "  trivet org create acme --name \"Acme Corp.\"\n  trivet project create web --org acme",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(createOrgCommand(s), orgs.Command(s, &cobra.Command{Use: "list", Short: "List the orgs that you have a role in"}, callTimeout, nil),
+		showOrgCommand(s), deleteOrgCommand(s))
+	return c
+}
+
+var orgs = &session.List[*identityv1.Org]{
+	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Org, string, error) {
+		page, err := identityv1.NewIdentityServiceClient(conn).ListOrgs(ctx, &identityv1.ListOrgsRequest{PageSize: session.PageSize, PageToken: token})
+		return page.GetOrgs(), page.GetNextPageToken(), err
+	},
+	Whole:  func(all []*identityv1.Org) proto.Message { return &identityv1.ListOrgsResponse{Orgs: all} },
+	Name:   (*identityv1.Org).GetId,
+	Header: []string{"ID", "NAME", "CREATED"},
+	Row:    func(o *identityv1.Org) []string { return []string{o.GetId(), o.GetName(), show.When(o.GetCreatedAt())} },
+}
+
+// OrgNames completes an argument or a flag with the IDs of orgs.
+func OrgNames(s *session.Session) cobra.CompletionFunc { return orgs.Names(s) }
+
+func createOrgCommand(s *session.Session) *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use: "create ORG", Short: "Create an org", Args: session.Exactly("ORG"),
+		Long: `Create an org. ORG is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -. It cannot be changed, and is never used again after
+the org is deleted. A new org can have 100 projects and has no other limits: set its quota with "trivet quota set
+--org ORG".`,
+		Example: "  trivet org create acme --name \"Acme Corp.\"",
+	}
+	c.Flags().StringVar(&name, "name", "", "display name (default: the ID)")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		o, err := identityv1.NewIdentityServiceClient(conn).CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: args[0], Name: name})
+		if err != nil {
+			return err
+		}
+		return orgs.Print(s, o, o)
+	})
+	return c
+}
+
+func showOrgCommand(s *session.Session) *cobra.Command {
+	c := orgArgCommand(s, "show ORG", "Show an org")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		o, err := identityv1.NewIdentityServiceClient(conn).GetOrg(ctx, &identityv1.GetOrgRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		return orgs.Print(s, o, o)
+	})
+	return c
+}
+
+func deleteOrgCommand(s *session.Session) *cobra.Command {
+	c := orgArgCommand(s, "delete ORG", "Delete an org that has no projects")
+	c.Long = "Delete an org that has no projects. Its ID is never used again; the IDs of its deleted projects become free."
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteOrg(ctx, &identityv1.DeleteOrgRequest{Id: args[0]}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+func orgArgCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("ORG"), ValidArgsFunction: session.FirstArg(OrgNames(s))}
+}

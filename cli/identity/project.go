@@ -1,0 +1,117 @@
+package identity
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// projectCommand is `trivet project`.
+func projectCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "project", Short: "Create, list and delete projects", Args: cobra.NoArgs,
+		Long: `Create, list and delete projects. A project belongs to an org and contains VMs, images and a wallet, which other
+projects cannot see. Creating and deleting a project requires the role system:admin, or org:admin in its org.`,
+		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB\n  trivet login --user ada --org acme --project web",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	all := projectList(s)
+	c.AddCommand(createProjectCommand(s), all.Command(s, &cobra.Command{
+		Use: "list", Short: "List the projects that you have a role in", Long: "List the projects that you have a role in; with --org only the projects of that org.",
+	}, callTimeout, nil), showProjectCommand(s), deleteProjectCommand(s))
+	return c
+}
+
+func projectList(s *session.Session) *session.List[*identityv1.Project] {
+	return &session.List[*identityv1.Project]{
+		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Project, string, error) {
+			org, _ := s.Named()
+			page, err := identityv1.NewIdentityServiceClient(conn).ListProjects(ctx,
+				&identityv1.ListProjectsRequest{OrgId: org, PageSize: session.PageSize, PageToken: token})
+			return page.GetProjects(), page.GetNextPageToken(), err
+		},
+		Whole:  func(all []*identityv1.Project) proto.Message { return &identityv1.ListProjectsResponse{Projects: all} },
+		Name:   (*identityv1.Project).GetId,
+		Header: []string{"ID", "ORG", "NAME", "CREATED"},
+		Row: func(p *identityv1.Project) []string {
+			return []string{p.GetId(), p.GetOrgId(), p.GetName(), show.When(p.GetCreatedAt())}
+		},
+	}
+}
+
+// ProjectNames completes an argument or a flag with the IDs of projects.
+func ProjectNames(s *session.Session) cobra.CompletionFunc { return projectList(s).Names(s) }
+
+func createProjectCommand(s *session.Session) *cobra.Command {
+	var name string
+	var limits quotaFlags
+	c := &cobra.Command{
+		Use: "create PROJECT", Short: "Create a project in an org", Args: session.Exactly("PROJECT"),
+		Long: `Create a project in the org of --org, or in the login's org. PROJECT is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -,
+unique in the cloud. The limits given here are the project's own; it never has more than the quota of its org allows
+(see "trivet quota"), and an org has 100 projects at most unless its quota says otherwise. Changing limits later
+requires the role system:admin.`,
+		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB --storage 2TiB --vms 10",
+	}
+	c.Flags().StringVar(&name, "name", "", "display name (default: the ID)")
+	limits.Add(c.Flags())
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		req := &identityv1.CreateProjectRequest{Id: args[0], Name: name}
+		if limits.Given() {
+			req.Quota = &identityv1.Quota{}
+			if err := limits.Change(req.Quota); err != nil {
+				return err
+			}
+		}
+		req.OrgId, _ = s.Tenant()
+		p, err := identityv1.NewIdentityServiceClient(conn).CreateProject(ctx, req)
+		if err != nil {
+			return err
+		}
+		return projectList(s).Print(s, p, p)
+	})
+	return c
+}
+
+func showProjectCommand(s *session.Session) *cobra.Command {
+	c := projectArgCommand(s, "show PROJECT", "Show a project")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		p, err := identityv1.NewIdentityServiceClient(conn).GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		return projectList(s).Print(s, p, p)
+	})
+	return c
+}
+
+func deleteProjectCommand(s *session.Session) *cobra.Command {
+	c := projectArgCommand(s, "delete PROJECT", "Delete an empty project")
+	c.Long = `Delete a project that has no VMs and no images, and whose wallet is closed. Its service accounts are deleted, and
+roles and tokens in it become invalid. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and
+is free for every org after that. A new project with the same ID gets nothing of the deleted one.`
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		client := identityv1.NewIdentityServiceClient(conn)
+		// An org:admin must name the org in the request.
+		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		if _, err := client.DeleteProject(ctx, &identityv1.DeleteProjectRequest{Id: p.GetId(), OrgId: p.GetOrgId()}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+func projectArgCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("PROJECT"), ValidArgsFunction: session.FirstArg(ProjectNames(s))}
+}

@@ -1,0 +1,52 @@
+package identity
+
+import (
+	"github.com/spf13/pflag"
+
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// unlimited is the command-line word for no limit.
+const unlimited = "unlimited"
+
+// quotaFlags are the flags for the limits of a quota, one for each resource.
+type quotaFlags struct {
+	flags *pflag.FlagSet
+	of    []quotaResource
+}
+
+// Add adds one flag for each resource that a project's quota limits.
+func (l *quotaFlags) Add(to *pflag.FlagSet) { l.add(to, projectQuota) }
+
+func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
+	l.flags, l.of = to, of
+	for _, r := range of {
+		to.String(r.name, "", "limit of "+r.usage+"; or "+r.absent)
+	}
+}
+
+// Given reports whether any of the flags is set.
+func (l *quotaFlags) Given() bool {
+	for _, r := range l.of {
+		if l.flags.Changed(r.name) {
+			return true
+		}
+	}
+	return false
+}
+
+// Change writes the limits whose flags are set to q.
+func (l *quotaFlags) Change(q *identityv1.Quota) error {
+	for _, r := range l.of {
+		f := l.flags.Lookup(r.name)
+		if !f.Changed {
+			continue
+		}
+		n, err := r.read(f.Value.String())
+		if err != nil {
+			return err
+		}
+		*r.limit(q) = n
+	}
+	return nil
+}

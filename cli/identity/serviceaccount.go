@@ -1,0 +1,163 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/account"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// serviceAccountCommand is `trivet service-account`.
+func serviceAccountCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "service-account", Aliases: []string{"sa"}, Short: "Create, list and delete service accounts for programs", Args: cobra.NoArgs,
+		Long: `Create, list and delete service accounts. A program uses the ID and secret of a service account instead of a
+person's password. A service account belongs to one project, that of --project or of the token, and can only have
+roles that its creator has there. Creating and deleting one requires the role project:admin or org:admin.`,
+		Example: `  trivet service-account create ci --role project:member --secret-file ci.secret
+  trivet token issue --user $(trivet sa list -o name | head -1) --password-file ci.secret --file ci.token`,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	all := serviceAccounts(s)
+	c.AddCommand(createServiceAccountCommand(s), all.Command(s, &cobra.Command{Use: "list", Short: "List the project's service accounts"}, callTimeout, nil), deleteServiceAccountCommand(s))
+	return c
+}
+
+func serviceAccounts(s *session.Session) *session.List[*identityv1.ServiceAccount] {
+	return &session.List[*identityv1.ServiceAccount]{
+		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.ServiceAccount, string, error) {
+			req := &identityv1.ListServiceAccountsRequest{PageSize: session.PageSize, PageToken: token}
+			req.OrgId, req.ProjectId = s.Tenant()
+			page, err := identityv1.NewIdentityServiceClient(conn).ListServiceAccounts(ctx, req)
+			return page.GetAccounts(), page.GetNextPageToken(), err
+		},
+		Whole: func(all []*identityv1.ServiceAccount) proto.Message {
+			return &identityv1.ListServiceAccountsResponse{Accounts: all}
+		},
+		Name:   (*identityv1.ServiceAccount).GetId,
+		Header: []string{"NAME", "ID", "PROJECT", "ROLES", "EXPIRES", "MADE BY", "CREATED"},
+		Row: func(a *identityv1.ServiceAccount) []string {
+			return []string{
+				a.GetName(), a.GetId(), a.GetOrgId() + "/" + a.GetProjectId(), strings.Join(a.GetRoles(), ", "),
+				show.When(a.GetExpiresAt()), a.GetCreatedBy(), show.When(a.GetCreatedAt()),
+			}
+		},
+	}
+}
+
+func createServiceAccountCommand(s *session.Session) *cobra.Command {
+	req := &identityv1.CreateServiceAccountRequest{}
+	var file string
+	var ttl time.Duration
+	c := &cobra.Command{
+		Use: "create NAME", Short: "Create a service account and show its secret once", Args: session.Exactly("NAME"),
+		Long: `Create a service account. NAME is 1 to 63 of a-z 0-9 -, unique in the project. Its secret is printed, or written to
+a new file that only you can read; it cannot be shown again. Use the account's ID as the user and the secret as the
+password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
+		Example: "  trivet service-account create ci --role project:member --secret-file ci.secret --ttl 2160h",
+	}
+	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, repeatable: "+strings.Join(projectRoleNames(), ", "))
+	c.Flags().StringVar(&file, "secret-file", "", "write the secret to this new file, mode 0600, instead of standard output")
+	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the account (default: until it is deleted)")
+	// These fail only for an unknown flag.
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(projectRoleNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.MarkFlagRequired("role")
+	_ = c.MarkFlagFilename("secret-file")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if ttl < 0 {
+			return session.Usagef("--ttl %v: want more than 0", ttl)
+		}
+		if s.Form == show.Name && file == "" {
+			return session.Usagef("-o name does not show the secret: give --secret-file")
+		}
+		if ttl > 0 {
+			req.ExpiresAt = s.Now().Add(ttl).UnixMilli()
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		req.Name = args[0]
+		if file == "" {
+			made, err := identityv1.NewIdentityServiceClient(conn).CreateServiceAccount(ctx, req)
+			if err != nil {
+				return err
+			}
+			s.Note("the secret cannot be shown again")
+			return printServiceAccount(s, made)
+		}
+		out, err := account.NewSecretFile(file)
+		if err != nil {
+			return fmt.Errorf("--secret-file: %w", err)
+		}
+		made, err := identityv1.NewIdentityServiceClient(conn).CreateServiceAccount(ctx, req)
+		if err != nil {
+			_ = out.Remove() // there is no secret to write
+			return err
+		}
+		if err := out.Write(account.Secret(made.GetSecret())); err != nil {
+			return fmt.Errorf("--secret-file: %s was created, but its secret is lost: delete the account: %w", made.GetAccount().GetId(), err)
+		}
+		made.Secret = ""
+		return printServiceAccount(s, made)
+	})
+	return c
+}
+
+func printServiceAccount(s *session.Session, made *identityv1.CreateServiceAccountResponse) error {
+	a := made.GetAccount()
+	return s.Print(made, []string{a.GetId()}, func(w io.Writer) error {
+		f := [][2]string{
+			{"ID", a.GetId()}, {"Name", a.GetName()}, {"Project", a.GetOrgId() + "/" + a.GetProjectId()},
+			{"Roles", strings.Join(a.GetRoles(), ", ")}, {"Expires", show.When(a.GetExpiresAt())},
+		}
+		if made.GetSecret() != "" {
+			f = append(f, [2]string{"Secret", made.GetSecret()})
+		}
+		return show.Fields(w, f)
+	})
+}
+
+func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "delete NAME|ID", Short: "Delete a service account and revoke its tokens", Args: session.Exactly("NAME|ID"),
+		ValidArgsFunction: session.FirstArg(s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
+			all, err := serviceAccounts(s).All(ctx, conn)
+			for _, a := range all {
+				names = append(names, a.GetName())
+			}
+			return names, err
+		})),
+	}
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		all, err := serviceAccounts(s).All(ctx, conn)
+		if err != nil {
+			return err
+		}
+		var matches []session.Match
+		for _, a := range all {
+			if a.GetId() == args[0] || a.GetName() == args[0] {
+				matches = append(matches, session.Match{ID: a.GetId(), About: a.GetName() + " of " + a.GetOrgId() + "/" + a.GetProjectId()})
+			}
+		}
+		id, err := session.One("service-account", args[0], matches)
+		if err != nil {
+			return err
+		}
+		req := &identityv1.DeleteServiceAccountRequest{Id: id}
+		req.OrgId, req.ProjectId = s.Tenant()
+		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteServiceAccount(ctx, req); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}

@@ -1,0 +1,167 @@
+package identity
+
+import (
+	"context"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// userCommand is `trivet user`.
+func userCommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "user", Short: "Create users and set their passwords", Args: cobra.NoArgs,
+		Long: `Create users and set their passwords. A new user cannot do anything yet: it needs a credential, which is a password
+or an identity at an OpenID provider, and a role, which ` + "`trivet binding add`" + ` gives. These commands require the role
+system:admin, except that every user can change their own password.`,
+		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding add --user ada --role project:member --org acme --project web",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout, nil), showUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),
+		changeUserCommand(s, "disable", "Revoke a user's tokens and issue no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+			return c.DisableUser(ctx, &identityv1.DisableUserRequest{UserId: id})
+		}),
+		changeUserCommand(s, "enable", "Allow a disabled user to log in again", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
+			return c.EnableUser(ctx, &identityv1.EnableUserRequest{UserId: id})
+		}),
+		linkIdentityCommand(s, "link", "Allow a user to log in with an OpenID provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+			return c.LinkIdentity(ctx, &identityv1.LinkIdentityRequest{UserId: id, Identity: i})
+		}),
+		linkIdentityCommand(s, "unlink", "Stop a user from logging in with an OpenID provider", func(ctx context.Context, c identityv1.IdentityServiceClient, id string, i *identityv1.Identity) (*identityv1.User, error) {
+			return c.UnlinkIdentity(ctx, &identityv1.UnlinkIdentityRequest{UserId: id, Identity: i})
+		}))
+	return c
+}
+
+var users = &session.List[*identityv1.User]{
+	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.User, string, error) {
+		page, err := identityv1.NewIdentityServiceClient(conn).ListUsers(ctx, &identityv1.ListUsersRequest{PageSize: session.PageSize, PageToken: token})
+		return page.GetUsers(), page.GetNextPageToken(), err
+	},
+	Whole:  func(all []*identityv1.User) proto.Message { return &identityv1.ListUsersResponse{Users: all} },
+	Name:   (*identityv1.User).GetId,
+	Header: []string{"ID", "NAME", "STATE", "LOGS IN BY", "ROLES"},
+	Row: func(u *identityv1.User) []string {
+		return []string{u.GetId(), u.GetName(), userState(u), strings.Join(userCredentials(u), ", "), strings.Join(userRoles(u), ", ")}
+	},
+}
+
+// userNames completes an argument or a flag with the IDs of users.
+func userNames(s *session.Session) cobra.CompletionFunc { return users.Names(s) }
+
+func createUserCommand(s *session.Session) *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use: "create USER", Short: "Create a user without a credential", Args: session.Exactly("USER"),
+		Long: `Create a user. USER is the ID that the user logs in with: 1 to 63 of A-Z a-z 0-9 . _ @ -. Give it a credential next,
+with ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.
+
+--org is the user's home org: its administrators can give the user roles directly, other orgs can only invite the
+user. Without --org, the home org is the org of the first role in an org that a system:admin gives to the user.`,
+		Example: "  trivet user create ada --name \"Ada Lovelace\" --org acme",
+	}
+	c.Flags().StringVar(&name, "name", "", "display name")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		req := &identityv1.CreateUserRequest{Id: args[0], Name: name}
+		if s.Given("org") {
+			req.OrgId, _ = s.Named()
+		}
+		u, err := identityv1.NewIdentityServiceClient(conn).CreateUser(ctx, req)
+		return printUser(s, u, err)
+	})
+	return c
+}
+
+func showUserCommand(s *session.Session) *cobra.Command {
+	c := userArgCommand(s, "show USER", "Show a user")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		u, err := identityv1.NewIdentityServiceClient(conn).GetUser(ctx, &identityv1.GetUserRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		return s.Print(u, []string{u.GetId()}, func(w io.Writer) error { return show.Fields(w, userFields(u)) })
+	})
+	return c
+}
+
+func deleteUserCommand(s *session.Session) *cobra.Command {
+	c := userArgCommand(s, "delete USER", "Delete a user with its credentials and roles")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteUser(ctx, &identityv1.DeleteUserRequest{UserId: args[0]}); err != nil {
+			return err
+		}
+		return s.Done(args[0], "deleted")
+	})
+	return c
+}
+
+func changeUserCommand(s *session.Session, verb, short string, do func(context.Context, identityv1.IdentityServiceClient, string) (*identityv1.User, error)) *cobra.Command {
+	c := userArgCommand(s, verb+" USER", short)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), args[0])
+		return printUser(s, u, err)
+	})
+	return c
+}
+
+func userArgCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(userNames(s))}
+}
+
+func printUser(s *session.Session, u *identityv1.User, err error) error {
+	if err != nil {
+		return err
+	}
+	return users.Print(s, u, u)
+}
+
+func userState(u *identityv1.User) string {
+	switch {
+	case u.GetDisabled():
+		return "DISABLED"
+	case !u.GetRegistered():
+		return "UNREGISTERED"
+	}
+	return "ACTIVE"
+}
+
+func userCredentials(u *identityv1.User) (all []string) {
+	if u.GetHasPassword() {
+		all = append(all, "password")
+	}
+	for _, i := range u.GetIdentities() {
+		all = append(all, i.GetProvider())
+	}
+	return all
+}
+
+func userRoles(u *identityv1.User) (all []string) {
+	for _, b := range u.GetBindings() {
+		all = append(all, bindingText(b))
+	}
+	return all
+}
+
+func userFields(u *identityv1.User) [][2]string {
+	f := [][2]string{{"ID", u.GetId()}, {"Name", u.GetName()}, {"State", userState(u)}, {"Created", show.When(u.GetCreatedAt())}}
+	if u.GetOrgId() != "" {
+		f = append(f, [2]string{"Home org", u.GetOrgId()})
+	}
+	if u.GetHasPassword() {
+		f = append(f, [2]string{"Password", "is set"})
+	}
+	for _, i := range u.GetIdentities() {
+		f = append(f, [2]string{"Identity", i.GetSubject() + " at " + i.GetProvider()})
+	}
+	for _, r := range userRoles(u) {
+		f = append(f, [2]string{"Role", r})
+	}
+	return f
+}

@@ -1,0 +1,79 @@
+package identity
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+)
+
+// whoAmICommand is `trivet whoami`.
+func whoAmICommand(s *session.Session) *cobra.Command {
+	c := &cobra.Command{
+		Use: "whoami", Short: "Show who you are and what you can do", Args: session.Exactly(),
+		Long: `Show the holder of the given or saved token, how the holder was authenticated, in which tenants the token is valid,
+the roles, and when the token expires.`,
+	}
+	c.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		me, err := identityv1.NewIdentityServiceClient(conn).WhoAmI(ctx, &identityv1.WhoAmIRequest{})
+		if err != nil {
+			return err
+		}
+		return s.Print(me, []string{me.GetPrincipalId()}, func(w io.Writer) error { return show.Fields(w, holderFields(me)) })
+	})
+	return c
+}
+
+// noProof is the proof of an unauthenticated token, which the REST token endpoint issues to anybody for any name.
+const noProof = "none"
+
+// holderFields returns the rows that describe the holder of a token.
+func holderFields(me *identityv1.WhoAmIResponse) [][2]string {
+	proof := me.GetProof()
+	if proof == noProof {
+		proof = "nothing: the token is unauthenticated"
+	}
+	f := [][2]string{
+		{"ID", me.GetPrincipalId()},
+		{"Name", me.GetPrincipalName()},
+		{"Kind", me.GetKind()},
+		{"Proven by", proof},
+		{"Acts in", holderScope(me)},
+		{"Token", me.GetTokenId()},
+		{"Good until", show.When(me.GetExpiresAt())},
+	}
+	if home := me.GetHomeOrgId(); home != "" {
+		f = append(f, [2]string{"Home org", home})
+	}
+	for _, b := range me.GetBindings() {
+		f = append(f, [2]string{"Role", bindingText(b)})
+	}
+	return f
+}
+
+func holderScope(me *identityv1.WhoAmIResponse) string {
+	switch {
+	case me.GetProjectId() != "":
+		return me.GetOrgId() + "/" + me.GetProjectId()
+	case me.GetOrgId() != "":
+		return "org " + me.GetOrgId()
+	}
+	for _, b := range me.GetBindings() {
+		if b.GetRole() == "system:admin" {
+			return "the whole cloud"
+		}
+	}
+	if me.GetDefaultProjectId() != "" {
+		return me.GetDefaultOrgId() + "/" + me.GetDefaultProjectId() + ", unless a command names another with --project"
+	}
+	if len(me.GetBindings()) == 0 {
+		return ""
+	}
+	return "what a command names with --org and --project"
+}

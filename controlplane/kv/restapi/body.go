@@ -1,0 +1,87 @@
+package restapi
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// bodyTiers bounds the memory of all request bodies, 128 MiB in total. The bytes of a body up to the first tier's upTo
+// count against the first tier's room, the bytes up to the next upTo against the second's, and so on. Large bodies that
+// arrive slowly, or never end, fill only the last tier, so small writes still succeed. Blocking bodies of at most 4 KiB
+// takes 4,096 connections that each have sent as much; blocking bodies of 64 KiB takes 546.
+var bodyTiers = []struct{ upTo, room int64 }{
+	{4 << 10, 16 << 20},
+	{64 << 10, 32 << 20},
+	{MaxBody, 80 << 20},
+}
+
+// bodyWait is how long a body waits for memory.
+const bodyWait = 2 * time.Second
+
+// bodyBudget is the memory of all request bodies.
+type bodyBudget []*semaphore.Weighted
+
+func newBodyBudget() bodyBudget {
+	b := make(bodyBudget, len(bodyTiers))
+	for i, t := range bodyTiers {
+		b[i] = semaphore.NewWeighted(t.room)
+	}
+	return b
+}
+
+// countedBody is a request body whose bytes are charged to the budget when they arrive, so that a client that announces
+// a large body but sends nothing reserves nothing.
+type countedBody struct {
+	io.ReadCloser
+	ctx    context.Context
+	budget bodyBudget
+	read   int64
+	held   []int64 // by tier
+}
+
+// Read implements io.Reader. It fails with Throttled when there is no memory for what it has read.
+func (c *countedBody) Read(p []byte) (int, error) {
+	tier := 0
+	for tier < len(bodyTiers)-1 && c.read >= bodyTiers[tier].upTo {
+		tier++
+	}
+	if left := bodyTiers[tier].upTo - c.read; tier < len(bodyTiers)-1 && int64(len(p)) > left {
+		p = p[:left]
+	}
+	n, err := c.ReadCloser.Read(p)
+	if n <= 0 {
+		return n, err
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, bodyWait)
+	defer cancel()
+	if c.budget[tier].Acquire(ctx, int64(n)) != nil {
+		return 0, fault.New(fault.Throttled, "too many large request bodies are being received at once: try again, or send smaller values").MayRetry()
+	}
+	c.held[tier] += int64(n)
+	c.read += int64(n)
+	return n, err
+}
+
+// free releases the memory of the body.
+func (c *countedBody) free() {
+	for tier, n := range c.held {
+		c.budget[tier].Release(n)
+	}
+}
+
+// body decodes a JSON body into v, within the memory budget. The caller calls free when it does not need the body any
+// more.
+func (s *Server) body(r request, v any) (raw []byte, free func(), err error) {
+	counted := &countedBody{ReadCloser: r.Body, ctx: r.Context(), budget: s.bodies, held: make([]int64, len(bodyTiers))}
+	r.Body = counted
+	if raw, err = rest.Decode(r.Request, v); err != nil {
+		return nil, counted.free, err
+	}
+	return raw, counted.free, r.from.verify(raw)
+}

@@ -1,0 +1,62 @@
+package restapi
+
+import (
+	"context"
+	"errors"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// restKinds lists the error kinds of etcd's errors. All others are fault.Internal.
+var restKinds = map[error]fault.Kind{
+	rpctypes.ErrEmptyKey:         fault.InvalidArgument,
+	rpctypes.ErrRequestTooLarge:  fault.TooLarge,
+	rpctypes.ErrNoLeader:         fault.Unavailable,
+	rpctypes.ErrNotLeader:        fault.Unavailable,
+	rpctypes.ErrLeaderChanged:    fault.Unavailable,
+	rpctypes.ErrPermissionDenied: fault.PermissionDenied,
+	rpctypes.ErrUserNotFound:     fault.PermissionDenied,
+	rpctypes.ErrUserEmpty:        fault.PermissionDenied,
+	rpctypes.ErrInvalidAuthToken: fault.PermissionDenied,
+	rpctypes.ErrAuthOldRevision:  fault.PermissionDenied,
+}
+
+// faultOf converts an error to the fault that the caller sees (docs/api.md, "Errors"). etcd's errors keep their text. A
+// request that exceeds its deadline is an internal error, except for changes of the members (Server.change).
+func faultOf(err error) error {
+	if _, ours := fault.From(err); ours {
+		return err
+	}
+	var behind *consensus.NotLeaderError
+	var known rpctypes.EtcdError
+	var answer interface {
+		error
+		GRPCStatus() *status.Status
+	}
+	switch {
+	case errors.As(err, &behind):
+		return notLeader("the leader changed: say it again")
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), outOfTime(err):
+		return fault.New(fault.Internal, "not finished in time: a write may have been carried out or not").MayRetry().Because(err)
+	case errors.As(err, &known), errors.As(err, &answer) && errors.As(rpctypes.Error(answer), &known):
+		kind := restKinds[known] // Internal for all others
+		f := fault.New(kind, "%s", known.Error()).Because(err)
+		f.Retry = kind == fault.Unavailable || known.Code() == codes.Unavailable
+		if kind == fault.PermissionDenied {
+			f.Message += ": REST acts as the user " + User
+		}
+		return f
+	}
+	return err
+}
+
+// outOfTime reports whether err is a gRPC status for an ended context.
+func outOfTime(err error) bool {
+	code := status.Code(err)
+	return code == codes.DeadlineExceeded || code == codes.Canceled
+}

@@ -1,0 +1,181 @@
+package restapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// MaxValue is the maximum size of a value in bytes.
+const MaxValue = 1536 << 10
+
+// listEnd is appended to a prefix to get the end of its list (docs/api.md, "REST: keys and members"). The list excludes
+// keys that continue with ~ or a higher byte, which includes all non-ASCII characters.
+const listEnd = "~"
+
+// keyOf returns the stored key for the percent-encoded rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys
+// and members"). The path is decoded once; dots, slashes and NULs are not normalized.
+func keyOf(remainder string) (string, error) {
+	key, err := url.PathUnescape(remainder)
+	if err != nil {
+		return "", fault.Invalid("key", "the path is not percent-encoded as it should be: %v", err)
+	}
+	if key == "" {
+		return "", fault.Invalid("key", "is empty: want /api/v1/kv/{key}")
+	}
+	if strings.Contains(key, "/") {
+		key = "/" + key
+	}
+	if len(key) > command.MaxKeyBytes {
+		return "", fault.Invalid("key", "is longer than %d bytes", command.MaxKeyBytes)
+	}
+	return key, nil
+}
+
+// listBounds returns the range [prefix, prefix~) of a list. Keys are not empty, so the lowest key is a single NUL.
+func listBounds(prefix string) (key, end []byte) {
+	end = []byte(prefix + listEnd)
+	if prefix == "" {
+		return []byte{0}, end
+	}
+	return []byte(prefix), end
+}
+
+// listQuery holds the query parameters of a list or read. queryOf refuses an invalid query and repeated parameters, so
+// that the response never differs from what the caller meant.
+type listQuery struct {
+	prefix string
+	local  bool
+}
+
+func queryOf(r *http.Request) (q listQuery, err error) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return q, fault.New(fault.InvalidArgument, "the query cannot be read: %v", err)
+	}
+	for _, name := range []string{"prefix", "consistency"} {
+		if len(values[name]) > 1 {
+			return q, fault.Invalid(name, "is given %d times", len(values[name]))
+		}
+	}
+	q.prefix = values.Get("prefix")
+	switch strings.ToLower(values.Get("consistency")) {
+	case "local", "serializable":
+		q.local = true
+	}
+	return q, nil
+}
+
+// item is a key with its value in JSON. Invalid UTF-8 is replaced by U+FFFD (docs/api.md). The exact bytes are
+// then added in base64, an extension of the contract.
+type item struct {
+	Key         string `json:"key"`
+	Value       string `json:"value"`
+	KeyBase64   []byte `json:"key_base64,omitempty"`
+	ValueBase64 []byte `json:"value_base64,omitempty"`
+}
+
+func itemOf(key, value []byte) item {
+	it := item{Key: string(key), Value: string(value)} // encoding/json replaces each invalid byte by U+FFFD
+	if !utf8.Valid(key) {
+		it.KeyBase64 = key
+	}
+	if !utf8.Valid(value) {
+		it.ValueBase64 = value
+	}
+	return it
+}
+
+// keyDone is the response to a write.
+type keyDone struct {
+	Key       string `json:"key"`
+	KeyBase64 []byte `json:"key_base64,omitempty"`
+	Success   bool   `json:"success"`
+}
+
+func doneWith(key string) keyDone {
+	done := keyDone{Key: key, Success: true}
+	if !utf8.ValidString(key) {
+		done.KeyBase64 = []byte(key)
+	}
+	return done
+}
+
+// text is a JSON string that is decoded to exactly the bytes to store.
+type text struct {
+	given bool
+	bytes string
+}
+
+// UnmarshalJSON accepts only strings. It refuses half of a surrogate pair, which encoding/json would replace.
+func (t *text) UnmarshalJSON(raw []byte) error {
+	if len(raw) == 0 || raw[0] != '"' {
+		return fault.Invalid("value", "want a string, got %s", jsonKind(raw))
+	}
+	if half := lonelySurrogate(raw); half != "" {
+		return fault.Invalid("value", `\u%s is half of a character`, half)
+	}
+	t.given = true
+	return json.Unmarshal(raw, &t.bytes)
+}
+
+func jsonKind(raw []byte) string {
+	switch raw = bytes.TrimSpace(raw); {
+	case len(raw) == 0:
+		return "nothing"
+	case raw[0] == '{':
+		return "an object"
+	case raw[0] == '[':
+		return "an array"
+	case raw[0] == 't', raw[0] == 'f':
+		return "a bool"
+	case raw[0] == 'n':
+		return "null"
+	}
+	return "a number"
+}
+
+// lonelySurrogate returns the hexadecimal digits of the first escape that is half of a surrogate pair; "" if there is
+// none.
+func lonelySurrogate(raw []byte) string {
+	for {
+		at := bytes.IndexByte(raw, '\\')
+		if at < 0 || at+1 >= len(raw) {
+			return ""
+		}
+		if raw[at+1] != 'u' {
+			raw = raw[at+2:]
+			continue
+		}
+		first, ok := escaped(raw[at:])
+		if !ok {
+			return ""
+		}
+		raw = raw[at+6:]
+		if !utf16.IsSurrogate(first) {
+			continue
+		}
+		second, ok := escaped(raw)
+		if !ok || utf16.DecodeRune(first, second) == utf8.RuneError {
+			return strconv.FormatInt(int64(first), 16)
+		}
+		raw = raw[6:]
+	}
+}
+
+// escaped parses an escape \uXXXX at the start of raw.
+func escaped(raw []byte) (rune, bool) {
+	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(raw[2:6]), 16, 16)
+	return rune(n), err == nil
+}

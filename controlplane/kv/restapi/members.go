@@ -1,0 +1,256 @@
+package restapi
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/gorilla/mux"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Membership lists and changes the members. *membership.Service implements it. It returns FailedPrecondition for
+// refused changes and DeadlineExceeded for timeouts.
+type Membership interface {
+	List(ctx context.Context, serializable bool) ([]membership.Member, error)
+	Add(context.Context, membership.AddRequest) (membership.Member, []membership.Member, error)
+	// RemoveOpen removes a member for a caller without a credential. It refuses to leave fewer than three voters.
+	RemoveOpen(ctx context.Context, id uint64) ([]membership.Member, error)
+	// Transfer makes a member the leader of the raft groups.
+	Transfer(ctx context.Context, to uint64, groups ...uint64) error
+}
+
+func (s *Server) memberRoutes() {
+	s.route(http.MethodGet, "/api/v1/cluster/status", s.status)
+	s.audited(http.MethodPost, "/api/v1/cluster/members", pb.Cluster_MemberAdd_FullMethodName, s.addMember)
+	s.audited(http.MethodDelete, "/api/v1/cluster/members/{node_id}", pb.Cluster_MemberRemove_FullMethodName, s.removeMember)
+	s.audited(http.MethodPost, "/api/v1/cluster/leader/transfer", pb.Maintenance_MoveLeader_FullMethodName, s.transfer)
+	s.audited(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd)
+}
+
+// audited registers a route that changes the cluster. The audit records the call under the equivalent gRPC method, with
+// the caller's address, since these callers have no credential. A refused or failed call is recorded here, a successful
+// one in the transaction of the change (audit.Stamp). A forwarded request is recorded by the leader.
+func (s *Server) audited(method, path, as string, h handler) {
+	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
+		caller := &cloud.Caller{
+			Method: as, Target: r.Method + " " + r.URL.EscapedPath(), Address: rest.Remote(r), RequestID: rest.RequestID(r.Context()),
+		}
+		data, err := s.serve(w, r.WithContext(auth.With(r.Context(), caller, auth.REST)), h)
+		if f, ok := fault.From(err); s.opts.Audit != nil && err != nil {
+			if !ok {
+				f = fault.New(fault.Internal, "internal error")
+			}
+			auth.Report(s.opts.Audit, caller, auth.Method(as), f, "", "")
+		}
+		return data, err
+	})
+}
+
+// clusterStatus is the state of the raft group as this member sees it. The role of a learner is Follower, as in raft.
+type clusterStatus struct {
+	NodeID    uint64 `json:"node_id"`
+	ClusterID uint64 `json:"cluster_id"`
+	Term      uint64 `json:"term"`
+	Role      string `json:"role"`
+	IsLeader  bool   `json:"is_leader"`
+}
+
+func (s *Server) status(r request) (any, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	defer cancel()
+	g, err := s.opts.Group.Status(ctx)
+	if errors.Is(err, consensus.ErrNoGroup) { // the member has not joined the group yet
+		g, err = consensus.GroupStatus{Role: "Follower"}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return clusterStatus{
+		NodeID: s.opts.Self, ClusterID: s.opts.Cluster, Term: g.Term, Role: g.Role, IsLeader: g.Leader == s.opts.Self,
+	}, nil
+}
+
+// hostOf returns the host of a member's REST, which is the host of its raft address.
+func (s *Server) hostOf(ctx context.Context, id uint64) (string, error) {
+	all, err := s.opts.Members.List(ctx, true)
+	if err != nil {
+		return "", err
+	}
+	for _, m := range all {
+		if m.ID != id {
+			continue
+		}
+		if host, ok := leaderHost(m.RaftAddr); ok {
+			return host, nil
+		}
+		return "", notLeader("member %d, the leader, has an address that cannot be used: %q", id, m.RaftAddr)
+	}
+	return "", notLeader("member %d, the leader, is not in the list of members", id)
+}
+
+// about appends details from the request body to the target of the audit record.
+func (r request) about(format string, args ...any) {
+	if c := auth.CallerOf(r.Context()); c != nil {
+		c.Target += " " + fmt.Sprintf(format, args...)
+	}
+}
+
+type memberBody struct {
+	NodeID    uint64 `json:"node_id"`
+	RaftAddr  string `json:"raft_addr"`
+	ClientURL string `json:"client_url"`
+	Name      string `json:"name"`
+	IsLearner bool   `json:"is_learner"`
+}
+
+func (s *Server) addMember(r request) (any, error) {
+	var in memberBody
+	body, free, err := s.body(r, &in)
+	defer free()
+	if err != nil {
+		return nil, err
+	}
+	if in.NodeID == 0 {
+		return nil, fault.Invalid("node_id", "is required: want 1 to %d", int64(math.MaxInt64))
+	}
+	return s.add(r, body, in)
+}
+
+// legacyAdd adds a member for first-boot automation that uses the legacy path /admin/member/add.
+func (s *Server) legacyAdd(r request) (any, error) {
+	var in struct {
+		ID       string `json:"id"`
+		RaftAddr string `json:"raft_addr"`
+	}
+	body, free, err := s.body(r, &in)
+	defer free()
+	if err != nil {
+		return nil, err
+	}
+	id, err := legacyID(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return s.add(r, body, memberBody{NodeID: id, RaftAddr: in.RaftAddr, Name: in.ID})
+}
+
+// legacyID returns the numeric ID for an ID of the legacy path: the number of node<number>, or else the last 53 bits of
+// the SHA-256 of the text.
+func legacyID(text string) (uint64, error) {
+	if strings.TrimSpace(text) == "" {
+		return 0, fault.Invalid("id", "is required")
+	}
+	if digits, ok := strings.CutPrefix(text, "node"); ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
+		switch n, err := strconv.ParseUint(digits, 10, 63); {
+		case err == nil && n == 0:
+			return 0, fault.Invalid("id", "is node 0: members are numbered from 1")
+		case err == nil:
+			return n, nil
+		}
+	}
+	sum := sha256.Sum256([]byte(text))
+	return max(binary.BigEndian.Uint64(sum[len(sum)-8:])&membership.MaxID, 1), nil
+}
+
+type memberAdded struct {
+	NodeID   uint64 `json:"node_id"`
+	RaftAddr string `json:"raft_addr"`
+	Members  int    `json:"members"`
+	Success  bool   `json:"success"`
+}
+
+func (s *Server) add(r request, body []byte, in memberBody) (any, error) {
+	if strings.TrimSpace(in.RaftAddr) == "" {
+		return nil, fault.Invalid("raft_addr", "is required")
+	}
+	q := membership.AddRequest{ID: in.NodeID, Name: in.Name, RaftAddr: in.RaftAddr, Learner: in.IsLearner, Open: true}
+	if in.ClientURL != "" {
+		q.ClientURLs = []string{in.ClientURL}
+	}
+	r.about("node_id=%d raft_addr=%s", q.ID, q.RaftAddr)
+	return s.change(r, body, func(ctx context.Context, w *rest.Response) (any, error) {
+		added, all, err := s.opts.Members.Add(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		w.Status = http.StatusCreated
+		return memberAdded{NodeID: added.ID, RaftAddr: added.RaftAddr, Members: len(all), Success: true}, nil
+	})
+}
+
+func (s *Server) removeMember(r request) (any, error) {
+	id, err := strconv.ParseUint(mux.Vars(r.Request)["node_id"], 10, 64)
+	if err != nil || id == 0 {
+		return nil, fault.Invalid("node_id", "want a whole number from 1")
+	}
+	return s.change(r, nil, func(ctx context.Context, _ *rest.Response) (any, error) {
+		all, err := s.opts.Members.RemoveOpen(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return struct {
+			NodeID  uint64 `json:"node_id"`
+			Members int    `json:"members"`
+			Success bool   `json:"success"`
+		}{id, len(all), true}, nil
+	})
+}
+
+func (s *Server) transfer(r request) (any, error) {
+	var in struct {
+		TargetID uint64 `json:"target_id"`
+	}
+	body, free, err := s.body(r, &in)
+	defer free()
+	if err != nil {
+		return nil, err
+	}
+	if in.TargetID == 0 {
+		return nil, fault.Invalid("target_id", "want the id of a member, from 1")
+	}
+	r.about("target_id=%d", in.TargetID)
+	return s.change(r, body, func(ctx context.Context, _ *rest.Response) (any, error) {
+		if err := s.opts.Members.Transfer(ctx, in.TargetID, s.opts.GroupID); err != nil {
+			return nil, err
+		}
+		if s.opts.Audit != nil {
+			s.opts.Audit.Done(auth.CallerOf(ctx)) // a transfer has no transaction that could hold the record
+		}
+		return struct {
+			Leader  uint64 `json:"leader"`
+			Success bool   `json:"success"`
+		}{in.TargetID, true}, nil
+	})
+}
+
+// change runs a change of the members or of the leadership on the leader. It returns DeadlineExceeded after memberTime.
+func (s *Server) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
+	to, err := s.hop(r, false)
+	if err != nil {
+		return nil, err
+	}
+	if !to.here {
+		return s.hand(r, to, body, memberTime, false)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), memberTime)
+	defer cancel()
+	data, err := do(ctx, r.w)
+	if _, ours := fault.From(err); err != nil && !ours && ctx.Err() != nil {
+		err = fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out").MayRetry().Because(err)
+	}
+	return data, err
+}

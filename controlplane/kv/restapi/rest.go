@@ -1,0 +1,360 @@
+// Package restapi serves the REST API of the key-value store and of the cluster's members. The main type is Server.
+// gRPC clients, which speak etcd's API, are served by package etcdrpc.
+//
+// Decisions:
+//   - The API has no credentials, because its contract has none. A Server therefore accepts requests on the loopback
+//     interface only, unless Options.Open is set. /health and /ready accept every client.
+//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that ask
+//     for local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
+//   - Keys are read and written through the same kv.Service as gRPC. Once etcd's Auth is enabled, REST acts as the user
+//     named by User.
+//
+// The package reaches the keys, the members and consensus only through the interfaces Keyspace, Membership and Group.
+package restapi
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+const (
+	// MaxBody is the maximum size of a request body in bytes. A value of MaxValue fits in every JSON encoding of it.
+	MaxBody = 12 << 20
+	// User is the user of etcd's Auth for all requests, once Auth is enabled.
+	User = "rest"
+
+	// keyTime is the deadline of a read or write of keys, memberTime that of a change of the members or the leader. The
+	// deadline of a forwarded request is longer by forwardMore, so that the leader's own timeout error arrives.
+	keyTime     = 10 * time.Second
+	memberTime  = 30 * time.Second
+	forwardMore = 2 * time.Second
+
+	// maxLists is the maximum number of lists that are written at the same time.
+	maxLists = 64
+
+	// staleHeader marks the response of a read that this member served from local data because no leader is known.
+	staleHeader = "X-Trivet-Stale"
+)
+
+// Keyspace reads and writes keys. *kv.Service implements it.
+type Keyspace interface {
+	Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error)
+	// RangeStream sends a range in pieces, all at one revision.
+	RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error
+	Put(context.Context, *pb.PutRequest) (*pb.PutResponse, error)
+	DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
+}
+
+// Group is the raft group of the key-value store. kv.Agreement implements it.
+type Group interface {
+	// Leader returns the ID of the leader and its term; 0 if no leader is known.
+	Leader() (member, term uint64)
+	Status(ctx context.Context) (consensus.GroupStatus, error)
+}
+
+// Options of a Server. Fields are required unless documented as optional.
+type Options struct {
+	Keys    Keyspace
+	Members Membership
+	Group   Group
+	// GroupID is the ID of the raft group of the key-value store.
+	GroupID uint64
+	// Self is the ID of this member, Cluster the ID of the cluster.
+	Self, Cluster uint64
+	// Key is the key for the MACs of forwarded requests. It is the same on all members.
+	Key []byte
+	// Port is the port of REST on all members.
+	Port uint16
+	// Open accepts requests on the member's own address from all clients, not only from members.
+	Open bool
+	// Hosts lists accepted host names besides IP addresses and localhost; optional.
+	Hosts []string
+	// ToMember is the TLS configuration for requests to other members; nil for plaintext.
+	ToMember *tls.Config
+	Log      *slog.Logger
+	// Audit records refused and failed changes of the members and of the leader; optional.
+	Audit auth.Auditor
+	// Metrics counts requests.
+	Metrics *rest.Metrics
+	// Now replaces time.Now; optional.
+	Now func() time.Time
+}
+
+// Server serves the REST API of the key-value store and of the members (docs/api.md, "REST: keys and members").
+// Requests have no credentials. A request that arrives on loopback is accepted. A request to another address of this
+// member is accepted only if a member forwarded it (forward.go), or if Options.Open is set. The local address of the
+// connection decides, so one Server can serve any number of listeners.
+//
+// The leader serves all requests except local reads; another member forwards them. A member that is not the leader
+// refuses a forwarded request.
+type Server struct {
+	opts    Options
+	server  *rest.Server
+	forward *forwarder
+	once    onceOnly
+	bodies  bodyBudget
+	lists   *semaphore.Weighted
+}
+
+// New returns a Server. The caller closes it.
+func New(opts Options) *Server {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	s := &Server{
+		opts: opts, forward: newForwarder(seal{opts.Key, opts.Now}, opts.Port, opts.ToMember),
+		bodies: newBodyBudget(), lists: semaphore.NewWeighted(maxLists),
+		server: rest.New(rest.Options{
+			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxBody, Hosts: opts.Hosts,
+		}),
+	}
+	const path = keyPath + "{key:.*}"
+	s.route(http.MethodGet, "/api/v1/kv", s.list)
+	s.route(http.MethodGet, path, s.get)
+	s.route(http.MethodPut, path, s.put)
+	s.route(http.MethodDelete, path, s.delete)
+	s.route(http.MethodPost, path+"/put", s.put)
+	s.route(http.MethodPost, path+"/delete", s.delete)
+	s.memberRoutes()
+	return s
+}
+
+// ready returns an error if the raft group has no leader, so that keys cannot be written. /ready reports it.
+func (o *Options) ready(context.Context) error {
+	if leader, _ := o.Group.Leader(); leader == 0 {
+		return errors.New("no leader of the keys: fewer than a majority of the members can be reached")
+	}
+	return nil
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.server.ServeHTTP(w, r) }
+
+// Routes lists all routes, for tests.
+func (s *Server) Routes() []rest.Route { return s.server.Routes() }
+
+// Close closes idle connections to other members.
+func (s *Server) Close() { s.forward.client.CloseIdleConnections() }
+
+// Addresses returns the addresses to listen on: own, the member's address, and loopback of the same IP version.
+func Addresses(own string) []string {
+	ip := net.ParseIP(own)
+	switch {
+	case ip == nil, ip.IsLoopback(), ip.IsUnspecified():
+		return []string{own}
+	case ip.To4() == nil:
+		return []string{own, "::1"}
+	}
+	return []string{own, "127.0.0.1"}
+}
+
+// request is an accepted request.
+type request struct {
+	*http.Request
+	w *rest.Response
+	// from is set if another member forwarded the request.
+	from *forwarded
+}
+
+type handler func(request) (any, error)
+
+func (s *Server) route(method, path string, h handler) {
+	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) { return s.serve(w, r, h) })
+}
+
+func (s *Server) handle(method, path string, h rest.Handler) {
+	const why = "the spec's part 5.5: the keys' REST checks no credential; it answers on loopback, and other members, unless it is opened"
+	s.server.HandleBare(method, path, why, h)
+}
+
+// serve runs a handler if admit accepts the caller.
+func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
+	from, err := s.admit(r)
+	if err != nil {
+		return nil, err
+	}
+	if c := auth.CallerOf(r.Context()); c != nil && from != nil {
+		c.Address = from.address
+	}
+	data, err := h(request{r.WithContext(kv.As(r.Context(), User)), w, from})
+	if err != nil {
+		return nil, faultOf(err)
+	}
+	return data, nil
+}
+
+// admit checks the caller, before the body is read. It returns the verified header of a forwarded request, or nil.
+func (s *Server) admit(r *http.Request) (*forwarded, error) {
+	if header := r.Header.Get(forwardHeader); header != "" {
+		from, err := s.forward.seal.check(s.opts.Self, header, r.Method, r.URL.RequestURI())
+		if err != nil {
+			return nil, err
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			err = s.once.first(from.nonce, s.opts.Now())
+		}
+		return from, err
+	}
+	if !s.opts.Open && !rest.FromLoopback(r) {
+		return nil, fault.New(fault.PermissionDenied,
+			"the key-value store asks for no credential, so it answers on this host's loopback only: call it there, or by gRPC, or open it with rest.open: [kv]")
+	}
+	return nil, s.server.NotABrowser(r)
+}
+
+// hop is the decision which member serves a request.
+type hop struct {
+	// here is set if this member serves the request, stale if it does so from local data because no leader is known.
+	here, stale bool
+	leader      uint64
+	host        string
+}
+
+// hop decides which member serves a request. reads reports whether the request only reads.
+func (s *Server) hop(r request, reads bool) (hop, error) {
+	leader, _ := s.opts.Group.Leader()
+	switch {
+	case leader == s.opts.Self:
+		return hop{here: true}, nil
+	case r.from != nil:
+		return hop{}, notLeader("this member, %d, does not lead", s.opts.Self)
+	case leader == 0 && reads:
+		return hop{here: true, stale: true}, nil
+	case leader == 0:
+		return hop{}, notLeader("no leader is known")
+	}
+	host, err := s.hostOf(r.Context(), leader)
+	return hop{leader: leader, host: host}, err
+}
+
+func notLeader(format string, args ...any) error {
+	return fault.New(fault.Unavailable, format, args...).MayRetry()
+}
+
+func (s *Server) hand(r request, to hop, body []byte, limit time.Duration, list bool) (any, error) {
+	return s.forward.forward(r.w, r.Request, to.leader, to.host, body, limit+forwardMore, list)
+}
+
+// keyPath is the path prefix of a key.
+const keyPath = "/api/v1/kv/"
+
+// key returns the key of the path as it was sent. It does not use the variable of the router, which decodes encoded
+// slashes in paths that are not valid in RFC 3986.
+func (r request) key() (string, error) {
+	sent := r.URL.RawPath
+	if sent == "" {
+		sent = r.URL.EscapedPath()
+	}
+	remainder, ok := strings.CutPrefix(sent, keyPath)
+	if ok && r.Method == http.MethodPost {
+		at := strings.LastIndexByte(remainder, '/')
+		ok = at >= 0
+		remainder = remainder[:max(at, 0)]
+	}
+	if !ok {
+		return "", fault.New(fault.NotFound, "no such path: %s", sent)
+	}
+	return keyOf(remainder)
+}
+
+func (s *Server) get(r request) (any, error) {
+	key, err := r.key()
+	if err != nil {
+		return nil, err
+	}
+	q, err := queryOf(r.Request)
+	if err != nil {
+		return nil, err
+	}
+	to := hop{here: true}
+	if !q.local {
+		if to, err = s.hop(r, true); err != nil {
+			return nil, err
+		}
+	}
+	if !to.here {
+		return s.hand(r, to, nil, keyTime, false)
+	}
+	if to.stale {
+		r.w.Header().Set(staleHeader, "1")
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	defer cancel()
+	found, err := s.opts.Keys.Range(ctx, &pb.RangeRequest{Key: []byte(key), Serializable: q.local || to.stale})
+	if err != nil {
+		return nil, err
+	}
+	if len(found.Kvs) == 0 {
+		return nil, fault.New(fault.NotFound, "Key not found")
+	}
+	return itemOf(found.Kvs[0].Key, found.Kvs[0].Value), nil
+}
+
+func (s *Server) put(r request) (any, error) {
+	key, err := r.key()
+	if err != nil {
+		return nil, err
+	}
+	var in struct {
+		Value text `json:"value"`
+	}
+	body, free, err := s.body(r, &in)
+	defer free()
+	switch {
+	case err != nil:
+		return nil, err
+	case !in.Value.given:
+		return nil, fault.Invalid("value", "is required: want a string")
+	case len(in.Value.bytes) > MaxValue:
+		return nil, rpctypes.ErrGRPCRequestTooLarge
+	}
+	to, err := s.hop(r, false)
+	if err != nil {
+		return nil, err
+	}
+	if !to.here {
+		return s.hand(r, to, body, keyTime, false)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	defer cancel()
+	if _, err := s.opts.Keys.Put(ctx, &pb.PutRequest{Key: []byte(key), Value: []byte(in.Value.bytes)}); err != nil {
+		return nil, err
+	}
+	return doneWith(key), nil
+}
+
+func (s *Server) delete(r request) (any, error) {
+	key, err := r.key()
+	if err != nil {
+		return nil, err
+	}
+	to, err := s.hop(r, false)
+	if err != nil {
+		return nil, err
+	}
+	if !to.here {
+		return s.hand(r, to, nil, keyTime, false)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	defer cancel()
+	if _, err := s.opts.Keys.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte(key)}); err != nil {
+		return nil, err
+	}
+	return doneWith(key), nil
+}

@@ -1,0 +1,410 @@
+package restapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/authpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// stageErrors are failures that a story names.
+var stageErrors = map[string]error{
+	"nospace":   rpctypes.ErrGRPCNoSpace,
+	"noleader":  rpctypes.ErrGRPCNoLeader,
+	"changed":   rpctypes.ErrGRPCLeaderChanged,
+	"uncertain": rpctypes.ErrGRPCTimeoutDueToLeaderFail,
+	"deadline":  fmt.Errorf("wait: %w", context.DeadlineExceeded),
+	"ours":      errors.New("secret of the disk"),
+	"rejected":  fault.New(fault.FailedPrecondition, "member 9 was removed").WithReason("MEMBER_ID_REMOVED"),
+	"timeout":   fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out"),
+}
+
+// The stories are in testdata/rest. Commands:
+//
+//	members [count=] [open]   new members; member 1 leads
+//	leader is= [member=]      who leads, 0: nobody; or who a member thinks does
+//	lag member=               it carries out nothing from now on
+//	stop member=              its REST can be reached no more
+//	public, loopback          by which address the next requests come
+//	fail member= with=        the next call for its keys fails; torn: its lists, after the first piece
+//	fail members with=        the next change of members fails
+//	raft member= addr=        its raft address
+//	put                       KEY=VALUE lines into the store, Go strings without their quotes
+//	keys                      what the store holds
+//	users [root]              users of the store's own, the user rest and what it may read among them, or root only; Auth is enabled
+//	http [member=] [long=]    a request: METHOD PATH, headers, an empty line, a body. LONG in it is that many x
+func TestREST(t *testing.T) {
+	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
+		var s *stage
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd == "members" {
+				count := 3
+				d.MaybeScanArgs(t, "count", &count)
+				s = newStage(t, count, d.HasArg("open"), true)
+				return ""
+			}
+			s.t = t
+			return s.step(d)
+		})
+	})
+}
+
+func (s *stage) step(d *datadriven.TestData) string {
+	t := s.t
+	id, name := uint64(1), ""
+	d.MaybeScanArgs(t, "member", &id)
+	d.MaybeScanArgs(t, "with", &name)
+	switch d.Cmd {
+	case "leader":
+		s.agreement.mu.Lock()
+		if d.HasArg("member") {
+			var leader uint64
+			d.ScanArgs(t, "is", &leader)
+			s.agreement.views[id] = leader
+		} else {
+			clear(s.agreement.views)
+			d.ScanArgs(t, "is", &s.agreement.leader)
+		}
+		s.agreement.mu.Unlock()
+	case "lag":
+		s.agreement.mu.Lock()
+		s.agreement.lagging[id] = true
+		s.agreement.mu.Unlock()
+	case "stop":
+		for _, r := range s.rest {
+			r.Close() // so that what is tried next is to connect
+		}
+		require.NoError(t, s.servers[id].Close())
+	case "public":
+		s.public = true
+	case "loopback":
+		s.public = false
+	case "fail":
+		require.Contains(t, stageErrors, name)
+		switch {
+		case d.HasArg("members"):
+			s.members.err = stageErrors[name]
+		case d.HasArg("torn"):
+			s.keys[id].torn = stageErrors[name]
+		default:
+			s.keys[id].err = stageErrors[name]
+		}
+	case "raft":
+		s.members.list[id-1].RaftAddr = ""
+		d.MaybeScanArgs(t, "addr", &s.members.list[id-1].RaftAddr)
+	case "put":
+		for line := range strings.SplitSeq(d.Input, "\n") {
+			var key, value string
+			k, v, _ := strings.Cut(line, "=")
+			_, err := fmt.Sscanf(`"`+k+`" "`+v+`"`, "%q %q", &key, &value)
+			require.NoError(t, err)
+			_, err = s.services[1].Put(t.Context(), &pb.PutRequest{Key: []byte(key), Value: []byte(value)})
+			require.NoError(t, err)
+		}
+	case "keys":
+		var out strings.Builder
+		for _, kv := range keysIn(t, s.agreement.engines[1]) {
+			value := fmt.Sprintf("%q", kv.Value)
+			if len(kv.Value) > 100 {
+				value = fmt.Sprintf("%d bytes", len(kv.Value))
+			}
+			fmt.Fprintf(&out, "%q %s\n", kv.Key, value)
+		}
+		return out.String()
+	case "users":
+		users := []string{"root", User}
+		if d.HasArg("root") {
+			users = users[:1]
+		}
+		s.enableAuth(users)
+	case "http":
+		return s.http(d, id)
+	default:
+		d.Fatalf(t, "unknown command %s", d.Cmd)
+	}
+	return ""
+}
+
+func keysIn(t *testing.T, e *mvcc.Engine) []mvcc.KV {
+	snap := e.Snapshot()
+	defer snap.Close()
+	got, err := snap.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
+	require.NoError(t, err)
+	return got.KVs
+}
+
+// enableAuth makes root, and the user that REST acts as, who may read and write what begins with "open".
+func (s *stage) enableAuth(users []string) {
+	t, k := s.t, s.services[1]
+	ctx := kv.As(t.Context(), "root")
+	for _, user := range users {
+		_, err := k.UserAdd(ctx, &pb.AuthUserAddRequest{Name: user, Password: "x"})
+		require.NoError(t, err)
+		_, err = k.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: user})
+		require.NoError(t, err)
+		_, err = k.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: user, Role: user})
+		require.NoError(t, err)
+	}
+	_, err := k.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{Name: users[len(users)-1], Perm: &authpb.Permission{
+		Key: []byte("open"), RangeEnd: []byte("opeo"), PermType: authpb.Permission_READWRITE,
+	}})
+	require.NoError(t, err)
+	_, err = k.AuthEnable(ctx, &pb.AuthEnableRequest{})
+	require.NoError(t, err)
+}
+
+// http sends a request and shows status, the headers that matter, and the envelope's content.
+func (s *stage) http(d *datadriven.TestData, id uint64) string {
+	long := 0
+	d.MaybeScanArgs(s.t, "long", &long)
+	head, body, _ := strings.Cut(d.Input, "\n\n")
+	lines := strings.Split(head, "\n")
+	fill := strings.NewReplacer("LONG", strings.Repeat("x", long))
+	body = fill.Replace(body)
+	text := fill.Replace(lines[0]) + " HTTP/1.1\r\n"
+	given := map[string]bool{}
+	for _, line := range lines[1:] {
+		name, value, _ := strings.Cut(line, ":")
+		given[strings.ToLower(name)] = true
+		if strings.TrimSpace(value) != "none" {
+			text += line + "\r\n"
+		}
+	}
+	if !given["host"] {
+		text += "Host: 127.0.0.1:8081\r\n"
+	}
+	if body != "" && !given["content-type"] {
+		text += "Content-Type: application/json\r\n"
+	}
+	if body != "" {
+		text += fmt.Sprintf("Content-Length: %d\r\n", len(body))
+	}
+	a := s.ask(id, text+"Connection: close\r\n\r\n"+body)
+	out := fmt.Sprintln(a.status)
+	for _, name := range []string{staleHeader, "Retry-After", "Allow"} {
+		if v := a.header.Get(name); v != "" {
+			out += name + ": " + v + "\n"
+		}
+	}
+	switch {
+	case a.err != nil:
+		return out + "cut off\n"
+	case len(a.body) == 0:
+		return out
+	case a.header.Get("Content-Type") != "application/json":
+		return out + "of net/http: " + string(a.body) + "\n" // what it refuses as being no HTTP never gets to us
+	}
+	text = a.payload(s.t)
+	require.NotContains(s.t, text, "secret")
+	if i := strings.Index(text, ", request "); i >= 0 {
+		text = text[:i] + ", request …" + text[i+len(", request ")+36:]
+	}
+	if len(text) > 400 {
+		text = fmt.Sprintf("%s … %d bytes", text[:60], len(text))
+	}
+	out += strings.ReplaceAll(text, strings.Repeat("x", max(long, 50)), "LONG") + "\n"
+	s.members.mu.Lock()
+	defer s.members.mu.Unlock()
+	if s.members.last != "" {
+		out += "members: " + s.members.last + "\n"
+		s.members.last = ""
+	}
+	return out
+}
+
+// TestForwardsAreMembersOwn sends forwarded requests with a changed authenticator, target, time, nonce, method, URI, body or
+// client address: all are refused. An unchanged one is carried out once, within the allowed skew of the clocks.
+func TestForwardsAreMembersOwn(t *testing.T) {
+	s := newStage(t, 2, false, true)
+	s.public = true
+	own := seal{[]byte("the members' key"), s.rest[1].opts.Now}
+	const body = `{"value":"v"}`
+	put := func(header, method, path, body string) answer {
+		return s.ask(1, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+			method, path, forwardHeader, header, len(body), body))
+	}
+	good := own.put(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
+	// field returns the header with another word in one place.
+	field := func(n int, word string) string {
+		words := strings.Split(good, " ")
+		require.NotEqual(t, words[n], word)
+		words[n] = word
+		return strings.Join(words, " ")
+	}
+	for name, a := range map[string]answer{
+		"of another key":    put(seal{[]byte("another key"), own.now}.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"for another":       put(own.put(2, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another method": put(own.put(1, "DELETE", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another path":   put(own.put(1, "PUT", "/api/v1/kv/b", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another query":  put(own.put(1, "PUT", "/api/v1/kv/a?x", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another body":   put(own.put(1, "PUT", "/api/v1/kv/a", []byte(`{"value":"w"}`), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"cut":               put(good[:len(good)-2], "PUT", "/api/v1/kv/a?x=1", body),
+		"of other words":    put("v1"+good[2:], "PUT", "/api/v1/kv/a?x=1", body),
+		"of other address":  put(strings.Replace(good, " 127.0.0.1 ", " 127.0.0.2 ", 1), "PUT", "/api/v1/kv/a?x=1", body),
+		"of another nonce":  put(field(2, strings.Repeat("0", 32)), "PUT", "/api/v1/kv/a?x=1", body),
+		"of another time":   put(field(1, strconv.FormatInt(s.clock.UnixMilli()+1, 10)), "PUT", "/api/v1/kv/a?x=1", body),
+		"nothing":           put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
+	} {
+		require.Equal(t, 403, a.status, "%s: %s", name, a.body)
+		require.Empty(t, keysIn(t, s.agreement.engines[1]), name)
+	}
+	a := put(good, "PUT", "/api/v1/kv/a?x=1", body)
+	require.Equal(t, 200, a.status, "%s", a.body)
+	require.Len(t, keysIn(t, s.agreement.engines[1]), 1)
+	require.Equal(t, 403, put(good, "PUT", "/api/v1/kv/a?x=1", body).status, "a second time")
+	made := s.clock
+	for _, late := range []time.Duration{-forwardSkew - time.Millisecond, forwardSkew + time.Millisecond} {
+		s.clock = made
+		header := own.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1")
+		s.clock = made.Add(late)
+		a := put(header, "PUT", "/api/v1/kv/a", body)
+		require.Equal(t, 403, a.status)
+		require.Contains(t, string(a.body), "clocks")
+	}
+	// Who is remembered is remembered while the forward could still be said, and forgotten in the end.
+	s.clock = made
+	var once onceOnly
+	require.NoError(t, once.first("n", made))
+	require.Error(t, once.first("n", made.Add(2*forwardSkew)))
+	require.Error(t, once.first("n", made.Add(2*forwardSkew+1)))
+	require.NoError(t, once.first("m", made.Add(5*forwardSkew)))
+	require.NoError(t, once.first("n", made.Add(5*forwardSkew)))
+}
+
+// A list goes on while it is read, without being held: here at a follower, which passes it on.
+func TestListsAreStreamed(t *testing.T) {
+	s := newStage(t, 2, false, true)
+	value := strings.Repeat("v", 1<<20)
+	const n = 24
+	for i := range n {
+		_, err := s.services[1].Put(t.Context(), &pb.PutRequest{Key: fmt.Appendf(nil, "k%02d", i), Value: []byte(value)})
+		require.NoError(t, err)
+	}
+	for _, id := range []uint64{1, 2} {
+		a := s.ask(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+		require.Equal(t, 200, a.status)
+		require.Equal(t, n, strings.Count(a.payload(t), `"value":"v`))
+	}
+	// What breaks off on the way is cut, there and here.
+	s.keys[1].torn = errors.New("the disk is gone")
+	for _, id := range []uint64{1, 2} {
+		a := s.ask(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+		require.Equal(t, 200, a.status)
+		require.Error(t, a.err)
+	}
+	// A short one breaks off before anything was sent.
+	a := s.ask(2, "GET /api/v1/kv?prefix=none HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+	require.Equal(t, 500, a.status)
+	require.Contains(t, a.payload(t), "INTERNAL_ERROR")
+}
+
+func TestRESTAddresses(t *testing.T) {
+	for own, want := range map[string][]string{
+		"127.0.0.1": {"127.0.0.1"}, "127.0.0.3": {"127.0.0.3"}, "10.1.2.3": {"10.1.2.3", "127.0.0.1"}, "0.0.0.0": {"0.0.0.0"},
+		"::1": {"::1"}, "fd00::1": {"fd00::1", "::1"},
+	} {
+		require.True(t, slices.Equal(want, Addresses(own)), own)
+		for _, a := range want {
+			require.NotNil(t, net.ParseIP(a))
+		}
+	}
+}
+
+// The numbers of the legacy join hook: that of node<number>, or the last 53 bits of the SHA-256.
+func TestLegacyID(t *testing.T) {
+	for text, want := range map[string]uint64{
+		"node1": 1, "node007": 7, "node9223372036854775807": 1<<63 - 1, "ada": 1996350132408361,
+	} {
+		got, err := legacyID(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, got, text)
+	}
+	seen := map[uint64]string{}
+	for _, text := range []string{"node9223372036854775808", "node", "node-1", "node+1", "node1.0", "Node1", "node 1", "node1 ", "größe"} {
+		got, err := legacyID(text)
+		require.NoError(t, err, text)
+		require.Greater(t, got, uint64(1<<33), text)
+		require.Less(t, got, uint64(1<<53), text)
+		require.Empty(t, seen[got], text)
+		seen[got] = text
+	}
+	for _, text := range []string{"", "  ", "\t", "node0", "node000"} {
+		_, err := legacyID(text)
+		require.True(t, fault.Is(err, fault.InvalidArgument), text)
+	}
+}
+
+// What answers in the leader's place may be anything: it is a failure of the way there, and never shown as an answer.
+func TestLeaderThatIsNone(t *testing.T) {
+	ended := make(chan struct{})
+	defer close(ended)
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		list   bool
+		says   string
+	}{
+		"no JSON":     {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>") }, says: "broke"},
+		"no envelope": {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{}}`) }, says: "broke"},
+		"both":        {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{},"error":{},"meta":{}}`) }, says: "broke"},
+		"elsewhere": {answer: func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect)
+		}, says: "broke"},
+		"no end": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "100")
+			io.WriteString(w, `{"data":`)
+		}, says: "broke"},
+		"too long": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, `{"data":"`+strings.Repeat("x", forwardAnswer)+`","meta":{}}`)
+		}, says: "broke"},
+		"a list of an error": {list: true, answer: func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusInternalServerError)
+			io.WriteString(w, "oh")
+		}, says: "broke"},
+		"silence": {answer: func(_ http.ResponseWriter, r *http.Request) {
+			select {
+			case <-ended:
+			case <-r.Context().Done():
+			}
+		}, says: "in time"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(c.answer)
+			defer server.Close()
+			f := newForwarder(seal{[]byte("k"), time.Now}, uint16(server.Listener.Addr().(*net.TCPAddr).Port), nil)
+			defer f.client.CloseIdleConnections()
+			limit := 10 * time.Second
+			if name == "silence" {
+				limit = 20 * time.Millisecond
+			}
+			_, err := f.forward(&rest.Response{}, httptest.NewRequest("GET", "/api/v1/kv/a", nil), 2, "127.0.0.1", nil, limit, c.list)
+			require.True(t, fault.Is(err, fault.BadGateway), "%v", err)
+			require.Contains(t, err.Error(), c.says)
+		})
+	}
+	for peer, want := range map[string]string{
+		"http://10.0.0.1:2380": "10.0.0.1", "https://[fd00::1]:2380": "fd00::1", "10.0.0.1:2380": "10.0.0.1", "tcp://host": "host", "": "", "http://": "", "http://:2380": "", ":2380": "",
+	} {
+		host, ok := leaderHost(peer)
+		require.Equal(t, want != "", ok, peer)
+		require.Equal(t, want, host, peer)
+	}
+}
