@@ -154,7 +154,7 @@ func (g *Group) finishApply(j *job) error {
 		}
 	}
 	g.applied = j.last
-	g.storage.applied = j.last.index
+	g.storage.setApplied(j.last.index)
 	g.deliver(e.responses)
 	g.reads.release(g)
 	clear(e.raw)

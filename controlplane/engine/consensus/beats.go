@@ -1,7 +1,6 @@
 package consensus
 
 import (
-	"encoding/binary"
 	"fmt"
 
 	"go.etcd.io/raft/v3/raftpb"
@@ -10,32 +9,15 @@ import (
 // Heartbeats and their answers say little and are many: those of all groups from one host to another that are due at the
 // same time go as one envelope.
 
-// Beat is one of them.
-type Beat struct {
-	Group  uint64
-	Answer bool
-	Term   uint64
-	Commit uint64 // of a heartbeat: what the receiver may take for committed
-	Reads  uint64 // the reads that the answer confirms, by the leader's count; 0: none
-}
-
 // beats are those to one directory of a member that wait for the end of the round.
 type beats struct {
 	to, birth uint64
 	list      []Beat
 }
 
-// isBeat says whether a message goes as a Beat.
-func isBeat(m *raftpb.Message) bool {
-	return m.GetType() == raftpb.MsgHeartbeat || m.GetType() == raftpb.MsgHeartbeatResp
-}
-
 // beat makes a heartbeat, or an answer to one, part of what goes to its member.
 func (g *Group) beat(m *raftpb.Message) {
-	b := Beat{Group: g.id, Answer: m.GetType() == raftpb.MsgHeartbeatResp, Term: m.GetTerm(), Commit: m.GetCommit()}
-	if len(m.Context) == 8 {
-		b.Reads = binary.LittleEndian.Uint64(m.Context)
-	}
+	b := heartbeatOf(g.id, m)
 	if !b.Answer {
 		if g.asked.term != b.Term {
 			g.asked = position{term: b.Term}
@@ -87,31 +69,4 @@ func (h *Host) stepBeats(e Envelope) error {
 // hasAsked says whether this member has asked for what an answer confirms. raft ignores answers of other terms.
 func (g *Group) hasAsked(b Beat) bool {
 	return b.Reads == 0 || b.Term != g.term || b.Term == g.asked.term && b.Reads <= g.asked.index
-}
-
-// message is the beat as raft's.
-func (b Beat) message(e *Envelope) *raftpb.Message {
-	m := &raftpb.Message{
-		Type: raftpb.MsgHeartbeat.Enum(), From: new(e.From), To: new(e.To), Term: new(b.Term), Commit: new(b.Commit),
-	}
-	if b.Answer {
-		m.Type = raftpb.MsgHeartbeatResp.Enum()
-	}
-	if b.Reads > 0 {
-		m.Context = binary.LittleEndian.AppendUint64(nil, b.Reads)
-	}
-	return m
-}
-
-// appendTo encodes a beat.
-func (b Beat) appendTo(buf []byte) []byte {
-	buf = appendBool(binary.AppendUvarint(buf, b.Group), b.Answer)
-	for _, n := range []uint64{b.Term, b.Commit, b.Reads} {
-		buf = binary.AppendUvarint(buf, n)
-	}
-	return buf
-}
-
-func (r *reader) beat() Beat {
-	return Beat{Group: r.uvarint(), Answer: r.bool(), Term: r.uvarint(), Commit: r.uvarint(), Reads: r.uvarint()}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cockroachdb/pebble/v2"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 )
@@ -27,18 +26,6 @@ func (p begin) appendTo(v []byte) ([]byte, error) {
 		return nil, fmt.Errorf("encode the members: %w", err)
 	}
 	return v, nil
-}
-
-func putBegin(b *pebble.Batch, key []byte, p begin) error {
-	v, err := p.appendTo(nil)
-	if err != nil {
-		return err
-	}
-	return b.Set(key, v, nil)
-}
-
-func (l *groupLog) putBegin(b *pebble.Batch) error {
-	return putBegin(b, groupKey(l.group, kindTrunc), begin{l.begin, l.floor, l.past[0].membership})
 }
 
 func decodeBegin(v []byte) (p begin, err error) {

@@ -1,12 +1,8 @@
 package consensus
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
@@ -53,11 +49,11 @@ func (h *Host) Joined() bool { return h.births.joined }
 // openBirths reads this directory's birth, or makes it.
 func (h *Host) openBirths() error {
 	h.births = births{known: map[uint64]uint64{}, warned: map[uint64]uint64{}, answered: map[uint64]bool{}}
-	v, err := h.engine.get([]byte(keyBirth))
+	d, found, err := h.engine.directory()
 	if err != nil {
 		return err
 	}
-	if v == nil {
+	if !found {
 		if h.births.own, err = random(h.opts.Rand); err != nil {
 			return err
 		}
@@ -65,65 +61,31 @@ func (h *Host) openBirths() error {
 		h.births.joined = len(h.opts.Members) == 0
 		return h.writeBirth()
 	}
-	r := reader{b: v}
-	h.births.own, h.births.vouched = r.fixed64(), r.bool()
-	id := r.uvarint()
-	var members []uint64
-	for range r.uvarint() {
-		if r.short {
-			break
-		}
-		members = append(members, r.uvarint())
-	}
 	switch {
-	case r.short || r.bad || len(r.b) > 0:
-		return errors.New("the birth of this directory is unreadable")
-	case id != h.opts.ID:
-		return fmt.Errorf("this directory is of member %d, not of member %d", id, h.opts.ID)
-	case len(members) > 0 && len(h.opts.Members) > 0 && !slices.Equal(members, h.opts.Members):
-		return fmt.Errorf("this directory was made for the members %d, not for %d", members, h.opts.Members)
+	case d.Member != h.opts.ID:
+		return fmt.Errorf("this directory is of member %d, not of member %d", d.Member, h.opts.ID)
+	case len(d.Members) > 0 && len(h.opts.Members) > 0 && !slices.Equal(d.Members, h.opts.Members):
+		return fmt.Errorf("this directory was made for the members %d, not for %d", d.Members, h.opts.Members)
 	}
-	h.opts.Members, h.births.joined = members, len(members) == 0
-	it, err := h.engine.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keyMember}, UpperBound: []byte{keyMember + 1}})
-	if err != nil {
-		return fmt.Errorf("read the births: %w", err)
-	}
-	defer it.Close()
-	for ok := it.First(); ok; ok = it.Next() {
-		if key := it.Key(); len(key) == 9 && len(it.Value()) == 8 {
-			h.births.known[binary.BigEndian.Uint64(key[1:])] = binary.LittleEndian.Uint64(it.Value())
-		}
-	}
-	return it.Error()
+	h.births.own, h.births.vouched = d.ID, d.Vouched
+	h.opts.Members, h.births.joined = d.Members, len(d.Members) == 0
+	h.births.known, err = h.engine.peers()
+	return err
 }
 
 func (h *Host) writeBirth() error {
-	v := binary.LittleEndian.AppendUint64(nil, h.births.own)
-	v = appendBool(v, h.births.vouched)
-	v = binary.AppendUvarint(v, h.opts.ID)
-	v = binary.AppendUvarint(v, uint64(len(h.opts.Members)))
-	for _, m := range h.opts.Members {
-		v = binary.AppendUvarint(v, m)
-	}
-	return h.writeSynced([]byte(keyBirth), v)
+	return h.engine.putDirectory(directory{
+		ID: h.births.own, Vouched: h.births.vouched, Member: h.opts.ID, Members: h.opts.Members,
+	})
 }
 
 // recordBirth binds this member to one directory of another.
 func (h *Host) recordBirth(member, birth uint64) error {
-	if err := h.writeSynced(memberKey(member), binary.LittleEndian.AppendUint64(nil, birth)); err != nil {
+	if err := h.engine.putPeer(member, birth); err != nil {
 		return err
 	}
 	h.births.known[member] = birth
 	return nil
-}
-
-func (h *Host) writeSynced(key, value []byte) error {
-	b := h.engine.db.NewBatch()
-	defer b.Close()
-	if err := b.Set(key, value, nil); err != nil {
-		return err
-	}
-	return h.engine.commit(b)
 }
 
 // birthOf is the directory of a member that the group speaks to, 0 if it is not known.

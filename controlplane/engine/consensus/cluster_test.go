@@ -386,3 +386,13 @@ func (c *cluster) count(typ raftpb.MessageType) int {
 }
 
 func countLines(s, part string) int { return strings.Count(s, part) }
+
+// openTestLogAt opens a copy of a member's log.
+func openTestLogAt(t testing.TB, fs vfs.FS, dir string, group uint64) (*engine, *groupLog, bool) {
+	e, err := openEngine(fs, dir, true, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.close()) })
+	l, fresh, err := openLog(e, group, nil, 1000)
+	require.NoError(t, err)
+	return e, l, fresh
+}

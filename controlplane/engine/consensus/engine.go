@@ -14,29 +14,6 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Layout of the log engine. Numbers in keys are 8 bytes, big endian, so that order is numeric.
-//
-//	f                      version of this layout (uvarint)
-//	b                      this directory: its birth, its member, the first configuration, whether it may take part
-//	m <member>             the one birth of another member that is listened to
-//	g <group> h            HardState
-//	g <group> l <index>    an entry: type, term, data
-//	g <group> s            a snapshot on its way into the state machine; absent but for the moment of the installation
-//	g <group> t            where the log begins: the last entry that is not in it, where the state machine was at least,
-//	                       and the members
-const (
-	layoutVersion = 2
-
-	keyFormat  = "f"
-	keyBirth   = "b"
-	keyMember  = 'm'
-	keyGroup   = 'g'
-	kindHard   = 'h'
-	kindEntry  = 'l'
-	kindMarker = 's'
-	kindTrunc  = 't'
-)
-
 // engine is the one durable store of a host: every group's log and the births, in one Pebble directory. Each commit is
 // one batch and one fsync.
 type engine struct {
@@ -192,6 +169,25 @@ func (e *engine) commit(b *pebble.Batch) (err error) {
 	return e.failure()
 }
 
+// newBatch returns an empty batch for commit and write.
+func (e *engine) newBatch() *pebble.Batch { return e.db.NewBatch() }
+
+// write makes the batch durable and closes it. truncated says that the batch shortens a log; write then may begin to
+// flush Pebble's memtable. Only one goroutine at a time may call write.
+func (e *engine) write(b *pebble.Batch, truncated bool) error {
+	e.fresh += b.Len()
+	if err := e.commit(b); err != nil {
+		return err
+	}
+	if err := b.Close(); err != nil {
+		return fmt.Errorf("write the log: %w", err)
+	}
+	if truncated {
+		return e.tidy()
+	}
+	return nil
+}
+
 // tidy writes the memtable out when that is worth it, just after a log was cut. It does not wait for the end. It belongs
 // to the log's thread.
 func (e *engine) tidy() (err error) {
@@ -229,31 +225,4 @@ func (e *engine) close() (err error) {
 		return fmt.Errorf("close the log: %w", err)
 	}
 	return nil
-}
-
-func groupKey(group uint64, kind byte) []byte {
-	k := make([]byte, 10)
-	k[0] = keyGroup
-	binary.BigEndian.PutUint64(k[1:], group)
-	k[9] = kind
-	return k
-}
-
-const entryKeyLen = 18
-
-func putEntryKey(k []byte, group, index uint64) {
-	k[0] = keyGroup
-	binary.BigEndian.PutUint64(k[1:], group)
-	k[9] = kindEntry
-	binary.BigEndian.PutUint64(k[10:], index)
-}
-
-func entryKey(group, index uint64) []byte {
-	k := make([]byte, entryKeyLen)
-	putEntryKey(k, group, index)
-	return k
-}
-
-func memberKey(id uint64) []byte {
-	return binary.BigEndian.AppendUint64([]byte{keyMember}, id)
 }

@@ -24,6 +24,15 @@ const (
 	KindBeats     Kind = 7 // heartbeats of many groups, and answers
 )
 
+// Refusal says why a leader did not append what was forwarded to it.
+type Refusal uint8
+
+// The refusals. Their numbers are on the wire.
+const (
+	RefusedNotLeader  Refusal = 1 // it does not lead in that term, or is about to hand over
+	RefusedOverloaded Refusal = 2
+)
+
 // Envelope is all that travels between two hosts. Whoever receives one must have proven that it comes from member From.
 type Envelope struct {
 	From, To uint64
@@ -136,7 +145,7 @@ func ParseEnvelope(b []byte) (Envelope, error) {
 		e.Group = r.uvarint()
 	case KindBeats:
 		for len(r.b) > 0 && !r.short && !r.bad {
-			e.Beats = append(e.Beats, r.beat())
+			e.Beats = append(e.Beats, readBeat(&r))
 		}
 	case KindForward, KindRefuse:
 		e.Group, e.Term, e.Life, e.Number = r.uvarint(), r.uvarint(), r.fixed64(), r.uvarint()
@@ -167,115 +176,4 @@ func ParseEnvelope(b []byte) (Envelope, error) {
 		return Envelope{}, errors.New("decode an envelope: it is malformed")
 	}
 	return e, nil
-}
-
-func appendBool(buf []byte, v bool) []byte {
-	if v {
-		return append(buf, 1)
-	}
-	return append(buf, 0)
-}
-
-// reader takes fields off a buffer and remembers whether one was missing or malformed.
-type reader struct {
-	b          []byte
-	short, bad bool
-}
-
-func (r *reader) take(n int) []byte {
-	if len(r.b) < n {
-		r.short, r.b = true, nil
-		return nil
-	}
-	v := r.b[:n]
-	r.b = r.b[n:]
-	return v
-}
-
-func (r *reader) byte() byte {
-	if v := r.take(1); v != nil {
-		return v[0]
-	}
-	return 0
-}
-
-func (r *reader) bool() bool {
-	v := r.byte()
-	r.bad = r.bad || v > 1
-	return v == 1
-}
-
-func (r *reader) fixed64() uint64 {
-	if v := r.take(8); v != nil {
-		return binary.LittleEndian.Uint64(v)
-	}
-	return 0
-}
-
-func (r *reader) uvarint() uint64 {
-	v, n := binary.Uvarint(r.b)
-	switch {
-	case n == 0:
-		r.short = true
-		return 0
-	case n < 0:
-		r.bad = true
-		r.b = nil
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
-// peerTypes are the raft messages that a peer may send. The others are local to a host, forwarded
-// proposals, which no member of ours sends, or heartbeats, which go by KindBeats.
-var peerTypes = map[raftpb.MessageType]bool{
-	raftpb.MsgApp: true, raftpb.MsgAppResp: true, raftpb.MsgVote: true, raftpb.MsgVoteResp: true, raftpb.MsgSnap: true,
-	raftpb.MsgTimeoutNow: true, raftpb.MsgReadIndex: true, raftpb.MsgReadIndexResp: true, raftpb.MsgPreVote: true, raftpb.MsgPreVoteResp: true,
-}
-
-// check refuses what raft would trust and fall over.
-func (e *Envelope) check(limits *Limits) error {
-	switch e.Kind {
-	case KindForward:
-		return e.checkForward(limits.ProposalBytes)
-	case KindRefuse:
-		return nil
-	case KindBeats:
-		if e.Raft.GetTerm() == 0 {
-			return errors.New("a heartbeat without a term")
-		}
-		return nil
-	}
-	m := e.Raft
-	switch {
-	case m == nil:
-		return errors.New("no message")
-	case m.GetFrom() != e.From || m.GetTo() != e.To:
-		return fmt.Errorf("message from %d to %d in an envelope from %d to %d", m.GetFrom(), m.GetTo(), e.From, e.To)
-	case !peerTypes[m.GetType()]:
-		return fmt.Errorf("%s is not for peers", m.GetType())
-	case m.GetTerm() == 0 && m.GetType() != raftpb.MsgReadIndex:
-		return fmt.Errorf("%s without a term", m.GetType())
-	}
-	switch m.GetType() {
-	case raftpb.MsgApp:
-		for i, ent := range m.Entries {
-			if ent.GetIndex() != m.GetIndex()+uint64(i)+1 || ent.GetTerm() < m.GetLogTerm() || ent.GetTerm() > m.GetTerm() {
-				return fmt.Errorf("entry %d of term %d out of order", ent.GetIndex(), ent.GetTerm())
-			}
-		}
-	case raftpb.MsgReadIndex, raftpb.MsgReadIndexResp:
-		if len(m.Entries) != 1 {
-			return fmt.Errorf("%s with %d entries", m.GetType(), len(m.Entries))
-		}
-	case raftpb.MsgSnap:
-		if m.GetSnapshot().GetMetadata().GetIndex() == 0 || m.GetSnapshot().GetMetadata().GetConfState() == nil {
-			return errors.New("snapshot without a place")
-		}
-		if _, err := parseSnapshot(m.GetSnapshot()); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -59,9 +59,3 @@ func (p *raftPanic) Error() string { return "raft: " + p.text }
 
 // Is says that what raft cannot survive is taken for ErrDamaged: its state contradicts what it hears.
 func (p *raftPanic) Is(target error) bool { return target == ErrDamaged }
-
-// storageError marks a failed read of the log, which raft turns into a panic, for Host.guard.
-type storageError struct{ err error }
-
-func (e *storageError) Error() string { return e.err.Error() }
-func (e *storageError) Unwrap() error { return e.err }

@@ -1,8 +1,6 @@
 package consensus
 
 import (
-	"fmt"
-
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 )
@@ -14,15 +12,6 @@ import (
 // appends it in that term or not at all, and once however often the network brings it; it refuses only what it knows that
 // it has not appended. So a proposal may be sent again when the leader has refused it, and when an entry of a later term
 // was applied: terms do not go back along a log. Until then, or Limits.ProposalTicks have passed, its outcome is not known.
-
-// Refusal says why a leader did not append what was forwarded to it.
-type Refusal uint8
-
-// The refusals. Their numbers are on the wire.
-const (
-	RefusedNotLeader  Refusal = 1 // it does not lead in that term, or is about to hand over
-	RefusedOverloaded Refusal = 2
-)
 
 // sent are proposals whose entry a leader may have appended, in the order of their sending.
 type sent struct {
@@ -233,17 +222,4 @@ func (l *arrival) first(number uint64) bool {
 	}
 	l.seen |= bit
 	return true
-}
-
-// checkForward refuses forwarded proposals that could not be proposed here.
-func (e *Envelope) checkForward(limit int) error {
-	if e.Term == 0 || e.Life == 0 || e.Number == 0 || len(e.Payloads) == 0 {
-		return fmt.Errorf("%d forwarded proposals of term %d, life %d, number %d", len(e.Payloads), e.Term, e.Life, e.Number)
-	}
-	for _, p := range e.Payloads {
-		if err := checkPayload(p, limit); err != nil {
-			return fmt.Errorf("a forwarded entry of %d bytes: %w", len(p), err)
-		}
-	}
-	return nil
 }

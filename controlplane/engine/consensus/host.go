@@ -39,8 +39,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-
-	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It is
@@ -99,11 +97,7 @@ func Open(opts Options) (*Host, error) {
 
 func (h *Host) open() (err error) {
 	fs := h.opts.FS
-	logs := fs
-	if vfs.Root(fs) == vfs.Default {
-		logs = roomy{fs, logFileBytes}
-	}
-	if h.engine, err = openEngine(logs, fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
+	if h.engine, err = openEngine(preallocate(fs), fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
 		return err
 	}
 	defer func() {
@@ -265,7 +259,7 @@ func (h *Host) admit(e Envelope) (*Group, error) {
 	if ok, err := g.hears(e); !ok || err != nil {
 		return nil, err
 	}
-	if err := e.check(&h.opts.Limits); err != nil {
+	if err := e.check(h.opts.Limits.ProposalBytes); err != nil {
 		h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", err)
 		return nil, nil
 	}

@@ -206,17 +206,17 @@ func TestWhatLeavesBeforeTheSync(t *testing.T) {
 		switch typ {
 		case raftpb.MsgAppResp:
 			require.GreaterOrEqual(t, disk.last.index, e.Raft.GetIndex())
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
+			require.GreaterOrEqual(t, disk.hard.GetTerm(), term)
 		case raftpb.MsgVote:
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
-			require.Equal(t, m.id, disk.stored.GetVote())
+			require.GreaterOrEqual(t, disk.hard.GetTerm(), term)
+			require.Equal(t, m.id, disk.hard.GetVote())
 		case raftpb.MsgVoteResp:
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
+			require.GreaterOrEqual(t, disk.hard.GetTerm(), term)
 			if !e.Raft.GetReject() {
-				require.Equal(t, e.To, disk.stored.GetVote())
+				require.Equal(t, e.To, disk.hard.GetVote())
 			}
 		case raftpb.MsgApp:
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term, "a leader's vote is synced before anything else")
+			require.GreaterOrEqual(t, disk.hard.GetTerm(), term, "a leader's vote is synced before anything else")
 			if n := len(e.Raft.Entries); n > 0 && disk.last.index < e.Raft.Entries[n-1].GetIndex() {
 				early++
 			}
@@ -312,7 +312,9 @@ func TestUnreadableLogEndsHost(t *testing.T) {
 	slow := c.others(l)[0]
 	c.isolate(slow)
 	c.put(l, "a=1", "a=2", "a=3", "a=4", "a=5", "a=6")
-	require.NoError(t, l.host.engine.db.Delete(entryKey(testGroup, 3), nil))
+	b := l.host.engine.newBatch()
+	require.NoError(t, b.Delete(logKey(testGroup, 'l', 3), nil))
+	require.NoError(t, l.host.engine.commit(b))
 	c.heal()
 	c.tick(5)
 	require.ErrorContains(t, l.host.Err(), "entry 3 is missing")

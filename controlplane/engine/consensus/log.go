@@ -2,7 +2,6 @@ package consensus
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -16,9 +15,6 @@ import (
 
 // entryOverhead is what an entry is taken to cost beyond its data, on disk, on the wire and in memory.
 const entryOverhead = 32
-
-// position is the place of an entry: terms never shrink along a log, so index and term name one entry of the group.
-type position struct{ index, term uint64 }
 
 // groupLog is the log of one group inside the engine, and raft's Storage. Writes go into a batch of the caller and are
 // visible to raft at once: the caller commits the batch before it lets raft advance, or stops the host.
@@ -231,167 +227,86 @@ func (l *groupLog) reset(b *pebble.Batch, p, floor position, members membership)
 	return l.putBegin(b)
 }
 
-// scan calls f with the entries [lo, hi) in order until it says false. A gap is an error; entries missing at the end
-// are not.
-func (l *groupLog) scan(lo, hi uint64, f func(*raftpb.Entry) (bool, error)) error {
-	return l.walk(lo, hi, func(h entryHead, data []byte) (bool, error) { return f(h.entry(data)) })
-}
-
-// walk is scan with data that is only lent.
-func (l *groupLog) walk(lo, hi uint64, f func(h entryHead, data []byte) (bool, error)) error {
-	it, err := l.e.db.NewIter(&pebble.IterOptions{LowerBound: entryKey(l.group, lo), UpperBound: entryKey(l.group, hi)})
+func putBegin(b *pebble.Batch, key []byte, p begin) error {
+	v, err := p.appendTo(nil)
 	if err != nil {
-		return fmt.Errorf("read the log of group %d: %w", l.group, err)
+		return err
 	}
-	defer it.Close()
-	for ok := it.First(); ok; ok = it.Next() {
-		index := binary.BigEndian.Uint64(it.Key()[10:])
-		if index != lo {
-			return fmt.Errorf("read the log of group %d: entry %d is missing before %d", l.group, lo, index)
-		}
-		lo++
-		v, err := it.ValueAndErr()
-		if err != nil {
-			return fmt.Errorf("read entry %d of group %d: %w", index, l.group, err)
-		}
-		h, data, err := decodeEntry(index, v)
-		if err != nil {
-			return fmt.Errorf("read entry %d of group %d: %w", index, l.group, err)
-		}
-		if more, err := f(h, data); err != nil || !more {
-			return err
-		}
-	}
-	if err := it.Error(); err != nil {
-		return fmt.Errorf("read the log of group %d: %w", l.group, err)
-	}
-	return nil
+	return b.Set(key, v, nil)
 }
 
-// entryHead is an entry without its data.
-type entryHead struct {
-	index, term uint64
-	kind        raftpb.EntryType
+func (l *groupLog) putBegin(b *pebble.Batch) error {
+	return putBegin(b, groupKey(l.group, kindTrunc), begin{l.begin, l.floor, l.past[0].membership})
 }
 
-// decodeEntry takes a stored entry apart. The data aliases v.
-func decodeEntry(index uint64, v []byte) (h entryHead, data []byte, err error) {
-	if len(v) < 2 {
-		return entryHead{}, nil, errors.New("too short")
+// snapshotMarker returns where the log begins after the snapshot whose installation was not finished; ok is false if
+// there is none.
+func (l *groupLog) snapshotMarker() (p begin, ok bool, err error) {
+	v, err := l.e.get(groupKey(l.group, kindMarker))
+	if v == nil || err != nil {
+		return p, false, err
 	}
-	term, n := binary.Uvarint(v[1:])
-	if n <= 0 {
-		return entryHead{}, nil, errors.New("broken term")
+	if p, err = decodeBegin(v); err != nil {
+		return p, false, fmt.Errorf("read the marker of a snapshot: %w", err)
 	}
-	return entryHead{index, term, raftpb.EntryType(v[0])}, v[1+n:], nil
+	return p, true, nil
 }
 
-// entry is the one with a copy of data.
-func (h entryHead) entry(data []byte) *raftpb.Entry {
-	ent := &raftpb.Entry{Type: h.kind.Enum(), Index: &h.index, Term: &h.term}
-	if len(data) > 0 {
-		ent.Data = slices.Clone(data)
-	}
-	return ent
+// putSnapshotMarker adds to the batch that the installation of a snapshot begins.
+func (l *groupLog) putSnapshotMarker(b *pebble.Batch, p begin) error {
+	return putBegin(b, groupKey(l.group, kindMarker), p)
 }
 
-// InitialState implements raft.Storage.
-func (l *groupLog) InitialState() (*raftpb.HardState, *raftpb.ConfState, error) {
-	return l.hard, l.members.conf, nil
+// deleteSnapshotMarker durably removes the marker of a snapshot that the state machine did not take.
+func (l *groupLog) deleteSnapshotMarker() error {
+	b := l.e.newBatch()
+	defer b.Close()
+	if err := b.Delete(groupKey(l.group, kindMarker), nil); err != nil {
+		return err
+	}
+	return l.e.commit(b)
 }
 
-// FirstIndex implements raft.Storage.
-func (l *groupLog) FirstIndex() (uint64, error) { return l.begin.index + 1, nil }
-
-// LastIndex implements raft.Storage.
-func (l *groupLog) LastIndex() (uint64, error) { return l.last.index, nil }
-
-// Term implements raft.Storage.
-func (l *groupLog) Term(i uint64) (uint64, error) {
-	switch {
-	case i < l.begin.index:
-		return 0, raft.ErrCompacted
-	case i == l.begin.index:
-		return l.begin.term, nil
-	case i > l.last.index:
-		return 0, raft.ErrUnavailable
-	case i == l.last.index:
-		return l.last.term, nil
+// finishSnapshot durably makes the log begin after the snapshot of the marker, and removes the marker.
+func (l *groupLog) finishSnapshot(p begin) error {
+	b := l.e.newBatch()
+	defer b.Close()
+	if err := l.reset(b, p.at, p.floor, p.members); err != nil {
+		return err
 	}
-	if ent := l.cache.entry(i); ent != nil {
-		return ent.GetTerm(), nil
-	}
-	term, err := l.termOf(i)
-	if err != nil {
-		return 0, &storageError{fmt.Errorf("read entry %d of group %d: %w", i, l.group, err)}
-	}
-	return term, nil
+	return l.e.commit(b)
 }
 
-// termOf reads an entry's term only.
-func (l *groupLog) termOf(i uint64) (uint64, error) {
-	v, closer, err := l.e.db.Get(entryKey(l.group, i))
-	if errors.Is(err, pebble.ErrNotFound) {
-		return 0, errors.New("it is missing")
+// raiseCommit sets the commit index to index unless it is higher. The change is in memory only: see putCommit.
+func (l *groupLog) raiseCommit(index uint64) {
+	if l.hard.GetCommit() < index {
+		l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: &index}
 	}
-	if err != nil {
-		return 0, err
-	}
-	h, _, err := decodeEntry(i, v)
-	return h.term, errors.Join(err, closer.Close())
 }
 
-// Entries implements raft.Storage.
-func (l *groupLog) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
-	if lo <= l.begin.index {
-		return nil, raft.ErrCompacted
+// putCommit adds to the batch that index is committed, unless that is stored already.
+func (l *groupLog) putCommit(b *pebble.Batch, index uint64) error {
+	if l.stored.GetCommit() >= index {
+		return nil
 	}
-	if hi > l.last.index+1 {
-		return nil, raft.ErrUnavailable
-	}
-	var out []*raftpb.Entry
-	size := uint64(0)
-	fits := func(ent *raftpb.Entry) bool {
-		size += uint64(len(ent.Data)) + entryOverhead
-		return size <= maxSize || len(out) == 0
-	}
-	if first := l.cache.first(); lo < first {
-		err := l.scan(lo, min(hi, first), func(ent *raftpb.Entry) (bool, error) {
-			if !fits(ent) {
-				return false, nil
-			}
-			out = append(out, ent)
-			return size < maxSize, nil
-		})
-		if err != nil {
-			return nil, &storageError{err}
-		}
-		lo += uint64(len(out))
-		if lo < min(hi, first) {
-			if size < maxSize {
-				return nil, &storageError{fmt.Errorf("read entry %d of group %d: it is missing", lo, l.group)}
-			}
-			return out, nil
-		}
-	}
-	for ; lo < hi; lo++ {
-		ent := l.cache.entry(lo)
-		if !fits(ent) {
-			break
-		}
-		out = append(out, ent)
-	}
-	return out, nil
+	l.raiseCommit(index)
+	return l.putHard(b)
 }
 
-// Snapshot implements raft.Storage: only where a snapshot would be. The state itself is asked of the state machine
-// when raft's message is about to be sent.
-func (l *groupLog) Snapshot() (*raftpb.Snapshot, error) {
-	term, err := l.Term(l.applied)
-	if err != nil {
-		return nil, &storageError{fmt.Errorf("place a snapshot of group %d at %d: %w", l.group, l.applied, err)}
-	}
-	return &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{
-		Index: new(l.applied), Term: new(term), ConfState: l.members.conf,
-	}}, nil
-}
+// setApplied notes up to which entry the state machine is, which is where Snapshot is placed.
+func (l *groupLog) setApplied(index uint64) { l.applied = index }
+
+// truncateLater makes the next batch with a write of this log truncate it up to p, as truncate does.
+func (l *groupLog) truncateLater(p position) { l.cut = p }
+
+// truncating reports whether a call of truncateLater waits for the next batch.
+func (l *groupLog) truncating() bool { return l.cut.index > 0 }
+
+// bytes returns the size of the entries in the log, to within 64 KiB.
+func (l *groupLog) bytes() uint64 { return l.sizes.bytes() }
+
+// tail returns an index after which at most about size bytes of the log follow, 0 when the whole log is smaller.
+func (l *groupLog) tail(size uint64) uint64 { return l.sizes.tail(size) }
+
+// membersAt returns the membership as of an entry that is not before the begin of the log.
+func (l *groupLog) membersAt(index uint64) membership { return l.past.at(index) }

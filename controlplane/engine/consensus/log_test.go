@@ -249,13 +249,3 @@ func TestLayoutOfAnotherVersion(t *testing.T) {
 	_, err := openEngine(fs, "/log", true, slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, "the log has layout 9, this program knows 2 only")
 }
-
-// openTestLogAt opens a copy of a member's log.
-func openTestLogAt(t testing.TB, fs vfs.FS, dir string, group uint64) (*engine, *groupLog, bool) {
-	e, err := openEngine(fs, dir, true, slog.New(slog.DiscardHandler))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.close()) })
-	l, fresh, err := openLog(e, group, nil, 1000)
-	require.NoError(t, err)
-	return e, l, fresh
-}

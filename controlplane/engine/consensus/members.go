@@ -123,7 +123,13 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 		done(err)
 		return
 	}
-	cc.Context = appendChange(nil, token, changes)
+	births := map[uint64]uint64{}
+	for _, c := range changes {
+		if c.Kind == AddLearner {
+			births[c.Member] = c.Birth
+		}
+	}
+	cc.Context = appendChange(nil, token, births)
 	data, err := proto.Marshal(cc)
 	if err != nil {
 		done(fmt.Errorf("encode a change of members: %w", err))
@@ -210,11 +216,8 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 // quorum of the members; but who they are is what this one says, and those that it has removed may be gone for good.
 func (g *Group) keepCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
-	if l.stored.GetCommit() < index && g.installing == nil {
-		if l.hard.GetCommit() < index {
-			l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: &index}
-		}
-		if err := l.putHard(h.batch()); err != nil {
+	if g.installing == nil {
+		if err := l.putCommit(h.batch(), index); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
 )
 
 // newcomer makes a member with an empty disk that joins, started.
@@ -502,12 +504,12 @@ func TestLayout1IsRewritten(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	m := c.members[1]
 	c.put(m, "a=1")
-	b := m.host.engine.db.NewBatch()
-	require.NoError(t, b.Set([]byte(keyFormat), []byte{1}, nil))
-	conf, err := membership{conf: &raftpb.ConfState{Voters: []uint64{1}}}.appendTo(nil)
+	b := m.host.engine.newBatch()
+	require.NoError(t, b.Set([]byte("f"), []byte{1}, nil))
+	conf, err := proto.Marshal(&raftpb.ConfState{Voters: []uint64{1}})
 	require.NoError(t, err)
-	require.NoError(t, b.Set(groupKey(testGroup, kindTrunc), append([]byte{0, 0}, conf[2:]...), nil))
-	require.NoError(t, b.Set(entryKey(testGroup, 1), []byte{byte(raftpb.EntryNormal), 1}, nil))
+	require.NoError(t, b.Set(logKey(testGroup, 't'), append([]byte{0, 0}, conf...), nil))
+	require.NoError(t, b.Set(logKey(testGroup, 'l', 1), []byte{byte(raftpb.EntryNormal), 1}, nil))
 	require.NoError(t, m.host.engine.commit(b))
 	m.crash()
 	m.start()
@@ -515,4 +517,13 @@ func TestLayout1IsRewritten(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2"}, m.machine.Log)
 	c.grow(m, c.newcomer(2))
 	c.converge("a=1", "a=2")
+}
+
+// logKey spells out a key of the log's layout: group, kind and, for an entry, its index.
+func logKey(group uint64, kind byte, index ...uint64) []byte {
+	key := append(binary.BigEndian.AppendUint64([]byte{'g'}, group), kind)
+	for _, i := range index {
+		key = binary.BigEndian.AppendUint64(key, i)
+	}
+	return key
 }

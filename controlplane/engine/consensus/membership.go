@@ -3,7 +3,6 @@ package consensus
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -107,7 +106,7 @@ func (m membership) appendTo(b []byte) ([]byte, error) {
 // parseMembership decodes what appendTo wrote.
 func parseMembership(b []byte) (m membership, err error) {
 	r := reader{b: b}
-	m.births, m.gone = r.births(), r.births()
+	m.births, m.gone = readBirths(&r), readBirths(&r)
 	if r.short || r.bad {
 		return m, errors.New("the list of members is broken")
 	}
@@ -124,81 +123,11 @@ func appendBirths(b []byte, births map[uint64]uint64) []byte {
 	return b
 }
 
-func (r *reader) births() map[uint64]uint64 {
+func readBirths(r *reader) map[uint64]uint64 {
 	out := map[uint64]uint64{}
 	for n := r.uvarint(); n > 0 && !r.short && !r.bad; n-- {
 		member := r.uvarint()
 		out[member] = r.fixed64()
-	}
-	return out
-}
-
-// changeVersion is the first byte of what travels with a change.
-const changeVersion = 1
-
-// appendChange encodes what raft's change does not say: the proposal it is, and the births of those who are added.
-func appendChange(b []byte, token uint64, changes []Change) []byte {
-	births := map[uint64]uint64{}
-	for _, c := range changes {
-		if c.Kind == AddLearner {
-			births[c.Member] = c.Birth
-		}
-	}
-	b = append(b, changeVersion)
-	b = binary.LittleEndian.AppendUint64(b, token)
-	return appendBirths(b, births)
-}
-
-// parseChange reads an entry that changes the members. One without data leaves a joint configuration.
-func parseChange(ent *raftpb.Entry) (cc *raftpb.ConfChangeV2, token uint64, births map[uint64]uint64, err error) {
-	cc = &raftpb.ConfChangeV2{}
-	if ent.GetType() != raftpb.EntryConfChangeV2 {
-		return nil, 0, nil, fmt.Errorf("%s is not known to this version", ent.GetType())
-	}
-	if err := proto.Unmarshal(ent.Data, cc); err != nil {
-		return nil, 0, nil, err
-	}
-	if len(cc.Context) == 0 {
-		return cc, 0, nil, nil
-	}
-	if cc.Context[0] != changeVersion {
-		return nil, 0, nil, fmt.Errorf("version %d is not known to this program: start the version that wrote it", cc.Context[0])
-	}
-	r := reader{b: cc.Context[1:]}
-	token, births = r.fixed64(), r.births()
-	if r.short || r.bad || len(r.b) > 0 {
-		return nil, 0, nil, errors.New("it is malformed")
-	}
-	return cc, token, births, nil
-}
-
-// membersAt is a membership and the entry that brought it.
-type membersAt struct {
-	index uint64
-	membership
-}
-
-// history is the membership over the entries of a log: the first is what was when the log began.
-type history []membersAt
-
-// at is the membership as of an entry.
-func (h history) at(index uint64) membership {
-	for i := len(h) - 1; i > 0; i-- {
-		if h[i].index <= index {
-			return h[i].membership
-		}
-	}
-	return h[0].membership
-}
-
-// cut forgets what was before an entry.
-func (h history) cut(index uint64) history {
-	first := membersAt{index, h.at(index)}
-	out := history{first}
-	for _, m := range h[1:] {
-		if m.index > index {
-			out = append(out, m)
-		}
 	}
 	return out
 }

@@ -63,7 +63,7 @@ func TestMutants(t *testing.T) {
 				c.members[id].onSend = func(m *member, e Envelope) {
 					if e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgVoteResp && !e.Raft.GetReject() {
 						_, disk, _ := openTestLogAt(t, m.fs.CrashClone(vfs.CrashCloneCfg{}), "/consensus/log", testGroup)
-						if disk.stored.GetVote() != e.To {
+						if disk.hard.GetVote() != e.To {
 							forgotten++
 						}
 					}

@@ -2,10 +2,8 @@ package consensus
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
-	"github.com/klauspost/compress/s2"
 	"go.etcd.io/raft/v3/raftpb"
 )
 
@@ -14,22 +12,6 @@ import (
 // its proposals one by one, in their order, with one index. A pack is decided, lost, sent and found again as a whole, by
 // an id that the group makes for it. What is like other things in it is written once: a pack is compressed, quickly, if
 // that makes it much smaller.
-
-// Data of an entry: version, id, and what the version says: one proposal; of each of several its length (uvarint) and
-// itself; or the latter compressed (an S2 block).
-const (
-	payloadVersion = 1
-	packVersion    = 2
-	denseVersion   = 3
-	payloadHeader  = 1 + 16
-)
-
-const (
-	// packBytes is how large an entry may become by packing.
-	packBytes = 64 << 10
-	// denseBytes is the size from which a pack is worth a try to compress it, by an eighth at least.
-	denseBytes = 512
-)
 
 // pack makes a proposal part of the last pack that waits, or of a new one.
 func (g *Group) pack(data []byte, done func(Result, error)) {
@@ -43,8 +25,7 @@ func (g *Group) pack(data []byte, done func(Result, error)) {
 		g.queue = append(g.queue, p)
 	}
 	before := len(p.data)
-	p.data = binary.AppendUvarint(p.data, uint64(len(data)))
-	p.data = append(p.data, data...)
+	p.data = appendToBatch(p.data, data)
 	p.parts = append(p.parts, done)
 	size := uint64(len(p.data) - before)
 	p.size += size
@@ -55,11 +36,10 @@ func (g *Group) pack(data []byte, done func(Result, error)) {
 
 func (g *Group) newPack(deadline uint64, room int) *proposal {
 	g.packs++
-	p := &proposal{deadline: deadline, data: make([]byte, payloadHeader, payloadHeader+binary.MaxVarintLen32+room)}
+	p := &proposal{deadline: deadline}
 	binary.LittleEndian.PutUint64(p.id[:], g.host.nonce)
 	binary.LittleEndian.PutUint64(p.id[8:], g.packs)
-	p.data[0] = packVersion
-	copy(p.data[1:], p.id[:])
+	p.data = newBatch(p.id, room)
 	return p
 }
 
@@ -69,66 +49,7 @@ func (p *proposal) seal() {
 		return
 	}
 	p.sealed = true
-	body := p.data[payloadHeader:]
-	if len(body) < denseBytes {
-		return
-	}
-	dense := make([]byte, payloadHeader+s2.MaxEncodedLen(len(body)))
-	n := payloadHeader + len(s2.Encode(dense[payloadHeader:], body))
-	if n < len(p.data)*7/8 {
-		copy(dense, p.data[:payloadHeader])
-		dense[0] = denseVersion
-		p.data = append(make([]byte, 0, n), dense[:n]...) // the log keeps it for a while
-	}
-}
-
-var (
-	errBroken  = errors.New("it is broken")
-	errVersion = errors.New("start the version that wrote it")
-)
-
-// decodePayload gives the proposals of an entry's data to f, in order. A compressed pack of more than limit bytes is broken.
-func decodePayload(data []byte, limit int, f func(proposal []byte)) error {
-	if len(data) < payloadHeader {
-		return fmt.Errorf("%w: %d bytes", errBroken, len(data))
-	}
-	b := data[payloadHeader:]
-	switch v := data[0]; v {
-	case payloadVersion:
-		f(b)
-		return nil
-	case packVersion:
-	case denseVersion:
-		n, err := s2.DecodedLen(b)
-		if err == nil && n > limit {
-			err = ErrTooLarge
-		}
-		if err == nil {
-			b, err = s2.Decode(nil, b)
-		}
-		if err != nil {
-			return fmt.Errorf("%w: a compressed pack of %d bytes: %w", errBroken, len(data), err)
-		}
-	default:
-		return fmt.Errorf("it has version %d, this program knows %d to %d only: %w", v, payloadVersion, denseVersion, errVersion)
-	}
-	for first := true; first || len(b) > 0; first = false {
-		n, size := binary.Uvarint(b)
-		if size <= 0 || n > uint64(len(b)-size) {
-			return fmt.Errorf("%w: a pack of %d bytes", errBroken, len(data))
-		}
-		f(b[size : size+int(n)])
-		b = b[size+int(n):]
-	}
-	return nil
-}
-
-// idOf is the id that an entry was proposed under.
-func idOf(ent *raftpb.Entry) (*[16]byte, error) {
-	if len(ent.Data) < payloadHeader {
-		return nil, fmt.Errorf("entry %d: %w: %d bytes", ent.GetIndex(), errBroken, len(ent.Data))
-	}
-	return (*[16]byte)(ent.Data[1:payloadHeader]), nil
+	p.data = closeBatch(p.data)
 }
 
 // entriesOf appends the proposals of a raft entry, as the state machine shall see them.
@@ -140,20 +61,8 @@ func entriesOf(list []Entry, ent *raftpb.Entry) ([]Entry, error) {
 	if err != nil {
 		return list, fmt.Errorf("entry %d: %w", ent.GetIndex(), err)
 	}
-	if ent.Data[0] == payloadVersion {
-		copy(list[first].ID[:], ent.Data[1:])
+	if id, single := singleID(ent.Data); single {
+		list[first].ID = id
 	}
 	return list, nil
-}
-
-// checkPayload refuses what another member forwards and could not be proposed here: limit is that of one proposal.
-func checkPayload(data []byte, limit int) error {
-	longest, most := 0, max(binary.MaxVarintLen32+limit, packBytes)
-	if err := decodePayload(data, most, func(b []byte) { longest = max(longest, len(b)) }); err != nil {
-		return err
-	}
-	if longest > limit || len(data) > payloadHeader+most {
-		return ErrTooLarge
-	}
-	return nil
 }

@@ -177,9 +177,9 @@ func (h *Host) rest() error {
 // trim lets the log be cut when it is a quarter longer than the tail that is kept for followers.
 func (g *Group) trim() {
 	limits, l := &g.host.opts.Limits, g.storage
-	count, bytes := l.last.index-l.begin.index, l.sizes.bytes()
+	count, bytes := l.last.index-l.begin.index, l.bytes()
 	if count <= limits.TailEntries+limits.TailEntries/4 && bytes <= limits.TailBytes+limits.TailBytes/4 ||
-		l.cut.index > 0 || l.last.index < g.flushAfter && bytes < g.flushBytes || g.flushing || g.installing != nil {
+		l.truncating() || l.last.index < g.flushAfter && bytes < g.flushBytes || g.flushing || g.installing != nil {
 		return
 	}
 	g.flushing = true
@@ -201,13 +201,13 @@ func (g *Group) trim() {
 // cut lets the next write cut the log below what the state machine has flushed.
 func (g *Group) cut(flushed uint64) error {
 	limits, l := &g.host.opts.Limits, g.storage
-	to := l.sizes.tail(limits.TailBytes)
+	to := l.tail(limits.TailBytes)
 	if count := l.last.index - l.begin.index; count > limits.TailEntries {
 		to = max(to, l.last.index-limits.TailEntries)
 	}
 	to = min(to, flushed, g.applied.index)
 	to = g.keepFor(to)
-	g.flushAfter, g.flushBytes = l.last.index+limits.TailEntries/8+1, l.sizes.bytes()+limits.TailBytes/8+1
+	g.flushAfter, g.flushBytes = l.last.index+limits.TailEntries/8+1, l.bytes()+limits.TailBytes/8+1
 	if to <= l.begin.index || g.installing != nil {
 		return nil
 	}
@@ -215,7 +215,7 @@ func (g *Group) cut(flushed uint64) error {
 	if err != nil {
 		return err
 	}
-	l.cut = position{to, term}
+	l.truncateLater(position{to, term})
 	g.flushAfter, g.flushBytes = 0, 0
 	return nil
 }
@@ -224,7 +224,7 @@ func (g *Group) cut(flushed uint64) error {
 // bounds: a member that was away for a moment needs no state, and one that is being sent the state goes on from there.
 func (g *Group) keepFor(to uint64) uint64 {
 	limits, l := &g.host.opts.Limits, g.storage
-	count, bytes := l.last.index-l.begin.index, l.sizes.bytes()
+	count, bytes := l.last.index-l.begin.index, l.bytes()
 	if bytes < 16*limits.TailBytes {
 		for _, out := range g.outgoing {
 			to = min(to, out.at.index)

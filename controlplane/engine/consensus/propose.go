@@ -75,10 +75,7 @@ func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 		g.pack(data, done)
 		return
 	}
-	buf := make([]byte, payloadHeader, size)
-	buf[0] = payloadVersion
-	copy(buf[1:], id[:])
-	g.queue = append(g.queue, &proposal{id: id, data: append(buf, data...), size: size, done: done, deadline: g.host.now + limits.ProposalTicks})
+	g.queue = append(g.queue, &proposal{id: id, data: newEntry(id, data), size: size, done: done, deadline: g.host.now + limits.ProposalTicks})
 	g.proposalBytes += size
 	g.waiting += size
 	g.host.schedule(g)

@@ -18,6 +18,14 @@ type roomy struct {
 	bytes int64
 }
 
+// preallocate returns fs with log files of logFileBytes if fs is the operating system's, otherwise fs.
+func preallocate(fs vfs.FS) vfs.FS {
+	if vfs.Root(fs) == vfs.Default {
+		return roomy{fs, logFileBytes}
+	}
+	return fs
+}
+
 // Create implements vfs.FS.
 func (fs roomy) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, category)

@@ -36,17 +36,11 @@ func Seed(o Options, groups []SeedGroup) (err error) {
 		return fmt.Errorf("seed consensus: %w", err)
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	b := e.db.NewBatch()
+	b := e.newBatch()
 	defer b.Close()
 	for _, g := range groups {
-		l := &groupLog{e: e, group: g.ID, members: membership{conf: &raftpb.ConfState{Voters: o.Members}}}
-		l.floor = position{g.Index, g.Term}
-		if l.begin = l.floor; l.begin.index < firstEntry.index {
-			l.begin = firstEntry
-		}
-		l.past = history{{l.begin.index, l.members}}
-		l.hard = &raftpb.HardState{Term: new(max(l.begin.term, g.Known)), Vote: new(uint64(0)), Commit: new(l.begin.index)}
-		if err := errors.Join(l.putHard(b), l.putBegin(b)); err != nil {
+		term := max(g.Term, g.Known)
+		if err := seedLog(e, b, g.ID, position{g.Index, g.Term}, term, o.Members); err != nil {
 			return fmt.Errorf("seed group %d: %w", g.ID, err)
 		}
 	}
@@ -75,7 +69,7 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	l, fresh, err := openSalvage(e, group)
+	l, fresh, err := openExisting(e, group)
 	if err != nil || fresh {
 		return 0, errors.Join(err, errors.New("there is no log of it"))
 	}
@@ -104,15 +98,3 @@ type nowhere struct{}
 
 func (nowhere) Send(Envelope)                 {}
 func (nowhere) SendSnapshot(Envelope, string) {}
-
-// openSalvage is openLog for a log that must be there.
-func openSalvage(e *engine, group uint64) (l *groupLog, fresh bool, err error) {
-	v, err := e.get(groupKey(group, kindTrunc))
-	if err != nil || v == nil {
-		return nil, true, err
-	}
-	if v, err = e.get(groupKey(group, kindMarker)); err != nil || v != nil {
-		return nil, false, errors.Join(err, errors.New("a snapshot was being installed: start the member once as it was, so that it finishes"))
-	}
-	return openLog(e, group, nil, 0)
-}

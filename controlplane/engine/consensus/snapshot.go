@@ -1,8 +1,6 @@
 package consensus
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -21,39 +19,6 @@ import (
 type outgoingSnapshot struct {
 	at  position
 	dir string
-}
-
-// A snapshot is at the last entry that was applied. The state machine is before that, if the entries since were not for
-// it: raft's own, and changes of the members. What raft's message says beside the configuration:
-//
-//	version, index and term of the state machine, births, removed members
-const snapshotVersion = 1
-
-func appendSnapshot(state position, m membership) []byte {
-	b := []byte{snapshotVersion}
-	b = binary.AppendUvarint(b, state.index)
-	b = binary.AppendUvarint(b, state.term)
-	return appendBirths(appendBirths(b, m.births), m.gone)
-}
-
-// parseSnapshot is the place where the log begins after a snapshot.
-func parseSnapshot(s *raftpb.Snapshot) (p begin, err error) {
-	meta := s.GetMetadata()
-	p.at = position{meta.GetIndex(), meta.GetTerm()}
-	p.floor, p.members.conf = p.at, meta.GetConfState()
-	if len(s.GetData()) == 0 {
-		return p, nil // of a member that cannot change the members
-	}
-	if v := s.Data[0]; v != snapshotVersion {
-		return p, fmt.Errorf("the snapshot has version %d, this program knows %d only", v, snapshotVersion)
-	}
-	r := reader{b: s.Data[1:]}
-	p.floor = position{r.uvarint(), r.uvarint()}
-	p.members.births, p.members.gone = r.births(), r.births()
-	if r.short || r.bad || len(r.b) > 0 || p.floor.index > p.at.index || p.floor.term > p.at.term {
-		return p, errors.New("the snapshot's place is malformed")
-	}
-	return p, nil
 }
 
 // incomingSnapshot has arrived and was offered to raft.
@@ -113,7 +78,7 @@ func (g *Group) sendSnapshot(e Envelope) {
 				h.schedule(g)
 				return nil
 			}
-			members := g.storage.past.at(at.index)
+			members := g.storage.membersAt(at.index)
 			e.Raft.Snapshot = &raftpb.Snapshot{Data: appendSnapshot(state, members), Metadata: &raftpb.SnapshotMetadata{
 				Index: &at.index, Term: &at.term, ConfState: members.conf,
 			}}
@@ -186,7 +151,7 @@ func (g *Group) install(s stored) error {
 	}
 	g.installing = &installation{begin: p}
 	h := g.host
-	if err := putBegin(h.batch(), groupKey(g.id, kindMarker), p); err != nil {
+	if err := g.storage.putSnapshotMarker(h.batch(), p); err != nil {
 		return err
 	}
 	var state position
@@ -291,66 +256,28 @@ func (g *Group) reconcile(fresh bool) error {
 	if logTerm != applied.term {
 		return fmt.Errorf("entry %d is of term %d in the state, but of term %d in the log", index, term, logTerm)
 	}
-	if applied.index > l.hard.GetCommit() {
-		l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: new(applied.index)}
-	}
-	if applied, err = g.hideFirst(applied); err != nil {
+	l.raiseCommit(applied.index)
+	if applied, err = l.hideFirst(applied); err != nil {
 		return err
 	}
 	g.applied = applied
-	l.applied = applied.index
+	l.setApplied(applied.index)
 	return l.changesTo(applied.index, g.host.births.known)
 }
 
-// hideFirst cuts entry 1 from a log that was made when logs began with it: a member that joins must not begin there.
-// It is raft's own, at the begin of the first term.
-func (g *Group) hideFirst(applied position) (position, error) {
-	l := g.storage
-	if l.begin.index != 0 || l.hard.GetCommit() == 0 || len(l.members.conf.GetVoters()) == 0 {
-		return applied, nil
-	}
-	term, err := l.Term(1)
-	if err != nil {
-		return applied, err
-	}
-	b := l.e.db.NewBatch()
-	defer b.Close()
-	first := position{1, term}
-	if err := l.truncate(b, first); err != nil {
-		return applied, err
-	}
-	if applied.index == 0 {
-		l.floor, applied = position{}, first
-		if err := l.putBegin(b); err != nil {
-			return applied, err
-		}
-	}
-	return applied, l.e.commit(b)
-}
-
 func (g *Group) finishInstall(applied position) error {
-	l, key := g.storage, groupKey(g.id, kindMarker)
-	v, err := l.e.get(key)
-	if v == nil || err != nil {
+	l := g.storage
+	p, found, err := l.snapshotMarker()
+	if !found || err != nil {
 		return err
 	}
-	p, err := decodeBegin(v)
-	if err != nil {
-		return fmt.Errorf("read the marker of a snapshot: %w", err)
-	}
-	b := l.e.db.NewBatch()
-	defer b.Close()
 	switch {
 	case applied == p.floor:
 		g.log.Info("finished the installation of a snapshot", "index", p.at.index)
-		err = l.reset(b, p.at, p.floor, p.members)
+		return l.finishSnapshot(p)
 	case applied.index < p.floor.index:
-		err = b.Delete(key, nil) // the state machine did not get to it
+		return l.deleteSnapshotMarker() // the state machine did not get to it
 	default:
-		err = fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.index, p.at.index)
+		return fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.index, p.at.index)
 	}
-	if err != nil {
-		return err
-	}
-	return l.e.commit(b)
 }

@@ -168,9 +168,9 @@ func TestCrashBeforeInstallation(t *testing.T) {
 	slow.crash()
 	slow.start()
 	require.Equal(t, uint64(3), slow.group.Status().Last, "it goes on with what it had")
-	v, err := slow.host.engine.get(groupKey(testGroup, kindMarker))
+	_, found, err := slow.group.storage.snapshotMarker()
 	require.NoError(t, err)
-	require.Nil(t, v)
+	require.False(t, found)
 	c.tick(5)
 	require.Equal(t, l.machine.Log, slow.machine.Log)
 }

@@ -65,7 +65,7 @@ func (g *Group) Status() GroupStatus {
 	s := GroupStatus{
 		ID: g.id, Role: roles[b.RaftState], Leader: b.Lead, Transferee: b.LeadTransferee,
 		Term: b.GetTerm(), Vote: b.GetVote(), Commit: b.GetCommit(), Applied: g.applied.index,
-		First: g.storage.begin.index + 1, Last: g.storage.last.index, LogBytes: g.storage.sizes.bytes(),
+		First: g.storage.begin.index + 1, Last: g.storage.last.index, LogBytes: g.storage.bytes(),
 		Voters: g.storage.members.conf.GetVoters(), Learners: g.storage.members.conf.GetLearners(),
 		Outgoing: g.storage.members.conf.GetVotersOutgoing(), Proposals: len(g.queue) + len(g.inflight) + g.sent.count, Reads: g.reads.count,
 		SnapshotsUnder: len(g.outgoing),

@@ -33,7 +33,7 @@ type after struct {
 // batch is the one that the next write keeps.
 func (h *Host) batch() *pebble.Batch {
 	if h.next.batch == nil {
-		h.next.batch = h.engine.db.NewBatch()
+		h.next.batch = h.engine.newBatch()
 	}
 	return h.next.batch
 }
@@ -102,17 +102,7 @@ func (w *write) run(e *engine) error {
 	if w.batch == nil {
 		return nil
 	}
-	e.fresh += w.batch.Len()
-	if err := e.commit(w.batch); err != nil {
-		return err
-	}
-	if err := w.batch.Close(); err != nil {
-		return fmt.Errorf("write the log: %w", err)
-	}
-	if w.cuts {
-		return e.tidy()
-	}
-	return nil
+	return e.write(w.batch, w.cuts)
 }
 
 // said tells everybody what the write was waited for.
