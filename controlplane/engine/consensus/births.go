@@ -179,7 +179,7 @@ func (g *Group) hears(e Envelope) (bool, error) {
 	if !b.vouched || e.ToBirth != b.own && (e.ToBirth != 0 || b.joined) {
 		return false, nil
 	}
-	members := &g.storage.members
+	members := g.storage.members
 	if members.refuses(e.From, e.FromBirth) {
 		if e.Kind != KindRemoved {
 			g.tellRemoved(e)

@@ -1,12 +1,10 @@
 package consensus
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"testing"
 
-	"github.com/klauspost/compress/s2"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
 )
@@ -118,76 +116,6 @@ func TestPackSettlesWithTheNextTerm(t *testing.T) {
 	}
 }
 
-// packOf is the data of a pack.
-func packOf(proposals ...string) []byte {
-	b := make([]byte, payloadHeader)
-	b[0], b[1] = packVersion, 9
-	for _, p := range proposals {
-		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
-	}
-	return b
-}
-
-// dense is the data of a pack that was compressed.
-func dense(proposals ...string) []byte {
-	p := &proposal{data: packOf(proposals...), parts: make([]asker, len(proposals))}
-	p.seal()
-	return p.data
-}
-
-func TestEntriesOf(t *testing.T) {
-	same := strings.Repeat("value", 100)
-	single := append([]byte{payloadVersion, 7}, make([]byte, 15)...)
-	for _, test := range []struct {
-		name string
-		data []byte
-		want []Entry
-		err  error
-	}{
-		{"one", append(single, "a=1"...), []Entry{{Index: 5, Term: 2, ID: [16]byte{7}, Data: []byte("a=1")}}, nil},
-		{"one of nothing", single, []Entry{{Index: 5, Term: 2, ID: [16]byte{7}, Data: []byte{}}}, nil},
-		{"a pack", packOf("a=1", "", "b"), []Entry{{Index: 5, Term: 2, Data: []byte("a=1")}, {Index: 5, Term: 2, Data: []byte{}}, {Index: 5, Term: 2, Data: []byte("b")}}, nil},
-		{"an empty pack", packOf(), nil, errBroken},
-		{"cut", packOf("a=1", "b=1")[:payloadHeader+6], nil, errBroken},
-		{"a length without end", append(packOf("a"), 0x80), nil, errBroken},
-		{"too long a length", append(packOf("a"), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1), nil, errBroken},
-		{"short", single[:16], nil, errBroken},
-		{"compressed", dense("a=1", same, same), []Entry{{Index: 5, Term: 2, Data: []byte("a=1")}, {Index: 5, Term: 2, Data: []byte(same)}, {Index: 5, Term: 2, Data: []byte(same)}}, nil},
-		{"compressed and cut", dense("a=1", same, same)[:payloadHeader+20], nil, errBroken},
-		{"too large when decompressed", append([]byte{denseVersion}, append(make([]byte, 16), s2.Encode(nil, make([]byte, MaxEnvelopeBytes+1))...)...), nil, errBroken},
-		{"another version", append([]byte{4}, make([]byte, 20)...), nil, errVersion},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got, err := entriesOf(nil, &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: test.data})
-			if test.err != nil {
-				require.ErrorIs(t, err, test.err)
-				return
-			}
-			require.NoError(t, err)
-			require.Equal(t, test.want, got)
-		})
-	}
-}
-
-// What one member lets into the log by forwarding, every member can read.
-func FuzzCheckPayload(f *testing.F) {
-	f.Add(packOf("a=1", "b=2"))
-	f.Add(append([]byte{denseVersion}, append(make([]byte, 16), s2.Encode(nil, packOf("a=1", "a=2")[payloadHeader:])...)...))
-	f.Add(append([]byte{payloadVersion}, make([]byte, 20)...))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		const limit = 10
-		if checkPayload(data, limit) != nil {
-			return
-		}
-		list, err := entriesOf(nil, &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: data})
-		require.NoError(t, err)
-		require.NotEmpty(t, list)
-		for _, e := range list {
-			require.LessOrEqual(t, len(e.Data), limit)
-		}
-	})
-}
-
 // What is alike in a pack is in the log once.
 func TestPackIsCompressed(t *testing.T) {
 	c := startForwarding(t, 3, 1)
@@ -206,7 +134,13 @@ func TestPackIsCompressed(t *testing.T) {
 // Packs that are small in the log are opened no more at a time than the limit says.
 func TestPacksAreOpenedInPieces(t *testing.T) {
 	same := strings.Repeat("x", 1000)
-	pack := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: dense(same, same, same)}
+	data := newBatch([16]byte{9}, 0)
+	for range 3 {
+		data = appendToBatch(data, []byte(same))
+	}
+	data = closeBatch(data)
+	require.Less(t, len(data), 1000, "it is compressed")
+	pack := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: data}
 	for limit, want := range map[uint64]int{1: 1, 3000: 1, 3001: 2, 6001: 3} {
 		e := &entries{raw: []*raftpb.Entry{pack, pack, pack}, claimed: make([]*proposal, 3)}
 		last, err := e.open(0, limit)
@@ -214,4 +148,20 @@ func TestPacksAreOpenedInPieces(t *testing.T) {
 		require.Equal(t, want, last, "limit %d", limit)
 		require.Len(t, e.list, 3*want)
 	}
+}
+
+// An entry with one proposal keeps the ID of the proposal; the proposals of a batch have none.
+func TestEntriesOf(t *testing.T) {
+	id := [16]byte{7}
+	ent := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: newEntry(id, []byte("a=1"))}
+	list, err := entriesOf(nil, ent)
+	require.NoError(t, err)
+	require.Equal(t, []Entry{{Index: 5, Term: 2, ID: id, Data: []byte("a=1")}}, list)
+	ent.Data = appendToBatch(appendToBatch(newBatch(id, 0), []byte("a=1")), []byte("b"))
+	list, err = entriesOf(list, ent)
+	require.NoError(t, err)
+	require.Equal(t, []Entry{{Index: 5, Term: 2, Data: []byte("a=1")}, {Index: 5, Term: 2, Data: []byte("b")}}, list[1:])
+	ent.Data = ent.Data[:3]
+	_, err = entriesOf(nil, ent)
+	require.ErrorIs(t, err, errBroken)
 }
