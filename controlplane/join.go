@@ -152,7 +152,7 @@ func enter(ctx context.Context, c Config, host *consensus.Host, mesh *transport.
 	if len(seeds) == 0 {
 		return nil // it has been one for long, or is told where the others are by its records
 	}
-	q := membership.JoinRequest{ID: c.NodeID, Birth: host.Birth(), ClientURLs: []string{clientURL(c, c.Listen)}}
+	q := membership.JoinRequest{ID: c.NodeID, Birth: host.DirID(), ClientURLs: []string{clientURL(c, c.Listen)}}
 	addresses, err := membership.Enter(ctx, mesh, seeds, q, log)
 	if err != nil {
 		return err

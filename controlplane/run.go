@@ -38,6 +38,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
@@ -215,7 +216,7 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	meshWork.Go(func() { mesh.Run(meshing) })
 	peers, _ := rpc.New(rpc.Options{
 		Credentials: mesh.Credentials(at(clk, mtls.Server(certificate, authority.Certificate(), mtls.OnlyKind(mtls.Member)))),
-		Log:         log, Metrics: grpcMetrics, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
+		Log:         log, Metrics: grpcMetrics, MaxMessage: message.MaxBytes + 1<<20,
 	})
 	mesh.Register(peers)
 	inner := &edges{log: log, opened: opened, failed: make(chan error, 1)}

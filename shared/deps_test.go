@@ -45,6 +45,11 @@ var outside = map[string][]string{
 
 // inside lists which packages of its own layer a package may import. A package without an entry imports none.
 var inside = map[string][]string{
+	"engine/consensus":          {"engine/consensus/…"},
+	"engine/consensus/raftlog":  {"engine/consensus/raftconf", "engine/consensus/internal/codec"},
+	"engine/consensus/message":  {"engine/consensus/raftconf", "engine/consensus/internal/codec"},
+	"engine/consensus/raftconf": {"engine/consensus/internal/codec"},
+
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth", "edge/delay"},
 

@@ -3,6 +3,9 @@ package consensus
 import (
 	"errors"
 	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // Sentinels of proposals and reads. Test them with errors.Is.
@@ -13,7 +16,7 @@ var (
 	// ErrOverloaded says that a bound on queued work is reached; nothing was done.
 	ErrOverloaded = errors.New("too much work is queued on this member")
 	// ErrTooLarge says that a proposal is larger than Limits.ProposalBytes; nothing was done.
-	ErrTooLarge = errors.New("the proposal is too large")
+	ErrTooLarge = message.ErrTooLarge
 	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks; or a proposal none that
 	// took it within Limits.ProposalTicks: it was not applied and will not be.
 	ErrNoLeader = errors.New("no leader answered in time")
@@ -25,7 +28,7 @@ var (
 	ErrStopped = errors.New("the member is stopped")
 	// ErrDamaged says that what this member's disk holds is not what was written there, or less than others were told: it
 	// must not take part with it.
-	ErrDamaged = errors.New("the member's log is damaged")
+	ErrDamaged = raftlog.ErrDamaged
 	// ErrNoGroup says that this host does not hold the group.
 	ErrNoGroup = errors.New("this member does not hold the group")
 )

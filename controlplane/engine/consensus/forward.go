@@ -3,6 +3,8 @@ package consensus
 import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // A member that does not lead sends its proposals to the one that does (GroupOptions.Forward), and answers each when it
@@ -97,14 +99,14 @@ func (g *Group) sendTo(leader uint64, ps []*proposal) {
 		payloads[i] = p.data
 		g.sent.add(p)
 	}
-	e := g.envelope(leader, KindForward)
-	e.Term, e.Life, e.Number, e.Payloads = ps[0].at.term, g.host.nonce, g.forwarded, payloads
+	e := g.envelope(leader, message.KindForward)
+	e.Term, e.Life, e.Number, e.Payloads = ps[0].at.Term, g.host.nonce, g.forwarded, payloads
 	g.host.opts.Transport.Send(e)
 }
 
-// takeForward takes what another member forwards, to append or to refuse all of it.
-func (g *Group) takeForward(e Envelope) {
-	if !g.storage.members.has(e.From) {
+// handleForward takes what another member forwards, to append or to refuse all of it.
+func (g *Group) handleForward(e message.Envelope) {
+	if !g.storage.Members().Has(e.From) {
 		return
 	}
 	if e.Term != g.arrived.term || !g.arrived.first(&e) {
@@ -123,7 +125,7 @@ func (g *Group) proposeMail(s *raft.BasicStatus) {
 	g.mail = nil
 	for len(mail) > 0 {
 		if e := mail[0]; s.RaftState != raft.StateLeader || s.GetTerm() != e.Term || s.LeadTransferee != 0 {
-			g.refuse(e, RefusedNotLeader)
+			g.refuse(e, message.RefusedNotLeader)
 			mail = mail[1:]
 			continue
 		}
@@ -138,7 +140,7 @@ func (g *Group) proposeMail(s *raft.BasicStatus) {
 		}
 		if err := g.node.Step(&raftpb.Message{Type: raftpb.MsgProp.Enum(), From: &g.host.opts.ID, Entries: entries}); err != nil {
 			for _, e := range mail[:n] {
-				g.refuse(e, RefusedOverloaded)
+				g.refuse(e, message.RefusedOverloaded)
 			}
 		}
 		mail = mail[n:]
@@ -146,14 +148,14 @@ func (g *Group) proposeMail(s *raft.BasicStatus) {
 }
 
 // refuse says to the member that forwarded an envelope that nothing in it was appended.
-func (g *Group) refuse(e Envelope, why Refusal) {
-	answer := g.envelope(e.From, KindRefuse)
+func (g *Group) refuse(e message.Envelope, why message.Refusal) {
+	answer := g.envelope(e.From, message.KindRefuse)
 	answer.Term, answer.Life, answer.Number, answer.Refusal = e.Term, e.Life, e.Number, why
 	g.host.opts.Transport.Send(answer)
 }
 
-// hearRefusal takes the leader's word that an envelope of this life was not appended.
-func (g *Group) hearRefusal(e Envelope) {
+// handleRefusal takes the leader's word that an envelope of this life was not appended.
+func (g *Group) handleRefusal(e message.Envelope) {
 	if e.Life != g.host.nonce {
 		return
 	}
@@ -161,7 +163,7 @@ func (g *Group) hearRefusal(e Envelope) {
 	if len(refused) == 0 {
 		return
 	}
-	if e.Refusal == RefusedOverloaded {
+	if e.Refusal == message.RefusedOverloaded {
 		g.answer(refused, ErrOverloaded)
 		return
 	}
@@ -193,7 +195,7 @@ type arrival struct {
 const maxLives = 32
 
 // first says whether the envelope is new, once. One that is late by 64 is taken for a repetition.
-func (a *arrivals) first(e *Envelope) bool {
+func (a *arrivals) first(e *message.Envelope) bool {
 	for i, l := range a.lives {
 		if l.member != e.From || l.life != e.Life {
 			continue

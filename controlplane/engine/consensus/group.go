@@ -5,6 +5,10 @@ import (
 	"log/slog"
 
 	"go.etcd.io/raft/v3"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // Entry is one committed proposal.
@@ -67,7 +71,7 @@ type Group struct {
 	id      uint64
 	log     *slog.Logger
 	machine StateMachine
-	storage *groupLog
+	storage *raftlog.Log
 	node    *raft.RawNode
 	queued  bool // in host.work
 
@@ -77,21 +81,21 @@ type Group struct {
 	term   uint64
 	commit uint64
 
-	handed  position // the last entry given to the state machine
-	applied position // the last one that it has applied
+	handed  raftconf.Position // the last entry given to the state machine
+	applied raftconf.Position // the last one that it has applied
 
 	forward       bool
-	queue         []*proposal // not yet given to raft, nor sent to the leader
-	fresh         int         // the last ones of inflight, whose index the next Ready tells
-	inflight      []*proposal // in the log of this leader, by index
-	sent          sent        // perhaps in the log of a leader
-	proposalBytes uint64      // of all three
-	hold          uint64      // the tick before which nothing is sent to the leader
-	forwarded     uint64      // envelopes, for their numbers
-	packs         uint64      // made, for their ids
-	arrived       arrivals    // of other members, for the leader
-	mail          []Envelope  // the same, not yet given to raft
-	waiting       uint64      // about how many bytes are in queue and mail
+	queue         []*proposal        // not yet given to raft, nor sent to the leader
+	fresh         int                // the last ones of inflight, whose index the next Ready tells
+	inflight      []*proposal        // in the log of this leader, by index
+	sent          sent               // perhaps in the log of a leader
+	proposalBytes uint64             // of all three
+	hold          uint64             // the tick before which nothing is sent to the leader
+	forwarded     uint64             // envelopes, for their numbers
+	batches       uint64             // made, for their ids
+	arrived       arrivals           // of other members, for the leader
+	mail          []message.Envelope // the same, not yet given to raft
+	waiting       uint64             // about how many bytes are in queue and mail
 	reads         reads
 	transfer      *transfer
 	change        *memberChange
@@ -101,7 +105,7 @@ type Group struct {
 	flushBytes    uint64            // or how large the log is then
 
 	flushing bool
-	asked    position // the highest number of reads that a heartbeat of the term asked to confirm
+	asked    raftconf.Position // the highest number of reads that a heartbeat of the term asked to confirm
 
 	incoming   []incomingSnapshot
 	installing *installation
@@ -117,7 +121,7 @@ func (g *Group) open() error {
 	h := g.host
 	var err error
 	var fresh bool
-	if g.storage, fresh, err = openLog(h.engine, g.id, h.opts.Members, h.opts.Limits.CacheBytes); err != nil {
+	if g.storage, fresh, err = raftlog.Open(h.engine, g.id, h.opts.Members, h.opts.Limits.CacheBytes); err != nil {
 		return err
 	}
 	if err := g.reconcile(fresh); err != nil {
@@ -129,7 +133,7 @@ func (g *Group) open() error {
 		ElectionTick:              h.opts.ElectionTicks,
 		HeartbeatTick:             h.opts.HeartbeatTicks,
 		Storage:                   g.storage,
-		Applied:                   g.applied.index,
+		Applied:                   g.applied.Index,
 		MaxSizePerMsg:             limits.MessageBytes,
 		MaxCommittedSizePerReady:  limits.ApplyBytes,
 		MaxUncommittedEntriesSize: 2 * limits.UncommittedBytes, // Propose is stricter
@@ -146,14 +150,14 @@ func (g *Group) open() error {
 	if err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
-	g.term, g.commit, g.handed = g.storage.hard.GetTerm(), g.storage.hard.GetCommit(), g.applied
+	g.term, g.commit, g.handed = g.storage.HardState().GetTerm(), g.storage.HardState().GetCommit(), g.applied
 	h.schedule(g) // committed entries may wait to be applied again
 	return nil
 }
 
 // start lets a group of one begin without waiting for an election that nobody else takes part in.
 func (g *Group) start() {
-	if voters := g.storage.members.conf.GetVoters(); len(voters) == 1 && voters[0] == g.host.opts.ID {
+	if voters := g.storage.Members().Conf.GetVoters(); len(voters) == 1 && voters[0] == g.host.opts.ID {
 		if err := g.node.Campaign(); err != nil {
 			g.log.Warn("campaign alone", "err", err)
 		}

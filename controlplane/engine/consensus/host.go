@@ -29,7 +29,7 @@
 //   - PreVote and CheckQuorum are on. The first configuration is Options.Members on all members, without entries that
 //     say so; who joins later begins with a snapshot that says it (members.go). An entry of a version that is not known
 //     ends the host.
-//   - A wiped directory must not vote twice: see births.go.
+//   - A wiped directory must not vote twice: see dirid.go.
 package consensus
 
 import (
@@ -39,15 +39,18 @@ import (
 	"fmt"
 	"io"
 	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It is
 // called by the goroutine that drives the host and must not call the host back from there.
 type Transport interface {
-	Send(Envelope)
+	Send(message.Envelope)
 	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not, the
 	// host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
-	SendSnapshot(e Envelope, dir string)
+	SendSnapshot(e message.Envelope, dir string)
 }
 
 // Leadership is who leads a group as far as this member knows; Leader 0 is nobody.
@@ -58,8 +61,8 @@ type Leadership struct {
 // Host is one member's share of all its groups. It is not safe for concurrent use: see Runner.
 type Host struct {
 	opts   Options
-	engine *engine
-	births births
+	engine *raftlog.Engine
+	dirIDs dirIDs
 	groups []*Group // by id
 	err    error    // why the host has stopped
 
@@ -75,7 +78,7 @@ type Host struct {
 
 	work        []*Group
 	next        *write
-	beats       []beats
+	heartbeats  []heartbeats
 	threads     *threads // of a Runner; nil: the caller's
 	fled        bool     // whether a stall of the disk was logged
 	completions []completion
@@ -97,18 +100,18 @@ func Open(opts Options) (*Host, error) {
 
 func (h *Host) open() (err error) {
 	fs := h.opts.FS
-	if h.engine, err = openEngine(preallocate(fs), fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
+	if h.engine, err = raftlog.OpenEngine(raftlog.Preallocate(fs), fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, h.engine.close())
+			err = errors.Join(err, h.engine.Close())
 		}
 	}()
 	if h.nonce, err = random(h.opts.Rand); err != nil {
 		return err
 	}
-	if err := h.openBirths(); err != nil {
+	if err := h.openDirIDs(); err != nil {
 		return err
 	}
 	// What an earlier life was sending or receiving has no reader any more.
@@ -157,7 +160,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 		return nil, err
 	}
 	h.groups = slices.Insert(h.groups, at, g)
-	if h.births.vouched {
+	if h.dirIDs.vouched {
 		g.start()
 	}
 	return g, nil
@@ -186,11 +189,11 @@ func (h *Host) Tick() (err error) {
 	if h.removed {
 		return h.fail(&RemovedError{h.opts.ID})
 	}
-	if !h.births.vouched {
-		h.askBirths()
+	if !h.dirIDs.vouched {
+		h.requestDirIDs()
 	}
 	for _, g := range h.groups {
-		if h.births.vouched {
+		if h.dirIDs.vouched {
 			g.node.Tick()
 			if g.node.HasReady() {
 				h.schedule(g)
@@ -205,7 +208,7 @@ func (h *Host) Tick() (err error) {
 
 // Step takes an envelope from another member. What a faulty or foreign one sends is dropped and logged; an error says
 // that this host has stopped.
-func (h *Host) Step(e Envelope) (err error) {
+func (h *Host) Step(e message.Envelope) (err error) {
 	if h.err != nil {
 		return h.err
 	}
@@ -215,15 +218,15 @@ func (h *Host) Step(e Envelope) (err error) {
 		return nil
 	}
 	switch e.Kind {
-	case KindBirthAsk, KindBirthTell:
+	case message.KindDirIDRequest, message.KindDirIDResponse:
 		switch {
 		case !slices.Contains(h.opts.Members, e.From):
-		case e.Kind == KindBirthAsk:
-			return h.answerBirth(e)
+		case e.Kind == message.KindDirIDRequest:
+			return h.answerDirIDRequest(e)
 		default:
-			return h.hearBirth(e)
+			return h.handleDirIDResponse(e)
 		}
-	case KindRaft:
+	case message.KindRaft:
 		if g, err := h.admit(e); g == nil || err != nil {
 			return err
 		} else if e.Raft.Snapshot != nil {
@@ -231,35 +234,35 @@ func (h *Host) Step(e Envelope) (err error) {
 		} else {
 			g.step(e)
 		}
-	case KindBeats:
-		return h.stepBeats(e)
-	case KindRemoved:
+	case message.KindHeartbeats:
+		return h.stepHeartbeats(e)
+	case message.KindRemoved:
 		if g := h.Group(e.Group); g != nil {
-			g.hearRemoved(e)
+			g.handleRemoved(e)
 		}
-	case KindForward, KindRefuse:
+	case message.KindForward, message.KindRefuse:
 		if g, err := h.admit(e); g == nil || err != nil {
 			return err
-		} else if e.Kind == KindForward {
-			g.takeForward(e)
+		} else if e.Kind == message.KindForward {
+			g.handleForward(e)
 		} else {
-			g.hearRefusal(e)
+			g.handleRefusal(e)
 		}
 	}
 	return nil
 }
 
 // admit checks a group's envelope and where it comes from; a nil group drops it.
-func (h *Host) admit(e Envelope) (*Group, error) {
+func (h *Host) admit(e message.Envelope) (*Group, error) {
 	g := h.Group(e.Group)
 	if g == nil {
 		h.opts.Log.Debug("dropped a message for a group that is not here", "from", e.From, "id", e.Group)
 		return nil, nil
 	}
-	if ok, err := g.hears(e); !ok || err != nil {
+	if ok, err := g.accepts(e); !ok || err != nil {
 		return nil, err
 	}
-	if err := e.check(h.opts.Limits.ProposalBytes); err != nil {
+	if err := e.Check(h.opts.Limits.ProposalBytes); err != nil {
 		h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", err)
 		return nil, nil
 	}
@@ -283,7 +286,7 @@ func (h *Host) guard(err *error) {
 	case nil:
 	case *raftPanic:
 		*err = h.fail(r)
-	case *storageError:
+	case *raftlog.ReadError:
 		*err = h.fail(r)
 	default:
 		panic(r)
@@ -315,7 +318,7 @@ func (h *Host) Close() error {
 		return nil
 	}
 	h.fail(ErrStopped)
-	err := h.engine.close()
+	err := h.engine.Close()
 	h.engine = nil
 	return err
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // Messages that raft would fall over are dropped before it sees them.
@@ -32,10 +34,18 @@ func TestMalformedMessagesAreDropped(t *testing.T) {
 			m.From, m.To = &f.id, &l.id
 		}
 		before := l.group.Status()
-		require.NoError(t, l.host.Step(Envelope{From: f.id, To: l.id, FromBirth: f.host.births.own, Kind: KindRaft, Group: testGroup, Raft: m}), "message %d", i)
+		require.NoError(t, l.host.Step(message.Envelope{From: f.id, To: l.id, FromDirID: f.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup, Raft: m}), "message %d", i)
 		c.settle()
 		require.Equal(t, before, l.group.Status(), "message %d", i)
 	}
 	require.Equal(t, 13, countLines(l.logged.String(), "dropped a malformed message"), fmt.Sprint(l.logged.String()))
 	c.put(l, "a=1")
+}
+
+func entry(index, term uint64, data string) *raftpb.Entry {
+	ent := &raftpb.Entry{Type: raftpb.EntryNormal.Enum(), Index: &index, Term: &term}
+	if data != "" {
+		ent.Data = []byte(data)
+	}
+	return ent
 }

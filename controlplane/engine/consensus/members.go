@@ -7,6 +7,9 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
 // The members of a group change by entries of its log, one change under way at a time, and several at once through a
@@ -21,7 +24,7 @@ import (
 // after entry 1, which no log holds: whoever has less needs a snapshot, and that says who the members are.
 //
 // A member that is added is bound to one directory, its birth, by the change that adds it. In the group no other
-// directory of that id is heard or spoken to (births.go). A member that is replaced therefore comes back as a learner
+// directory of that id is heard or spoken to (dirid.go). A member that is replaced therefore comes back as a learner
 // with a birth of its own, and what the lost directory had said never counts together with what the new one says.
 
 // ChangeKind says what a Change does.
@@ -42,7 +45,7 @@ type Change struct {
 	Kind   ChangeKind
 	Member uint64
 	// Birth, of AddLearner, is the one directory that the member is: no other is listened to. Required there.
-	Birth uint64
+	DirID uint64
 }
 
 // MembersReason says why a change of members is refused.
@@ -51,7 +54,7 @@ type MembersReason uint8
 // The reasons.
 const (
 	ReasonUnknown     MembersReason = 1 // the member is not of the group
-	ReasonOtherBirth  MembersReason = 2 // the member is of the group, with another directory
+	ReasonOtherDirID  MembersReason = 2 // the member is of the group, with another directory
 	ReasonNotCaughtUp MembersReason = 3 // the learner was not heard from, or does not hold enough of the log
 	ReasonNoQuorum    MembersReason = 4 // too few of those who would vote were heard from
 	ReasonLastVoter   MembersReason = 5 // one voter would be left, or none
@@ -114,7 +117,7 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	case status.LeadTransferee != 0:
 		done(&NotLeaderError{status.LeadTransferee})
 		return
-	case g.change != nil || joint(g.storage.members.conf) || g.applied.term != g.term:
+	case g.change != nil || raftconf.IsJoint(g.storage.Members().Conf) || g.applied.Term != g.term:
 		done(refuse(ReasonPending, "the group is changing its members: try again"))
 		return
 	}
@@ -123,13 +126,13 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 		done(err)
 		return
 	}
-	births := map[uint64]uint64{}
+	dirIDs := map[uint64]uint64{}
 	for _, c := range changes {
 		if c.Kind == AddLearner {
-			births[c.Member] = c.Birth
+			dirIDs[c.Member] = c.DirID
 		}
 	}
-	cc.Context = appendChange(nil, token, births)
+	cc.Context = raftconf.AppendChange(nil, token, dirIDs)
 	data, err := proto.Marshal(cc)
 	if err != nil {
 		done(fmt.Errorf("encode a change of members: %w", err))
@@ -184,20 +187,20 @@ func (g *Group) checkChange(now uint64) {
 
 // applyMembers applies a committed change.
 func (g *Group) applyMembers(ent *raftpb.Entry) error {
-	cc, token, births, err := parseChange(ent)
+	cc, token, dirIDs, err := raftconf.ParseChange(ent)
 	if err != nil {
 		return fmt.Errorf("entry %d changes the members: %w", ent.GetIndex(), err)
 	}
-	next, err := g.storage.members.after(cc)
+	next, err := g.storage.Members().After(cc)
 	if err != nil {
 		return fmt.Errorf("entry %d changes the members: %w", ent.GetIndex(), err)
 	}
-	next.bind(births, g.host.births.known, g.storage.members)
+	next.RecordDirIDs(dirIDs, g.host.dirIDs.known, g.storage.Members())
 	conf := g.node.ApplyConfChange(cc)
-	if err := conf.Equivalent(next.conf); err != nil {
+	if err := conf.Equivalent(next.Conf); err != nil {
 		return fmt.Errorf("entry %d changes the members: raft takes it differently: %w", ent.GetIndex(), err)
 	}
-	g.storage.changeMembers(ent.GetIndex(), next)
+	g.storage.SetMembers(ent.GetIndex(), next)
 	g.log.Info("members changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
 	asked := g.change != nil && token == g.change.token
 	if asked {
@@ -217,7 +220,7 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 func (g *Group) keepCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
 	if g.installing == nil {
-		if err := l.putCommit(h.batch(), index); err != nil {
+		if err := l.PutCommit(h.batch(), index); err != nil {
 			return err
 		}
 	}
@@ -232,23 +235,23 @@ func (h *Host) removedFrom() {
 		return
 	}
 	for _, g := range h.groups {
-		if !g.removed && (g.storage.members.has(h.opts.ID) || len(g.storage.members.conf.GetVoters()) == 0) {
+		if !g.removed && (g.storage.Members().Has(h.opts.ID) || len(g.storage.Members().Conf.GetVoters()) == 0) {
 			return
 		}
 	}
 	h.removed = true
 }
 
-// tellRemoved says to a member that the group has removed it: it may never have heard of it.
-func (g *Group) tellRemoved(e Envelope) {
-	answer := g.envelope(e.From, KindRemoved)
-	answer.ToBirth = e.FromBirth
+// sendRemoved says to a member that the group has removed it: it may never have heard of it.
+func (g *Group) sendRemoved(e message.Envelope) {
+	answer := g.envelope(e.From, message.KindRemoved)
+	answer.ToDirID = e.FromDirID
 	g.host.opts.Transport.Send(answer)
 }
 
-// hearRemoved takes another member's word: what it knows is committed.
-func (g *Group) hearRemoved(e Envelope) {
-	if e.ToBirth == g.host.births.own {
+// handleRemoved takes another member's word: what it knows is committed.
+func (g *Group) handleRemoved(e message.Envelope) {
+	if e.ToDirID == g.host.dirIDs.own {
 		g.removed = true
 		g.host.removedFrom()
 	}

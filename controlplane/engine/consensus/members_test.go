@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // newcomer makes a member with an empty disk that joins, started.
@@ -49,7 +51,7 @@ func (c *cluster) mustChange(m *member, changes ...Change) {
 // grow adds a member and makes it a voter.
 func (c *cluster) grow(l, m *member) {
 	c.t.Helper()
-	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
 	c.tick(3)
 	c.mustChange(l, Change{Kind: Promote, Member: m.id})
 }
@@ -133,7 +135,7 @@ func TestLearnerDoesNotCount(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	c.first = []uint64{1}
 	l := c.leader()
-	c.mustChange(l, Change{Kind: AddLearner, Member: 9, Birth: 99})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 9, DirID: 99})
 	c.tick(50)
 	c.put(l, "a=1")
 	require.Equal(t, []uint64{9}, l.group.Status().Learners)
@@ -149,7 +151,7 @@ func TestPromoteTooEarly(t *testing.T) {
 	promote := Change{Kind: Promote, Member: 2}
 	require.Equal(t, ReasonUnknown, reason(l.change(false, promote).err))
 	c.isolate(m)
-	c.mustChange(l, Change{Kind: AddLearner, Member: 2, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 2, DirID: m.host.dirIDs.own})
 	c.tick(5)
 	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err))
 	c.heal()
@@ -233,7 +235,7 @@ func TestJointChange(t *testing.T) {
 	gone := c.others(l)[0]
 	stays := c.others(l)[1]
 	four, five := c.newcomer(4), c.newcomer(5)
-	c.mustChange(l, Change{Kind: AddLearner, Member: 4, Birth: four.host.births.own}, Change{Kind: AddLearner, Member: 5, Birth: five.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: four.host.dirIDs.own}, Change{Kind: AddLearner, Member: 5, DirID: five.host.dirIDs.own})
 	c.tick(5)
 	second := l.change(false, Change{Kind: Promote, Member: 4}, Change{Kind: Remove, Member: gone.id})
 	require.Equal(t, ReasonPending, reason(l.change(false, Change{Kind: Promote, Member: 5}).err), "one at a time")
@@ -273,7 +275,7 @@ func TestCrashWhileChanging(t *testing.T) {
 			l := c.leader()
 			c.put(l, "a=1")
 			m := c.newcomer(4)
-			c.mustChange(l, Change{Kind: AddLearner, Member: 4, Birth: m.host.births.own})
+			c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: m.host.dirIDs.own})
 			c.tick(3)
 			l = c.leader(c.members[1], c.members[2], c.members[3], m)
 			require.NotNil(t, l)
@@ -341,7 +343,7 @@ func TestReplacedMember(t *testing.T) {
 	c.put(c.leader(), "a=1")
 	c.tick(2)
 	victim := c.follower()
-	old := victim.host.births.own
+	old := victim.host.dirIDs.own
 	l := c.leader()
 	other := c.others(l)[0]
 	if other == victim {
@@ -354,17 +356,17 @@ func TestReplacedMember(t *testing.T) {
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 	require.Empty(t, m.group.Status().Voters)
-	require.Equal(t, ReasonOtherBirth, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own}).err))
+	require.Equal(t, ReasonOtherDirID, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own}).err))
 
 	// An old message of the lost directory is still under way.
-	var kept []Envelope
+	var kept []message.Envelope
 	for _, typ := range []raftpb.MessageType{raftpb.MsgPreVote, raftpb.MsgVote} {
-		kept = append(kept, Envelope{From: m.id, To: other.id, FromBirth: old, ToBirth: other.host.births.own, Kind: KindRaft, Group: testGroup,
+		kept = append(kept, message.Envelope{From: m.id, To: other.id, FromDirID: old, ToDirID: other.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup,
 			Raft: &raftpb.Message{Type: typ.Enum(), From: &m.id, To: &other.id, Term: new(l.group.term + 9), Index: new(uint64(99)), LogTerm: new(l.group.term)}})
 	}
 	c.mustChange(l, Change{Kind: Remove, Member: m.id})
 	c.tick(2)
-	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
 	c.tick(5)
 	require.Equal(t, []string{"a=1"}, m.machine.Log)
 	term := other.group.term
@@ -385,7 +387,7 @@ func TestReplacedMember(t *testing.T) {
 	c.tick(30)
 	for _, m := range []*member{l, other, m} {
 		require.Equal(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log)
-		require.Equal(t, m.host.births.own, c.members[m.id].host.births.own)
+		require.Equal(t, m.host.dirIDs.own, c.members[m.id].host.dirIDs.own)
 	}
 
 	// Wiped once more: nobody hears the third directory.
@@ -412,7 +414,7 @@ func TestReplacedWhileAway(t *testing.T) {
 	c.mustChange(l, Change{Kind: Remove, Member: lost.id})
 	lost.crash()
 	lost = c.newcomer(lost.id)
-	c.mustChange(l, Change{Kind: AddLearner, Member: lost.id, Birth: lost.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: lost.id, DirID: lost.host.dirIDs.own})
 	c.putMany(l, 0, 30)
 	c.tick(3)
 	c.mustChange(l, Change{Kind: Promote, Member: lost.id})
@@ -421,7 +423,7 @@ func TestReplacedWhileAway(t *testing.T) {
 	c.tick(20)
 	require.Positive(t, away.arrived, "it came by snapshot")
 	require.Equal(t, l.machine.Log, away.machine.Log)
-	require.Equal(t, l.group.storage.members.births, away.group.storage.members.births)
+	require.Equal(t, l.group.storage.Members().DirIDs, away.group.storage.Members().DirIDs)
 	// Away and the replaced one are a quorum of four with the fourth.
 	l.crash()
 	next := c.elect(away, lost, four)
@@ -455,10 +457,10 @@ func TestSnapshotAfterChange(t *testing.T) {
 	m := c.newcomer(2)
 	var disk *vfs.MemFS
 	m.machine.restored = func() { disk = m.fs.CrashClone(vfs.CrashCloneCfg{}) }
-	c.mustChange(l, Change{Kind: AddLearner, Member: 2, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 2, DirID: m.host.dirIDs.own})
 	c.tick(3)
 	require.NotNil(t, disk)
-	require.Greater(t, m.group.storage.begin.index, m.machine.Index)
+	require.Greater(t, m.group.storage.Begin().Index, m.machine.Index)
 	m.crashTo(disk)
 	m.start()
 	require.Contains(t, m.logged.String(), "finished the installation")
@@ -486,16 +488,16 @@ func TestCutBetweenChanges(t *testing.T) {
 		if i%2 == 1 {
 			kind = Remove
 		}
-		c.mustChange(l, Change{Kind: kind, Member: 9, Birth: uint64(90 + i)})
+		c.mustChange(l, Change{Kind: kind, Member: 9, DirID: uint64(90 + i)})
 		c.putMany(l, i*2, 1+i%3)
-		want := l.group.storage.members
+		want := l.group.storage.Members()
 		l.crash()
 		l.start()
 		c.elect(l)
-		got := l.group.storage.members
-		require.NoError(t, got.conf.Equivalent(want.conf))
-		require.Equal(t, want.births, got.births)
-		require.Equal(t, want.gone, got.gone)
+		got := l.group.storage.Members()
+		require.NoError(t, got.Conf.Equivalent(want.Conf))
+		require.Equal(t, want.DirIDs, got.DirIDs)
+		require.Equal(t, want.Removed, got.Removed)
 	}
 }
 
@@ -504,13 +506,13 @@ func TestLayout1IsRewritten(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	m := c.members[1]
 	c.put(m, "a=1")
-	b := m.host.engine.newBatch()
+	b := m.host.engine.NewBatch()
 	require.NoError(t, b.Set([]byte("f"), []byte{1}, nil))
 	conf, err := proto.Marshal(&raftpb.ConfState{Voters: []uint64{1}})
 	require.NoError(t, err)
 	require.NoError(t, b.Set(logKey(testGroup, 't'), append([]byte{0, 0}, conf...), nil))
 	require.NoError(t, b.Set(logKey(testGroup, 'l', 1), []byte{byte(raftpb.EntryNormal), 1}, nil))
-	require.NoError(t, m.host.engine.commit(b))
+	require.NoError(t, m.host.engine.Commit(b))
 	m.crash()
 	m.start()
 	c.put(c.elect(), "a=2")

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/raft/v3"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // Options open a Host.
@@ -66,7 +68,7 @@ func (o *Options) ensureDefaults() error {
 		return fmt.Errorf("member %d is not in the list of members %d", o.ID, o.Members)
 	case o.Dir == "" || o.Transport == nil:
 		return errors.New("a host needs a directory and a transport")
-	case o.Limits.ProposalBytes > MaxEnvelopeBytes/2:
+	case o.Limits.ProposalBytes > message.MaxBytes/2:
 		return fmt.Errorf("proposals of %d bytes do not fit into messages", o.Limits.ProposalBytes)
 	}
 	if o.Join {

@@ -5,6 +5,10 @@ import (
 	"fmt"
 
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // SeedGroup is a group whose state machine holds a state already.
@@ -31,20 +35,20 @@ func Seed(o Options, groups []SeedGroup) (err error) {
 	if _, err := o.FS.Stat(dir); err == nil {
 		return fmt.Errorf("seed consensus: %s is there already", dir)
 	}
-	e, err := openEngine(o.FS, dir, o.QuietLog, o.Log)
+	e, err := raftlog.OpenEngine(o.FS, dir, o.QuietLog, o.Log)
 	if err != nil {
 		return fmt.Errorf("seed consensus: %w", err)
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
-	b := e.newBatch()
+	defer func() { err = errors.Join(err, e.Close()) }()
+	b := e.NewBatch()
 	defer b.Close()
 	for _, g := range groups {
 		term := max(g.Term, g.Known)
-		if err := seedLog(e, b, g.ID, position{g.Index, g.Term}, term, o.Members); err != nil {
+		if err := raftlog.Seed(e, b, g.ID, raftconf.Position{Index: g.Index, Term: g.Term}, term, o.Members); err != nil {
 			return fmt.Errorf("seed group %d: %w", g.ID, err)
 		}
 	}
-	return e.commit(b)
+	return e.Commit(b)
 }
 
 // Salvage applies to a state machine all that the group's log in the directory holds beyond it, whether a majority is
@@ -64,24 +68,24 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	if _, err := o.FS.Stat(dir); err != nil {
 		return 0, err
 	}
-	e, err := openEngine(o.FS, dir, o.QuietLog, o.Log)
+	e, err := raftlog.OpenEngine(o.FS, dir, o.QuietLog, o.Log)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
-	l, fresh, err := openExisting(e, group)
+	defer func() { err = errors.Join(err, e.Close()) }()
+	l, fresh, err := raftlog.OpenExisting(e, group)
 	if err != nil || fresh {
 		return 0, errors.Join(err, errors.New("there is no log of it"))
 	}
 	index, _ := m.Applied()
-	if index < l.begin.index && index < l.floor.index {
-		return 0, fmt.Errorf("the state is at entry %d, but the log begins after %d", index, l.begin.index)
+	if index < l.Begin().Index && index < l.State().Index {
+		return 0, fmt.Errorf("the state is at entry %d, but the log begins after %d", index, l.Begin().Index)
 	}
-	err = l.scan(max(index, l.begin.index)+1, ^uint64(0), func(ent *raftpb.Entry) (bool, error) {
+	err = l.Scan(max(index, l.Begin().Index)+1, ^uint64(0), func(ent *raftpb.Entry) (bool, error) {
 		if ent.GetType() != raftpb.EntryNormal || len(ent.Data) == 0 {
 			return true, nil
 		}
-		list, err := entriesOf(nil, ent)
+		list, err := decodeEntries(nil, ent)
 		if err != nil {
 			return false, err
 		}
@@ -90,11 +94,11 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 		}
 		return true, nil
 	})
-	return max(l.last.term, l.hard.GetTerm()), err
+	return max(l.Last().Term, l.HardState().GetTerm()), err
 }
 
 // nowhere is the transport of a directory that is not driven.
 type nowhere struct{}
 
-func (nowhere) Send(Envelope)                 {}
-func (nowhere) SendSnapshot(Envelope, string) {}
+func (nowhere) Send(message.Envelope)                 {}
+func (nowhere) SendSnapshot(message.Envelope, string) {}

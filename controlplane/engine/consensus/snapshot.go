@@ -6,6 +6,9 @@ import (
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
 // Snapshots bring a member up whose next entry the leader's log does not have any more. raft only says whom to send one
@@ -17,13 +20,13 @@ import (
 
 // outgoingSnapshot is one on its way to a member.
 type outgoingSnapshot struct {
-	at  position
+	at  raftconf.Position
 	dir string
 }
 
 // incomingSnapshot has arrived and was offered to raft.
 type incomingSnapshot struct {
-	at  position
+	at  raftconf.Position
 	dir string
 }
 
@@ -44,7 +47,7 @@ func (g *Group) discard(dir string) {
 
 // sendSnapshot lets the state machine make the checkpoint that raft's message asks for, and gives both to the transport.
 // What goes wrong is told to raft, which tries again.
-func (g *Group) sendSnapshot(e Envelope) {
+func (g *Group) sendSnapshot(e message.Envelope) {
 	h := g.host
 	if _, under := g.outgoing[e.To]; under {
 		g.node.ReportSnapshot(e.To, raft.SnapshotFailure)
@@ -53,22 +56,22 @@ func (g *Group) sendSnapshot(e Envelope) {
 	h.snapshots++
 	dir := h.opts.FS.PathJoin(h.SnapshotDir(), fmt.Sprintf("out-%d-%d-%d", g.id, e.To, h.snapshots))
 	g.outgoing[e.To] = outgoingSnapshot{dir: dir} // at entry 0: nothing is cut before it is done
-	var state position
+	var state raftconf.Position
 	var failure error
 	g.enqueue(&job{
 		run: func() error {
 			if failure = h.opts.FS.MkdirAll(dir, 0o700); failure == nil {
-				state.index, state.term, failure = g.machine.Checkpoint(dir)
+				state.Index, state.Term, failure = g.machine.Checkpoint(dir)
 			}
 			return nil
 		},
 		then: func() error {
 			at := state
-			if at.index < g.applied.index {
+			if at.Index < g.applied.Index {
 				at = g.applied // what was applied since was not for the state machine
 			}
-			if failure == nil && at.index < g.storage.begin.index {
-				failure = fmt.Errorf("the checkpoint is at entry %d, the log begins after %d", at.index, g.storage.begin.index)
+			if failure == nil && at.Index < g.storage.Begin().Index {
+				failure = fmt.Errorf("the checkpoint is at entry %d, the log begins after %d", at.Index, g.storage.Begin().Index)
 			}
 			if failure != nil {
 				g.log.Warn("make a snapshot", "to", e.To, "err", failure)
@@ -78,9 +81,9 @@ func (g *Group) sendSnapshot(e Envelope) {
 				h.schedule(g)
 				return nil
 			}
-			members := g.storage.membersAt(at.index)
-			e.Raft.Snapshot = &raftpb.Snapshot{Data: appendSnapshot(state, members), Metadata: &raftpb.SnapshotMetadata{
-				Index: &at.index, Term: &at.term, ConfState: members.conf,
+			members := g.storage.MembersAt(at.Index)
+			e.Raft.Snapshot = &raftpb.Snapshot{Data: message.AppendSnapshotData(state, members), Metadata: &raftpb.SnapshotMetadata{
+				Index: &at.Index, Term: &at.Term, ConfState: members.Conf,
 			}}
 			g.outgoing[e.To] = outgoingSnapshot{at, dir}
 			h.opts.Transport.SendSnapshot(e, dir)
@@ -115,7 +118,7 @@ func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 }
 
 // StepSnapshot takes an envelope that came with the files of a snapshot, now in dir, which is the host's from here on.
-func (h *Host) StepSnapshot(e Envelope, dir string) (err error) {
+func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	if h.err != nil {
 		return h.err
 	}
@@ -131,41 +134,41 @@ func (h *Host) StepSnapshot(e Envelope, dir string) (err error) {
 		return nil
 	}
 	m := e.Raft.GetSnapshot().GetMetadata()
-	g.incoming = append(g.incoming, incomingSnapshot{position{m.GetIndex(), m.GetTerm()}, dir})
+	g.incoming = append(g.incoming, incomingSnapshot{raftconf.Position{Index: m.GetIndex(), Term: m.GetTerm()}, dir})
 	g.step(e)
 	return nil
 }
 
 // installation is a snapshot on its way into the state machine. What raft wants to keep meanwhile comes after it.
 type installation struct {
-	begin begin
+	begin raftconf.LogStart
 	held  []stored
 }
 
 // install makes the state machine take the snapshot that raft accepted, between two writes: the first one marks in the
 // log that it is about to, the second one makes the log begin behind it.
 func (g *Group) install(s stored) error {
-	p, err := parseSnapshot(s.m.Snapshot)
+	p, err := message.ParseSnapshot(s.m.Snapshot)
 	if err != nil {
 		return fmt.Errorf("install a snapshot: %w", err)
 	}
 	g.installing = &installation{begin: p}
 	h := g.host
-	if err := g.storage.putSnapshotMarker(h.batch(), p); err != nil {
+	if err := g.storage.PutSnapshotMarker(h.batch(), p); err != nil {
 		return err
 	}
-	var state position
+	var state raftconf.Position
 	restore := &job{
 		run: func() error {
 			if err := g.machine.Restore(s.dir); err != nil {
-				return fmt.Errorf("install a snapshot at entry %d: %w", p.at.index, err)
+				return fmt.Errorf("install a snapshot at entry %d: %w", p.At.Index, err)
 			}
-			state.index, state.term = g.machine.Applied()
+			state.Index, state.Term = g.machine.Applied()
 			return nil
 		},
 		then: func() error {
-			if state != p.floor {
-				return fmt.Errorf("install a snapshot with the state at entry %d of term %d: it is at %d of %d", p.floor.index, p.floor.term, state.index, state.term)
+			if state != p.State {
+				return fmt.Errorf("install a snapshot with the state at entry %d of term %d: it is at %d of %d", p.State.Index, p.State.Term, state.Index, state.Term)
 			}
 			return g.finishInstallation(s)
 		},
@@ -182,17 +185,17 @@ func (g *Group) finishInstallation(s stored) error {
 	h, in := g.host, g.installing
 	p := in.begin
 	g.installing = nil
-	g.log.Info("installed a snapshot", "index", p.at.index)
-	g.applied, g.handed = p.at, p.at
-	for len(g.inflight) > 0 && g.inflight[0].at.index <= p.at.index {
+	g.log.Info("installed a snapshot", "index", p.At.Index)
+	g.applied, g.handed = p.At, p.At
+	for len(g.inflight) > 0 && g.inflight[0].at.Index <= p.At.Index {
 		h.complete(g.takeInflight(), Result{}, ErrUncertain)
 	}
 	g.answer(g.sent.drain(func(*proposal) bool { return true }), ErrUncertain)
 	g.discard(s.dir)
-	if err := g.storage.reset(h.batch(), p.at, p.floor, p.members); err != nil {
+	if err := g.storage.Reset(h.batch(), p.At, p.State, p.Members); err != nil {
 		return err
 	}
-	if err := g.storage.write(h.batch(), hardState(s.m), s.m.Entries); err != nil {
+	if err := g.storage.Write(h.batch(), hardState(s.m), s.m.Entries); err != nil {
 		return err
 	}
 	h.next.after = append(h.next.after, after{g: g, responses: s.m.Responses})
@@ -210,7 +213,7 @@ func (g *Group) finishInstallation(s stored) error {
 }
 
 // takeIncoming returns the files of a snapshot that has arrived, which are the caller's from here on.
-func (g *Group) takeIncoming(at position) string {
+func (g *Group) takeIncoming(at raftconf.Position) string {
 	for i, in := range g.incoming {
 		if in.at == at {
 			g.incoming = slices.Delete(g.incoming, i, i+1)
@@ -236,48 +239,48 @@ func (g *Group) reconcile(fresh bool) error {
 	if fresh && index != 0 {
 		return fmt.Errorf("the state is at entry %d, but there is no log of it", index)
 	}
-	if err := g.finishInstall(position{index, term}); err != nil {
+	if err := g.finishInstall(raftconf.Position{Index: index, Term: term}); err != nil {
 		return err
 	}
-	applied := position{index, term}
-	if index < l.begin.index && applied == l.floor {
-		applied = l.begin // what is between was not for the state machine
+	applied := raftconf.Position{Index: index, Term: term}
+	if index < l.Begin().Index && applied == l.State() {
+		applied = l.Begin() // what is between was not for the state machine
 	}
 	switch {
-	case applied.index < l.begin.index:
-		return fmt.Errorf("the state is at entry %d, but the log begins after %d: the state has lost what it had flushed", index, l.begin.index)
-	case index > l.last.index || l.hard.GetCommit() > l.last.index:
-		return fmt.Errorf("the state is at entry %d, but the log ends at %d: the log has lost what it had acknowledged", index, l.last.index)
+	case applied.Index < l.Begin().Index:
+		return fmt.Errorf("the state is at entry %d, but the log begins after %d: the state has lost what it had flushed", index, l.Begin().Index)
+	case index > l.Last().Index || l.HardState().GetCommit() > l.Last().Index:
+		return fmt.Errorf("the state is at entry %d, but the log ends at %d: the log has lost what it had acknowledged", index, l.Last().Index)
 	}
-	logTerm, err := l.Term(applied.index)
+	logTerm, err := l.Term(applied.Index)
 	if err != nil {
 		return err
 	}
-	if logTerm != applied.term {
+	if logTerm != applied.Term {
 		return fmt.Errorf("entry %d is of term %d in the state, but of term %d in the log", index, term, logTerm)
 	}
-	l.raiseCommit(applied.index)
-	if applied, err = l.hideFirst(applied); err != nil {
+	l.RaiseCommit(applied.Index)
+	if applied, err = l.HideFirstEntry(applied); err != nil {
 		return err
 	}
 	g.applied = applied
-	l.setApplied(applied.index)
-	return l.changesTo(applied.index, g.host.births.known)
+	l.SetApplied(applied.Index)
+	return l.ApplyChanges(applied.Index, g.host.dirIDs.known)
 }
 
-func (g *Group) finishInstall(applied position) error {
+func (g *Group) finishInstall(applied raftconf.Position) error {
 	l := g.storage
-	p, found, err := l.snapshotMarker()
+	p, found, err := l.SnapshotMarker()
 	if !found || err != nil {
 		return err
 	}
 	switch {
-	case applied == p.floor:
-		g.log.Info("finished the installation of a snapshot", "index", p.at.index)
-		return l.finishSnapshot(p)
-	case applied.index < p.floor.index:
-		return l.deleteSnapshotMarker() // the state machine did not get to it
+	case applied == p.State:
+		g.log.Info("finished the installation of a snapshot", "index", p.At.Index)
+		return l.FinishSnapshot(p)
+	case applied.Index < p.State.Index:
+		return l.DeleteSnapshotMarker() // the state machine did not get to it
 	default:
-		return fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.index, p.at.index)
+		return fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.Index, p.At.Index)
 	}
 }

@@ -7,13 +7,15 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"go.etcd.io/raft/v3/tracker"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // Status is what a host knows of itself.
 type Status struct {
 	ID      uint64
-	Birth   uint64
-	Vouched bool  // whether it may take part; see births.go
+	DirID   uint64
+	Vouched bool  // whether it may take part; see dirid.go
 	Err     error // why it has stopped
 	// Heard tells for each other member how many ticks ago its last message came; absent if none did.
 	Heard  map[uint64]uint64
@@ -49,7 +51,7 @@ var roles = map[raft.StateType]string{
 
 // Status describes the host and its groups.
 func (h *Host) Status() Status {
-	s := Status{ID: h.opts.ID, Birth: h.births.own, Vouched: h.births.vouched, Err: h.err, Heard: map[uint64]uint64{}}
+	s := Status{ID: h.opts.ID, DirID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Err: h.err, Heard: map[uint64]uint64{}}
 	for m, at := range h.heard {
 		s.Heard[m] = h.now - at
 	}
@@ -64,10 +66,10 @@ func (g *Group) Status() GroupStatus {
 	b := g.node.BasicStatus()
 	s := GroupStatus{
 		ID: g.id, Role: roles[b.RaftState], Leader: b.Lead, Transferee: b.LeadTransferee,
-		Term: b.GetTerm(), Vote: b.GetVote(), Commit: b.GetCommit(), Applied: g.applied.index,
-		First: g.storage.begin.index + 1, Last: g.storage.last.index, LogBytes: g.storage.bytes(),
-		Voters: g.storage.members.conf.GetVoters(), Learners: g.storage.members.conf.GetLearners(),
-		Outgoing: g.storage.members.conf.GetVotersOutgoing(), Proposals: len(g.queue) + len(g.inflight) + g.sent.count, Reads: g.reads.count,
+		Term: b.GetTerm(), Vote: b.GetVote(), Commit: b.GetCommit(), Applied: g.applied.Index,
+		First: g.storage.Begin().Index + 1, Last: g.storage.Last().Index, LogBytes: g.storage.Bytes(),
+		Voters: g.storage.Members().Conf.GetVoters(), Learners: g.storage.Members().Conf.GetLearners(),
+		Outgoing: g.storage.Members().Conf.GetVotersOutgoing(), Proposals: len(g.queue) + len(g.inflight) + g.sent.count, Reads: g.reads.count,
 		SnapshotsUnder: len(g.outgoing),
 	}
 	if b.RaftState == raft.StateLeader {
@@ -123,7 +125,7 @@ func (g *Group) TransferLeader(to uint64, done func(error)) {
 func (g *Group) transferTo(to uint64) (err error) {
 	defer g.host.guard(&err)
 	known := false
-	for _, id := range g.storage.members.conf.GetVoters() {
+	for _, id := range g.storage.Members().Conf.GetVoters() {
 		known = known || id == to
 	}
 	if !known {
@@ -206,7 +208,7 @@ func (h *Host) ReportUnreachable(member uint64) (err error) {
 }
 
 // step gives raft a message that was checked. raft's own refusals (an unknown peer, a dropped proposal) need no answer.
-func (g *Group) step(e Envelope) {
+func (g *Group) step(e message.Envelope) {
 	if e.Raft.GetType() == raftpb.MsgReadIndex && g.role != raft.StateLeader {
 		return // it asks another member by now; raft would pass it on in the name of the first
 	}

@@ -7,6 +7,8 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
@@ -33,7 +35,7 @@ type after struct {
 // batch is the one that the next write keeps.
 func (h *Host) batch() *pebble.Batch {
 	if h.next.batch == nil {
-		h.next.batch = h.engine.newBatch()
+		h.next.batch = h.engine.NewBatch()
 	}
 	return h.next.batch
 }
@@ -43,7 +45,7 @@ func (g *Group) keep(m *raftpb.Message) error {
 	s := stored{m, ""}
 	if m.Snapshot != nil {
 		meta := m.Snapshot.GetMetadata()
-		if s.dir = g.takeIncoming(position{meta.GetIndex(), meta.GetTerm()}); s.dir == "" {
+		if s.dir = g.takeIncoming(raftconf.Position{Index: meta.GetIndex(), Term: meta.GetTerm()}); s.dir == "" {
 			return fmt.Errorf("install a snapshot at entry %d: its files are missing", meta.GetIndex())
 		}
 	}
@@ -64,11 +66,11 @@ func (g *Group) store(s stored) error {
 	if s.m.Snapshot != nil {
 		return g.install(s)
 	}
-	begin := g.storage.begin.index
-	if err := g.storage.write(g.host.batch(), hardState(s.m), s.m.Entries); err != nil {
+	begin := g.storage.Begin().Index
+	if err := g.storage.Write(g.host.batch(), hardState(s.m), s.m.Entries); err != nil {
 		return err
 	}
-	g.host.next.cuts = g.host.next.cuts || g.storage.begin.index > begin
+	g.host.next.cuts = g.host.next.cuts || g.storage.Begin().Index > begin
 	if mutant.On(mutant.AckBeforeSync) {
 		g.deliver(s.m.Responses)
 		return nil
@@ -98,15 +100,15 @@ func (h *Host) due() *write {
 }
 
 // run makes the write durable, on the log's thread.
-func (w *write) run(e *engine) error {
+func (w *write) run(e *raftlog.Engine) error {
 	if w.batch == nil {
 		return nil
 	}
-	return e.write(w.batch, w.cuts)
+	return e.Write(w.batch, w.cuts)
 }
 
-// said tells everybody what the write was waited for.
-func (h *Host) said(w *write) error {
+// finish tells everybody what the write was waited for.
+func (h *Host) finish(w *write) error {
 	for _, a := range w.after {
 		a.g.deliver(a.responses)
 		if a.then != nil {
@@ -165,7 +167,7 @@ func (h *Host) advance() (bool, error) {
 		if err := w.run(h.engine); err != nil {
 			return false, err
 		}
-		if err := h.said(w); err != nil {
+		if err := h.finish(w); err != nil {
 			return false, err
 		}
 	}
@@ -177,5 +179,5 @@ func (h *Host) advance() (bool, error) {
 			}
 		}
 	}
-	return moved, h.engine.failure()
+	return moved, h.engine.Err()
 }

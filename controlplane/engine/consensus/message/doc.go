@@ -1,0 +1,2 @@
+// Package message encodes what members of a raft group send to each other.
+package message

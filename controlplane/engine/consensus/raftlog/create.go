@@ -1,0 +1,60 @@
+package raftlog
+
+import (
+	"errors"
+
+	"github.com/cockroachdb/pebble/v2"
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+)
+
+// Seed adds to the batch a log without entries for a state machine that is at state, with voters as the members. The
+// log begins at the state, or after FirstEntry if the state machine is empty. Later terms are above term.
+func Seed(e *Engine, b *pebble.Batch, group uint64, state raftconf.Position, term uint64, voters []uint64) error {
+	l := &Log{e: e, group: group, state: state, members: raftconf.Membership{Conf: &raftpb.ConfState{Voters: voters}}}
+	if l.begin = l.state; l.begin.Index < FirstEntry.Index {
+		l.begin = FirstEntry
+	}
+	l.past = raftconf.History{{Index: l.begin.Index, Membership: l.members}}
+	l.hard = &raftpb.HardState{Term: new(max(l.begin.Term, term)), Vote: new(uint64(0)), Commit: new(l.begin.Index)}
+	return errors.Join(l.putHard(b), l.putBegin(b))
+}
+
+// OpenExisting opens a log that was written before, to read it. missing reports that there is none; no log is made then.
+// A log in which the installation of a snapshot was not finished is an error.
+func OpenExisting(e *Engine, group uint64) (l *Log, missing bool, err error) {
+	v, err := e.get(groupKey(group, kindTrunc))
+	if err != nil || v == nil {
+		return nil, true, err
+	}
+	if v, err = e.get(groupKey(group, kindMarker)); err != nil || v != nil {
+		return nil, false, errors.Join(err, errors.New("a snapshot was being installed: start the member once as it was, so that it finishes"))
+	}
+	return Open(e, group, nil, 0)
+}
+
+// HideFirstEntry cuts entry 1 from a log that was made when logs began with it: a member that joins must not begin there.
+// It is raft's own, at the begin of the first term.
+func (l *Log) HideFirstEntry(applied raftconf.Position) (raftconf.Position, error) {
+	if l.begin.Index != 0 || l.hard.GetCommit() == 0 || len(l.members.Conf.GetVoters()) == 0 {
+		return applied, nil
+	}
+	term, err := l.Term(1)
+	if err != nil {
+		return applied, err
+	}
+	b := l.e.NewBatch()
+	defer b.Close()
+	first := raftconf.Position{Index: 1, Term: term}
+	if err := l.truncate(b, first); err != nil {
+		return applied, err
+	}
+	if applied.Index == 0 {
+		l.state, applied = raftconf.Position{}, first
+		if err := l.putBegin(b); err != nil {
+			return applied, err
+		}
+	}
+	return applied, l.e.Commit(b)
+}
