@@ -9,13 +9,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Proposals without an id that come in the same tick and wait together become one entry, a pack: what an entry costs
-// beside its data, in raft, in the log and on the wire, is paid once for all of them. The members that a pack is for see
-// its proposals one by one, in their order, with one index. A pack is decided, lost, sent and found again as a whole, by
-// an id that the group makes for it. What is like other things in it is written once: a pack is compressed, quickly, if
-// that makes it much smaller.
+// A batch is one raft entry with several proposals. In a group that forwards, proposals without an ID that are queued
+// in the same tick form a batch, so that the cost of an entry in raft, in the log and on the wire is paid once for all
+// of them. A batch is committed, lost, forwarded and retried as a whole, under an ID that the group draws. The state
+// machine gets the proposals one by one, in order, all with the index of the entry. Package message has the format.
 
-// addToBatch makes a proposal part of the last pack that waits, or of a new one.
+// addToBatch adds a proposal to the newest queued batch, or to a new one.
 func (g *Group) addToBatch(data []byte, done func(Result, error)) {
 	deadline := g.host.now + g.host.opts.Limits.ProposalTicks
 	var p *proposal
@@ -36,6 +35,7 @@ func (g *Group) addToBatch(data []byte, done func(Result, error)) {
 	g.host.schedule(g)
 }
 
+// newBatch returns an empty batch with capacity for a first proposal of room bytes.
 func (g *Group) newBatch(deadline uint64, room int) *proposal {
 	g.batches++
 	p := &proposal{deadline: deadline}
@@ -45,7 +45,7 @@ func (g *Group) newBatch(deadline uint64, room int) *proposal {
 	return p
 }
 
-// closeBatch ends a pack: no more proposals come to it.
+// closeBatch closes a batch: no proposal is added any more. It does nothing for a single proposal.
 func (p *proposal) closeBatch() {
 	if p.parts == nil || p.closed {
 		return
@@ -54,7 +54,7 @@ func (p *proposal) closeBatch() {
 	p.data = message.CloseBatch(p.data)
 }
 
-// decodeEntries appends the proposals of a raft entry, as the state machine shall see them.
+// decodeEntries appends the proposals of a raft entry to list, in the form that the state machine gets them.
 func decodeEntries(list []Entry, ent *raftpb.Entry) ([]Entry, error) {
 	first := len(list)
 	err := message.DecodeEntry(ent.Data, message.MaxBytes, func(b []byte) {

@@ -27,7 +27,7 @@ func (m *member) proposeAny(data ...string) []*answer {
 }
 
 // What waits at the same time is one entry, and each is answered for itself.
-func TestPack(t *testing.T) {
+func TestBatch(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
 	c.frozen = true
@@ -58,8 +58,8 @@ func TestPack(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2", "a=3", "a=4"}, f.machine.Log)
 }
 
-// A pack is bounded, in size and in the time that its proposals may wait.
-func TestPackBounds(t *testing.T) {
+// A batch is bounded, in size and in the time that its proposals may wait.
+func TestBatchBounds(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
 	big := strings.Repeat("x", message.MaxBatchBytes/3)
@@ -93,8 +93,8 @@ func TestPackBounds(t *testing.T) {
 
 func (m *member) storage() *raftlog.Log { return m.group.storage }
 
-// A pack that a leader could not commit goes to the next one as it is.
-func TestPackSettlesWithTheNextTerm(t *testing.T) {
+// A batch that a leader could not commit goes to the next one as it is.
+func TestBatchSettlesWithTheNextTerm(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
@@ -119,8 +119,8 @@ func TestPackSettlesWithTheNextTerm(t *testing.T) {
 	}
 }
 
-// What is alike in a pack is in the log once.
-func TestPackIsCompressed(t *testing.T) {
+// What is alike in a batch is in the log once.
+func TestBatchIsCompressed(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
 	var want []string
@@ -134,8 +134,8 @@ func TestPackIsCompressed(t *testing.T) {
 	}
 }
 
-// Packs that are small in the log are opened no more at a time than the limit says.
-func TestPacksAreOpenedInPieces(t *testing.T) {
+// Batches that are small in the log are decoded no more at a time than the limit allows.
+func TestBatchesAreDecodedInPieces(t *testing.T) {
 	same := strings.Repeat("x", 1000)
 	data := message.NewBatch([16]byte{9}, 0)
 	for range 3 {
@@ -143,9 +143,9 @@ func TestPacksAreOpenedInPieces(t *testing.T) {
 	}
 	data = message.CloseBatch(data)
 	require.Less(t, len(data), 1000, "it is compressed")
-	pack := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: data}
+	batch := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: data}
 	for limit, want := range map[uint64]int{1: 1, 3000: 1, 3001: 2, 6001: 3} {
-		e := &entries{raw: []*raftpb.Entry{pack, pack, pack}, claimed: make([]*proposal, 3)}
+		e := &entries{raw: []*raftpb.Entry{batch, batch, batch}, claimed: make([]*proposal, 3)}
 		last, err := e.open(0, limit)
 		require.NoError(t, err)
 		require.Equal(t, want, last, "limit %d", limit)
@@ -154,7 +154,7 @@ func TestPacksAreOpenedInPieces(t *testing.T) {
 }
 
 // An entry with one proposal keeps the ID of the proposal; the proposals of a batch have none.
-func TestEntriesOf(t *testing.T) {
+func TestDecodeEntries(t *testing.T) {
 	id := [16]byte{7}
 	ent := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: message.NewEntry(id, []byte("a=1"))}
 	list, err := decodeEntries(nil, ent)

@@ -10,46 +10,49 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A member that lost its disk has forgotten what it voted for and acknowledged; were it to vote again, two leaders or a
-// lost write could follow. So each directory has a birth, a random number, and each member listens to one birth of each
-// other member, ever.
+// dirIDs is what a host knows about data-directory IDs.
 //
-// A directory with no history takes no part (no tick, no vote, no append) until it is vouched for: every other member
-// has answered that it listens to no birth of this member, and then, asked to record this one, that it does. What is
-// recorded is synced before the answer leaves, is never replaced, and messages of another birth are dropped. If an
-// answer names another birth the host ends with a WipedError.
+// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, there could be two leaders
+// of one term, or an acknowledged write could be lost. So each data directory has a random ID, and each member accepts
+// messages of another member from one directory only, forever.
 //
-// Two steps, because a member that is started with a wrong directory, or before the others are there, should not be
-// remembered for it: nobody records anything before everybody was found to know nothing.
+// A new directory starts in two steps before the member takes part (before that it has no tick, no vote, no append):
 //
-// What holds:
-//   - After a crash between birth and vouching the member has the same birth, asks again, and gets the same answers.
-//   - A vouched birth is recorded by every other member before its first message counts. So one member that still has its
-//     disk is enough to refuse a wiped one, and of two wiped members neither gets back in, though each would vouch for the
-//     other. Messages of the old birth that were still under way cannot count together with ones of a new birth.
-//   - Members that are not vouched for answer, too: at the first start nobody is.
+//  1. It asks every other member which directory of this member it has recorded. All must answer: none.
+//  2. It asks every other member to record this directory. All must answer that they have recorded it.
 //
-// What is left: if every member is wiped, nobody remembers, and what starts is a new cluster; so is a wiped cluster of
-// one. A member that was wiped while its first vouching was half done may have to be replaced though it had done nothing.
+// A record is durable before the answer is sent and is never replaced. If an answer names another directory, the host
+// stops with a WipedError. Two steps are needed so that a member that is started with a wrong directory, or before the
+// others run, is not recorded by some of them.
+//
+// Guarantees:
+//   - After a crash between the steps the directory has the same ID, asks again and gets the same answers.
+//   - Every other member has recorded the directory before its first message counts. So one member with an intact disk
+//     suffices to refuse a wiped one. Of two wiped members neither gets back in, though each would accept the other.
+//     Delayed messages of the old directory never count together with those of a new one.
+//   - A member answers before it takes part itself, because at the first start no member takes part yet.
+//
+// Limits: if every member is wiped, the result is a new, empty cluster; so it is with a wiped cluster of one. A member
+// that was wiped between the steps may have to be replaced although it had not voted.
 type dirIDs struct {
 	own     uint64
-	vouched bool
-	joined  bool              // made for a member that joins: nobody is asked, and only who knows it is heard
-	known   map[uint64]uint64 // by member
-	warned  map[uint64]uint64 // the last foreign birth logged, by member
+	vouched bool              // whether both steps are done
+	joined  bool              // created with Options.Join: no steps, and only envelopes to this directory ID are accepted
+	known   map[uint64]uint64 // the recorded directory of each member
+	warned  map[uint64]uint64 // the last refused directory that was logged, by member
 
-	claim    bool // the second step
-	answered map[uint64]bool
-	nextAsk  uint64 // in ticks
+	claim    bool            // in the second step
+	answered map[uint64]bool // by member, in this step
+	nextAsk  uint64          // in ticks
 }
 
-// DirID is this directory's.
+// DirID returns the ID of this host's data directory.
 func (h *Host) DirID() uint64 { return h.dirIDs.own }
 
-// Joined says that the directory was made for a member that joins (Options.Join).
+// Joined reports whether the data directory was created with Options.Join.
 func (h *Host) Joined() bool { return h.dirIDs.joined }
 
-// openDirIDs reads this directory's birth, or makes it.
+// openDirIDs reads the ID of this data directory, or draws one for a new directory.
 func (h *Host) openDirIDs() error {
 	h.dirIDs = dirIDs{known: map[uint64]uint64{}, warned: map[uint64]uint64{}, answered: map[uint64]bool{}}
 	d, found, err := h.engine.Directory()
@@ -76,13 +79,14 @@ func (h *Host) openDirIDs() error {
 	return err
 }
 
+// writeDirectory durably stores the ID and state of this data directory.
 func (h *Host) writeDirectory() error {
 	return h.engine.PutDirectory(raftlog.Directory{
 		ID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Member: h.opts.ID, Members: h.opts.Members,
 	})
 }
 
-// recordDirID binds this member to one directory of another.
+// recordDirID durably records the one directory of another member that messages are accepted from.
 func (h *Host) recordDirID(member, dirID uint64) error {
 	if err := h.engine.PutPeerDirID(member, dirID); err != nil {
 		return err
@@ -91,18 +95,18 @@ func (h *Host) recordDirID(member, dirID uint64) error {
 	return nil
 }
 
-// dirIDOf is the directory of a member that the group speaks to, 0 if it is not known.
+// dirIDOf returns the directory of a member to which the group sends, 0 if it is not known.
 func (g *Group) dirIDOf(member uint64) uint64 {
 	if dirID, added := g.storage.Members().DirIDs[member]; added {
 		return dirID
 	}
-	if dirID, spoke := g.guests[member]; spoke && !g.storage.Members().Has(member) {
+	if dirID, spoke := g.unlisted[member]; spoke && !g.storage.Members().Has(member) {
 		return dirID
 	}
 	return g.host.dirIDs.known[member]
 }
 
-// requestDirIDs asks those who have not answered yet, every election time-out.
+// requestDirIDs sends a request to each member that has not answered in this step, once per ElectionTicks.
 func (h *Host) requestDirIDs() {
 	if h.now < h.dirIDs.nextAsk {
 		return
@@ -117,7 +121,8 @@ func (h *Host) requestDirIDs() {
 	}
 }
 
-// answerDirIDRequest tells a member which directory of it is listened to here, after recording a claim of the first.
+// answerDirIDRequest answers with the recorded directory of the sender. If none is recorded and the request is a claim,
+// the sender's directory is recorded first.
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
@@ -139,47 +144,48 @@ func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	return nil
 }
 
-// handleDirIDResponse takes an answer. Answers to an earlier directory of this member, to another step, or from a directory that
-// is not listened to, say nothing.
+// handleDirIDResponse counts an answer and moves on to the next step when all members have answered. Answers to an
+// earlier directory of this member, of another step, or from a directory that is not accepted, are ignored.
 func (h *Host) handleDirIDResponse(e message.Envelope) error {
-	b := &h.dirIDs
-	known, foreign := b.known[e.From]
-	if b.vouched || e.ToDirID != b.own || e.Claim != b.claim || foreign && known != e.FromDirID {
+	d := &h.dirIDs
+	known, foreign := d.known[e.From]
+	if d.vouched || e.ToDirID != d.own || e.Claim != d.claim || foreign && known != e.FromDirID {
 		return nil
 	}
-	if e.Known != b.own && (e.Known != 0 || b.claim) {
+	if e.Known != d.own && (e.Known != 0 || d.claim) {
 		return h.fail(&WipedError{h.opts.ID})
 	}
-	b.answered[e.From] = true
-	if len(b.answered) < len(h.opts.Members)-1 {
+	d.answered[e.From] = true
+	if len(d.answered) < len(h.opts.Members)-1 {
 		return nil
 	}
-	b.answered, b.nextAsk = map[uint64]bool{}, 0
-	if !b.claim {
-		b.claim = true
+	d.answered, d.nextAsk = map[uint64]bool{}, 0
+	if !d.claim {
+		d.claim = true
 		h.requestDirIDs()
 		return nil
 	}
-	b.vouched = true
+	d.vouched = true
 	if err := h.writeDirectory(); err != nil {
 		return h.fail(err)
 	}
-	h.opts.Log.Info("every member vouches for this empty directory; taking part")
+	h.opts.Log.Info("every member has recorded this new data directory; taking part")
 	for _, g := range h.groups {
 		g.start()
 	}
 	return nil
 }
 
-// accepts says whether a message of the group may count. A member that was added is bound to its directory by the change
-// that added it; the first message of another that was never heard binds it. A member that is not of the group may be
-// newer than what this one knows, unless it was removed.
+// accepts reports whether the group may process an envelope. The directory of an added member is that of the membership
+// change. The directory of a member of the first configuration is recorded with the first envelope from it. Envelopes
+// from a member that is not in the group are accepted unless it was removed: this member may not have applied its
+// addition yet.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
-	h, b := g.host, &g.host.dirIDs
+	h, d := g.host, &g.host.dirIDs
 	if mutant.On(mutant.ForgetBirths) {
-		return b.vouched, nil
+		return d.vouched, nil
 	}
-	if !b.vouched || e.ToDirID != b.own && (e.ToDirID != 0 || b.joined) {
+	if !d.vouched || e.ToDirID != d.own && (e.ToDirID != 0 || d.joined) {
 		return false, nil
 	}
 	members := g.storage.Members()
@@ -193,13 +199,13 @@ func (g *Group) accepts(e message.Envelope) (bool, error) {
 	switch {
 	case ok:
 	case !members.Has(e.From) && len(members.Conf.GetVoters()) > 0:
-		if g.guests == nil || len(g.guests) > raftconf.MaxRemoved {
-			g.guests = map[uint64]uint64{}
+		if g.unlisted == nil || len(g.unlisted) > raftconf.MaxRemoved {
+			g.unlisted = map[uint64]uint64{}
 		}
-		g.guests[e.From] = e.FromDirID
+		g.unlisted[e.From] = e.FromDirID
 		return true, nil
 	default:
-		known, ok = b.known[e.From]
+		known, ok = d.known[e.From]
 	}
 	if !ok {
 		if err := h.recordDirID(e.From, e.FromDirID); err != nil {
@@ -207,8 +213,8 @@ func (g *Group) accepts(e message.Envelope) (bool, error) {
 		}
 		return true, nil
 	}
-	if known != e.FromDirID && b.warned[e.From] != e.FromDirID {
-		b.warned[e.From] = e.FromDirID
+	if known != e.FromDirID && d.warned[e.From] != e.FromDirID {
+		d.warned[e.From] = e.FromDirID
 		h.opts.Log.Warn("dropping messages of a member whose directory is not the one known", "from", e.From)
 	}
 	return known == e.FromDirID, nil

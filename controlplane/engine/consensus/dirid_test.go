@@ -100,7 +100,7 @@ func TestDiskComesBack(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// Crashes at every step of vouching: the member keeps its birth, asks again and is vouched for in the end.
+// Crashes at every step of vouching: the directory keeps its ID, asks again and is vouched for in the end.
 func TestCrashWhileVouching(t *testing.T) {
 	for crashAfter := range 12 {
 		c := newCluster(t, 3, byte(crashAfter))
@@ -153,7 +153,7 @@ func TestOldMessagesDoNotCount(t *testing.T) {
 	require.True(t, wiped(c.members[2]), "the promise to vouch for it was enough to remember it")
 }
 
-func TestForeignBirthIsDropped(t *testing.T) {
+func TestForeignDirIDIsDropped(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]

@@ -17,8 +17,8 @@ var (
 	ErrOverloaded = errors.New("too much work is queued on this member")
 	// ErrTooLarge says that a proposal is larger than Limits.ProposalBytes; nothing was done.
 	ErrTooLarge = message.ErrTooLarge
-	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks; or a proposal none that
-	// took it within Limits.ProposalTicks: it was not applied and will not be.
+	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks; or a proposal none
+	// that took it within Limits.ProposalTicks: it was not applied and will not be.
 	ErrNoLeader = errors.New("no leader answered in time")
 	// ErrTransferFailed says that another member did not take the leadership within two election time-outs.
 	ErrTransferFailed = errors.New("the leadership was not taken over in time")
@@ -26,8 +26,8 @@ var (
 	ErrAlone = errors.New("no other member can be reached")
 	// ErrStopped says that the member was closed; what had not been proposed by then was not done.
 	ErrStopped = errors.New("the member is stopped")
-	// ErrDamaged says that what this member's disk holds is not what was written there, or less than others were told: it
-	// must not take part with it.
+	// ErrDamaged is returned when this member's disk does not hold what was written, or less than what the member has
+	// acknowledged. The member must not take part with such a disk.
 	ErrDamaged = raftlog.ErrDamaged
 	// ErrNoGroup says that this host does not hold the group.
 	ErrNoGroup = errors.New("this member does not hold the group")

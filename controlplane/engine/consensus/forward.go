@@ -13,7 +13,8 @@ import (
 // None is applied twice by that. An envelope names the term that its sender takes the leader to lead, and the leader
 // appends it in that term or not at all, and once however often the network brings it; it refuses only what it knows that
 // it has not appended. So a proposal may be sent again when the leader has refused it, and when an entry of a later term
-// was applied: terms do not go back along a log. Until then, or Limits.ProposalTicks have passed, its outcome is not known.
+// was applied: terms do not go back along a log. Until then, or Limits.ProposalTicks have passed, its outcome is not
+// known.
 
 // sent are proposals whose entry a leader may have appended, in the order of their sending.
 type sent struct {

@@ -18,30 +18,31 @@ type Entry struct {
 	Index uint64
 	Term  uint64
 	ID    [16]byte
-	// Wanted says that somebody on this member waits for the answer to this entry. It may differ from member to member, and
-	// so must not change the state.
+	// Wanted says that somebody on this member waits for the answer to this entry. It may differ from member to member,
+	// and so must not change the state.
 	Wanted bool
 	// Data belongs to the log: it must not be changed, nor kept after Apply returned.
 	Data []byte
 }
 
 // StateMachine is what a group replicates. Its methods are called by one goroutine at a time, which a Runner has for each
-// group: a machine that is slow delays its own group's answers and nothing else. It need not sync what it applies: after a
-// crash it may come back at any earlier index that Flush returned, or later.
+// group: a machine that is slow delays its own group's answers and nothing else. It need not sync what it applies:
+// after a crash it may come back at any earlier index that Flush returned, or later.
 type StateMachine interface {
-	// Apply changes the state by the entries, in order, and returns one answer each, which counts where Entry.Wanted only.
-	// The index and term of the last entry are part of the state and change with it atomically, and so do all entries of one
-	// index. It depends on nothing but the state and the entries. A refusal is an answer; an error says that the state
-	// cannot be written and ends the host.
+	// Apply changes the state by the entries, in order, and returns one answer each, which counts where Entry.Wanted
+	// only. The index and term of the last entry are part of the state and change with it atomically, and so do all
+	// entries of one index. It depends on nothing but the state and the entries. A refusal is an answer; an error says
+	// that the state cannot be written and ends the host.
 	Apply([]Entry) ([]any, error)
 	// Applied returns the place of the last entry in the state, zeroes if there is none.
 	Applied() (index, term uint64)
 	// Flush returns the index up to which the state would survive a crash. It may make that true first, but must not take
-	// long: a machine with much to write does so in the background and returns what holds until then. An error ends the host.
+	// long: a machine with much to write does so in the background and returns what holds until then. An error ends the
+	// host.
 	Flush() (index uint64, err error)
 	// Checkpoint writes the state to files in dir, which exists and is empty, or in directories below, and returns its
-	// place. The files need not be synced. It should be quick (links), for what is to be applied waits; after an error raft
-	// tries again.
+	// place. The files need not be synced. It should be quick (links), for what is to be applied waits; after an error
+	// raft tries again.
 	Checkpoint(dir string) (index, term uint64, err error)
 	// Restore replaces the state by that of a checkpoint's files, which it may move. It is atomic and durable: after a
 	// crash at any moment the machine has the old or the new state and no need of dir.
@@ -100,7 +101,7 @@ type Group struct {
 	transfer      *transfer
 	change        *memberChange
 	removed       bool              // as another member says
-	guests        map[uint64]uint64 // directories of members that spoke and are not of the group, as far as it is known here
+	unlisted      map[uint64]uint64 // directory IDs of senders that are not in the group as of the last applied entry
 	flushAfter    uint64            // the last index from which another Flush is worth asking,
 	flushBytes    uint64            // or how large the log is then
 

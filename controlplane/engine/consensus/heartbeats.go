@@ -9,16 +9,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// Heartbeats and their answers say little and are many: those of all groups from one host to another that are due at the
-// same time go as one envelope.
-
-// heartbeats are those to one directory of a member that wait for the end of the round.
+// heartbeats collects the heartbeats, and the answers to heartbeats, of all groups to one member, which Process sends
+// as one envelope per round.
 type heartbeats struct {
 	to, dirID uint64
 	list      []message.Heartbeat
 }
 
-// addHeartbeat makes a heartbeat, or an answer to one, part of what goes to its member.
+// addHeartbeat adds raft's heartbeat, or answer to a heartbeat, to the next envelope to its receiver.
 func (g *Group) addHeartbeat(m *raftpb.Message) {
 	b := message.HeartbeatOf(g.id, m)
 	if !b.Answer {
@@ -37,7 +35,7 @@ func (g *Group) addHeartbeat(m *raftpb.Message) {
 	h.heartbeats = append(h.heartbeats, heartbeats{m.GetTo(), dirID, []message.Heartbeat{b}})
 }
 
-// sendHeartbeats sends what has come together.
+// sendHeartbeats sends the collected heartbeats.
 func (h *Host) sendHeartbeats() {
 	for _, b := range h.heartbeats {
 		h.opts.Transport.Send(message.Envelope{
@@ -48,7 +46,7 @@ func (h *Host) sendHeartbeats() {
 	h.heartbeats = h.heartbeats[:0]
 }
 
-// stepHeartbeats takes beats apart again: each is admitted by its group.
+// stepHeartbeats passes each heartbeat of an envelope to its group.
 func (h *Host) stepHeartbeats(e message.Envelope) error {
 	for _, b := range e.Heartbeats {
 		part := e
@@ -60,7 +58,7 @@ func (h *Host) stepHeartbeats(e message.Envelope) error {
 		switch {
 		case g == nil:
 		case b.Answer && !g.hasAskedFor(b):
-			// raft would look for reads that nobody has asked.
+			// raft panics on an answer to a read request that does not exist.
 			h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", fmt.Sprintf("it confirms read %d", b.Reads))
 		default:
 			g.step(part)
@@ -69,7 +67,8 @@ func (h *Host) stepHeartbeats(e message.Envelope) error {
 	return nil
 }
 
-// hasAskedFor says whether this member has asked for what an answer confirms. raft ignores answers of other terms.
+// hasAskedFor reports whether this leader has sent the read request that an answer confirms. raft ignores answers of
+// other terms.
 func (g *Group) hasAskedFor(b message.Heartbeat) bool {
 	return b.Reads == 0 || b.Term != g.term || b.Term == g.asked.Term && b.Reads <= g.asked.Index
 }

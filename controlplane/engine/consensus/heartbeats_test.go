@@ -9,7 +9,7 @@ import (
 )
 
 // Heartbeats of all groups share an envelope, and so do the answers.
-func TestBeats(t *testing.T) {
+func TestHeartbeats(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.groups = 4
 	for _, id := range c.ids {
@@ -42,7 +42,7 @@ func TestBeats(t *testing.T) {
 }
 
 // A member that confirms reads that nobody asked does not bring the leader down.
-func TestBeatsConfirmWhatWasAsked(t *testing.T) {
+func TestHeartbeatsConfirmWhatWasAsked(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	for _, f := range c.others(l) {

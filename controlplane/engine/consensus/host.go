@@ -1,35 +1,3 @@
-// Package consensus keeps many raft groups on one host: a Host owns one durable log for all of them, tells its peers what
-// they need to hear, and drives a StateMachine per group. It knows bytes only: not what a proposal means, how messages
-// travel, or who may speak for a member (the transport has proven that).
-//
-// # Core and Runner
-//
-// Host and Group are a core without goroutine, clock or chance of their own: Tick, Step, Propose and ReadIndex put work
-// in, Process does it, callbacks and the Transport carry results out. A simulation drives several hosts from one
-// goroutine and replays them; raft itself takes its election time-outs from crypto/rand.Reader, which a simulation
-// replaces. A Runner puts goroutines around a Host for real use: one for the core, one for the log, and one for each
-// group's state machine. The core hands out what the others do (write, job) and takes note of it when it is done; driven
-// by steps it does that itself, so that both ways are the same core.
-//
-// # Decisions
-//
-//   - One durable write. Entries, votes and the cut of the log of all groups that are ready go into one batch and one
-//     fsync. State machines do not sync; the log is cut only below what they have flushed.
-//   - raft never waits for a disk (AsyncStorageWrites): while a write is under way the next one grows, heartbeats and
-//     appends leave, and a leader commits what the others hold. What says that something is durable is sent when it is.
-//   - A leader whose log does not finish a write within Options.StallTicks hands over.
-//   - The commit index alone is never worth a write. It is stored with the next entries and is found again after a
-//     restart from the state machine, which applies nothing that is not committed.
-//   - Reads go through ReadIndex of raft's safe kind, one question under way and all others on the next one. There are
-//     no lease reads.
-//   - A member that does not lead forwards proposals if the group says so, many in one envelope, and answers when it
-//     applies them itself; it applies none twice by its own doing (forward.go). Otherwise it says who leads.
-//   - Heartbeats of all groups between two hosts share an envelope.
-//   - A failed write of the log or the state ends the host: what the disk holds then is not known.
-//   - PreVote and CheckQuorum are on. The first configuration is Options.Members on all members, without entries that
-//     say so; who joins later begins with a snapshot that says it (members.go). An entry of a version that is not known
-//     ends the host.
-//   - A wiped directory must not vote twice: see dirid.go.
 package consensus
 
 import (

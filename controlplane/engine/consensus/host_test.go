@@ -130,7 +130,7 @@ func TestUnknownEntries(t *testing.T) {
 	require.NoError(t, err)
 	for want, ent := range map[string]*raftpb.Entry{
 		"has version 9":       {Data: append([]byte{9}, make([]byte, 16)...)},
-		"is broken":           {Data: []byte{1}},
+		"is malformed":        {Data: []byte{1}},
 		"changes the members": {Type: raftpb.EntryConfChangeV2.Enum(), Data: change},
 	} {
 		c := newCluster(t, 1, 1)

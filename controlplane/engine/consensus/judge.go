@@ -65,7 +65,7 @@ func (g *Group) judgeOne(now raftconf.Membership, c Change) (*raftpb.ConfChangeT
 	case AddLearner:
 		switch {
 		case c.DirID == 0:
-			return nil, refuse(ReasonMalformed, "member %d cannot be added without its birth", c.Member)
+			return nil, refuse(ReasonMalformed, "member %d cannot be added without its data-directory ID", c.Member)
 		case now.Removed[c.Member] == c.DirID:
 			return nil, refuse(ReasonOtherDirID, "this directory of member %d was removed, and does not come back", c.Member)
 		case (voter || learner) && now.DirIDs[c.Member] != c.DirID:

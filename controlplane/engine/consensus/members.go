@@ -12,20 +12,20 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// The members of a group change by entries of its log, one change under way at a time, and several at once through a
-// joint configuration that leaves itself.
+// A membership change is an entry of the group's log. One change at a time is under way; a change of several members
+// uses a joint configuration, which raft leaves by itself.
 //
-// Who belongs to the group is a function of the log: what it begins with and the changes after that, up to the entry in
-// question. So only that it is committed is stored when a change is applied: the log holds the change, its begin holds
-// what was before, and a member that starts computes what is true as of the entries that its state machine has, and
-// applies the rest before it does anything else. A change takes effect when it is applied, in order with everything else.
+// The membership is a function of the log: the membership at the log's begin plus the changes up to the entry in
+// question. So when a change is applied, only its commit is stored. A member that starts computes the membership as of
+// the entry that its state machine has applied, and applies later changes before anything else. A change takes effect
+// when it is applied, in order with all other entries.
 //
-// A new member joins empty (Options.Join) and must not guess at the first configuration. So the log of a group begins
-// after entry 1, which no log holds: whoever has less needs a snapshot, and that says who the members are.
+// A member that joins starts with an empty log (Options.Join) and must not assume the first configuration. Therefore logs
+// begin after entry 1: the new member needs a snapshot, which contains the membership.
 //
-// A member that is added is bound to one directory, its birth, by the change that adds it. In the group no other
-// directory of that id is heard or spoken to (dirid.go). A member that is replaced therefore comes back as a learner
-// with a birth of its own, and what the lost directory had said never counts together with what the new one says.
+// A change that adds a member names its data-directory ID. From then on the group accepts and sends messages of that
+// member ID only with this directory (dirid.go). A member that lost its disk comes back by removal and addition, as a
+// learner with another directory, so its old acknowledgements never count together with new ones.
 
 // ChangeKind says what a Change does.
 type ChangeKind uint8
@@ -44,7 +44,7 @@ const (
 type Change struct {
 	Kind   ChangeKind
 	Member uint64
-	// Birth, of AddLearner, is the one directory that the member is: no other is listened to. Required there.
+	// DirID is the ID of the data directory of the member. Required with AddLearner, ignored otherwise.
 	DirID uint64
 }
 
@@ -54,7 +54,7 @@ type MembersReason uint8
 // The reasons.
 const (
 	ReasonUnknown     MembersReason = 1 // the member is not of the group
-	ReasonOtherDirID  MembersReason = 2 // the member is of the group, with another directory
+	ReasonOtherDirID  MembersReason = 2 // the member is in the group with another data directory
 	ReasonNotCaughtUp MembersReason = 3 // the learner was not heard from, or does not hold enough of the log
 	ReasonNoQuorum    MembersReason = 4 // too few of those who would vote were heard from
 	ReasonLastVoter   MembersReason = 5 // one voter would be left, or none

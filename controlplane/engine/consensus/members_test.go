@@ -396,7 +396,7 @@ func TestReplacedMember(t *testing.T) {
 	require.Zero(t, m.group.Status().Term)
 }
 
-// A member that was away while another was replaced learns of it by a snapshot, births and all.
+// A member that was away while another was replaced learns of it by a snapshot, with the data-directory IDs.
 func TestReplacedWhileAway(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// callback is told once what became of a proposal.
+// callback receives the result of a proposal, once.
 type callback func(Result, error)
 
 // proposal waits for its entry to be applied.
@@ -23,7 +23,7 @@ type proposal struct {
 	deadline uint64            // in ticks
 	done     callback
 
-	// Of a pack: who waits for each of its proposals, and that no more of them come.
+	// Of a batch: the callbacks of its proposals, and whether the batch is closed.
 	parts  []callback
 	closed bool
 
@@ -33,7 +33,7 @@ type proposal struct {
 	twin     *proposal // the next one with the same id
 }
 
-// reply replies the same to all who wait for it, once.
+// reply calls send with the same result for every callback of the proposal, once.
 func (p *proposal) reply(reply func(callback, Result, error), r Result, err error) {
 	for _, ask := range p.parts {
 		reply(ask, r, err)

@@ -15,7 +15,7 @@ import (
 type SeedGroup struct {
 	ID          uint64
 	Index, Term uint64 // where the state machine is; zeroes if it is empty
-	// Known is a term that has been; new ones are above it. 0 is Term.
+	// Known is a term that was used; new terms are higher. 0 means Term.
 	Known uint64
 }
 

@@ -11,20 +11,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// Snapshots bring a member up whose next entry the leader's log does not have any more. raft only says whom to send one
-// and from where on; what travels is a checkpoint of the state machine, made when the message is about to leave, and the
-// message is rewritten to where that checkpoint is. It is made inline: a state machine on Pebble links files.
+// A snapshot goes to a member whose next entry the leader's log does not have any more. raft decides who needs one.
+// Before the message is sent, the state machine writes a checkpoint, and the message gets the position of the checkpoint.
 //
-// On the way in, a marker in the log is synced before the state machine takes the files, and removed by the batch that
-// makes the log begin after them. So a crash in between is seen on Open and finished.
+// The receiver durably stores a marker in the log before the state machine installs the files. The batch that makes the
+// log begin after the snapshot removes the marker. So AddGroup sees a crash in between and completes the installation.
 
-// outgoingSnapshot is one on its way to a member.
+// outgoingSnapshot is a snapshot that is being made for, or sent to, a member.
 type outgoingSnapshot struct {
 	at  raftconf.Position
 	dir string
 }
 
-// incomingSnapshot has arrived and was offered to raft.
+// incomingSnapshot is a snapshot that was received and passed to raft.
 type incomingSnapshot struct {
 	at  raftconf.Position
 	dir string
@@ -139,14 +138,14 @@ func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	return nil
 }
 
-// installation is a snapshot on its way into the state machine. What raft wants to keep meanwhile comes after it.
+// installation is a snapshot that the state machine is installing. held is what raft wants to be stored after it.
 type installation struct {
 	begin raftconf.LogStart
 	held  []stored
 }
 
-// install makes the state machine take the snapshot that raft accepted, between two writes: the first one marks in the
-// log that it is about to, the second one makes the log begin behind it.
+// install starts the installation of a snapshot that raft accepted. It takes two writes: the first stores the marker, the
+// second, after the state machine has installed the files, makes the log begin after the snapshot.
 func (g *Group) install(s stored) error {
 	p, err := message.ParseSnapshot(s.m.Snapshot)
 	if err != nil {
@@ -180,7 +179,7 @@ func (g *Group) install(s stored) error {
 	return nil
 }
 
-// finishInstallation lets the log begin behind the snapshot that the state machine holds now.
+// finishInstallation makes the log begin after the snapshot that the state machine has installed.
 func (g *Group) finishInstallation(s stored) error {
 	h, in := g.host, g.installing
 	p := in.begin
@@ -212,7 +211,7 @@ func (g *Group) finishInstallation(s stored) error {
 	return nil
 }
 
-// takeIncoming returns the files of a snapshot that has arrived, which are the caller's from here on.
+// takeIncoming returns the directory with the files of a received snapshot, which the caller has to remove.
 func (g *Group) takeIncoming(at raftconf.Position) string {
 	for i, in := range g.incoming {
 		if in.at == at {
@@ -223,7 +222,7 @@ func (g *Group) takeIncoming(at raftconf.Position) string {
 	return ""
 }
 
-// dropIncoming removes the files that raft had no use for.
+// dropIncoming removes the files of snapshots that raft refused.
 func (g *Group) dropIncoming() {
 	for _, in := range g.incoming {
 		g.discard(in.dir)
@@ -231,8 +230,8 @@ func (g *Group) dropIncoming() {
 	g.incoming = g.incoming[:0]
 }
 
-// reconcile compares the log with the state machine at the start, finishes the installation of a snapshot, and moves
-// the commit index up to what is applied.
+// reconcile checks that log and state machine belong together, completes an interrupted installation of a snapshot, and
+// raises the commit index to what is applied. fresh says that the log was just created.
 func (g *Group) reconcile(fresh bool) error {
 	l := g.storage
 	index, term := g.machine.Applied()
@@ -268,6 +267,8 @@ func (g *Group) reconcile(fresh bool) error {
 	return l.ApplyChanges(applied.Index, g.host.dirIDs.known)
 }
 
+// finishInstall completes or drops an installation that a crash interrupted. applied is the position of the state
+// machine.
 func (g *Group) finishInstall(applied raftconf.Position) error {
 	l := g.storage
 	p, found, err := l.SnapshotMarker()
@@ -279,7 +280,7 @@ func (g *Group) finishInstall(applied raftconf.Position) error {
 		g.log.Info("finished the installation of a snapshot", "index", p.At.Index)
 		return l.FinishSnapshot(p)
 	case applied.Index < p.State.Index:
-		return l.DeleteSnapshotMarker() // the state machine did not get to it
+		return l.DeleteSnapshotMarker() // the state machine did not install it
 	default:
 		return fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.Index, p.At.Index)
 	}

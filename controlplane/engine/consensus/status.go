@@ -14,9 +14,9 @@ import (
 // Status is what a host knows of itself.
 type Status struct {
 	ID      uint64
-	DirID   uint64
-	Vouched bool  // whether it may take part; see dirid.go
-	Err     error // why it has stopped
+	DirID   uint64 // of the data directory
+	Vouched bool   // whether the data directory may take part, see dirid.go
+	Err     error  // why it has stopped
 	// Heard tells for each other member how many ticks ago its last message came; absent if none did.
 	Heard  map[uint64]uint64
 	Groups []GroupStatus // by id
@@ -36,7 +36,7 @@ type GroupStatus struct {
 	Voters         []uint64
 	Learners       []uint64
 	Outgoing       []uint64          // voters of before, while the members change together
-	Proposals      int               // waiting, in this member; those of one pack count once
+	Proposals      int               // waiting, in this member; those of one batch count once
 	Reads          int               // waiting, in this member
 	Match          map[uint64]uint64 // on the leader: the last entry known to be on each member
 	Active         map[uint64]bool   // on the leader: who was heard from in the last election time-out
@@ -160,8 +160,8 @@ func (g *Group) checkTransfer(now uint64) {
 	}
 }
 
-// loseTransferee goes on with a transfer whose target cannot be reached: to another where any will do, or to its end, since
-// nothing would come of waiting.
+// loseTransferee goes on with a transfer whose target cannot be reached: to another where any will do, or to its end,
+// since nothing would come of waiting.
 func (g *Group) loseTransferee(member uint64) {
 	t := g.transfer
 	if t == nil || t.to != member {
@@ -192,8 +192,8 @@ func (g *Group) endTransfer(err error) {
 	}
 }
 
-// ReportUnreachable says that messages to a member were lost, so that its groups stop sending ahead, and wait no longer for
-// it to lead.
+// ReportUnreachable says that messages to a member were lost, so that its groups stop sending ahead, and wait no longer
+// for it to lead.
 func (h *Host) ReportUnreachable(member uint64) (err error) {
 	if h.err != nil {
 		return h.err
@@ -213,8 +213,8 @@ func (g *Group) step(e message.Envelope) {
 		return // it asks another member by now; raft would pass it on in the name of the first
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
-		// So a member answers a leader of an older term, to tell it the term. Of this term it says nothing; but raft would
-		// take a member that it probes for one that has nothing, and send it all there is.
+		// So a member answers a leader of an older term, to tell it the term. Of this term it says nothing; but raft
+		// would take a member that it probes for one that has nothing, and send it all there is.
 		return
 	}
 	if err := g.node.Step(e.Raft); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) && !errors.Is(err, raft.ErrProposalDropped) {

@@ -9,23 +9,24 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// Data of an entry: version, id, and what the version says: one proposal; of each of several its length (uvarint) and
-// itself; or the latter compressed (an S2 block).
+// The data of an entry is a version byte, an ID of 16 bytes and a body. The version determines the body.
 const (
-	singleVersion     = 1
-	batchVersion      = 2
-	compressedVersion = 3
-	EntryHeaderBytes  = 1 + 16
+	singleVersion     = 1 // the body is one proposal
+	batchVersion      = 2 // the body is, for each proposal, its length (uvarint) and its bytes
+	compressedVersion = 3 // the body of batchVersion, compressed as an S2 block
+
+	// EntryHeaderBytes is the size of version and ID.
+	EntryHeaderBytes = 1 + 16
 )
 
 const (
-	// packBytes is how large an entry may become by packing.
+	// MaxBatchBytes limits the data of a batch with more than one proposal, before compression.
 	MaxBatchBytes = 64 << 10
-	// denseBytes is the size from which a pack is worth a try to compress it, by an eighth at least.
+	// compressBytes is the size of a body from which CloseBatch tries to compress it.
 	compressBytes = 512
 )
 
-// NewEntry encodes the data of an entry with one proposal.
+// NewEntry returns the data of an entry with one proposal. id is that of the proposal.
 func NewEntry(id [16]byte, proposal []byte) []byte {
 	data := make([]byte, EntryHeaderBytes, EntryHeaderBytes+len(proposal))
 	data[0] = singleVersion
@@ -33,7 +34,8 @@ func NewEntry(id [16]byte, proposal []byte) []byte {
 	return append(data, proposal...)
 }
 
-// NewBatch returns the data of a batch without proposals, with capacity for a first proposal of room bytes.
+// NewBatch returns the data of a batch without proposals. id is that of the batch. The data has capacity for a first
+// proposal of room bytes.
 func NewBatch(id [16]byte, room int) []byte {
 	data := make([]byte, EntryHeaderBytes, EntryHeaderBytes+binary.MaxVarintLen32+room)
 	data[0] = batchVersion
@@ -65,12 +67,14 @@ func CloseBatch(data []byte) []byte {
 
 var (
 	// ErrTooLarge is returned for a proposal or a batch that exceeds a limit.
-	ErrTooLarge  = errors.New("the proposal is too large")
-	ErrMalformed = errors.New("it is broken")
+	ErrTooLarge = errors.New("the proposal is too large")
+	// ErrMalformed is returned for data that is not an entry of a known version.
+	ErrMalformed = errors.New("the data is malformed")
 	errVersion   = errors.New("start the version that wrote it")
 )
 
-// DecodeEntry gives the proposals of an entry's data to f, in order. A compressed pack of more than limit bytes is broken.
+// DecodeEntry calls f with each proposal of an entry's data, in order. A batch that decompresses to more than limit
+// bytes is ErrMalformed.
 func DecodeEntry(data []byte, limit int, f func(proposal []byte)) error {
 	if len(data) < EntryHeaderBytes {
 		return fmt.Errorf("%w: %d bytes", ErrMalformed, len(data))
@@ -90,15 +94,15 @@ func DecodeEntry(data []byte, limit int, f func(proposal []byte)) error {
 			b, err = s2.Decode(nil, b)
 		}
 		if err != nil {
-			return fmt.Errorf("%w: a compressed pack of %d bytes: %w", ErrMalformed, len(data), err)
+			return fmt.Errorf("%w: a compressed batch of %d bytes: %w", ErrMalformed, len(data), err)
 		}
 	default:
-		return fmt.Errorf("it has version %d, this program knows %d to %d only: %w", v, singleVersion, compressedVersion, errVersion)
+		return fmt.Errorf("the data has version %d, this program knows %d to %d only: %w", v, singleVersion, compressedVersion, errVersion)
 	}
 	for first := true; first || len(b) > 0; first = false {
 		n, size := binary.Uvarint(b)
 		if size <= 0 || n > uint64(len(b)-size) {
-			return fmt.Errorf("%w: a pack of %d bytes", ErrMalformed, len(data))
+			return fmt.Errorf("%w: a batch of %d bytes", ErrMalformed, len(data))
 		}
 		f(b[size : size+int(n)])
 		b = b[size+int(n):]
@@ -106,7 +110,7 @@ func DecodeEntry(data []byte, limit int, f func(proposal []byte)) error {
 	return nil
 }
 
-// EntryID is the id that an entry was proposed under.
+// EntryID returns the ID of an entry: that of its proposal or batch. The result aliases the entry.
 func EntryID(ent *raftpb.Entry) (*[16]byte, error) {
 	if len(ent.Data) < EntryHeaderBytes {
 		return nil, fmt.Errorf("entry %d: %w: %d bytes", ent.GetIndex(), ErrMalformed, len(ent.Data))
@@ -114,7 +118,7 @@ func EntryID(ent *raftpb.Entry) (*[16]byte, error) {
 	return (*[16]byte)(ent.Data[1:EntryHeaderBytes]), nil
 }
 
-// SingleID returns the ID of an entry that holds one proposal. A batch has an ID of the group, and single is false.
+// SingleID returns the ID of the proposal of an entry with one proposal. For a batch single is false.
 func SingleID(data []byte) (id [16]byte, single bool) {
 	if data[0] != singleVersion {
 		return id, false
@@ -123,7 +127,8 @@ func SingleID(data []byte) (id [16]byte, single bool) {
 	return id, true
 }
 
-// checkEntry refuses what another member forwards and could not be proposed here: limit is that of one proposal.
+// checkEntry returns an error for the data of a forwarded entry that is malformed or has a proposal of more than limit
+// bytes.
 func checkEntry(data []byte, limit int) error {
 	longest, most := 0, max(binary.MaxVarintLen32+limit, MaxBatchBytes)
 	if err := DecodeEntry(data, most, func(b []byte) { longest = max(longest, len(b)) }); err != nil {

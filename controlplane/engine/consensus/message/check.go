@@ -7,14 +7,16 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// peerTypes are the raft messages that a peer may send. The others are local to a host, forwarded
-// proposals, which no member of ours sends, or heartbeats, which go by KindBeats.
+// peerTypes are the raft messages that an envelope of KindRaft may carry. The others are local to a host, are proposals,
+// which have KindForward, or are heartbeats, which have KindHeartbeats.
 var peerTypes = map[raftpb.MessageType]bool{
 	raftpb.MsgApp: true, raftpb.MsgAppResp: true, raftpb.MsgVote: true, raftpb.MsgVoteResp: true, raftpb.MsgSnap: true,
 	raftpb.MsgTimeoutNow: true, raftpb.MsgReadIndex: true, raftpb.MsgReadIndexResp: true, raftpb.MsgPreVote: true, raftpb.MsgPreVoteResp: true,
 }
 
-// Check refuses what raft would trust and fall over.
+// Check returns an error if e violates what raft relies on without checking; raft could panic on such a message.
+// Proposals of more than proposalBytes are an error. For a part of an envelope of KindHeartbeats, e.Raft is the
+// converted heartbeat.
 func (e *Envelope) Check(proposalBytes int) error {
 	switch e.Kind {
 	case KindForward:
@@ -51,7 +53,7 @@ func (e *Envelope) Check(proposalBytes int) error {
 		}
 	case raftpb.MsgSnap:
 		if m.GetSnapshot().GetMetadata().GetIndex() == 0 || m.GetSnapshot().GetMetadata().GetConfState() == nil {
-			return errors.New("snapshot without a place")
+			return errors.New("snapshot without index or members")
 		}
 		if _, err := ParseSnapshot(m.GetSnapshot()); err != nil {
 			return err
@@ -60,7 +62,8 @@ func (e *Envelope) Check(proposalBytes int) error {
 	return nil
 }
 
-// checkForward refuses forwarded proposals that could not be proposed here.
+// checkForward returns an error for an envelope of KindForward with missing fields or with an entry that checkEntry
+// refuses.
 func (e *Envelope) checkForward(limit int) error {
 	if e.Term == 0 || e.Life == 0 || e.Number == 0 || len(e.Payloads) == 0 {
 		return fmt.Errorf("%d forwarded proposals of term %d, life %d, number %d", len(e.Payloads), e.Term, e.Life, e.Number)

@@ -12,65 +12,67 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Kind says what an Envelope carries.
+// Kind is the kind of content of an Envelope.
 type Kind uint8
 
 // The kinds of envelope. Their numbers are on the wire.
 const (
 	KindRaft          Kind = 1 // a raft message of one group
-	KindDirIDRequest  Kind = 2 // "which directory of mine do you know?"
-	KindDirIDResponse Kind = 3 // the answer
-	KindForward       Kind = 4 // proposals of one group, for its leader to append, all or none
-	KindRefuse        Kind = 5 // the leader has not appended those
-	KindRemoved       Kind = 6 // the group has removed the member, in the directory that it is
-	KindHeartbeats    Kind = 7 // heartbeats of many groups, and answers
+	KindDirIDRequest  Kind = 2 // asks which data directory of the sender the receiver accepts messages from
+	KindDirIDResponse Kind = 3 // answers a KindDirIDRequest
+	KindForward       Kind = 4 // proposals of one group, for the leader to append, all or none
+	KindRefuse        Kind = 5 // the proposals of a KindForward were not appended
+	KindRemoved       Kind = 6 // the group has removed the receiver with the receiver's data directory
+	KindHeartbeats    Kind = 7 // heartbeats, and answers to heartbeats, of many groups
 )
 
-// Refusal says why a leader did not append what was forwarded to it.
+// Refusal is the reason why forwarded proposals were not appended.
 type Refusal uint8
 
 // The refusals. Their numbers are on the wire.
 const (
-	RefusedNotLeader  Refusal = 1 // it does not lead in that term, or is about to hand over
-	RefusedOverloaded Refusal = 2
+	RefusedNotLeader  Refusal = 1 // the member does not lead in the term of the request, or hands leadership over
+	RefusedOverloaded Refusal = 2 // too many proposals are not committed yet
 )
 
-// Envelope is all that travels between two hosts. Whoever receives one must have proven that it comes from member From.
+// Envelope is the unit of communication between two hosts. The transport must have authenticated the sender as member
+// From.
 type Envelope struct {
 	From, To uint64
-	// FromBirth is the directory of the sender. ToBirth is the directory that it means to reach: in an answer the one
-	// that asked, otherwise the one that it knows, 0 if none.
+	// FromDirID is the data-directory ID of the sender. ToDirID is that of the receiver: in a response that of the
+	// requester, otherwise the one that the sender accepts messages from, 0 if none.
 	FromDirID, ToDirID uint64
 	Kind               Kind
 
-	// Of all kinds but those of births and beats.
+	// Group is set in all kinds but KindDirIDRequest, KindDirIDResponse and KindHeartbeats.
 	Group uint64
 
-	// Of KindRaft. The message and its entries are shared with raft and must not be changed.
+	// Raft is set in KindRaft. The message and its entries are shared with raft and must not be changed.
 	Raft *raftpb.Message
 
-	// Of KindForward and KindRefuse: the term that the receiver is asked to append in, the life of the member that asks,
-	// and the envelope's number in that life. Payloads are entries, shared like Raft; Refusal is the answer.
+	// Of KindForward and KindRefuse: Term is the only term in which the receiver may append, Life the random number
+	// that the requester drew when it started, Number the sequence number of the request in that life. Payloads, of
+	// KindForward, are the data of entries, shared like Raft. Refusal is of KindRefuse.
 	Term, Life, Number uint64
 	Payloads           [][]byte
 	Refusal            Refusal
 
-	// Of KindBeats.
+	// Heartbeats are of KindHeartbeats.
 	Heartbeats []Heartbeat
 
-	// Of KindBirthAsk and KindBirthTell. A claim asks to be recorded, not only looked up; Known is the directory that
-	// the sender of the answer listens to, 0 if none.
+	// Claim, of KindDirIDRequest and KindDirIDResponse, asks the receiver to record the sender's directory if it has
+	// recorded none. Known, of KindDirIDResponse, is the recorded directory, 0 if none.
 	Claim bool
 	Known uint64
 }
 
 const (
 	envelopeVersion = 1
-	// MaxEnvelopeBytes bounds an encoded envelope: it holds the largest entry and its surroundings.
+	// MaxBytes limits an encoded envelope. The largest proposal that Limits allows fits.
 	MaxBytes = 32 << 20
 )
 
-// AppendTo appends the encoding of e to buf: version, kind, from, to, births, then what the kind needs.
+// AppendTo appends the encoding of e to buf: version, kind, From, To, FromDirID, ToDirID, then the fields of the kind.
 func (e *Envelope) AppendTo(buf []byte) ([]byte, error) {
 	start := len(buf)
 	buf = append(buf, envelopeVersion, byte(e.Kind))
@@ -121,7 +123,7 @@ func (e *Envelope) AppendTo(buf []byte) ([]byte, error) {
 	return buf, nil
 }
 
-// Parse decodes one envelope, which must fill b. The envelope does not refer to b.
+// Parse decodes an envelope, which must be all of b. The envelope does not alias b.
 func Parse(b []byte) (Envelope, error) {
 	if len(b) > MaxBytes {
 		return Envelope{}, fmt.Errorf("decode an envelope: %d bytes are more than %d", len(b), MaxBytes)
@@ -172,7 +174,7 @@ func Parse(b []byte) (Envelope, error) {
 		}
 	}
 	if r.Short {
-		return Envelope{}, errors.New("decode an envelope: it is cut short")
+		return Envelope{}, errors.New("decode an envelope: cut short")
 	}
 	if r.Malformed || len(r.Rest) > 0 {
 		return Envelope{}, errors.New("decode an envelope: it is malformed")

@@ -8,16 +8,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Heartbeat is one of them.
+// Heartbeat is raft's MsgHeartbeat or MsgHeartbeatResp of one group.
 type Heartbeat struct {
 	Group  uint64
 	Answer bool
 	Term   uint64
-	Commit uint64 // of a heartbeat: what the receiver may take for committed
-	Reads  uint64 // the reads that the answer confirms, by the leader's count; 0: none
+	Commit uint64 // not of an answer: the commit index up to which the receiver has the entries
+	Reads  uint64 // raft's context: the number of the last ReadIndex request that an answer confirms; 0: none
 }
 
-// IsHeartbeat says whether a message goes as a Beat.
+// IsHeartbeat reports whether m is sent as a Heartbeat.
 func IsHeartbeat(m *raftpb.Message) bool {
 	return m.GetType() == raftpb.MsgHeartbeat || m.GetType() == raftpb.MsgHeartbeatResp
 }
@@ -31,7 +31,7 @@ func HeartbeatOf(group uint64, m *raftpb.Message) Heartbeat {
 	return b
 }
 
-// Message is the beat as raft's.
+// Message converts b to raft's message. The envelope gives sender and receiver.
 func (b Heartbeat) Message(e *Envelope) *raftpb.Message {
 	m := &raftpb.Message{
 		Type: raftpb.MsgHeartbeat.Enum(), From: new(e.From), To: new(e.To), Term: new(b.Term), Commit: new(b.Commit),
@@ -45,7 +45,7 @@ func (b Heartbeat) Message(e *Envelope) *raftpb.Message {
 	return m
 }
 
-// appendTo encodes a beat.
+// appendTo appends the encoding of b.
 func (b Heartbeat) appendTo(buf []byte) []byte {
 	buf = codec.AppendBool(binary.AppendUvarint(buf, b.Group), b.Answer)
 	for _, n := range []uint64{b.Term, b.Commit, b.Reads} {
@@ -54,6 +54,7 @@ func (b Heartbeat) appendTo(buf []byte) []byte {
 	return buf
 }
 
+// readHeartbeat reads what appendTo wrote.
 func readHeartbeat(r *codec.Reader) Heartbeat {
 	return Heartbeat{Group: r.Uvarint(), Answer: r.Bool(), Term: r.Uvarint(), Commit: r.Uvarint(), Reads: r.Uvarint()}
 }

@@ -11,12 +11,13 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// A snapshot is at the last entry that was applied. The state machine is before that, if the entries since were not for
-// it: raft's own, and changes of the members. What raft's message says beside the configuration:
-//
-//	version, index and term of the state machine, births, removed members
+// snapshotVersion is the first byte of the data of a raft snapshot (raftpb.Snapshot.Data). The data has what raft's
+// metadata lacks: index and term of the state machine, Membership.DirIDs and Membership.Removed. The files of the state
+// machine are sent separately. The state machine's index is lower than the snapshot's if the last entries were not for
+// the state machine: raft's own entries and membership changes.
 const snapshotVersion = 1
 
+// AppendSnapshotData returns the data of a snapshot.
 func AppendSnapshotData(state raftconf.Position, m raftconf.Membership) []byte {
 	b := []byte{snapshotVersion}
 	b = binary.AppendUvarint(b, state.Index)
@@ -24,13 +25,13 @@ func AppendSnapshotData(state raftconf.Position, m raftconf.Membership) []byte {
 	return raftconf.AppendDirIDs(raftconf.AppendDirIDs(b, m.DirIDs), m.Removed)
 }
 
-// ParseSnapshot is the place where the log begins after a snapshot.
+// ParseSnapshot returns where the log begins after the snapshot is installed.
 func ParseSnapshot(s *raftpb.Snapshot) (p raftconf.LogStart, err error) {
 	meta := s.GetMetadata()
 	p.At = raftconf.Position{Index: meta.GetIndex(), Term: meta.GetTerm()}
 	p.State, p.Members.Conf = p.At, meta.GetConfState()
 	if len(s.GetData()) == 0 {
-		return p, nil // of a member that cannot change the members
+		return p, nil // sent by a version that has no membership changes
 	}
 	if v := s.Data[0]; v != snapshotVersion {
 		return p, fmt.Errorf("the snapshot has version %d, this program knows %d only", v, snapshotVersion)
@@ -39,7 +40,7 @@ func ParseSnapshot(s *raftpb.Snapshot) (p raftconf.LogStart, err error) {
 	p.State = raftconf.Position{Index: r.Uvarint(), Term: r.Uvarint()}
 	p.Members.DirIDs, p.Members.Removed = raftconf.ReadDirIDs(&r), raftconf.ReadDirIDs(&r)
 	if r.Short || r.Malformed || len(r.Rest) > 0 || p.State.Index > p.At.Index || p.State.Term > p.At.Term {
-		return p, errors.New("the snapshot's place is malformed")
+		return p, errors.New("the snapshot's position is malformed")
 	}
 	return p, nil
 }

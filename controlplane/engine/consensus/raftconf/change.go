@@ -11,17 +11,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// changeVersion is the first byte of what travels with a change.
+// changeVersion is the first byte of the context of a membership change.
 const changeVersion = 1
 
-// AppendChange encodes what raft's change does not say: the proposal it is, and the births of those who are added.
+// AppendChange appends the context of a membership change (raftpb.ConfChangeV2.Context): token, a random number that
+// identifies the proposal, and the data-directory IDs of the added members.
 func AppendChange(b []byte, token uint64, dirIDs map[uint64]uint64) []byte {
 	b = append(b, changeVersion)
 	b = binary.LittleEndian.AppendUint64(b, token)
 	return AppendDirIDs(b, dirIDs)
 }
 
-// ParseChange reads an entry that changes the members. One without data leaves a joint configuration.
+// ParseChange decodes an entry that is a membership change. An entry without a context, with which raft leaves a joint
+// configuration, has token 0.
 func ParseChange(ent *raftpb.Entry) (cc *raftpb.ConfChangeV2, token uint64, dirIDs map[uint64]uint64, err error) {
 	cc = &raftpb.ConfChangeV2{}
 	if ent.GetType() != raftpb.EntryConfChangeV2 {
@@ -39,7 +41,7 @@ func ParseChange(ent *raftpb.Entry) (cc *raftpb.ConfChangeV2, token uint64, dirI
 	r := codec.Reader{Rest: cc.Context[1:]}
 	token, dirIDs = r.Fixed64(), ReadDirIDs(&r)
 	if r.Short || r.Malformed || len(r.Rest) > 0 {
-		return nil, 0, nil, errors.New("it is malformed")
+		return nil, 0, nil, errors.New("the context of the change is malformed")
 	}
 	return cc, token, dirIDs, nil
 }

@@ -1,15 +1,16 @@
 package raftconf
 
-// MembershipAt is a membership and the entry that brought it.
+// MembershipAt is the membership from entry Index on.
 type MembershipAt struct {
 	Index uint64
 	Membership
 }
 
-// History is the membership over the entries of a log: the first is what was when the log began.
+// History lists the memberships over the entries of a log, by index. The first element is the membership at the log's
+// begin.
 type History []MembershipAt
 
-// At is the membership as of an entry.
+// At returns the membership as of entry index, or the first one if index is before it.
 func (h History) At(index uint64) Membership {
 	for i := len(h) - 1; i > 0; i-- {
 		if h[i].Index <= index {
@@ -19,7 +20,7 @@ func (h History) At(index uint64) Membership {
 	return h[0].Membership
 }
 
-// TruncateTo forgets what was before an entry.
+// TruncateTo returns the history of a log that begins at index.
 func (h History) TruncateTo(index uint64) History {
 	first := MembershipAt{index, h.At(index)}
 	out := History{first}

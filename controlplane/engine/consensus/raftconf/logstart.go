@@ -11,14 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// LogStart is a place where a log begins, or will begin when a snapshot is installed.
+// LogStart describes where a log begins, or will begin when a snapshot is installed.
 type LogStart struct {
 	At      Position
-	State   Position // where the state machine is at least
+	State   Position // reached by the state machine at least; At, or before At if no entry between was for it
 	Members Membership
 }
 
-// AppendTo encodes a begin: index, term, index and term of the floor, members.
+// AppendTo appends the encoding of p: index and term of At, index and term of State, membership.
 func (p LogStart) AppendTo(v []byte) ([]byte, error) {
 	for _, n := range []uint64{p.At.Index, p.At.Term, p.State.Index, p.State.Term} {
 		v = binary.AppendUvarint(v, n)
@@ -30,22 +30,23 @@ func (p LogStart) AppendTo(v []byte) ([]byte, error) {
 	return v, nil
 }
 
+// ParseLogStart decodes what AppendTo wrote.
 func ParseLogStart(v []byte) (p LogStart, err error) {
 	r := codec.Reader{Rest: v}
 	p.At, p.State = Position{r.Uvarint(), r.Uvarint()}, Position{r.Uvarint(), r.Uvarint()}
 	if r.Short || r.Malformed {
-		return p, errors.New("broken place")
+		return p, errors.New("the position is malformed")
 	}
 	p.Members, err = ParseMembership(r.Rest)
 	return p, err
 }
 
-// ParseLogStart1 decodes what layout 1 had: index, term, configuration.
+// ParseLogStart1 decodes the format of layout 1 of raftlog: index and term of At, ConfState.
 func ParseLogStart1(v []byte) (p LogStart, err error) {
 	r := codec.Reader{Rest: v}
 	p.At = Position{r.Uvarint(), r.Uvarint()}
 	if r.Short || r.Malformed {
-		return p, errors.New("broken place")
+		return p, errors.New("the position is malformed")
 	}
 	p.State, p.Members.Conf = p.At, &raftpb.ConfState{}
 	return p, proto.Unmarshal(r.Rest, p.Members.Conf)

@@ -14,28 +14,31 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Membership is who belongs to a group, as of one entry. It is not changed: see after.
+// Membership lists the members of a group as of one entry. A Membership in use is never modified: After returns a new
+// one.
 type Membership struct {
 	Conf *raftpb.ConfState
-	// births binds members that were added to their directories. Those of the first configuration are bound by whom
-	// each host heard first.
+	// DirIDs has the data-directory ID of each member that a membership change added. Members of the first configuration
+	// are not in DirIDs: each host accepts the directory of them that it first received a message from.
 	DirIDs map[uint64]uint64
-	// gone are the members that were removed, and their directories; 0 is any.
+	// Removed has the data-directory ID of each removed member, 0 if it is not known; 0 matches every directory.
 	Removed map[uint64]uint64
 }
 
-// MaxRemoved members that were removed are remembered. More would be heard again, were they still running.
+// MaxRemoved limits Membership.Removed. Members that are removed beyond the limit are not recorded, so their messages
+// are not recognized as those of removed members.
 const MaxRemoved = 1000
 
+// IsJoint reports whether conf is a joint configuration.
 func IsJoint(conf *raftpb.ConfState) bool { return len(conf.GetVotersOutgoing()) > 0 }
 
-// Has says whether a member belongs to the group in any role.
+// Has reports whether a member is a voter or learner, of either half of a joint configuration.
 func (m Membership) Has(member uint64) bool {
 	return slices.Contains(m.Conf.GetVoters(), member) || slices.Contains(m.Conf.GetLearners(), member) ||
 		slices.Contains(m.Conf.GetVotersOutgoing(), member)
 }
 
-// After is the membership after a change.
+// After returns the membership after the change cc. The tables of directory IDs are copied; RecordDirIDs updates them.
 func (m Membership) After(cc *raftpb.ConfChangeV2) (Membership, error) {
 	track := tracker.MakeProgressTracker(1, 0)
 	config, progress, err := confchange.Restore(confchange.Changer{Tracker: track, LastIndex: 1}, m.Conf)
@@ -58,8 +61,9 @@ func (m Membership) After(cc *raftpb.ConfChangeV2) (Membership, error) {
 	return Membership{Conf: track.ConfState(), DirIDs: maps.Clone(m.DirIDs), Removed: maps.Clone(m.Removed)}, nil
 }
 
-// RecordDirIDs notes the directories of those who were added, and who is gone. heard are the directories by whom was heard first.
-func (m *Membership) RecordDirIDs(dirIDs, heard map[uint64]uint64, before Membership) {
+// RecordDirIDs updates DirIDs and Removed after a membership change. dirIDs has the directories of added members,
+// before is the membership before the change, and peerDirIDs has the directories of members of the first configuration.
+func (m *Membership) RecordDirIDs(dirIDs, peerDirIDs map[uint64]uint64, before Membership) {
 	if m.DirIDs == nil {
 		m.DirIDs = map[uint64]uint64{}
 	}
@@ -79,7 +83,7 @@ func (m *Membership) RecordDirIDs(dirIDs, heard map[uint64]uint64, before Member
 			}
 			dirID, added := before.DirIDs[member]
 			if !added {
-				dirID = heard[member]
+				dirID = peerDirIDs[member]
 			}
 			delete(m.DirIDs, member)
 			if len(m.Removed) < MaxRemoved {
@@ -89,7 +93,7 @@ func (m *Membership) RecordDirIDs(dirIDs, heard map[uint64]uint64, before Member
 	}
 }
 
-// Refuses says whether a directory is that of a member that was removed.
+// Refuses reports whether a directory belongs to a removed member.
 func (m Membership) Refuses(member, dirID uint64) bool {
 	if m.Has(member) {
 		return false
@@ -98,24 +102,25 @@ func (m Membership) Refuses(member, dirID uint64) bool {
 	return ok && (gone == 0 || gone == dirID)
 }
 
-// AppendTo encodes who belongs to the group: births, removed members, configuration.
+// AppendTo appends the encoding of m: DirIDs, Removed, ConfState.
 func (m Membership) AppendTo(b []byte) ([]byte, error) {
 	b = AppendDirIDs(b, m.DirIDs)
 	b = AppendDirIDs(b, m.Removed)
 	return proto.MarshalOptions{}.MarshalAppend(b, m.Conf)
 }
 
-// ParseMembership decodes what appendTo wrote.
+// ParseMembership decodes what AppendTo wrote.
 func ParseMembership(b []byte) (m Membership, err error) {
 	r := codec.Reader{Rest: b}
 	m.DirIDs, m.Removed = ReadDirIDs(&r), ReadDirIDs(&r)
 	if r.Short || r.Malformed {
-		return m, errors.New("the list of members is broken")
+		return m, errors.New("the membership is malformed")
 	}
 	m.Conf = &raftpb.ConfState{}
 	return m, proto.Unmarshal(r.Rest, m.Conf)
 }
 
+// AppendDirIDs appends a table of data-directory IDs by member, in the order of member IDs.
 func AppendDirIDs(b []byte, dirIDs map[uint64]uint64) []byte {
 	b = binary.AppendUvarint(b, uint64(len(dirIDs)))
 	for _, member := range slices.Sorted(maps.Keys(dirIDs)) {
@@ -125,6 +130,7 @@ func AppendDirIDs(b []byte, dirIDs map[uint64]uint64) []byte {
 	return b
 }
 
+// ReadDirIDs reads what AppendDirIDs wrote.
 func ReadDirIDs(r *codec.Reader) map[uint64]uint64 {
 	out := map[uint64]uint64{}
 	for n := r.Uvarint(); n > 0 && !r.Short && !r.Malformed; n-- {

@@ -1,4 +1,4 @@
 package raftconf
 
-// Position is the place of an entry: terms never shrink along a log, so index and term name one entry of the group.
+// Position identifies an entry of a group: raft guarantees that two entries with the same index and term are equal.
 type Position struct{ Index, Term uint64 }

@@ -18,24 +18,24 @@ import (
 // ErrDamaged is returned when the log does not hold what was written to it.
 var ErrDamaged = errors.New("the member's log is damaged")
 
-// Engine is the one durable store of a host: every group's log and the births, in one Pebble directory. Each commit is
-// one batch and one fsync.
+// Engine is the durable store of a host: the logs of all groups and the data-directory IDs, in one Pebble directory.
+// Commit and Write make one batch durable with one fsync.
 type Engine struct {
 	db    *pebble.DB
 	log   *pebbleLogger
-	quiet bool // nothing is written but what is asked for
-	fresh int  // about how many bytes the memtable has; of the log's thread
+	quiet bool // no background work, see OpenEngine
+	fresh int  // estimate of the bytes in Pebble's memtable; used by Write only
 }
 
 const (
 	memTableBytes = 64 << 20
-	// flushBytes is how much has to be in the memtable for a flush to be worth it when the log was cut. What was cut then is
-	// not written again; when Pebble flushes, because the memtable is full, it finds more that is still needed.
+	// flushBytes is the memtable size from which a flush pays off after a truncation. Truncated entries are not written
+	// to a table then. When Pebble flushes by itself, because the memtable is full, more of the entries are still needed.
 	flushBytes = memTableBytes / 2
 )
 
-// OpenEngine opens or makes the store at dir. With quiet set the engine does no background work of its own choice
-// (compactions, table statistics), which a simulation needs to replay.
+// OpenEngine opens the store at dir, or creates it. With quiet set, Pebble starts no compactions and collects no table
+// statistics, so that a simulation replays exactly. The error is ErrDamaged if the store is corrupt.
 func OpenEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*Engine, error) {
 	e := &Engine{log: &pebbleLogger{log: log}, quiet: quiet}
 	opts := &pebble.Options{
@@ -62,8 +62,8 @@ func OpenEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*Engine, e
 	return e, nil
 }
 
-// wrapDamage marks what Pebble finds corrupt when it opens. Records that were not synced and end in the middle are none of
-// that: it takes them for the end.
+// wrapDamage adds ErrDamaged to errors that Pebble returns for corrupt files. Pebble returns no error for a torn record
+// at the end of its write-ahead log: a record that was not synced before a crash.
 func wrapDamage(err error) error {
 	for _, is := range []error{record.ErrInvalidChunk, record.ErrZeroedChunk, record.ErrUnexpectedEOF} {
 		if errors.Is(err, is) {
@@ -76,6 +76,7 @@ func wrapDamage(err error) error {
 	return err
 }
 
+// checkLayout writes the layout version of a new store, or checks that of an existing one and converts layout 1.
 func (e *Engine) checkLayout() error {
 	v, err := e.get([]byte(keyFormat))
 	if err != nil {
@@ -90,8 +91,9 @@ func (e *Engine) checkLayout() error {
 		if err := e.Commit(b); err != nil {
 			return err
 		}
-		// Pebble makes the first log file of a directory before it has raised the format, hence without what tells damage in
-		// the middle from the end (a flipped bit would quietly cut off all that follows). The next one has it.
+		// Pebble creates the first log file of a directory in its oldest format, which cannot distinguish damage in the
+		// middle from the end of the file: a flipped bit would silently drop all later records. A flush begins a file
+		// in the new format.
 		if err := e.db.Flush(); err != nil {
 			return fmt.Errorf("begin the log: %w", err)
 		}
@@ -107,7 +109,7 @@ func (e *Engine) checkLayout() error {
 	return nil
 }
 
-// fromLayout1 rewrites what layout 2 says more about: where logs begin.
+// fromLayout1 converts the begin of each log to layout 2, which adds a membership and the position of the state machine.
 func (e *Engine) fromLayout1() error {
 	b := e.db.NewBatch()
 	defer b.Close()
@@ -138,7 +140,7 @@ func (e *Engine) fromLayout1() error {
 	return e.Commit(b)
 }
 
-// get returns a copy of the value, nil if there is none.
+// get returns a copy of the value of a key, nil if the key does not exist.
 func (e *Engine) get(key []byte) ([]byte, error) {
 	v, closer, err := e.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -154,8 +156,8 @@ func (e *Engine) get(key []byte) ([]byte, error) {
 	return v, closer.Close()
 }
 
-// Commit makes the batch durable. After an error nothing may be acknowledged any more, not even later: what the disk
-// holds is not known (a failed fsync cannot be repeated).
+// Commit makes the batch durable. After an error the engine must not be used any more, because a failed fsync cannot be
+// repeated and what the disk holds is unknown.
 func (e *Engine) Commit(b *pebble.Batch) (err error) {
 	defer func() {
 		// Pebble panics when its write-ahead log cannot take a record.
@@ -173,11 +175,11 @@ func (e *Engine) Commit(b *pebble.Batch) (err error) {
 	return e.Err()
 }
 
-// NewBatch returns an empty batch for commit and write.
+// NewBatch returns an empty batch for Commit or Write.
 func (e *Engine) NewBatch() *pebble.Batch { return e.db.NewBatch() }
 
-// Write makes the batch durable and closes it. truncated says that the batch shortens a log; write then may begin to
-// flush Pebble's memtable. Only one goroutine at a time may call write.
+// Write makes the batch durable and closes it. Set truncated if the batch truncates a log: Write then may start a flush
+// of Pebble's memtable. Only one goroutine at a time may call Write.
 func (e *Engine) Write(b *pebble.Batch, truncated bool) error {
 	e.fresh += b.Len()
 	if err := e.Commit(b); err != nil {
@@ -192,15 +194,14 @@ func (e *Engine) Write(b *pebble.Batch, truncated bool) error {
 	return nil
 }
 
-// tidy writes the memtable out when that is worth it, just after a log was cut. It does not wait for the end. It belongs
-// to the log's thread.
+// tidy starts a flush of the memtable if the memtable is large enough. tidy does not wait for the flush.
 func (e *Engine) tidy() (err error) {
 	if e.quiet || e.fresh < flushBytes {
 		return nil
 	}
 	e.fresh = 0
 	defer func() {
-		if r := recover(); r != nil { // as in commit
+		if r := recover(); r != nil { // as in Commit
 			err = fmt.Errorf("write out the log: %v", r)
 		}
 	}()
@@ -210,7 +211,7 @@ func (e *Engine) tidy() (err error) {
 	return nil
 }
 
-// Err returns the first error that Pebble called fatal, also of its background work.
+// Err returns the first error that Pebble reported as fatal, including errors of its background work.
 func (e *Engine) Err() error {
 	if p := e.log.fatal.Load(); p != nil {
 		return fmt.Errorf("write the log: %w", *p)
@@ -218,6 +219,7 @@ func (e *Engine) Err() error {
 	return nil
 }
 
+// Close closes the store. Batches must not be used any more.
 func (e *Engine) Close() (err error) {
 	defer func() {
 		// After a failed write Pebble may not be able to close in order.

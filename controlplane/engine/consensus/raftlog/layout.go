@@ -5,13 +5,12 @@ import "encoding/binary"
 // Layout of the log engine. Numbers in keys are 8 bytes, big endian, so that order is numeric.
 //
 //	f                      version of this layout (uvarint)
-//	b                      this directory: its birth, its member, the first configuration, whether it may take part
-//	m <member>             the one birth of another member that is listened to
+//	b                      this Directory
+//	m <member>             the ID of the one directory of another member that messages are accepted from
 //	g <group> h            HardState
 //	g <group> l <index>    an entry: type, term, data
-//	g <group> s            a snapshot on its way into the state machine; absent but for the moment of the installation
-//	g <group> t            where the log begins: the last entry that is not in it, where the state machine was at least,
-//	                       and the members
+//	g <group> s            the marker of a snapshot that is being installed, a LogStart
+//	g <group> t            where the log begins, a LogStart
 const (
 	layoutVersion = 2
 

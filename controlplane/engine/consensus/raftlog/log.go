@@ -14,38 +14,39 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// entryOverhead is what an entry is taken to cost beyond its data, on disk, on the wire and in memory.
+// entryOverhead estimates the bytes that an entry needs beyond its data, on disk, on the wire and in memory.
 const entryOverhead = 32
 
-// Log is the log of one group inside the engine, and raft's Storage. Writes go into a batch of the caller and are
-// visible to raft at once: the caller commits the batch before it lets raft advance, or stops the host.
-//
-// The commit index is not worth a write of its own: it is stored with the next entries or vote, and found again after a
-// restart from the state machine, which never is ahead of it.
+// Log is the log of one group in an Engine. It implements raft.Storage. Methods that write take a batch of the engine and
+// change what the Log returns at once; if the batch cannot be made durable, the Log must not be used any more. A Log is
+// not safe for concurrent use, but the batch may be written by another goroutine.
 type Log struct {
 	e     *Engine
 	group uint64
 
-	begin   raftconf.Position   // the entry before the first one
-	state   raftconf.Position   // where the state machine at least is; before begin if nothing after it was for the machine
-	last    raftconf.Position   // the last entry, or begin
-	members raftconf.Membership // as of applied
-	past    raftconf.History    // up to applied
-	changes []*raftpb.Entry     // the changes of members that Open found
-	hard    *raftpb.HardState   // as raft knows it; nil before the first term
-	stored  *raftpb.HardState   // as the engine has it
-	applied uint64              // for Snapshot
+	begin   raftconf.Position   // the position before the first entry
+	state   raftconf.Position   // see State
+	last    raftconf.Position   // the position of the last entry, or begin
+	members raftconf.Membership // as of the last applied entry
+	past    raftconf.History    // from begin to the last applied entry
+	changes []*raftpb.Entry     // membership changes that Open found; nil after ApplyChanges
+	hard    *raftpb.HardState   // raft's current one; nil before the first term
+	stored  *raftpb.HardState   // the one in the last batch
+	applied uint64              // index of the last applied entry, for Snapshot
 
 	cache entryCache
 	sizes sizeMarks
-	cut   raftconf.Position // where the next batch shall cut the log; index 0 is nowhere
+	cut   raftconf.Position // set by TruncateLater; index 0: not set
 }
 
-// FirstEntry is the last entry that no log holds: whoever has less needs a snapshot, and with it the list of members.
-var FirstEntry = raftconf.Position{Index: 1, Term: 1}
+// firstEntry is the position where the log of a new group begins. No log holds entry 1, so a member with an empty log
+// needs a snapshot, and gets the membership with it.
+var firstEntry = raftconf.Position{Index: 1, Term: 1}
 
-// Open reads the group's log, whole, and so proves that it has no gap. A group that was never here begins with the
-// given voters after FirstEntry, or empty if there are none. The membership is that of the begin until ApplyChanges.
+// Open opens the log of a group and reads all of it; a gap is an error. If the engine has no such log, Open durably
+// creates it and returns fresh: with the given voters it begins after firstEntry, without voters it is empty and has no
+// members. The log's cache holds up to about cacheBytes of the newest entries. The membership is that of the log's
+// begin until ApplyChanges is called.
 func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fresh bool, err error) {
 	l = &Log{e: e, group: group, cache: entryCache{limit: cacheBytes}}
 	v, err := e.get(groupKey(group, kindTrunc))
@@ -57,8 +58,8 @@ func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fre
 		defer b.Close()
 		l.members = raftconf.Membership{Conf: &raftpb.ConfState{Voters: slices.Clone(voters)}}
 		if len(voters) > 0 {
-			l.begin, l.last = FirstEntry, FirstEntry
-			l.hard = &raftpb.HardState{Term: new(FirstEntry.Term), Vote: new(uint64(0)), Commit: new(FirstEntry.Index)}
+			l.begin, l.last = firstEntry, firstEntry
+			l.hard = &raftpb.HardState{Term: new(firstEntry.Term), Vote: new(uint64(0)), Commit: new(firstEntry.Index)}
 			if err := l.putHard(b); err != nil {
 				return nil, false, err
 			}
@@ -85,7 +86,7 @@ func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fre
 		}
 		l.stored = l.hard
 	}
-	// Nothing is kept but changes of the members: a log may be much longer than what is needed of it now.
+	// Only membership changes are kept in memory, because a log may be much larger than the cache.
 	err = l.walk(l.begin.Index+1, ^uint64(0), func(h entryHead, data []byte) (bool, error) {
 		l.last = raftconf.Position{Index: h.index, Term: h.term}
 		l.sizes.add(h.index, len(data)+entryOverhead)
@@ -97,9 +98,9 @@ func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fre
 	return l, false, err
 }
 
-// ApplyChanges brings the membership to an entry that the state machine has reached. heard are the directories by whom was
-// heard first.
-func (l *Log) ApplyChanges(index uint64, heard map[uint64]uint64) error {
+// ApplyChanges applies the membership changes that Open found, up to and including entry index, which the state machine
+// has applied. peerDirIDs are the directory IDs of members of the first configuration: see RecordDirIDs.
+func (l *Log) ApplyChanges(index uint64, peerDirIDs map[uint64]uint64) error {
 	for _, ent := range l.changes {
 		if ent.GetIndex() > index {
 			break
@@ -112,20 +113,21 @@ func (l *Log) ApplyChanges(index uint64, heard map[uint64]uint64) error {
 		if err != nil {
 			return fmt.Errorf("entry %d of group %d changes the members: %w", ent.GetIndex(), l.group, err)
 		}
-		next.RecordDirIDs(dirIDs, heard, l.members)
+		next.RecordDirIDs(dirIDs, peerDirIDs, l.members)
 		l.SetMembers(ent.GetIndex(), next)
 	}
 	l.changes = nil
 	return nil
 }
 
-// SetMembers notes the membership after an entry that was applied.
+// SetMembers sets the membership as of entry index, which is a membership change and was applied.
 func (l *Log) SetMembers(index uint64, m raftconf.Membership) {
 	l.members = m
 	l.past = append(l.past, raftconf.MembershipAt{Index: index, Membership: m})
 }
 
-// Write puts entries and, where it must be durable or costs nothing extra, the HardState into the batch.
+// Write adds entries to the batch, and the HardState if the term or vote changed or if entries are written with a new
+// commit index. An empty hard leaves the HardState unchanged. Write also truncates the log if TruncateLater was called.
 func (l *Log) Write(b *pebble.Batch, hard *raftpb.HardState, entries []*raftpb.Entry) error {
 	if !raft.IsEmptyHardState(hard) {
 		l.hard = hard
@@ -148,6 +150,7 @@ func (l *Log) Write(b *pebble.Batch, hard *raftpb.HardState, entries []*raftpb.E
 	return nil
 }
 
+// putHard adds the HardState to the batch.
 func (l *Log) putHard(b *pebble.Batch) error {
 	v, err := proto.Marshal(l.hard)
 	if err != nil {
@@ -157,7 +160,8 @@ func (l *Log) putHard(b *pebble.Batch) error {
 	return b.Set(groupKey(l.group, kindHard), v, nil)
 }
 
-// append adds entries; those that it replaces, and all after them, were never committed.
+// append adds entries to the batch. Existing entries from the first new index on are replaced; raft never replaces
+// committed ones.
 func (l *Log) append(b *pebble.Batch, entries []*raftpb.Entry) error {
 	if len(entries) == 0 {
 		return nil
@@ -193,7 +197,7 @@ func (l *Log) append(b *pebble.Batch, entries []*raftpb.Entry) error {
 	return nil
 }
 
-// truncate forgets the entries up to p. The state machine must have flushed those among them that were for it.
+// truncate removes the entries up to p. The state machine must have flushed their effects, or a crash would lose them.
 func (l *Log) truncate(b *pebble.Batch, p raftconf.Position) error {
 	if err := b.DeleteRange(entryKey(l.group, l.begin.Index+1), entryKey(l.group, p.Index+1), nil); err != nil {
 		return err
@@ -205,15 +209,16 @@ func (l *Log) truncate(b *pebble.Batch, p raftconf.Position) error {
 	return l.putBegin(b)
 }
 
-// Reset makes the log empty and begin after a snapshot at p that the state machine holds durably, being at floor.
-func (l *Log) Reset(b *pebble.Batch, p, floor raftconf.Position, members raftconf.Membership) error {
+// Reset removes all entries and the marker, and makes the log begin at p, the position of a snapshot that the state
+// machine has durably installed. state is the state machine's own position, members the membership as of p.
+func (l *Log) Reset(b *pebble.Batch, p, state raftconf.Position, members raftconf.Membership) error {
 	if err := b.DeleteRange(entryKey(l.group, 0), entryKey(l.group, ^uint64(0)), nil); err != nil {
 		return err
 	}
 	if err := b.Delete(groupKey(l.group, kindMarker), nil); err != nil {
 		return err
 	}
-	l.begin, l.state, l.last, l.cut, l.applied = p, floor, p, raftconf.Position{}, p.Index
+	l.begin, l.state, l.last, l.cut, l.applied = p, state, p, raftconf.Position{}, p.Index
 	l.members, l.past, l.changes = members, raftconf.History{{Index: p.Index, Membership: members}}, nil
 	l.cache.clear()
 	l.sizes = sizeMarks{}
@@ -228,6 +233,7 @@ func (l *Log) Reset(b *pebble.Batch, p, floor raftconf.Position, members raftcon
 	return l.putBegin(b)
 }
 
+// putBegin adds the encoding of p to the batch under key.
 func putBegin(b *pebble.Batch, key []byte, p raftconf.LogStart) error {
 	v, err := p.AppendTo(nil)
 	if err != nil {
@@ -236,12 +242,12 @@ func putBegin(b *pebble.Batch, key []byte, p raftconf.LogStart) error {
 	return b.Set(key, v, nil)
 }
 
+// putBegin adds to the batch where the log begins.
 func (l *Log) putBegin(b *pebble.Batch) error {
 	return putBegin(b, groupKey(l.group, kindTrunc), raftconf.LogStart{At: l.begin, State: l.state, Members: l.past[0].Membership})
 }
 
-// SnapshotMarker returns where the log begins after the snapshot whose installation was not finished; ok is false if
-// there is none.
+// SnapshotMarker returns what PutSnapshotMarker stored; ok is false if no installation of a snapshot was interrupted.
 func (l *Log) SnapshotMarker() (p raftconf.LogStart, ok bool, err error) {
 	v, err := l.e.get(groupKey(l.group, kindMarker))
 	if v == nil || err != nil {
@@ -253,12 +259,14 @@ func (l *Log) SnapshotMarker() (p raftconf.LogStart, ok bool, err error) {
 	return p, true, nil
 }
 
-// PutSnapshotMarker adds to the batch that the installation of a snapshot begins.
+// PutSnapshotMarker adds a marker to the batch: the state machine is about to install a snapshot, and the log will
+// begin at p. Reset removes the marker. A marker that is found at the start shows that a crash interrupted the
+// installation.
 func (l *Log) PutSnapshotMarker(b *pebble.Batch, p raftconf.LogStart) error {
 	return putBegin(b, groupKey(l.group, kindMarker), p)
 }
 
-// DeleteSnapshotMarker durably removes the marker of a snapshot that the state machine did not take.
+// DeleteSnapshotMarker durably removes the marker of a snapshot that the state machine did not install.
 func (l *Log) DeleteSnapshotMarker() error {
 	b := l.e.NewBatch()
 	defer b.Close()
@@ -268,7 +276,7 @@ func (l *Log) DeleteSnapshotMarker() error {
 	return l.e.Commit(b)
 }
 
-// FinishSnapshot durably makes the log begin after the snapshot of the marker, and removes the marker.
+// FinishSnapshot durably makes the log begin at p, the value of the marker, and removes the marker.
 func (l *Log) FinishSnapshot(p raftconf.LogStart) error {
 	b := l.e.NewBatch()
 	defer b.Close()
@@ -278,14 +286,15 @@ func (l *Log) FinishSnapshot(p raftconf.LogStart) error {
 	return l.e.Commit(b)
 }
 
-// RaiseCommit sets the commit index to index unless it is higher. The change is in memory only: see PutCommit.
+// RaiseCommit sets the commit index to index unless it is higher already. The change is in memory only; PutCommit
+// stores it.
 func (l *Log) RaiseCommit(index uint64) {
 	if l.hard.GetCommit() < index {
 		l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: &index}
 	}
 }
 
-// PutCommit adds to the batch that index is committed, unless that is stored already.
+// PutCommit raises the commit index to index and adds it to the batch, unless an index as high is stored already.
 func (l *Log) PutCommit(b *pebble.Batch, index uint64) error {
 	if l.stored.GetCommit() >= index {
 		return nil
@@ -294,13 +303,14 @@ func (l *Log) PutCommit(b *pebble.Batch, index uint64) error {
 	return l.putHard(b)
 }
 
-// SetApplied notes up to which entry the state machine is, which is where Snapshot is placed.
+// SetApplied sets the index of the last applied entry, which Snapshot returns.
 func (l *Log) SetApplied(index uint64) { l.applied = index }
 
-// TruncateLater makes the next batch with a write of this log truncate it up to p, as truncate does.
+// TruncateLater makes the next Write that adds something to a batch also remove the entries up to p. The state machine
+// must have flushed their effects.
 func (l *Log) TruncateLater(p raftconf.Position) { l.cut = p }
 
-// Truncating reports whether a call of TruncateLater waits for the next batch.
+// Truncating reports whether a TruncateLater is still to be carried out.
 func (l *Log) Truncating() bool { return l.cut.Index > 0 }
 
 // Bytes returns the size of the entries in the log, to within 64 KiB.
@@ -309,7 +319,7 @@ func (l *Log) Bytes() uint64 { return l.sizes.bytes() }
 // Tail returns an index after which at most about size bytes of the log follow, 0 when the whole log is smaller.
 func (l *Log) Tail(size uint64) uint64 { return l.sizes.tail(size) }
 
-// MembersAt returns the membership as of an entry that is not before the begin of the log.
+// MembersAt returns the membership as of entry index, which must not be before Begin nor after the last applied entry.
 func (l *Log) MembersAt(index uint64) raftconf.Membership { return l.past.At(index) }
 
 // Begin returns the position before the first entry of the log.
@@ -318,8 +328,8 @@ func (l *Log) Begin() raftconf.Position { return l.begin }
 // Last returns the position of the last entry, or Begin if the log is empty.
 func (l *Log) Last() raftconf.Position { return l.last }
 
-// State returns a position that the state machine had reached when the log was truncated. It is before Begin if no entry
-// between the two was for the state machine.
+// State returns the position that the state machine has reached at least. It equals Begin or is before it: then no entry
+// between the two was for the state machine, only raft's own entries and membership changes.
 func (l *Log) State() raftconf.Position { return l.state }
 
 // Members returns the membership as of the last applied entry.

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// pebbleLogger gives Pebble's lines to slog and remembers the first one that Pebble calls fatal. Pebble would end the
-// process; here the host ends itself, because nothing is acknowledged before Engine.Err was asked.
+// pebbleLogger passes Pebble's log lines to slog and keeps the first fatal one for Engine.Err. Pebble expects Fatalf to
+// end the process. Here Fatalf returns; nothing wrong is acknowledged, because Engine.Commit returns the error.
 type pebbleLogger struct {
 	log   *slog.Logger
 	fatal atomic.Pointer[error]

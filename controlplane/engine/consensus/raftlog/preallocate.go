@@ -8,17 +8,18 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// logFileBytes is about what Pebble writes to one of its log files before it begins another.
+// logFileBytes is the size to which log files are preallocated: about what Pebble writes before it begins the next file.
 const logFileBytes = 32 << 20
 
-// preallocatingFS makes Pebble's log files as long as they will be from the start: a sync that makes a file longer waits for the
-// file system's journal, too. Pebble takes zeroes after the last record for the end, and writes over old files later on.
+// preallocatingFS creates Pebble's log files with their final size, because an fsync that makes a file longer also
+// waits for the file system's journal. Pebble reads zeroes after the last record as the end, and reuses old log files
+// later on.
 type preallocatingFS struct {
 	vfs.FS
 	bytes int64
 }
 
-// Preallocate returns fs with log files of logFileBytes if fs is the operating system's, otherwise fs.
+// Preallocate returns a file system that preallocates Pebble's log files if fs is the operating system's, otherwise fs.
 func Preallocate(fs vfs.FS) vfs.FS {
 	if vfs.Root(fs) == vfs.Default {
 		return preallocatingFS{fs, logFileBytes}
@@ -32,7 +33,7 @@ func (fs preallocatingFS) Create(name string, category vfs.DiskWriteCategory) (v
 	if err != nil || !strings.HasSuffix(name, ".log") {
 		return f, err
 	}
-	_ = f.Preallocate(0, fs.bytes) // not every file system can, and nothing depends on it
+	_ = f.Preallocate(0, fs.bytes) // an optimization only, which not every file system supports
 	if err := f.Close(); err != nil {
 		return nil, err
 	}
@@ -43,7 +44,7 @@ func (fs preallocatingFS) Create(name string, category vfs.DiskWriteCategory) (v
 		err = f.Sync()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make room in %s: %w", name, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("preallocate %s: %w", name, err), f.Close())
 	}
 	return f, nil
 }

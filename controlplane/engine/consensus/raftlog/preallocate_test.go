@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A log file that is longer than what is in it loses nothing and adds nothing, after a crash at any length.
-func TestRoomyLogs(t *testing.T) {
+// After a crash at any length, a preallocated log file holds exactly the records that were synced.
+func TestPreallocatedLogs(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	rng := rand.New(rand.NewPCG(1, 2))
 	const bytes = 256 << 10

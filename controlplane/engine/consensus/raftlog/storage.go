@@ -42,7 +42,7 @@ func (l *Log) Term(i uint64) (uint64, error) {
 	return term, nil
 }
 
-// termOf reads an entry's term only.
+// termOf reads the term of a stored entry.
 func (l *Log) termOf(i uint64) (uint64, error) {
 	v, closer, err := l.e.db.Get(entryKey(l.group, i))
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -98,8 +98,8 @@ func (l *Log) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
 	return out, nil
 }
 
-// Snapshot implements raft.Storage: only where a snapshot would be. The state itself is asked of the state machine
-// when raft's message is about to be sent.
+// Snapshot implements raft.Storage. It returns the metadata only, at the last applied entry. The state machine's
+// checkpoint is made when raft's message is about to be sent.
 func (l *Log) Snapshot() (*raftpb.Snapshot, error) {
 	term, err := l.Term(l.applied)
 	if err != nil {
@@ -110,7 +110,8 @@ func (l *Log) Snapshot() (*raftpb.Snapshot, error) {
 	}}, nil
 }
 
-// ReadError marks a failed read of the log, which raft turns into a panic, for Host.guard.
+// ReadError is returned by the methods of raft.Storage for a failed read. raft panics with the error, and the caller of
+// raft recovers it by this type.
 type ReadError struct{ err error }
 
 func (e *ReadError) Error() string { return e.err.Error() }
