@@ -12,34 +12,34 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It is
-// called by the goroutine that drives the host and must not call the host back from there.
+// Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It
+// is called by the goroutine that drives the host and must not call the host back from there.
 type Transport interface {
 	Send(message.Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not, the
-	// host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
+	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not,
+	// the host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
 	SendSnapshot(e message.Envelope, dir string)
 }
 
-// Leadership is who leads a group as far as this member knows; Leader 0 is nobody.
+// Leadership is the leader of a group as far as this member knows; Leader is 0 if none is known.
 type Leadership struct {
 	Group, Leader, Term uint64
 }
 
-// Host is one member's share of all its groups. It is not safe for concurrent use: see Runner.
+// Host runs all groups of one member. It is not safe for concurrent use; a Runner is.
 type Host struct {
 	opts   Options
 	engine *raftlog.Engine
 	dirIDs dirIDs
 	groups []*Group // by id
-	err    error    // why the host has stopped
+	err    error    // set when the host has stopped
 
 	removed bool // from all groups
 
 	now       uint64 // in ticks
 	heard     map[uint64]uint64
-	lost      map[uint64]bool // members that could not be reached and were not heard from since
-	nonce     uint64          // of this life, in the names of questions
+	lost      map[uint64]bool // members that ReportUnreachable named and that sent nothing since
+	nonce     uint64          // random number of this run, part of the IDs of read requests, batches and forwarded envelopes
 	questions uint64
 	snapshots uint64 // directories made
 	onLeader  func(Leadership)
@@ -47,13 +47,14 @@ type Host struct {
 	work        []*Group
 	next        *write
 	heartbeats  []heartbeats
-	threads     *threads // of a Runner; nil: the caller's
+	threads     *threads // set by a Runner; nil if the caller of Process does all work
 	fled        bool     // whether a stall of the disk was logged
 	completions []completion
 	spare       []completion
 }
 
-// Open opens a member's directory, or makes it. Groups are added next; only then may the host be driven.
+// Open opens the data directory of a member, or creates it. The caller adds all groups before the first call of Tick,
+// Step or Process.
 func Open(opts Options) (*Host, error) {
 	if err := opts.ensureDefaults(); err != nil {
 		return nil, fmt.Errorf("open consensus: %w", err)
@@ -82,7 +83,7 @@ func (h *Host) open() (err error) {
 	if err := h.openDirIDs(); err != nil {
 		return err
 	}
-	// What an earlier life was sending or receiving has no reader any more.
+	// Files of snapshots that an earlier run was sending or receiving are of no use.
 	if err := fs.RemoveAll(h.SnapshotDir()); err != nil {
 		return fmt.Errorf("clear old snapshots: %w", err)
 	}
@@ -92,7 +93,7 @@ func (h *Host) open() (err error) {
 	return nil
 }
 
-// random returns a number above 0.
+// random returns a random number above 0.
 func random(r io.Reader) (uint64, error) {
 	var b [8]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -101,8 +102,8 @@ func random(r io.Reader) (uint64, error) {
 	return max(binary.LittleEndian.Uint64(b[:]), 1), nil
 }
 
-// AddGroup opens a group, made with the members of the first configuration if it is new here. It refuses a state machine
-// and a log that do not belong together.
+// AddGroup opens a group. A new group is created with Options.Members. AddGroup returns an error if the log and the
+// state machine do not belong together, for example after one of them was restored.
 func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	if h.err != nil {
 		return nil, h.err
@@ -144,7 +145,7 @@ func (h *Host) Group(id uint64) *Group {
 	return nil
 }
 
-// Tick lets time pass: elections, heartbeats, and the patience of what waits.
+// Tick advances time by one tick: elections, heartbeats, and the timeouts of proposals and reads.
 func (h *Host) Tick() (err error) {
 	if h.err != nil {
 		return h.err
@@ -174,8 +175,8 @@ func (h *Host) Tick() (err error) {
 	return nil
 }
 
-// Step takes an envelope from another member. What a faulty or foreign one sends is dropped and logged; an error says
-// that this host has stopped.
+// Step takes an envelope from another member. Malformed envelopes and those of unknown members are dropped and logged.
+// An error means that this host has stopped.
 func (h *Host) Step(e message.Envelope) (err error) {
 	if h.err != nil {
 		return h.err
@@ -220,7 +221,7 @@ func (h *Host) Step(e message.Envelope) (err error) {
 	return nil
 }
 
-// admit checks a group's envelope and where it comes from; a nil group drops it.
+// admit checks the sender and the content of an envelope and returns its group; nil if the envelope is to be dropped.
 func (h *Host) admit(e message.Envelope) (*Group, error) {
 	g := h.Group(e.Group)
 	if g == nil {
@@ -239,7 +240,7 @@ func (h *Host) admit(e message.Envelope) (*Group, error) {
 	return g, nil
 }
 
-// leads passes on who leads.
+// leads reports a change of leadership.
 func (h *Host) leads(l Leadership) {
 	h.opts.OnLeader(l)
 	h.onLeader(l)
@@ -248,7 +249,7 @@ func (h *Host) leads(l Leadership) {
 // later calls f with the other callbacks.
 func (h *Host) later(f func()) { h.completions = append(h.completions, completion{other: f}) }
 
-// guard turns what raft cannot survive into the end of the host.
+// guard, deferred, stops the host when raft panics because of a failed read of the log or a violated invariant.
 func (h *Host) guard(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -261,7 +262,7 @@ func (h *Host) guard(err *error) {
 	}
 }
 
-// fail stops the host for good and answers everything that waits.
+// fail stops the host for good and calls the callbacks of all waiting proposals and reads with an error.
 func (h *Host) fail(err error) error {
 	if h.err == nil {
 		h.err = err
@@ -276,10 +277,10 @@ func (h *Host) fail(err error) error {
 	return h.err
 }
 
-// Err returns why the host has stopped, nil while it has not.
+// Err returns the error that stopped the host, nil while the host runs.
 func (h *Host) Err() error { return h.err }
 
-// Close answers everything that waits with ErrStopped and closes the log. State machines are the caller's to close,
+// Close fails waiting proposals and reads with ErrStopped and closes the log. The caller closes the state machines
 // afterwards.
 func (h *Host) Close() error {
 	if h.engine == nil {
