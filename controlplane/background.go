@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"sync"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
@@ -21,6 +23,15 @@ func (m *member) runBackground(ctx context.Context) error {
 			runAdminToken(ctx, m.key, m.config.DataDir, tokenValidator(m.identities), m.clock.Now, m.log)
 		},
 		func(ctx context.Context) { scrub(ctx, m.engines, m.log) },
+	}
+	for _, engine := range m.engines {
+		loops = append(loops, m.fatal(func(ctx context.Context) error {
+			// Building the index reads every key, so it finds damage that no request meets for a long time.
+			if err := engine.AwaitKeyIndex(ctx); errors.Is(err, mvcc.ErrCorrupt) {
+				return err
+			}
+			return nil
+		}))
 	}
 	for _, s := range m.services {
 		tasks.List = append(tasks.List, s.tasks...)

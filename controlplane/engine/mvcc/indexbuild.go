@@ -18,6 +18,7 @@ type indexBuild struct {
 	index    keyindex.Index // belongs to the builder until complete, then to the applier
 	complete bool
 	backlog  []indexUpdate // changes since the builder's last step
+	failed   error         // why the builder has given up
 	finished chan struct{} // closed when the builder has ended, successfully or not
 }
 
@@ -42,6 +43,9 @@ func (e *Engine) publish(v *view, changes []change) {
 	defer x.mu.Unlock()
 	if !x.complete {
 		for i := range changes {
+			if x.failed != nil {
+				break
+			}
 			if c := &changes[i]; !c.superseded {
 				x.backlog = append(x.backlog, indexUpdate{key: append([]byte(nil), c.key...), Entry: keyindex.NewEntry(c.after)})
 			}
@@ -76,9 +80,17 @@ func (e *Engine) publish(v *view, changes []change) {
 func (e *Engine) startIndexBuild(g *generation) {
 	build := func() {
 		defer close(g.indexBuild.finished)
-		if err := e.buildIndex(g); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
-			e.opts.Logger.Error("mvcc build index, counts will scan", "dir", e.dir.path, "err", err)
+		err := e.buildIndex(g)
+		if err == nil {
+			return
 		}
+		if !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
+			e.opts.Logger.Error("build the index of keys: counts will read their range", "dir", e.dir.path, "err", err)
+		}
+		x := g.indexBuild
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.failed, x.backlog = markCorrupt(err), nil
 	}
 	switch {
 	case g.indexBuild == nil:
@@ -151,8 +163,9 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 }
 
 // AwaitKeyIndex waits until the index is built: snapshots that are taken afterwards count ranges at their own revision
-// without reading them. It returns nil at once without Options.KeyIndex, and also when the index could not be built;
-// counts then read the range. It fails with the error of ctx or with ErrClosed.
+// without reading them. It returns nil at once without Options.KeyIndex. It fails with the error of ctx, with ErrClosed,
+// and with ErrCorrupt if the index could not be built because data is damaged. If it could not be built for another
+// reason it returns nil, and counts read the range.
 func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	for {
 		g := e.published.Load().gen
@@ -162,7 +175,7 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 		select {
 		case <-g.indexBuild.finished:
 			if e.published.Load().gen == g {
-				return nil
+				return g.indexBuild.damage()
 			}
 			continue
 		default:
@@ -177,6 +190,16 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 			return fmt.Errorf("await key index: %w", ctx.Err())
 		}
 	}
+}
+
+// damage returns the error of the build if damaged data is its reason.
+func (x *indexBuild) damage() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if errors.Is(x.failed, ErrCorrupt) {
+		return x.failed
+	}
+	return nil
 }
 
 // applyTo sets or removes the key in t.
