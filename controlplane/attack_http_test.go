@@ -23,7 +23,7 @@ import (
 // TestHTTPAttacks sends requests to a running member that browsers, smugglers of requests and forgers of proxies send.
 // Every request is refused, and no key is written.
 func TestHTTPAttacks(t *testing.T) {
-	m := newHouse(t)
+	m := startMember(t)
 	kvPort, identityPort := m.config.Ports.KV, m.config.Ports.Identity
 	const put = "PUT /api/v1/kv/attack HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
 	const body = `{"value":"v"}`
@@ -31,7 +31,7 @@ func TestHTTPAttacks(t *testing.T) {
 	for _, letter := range body {
 		wide += "\x00" + string(letter)
 	}
-	own := "Host: " + address(m.config, kvPort) + "\r\n"
+	own := "Host: " + m.config.Address(kvPort) + "\r\n"
 	length := fmt.Sprintf("Content-Length: %d\r\n", len(body))
 	for _, c := range []struct {
 		name    string
@@ -66,13 +66,13 @@ func TestHTTPAttacks(t *testing.T) {
 		{"a user by a web page", identityPort, "POST /api/v1/users HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n" + `{"id":"mole"}`, []int{403}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			require.Contains(t, c.want, rawStatus(t, address(m.config, c.port), c.request))
+			require.Contains(t, c.want, rawStatus(t, m.config.Address(c.port), c.request))
 		})
 	}
 	// No refused request wrote a key. Nor do lists show the records of the platform, such as users and signing keys: they are
 	// in another engine.
 	for _, query := range []string{"", "?prefix=", "?prefix=%00", "?prefix=%ff", "?prefix=system", "?prefix=%2f"} {
-		listed, err := http.Get("http://" + address(m.config, kvPort) + "/api/v1/kv" + query)
+		listed, err := http.Get("http://" + m.config.Address(kvPort) + "/api/v1/kv" + query)
 		require.NoError(t, err)
 		text, err := io.ReadAll(listed.Body)
 		require.NoError(t, err)
@@ -80,7 +80,7 @@ func TestHTTPAttacks(t *testing.T) {
 		require.Equal(t, http.StatusOK, listed.StatusCode)
 		require.Contains(t, string(text), `"items":[]`, "keys listed with %q", query)
 	}
-	users := do(m, identityv1.NewIdentityServiceClient(m.public).ListUsers, &identityv1.ListUsersRequest{})
+	users := mustCall(m, identityv1.NewIdentityServiceClient(m.public).ListUsers, &identityv1.ListUsersRequest{})
 	for _, u := range users.GetUsers() {
 		require.NotEqual(t, "mole", u.GetId())
 	}
@@ -106,18 +106,18 @@ func rawStatus(t *testing.T, address, request string) int {
 // TestSlowHeaders opens connections whose requests never become complete. The member closes each of them, and answers
 // others meanwhile.
 func TestSlowHeaders(t *testing.T) {
-	m := newHouse(t)
-	door := address(m.config, m.config.Ports.KV)
+	m := startMember(t)
+	listenAddress := m.config.Address(m.config.Ports.KV)
 	var slow []net.Conn
 	for range 200 {
-		conn, err := net.Dial("tcp", door)
+		conn, err := net.Dial("tcp", listenAddress)
 		require.NoError(t, err)
 		defer conn.Close()
 		_, err = io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
 		require.NoError(t, err)
 		slow = append(slow, conn)
 	}
-	require.Equal(t, 200, rawStatus(t, door, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+	require.Equal(t, 200, rawStatus(t, listenAddress, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
 	for _, conn := range slow {
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
 		_, err := io.Copy(io.Discard, conn)
@@ -128,8 +128,8 @@ func TestSlowHeaders(t *testing.T) {
 // TestSlowBodies sends requests whose bodies never become complete. The server, whose time limits this test makes a hundred
 // times shorter, closes each of the connections and answers others meanwhile.
 func TestSlowBodies(t *testing.T) {
-	member := &edges{log: slog.New(slog.DiscardHandler)}
-	server := member.httpServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	listeners := &listenerSet{log: slog.New(slog.DiscardHandler)}
+	server := listeners.newHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 	}))
 	server.ReadHeaderTimeout, server.ReadTimeout = server.ReadHeaderTimeout/100, server.ReadTimeout/100
@@ -141,14 +141,14 @@ func TestSlowBodies(t *testing.T) {
 		require.NoError(t, server.Close())
 		require.ErrorIs(t, <-ended, http.ErrServerClosed)
 	}()
-	door := listener.Addr().String()
+	listenAddress := listener.Addr().String()
 	var slow []net.Conn
 	for _, request := range []string{
 		"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
 		"PUT / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
 	} {
 		for range 100 {
-			conn, err := net.Dial("tcp", door)
+			conn, err := net.Dial("tcp", listenAddress)
 			require.NoError(t, err)
 			defer conn.Close()
 			_, err = io.WriteString(conn, request)
@@ -156,7 +156,7 @@ func TestSlowBodies(t *testing.T) {
 			slow = append(slow, conn)
 		}
 	}
-	require.Equal(t, 200, rawStatus(t, door, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+	require.Equal(t, 200, rawStatus(t, listenAddress, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
 	for _, conn := range slow {
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(callTime)))
 		_, err := io.Copy(io.Discard, conn)
@@ -167,8 +167,8 @@ func TestSlowBodies(t *testing.T) {
 // TestRapidResets opens streams and cancels them at once, over and over. The member goes on answering on other
 // connections; it may close the attacker's.
 func TestRapidResets(t *testing.T) {
-	m := newHouse(t)
-	conn, err := net.Dial("tcp", address(m.config, m.config.Ports.GRPC))
+	m := startMember(t)
+	conn, err := net.Dial("tcp", m.config.Address(m.config.Ports.GRPC))
 	require.NoError(t, err)
 	defer conn.Close()
 	require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
@@ -197,6 +197,6 @@ func TestRapidResets(t *testing.T) {
 		}
 	}
 	_ = out.Flush()
-	_, err = identityv1.NewIdentityServiceClient(m.public).WhoAmI(m.admin(), &identityv1.WhoAmIRequest{})
+	_, err = identityv1.NewIdentityServiceClient(m.public).WhoAmI(m.adminContext(), &identityv1.WhoAmIRequest{})
 	require.NoError(t, err)
 }

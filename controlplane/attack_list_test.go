@@ -18,11 +18,11 @@ import (
 // not give: one of another list, the same one after a change of one character, and one under another filter. All are
 // INVALID_ARGUMENT.
 func TestHostilePages(t *testing.T) {
-	h := newHouse(t)
-	h.furnish()
+	h := startMember(t)
+	h.createResources()
 	who := identityv1.NewIdentityServiceClient(h.public)
 	of := func(org string) string {
-		page := do(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{OrgId: org, PageSize: 1})
+		page := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{OrgId: org, PageSize: 1})
 		require.NotEmpty(t, page.GetNextPageToken())
 		return page.GetNextPageToken()
 	}
@@ -30,13 +30,13 @@ func TestHostilePages(t *testing.T) {
 	last := map[bool]string{true: "B", false: "A"}[theirs[len(theirs)/2] == 'A']
 	changed := theirs[:len(theirs)/2] + last + theirs[len(theirs)/2+1:]
 	rows := map[string]row{}
-	for _, part := range [][]row{machineRows, identityRows, creditRows} {
+	for _, part := range [][]row{computeRows, identityRows, creditRows} {
 		for _, r := range part {
 			rows[r.name] = r
 		}
 	}
 	listed := 0
-	for _, d := range h.doors {
+	for _, d := range h.listeners {
 		if d.grpc == nil || byCertificate[d.name] != "" {
 			continue
 		}
@@ -51,11 +51,11 @@ func TestHostilePages(t *testing.T) {
 			ask := func(field string, value any) {
 				t.Helper()
 				var body map[string]any
-				require.NoError(t, json.Unmarshal([]byte(h.fill(rows[e.row].ask, asWritten)), &body))
+				require.NoError(t, json.Unmarshal([]byte(h.fillPlaceholders(rows[e.row].body, fillAsWritten)), &body))
 				maps.Copy(body, map[string]any{field: value})
 				text, err := json.Marshal(body)
 				require.NoError(t, err)
-				got, message := h.outcome(visit{endpoint: e, conn: conn, token: h.adminToken(), body: string(text)})
+				got, message := h.outcome(call{endpoint: e, conn: conn, token: h.adminToken(), body: string(text)})
 				require.Equal(t, "INVALID_ARGUMENT", got, "%s with %s %v: %s", e.name, field, value, message)
 				require.Contains(t, message, field, e.name)
 			}
@@ -71,7 +71,7 @@ func TestHostilePages(t *testing.T) {
 		}
 	}
 	require.GreaterOrEqual(t, listed, 14)
-	_, err := who.ListAuditRecords(h.admin(), &identityv1.ListAuditRecordsRequest{OrgId: "rival", PageToken: theirs})
+	_, err := who.ListAuditRecords(h.adminContext(), &identityv1.ListAuditRecordsRequest{OrgId: "rival", PageToken: theirs})
 	require.ErrorContains(t, err, "page_token", "a token of one org's records for those of another")
 }
 

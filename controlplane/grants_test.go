@@ -19,8 +19,8 @@ import (
 )
 
 // vms asks the REST of VMs for the list of the token's project, with headers.
-func (h *house) vms(token string, headers ...string) (code int, body string) {
-	r, err := http.NewRequestWithContext(h.limited(), http.MethodGet, "http://"+address(h.config, h.config.Ports.VM)+"/api/v1/vms", nil)
+func (h *testMember) vms(token string, headers ...string) (code int, body string) {
+	r, err := http.NewRequestWithContext(h.callContext(), http.MethodGet, "http://"+h.config.Address(h.config.Ports.VM)+"/api/v1/vms", nil)
 	require.NoError(h.t, err)
 	r.Header.Set("Authorization", "Bearer "+token)
 	for _, pair := range headers {
@@ -38,24 +38,24 @@ func (h *house) vms(token string, headers ...string) (code int, body string) {
 // The test runs a member. A role that the administrator of one org gives to users of another does not change what their
 // tokens may do. Calls name their tenant by metadata or headers, and their callers need a role in it.
 func TestAnotherOrgCannotReachIn(t *testing.T) {
-	h := newHouse(t)
+	h := startMember(t)
 	who := identityv1.NewIdentityServiceClient(h.public)
 	machines := vmv1.NewVmServiceClient(h.public)
 	for _, p := range []cloud.Tenant{web, shop, lab} {
 		if p != shop {
-			do(h, who.CreateOrg, &identityv1.CreateOrgRequest{Id: string(p.Org)})
+			mustCall(h, who.CreateOrg, &identityv1.CreateOrgRequest{Id: string(p.Org)})
 		}
-		do(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(p.Project), OrgId: string(p.Org)})
+		mustCall(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(p.Project), OrgId: string(p.Org)})
 	}
-	for _, p := range []person{{"ada", cloud.ProjectMember, web}, {"bob", cloud.OrgAdmin, web}, {"mallory", cloud.OrgAdmin, lab}} {
-		do(h, who.CreateUser, &identityv1.CreateUserRequest{Id: p.name})
-		do(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: p.name, Password: secret})
-		do(h, who.BindRole, &identityv1.BindRoleRequest{UserId: p.name, Binding: p.binding()})
+	for _, p := range []testUser{{"ada", cloud.ProjectMember, web}, {"bob", cloud.OrgAdmin, web}, {"mallory", cloud.OrgAdmin, lab}} {
+		mustCall(h, who.CreateUser, &identityv1.CreateUserRequest{Id: p.name})
+		mustCall(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: p.name, Password: secret})
+		mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: p.name, Binding: p.binding()})
 	}
 	token := func(user string) string { return h.restToken(user, secret, cloud.Tenant{}) }
 	ada, bob, mallory := token("ada"), token("bob"), token("mallory")
 	list := func(token string, at cloud.Tenant, pairs ...string) error {
-		ctx := metadata.AppendToOutgoingContext(h.with(token), pairs...)
+		ctx := metadata.AppendToOutgoingContext(h.contextWithToken(token), pairs...)
 		_, err := machines.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: string(at.Org), ProjectId: string(at.Project)})
 		return err
 	}
@@ -73,14 +73,14 @@ func TestAnotherOrgCannotReachIn(t *testing.T) {
 		return &identityv1.Binding{Role: string(cloud.ProjectViewer), OrgId: string(p.Org), ProjectId: string(p.Project)}
 	}
 	for _, user := range []string{"ada", "bob", "nobody"} {
-		got, err := who.BindRole(h.with(mallory), &identityv1.BindRoleRequest{UserId: user, Binding: viewer(lab)})
+		got, err := who.BindRole(h.contextWithToken(mallory), &identityv1.BindRoleRequest{UserId: user, Binding: viewer(lab)})
 		require.NoError(t, err)
 		require.True(t, got.GetPending())
 	}
 	check()
-	_, err := who.AcceptInvitation(h.with(ada), &identityv1.AcceptInvitationRequest{Binding: viewer(lab)})
+	_, err := who.AcceptInvitation(h.contextWithToken(ada), &identityv1.AcceptInvitationRequest{Binding: viewer(lab)})
 	require.NoError(t, err)
-	do(h, who.BindRole, &identityv1.BindRoleRequest{UserId: "ada", Binding: viewer(shop)})
+	mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: "ada", Binding: viewer(shop)})
 	check()
 
 	// One token, and each call says where: by its request, its metadata, its headers.
@@ -91,7 +91,7 @@ func TestAnotherOrgCannotReachIn(t *testing.T) {
 	require.NoError(t, list(bob, cloud.Tenant{}, "trivet-project", "web"))
 	code, body = h.vms(bob, "Trivet-Org=acme", "Trivet-Project=shop")
 	require.Equal(t, http.StatusOK, code, body)
-	_, err = who.DeleteProject(h.with(bob), &identityv1.DeleteProjectRequest{Id: "shop", OrgId: "acme"})
+	_, err = who.DeleteProject(h.contextWithToken(bob), &identityv1.DeleteProjectRequest{Id: "shop", OrgId: "acme"})
 	require.NoError(t, err, "with the same token")
 	require.Equal(t, codes.InvalidArgument, status.Code(list(ada, cloud.Tenant{}, "trivet-project", "lab", "trivet-project", "web")))
 	code, _ = h.vms(ada, "Trivet-Project=a/b")
@@ -110,11 +110,11 @@ func TestAnotherOrgCannotReachIn(t *testing.T) {
 			return fmt.Sprint(code, answer)
 		},
 		func(id string) string {
-			_, err := who.IssueToken(h.limited(), &identityv1.IssueTokenRequest{Username: "mallory", Password: secret, ProjectId: id})
+			_, err := who.IssueToken(h.callContext(), &identityv1.IssueTokenRequest{Username: "mallory", Password: secret, ProjectId: id})
 			return fmt.Sprint(err)
 		},
 		func(id string) string {
-			me, err := who.WhoAmI(h.with(h.restToken("mallory", secret, cloud.Tenant{Project: cloud.ProjectID(id)})), &identityv1.WhoAmIRequest{})
+			me, err := who.WhoAmI(h.contextWithToken(h.restToken("mallory", secret, cloud.Tenant{Project: cloud.ProjectID(id)})), &identityv1.WhoAmIRequest{})
 			require.NoError(t, err)
 			return me.GetOrgId() + "/" + me.GetProjectId()
 		},
@@ -124,7 +124,7 @@ func TestAnotherOrgCannotReachIn(t *testing.T) {
 		require.Equal(t, strings.ReplaceAll(none, "nix", "web"), theirs)
 	}
 	// Nor does the metadata turn a role in an org into one for the cloud.
-	_, err = who.BindRole(metadata.AppendToOutgoingContext(h.with(mallory), "trivet-org", "rival"),
+	_, err = who.BindRole(metadata.AppendToOutgoingContext(h.contextWithToken(mallory), "trivet-org", "rival"),
 		&identityv1.BindRoleRequest{UserId: "mallory", Binding: &identityv1.Binding{Role: string(cloud.SystemAdmin)}})
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
 }

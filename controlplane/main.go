@@ -1,5 +1,14 @@
-// Command trivet-controlplane is one member of the control plane: it holds the records, decides, and serves every API.
-// Without flags it is a whole cloud of one member on 127.0.0.1.
+// Command trivet-controlplane is one member of the control plane. It replicates the platform's records with the other
+// members and serves every API. Without flags it is a cloud of one member on 127.0.0.1.
+//
+// This package only wires the other packages together. run lists the builders of a member in the order in which they run:
+//
+//   - state.go: the data directory, storage engines, raft and records
+//   - services.go: the services, and the list of what each of them adds to the member
+//   - servers.go: gRPC and REST servers and their listeners
+//   - background.go: leader tasks and loops
+//
+// supervisor.go stops the process when its disk fails. bootstrap.go finds out which member of which cluster this is.
 package main
 
 import (
@@ -10,21 +19,15 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
-	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
-	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
-	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
-	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/controlplane/config"
+	"github.com/trivet-cloud/trivet/controlplane/offline"
 )
 
-func orgID(s string) cloud.OrgID { return cloud.OrgID(s) }
-
 func main() {
-	// Whatever a member writes is its own: the libraries beneath it create files that all may read.
+	// Only the member's user may read its files. Some libraries create files with mode 0644.
 	syscall.Umask(0o077)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -36,88 +39,37 @@ func main() {
 
 func command() *cobra.Command {
 	var file string
-	flagged := Default()
+	flagged := config.Default()
 	root := &cobra.Command{
 		Use: "trivet-controlplane", Short: "One member of Trivet's control plane", Args: cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true, Version: version(),
 	}
 	root.Flags().StringVar(&file, "config", "", "YAML file with the same settings")
-	flagged.flags(root.Flags())
+	flagged.BindFlags(root.Flags())
 	forced := root.Flags().Bool("force-new-cluster", false, "make a cluster of this member alone of its data, when the others are lost for good; once, with a renewed key")
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := load(file, os.Environ(), cmd.Flags())
+		c, err := config.Load(file, os.Environ(), cmd.Flags())
 		if err != nil {
 			return err
 		}
 		if dirs := flagged.Images.ImportDirs; len(dirs) > 0 {
 			c.Images.ImportDirs = dirs
 		}
-		if err := cmp.Or(c.Validate(), c.validateTLS()); err != nil {
+		if err := cmp.Or(c.Validate(), c.ValidateTLS()); err != nil {
 			return err
 		}
 		if *forced {
-			if err := forceNew(cmd.Context(), c); err != nil {
+			if err := offline.ForceNewCluster(cmd.Context(), c, newLog(c)); err != nil {
 				return fmt.Errorf("force a new cluster: %w", err)
 			}
 		}
-		return newFloor(c).carry(func(f *floor) error { return run(cmd.Context(), c, f, nil) })
+		return newSupervisor(c).supervise(func(s *supervisor) error { return run(cmd.Context(), c, s, nil) })
 	}
-	root.AddCommand(keygen(), adminToken(), restore(), tenantCert())
+	root.AddCommand(offline.Commands()...)
 	return root
 }
 
-func keygen() *cobra.Command {
-	var renew string
-	c := &cobra.Command{
-		Use: "keygen", Short: "Print a new cluster key, for a file that all members get", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			key := clusterkey.Generate()
-			if renew != "" {
-				old, err := clusterkey.Load(renew)
-				if err != nil {
-					return err
-				}
-				key = old.Renewed()
-			}
-			_, err := fmt.Fprint(cmd.OutOrStdout(), key.Encode())
-			return err
-		},
-	}
-	c.Flags().StringVar(&renew, "renew", "", "print the key of a new cluster that can read what this key's has sealed: for restore and --force-new-cluster")
-	return c
-}
-
-func adminToken() *cobra.Command {
-	var file, org, project string
-	var ttl time.Duration
-	c := &cobra.Command{
-		Use: "admin-token", Short: "Print a token of the administrator, on a host that holds the cluster key", Args: cobra.NoArgs,
-	}
-	c.Flags().StringVar(&file, "cluster-key", "", "file with the cluster key")
-	c.Flags().StringVar(&org, "org", "", "org that the token acts in")
-	c.Flags().StringVar(&project, "project", "", "project that the token acts in")
-	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "lifetime, at most 720h")
-	c.MarkFlagRequired("cluster-key")
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		if ttl <= 0 || ttl > token.MaxTTL*time.Second {
-			return fmt.Errorf("--ttl must be up to 720h, got %s", ttl)
-		}
-		key, err := clusterkey.Load(file)
-		if err != nil {
-			return err
-		}
-		scope := cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}
-		text, err := identity.HostToken(key, scope, clock.Wall(), ttl)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(cmd.OutOrStdout(), text)
-		return nil
-	}
-	return c
-}
-
-// version is the module's, as the build stamped it.
+// version returns the version of the module from the build information, or "devel".
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

@@ -14,35 +14,35 @@ import (
 )
 
 // user makes a user with a role.
-func (h *house) user(name string, b *identityv1.Binding) {
+func (h *testMember) user(name string, b *identityv1.Binding) {
 	h.t.Helper()
 	who := identityv1.NewIdentityServiceClient(h.public)
-	do(h, who.CreateUser, &identityv1.CreateUserRequest{Id: name})
-	do(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: name, Password: secret})
-	do(h, who.BindRole, &identityv1.BindRoleRequest{UserId: name, Binding: b})
+	mustCall(h, who.CreateUser, &identityv1.CreateUserRequest{Id: name})
+	mustCall(h, who.SetPassword, &identityv1.SetPasswordRequest{UserId: name, Password: secret})
+	mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: name, Binding: b})
 }
 
 // as is the context of a call by a user whose token is scoped to an org and, when not empty, a project.
-func (h *house) as(name, org, project string) context.Context {
+func (h *testMember) as(name, org, project string) context.Context {
 	h.t.Helper()
-	out, err := identityv1.NewIdentityServiceClient(h.public).IssueToken(h.limited(),
+	out, err := identityv1.NewIdentityServiceClient(h.public).IssueToken(h.callContext(),
 		&identityv1.IssueTokenRequest{Username: name, Password: secret, OrgId: org, ProjectId: project})
 	require.NoError(h.t, err)
-	return h.with(out.GetToken())
+	return h.contextWithToken(out.GetToken())
 }
 
 // The org:admin of one org attacks a running member: with VMs in a project without a quota, with too many projects, by
 // taking a project ID that another org wants, and with what a deleted project leaves.
 func TestAnOrgAdminStaysWithinTheQuotaOfTheOrg(t *testing.T) {
-	h := newHouse(t)
+	h := startMember(t)
 	who, credit := identityv1.NewIdentityServiceClient(h.public), creditv1.NewCreditServiceClient(h.public)
 	machines := vmv1.NewVmServiceClient(h.public)
 	for _, org := range []string{"evil", "acme"} {
-		do(h, who.CreateOrg, &identityv1.CreateOrgRequest{Id: org})
+		mustCall(h, who.CreateOrg, &identityv1.CreateOrgRequest{Id: org})
 	}
 	h.user("mallory", &identityv1.Binding{Role: "org:admin", OrgId: "evil"})
 	h.user("root", &identityv1.Binding{Role: "org:admin", OrgId: "acme"})
-	h.join()
+	h.joinHost()
 	refused := func(err error, code codes.Code, says string) {
 		t.Helper()
 		require.Equal(t, code, status.Code(err), "%v", err)
@@ -62,10 +62,10 @@ func TestAnOrgAdminStaysWithinTheQuotaOfTheOrg(t *testing.T) {
 		return err
 	}
 
-	do(h, who.SetQuota, &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{Vms: new(uint64(1)), Projects: new(uint64(2))}})
+	mustCall(h, who.SetQuota, &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{Vms: new(uint64(1)), Projects: new(uint64(2))}})
 	require.NoError(t, project("mallory", "evil", "evil-unlimited"))
 	// The member learns a moment later that the host is ready.
-	h.until(func() bool { return create("first") == nil })
+	h.waitFor(func() bool { return create("first") == nil })
 	refused(create("second"), codes.ResourceExhausted, "the quota of org evil (shared by its projects) allows 1 vms")
 	_, err := who.SetQuota(h.as("mallory", "evil", ""), &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{}})
 	refused(err, codes.PermissionDenied, "system:admin")
@@ -77,44 +77,44 @@ func TestAnOrgAdminStaysWithinTheQuotaOfTheOrg(t *testing.T) {
 	refused(project("root", "acme", "acme-production"), codes.AlreadyExists, "reserved")
 
 	// No wallet for a project that does not exist.
-	_, err = credit.CreateWallet(h.admin(), &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "nope"})
+	_, err = credit.CreateWallet(h.adminContext(), &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "nope"})
 	refused(err, codes.NotFound, "no project nope")
 
 	// What ada had in the first project p, she does not have in the second.
 	require.NoError(t, project("root", "acme", "p"))
 	h.user("ada", &identityv1.Binding{Role: "project:admin", OrgId: "acme", ProjectId: "p"})
-	do(h, credit.CreateWallet, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "p", InitialBalance: 100})
+	mustCall(h, credit.CreateWallet, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "p", InitialBalance: 100})
 	wallet := &creditv1.GetWalletRequest{OrgId: "acme", ProjectId: "p"}
 	// Tokens, not contexts, which end: one of each scope.
-	scoped := do(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()
-	unscoped := do(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret}).GetToken()
-	rootScoped := do(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "root", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()
+	scoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()
+	unscoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret}).GetToken()
+	rootScoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "root", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()
 	for _, token := range []string{scoped, unscoped, rootScoped} {
-		w, err := credit.GetWallet(h.with(token), wallet)
+		w, err := credit.GetWallet(h.contextWithToken(token), wallet)
 		require.NoError(t, err)
 		require.EqualValues(t, 100, w.GetBalance())
 	}
 	remove := &identityv1.DeleteProjectRequest{Id: "p", OrgId: "acme"}
 	_, err = who.DeleteProject(h.as("root", "acme", ""), remove)
 	refused(err, codes.FailedPrecondition, "has a wallet")
-	do(h, credit.CloseWallet, &creditv1.CloseWalletRequest{OrgId: "acme", ProjectId: "p"})
+	mustCall(h, credit.CloseWallet, &creditv1.CloseWalletRequest{OrgId: "acme", ProjectId: "p"})
 	_, err = who.DeleteProject(h.as("root", "acme", ""), remove)
 	require.NoError(t, err)
 	require.NoError(t, project("root", "acme", "p"))
-	_, err = credit.GetWallet(h.admin(), wallet)
+	_, err = credit.GetWallet(h.adminContext(), wallet)
 	refused(err, codes.NotFound, "Wallet not found")
-	do(h, credit.CreateWallet, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "p", InitialBalance: 7})
+	mustCall(h, credit.CreateWallet, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "p", InitialBalance: 7})
 	for _, token := range []string{scoped, unscoped, rootScoped} {
-		_, err := credit.GetWallet(h.with(token), wallet)
+		_, err := credit.GetWallet(h.contextWithToken(token), wallet)
 		require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
 	}
-	do(h, who.BindRole, &identityv1.BindRoleRequest{UserId: "ada", Binding: &identityv1.Binding{Role: "project:admin", OrgId: "acme", ProjectId: "p"}})
-	_, err = credit.GetWallet(h.with(scoped), wallet)
+	mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: "ada", Binding: &identityv1.Binding{Role: "project:admin", OrgId: "acme", ProjectId: "p"}})
+	_, err = credit.GetWallet(h.contextWithToken(scoped), wallet)
 	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
 	w, err := credit.GetWallet(h.as("ada", "acme", "p"), wallet)
 	require.NoError(t, err)
 	require.EqualValues(t, 7, w.GetBalance())
-	found := do(h, credit.ListWallets, &creditv1.ListWalletsRequest{OrgId: "acme"}).GetWallets()
+	found := mustCall(h, credit.ListWallets, &creditv1.ListWalletsRequest{OrgId: "acme"}).GetWallets()
 	require.Len(t, found, 2, "the first is kept for audits")
 	require.NotEqual(t, found[0].GetIncarnation(), found[1].GetIncarnation())
 }

@@ -26,7 +26,7 @@ import (
 
 // watchers are many WatchVm streams of one tenant, of which each has had its first event.
 type watchers struct {
-	h       *house
+	h       *testMember
 	tenant  cloud.Tenant
 	vm      string
 	tokens  []string
@@ -43,23 +43,23 @@ func fat(mark int) map[string]string {
 }
 
 // newWatchers makes a project with a VM as large as can be, and service accounts of it.
-func newWatchers(h *house, t cloud.Tenant, accounts int) *watchers {
+func newWatchers(h *testMember, t cloud.Tenant, accounts int) *watchers {
 	who := identityv1.NewIdentityServiceClient(h.public)
-	do(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(t.Project), OrgId: string(t.Org)})
-	do(h, creditv1.NewCreditServiceClient(h.public).CreateWallet,
+	mustCall(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(t.Project), OrgId: string(t.Org)})
+	mustCall(h, creditv1.NewCreditServiceClient(h.public).CreateWallet,
 		&creditv1.CreateWalletRequest{OrgId: string(t.Org), ProjectId: string(t.Project), InitialBalance: 1000})
 	w := &watchers{h: h, tenant: t}
-	w.vm = do(h, vmv1.NewVmServiceClient(h.public).CreateVm, &vmv1.CreateVmRequest{
+	w.vm = mustCall(h, vmv1.NewVmServiceClient(h.public).CreateVm, &vmv1.CreateVmRequest{
 		Name: "fat", OrgId: string(t.Org), ProjectId: string(t.Project), Labels: fat(0), Metadata: fat(0), Spec: &vmv1.VmSpec{
 			Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 512},
 			Disks: []*vmv1.DiskSpec{{Id: "root", SizeGib: 1, Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}}},
 		},
 	}).GetId()
 	for i := range accounts {
-		made := do(h, who.CreateServiceAccount, &identityv1.CreateServiceAccountRequest{
+		made := mustCall(h, who.CreateServiceAccount, &identityv1.CreateServiceAccountRequest{
 			OrgId: string(t.Org), ProjectId: string(t.Project), Name: fmt.Sprint("watcher-", i), Roles: []string{string(cloud.ProjectViewer)},
 		})
-		token, err := who.IssueToken(h.limited(), &identityv1.IssueTokenRequest{
+		token, err := who.IssueToken(h.callContext(), &identityv1.IssueTokenRequest{
 			Username: made.GetAccount().GetId(), Password: made.GetSecret(), OrgId: string(t.Org), ProjectId: string(t.Project),
 		})
 		require.NoError(h.t, err)
@@ -89,14 +89,14 @@ func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, token string
 
 // update changes the VM.
 func (w *watchers) update(mark int) {
-	do(w.h, vmv1.NewVmServiceClient(w.h.public).UpdateVm, &vmv1.UpdateVmRequest{
+	mustCall(w.h, vmv1.NewVmServiceClient(w.h.public).UpdateVm, &vmv1.UpdateVmRequest{
 		OrgId: string(w.tenant.Org), ProjectId: string(w.tenant.Project), VmId: w.vm, Labels: fat(mark), Metadata: fat(mark),
 	})
 }
 
 // dial connects to the member.
 func (w *watchers) dial() *grpc.ClientConn {
-	conn, err := grpc.NewClient(address(w.h.config, w.h.config.Ports.GRPC), grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient(w.h.config.Address(w.h.config.Ports.GRPC), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// The client takes no more than half of an event of its own accord: the rest stays with the member.
 		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
 	require.NoError(w.h.t, err)
@@ -131,8 +131,8 @@ func heapInUse() uint64 {
 // time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that read miss
 // nothing, and nothing is left when the streams have ended.
 func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
-	h := newHouse(t)
-	h.furnish()
+	h := startMember(t)
+	h.createResources()
 	const projects, updates, readers = 4, 40, 4
 	var all []*watchers
 	for i := range projects {

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"slices"
@@ -16,68 +14,18 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/certfile"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// TLS is what tenants' ports show, REST and gRPC alike. Members and agents have certificates of their own on theirs, and
-// the ports for etcd's clients have those of kv.etcd_cert.
-type TLS struct {
-	// Cert is the file with the certificate and those between it and its authority, Key that with its key, which only its
-	// owner may read. Both or neither; they are read again when they change.
-	Cert string `yaml:"cert"`
-	Key  string `yaml:"key"`
-}
-
-// Enabled says whether tenants speak TLS with this member.
-func (t TLS) Enabled() bool { return t.Cert != "" }
-
-// Scheme is how a URL of a tenants' port begins.
-func (t TLS) Scheme() string {
-	if t.Enabled() {
-		return "https"
-	}
-	return "http"
-}
-
-// validateTLS refuses to serve what would carry tokens and passwords over a network in plaintext, unless that is forced.
-func (c *Config) validateTLS() error {
-	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
-		return errors.New("tls: cert and key go together")
-	}
-	if c.InsecurePlaintext {
-		return nil
-	}
-	if !c.TLS.Enabled() && !net.ParseIP(c.Listen).IsLoopback() {
-		return fmt.Errorf("listen: tokens and passwords of tenants would cross the network of %s in plaintext: give --tls-cert and --tls-key "+
-			"(trivet-controlplane tenant-cert makes them), or --insecure-plaintext to do it all the same", c.Listen)
-	}
-	if c.KV.EtcdCert != "" {
-		return nil
-	}
-	for _, address := range c.KV.EtcdListen {
-		if !loopback(address) {
-			return fmt.Errorf("kv.etcd_listen: keys and passwords would cross the network of %s in plaintext: give --kv-etcd-cert and "+
-				"--kv-etcd-key, or --insecure-plaintext to do it all the same", address)
-		}
-	}
-	return nil
-}
-
-// loopback says whether host:port is reached from this host alone.
-func loopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
-}
-
-// warnOfPlaintext says what is not protected.
-func warnOfPlaintext(c Config, log *slog.Logger) {
-	etcd := c.KV.EtcdCert == "" && slices.ContainsFunc(c.KV.EtcdListen, func(a string) bool { return !loopback(a) })
+// warnAboutPlaintext logs which ports are plaintext.
+func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	switch {
-	case !c.TLS.Enabled() && !net.ParseIP(c.Listen).IsLoopback():
+	case c.PlaintextBeyondLoopback():
 		log.Error("INSECURE: tenants' tokens and passwords cross the network in plaintext, for everybody on the way to read and use: give --tls-cert and --tls-key",
 			"address", c.Listen)
-	case etcd:
+	case c.KV.PlaintextAddress() != "":
 		log.Error("INSECURE: the ports for etcd's clients are plaintext beyond loopback: give --kv-etcd-cert and --kv-etcd-key", "addresses", c.KV.EtcdListen)
 	case !c.TLS.Enabled() && c.Dev:
 		log.Info("tenants' ports are plaintext, on loopback only")
@@ -86,23 +34,23 @@ func warnOfPlaintext(c Config, log *slog.Logger) {
 	}
 }
 
-// tenantTLS is what tenants' ports speak; nil in a field is plaintext.
+// tenantTLS holds the TLS configurations of tenants' ports. All fields are nil if the ports are plaintext.
 type tenantTLS struct {
 	pair *certfile.Pair
-	// rest is for HTTP, keys for that of the key-value store, where members hand requests on as well.
-	rest, keys *tls.Config
-	// toMember is how this member speaks with another's key-value REST.
-	toMember *tls.Config
+	// rest is for REST APIs. kvREST is for that of the key-value store, to which other members forward requests.
+	rest, kvREST *tls.Config
+	// forwardClient is for requests that this member forwards to the key-value REST of another.
+	forwardClient *tls.Config
 }
 
-// forwardProtocol is what members offer (ALPN) when they hand a request on to another one's key-value REST. They get
-// mutual TLS with the cluster's own certificates then: which names the tenants' certificate has is of no matter to them.
+// forwardProtocol is the ALPN protocol that members offer when they forward a request to another member's key-value REST.
+// It selects mutual TLS with the cluster's own certificates, so that the names in the tenants' certificate do not matter.
 const forwardProtocol = "trivet-forward"
 
-// openTLS reads the certificate, if there is one.
+// openTLS reads the certificate of tenants' ports if one is configured.
 //
-// REST over TLS is HTTP/1.1 as it is in plaintext: what was tested there holds here. gRPC asks for HTTP/2 itself.
-func openTLS(c Config, own mtls.Source, authority *mtls.Authority, log *slog.Logger) (*tenantTLS, error) {
+// REST over TLS is limited to HTTP/1.1, so that it behaves as in plaintext. gRPC negotiates HTTP/2 itself.
+func openTLS(c config.Config, own mtls.Source, authority *mtls.Authority, log *slog.Logger) (*tenantTLS, error) {
 	if !c.TLS.Enabled() {
 		return &tenantTLS{}, nil
 	}
@@ -110,21 +58,21 @@ func openTLS(c Config, own mtls.Source, authority *mtls.Authority, log *slog.Log
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
-	t := &tenantTLS{pair: pair, rest: pair.Config("http/1.1"), keys: pair.Config("http/1.1")}
+	t := &tenantTLS{pair: pair, rest: pair.Config("http/1.1"), kvREST: pair.Config("http/1.1")}
 	members := mtls.Server(own, authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	members.NextProtos = []string{"http/1.1"}
-	t.keys.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	t.kvREST.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if slices.Contains(hello.SupportedProtos, forwardProtocol) {
 			return members, nil
 		}
 		return nil, nil
 	}
-	t.toMember = mtls.Client(own, authority.Certificate(), mtls.OnlyKind(mtls.Member))
-	t.toMember.NextProtos = []string{forwardProtocol, "http/1.1"}
+	t.forwardClient = mtls.Client(own, authority.Certificate(), mtls.OnlyKind(mtls.Member))
+	t.forwardClient.NextProtos = []string{forwardProtocol, "http/1.1"}
 	return t, nil
 }
 
-// grpc are the credentials of a gRPC port, nil for plaintext. Each server gets its own.
+// grpc returns the credentials of a gRPC port, nil for plaintext. Call it for each server.
 func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	if t.pair == nil {
 		return nil
@@ -132,9 +80,9 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// run follows the files until ctx ends. SIGHUP makes it look at once; without files it is heard and means nothing, but to
-// a member at somebody's terminal (dev), which ends with it.
-func (t *tenantTLS) run(ctx context.Context, dev bool) {
+// runReload reloads the certificate files when they change, until ctx ends. SIGHUP makes it check them at once. Without
+// files SIGHUP is ignored, except with dev, where it ends the process as the terminal closes.
+func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
 		return
 	}
@@ -148,14 +96,14 @@ func (t *tenantTLS) run(ctx context.Context, dev bool) {
 	<-ctx.Done()
 }
 
-// announcePause is the time between two attempts to announce.
-const announcePause = 2 * time.Second
+// clientURLRetryPause is the time between two attempts of updateClientURL.
+const clientURLRetryPause = 2 * time.Second
 
-// keepAnnouncing announces until it is done: it takes a leader.
-func keepAnnouncing(ctx context.Context, c Config, members *membership.Service, log *slog.Logger) {
+// runClientURLUpdate calls updateClientURL until it succeeds, for which the cluster needs a leader.
+func runClientURLUpdate(ctx context.Context, c config.Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
-		err := announce(limited, c, members)
+		err := updateClientURL(limited, c, members)
 		cancel()
 		if err == nil {
 			return
@@ -164,21 +112,21 @@ func keepAnnouncing(ctx context.Context, c Config, members *membership.Service, 
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(announcePause):
+		case <-time.After(clientURLRetryPause):
 		}
 	}
 }
 
-// announce corrects the scheme of the URL that this member's record has for its clients: it may have been written before
-// TLS was turned on, or off. URLs that an operator gave are left alone.
-func announce(ctx context.Context, c Config, members *membership.Service) error {
-	now := clientURL(c, c.Listen)
+// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS was
+// turned on or off. It does not change URLs that an operator has set.
+func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
+	now := c.ClientURL(c.Listen)
 	other := c
-	other.TLS = TLS{}
+	other.TLS = config.TLS{}
 	if !c.TLS.Enabled() {
 		other.TLS.Cert = "-"
 	}
-	before := clientURL(other, c.Listen)
+	before := other.ClientURL(c.Listen)
 	all, err := members.List(ctx, false)
 	if err != nil {
 		return err

@@ -15,81 +15,26 @@ import (
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
-	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Beyond loopback there is a certificate, or somebody has said that there need not be one.
-func TestPlaintextIsForLoopback(t *testing.T) {
-	const refused = "--insecure-plaintext to do it all the same"
-	for name, c := range map[string]struct {
-		change func(*Config)
-		says   string
-	}{
-		"as it comes":          {func(*Config) {}, ""},
-		"another loopback":     {func(c *Config) { c.Listen = "127.9.8.7" }, ""},
-		"loopback 6":           {func(c *Config) { c.Listen = "::1" }, ""},
-		"an address":           {func(c *Config) { c.Listen = "10.0.0.1" }, "--tls-cert and --tls-key"},
-		"all addresses":        {func(c *Config) { c.Listen = "0.0.0.0" }, refused},
-		"all addresses, 6":     {func(c *Config) { c.Listen = "::" }, refused},
-		"mapped":               {func(c *Config) { c.Listen = "::ffff:10.0.0.1" }, refused},
-		"mapped loopback":      {func(c *Config) { c.Listen = "::ffff:127.0.0.1" }, ""},
-		"forced":               {func(c *Config) { c.Listen, c.InsecurePlaintext = "10.0.0.1", true }, ""},
-		"a certificate":        {func(c *Config) { c.Listen, c.TLS = "10.0.0.1", TLS{"c", "k"} }, ""},
-		"half of one":          {func(c *Config) { c.TLS.Cert = "c" }, "tls: cert and key go together"},
-		"the other half":       {func(c *Config) { c.TLS.Key = "k" }, "tls: cert and key go together"},
-		"half of one, forced":  {func(c *Config) { c.TLS.Key, c.InsecurePlaintext = "k", true }, "tls: cert and key go together"},
-		"etcd":                 {func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1:2379", "localhost:1", "[::1]:2"} }, ""},
-		"etcd beyond":          {func(c *Config) { c.KV.EtcdListen = []string{"127.0.0.1:2379", "10.0.0.1:2379"} }, "--kv-etcd-cert and"},
-		"etcd by name":         {func(c *Config) { c.KV.EtcdListen = []string{"host:2379"} }, refused},
-		"etcd everywhere":      {func(c *Config) { c.KV.EtcdListen = []string{":2379"} }, refused},
-		"etcd's certificate":   {func(c *Config) { c.KV.EtcdListen, c.KV.EtcdCert = []string{":2379"}, "c" }, ""},
-		"etcd beyond, tenants": {func(c *Config) { c.TLS, c.KV.EtcdListen = TLS{"c", "k"}, []string{":2379"} }, "--kv-etcd-cert and"},
-		"etcd forced":          {func(c *Config) { c.KV.EtcdListen, c.InsecurePlaintext = []string{":2379"}, true }, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			config := Default()
-			c.change(&config)
-			if err := config.validateTLS(); c.says == "" {
-				require.NoError(t, err)
-			} else {
-				require.ErrorContains(t, err, c.says)
-			}
-		})
-	}
-}
-
-func TestTLSFromFileEnvironmentAndFlags(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "c.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("tls: {cert: file.crt, key: file.key}\ninsecure_plaintext: true\n"), 0o600))
-	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	bound := Default()
-	bound.flags(flags)
-	require.NoError(t, flags.Parse([]string{"--tls-key", "flag.key", "--insecure-plaintext=false"}))
-	c, err := load(file, []string{"TRIVET_TLS_CERT=env.crt", "TRIVET_TLS_KEY=env.key", "TRIVET_TLS_CA=the command line's"}, flags)
-	require.NoError(t, err)
-	require.Equal(t, TLS{"env.crt", "flag.key"}, c.TLS)
-	require.True(t, c.TLS.Enabled())
-	require.Equal(t, "https", c.TLS.Scheme())
-	require.False(t, c.InsecurePlaintext)
-}
-
 func TestPlaintextIsSaid(t *testing.T) {
-	for says, change := range map[string]func(*Config){
-		"level=WARN": func(*Config) {},
-		"level=INFO": func(c *Config) { c.Dev = true },
-		"INSECURE: tenants' tokens and passwords": func(c *Config) { c.Listen = "10.0.0.1" },
-		"INSECURE: the ports for etcd's":          func(c *Config) { c.TLS, c.KV.EtcdListen = TLS{"c", "k"}, []string{":1"} },
-		"":                                        func(c *Config) { c.Listen, c.TLS = "10.0.0.1", TLS{"c", "k"} },
+	for says, change := range map[string]func(*config.Config){
+		"level=WARN": func(*config.Config) {},
+		"level=INFO": func(c *config.Config) { c.Dev = true },
+		"INSECURE: tenants' tokens and passwords": func(c *config.Config) { c.Listen = "10.0.0.1" },
+		"INSECURE: the ports for etcd's":          func(c *config.Config) { c.TLS, c.KV.EtcdListen = config.TLS{Cert: "c", Key: "k"}, []string{":1"} },
+		"":                                        func(c *config.Config) { c.Listen, c.TLS = "10.0.0.1", config.TLS{Cert: "c", Key: "k"} },
 	} {
 		var text bytes.Buffer
-		c := Default()
+		c := config.Default()
 		change(&c)
-		warnOfPlaintext(c, slog.New(slog.NewTextHandler(&text, nil)))
+		warnAboutPlaintext(c, slog.New(slog.NewTextHandler(&text, nil)))
 		require.Contains(t, text.String(), says)
 		require.Equal(t, says == "", text.Len() == 0, says)
 		require.LessOrEqual(t, bytes.Count(text.Bytes(), []byte("\n")), 1, "one line")
@@ -97,30 +42,29 @@ func TestPlaintextIsSaid(t *testing.T) {
 }
 
 func TestURLsFollowTLS(t *testing.T) {
-	c := Default()
+	c := config.Default()
 	require.Equal(t, "http://127.0.0.1:50051", firstMembers(c)[0].ClientURLs[0])
-	c.TLS = TLS{"c", "k"}
+	c.TLS = config.TLS{Cert: "c", Key: "k"}
 	require.Equal(t, "https://127.0.0.1:50051", firstMembers(c)[0].ClientURLs[0])
-	require.Equal(t, "https://127.0.0.1:8083", c.issuer())
 }
 
-// certified runs tenant-cert, and says where its files are.
-func certified(t *testing.T, hosts string) (dir string, key *clusterkey.Key) {
+// runTenantCert runs tenant-cert, and says where its files are.
+func runTenantCert(t *testing.T, hosts string) (dir string, key *clusterkey.Key) {
 	dir = t.TempDir()
 	key, err := clusterkey.LoadOrMake(filepath.Join(dir, "cluster.key"))
 	require.NoError(t, err)
-	require.NoError(t, tenantCertInto(dir, "--hosts", hosts))
+	require.NoError(t, tenantCertArgs(dir, "--hosts", hosts))
 	return dir, key
 }
 
-func tenantCertInto(dir string, args ...string) error {
+func tenantCertArgs(dir string, args ...string) error {
 	c := command()
 	c.SetArgs(append([]string{"tenant-cert", "--cluster-key", filepath.Join(dir, "cluster.key"), "--dir", dir}, args...))
 	c.SetOut(io.Discard)
 	return c.Execute()
 }
 
-func trusting(t *testing.T, dir string) *x509.CertPool {
+func tenantCAPool(t *testing.T, dir string) *x509.CertPool {
 	text, err := os.ReadFile(filepath.Join(dir, "tls-ca.crt"))
 	require.NoError(t, err)
 	pool := x509.NewCertPool()
@@ -128,40 +72,14 @@ func trusting(t *testing.T, dir string) *x509.CertPool {
 	return pool
 }
 
-func TestTenantCert(t *testing.T) {
-	dir, _ := certified(t, "localhost,10.0.0.1")
-	info, err := os.Stat(filepath.Join(dir, "tls.key"))
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-	before, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
-	require.NoError(t, err)
-	for host, ok := range map[string]bool{"localhost": true, "10.0.0.1": true, "10.0.0.2": false} {
-		_, err := before.Leaf.Verify(x509.VerifyOptions{Roots: trusting(t, dir), DNSName: host})
-		require.Equal(t, ok, err == nil, "%s: %v", host, err)
-	}
-	require.NoError(t, tenantCertInto(dir, "--hosts", "localhost", "--life", "1h"), "it renews what is there")
-	after, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
-	require.NoError(t, err)
-	require.WithinDuration(t, time.Now().Add(time.Hour), after.Leaf.NotAfter, time.Minute)
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 4)
-
-	require.ErrorContains(t, tenantCertInto(dir, "--hosts", "a b"), "neither a host name")
-	require.ErrorContains(t, tenantCertInto(dir, "--hosts", "a", "--life", "20000h"), "--life must be")
-	require.ErrorContains(t, tenantCertInto(dir), "hosts")
-	require.NoError(t, os.Chmod(filepath.Join(dir, "cluster.key"), 0o644))
-	require.ErrorContains(t, tenantCertInto(dir, "--hosts", "a"), "chmod 600")
-}
-
-// tenantsEdge is a member's key-value REST and a gRPC port, over TLS.
-func tenantsEdge(t *testing.T) (keys, rpcs string, dir string, authority *mtls.Authority) {
-	dir, key := certified(t, "127.0.0.1")
+// serveTenantTLS is a member's key-value REST and a gRPC port, over TLS.
+func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtls.Authority) {
+	dir, key := runTenantCert(t, "127.0.0.1")
 	authority, err := key.Authority()
 	require.NoError(t, err)
-	c := Default()
-	c.TLS = TLS{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
-	tenants, err := openTLS(c, leaf(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
+	c := config.Default()
+	c.TLS = config.TLS{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
+	tenants, err := openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	free := func() string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -170,7 +88,7 @@ func tenantsEdge(t *testing.T) (keys, rpcs string, dir string, authority *mtls.A
 		return l.Addr().String()
 	}
 	keys, rpcs = free(), free()
-	e := &edges{log: slog.New(slog.DiscardHandler), failed: make(chan error, 4)}
+	e := &listenerSet{log: slog.New(slog.DiscardHandler), failed: make(chan error, 4)}
 	t.Cleanup(func() { e.close(0) })
 	said := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id, member := mtls.PeerID(*r.TLS)
@@ -180,7 +98,7 @@ func tenantsEdge(t *testing.T) (keys, rpcs string, dir string, authority *mtls.A
 			io.WriteString(w, r.Proto)
 		}
 	})
-	require.NoError(t, e.serve("kv", keys, nil, said, tenants.keys))
+	require.NoError(t, e.serve("kv", keys, nil, said, tenants.kvREST))
 	public, _ := rpc.New(rpc.Options{Credentials: tenants.grpc(), Log: e.log, Metrics: grpcprom.NewServerMetrics(), Public: true})
 	require.NoError(t, e.serve("grpc", rpcs, public.Server, nil, nil))
 	return keys, rpcs, dir, authority
@@ -189,7 +107,7 @@ func tenantsEdge(t *testing.T) (keys, rpcs string, dir string, authority *mtls.A
 // Members hand requests on over mutual TLS of the cluster's own, on the port that tenants reach with the certificate
 // that they know; neither gets in the other's way.
 func TestForwardsAreBetweenMembers(t *testing.T) {
-	keys, _, dir, authority := tenantsEdge(t)
+	keys, _, dir, authority := serveTenantTLS(t)
 	get := func(config *tls.Config) (string, error) {
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: config}}
 		defer client.CloseIdleConnections()
@@ -205,7 +123,7 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 		text, err := io.ReadAll(resp.Body)
 		return string(text), err
 	}
-	said, err := get(&tls.Config{RootCAs: trusting(t, dir), NextProtos: []string{"h2", "http/1.1"}})
+	said, err := get(&tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{"h2", "http/1.1"}})
 	require.NoError(t, err)
 	require.Equal(t, "HTTP/1.1", said)
 	_, err = get(&tls.Config{})
@@ -217,7 +135,7 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 		config.NextProtos = []string{forwardProtocol, "http/1.1"}
 		return config
 	}
-	said, err = get(forwards(leaf(authority, 2, time.Now), authority))
+	said, err = get(forwards(memberCertificate(authority, 2, time.Now), authority))
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://"+authority.Cluster()+"/member/2", said)
 
@@ -228,23 +146,23 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 	for name, config := range map[string]*tls.Config{
 		"nobody":            forwards(nil, authority),
 		"a node":            forwards(func() (*tls.Certificate, error) { return node, nil }, authority),
-		"an impostor":       forwards(leaf(other, 2, time.Now), authority),
-		"of another server": forwards(leaf(authority, 2, time.Now), other),
+		"an impostor":       forwards(memberCertificate(other, 2, time.Now), authority),
+		"of another server": forwards(memberCertificate(authority, 2, time.Now), other),
 	} {
 		_, err := get(config)
 		require.Error(t, err, name)
 	}
 	// A member does not take what tenants are shown for a member.
-	lost := forwards(leaf(authority, 2, time.Now), authority)
+	lost := forwards(memberCertificate(authority, 2, time.Now), authority)
 	lost.NextProtos = []string{"http/1.1"}
 	_, err = get(lost)
 	require.ErrorContains(t, err, "want a member")
 }
 
 func TestGRPCAgreesOnHTTP2(t *testing.T) {
-	_, rpcs, dir, _ := tenantsEdge(t)
+	_, rpcs, dir, _ := serveTenantTLS(t)
 	for offers, works := range map[string]bool{"h2": true, "spdy/3": false} {
-		conn, err := tls.Dial("tcp", rpcs, &tls.Config{RootCAs: trusting(t, dir), NextProtos: []string{offers}})
+		conn, err := tls.Dial("tcp", rpcs, &tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{offers}})
 		require.Equal(t, works, err == nil, "%s: %v", offers, err)
 		if err == nil {
 			require.Equal(t, "h2", conn.ConnectionState().NegotiatedProtocol)
@@ -255,16 +173,16 @@ func TestGRPCAgreesOnHTTP2(t *testing.T) {
 }
 
 func TestTLSThatCannotBeRead(t *testing.T) {
-	dir, key := certified(t, "localhost")
+	dir, key := runTenantCert(t, "localhost")
 	authority, err := key.Authority()
 	require.NoError(t, err)
-	c := Default()
-	c.TLS = TLS{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
+	c := config.Default()
+	c.TLS = config.TLS{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
 	require.NoError(t, os.Chmod(c.TLS.Key, 0o644))
-	_, err = openTLS(c, leaf(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
+	_, err = openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, "chmod 600")
-	c.TLS = TLS{}
-	tenants, err := openTLS(c, leaf(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
+	c.TLS = config.TLS{}
+	tenants, err := openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.Nil(t, tenants.rest)
 	require.Nil(t, tenants.grpc())

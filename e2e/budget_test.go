@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -224,5 +225,12 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 		return err
 	}))
 	s.goesOn(1, 2, 3)
-	s.credit(s.ctx, 2, token, 201, http.MethodPost, "/api/v1/reservations", map[string]any{"project_id": "web", "amount": 10})
+	// The leader of the records learns of the room about a second after the member that has it.
+	require.NoError(t, lab.Until(s.ctx, "a tenant may change records again", func(ctx context.Context) error {
+		a, err := s.rest(2, token).Do(ctx, creditPort, http.MethodPost, "/api/v1/reservations", map[string]any{"project_id": "web", "amount": 10})
+		if err == nil && a.Status != http.StatusCreated {
+			err = errors.New(a.Raw)
+		}
+		return err
+	}))
 }

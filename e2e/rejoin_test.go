@@ -193,7 +193,7 @@ func TestRestoreWithAHost(t *testing.T) {
 
 	// The one without a record ends when it ends. Its disks stay.
 	require.NoError(t, syscall.Kill(int(youngPID), syscall.SIGKILL))
-	w.agentSays(ctx, 0, "step=\"record end\"", "vm="+young)
+	w.agentSays(ctx, 0, "step=\"record exit\"", "vm="+young)
 	require.DirExists(t, filepath.Join(w.agent.DataDir(), "vms", young))
 	w.tenantOf(ctx, t, g, images)
 }

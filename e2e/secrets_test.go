@@ -99,7 +99,7 @@ func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	require.NoError(t, s.Local(func(v *store.View) (err error) { ring, err = keyring.Load(v); return err }))
 	snap := engine.Snapshot()
 	defer snap.Close()
-	for revision := max(snap.Floor(), 1); revision <= snap.Revision(); revision++ {
+	for revision := max(snap.CompactRevision(), 1); revision <= snap.Revision(); revision++ {
 		kvs, err := snap.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}, Revision: revision})
 		require.NoError(t, err)
 		for _, kv := range kvs.KVs {

@@ -33,7 +33,7 @@ import (
 const (
 	// formatVersion of the data directory; an agent refuses one that it does not know.
 	formatVersion = "1"
-	// adoptWithin bounds the first look at what runs; what takes longer is looked at beside everything else.
+	// adoptWithin is how long the start waits for the first observation of all VMs. Then it continues without the rest.
 	adoptWithin = 5 * time.Second
 	// launches and builds are how many run at the same time. A build mostly waits for an image; of those, package disk
 	// fetches four at a time.
@@ -72,7 +72,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 
 	// The link, the loop and the images need each other; nothing is called before all of them are there.
 	var loop *reconcile.Loop
-	var machines *machine.Host
+	var machines *machine.MachineSet
 	var assigned atomic.Pointer[uplink.Assignment]
 	link, err := uplink.Open(uplink.Options{
 		Dir: dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name, Version: version(), Facts: self.facts(),
@@ -111,8 +111,8 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		return err
 	}
 	machines, err = machine.New(machine.Options{
-		QEMU: &qemu.Host{
-			Program: host.QEMU.Path, Launcher: []string{"/proc/self/exe", launchGuest}, Cgroups: tree, CPUModels: host.QEMU.CPUModels,
+		QEMU: &qemu.Launcher{
+			Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree, CPUModels: host.QEMU.CPUModels,
 		},
 		Homes: homes, Cgroups: tree, Images: images, Records: dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
@@ -182,8 +182,8 @@ func claim(dir string) (release func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// adopt takes up what is on the host, before the control plane is asked for anything.
-func adopt(ctx context.Context, machines *machine.Host, loop *reconcile.Loop, log *slog.Logger) error {
+// adopt adds the VMs that exist on the host to loop, before the agent connects to the control plane.
+func adopt(ctx context.Context, machines *machine.MachineSet, loop *reconcile.Loop, log *slog.Logger) error {
 	ids, err := machines.List()
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func adopt(ctx context.Context, machines *machine.Host, loop *reconcile.Loop, lo
 	bounded, cancel := context.WithTimeout(ctx, adoptWithin)
 	defer cancel()
 	if err := loop.Adopt(bounded, ids); err != nil && ctx.Err() == nil {
-		log.Warn("not every VM has been looked at yet", "err", err)
+		log.Warn("not every VM has been observed yet", "err", err)
 	}
 	if len(ids) > 0 {
 		log.Info("adopted what is on this host", "vms", len(ids), "took", time.Since(started).Round(time.Millisecond))
@@ -215,7 +215,7 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 }
 
 // prune removes images that nobody uses when the disk gets full. Until then they wait for the next VM of their kind.
-func prune(dir string, images *disk.Images, machines *machine.Host, assigned *uplink.Assignment) error {
+func prune(dir string, images *disk.Images, machines *machine.MachineSet, assigned *uplink.Assignment) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return fmt.Errorf("read size of the file system of %s: %w", dir, err)
@@ -258,7 +258,7 @@ func serve(ctx context.Context, addr string, h http.Handler) error {
 }
 
 // sources is what /metrics asks.
-func sources(link *uplink.Link, machines *machine.Host) metrics.Sources {
+func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 	return metrics.Sources{
 		Version: version(),
 		Uplink: func() metrics.Uplink {

@@ -49,19 +49,25 @@ var inside = map[string][]string{
 	"engine/consensus/raftlog":  {"engine/consensus/raftconf", "engine/consensus/internal/codec"},
 	"engine/consensus/message":  {"engine/consensus/raftconf", "engine/consensus/internal/codec"},
 	"engine/consensus/raftconf": {"engine/consensus/internal/codec"},
+	"engine/mvcc":               {"engine/mvcc/…"},
+	"engine/mvcc/keyindex":      {"engine/mvcc/command"},
+	"engine/mvcc/watch":         {"engine/mvcc/command"},
+	"engine/datadir":            {"engine/clusterkey", "engine/layout"},
 
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth", "edge/delay"},
 
-	"records/store":           {"records/leader"},
-	"records/store/storetest": {"records/store"},
-	"records/transport":       {"records/leader"},
+	"records/leader/leadertest": {"records/leader"},
+	"records/store":             {"records/leader"},
+	"records/store/storetest":   {"records/store"},
+	"records/transport":         {"records/leader"},
 
 	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
 	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},
 
-	"compute/node": {"compute/schedule"},
-	"compute/vm":   {"compute/image", "compute/node", "compute/schedule"},
+	"compute/node":          {"compute/schedule"},
+	"compute/node/nodetest": {"compute/node"},
+	"compute/vm":            {"compute/image", "compute/node", "compute/schedule"},
 
 	"money/credit":                   {"money/credit/ledger"},
 	"money/credit/ledger/ledgertest": {"money/credit/ledger"},
@@ -84,9 +90,9 @@ var pure = map[string][]string{
 	"accounts/identity/oidc":         {},
 	"kv/lessor":                      {},
 	"kv/snapfile":                    {},
-	"kv/translate":                   {"engine/mvcc"},
-	"kv/users":                       {"engine/mvcc"},
-	"kv/watch":                       {"engine/mvcc"},
+	"kv/translate":                   {"engine/mvcc/command"},
+	"kv/users":                       {"engine/mvcc/command"},
+	"kv/watch":                       {"engine/mvcc", "engine/mvcc/watch"},
 }
 
 // others lists what the packages outside of the layers may import of the module. A value that ends in /… includes
@@ -99,7 +105,11 @@ var others = map[string][]string{
 	"shared/cloud":   {"shared/fault", "shared/mutant"},
 	"shared/convert": {"shared/cloud", "protos/…"},
 
-	"controlplane":           {"controlplane/…", "shared/…"},
+	"controlplane": {"controlplane/…", "shared/…"},
+	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud"}, // for the types and defaults of their settings
+	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
+		"controlplane/accounts/identity/token", "shared/cloud"},
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
 	"controlplane/sim/steps": {"controlplane/…", "shared/…"},
 	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},

@@ -7,13 +7,13 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
 // administer carries out a request of Auth that changes the records, as the user root may.
 func administer[Q, A any](
-	ctx context.Context, s *Service, r Q, decide func(*users.State, Q) ([]mvcc.Step, A, error),
+	ctx context.Context, s *Service, r Q, decide func(*users.State, Q) ([]command.Step, A, error),
 ) (answer A, header int64, err error) {
 	p, err := s.fresh(ctx)
 	for err == nil {
@@ -21,15 +21,15 @@ func administer[Q, A any](
 			p, err = s.retry(ctx, p, err)
 			continue
 		}
-		var steps []mvcc.Step
+		var steps []command.Step
 		if steps, answer, err = decide(p.users, r); err != nil || len(steps) == 0 {
 			return answer, s.opts.Engine.Revision(), err
 		}
-		var found mvcc.Result
+		var found command.Result
 		if found, err = s.propose(ctx, p.epoch, steps); err != nil {
 			break
 		}
-		if found.Refused != mvcc.RefusedEpoch {
+		if found.Refused != command.RefusedEpoch {
 			return answer, found.Revision, refusal(&found)
 		}
 		p, err = s.newest()

@@ -16,7 +16,7 @@ import (
 // benchWorld is a service with keys in it.
 func benchWorld(b *testing.B, keys int) *Service {
 	feed := &LeaseFeed{}
-	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed, CountIndex: true})
+	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed, KeyIndex: true})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func (s *Service) compactByAge(ctx context.Context) {
 			continue
 		}
 		revision := a.due(s.opts.Clock(), s.opts.Engine.Revision())
-		if revision <= s.opts.Engine.Floor() {
+		if revision <= s.opts.Engine.CompactRevision() {
 			continue
 		}
 		if err := s.compact(ctx, revision); err != nil && !errors.Is(err, rpctypes.ErrGRPCCompacted) && ctx.Err() == nil {

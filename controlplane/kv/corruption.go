@@ -101,8 +101,8 @@ func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, erro
 // tellHash answers the leader. One hash is computed at a time.
 func (s *Service) tellHash(ctx context.Context, ask hashAsk) (hashTold, error) {
 	if ask.Remembered {
-		h, ok := s.opts.Engine.Remembered(ask.Revision)
-		return hashTold{Hash: h.Hash, Floor: h.Floor, Unknown: !ok}, nil
+		h, ok := s.opts.Engine.CompactionHash(ask.Revision)
+		return hashTold{Hash: h.Hash, Floor: h.CompactRevision, Unknown: !ok}, nil
 	}
 	if !s.telling.TryLock() {
 		return hashTold{}, errors.New("a hash is being computed")
@@ -118,7 +118,7 @@ func (s *Service) tellHash(ctx context.Context, ask hashAsk) (hashTold, error) {
 	case errors.Is(err, mvcc.ErrFutureRevision):
 		return hashTold{Behind: true}, nil
 	}
-	return hashTold{Hash: h.Hash, Floor: h.Floor}, err
+	return hashTold{Hash: h.Hash, Floor: h.CompactRevision}, err
 }
 
 func (s *Service) handleHash() {
@@ -147,7 +147,7 @@ func (s *Service) compare(ctx context.Context, ask hashAsk, mine mvcc.Hash, pati
 	if err != nil {
 		return false, fmt.Errorf("encode %s: %w", hashCommand, err)
 	}
-	told := map[uint64]hashTold{s.opts.Self: {Hash: mine.Hash, Floor: mine.Floor}}
+	told := map[uint64]hashTold{s.opts.Self: {Hash: mine.Hash, Floor: mine.CompactRevision}}
 	var mu sync.Mutex // guards told
 	var work sync.WaitGroup
 	for _, member := range members {
@@ -204,7 +204,7 @@ func (s *Service) compareNow(ctx context.Context) (took time.Duration, err error
 // compareRemembered compares hashes of compactions, from the newest on until all members could be compared, and returns
 // the revision below which there is nothing more to compare; checked is what it returned last.
 func (s *Service) compareRemembered(ctx context.Context, checked int64) (int64, error) {
-	for _, mine := range s.opts.Engine.Hashes() {
+	for _, mine := range s.opts.Engine.CompactionHashes() {
 		if mine.Revision <= checked {
 			break
 		}

@@ -117,7 +117,7 @@ func TestOtherDataIsFoundAfterItWasCompacted(t *testing.T) {
 		_, err := leads.Compact(ctx, &pb.CompactionRequest{Revision: revision})
 		require.NoError(t, err)
 		for _, s := range w.members {
-			require.Eventually(t, func() bool { _, ok := s.opts.Engine.Remembered(revision); return ok }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { _, ok := s.opts.Engine.CompactionHash(revision); return ok }, 20*time.Second, time.Millisecond)
 		}
 	}
 	leads.sound(t) // 2

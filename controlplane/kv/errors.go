@@ -10,6 +10,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -27,11 +28,11 @@ var told = []struct{ is, as error }{
 	{leader.ErrNotSent, rpctypes.ErrGRPCTimeoutDueToConnectionLost},
 	{mvcc.ErrCompacted, rpctypes.ErrGRPCCompacted},
 	{mvcc.ErrFutureRevision, rpctypes.ErrGRPCFutureRev},
-	{mvcc.ErrEmptyKey, rpctypes.ErrGRPCEmptyKey},
-	{mvcc.ErrTooLarge, rpctypes.ErrGRPCRequestTooLarge},
-	{mvcc.ErrTooMany, rpctypes.ErrGRPCTooManyOps},
-	{mvcc.ErrDuplicateKey, rpctypes.ErrGRPCDuplicateKey},
-	{mvcc.ErrInvalid, status.Error(codes.InvalidArgument, "etcdserver: invalid request")},
+	{command.ErrEmptyKey, rpctypes.ErrGRPCEmptyKey},
+	{command.ErrTooLarge, rpctypes.ErrGRPCRequestTooLarge},
+	{command.ErrTooMany, rpctypes.ErrGRPCTooManyOps},
+	{command.ErrDuplicateKey, rpctypes.ErrGRPCDuplicateKey},
+	{command.ErrInvalid, status.Error(codes.InvalidArgument, "etcdserver: invalid request")},
 	{mvcc.ErrRestored, rpctypes.ErrGRPCLeaderChanged},
 	{mvcc.ErrClosed, rpctypes.ErrGRPCStopped},
 }
@@ -67,18 +68,18 @@ func failure(ctx context.Context, err error) error {
 }
 
 // refusals is what clients are told of commands that changed nothing. RefusedEpoch never gets here.
-var refusals = map[mvcc.Refusal]error{
-	mvcc.RefusedCompacted:     rpctypes.ErrGRPCCompacted,
-	mvcc.RefusedFuture:        rpctypes.ErrGRPCFutureRev,
-	mvcc.RefusedTooMany:       status.Error(codes.InvalidArgument, "etcdserver: too many keys in delete request"),
-	mvcc.RefusedLeaseNotFound: rpctypes.ErrGRPCLeaseNotFound,
-	mvcc.RefusedLeaseExists:   rpctypes.ErrGRPCLeaseExist,
-	mvcc.RefusedKeyNotFound:   rpctypes.ErrGRPCKeyNotFound,
+var refusals = map[command.Refusal]error{
+	command.RefusedCompacted:     rpctypes.ErrGRPCCompacted,
+	command.RefusedFuture:        rpctypes.ErrGRPCFutureRev,
+	command.RefusedTooMany:       status.Error(codes.InvalidArgument, "etcdserver: too many keys in delete request"),
+	command.RefusedLeaseNotFound: rpctypes.ErrGRPCLeaseNotFound,
+	command.RefusedLeaseExists:   rpctypes.ErrGRPCLeaseExist,
+	command.RefusedKeyNotFound:   rpctypes.ErrGRPCKeyNotFound,
 }
 
 // refusal is what the client is told of a result.
-func refusal(r *mvcc.Result) error {
-	if r.Refused == mvcc.RefusedNot {
+func refusal(r *command.Result) error {
+	if r.Refused == command.RefusedNot {
 		return nil
 	}
 	if err := refusals[r.Refused]; err != nil {

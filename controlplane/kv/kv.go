@@ -41,6 +41,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/kv/watch"
@@ -50,8 +51,8 @@ import (
 // Agreement is how the members agree on commands: one group of consensus, whose errors it has.
 type Agreement interface {
 	// Propose returns what came of a command, and of its steps, once it is carried out here. One that is alone shares no
-	// index with others; see mvcc.Command.
-	Propose(ctx context.Context, data []byte, alone bool) (mvcc.Result, error)
+	// index with others; see command.Command.
+	Propose(ctx context.Context, data []byte, alone bool) (command.Result, error)
 	// ReadIndex returns when everything acknowledged before the call is carried out here.
 	ReadIndex(ctx context.Context) error
 	// Status describes the group as this member knows it.
@@ -193,7 +194,7 @@ func leastTTL(election time.Duration) int64 {
 func (s *Service) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
-	work.Go(func() { s.reigns(ctx) })
+	work.Go(func() { leader.While(ctx, s.opts.Agreement, s.opts.Self, s.endLeases) })
 	work.Go(func() { s.counters.follow(ctx, s.opts.Agreement) })
 	work.Go(func() { s.reportDamage(ctx) })
 	work.Go(func() { s.keepContacts(ctx) })

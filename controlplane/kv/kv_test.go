@@ -12,6 +12,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 func TestAnEmptyKeyspaceIsAtRevisionOne(t *testing.T) {
@@ -246,7 +247,7 @@ func TestRequestsThatAreTooLarge(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
 	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{half("a"), half("b"), half("c")}})
 	require.Equal(t, rpctypes.ErrGRPCTooManyOps, err)
-	_, err = w.Put(t.Context(), &pb.PutRequest{Key: make([]byte, mvcc.MaxKeyBytes+1)})
+	_, err = w.Put(t.Context(), &pb.PutRequest{Key: make([]byte, command.MaxKeyBytes+1)})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
 	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("a"), Value: make([]byte, 64<<10)})}})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err, "all of it counts")
@@ -258,7 +259,7 @@ func TestRequestsThatAreTooLarge(t *testing.T) {
 // A value of just the limit passes, under the longest key too.
 func TestTheLargestValue(t *testing.T) {
 	w := newWorld(t)
-	for _, key := range [][]byte{[]byte("a"), make([]byte, mvcc.MaxKeyBytes)} {
+	for _, key := range [][]byte{[]byte("a"), make([]byte, command.MaxKeyBytes)} {
 		_, err := w.Put(t.Context(), &pb.PutRequest{Key: key, Value: make([]byte, DefaultRequestBytes)})
 		require.NoError(t, err)
 		_, err = w.Put(t.Context(), &pb.PutRequest{Key: key, Value: make([]byte, DefaultRequestBytes+1)})

@@ -14,7 +14,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -28,7 +28,7 @@ func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.
 	ttl := max(r.TTL, s.grant)
 	for {
 		id := cmp.Or(r.ID, newLeaseID())
-		found, err := s.write(ctx, []mvcc.Step{{Kind: mvcc.StepGrant, Lease: id, TTL: ttl}}, translate.LeaseCost, mustBeKnown)
+		found, err := s.write(ctx, []command.Step{{Kind: command.StepGrant, Lease: id, TTL: ttl}}, translate.LeaseCost, mustBeKnown)
 		if r.ID == 0 && errors.Is(err, rpctypes.ErrGRPCLeaseExist) {
 			continue
 		}
@@ -59,7 +59,7 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 			return nil, failure(ctx, err)
 		}
 	}
-	steps := []mvcc.Step{{Kind: mvcc.StepRevoke, Lease: r.ID}}
+	steps := []command.Step{{Kind: command.StepRevoke, Lease: r.ID}}
 	found, err := s.write(ctx, steps, 0, func(p *policy, user string) error {
 		steps[0].Value = nil // whoever may write everything is asked for no keys
 		if err := p.users.MustBeKnown(user); err != nil {
@@ -67,7 +67,7 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 		}
 		return p.users.CanWriteLease(user, r.ID, func(id int64) ([][]byte, error) {
 			keys, err := s.leaseKeys(id)
-			steps[0].Value = mvcc.DigestKeys(keys)
+			steps[0].Value = command.DigestKeys(keys)
 			return keys, err
 		})
 	})

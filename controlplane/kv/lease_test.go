@@ -9,7 +9,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
@@ -152,13 +152,13 @@ func TestAnOldLeaderEndsNothing(t *testing.T) {
 			p, err := w.newest()
 			require.NoError(t, err)
 			other := lessorRecord{term: 3, member: 2}
-			data, err := mvcc.EncodeProgram(mvcc.Program{Epoch: p.epoch, Steps: []mvcc.Step{
-				{Kind: mvcc.StepSetRecord, Key: []byte(recordLessor), Value: other.encode()},
+			data, err := command.EncodeProgram(command.Program{Epoch: p.epoch, Steps: []command.Step{
+				{Kind: command.StepSetRecord, Key: []byte(recordLessor), Value: other.encode()},
 			}})
 			require.NoError(t, err)
 			r, err := w.raft.apply(data)
 			require.NoError(t, err)
-			require.Equal(t, mvcc.RefusedNot, r.Refused)
+			require.Equal(t, command.RefusedNot, r.Refused)
 			close(asked)
 		}
 	})

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -66,9 +67,9 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 	if err != nil {
 		return nil, err
 	}
-	step := mvcc.Step{Kind: mvcc.StepDeleteRecord, Key: name}
+	step := command.Step{Kind: command.StepDeleteRecord, Key: name}
 	if on {
-		step = mvcc.Step{Kind: mvcc.StepSetRecord, Key: name, Value: value}
+		step = command.Step{Kind: command.StepSetRecord, Key: name, Value: value}
 	}
 	p, err := s.fresh(ctx)
 	for err == nil {
@@ -79,11 +80,11 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 		case !active && !on:
 			return nil, nil
 		}
-		var r mvcc.Result
-		if r, err = s.propose(ctx, p.epoch, []mvcc.Step{step}); err != nil {
+		var r command.Result
+		if r, err = s.propose(ctx, p.epoch, []command.Step{step}); err != nil {
 			break
 		}
-		if r.Refused != mvcc.RefusedEpoch {
+		if r.Refused != command.RefusedEpoch {
 			if err = refusal(&r); err == nil {
 				s.opts.Log.Warn("alarm", "type", a.Alarm.String(), "member", a.MemberID, "active", on)
 			}
@@ -149,7 +150,7 @@ func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.
 	}
 	began := time.Now()
 	s.counters.defragmenting.Add(1)
-	err := s.opts.Engine.AwaitScrub(ctx, s.opts.Engine.Floor())
+	err := s.opts.Engine.AwaitScrub(ctx, s.opts.Engine.CompactRevision())
 	if err == nil {
 		err = s.opts.Engine.Defragment(ctx)
 	}
@@ -172,7 +173,7 @@ func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVRe
 	}
 	const none = -1 // etcd's word for no compaction
 	return &pb.HashKVResponse{
-		Header: s.header(h.Current), Hash: h.Hash, HashRevision: h.Revision, CompactRevision: cmp.Or(h.Floor, none),
+		Header: s.header(h.Current), Hash: h.Hash, HashRevision: h.Revision, CompactRevision: cmp.Or(h.CompactRevision, none),
 	}, nil
 }
 
@@ -294,7 +295,7 @@ func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.Do
 func (s *Service) Warm() error {
 	now, end := context.WithCancel(context.Background())
 	end()
-	if err := s.opts.Engine.AwaitCounts(now); err != nil {
+	if err := s.opts.Engine.AwaitKeyIndex(now); err != nil {
 		return errors.New("KEYS NOT COUNTED YET")
 	}
 	return nil

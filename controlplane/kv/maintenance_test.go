@@ -152,7 +152,7 @@ func TestPhysicalCompactionWaits(t *testing.T) {
 		_, err := w.Compact(t.Context(), &pb.CompactionRequest{Revision: 6, Physical: true})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { return w.engine.Floor() == 6 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.engine.CompactRevision() == 6 }, 10*time.Second, time.Millisecond)
 	w.scrub(t)
 	require.NoError(t, <-done)
 }

@@ -122,7 +122,7 @@ func NewCollector(s *Service) *Collector {
 	add("etcd_debugging_mvcc_current_revision", "The current revision of store.", gauge,
 		func(f *figures) float64 { return float64(f.engine.Revision) })
 	add("etcd_debugging_mvcc_compact_revision", "The revision of the last compaction in store.", gauge,
-		func(f *figures) float64 { return float64(f.engine.Floor) })
+		func(f *figures) float64 { return float64(f.engine.CompactRevision) })
 	add("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", gauge, func(f *figures) float64 { return float64(f.engine.Watchers) })
 	add("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", counter,
 		func(f *figures) float64 { return float64(f.s.counters.expired.Load()) })

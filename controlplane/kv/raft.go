@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
@@ -35,7 +35,7 @@ func NewRaft(runner *consensus.Runner, group, self uint64, changes leader.Leader
 }
 
 // Propose implements Agreement. It is proposed once: what the engine refuses is proposed anew, under another id.
-func (r *Raft) Propose(ctx context.Context, data []byte, alone bool) (mvcc.Result, error) {
+func (r *Raft) Propose(ctx context.Context, data []byte, alone bool) (command.Result, error) {
 	var id [16]byte
 	if alone {
 		copy(id[:], r.begin[:])
@@ -43,11 +43,11 @@ func (r *Raft) Propose(ctx context.Context, data []byte, alone bool) (mvcc.Resul
 	}
 	answer, err := r.runner.Propose(ctx, r.group, id, data)
 	if err != nil {
-		return mvcc.Result{}, err
+		return command.Result{}, err
 	}
-	result, ok := answer.(mvcc.Result)
+	result, ok := answer.(command.Result)
 	if !ok {
-		return mvcc.Result{}, fmt.Errorf("the state machine answered a %T", answer)
+		return command.Result{}, fmt.Errorf("the state machine answered a %T", answer)
 	}
 	return result, nil
 }

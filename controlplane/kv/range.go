@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
@@ -197,13 +198,13 @@ func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnRespons
 }
 
 // compare decides a condition by a snapshot as the engine does when it carries out a program.
-func compare(snap *mvcc.Snapshot, c *mvcc.Compare) (bool, error) {
-	found, err := snap.Range(mvcc.RangeOptions{Key: c.Key, End: c.End, KeysOnly: c.Target != mvcc.CompareValue})
+func compare(snap *mvcc.Snapshot, c *command.Compare) (bool, error) {
+	found, err := snap.Range(mvcc.RangeOptions{Key: c.Key, End: c.End, KeysOnly: c.Target != command.CompareValue})
 	if err != nil {
 		return false, err
 	}
 	if len(found.KVs) == 0 {
-		return c.Target != mvcc.CompareValue && holds(c, &mvcc.KV{}), nil
+		return c.Target != command.CompareValue && holds(c, &mvcc.KV{}), nil
 	}
 	for i := range found.KVs {
 		if !holds(c, &found.KVs[i]) {
@@ -213,26 +214,26 @@ func compare(snap *mvcc.Snapshot, c *mvcc.Compare) (bool, error) {
 	return true, nil
 }
 
-func holds(c *mvcc.Compare, kv *mvcc.KV) bool {
+func holds(c *command.Compare, kv *mvcc.KV) bool {
 	var order int
 	switch c.Target {
-	case mvcc.CompareVersion:
+	case command.CompareVersion:
 		order = cmp.Compare(kv.Version, c.Number)
-	case mvcc.CompareCreate:
+	case command.CompareCreate:
 		order = cmp.Compare(kv.CreateRevision, c.Number)
-	case mvcc.CompareMod:
+	case command.CompareMod:
 		order = cmp.Compare(kv.ModRevision, c.Number)
-	case mvcc.CompareLease:
+	case command.CompareLease:
 		order = cmp.Compare(kv.Lease, c.Number)
-	case mvcc.CompareValue:
+	case command.CompareValue:
 		order = bytes.Compare(kv.Value, c.Value)
 	}
 	switch c.Relation {
-	case mvcc.CompareEqual:
+	case command.CompareEqual:
 		return order == 0
-	case mvcc.CompareGreater:
+	case command.CompareGreater:
 		return order > 0
-	case mvcc.CompareLess:
+	case command.CompareLess:
 		return order < 0
 	}
 	return order != 0

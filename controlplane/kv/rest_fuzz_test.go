@@ -21,6 +21,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // decoded is a path's percent-encoding undone, written again from RFC 3986 rather than asked of net/url; ok is false
@@ -50,7 +51,7 @@ func stored(remainder string) (key string, ok bool) {
 	if strings.Contains(key, "/") {
 		key = "/" + key
 	}
-	return key, ok && key != "" && len(key) <= mvcc.MaxKeyBytes
+	return key, ok && key != "" && len(key) <= command.MaxKeyBytes
 }
 
 // holdings is all that the engine holds: keys with their values, and records.

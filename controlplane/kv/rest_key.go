@@ -10,7 +10,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -34,8 +34,8 @@ func keyOf(remainder string) (string, error) {
 	if strings.Contains(key, "/") {
 		key = "/" + key
 	}
-	if len(key) > mvcc.MaxKeyBytes {
-		return "", fault.Invalid("key", "is longer than %d bytes", mvcc.MaxKeyBytes)
+	if len(key) > command.MaxKeyBytes {
+		return "", fault.Invalid("key", "is longer than %d bytes", command.MaxKeyBytes)
 	}
 	return key, nil
 }

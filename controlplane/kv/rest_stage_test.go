@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
@@ -37,7 +38,7 @@ type stageAgreement struct {
 	views   map[uint64]uint64 // of the leader, where a member's is another
 }
 
-func (a *stageAgreement) propose(ctx context.Context, self uint64, data []byte) (own mvcc.Result, err error) {
+func (a *stageAgreement) propose(ctx context.Context, self uint64, data []byte) (own command.Result, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -50,7 +51,7 @@ func (a *stageAgreement) propose(ctx context.Context, self uint64, data []byte) 
 		if a.lagging[id] {
 			continue
 		}
-		got, err := e.Apply([]mvcc.Command{{Index: e.Applied().Index + 1, Term: 1, Data: data, Wanted: id == self}})
+		got, err := e.Apply([]command.Command{{Index: e.Applied().Index + 1, Term: 1, Data: data, WantSteps: id == self}})
 		if err != nil {
 			return own, err
 		}
@@ -67,7 +68,7 @@ type side struct {
 	self uint64
 }
 
-func (s side) Propose(ctx context.Context, data []byte, _ bool) (mvcc.Result, error) {
+func (s side) Propose(ctx context.Context, data []byte, _ bool) (command.Result, error) {
 	return s.propose(ctx, s.self, data)
 }
 

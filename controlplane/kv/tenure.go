@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
@@ -79,7 +80,7 @@ func (t *tenure) apply(c mvcc.LeaseChanges, now time.Duration) {
 }
 
 // begin takes charge. read gives all leases; what changes meanwhile is not lost.
-func (t *tenure) begin(term uint64, read func() ([]mvcc.Lease, error), clock func() time.Duration) error {
+func (t *tenure) begin(term uint64, read func() ([]command.Lease, error), clock func() time.Duration) error {
 	t.mu.Lock()
 	t.term, t.lessor, t.missed, t.unsound = term, nil, nil, false
 	t.mu.Unlock()
@@ -177,50 +178,23 @@ func (t *tenure) count() int {
 	return t.lessor.Len()
 }
 
-// reigns ends leases while this member leads.
-func (s *Service) reigns(ctx context.Context) {
-	for ctx.Err() == nil {
-		changed := s.opts.Agreement.Changed()
-		leaderID, term := s.opts.Agreement.Leader()
-		if leaderID != s.opts.Self {
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		if err := s.reign(ctx, term); err != nil && ctx.Err() == nil {
-			s.opts.Log.Warn("leases are not looked after", "term", term, "err", err)
-			select {
-			case <-time.After(s.opts.Election / 10):
-			case <-ctx.Done():
-			}
+// errDeposed is returned when the records name another member, or a later term, as the one that ends leases.
+var errDeposed = errors.New("another member leads")
+
+// endLeases revokes expired leases for one term in which this member leads, until ctx ends with the term. After an error
+// it pauses and returns, so that leader.While calls it again.
+func (s *Service) endLeases(ctx context.Context, term uint64) {
+	if err := s.endLeasesOf(ctx, term); err != nil && ctx.Err() == nil {
+		s.opts.Log.Warn("leases are not looked after", "term", term, "err", err)
+		select {
+		case <-time.After(s.opts.Election / 10):
+		case <-ctx.Done():
 		}
 	}
 }
 
-// errDeposed says that another member ends leases by now.
-var errDeposed = errors.New("another member leads")
-
-// reign is one term as the leader. It returns when that is over, or when something failed and is to be begun again.
-func (s *Service) reign(ctx context.Context, term uint64) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	defer cancel()
-	watching.Go(func() {
-		defer cancel()
-		for ctx.Err() == nil {
-			changed := s.opts.Agreement.Changed()
-			if leaderID, now := s.opts.Agreement.Leader(); leaderID != s.opts.Self || now != term {
-				return
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		}
-	})
+// endLeasesOf is one attempt of endLeases. It returns nil when ctx has ended or the leases must be read again.
+func (s *Service) endLeasesOf(ctx context.Context, term uint64) error {
 	if err := s.takeCharge(ctx, term); err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -228,7 +202,7 @@ func (s *Service) reign(ctx context.Context, term uint64) error {
 		return err
 	}
 	defer s.lessor.end()
-	err := s.lessor.begin(term, func() ([]mvcc.Lease, error) {
+	err := s.lessor.begin(term, func() ([]command.Lease, error) {
 		snap := s.opts.Engine.Snapshot()
 		defer snap.Close()
 		return snap.Leases()
@@ -278,8 +252,8 @@ func (s *Service) takeCharge(ctx context.Context, term uint64) error {
 		case p.lessor.term > term:
 			return errDeposed
 		}
-		step := mvcc.Step{Kind: mvcc.StepSetRecord, Key: []byte(recordLessor), Value: mine.encode()}
-		if _, err := s.propose(ctx, p.epoch, []mvcc.Step{step}); err != nil {
+		step := command.Step{Kind: command.StepSetRecord, Key: []byte(recordLessor), Value: mine.encode()}
+		if _, err := s.propose(ctx, p.epoch, []command.Step{step}); err != nil {
 			return err
 		}
 	}
@@ -312,7 +286,7 @@ func (s *Service) endLease(ctx context.Context, mine lessorRecord, id int64) err
 				return errDeposed
 			}
 		}
-		r, err := s.propose(ctx, p.epoch, []mvcc.Step{{Kind: mvcc.StepRevoke, Lease: id}})
+		r, err := s.propose(ctx, p.epoch, []command.Step{{Kind: command.StepRevoke, Lease: id}})
 		if err != nil {
 			if ctx.Err() == nil {
 				s.opts.Log.Warn("end lease", "lease", id, "err", err)
@@ -320,15 +294,15 @@ func (s *Service) endLease(ctx context.Context, mine lessorRecord, id int64) err
 			return nil
 		}
 		switch r.Refused {
-		case mvcc.RefusedEpoch:
+		case command.RefusedEpoch:
 			if _, err := s.newest(); err != nil {
 				return err
 			}
 			continue
-		case mvcc.RefusedLeaseNotFound:
+		case command.RefusedLeaseNotFound:
 			// Somebody was faster. The feed says so, unless it did before the leases were read.
 			s.lessor.forget(id)
-		case mvcc.RefusedNot:
+		case command.RefusedNot:
 			s.counters.expired.Add(1)
 		}
 		return refusalOf(r)
@@ -345,8 +319,8 @@ func (t *tenure) forget(id int64) {
 }
 
 // refusalOf is an error for any refusal that is not expected when a lease is ended.
-func refusalOf(r mvcc.Result) error {
-	if r.Refused == mvcc.RefusedLeaseNotFound {
+func refusalOf(r command.Result) error {
+	if r.Refused == command.RefusedLeaseNotFound {
 		return nil
 	}
 	return refusal(&r)

@@ -98,7 +98,7 @@ func newTrio(t *testing.T, change ...func(*Options)) *trio {
 	for id := uint64(1); id <= 3; id++ {
 		fs := vfs.NewMem()
 		feed := &LeaseFeed{}
-		engine, err := mvcc.Open(fs, "kv", mvcc.Options{OnLeases: feed.Changed, RememberHashes: true})
+		engine, err := mvcc.Open(fs, "kv", mvcc.Options{OnLeases: feed.Changed, HashOnCompact: true})
 		require.NoError(t, err)
 		s := &seat{trio: w, id: id, calls: map[string]func(context.Context, uint64, []byte) ([]byte, error){}}
 		host, err := consensus.Open(consensus.Options{

@@ -14,6 +14,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
@@ -37,12 +38,12 @@ func newAlone(e *mvcc.Engine) *alone {
 	return &alone{engine: e, leader: 1, term: 2, changed: make(chan struct{})}
 }
 
-func (a *alone) Propose(ctx context.Context, data []byte, _ bool) (mvcc.Result, error) {
+func (a *alone) Propose(ctx context.Context, data []byte, _ bool) (command.Result, error) {
 	a.mu.Lock()
 	fail, before := a.fail, a.before
 	a.mu.Unlock()
 	if fail != nil {
-		return mvcc.Result{}, fail
+		return command.Result{}, fail
 	}
 	if before != nil {
 		before(data)
@@ -50,12 +51,12 @@ func (a *alone) Propose(ctx context.Context, data []byte, _ bool) (mvcc.Result, 
 	return a.apply(data)
 }
 
-func (a *alone) apply(data []byte) (mvcc.Result, error) {
+func (a *alone) apply(data []byte) (command.Result, error) {
 	a.applying.Lock()
 	defer a.applying.Unlock()
-	results, err := a.engine.Apply([]mvcc.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, Wanted: true}})
+	results, err := a.engine.Apply([]command.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, WantSteps: true}})
 	if err != nil {
-		return mvcc.Result{}, err
+		return command.Result{}, err
 	}
 	return results[0], nil
 }

@@ -7,13 +7,13 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
 // write agrees on a program that a check permits, as often as the records change under it. cost is what it may add to the
 // size of the keyspace.
-func (s *Service) write(ctx context.Context, steps []mvcc.Step, cost int64, c check) (mvcc.Result, error) {
+func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c check) (command.Result, error) {
 	p, err := s.current()
 	for err == nil {
 		if err = s.allowed(ctx, p, c); err == nil {
@@ -24,35 +24,35 @@ func (s *Service) write(ctx context.Context, steps []mvcc.Step, cost int64, c ch
 			continue
 		}
 		if cost > 0 && s.opts.Full != nil && s.opts.Full() {
-			return mvcc.Result{}, rpctypes.ErrGRPCNoSpace
+			return command.Result{}, rpctypes.ErrGRPCNoSpace
 		}
 		if cost > 0 && !s.fits(cost) {
-			return mvcc.Result{}, s.raise(ctx, pb.AlarmType_NOSPACE, rpctypes.ErrGRPCNoSpace)
+			return command.Result{}, s.raise(ctx, pb.AlarmType_NOSPACE, rpctypes.ErrGRPCNoSpace)
 		}
-		var r mvcc.Result
+		var r command.Result
 		if r, err = s.propose(ctx, p.epoch, steps); err != nil {
 			return r, err
 		}
-		if r.Refused != mvcc.RefusedEpoch {
+		if r.Refused != command.RefusedEpoch {
 			return r, refusal(&r)
 		}
 		p, err = s.newest()
 	}
-	return mvcc.Result{}, failure(ctx, err)
+	return command.Result{}, failure(ctx, err)
 }
 
 // propose agrees on a program, once.
-func (s *Service) propose(ctx context.Context, epoch int64, steps []mvcc.Step) (mvcc.Result, error) {
-	data, err := mvcc.EncodeProgram(mvcc.Program{Epoch: epoch, Steps: steps})
+func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step) (command.Result, error) {
+	data, err := command.EncodeProgram(command.Program{Epoch: epoch, Steps: steps})
 	if err != nil {
-		return mvcc.Result{}, failure(ctx, err)
+		return command.Result{}, failure(ctx, err)
 	}
 	s.counters.pending.Add(1)
-	r, err := s.opts.Agreement.Propose(ctx, data, mvcc.ReadsRevision(steps))
+	r, err := s.opts.Agreement.Propose(ctx, data, command.ReadsRevision(steps))
 	s.counters.pending.Add(-1)
 	if err != nil {
 		s.counters.failed.Add(1)
-		return mvcc.Result{}, failure(ctx, err)
+		return command.Result{}, failure(ctx, err)
 	}
 	return r, nil
 }
@@ -154,7 +154,7 @@ func (s *Service) compact(ctx context.Context, revision int64) error {
 	if p.corrupt {
 		return rpctypes.ErrGRPCCorrupt
 	}
-	found, err := s.opts.Agreement.Propose(ctx, mvcc.EncodeCompact(revision), false)
+	found, err := s.opts.Agreement.Propose(ctx, command.EncodeCompact(revision), false)
 	if err != nil {
 		s.counters.failed.Add(1)
 		return failure(ctx, err)

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -109,14 +110,16 @@ func TestParseVersion(t *testing.T) {
 }
 
 func TestWhatQEMUOffers(t *testing.T) {
-	machines := []machine{{Name: "none"}, {Name: "pc-q35-7.1"}, {Name: "pc-q35-7.2", Alias: "q35"}, {Name: "pc-i440fx-7.2", Alias: "pc"}}
+	q35, pc := "q35", "pc"
+	machines := []raw.MachineInfo{{Name: "none"}, {Name: "pc-q35-7.1"}, {Name: "pc-q35-7.2", Alias: &q35}, {Name: "pc-i440fx-7.2", Alias: &pc}}
 	name, err := resolve(machines, "q35")
 	require.NoError(t, err)
 	require.Equal(t, "pc-q35-7.2", name)
 	_, err = resolve(machines, "virt")
 	require.ErrorContains(t, err, "virt")
 
-	models := []cpuModel{{"qemu64", &[]string{}}, {"host", &[]string{"kvm"}}, {"unknown", nil}, {"max", &[]string{}}, {"qemu64", &[]string{}}}
+	models := []raw.CPUDefinitionInfo{{Name: "qemu64", UnavailableFeatures: []string{}}, {Name: "host", UnavailableFeatures: []string{"kvm"}},
+		{Name: "unknown"}, {Name: "max", UnavailableFeatures: []string{}}, {Name: "qemu64", UnavailableFeatures: []string{}}}
 	require.Equal(t, []string{"max", "qemu64"}, runnable(models))
 	require.Equal(t, []string{}, runnable(nil))
 }
@@ -274,7 +277,7 @@ func TestReadRefuses(t *testing.T) {
 		"has a child":         {Options{DataDir: dir, Accel: TCG, QEMU: script("forks", "sleep 1000 & wait")}, "version: context deadline exceeded"},
 		"never stops talking": {Options{DataDir: dir, Accel: TCG, QEMU: script("talks", "exec yes")}, "version: context deadline exceeded"},
 		"no accelerator here": {Options{DataDir: dir, Accel: TCG, QEMU: script("refuses", polite+"; echo 'invalid accelerator tcg' >&2; exit 1")}, "it says \"invalid accelerator tcg\""},
-		"a silent monitor":    {Options{DataDir: dir, Accel: TCG, QEMU: script("silent", polite+"; exec sleep 1000")}, "does not greet"},
+		"a silent monitor":    {Options{DataDir: dir, Accel: TCG, QEMU: script("silent", polite+"; exec sleep 1000")}, "sends no greeting"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

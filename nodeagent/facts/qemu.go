@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
@@ -126,47 +127,39 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 		return err
 	}
 	defer c.Close()
-	var machines []machine
-	if err := c.Do(ctx, "query-machines", nil, &machines); err != nil {
+	monitor := raw.NewMonitor(c.With(ctx))
+	machines, err := monitor.QueryMachines()
+	if err != nil {
 		return err
 	}
 	if q.Machine, err = resolve(machines, machineAlias); err != nil {
 		return err
 	}
-	var models []cpuModel
-	if err := c.Do(ctx, "query-cpu-definitions", nil, &models); err != nil {
+	models, err := monitor.QueryCPUDefinitions()
+	if err != nil {
 		return err
 	}
 	q.CPUModels = runnable(models)
-	return c.Do(ctx, "quit", nil, nil)
+	return monitor.Quit()
 }
 
-// machine and cpuModel are QEMU's MachineInfo and CpuDefinitionInfo, of its qapi/machine.json and machine-target.json.
-type machine struct {
-	Name  string `json:"name"`
-	Alias string `json:"alias"`
-}
-
-type cpuModel struct {
-	Name        string    `json:"name"`
-	Unavailable *[]string `json:"unavailable-features"` // nil: QEMU cannot tell
-}
-
-// resolve finds the versioned machine type that an alias stands for: guests are recorded with that one, because the
-// alias means something else after an upgrade of QEMU.
-func resolve(machines []machine, alias string) (string, error) {
+// resolve returns the versioned machine type that an alias stands for. Guests are recorded with the versioned type,
+// because the alias means another one after an upgrade of QEMU.
+func resolve(machines []raw.MachineInfo, alias string) (string, error) {
 	for _, m := range machines {
-		if m.Alias == alias {
+		if m.Alias != nil && *m.Alias == alias {
 			return m.Name, nil
 		}
 	}
 	return "", fmt.Errorf("it has no machine type %s", alias)
 }
 
-func runnable(models []cpuModel) []string {
+// runnable returns the sorted names of the models of which the accelerator offers every feature. QEMU leaves out
+// UnavailableFeatures for a model that it cannot check.
+func runnable(models []raw.CPUDefinitionInfo) []string {
 	names := []string{}
 	for _, m := range models {
-		if m.Unavailable != nil && len(*m.Unavailable) == 0 {
+		if m.UnavailableFeatures != nil && len(m.UnavailableFeatures) == 0 {
 			names = append(names, m.Name)
 		}
 	}

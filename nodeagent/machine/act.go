@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// launchWithin bounds a launch on a host that is full.
+	// launchWithin bounds a launch on a loaded host.
 	launchWithin = 90 * time.Second
-	// launchGrace is how long a launch under way may go on when the agent stops: done by half it would have failed.
+	// launchGrace is how long a launch in progress may continue when the agent stops. An interrupted launch counts as failed.
 	launchGrace = 5 * time.Second
 )
 
-// act carries an action out.
-func (m *Machine) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error {
+// act executes an action.
+func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error {
 	if a != Build && a != Start && a != Relaunch {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, actWithin)
@@ -31,138 +31,138 @@ func (m *Machine) act(ctx context.Context, a Action, want *agentv1.AssignedVm) e
 	}
 	switch a {
 	case Build:
-		return m.build(ctx, want)
+		return v.build(ctx, want)
 	case Start:
-		r := m.record
+		r := v.record
 		r.StartsDone = want.GetStarts()
-		// What was asked of the guest before this start is over with it.
+		// Reboots and resets requested before this start are done by it.
 		r.RebootsBegun, r.RebootsDone, r.ResetsDone = want.GetReboots(), want.GetReboots(), want.GetResets()
-		return m.start(ctx, want, r)
+		return v.start(ctx, want, r)
 	case Relaunch:
-		r := m.record
+		r := v.record
 		r.RebootsDone = r.RebootsBegun
-		return m.start(ctx, want, r)
-	case Go, Resume:
-		if err := m.process.Cont(ctx); err != nil {
+		return v.start(ctx, want, r)
+	case Resume, ResumeAfterDiskError:
+		if err := v.process.Resume(ctx); err != nil {
 			return err
 		}
-		m.heldSince = time.Time{}
+		v.pausedSince = time.Time{}
 		return nil
-	case Press:
-		if err := m.process.Powerdown(ctx); err != nil {
+	case PressPowerButton:
+		if err := v.process.PressPowerButton(ctx); err != nil {
 			return err
 		}
-		m.pressedAt = time.Now()
+		v.pressedAt = time.Now()
 		return nil
-	case Cut:
-		return m.cut(ctx)
-	case Bury:
-		r := m.record
-		r.Live, r.End = false, End{Exit: m.exit, Error: m.trouble}
-		return m.write(r)
+	case PowerOff:
+		return v.powerOff(ctx)
+	case RecordExit:
+		r := v.record
+		r.Live, r.End = false, End{Exit: v.exit, Error: v.trouble}
+		return v.write(r)
 	case Reset:
-		return m.reset(ctx, func(r *Record) { r.ResetsDone = want.GetResets() })
+		return v.reset(ctx, func(r *Record) { r.ResetsDone = want.GetResets() })
 	case Restart:
-		return m.reset(ctx, func(r *Record) { r.RebootsDone = r.RebootsBegun })
+		return v.reset(ctx, func(r *Record) { r.RebootsDone = r.RebootsBegun })
 	case Reboot:
-		r := m.record
+		r := v.record
 		r.RebootsBegun = want.GetReboots()
-		return m.write(r)
-	case Credit:
-		r := m.record
+		return v.write(r)
+	case AckStart:
+		r := v.record
 		r.StartsDone, r.Live = want.GetStarts(), true
-		return m.write(r)
-	case Recount:
-		return m.write(m.record.recounted(m.host.o.Cluster(), want))
+		return v.write(r)
+	case AdoptCounters:
+		return v.write(v.record.withCountersOf(v.set.o.Cluster(), want))
 	case Destroy:
-		return m.destroy(ctx)
+		return v.destroy(ctx)
 	}
 	return fmt.Errorf("no such action: %d", a)
 }
 
-// write makes a record durable, and then the one that counts. A first record is of the cluster that the host is in.
-func (m *Machine) write(r Record) error {
+// write syncs r to disk, then sets v.record. A record without a cluster gets the host's.
+func (v *VM) write(r Record) error {
 	if r.Cluster == "" {
-		r.Cluster = m.host.o.Cluster()
+		r.Cluster = v.set.o.Cluster()
 	}
-	if err := r.write(m.host.recordPath(m.id)); err != nil {
+	if err := r.write(v.set.recordPath(v.id)); err != nil {
 		return err
 	}
-	m.record, m.exists = r, true
+	v.record, v.exists = r, true
 	return nil
 }
 
-// build makes the disks, and fetches every image that a start needs.
-func (m *Machine) build(ctx context.Context, want *agentv1.AssignedVm) error {
-	err := m.make(ctx, want)
+// build creates the disks and fetches every image that a start needs.
+func (v *VM) build(ctx context.Context, want *agentv1.AssignedVm) error {
+	err := v.makeDisks(ctx, want)
 	switch {
 	case err == nil:
-		m.host.counts.builds.Add(1)
+		v.set.counts.builds.Add(1)
 	case ctx.Err() == nil:
-		m.host.counts.buildFailures.Add(1)
-		m.refused = errors.Is(err, disk.ErrRefused) || errors.Is(err, qemu.ErrInvalid)
+		v.set.counts.buildFailures.Add(1)
+		v.refused = errors.Is(err, disk.ErrRefused) || errors.Is(err, qemu.ErrInvalid)
 	}
 	return err
 }
 
-func (m *Machine) make(ctx context.Context, want *agentv1.AssignedVm) error {
-	if err := m.host.check(want); err != nil {
+func (v *VM) makeDisks(ctx context.Context, want *agentv1.AssignedVm) error {
+	if err := v.set.check(want); err != nil {
 		return err
 	}
-	if err := m.write(m.record); err != nil { // so that the VM is known to be here from its first file on
+	if err := v.write(v.record); err != nil { // Written first, so that List finds the VM before it has any file.
 		return err
 	}
 	var err error
-	if m.home, err = m.host.o.Homes.Claim(string(m.id)); err != nil {
+	if v.home, err = v.set.o.Homes.Claim(string(v.id)); err != nil {
 		return err
 	}
-	if err := m.hold(ctx, want); err != nil {
+	if err := v.fetchImages(ctx, want); err != nil {
 		return err
 	}
-	if err := disk.Build(ctx, m.host.o.Images, m.home.Disks(), m.home.UID(), disks(want)); err != nil {
+	if err := disk.Build(ctx, v.set.o.Images, v.home.Disks(), v.home.UID(), disks(want)); err != nil {
 		return err
 	}
-	r := m.record
+	r := v.record
 	r.Built = true
-	return m.write(r)
+	return v.write(r)
 }
 
-// hold fetches the images that are not here.
-func (m *Machine) hold(ctx context.Context, want *agentv1.AssignedVm) error {
+// fetchImages fetches the images that this host lacks.
+func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	for _, img := range images(want) {
-		if err := m.host.o.Images.Hold(ctx, img); err != nil {
+		if err := v.set.o.Images.Hold(ctx, img); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// start records a start and makes it. A failure is recorded as its end; only a record that could not be written leaves
-// it to be tried again.
-func (m *Machine) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
-	r.Live, r.End, r.Mark = true, End{}, r.mark()
-	if err := m.write(r); err != nil {
+// start records a start, then launches QEMU. A failure is recorded as the start's exit, and the start is not repeated. It
+// is repeated only if the first record could not be written.
+func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
+	r.Live, r.End, r.Mark = true, End{}, r.startMark()
+	if err := v.write(r); err != nil {
 		return err
 	}
-	ctx, cancel := patient(ctx)
+	ctx, cancel := launchContext(ctx)
 	defer cancel()
-	process, err := m.launch(ctx, want)
+	process, err := v.launch(ctx, want)
 	if err == nil {
-		m.host.counts.launches.Add(1)
-		m.attach(process)
+		v.set.counts.launches.Add(1)
+		v.attach(process)
 		return nil
 	}
-	m.host.counts.launchFailures.Add(1)
+	v.set.counts.launchFailures.Add(1)
 	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: brief(err)}
-	m.record = r // also when it cannot be written: then a restart of the agent finds a start without a process
-	return fmt.Errorf("%w: %w", errEnded, errors.Join(err, m.write(r)))
+	v.record = r // Even if it cannot be written. After a restart, the agent finds a start without a process.
+	return fmt.Errorf("%w: %w", errEnded, errors.Join(err, v.write(r)))
 }
 
-// errEnded wraps a failure that is on record as the end of a start, and not a thing to be tried again.
+// errEnded is wrapped by a failure that is recorded as the exit of a start, so that the step is not repeated.
 var errEnded = errors.New("the start failed")
 
-// patient is ctx with a deadline of its own, and a while longer than ctx when that is ended.
-func patient(ctx context.Context) (context.Context, context.CancelFunc) {
+// launchContext returns a context that ends after launchWithin, or launchGrace after ctx has ended.
+func launchContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), launchWithin)
 	stop := context.AfterFunc(ctx, func() {
 		t := time.NewTimer(launchGrace)
@@ -176,8 +176,8 @@ func patient(ctx context.Context) (context.Context, context.CancelFunc) {
 	return longer, func() { stop(); cancel() }
 }
 
-func (m *Machine) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.Process, error) {
-	if err := m.hold(ctx, want); err != nil {
+func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.Process, error) {
+	if err := v.fetchImages(ctx, want); err != nil {
 		return nil, err
 	}
 	files := qemu.Files{Disks: map[string]qemu.Layers{}}
@@ -189,7 +189,7 @@ func (m *Machine) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.P
 		}
 	}()
 	for _, d := range want.GetDisks() {
-		chain, err := disk.Open(m.host.o.Images, m.home.Disks(), d.GetId())
+		chain, err := disk.Open(v.set.o.Images, v.home.Disks(), d.GetId())
 		if err != nil {
 			return nil, err
 		}
@@ -201,52 +201,53 @@ func (m *Machine) launch(ctx context.Context, want *agentv1.AssignedVm) (*qemu.P
 		if img == nil {
 			continue
 		}
-		if *f, err = m.host.o.Images.Open(image(img)); err != nil {
+		if *f, err = v.set.o.Images.Open(image(img)); err != nil {
 			return nil, err
 		}
 	}
-	return m.host.o.QEMU.Launch(ctx, m.home, m.host.spec(want), files, want.GetGeneration(), m.record.Mark)
+	return v.set.o.QEMU.Launch(ctx, v.home, v.set.spec(want), files, want.GetGeneration(), v.record.Mark)
 }
 
-// cut ends whatever runs.
-func (m *Machine) cut(ctx context.Context) error {
-	if m.process != nil {
-		return m.process.Cut(ctx)
+// powerOff ends the VM's process, or the orphan processes of its control group.
+func (v *VM) powerOff(ctx context.Context) error {
+	if v.process != nil {
+		return v.process.PowerOff(ctx)
 	}
-	if err := m.host.o.Cgroups.Kill(ctx, string(m.id)); err != nil {
+	if err := v.set.o.Cgroups.Kill(ctx, string(v.id)); err != nil {
 		return err
 	}
-	m.ended(qemu.Exit{Reason: qemu.Asked})
-	return m.host.o.Cgroups.Remove(ctx, string(m.id))
+	v.setExit(qemu.Exit{Reason: qemu.Asked})
+	return v.set.o.Cgroups.Remove(ctx, string(v.id))
 }
 
-// reset records why, and presses the reset button. A guest that was held waits afterwards: the next look lets it run.
-func (m *Machine) reset(ctx context.Context, note func(*Record)) error {
-	r := m.record
+// reset changes the record by note, then resets the guest. A Paused guest is Waiting afterwards, and then resumed.
+func (v *VM) reset(ctx context.Context, note func(*Record)) error {
+	r := v.record
 	note(&r)
-	if err := m.write(r); err != nil {
+	if err := v.write(r); err != nil {
 		return err
 	}
-	m.pressedAt = time.Time{}
-	return m.process.Reset(ctx)
+	v.pressedAt = time.Time{}
+	return v.process.Reset(ctx)
 }
 
-// destroy ends everything and removes it. What names the VM goes last, so that one half destroyed is found again.
-func (m *Machine) destroy(ctx context.Context) error {
-	if m.process != nil {
-		if err := m.process.Kill(ctx); err != nil {
+// destroy ends the VM's processes and removes its files. The record is removed last, so that List finds a VM whose removal
+// was interrupted.
+func (v *VM) destroy(ctx context.Context) error {
+	if v.process != nil {
+		if err := v.process.Kill(ctx); err != nil {
 			return err
 		}
-		m.attach(nil)
-		m.guest, m.pid = None, 0
+		v.attach(nil)
+		v.guest, v.pid = None, 0
 	}
-	if err := m.host.o.Cgroups.Kill(ctx, string(m.id)); err != nil {
+	if err := v.set.o.Cgroups.Kill(ctx, string(v.id)); err != nil {
 		return err
 	}
-	if err := m.host.o.Cgroups.Remove(ctx, string(m.id)); err != nil {
+	if err := v.set.o.Cgroups.Remove(ctx, string(v.id)); err != nil {
 		return err
 	}
-	home, err := m.host.o.Homes.Claim(string(m.id)) // also one that was never finished
+	home, err := v.set.o.Homes.Claim(string(v.id)) // Claim also opens a home whose creation was interrupted.
 	if err != nil {
 		return err
 	}
@@ -256,14 +257,14 @@ func (m *Machine) destroy(ctx context.Context) error {
 	if err := home.Remove(); err != nil {
 		return err
 	}
-	path := m.host.recordPath(m.id)
+	path := v.set.recordPath(v.id)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove record: %w", err)
 	}
 	if err := syncDir(filepath.Dir(path)); err != nil {
 		return err
 	}
-	m.home, m.exists, m.refused, m.record = nil, false, false, Record{Version: recordVersion}
-	m.exit, m.trouble = 0, ""
+	v.home, v.exists, v.refused, v.record = nil, false, false, Record{Version: recordVersion}
+	v.exit, v.trouble = 0, ""
 	return nil
 }

@@ -32,7 +32,7 @@ import (
 
 const launcherCommand = "launch-guest"
 
-// TestMain lets the test's own program be the launcher, as the agent's is.
+// TestMain makes the test program its own launcher, as the agent's program is.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == launcherCommand {
 		qemu.LauncherMain()
@@ -40,10 +40,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// within bounds every wait. It is never reached but by a failure.
+// within bounds every wait. Only a failure takes that long.
 const within = 60 * time.Second
 
-// lab is a host with real QEMU. What a test leaves is removed at its end.
+// lab is a host with real QEMU. The end of the test removes everything that it leaves.
 type lab struct {
 	*testing.T
 	dir     string
@@ -54,7 +54,7 @@ type lab struct {
 
 	fetchErr atomic.Pointer[error]
 
-	*Host
+	*MachineSet
 	loop   *reconcile.Loop
 	images *disk.Images
 
@@ -105,14 +105,14 @@ func (l *lab) clear() {
 	require.NoError(l, l.tree.Close())
 }
 
-// start starts an agent on the host: it adopts what is there.
+// start starts an agent on the host, which adopts the VMs.
 func (l *lab) start() {
 	homes, err := qemu.OpenHomes(filepath.Join(l.dir, "vms"), qemu.FirstUID, qemu.LastUID)
 	require.NoError(l, err)
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
-	l.Host, err = New(Options{
-		QEMU: &qemu.Host{Program: l.program, Launcher: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
+	l.MachineSet, err = New(Options{
+		QEMU: &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
 			CPUModels: []string{"qemu64", "max"}},
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
@@ -122,7 +122,7 @@ func (l *lab) start() {
 	l.seen = map[cloud.VMID]cloud.Observation{}
 	l.mu.Unlock()
 	l.loop = reconcile.New(reconcile.Options{
-		Open: l.Host.Open, Report: l.report, Forget: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+		Open: l.MachineSet.Open, Report: l.report, Forget: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
 		Launches: 4, Builds: 4,
 	})
 	ids, err := l.List()
@@ -132,7 +132,7 @@ func (l *lab) start() {
 	require.NoError(l, l.loop.Adopt(ctx, ids))
 }
 
-// stop stops the agent. Its guests live on.
+// stop stops the agent. The guests continue to run.
 func (l *lab) stop() {
 	l.loop.Close()
 	l.images.Close()
@@ -161,7 +161,7 @@ func (l *lab) report(o cloud.Observation) {
 	l.moved = make(chan struct{})
 }
 
-// until waits for a report of the VM that is as wanted.
+// until waits for a report of the VM that ok accepts.
 func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool) cloud.Observation {
 	l.Helper()
 	deadline := time.After(within)
@@ -180,7 +180,7 @@ func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool)
 	}
 }
 
-// sees waits for a level of the newest wish.
+// sees waits until the VM is reported in that state for the generation of want.
 func (l *lab) sees(want *agentv1.AssignedVm, level cloud.Observed) cloud.Observation {
 	l.Helper()
 	return l.until(cloud.VMID(want.GetVmId()), fmt.Sprintf("level %d of generation %d", level, want.GetGeneration()), func(o cloud.Observation) bool {
@@ -190,7 +190,7 @@ func (l *lab) sees(want *agentv1.AssignedVm, level cloud.Observed) cloud.Observa
 
 func vmID(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
 
-// vm is a wish for a small VM that is off, with the boot sector on its disk.
+// vm returns the assignment of a small VM that is off, with the boot sector on its disk.
 func (l *lab) vm(n int) *agentv1.AssignedVm {
 	return &agentv1.AssignedVm{
 		VmId: vmID(n), Generation: 1, Power: agentv1.Power_POWER_OFF, Vcpus: 1, Sockets: 1, CoresPerSocket: 1, MemoryMib: 64,
@@ -201,14 +201,14 @@ func (l *lab) vm(n int) *agentv1.AssignedVm {
 	}
 }
 
-// blank is one without an image, which never gets beyond its firmware.
+// blank returns the assignment of a VM without an image, which never gets beyond its firmware.
 func (l *lab) blank(n int) *agentv1.AssignedVm {
 	want := l.vm(n)
 	want.Disks[0].Image = nil
 	return want
 }
 
-// with is a copy of a wish, of the next generation, with a change.
+// with returns a changed copy of an assignment, with the next generation.
 func with(want *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.AssignedVm {
 	next := &agentv1.AssignedVm{
 		VmId: want.VmId, Generation: want.Generation + 1, Power: want.Power, StopGraceMs: want.StopGraceMs, Reboots: want.Reboots,
@@ -233,7 +233,7 @@ func destroyed(want *agentv1.AssignedVm) *agentv1.AssignedVm {
 	return with(want, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
 }
 
-// assign gives the host these wishes, and no others.
+// assign makes these the host's only assignments.
 func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	all := map[cloud.VMID]*agentv1.AssignedVm{}
 	for _, w := range wants {
@@ -242,7 +242,7 @@ func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	l.loop.Assign(all, nil, false)
 }
 
-// says waits until the guest's console has said a text so often.
+// says waits until a text was printed on the guest's console that many times.
 func (l *lab) says(id, text string, times int) {
 	l.Helper()
 	require.Eventually(l, func() bool {

@@ -1,38 +1,38 @@
-// Package machine is one VM on this host: it looks at what is there, decides the next action by a pure plan, and carries
-// it out with packages qemu and disk.
+// Package machine brings one VM on this host to its desired state: it observes the host, chooses the next action by a
+// pure function, and executes the action with packages qemu and disk.
 //
-// It knows the wishes of agent.v1 and what they mean on a host. It must not know the network, the control plane, when it
-// is called ([reconcile] calls it) or what becomes of its reports.
+// It knows the desired state of agent.v1 and what that means on a host. It does not know the network, the control plane,
+// when it is called ([reconcile] calls it) or what happens to its reports.
 //
-// # The parts
+// # Parts
 //
-//   - [Decide] is the behaviour of a VM: from a wish and a [Sight] to a [Plan]. It is pure; testdata/plan tells it as
-//     stories.
-//   - [Record] is what an agent must remember over its own death, besides the VM's home.
-//   - [Host] finds the VMs that are here, and [Machine] is one of them, for a reconcile.Loop.
+//   - [NextAction] is the complete behaviour of a VM: from desired state and [Observation] to a [Plan]. It is pure;
+//     testdata/plan has its scripts.
+//   - [Record] is what the agent has to remember across restarts, in addition to package qemu's Home.
+//   - [MachineSet] finds the VMs of this host. [VM] is one of them, for a reconcile.Loop.
 //
 // # Decisions
 //
-//   - A start, a reset and a reboot are recorded before they are done. For a host that crashes between the two they count
-//     as done: a start that was not made up for is visible and can be asked for again, one that is made twice runs a
-//     guest that somebody may have moved or stopped.
-//   - A guest that ended although it was wanted on is reported, never started again: whether to is the control plane's
-//     policy, and it says so by a higher number of starts.
-//   - A reboot is the power button, then a new QEMU in place of the old: the guest gets what a stop and a start would give
-//     it, a new process included. One that does not go down within [hardAfter] is reset in its QEMU.
-//   - The power button is pressed again every [pressAgain]: a guest that is still booting has not heard the first.
-//   - The grace of a stop counts from when this agent first saw the wish. After a restart of the agent it counts anew, for
-//     nobody knows how long the agent was away.
-//   - A guest that QEMU stopped because its disk was full gets another chance every [resumeAfter].
-//   - A record says of which cluster its counts are. When the host joins another one, made of a backup say, the records
-//     there may be older than what is here. A guest that they want on goes on, and one that they want off and have
-//     started as often goes off. What they cannot know is kept, and said: a guest that was started since stays on until
-//     it is started (which only takes it over) or ends, one that was stopped since is reported as ended, and one that no
-//     record knows lives until it ends by itself, with its disks kept. That a returning host kills what it no longer
-//     owns is for a cluster that has ruled on the VM before. With the first wish that is carried out the counts become
-//     that cluster's, or a start with a lower number would be none.
-//   - What waits for a person's or the control plane's word (no record knows the VM) is left as it is.
-//   - Error texts are one line for a tenant, without paths of the host.
+//   - A start, a reset and a reboot are recorded before they are executed. If the agent crashes in between, they count as
+//     done. A start that did not happen is visible and can be requested again, but a start that happens twice could run a
+//     guest that was moved or stopped since.
+//   - A guest that ended although it should run is reported, never started again. The restart policy belongs to the
+//     control plane, which requests a start by a higher start counter.
+//   - A reboot presses the power button and then launches a new QEMU, so that the guest gets the same as from a stop and a
+//     start. A guest that does not shut down within [rebootTimeout] is reset in its running QEMU.
+//   - The power button is pressed again every [pressInterval], because a guest that is still booting ignores it.
+//   - The grace period of a stop starts when this agent first sees the desired state. After a restart of the agent it
+//     starts again, because the length of the absence is unknown.
+//   - A guest that QEMU paused because its disk was full is resumed every [resumeAfter].
+//   - A record names the cluster of its counters. A host may join another cluster, for example one restored from a backup,
+//     whose records may be older than the VMs on the host. A running guest that they want on continues, and one that they
+//     want off is stopped if its start counter is not higher than theirs. Anything else is kept and reported: a guest
+//     started since then runs until it ends or the new cluster starts it, a guest stopped since then is reported as ended,
+//     and a guest of an unknown VM runs until it ends, and its disks are kept. Guests are ended for being unknown only
+//     by the cluster that their record names. With the first action for the new cluster the counters are adopted,
+//     since a start with a lower counter would be ignored otherwise.
+//   - A VM without desired state is left as it is.
+//   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
 
 import (
@@ -52,177 +52,177 @@ import (
 )
 
 const (
-	// statusWithin bounds the question how a guest is. A QEMU that needs longer is mute.
+	// statusWithin bounds the query of QEMU's run state. A QEMU that needs longer is Unresponsive.
 	statusWithin = 2 * time.Second
-	// actWithin bounds an action that only talks to QEMU or writes a file. Cutting power may take 15 s.
+	// actWithin bounds an action that only sends QMP commands or writes a file. PowerOff may take 15 s.
 	actWithin = 30 * time.Second
 )
 
-var _ reconcile.Machine = (*Machine)(nil)
+var _ reconcile.Reconciled = (*VM)(nil)
 
-// Machine is one VM on this host. All but what mu guards belongs to the goroutine that calls Next.
-type Machine struct {
-	host *Host
-	id   cloud.VMID
+// VM is one VM on this host. Only the goroutine that calls Next may use the fields that mu does not guard.
+type VM struct {
+	set *MachineSet
+	id  cloud.VMID
 
 	loaded bool
 	exists bool
 	home   *qemu.Home
 	record Record
 
-	guest   Guest
-	trouble string
-	cure    bool
-	exit    cloud.Exit // of the last process
-	pid     int
+	guest       Guest
+	trouble     string
+	recoverable bool
+	exit        cloud.Exit // of the last process
+	pid         int
 
 	refused bool
 	failure string // of the last step
 
-	offSince, pressedAt, rebootSince, heldSince time.Time
+	offSince, pressedAt, rebootSince, pausedSince time.Time
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	process *qemu.Process
 	seen    cloud.Observation
 	sample  sample
 }
 
-// Next looks at the VM and says what to do.
-func (m *Machine) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step, error) {
-	if err := m.look(ctx); err != nil {
+// Next observes the VM and returns the next step towards want.
+func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step, error) {
+	if err := v.observe(ctx); err != nil {
 		return reconcile.Step{}, err
 	}
-	m.mark(want)
-	plan := Decide(want, m.sight())
-	step := reconcile.Step{Seen: m.observation(want, plan), Wait: plan.Wait, Gone: !m.exists, Note: plan.note()}
-	m.mu.Lock()
-	m.seen = step.Seen
-	m.mu.Unlock()
+	v.updateTimers(want)
+	plan := NextAction(want, v.observation())
+	step := reconcile.Step{Seen: v.report(want, plan), Wait: plan.Wait, Gone: !v.exists, Note: plan.note()}
+	v.mu.Lock()
+	v.seen = step.Seen
+	v.mu.Unlock()
 	if plan.Action == Nothing {
 		return step, nil
 	}
 	step.Name = plan.Action.String()
 	step.Weight = weights[plan.Action]
 	step.Do = func(ctx context.Context) error {
-		err := m.act(ctx, plan.Action, want)
-		m.failure = ""
+		err := v.act(ctx, plan.Action, want)
+		v.failure = ""
 		if err != nil && ctx.Err() == nil && !errors.Is(err, errEnded) {
-			m.failure = brief(err)
+			v.failure = brief(err)
 		}
 		return err
 	}
 	return step, nil
 }
 
-// weights are those that are not light.
+// weights are the weights of the actions that are not reconcile.Light.
 var weights = map[Action]reconcile.Weight{Build: reconcile.Build, Start: reconcile.Launch, Relaunch: reconcile.Launch}
 
-// Changed is signalled when something happened to the process.
-func (m *Machine) Changed() <-chan struct{} {
-	if m.process == nil {
+// Changed returns a channel that gets a value when the process has changed. It is nil if there is no process.
+func (v *VM) Changed() <-chan struct{} {
+	if v.process == nil {
 		return nil
 	}
-	return m.process.Wake()
+	return v.process.Wake()
 }
 
-// Close lets go of the VM.
-func (m *Machine) Close() {
-	m.attach(nil)
-	m.host.close(m)
+// Close closes the connections to the VM, which continues to run.
+func (v *VM) Close() {
+	v.attach(nil)
+	v.set.close(v)
 }
 
-// attach puts a process, or none, in place of the one before.
-func (m *Machine) attach(p *qemu.Process) {
-	m.mu.Lock()
-	old := m.process
-	m.process, m.sample = p, sample{}
-	m.mu.Unlock()
+// attach replaces the process by p, or by none if p is nil, and closes the old one.
+func (v *VM) attach(p *qemu.Process) {
+	v.mu.Lock()
+	old := v.process
+	v.process, v.sample = p, sample{}
+	v.mu.Unlock()
 	if old != nil {
 		old.Close()
 	}
 }
 
-// look brings what is known of the host up to date.
-func (m *Machine) look(ctx context.Context) error {
-	if !m.loaded {
-		if err := m.load(ctx); err != nil {
+// observe updates the fields that describe the VM's state on the host.
+func (v *VM) observe(ctx context.Context) error {
+	if !v.loaded {
+		if err := v.load(ctx); err != nil {
 			return err
 		}
-		m.loaded = true
+		v.loaded = true
 	}
-	if m.process != nil {
-		return m.ask(ctx)
+	if v.process != nil {
+		return v.queryProcess(ctx)
 	}
-	m.guest, m.pid = None, 0
-	if !m.exists {
+	v.guest, v.pid = None, 0
+	if !v.exists {
 		return nil
 	}
-	procs, err := m.host.o.Cgroups.Procs(string(m.id))
+	procs, err := v.set.o.Cgroups.Procs(string(v.id))
 	if err != nil {
 		return fmt.Errorf("list processes: %w", err)
 	}
 	if len(procs) > 0 {
-		m.guest, m.pid = Stray, procs[0]
+		v.guest, v.pid = OrphanProcess, procs[0]
 	}
 	return nil
 }
 
-// load finds out what an agent before this one left.
-func (m *Machine) load(ctx context.Context) error {
+// load reads the VM's record and home, and adopts its process if there is one.
+func (v *VM) load(ctx context.Context) error {
 	var recorded bool
 	var err error
-	if m.record, recorded, err = readRecord(m.host.recordPath(m.id)); err != nil {
+	if v.record, recorded, err = readRecord(v.set.recordPath(v.id)); err != nil {
 		return err
 	}
-	m.home, err = m.host.o.Homes.Open(string(m.id))
+	v.home, err = v.set.o.Homes.Open(string(v.id))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	present, err := m.host.present(m.id)
+	present, err := v.set.present(v.id)
 	if err != nil {
 		return err
 	}
-	m.exists = recorded || present
-	if recorded && m.record.Cluster == "" && m.host.o.Cluster() != "" { // now, before the host can be in another
-		if err := m.write(m.record); err != nil {
+	v.exists = recorded || present
+	if recorded && v.record.Cluster == "" && v.set.o.Cluster() != "" { // Written now, before the host can join another cluster.
+		if err := v.write(v.record); err != nil {
 			return err
 		}
 	}
-	if m.home == nil {
+	if v.home == nil {
 		return nil
 	}
-	process, err := m.host.o.QEMU.Adopt(ctx, m.home)
+	process, err := v.set.o.QEMU.Adopt(ctx, v.home)
 	var gone *qemu.GoneError
 	switch {
 	case err == nil:
-		m.record.Live = true
-		m.attach(process)
+		v.record.Live = true
+		v.attach(process)
 		return nil
 	case errors.As(err, &gone):
-		m.ended(gone.Exit)
+		v.setExit(gone.Exit)
 	case errors.Is(err, qemu.ErrNotStarted):
-		m.ended(lost)
+		v.setExit(neverStarted)
 	default:
 		return err
 	}
-	// The home speaks of the start before, if the agent ended between its record and the launch.
-	if last, err := m.home.Record(); m.record.Live && (err != nil || !m.record.marks(last.Owner)) {
-		m.ended(lost)
+	// The home's record is of the start before if the agent ended between the start's record and the launch.
+	if last, err := v.home.Record(); v.record.Live && (err != nil || !v.record.matchesMark(last.Owner)) {
+		v.setExit(neverStarted)
 	}
 	return nil
 }
 
-// lost is the end of a start that was recorded and never made.
-var lost = qemu.Exit{Reason: qemu.Crashed, Text: "the agent was restarted before QEMU was started"}
+// neverStarted is the exit of a start that was recorded but not executed.
+var neverStarted = qemu.Exit{Reason: qemu.Crashed, Text: "the agent was restarted before QEMU was started"}
 
-// ended takes note of how the last process ended.
-func (m *Machine) ended(e qemu.Exit) {
-	m.exit, m.trouble = exits[e.Reason], ""
-	if m.exit == 0 {
-		m.exit = cloud.ExitFailed
+// setExit sets exit and trouble from the exit of the last process.
+func (v *VM) setExit(e qemu.Exit) {
+	v.exit, v.trouble = exits[e.Reason], ""
+	if v.exit == 0 {
+		v.exit = cloud.ExitFailed
 	}
-	if m.exit == cloud.ExitFailed {
-		m.trouble = brief(errors.New(e.Text))
+	if v.exit == cloud.ExitFailed {
+		v.trouble = brief(errors.New(e.Text))
 	}
 }
 
@@ -230,28 +230,28 @@ var exits = map[qemu.Reason]cloud.Exit{
 	qemu.Guest: cloud.ExitGuest, qemu.Asked: cloud.ExitAsked, qemu.Crashed: cloud.ExitFailed,
 }
 
-// ask finds out how the guest is.
-func (m *Machine) ask(ctx context.Context) error {
-	m.pid = m.process.Record().PID
-	m.trouble, m.cure = "", false
+// queryProcess updates guest, trouble and recoverable from the process.
+func (v *VM) queryProcess(ctx context.Context) error {
+	v.pid = v.process.Record().PID
+	v.trouble, v.recoverable = "", false
 	select {
-	case <-m.process.Exited():
-		m.bereft()
+	case <-v.process.Exited():
+		v.onExit()
 		return nil
 	default:
 	}
-	if m.process.Exit().Reason != "" { // known already, and QEMU is about to end
-		m.guest = Off
+	if v.process.Exit().Reason != "" { // The guest has ended, and QEMU is about to end.
+		v.guest = Off
 		return nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
-	status, err := m.process.Status(bounded)
+	status, err := v.process.Status(bounded)
 	switch {
 	case errors.Is(err, qemu.ErrExited):
 		select {
-		case <-m.process.Exited():
-			m.bereft()
+		case <-v.process.Exited():
+			v.onExit()
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -259,35 +259,35 @@ func (m *Machine) ask(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		m.guest, m.trouble = Mute, "QEMU does not answer"
+		v.guest, v.trouble = Unresponsive, "QEMU does not answer"
 		return nil
 	}
-	if m.guest = guests[status.State]; m.guest == None {
-		m.guest, m.trouble = Held, "the guest is stopped ("+status.State+")"
+	if v.guest = guests[status.State]; v.guest == None {
+		v.guest, v.trouble = Paused, "the guest is stopped ("+status.State+")"
 	}
-	if text := m.process.LastError(); m.guest == Held && text != "" {
-		m.trouble, m.cure = brief(errors.New(text)), status.State == "io-error"
+	if text := v.process.LastError(); v.guest == Paused && text != "" {
+		v.trouble, v.recoverable = brief(errors.New(text)), status.State == "io-error"
 	}
 	return nil
 }
 
-// guests are QEMU's run states (its qapi/run-state.json); any other holds the guest.
+// guests maps QEMU's run states (qapi/run-state.json). In all other states the guest is Paused.
 var guests = map[string]Guest{
 	"running": Running, "suspended": Running, "prelaunch": Waiting, "shutdown": Off, "guest-panicked": Off, "internal-error": Off,
 }
 
-// bereft takes leave of a process that has ended.
-func (m *Machine) bereft() {
-	m.ended(m.process.Exit())
-	if m.exit == cloud.ExitFailed {
-		m.host.counts.deaths.Add(1)
+// onExit updates the VM after its process has ended.
+func (v *VM) onExit() {
+	v.setExit(v.process.Exit())
+	if v.exit == cloud.ExitFailed {
+		v.set.counts.deaths.Add(1)
 	}
-	m.attach(nil)
-	m.guest, m.pid = None, 0
+	v.attach(nil)
+	v.guest, v.pid = None, 0
 }
 
-// mark keeps the times from which the plan counts.
-func (m *Machine) mark(want *agentv1.AssignedVm) {
+// updateTimers updates the times from which the durations of an Observation are computed.
+func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 	keep := func(since *time.Time, when bool) {
 		switch {
 		case !when:
@@ -296,28 +296,30 @@ func (m *Machine) mark(want *agentv1.AssignedVm) {
 			*since = time.Now()
 		}
 	}
-	keep(&m.offSince, want.GetPower() == agentv1.Power_POWER_OFF && m.guest != None)
-	keep(&m.rebootSince, m.record.rebooting() && m.guest != None)
-	keep(&m.heldSince, m.guest == Held)
-	if m.guest == None {
-		m.pressedAt = time.Time{}
+	keep(&v.offSince, want.GetPower() == agentv1.Power_POWER_OFF && v.guest != None)
+	keep(&v.rebootSince, v.record.rebooting() && v.guest != None)
+	keep(&v.pausedSince, v.guest == Paused)
+	if v.guest == None {
+		v.pressedAt = time.Time{}
 	}
 }
 
-func (m *Machine) sight() Sight {
-	return Sight{
-		Exists: m.exists, Refused: m.refused, Foreign: m.foreign(), Record: m.record, Guest: m.guest, Trouble: m.trouble, Exit: m.exit, Cure: m.cure,
-		Error: m.failure, OffFor: since(m.offSince), PressedFor: since(m.pressedAt), RebootFor: since(m.rebootSince),
-		HeldFor: since(m.heldSince),
+// observation returns the VM's state on the host as NextAction needs it.
+func (v *VM) observation() Observation {
+	return Observation{
+		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
+		Error: v.failure, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
+		PausedFor: since(v.pausedSince),
 	}
 }
 
-// foreign says whether the record is of another cluster than the one that the host is in.
-func (m *Machine) foreign() bool {
-	of, in := m.record.Cluster, m.host.o.Cluster()
+// foreign reports whether the record's counters belong to another cluster than the host's.
+func (v *VM) foreign() bool {
+	of, in := v.record.Cluster, v.set.o.Cluster()
 	return of != "" && in != "" && of != in
 }
 
+// since returns the time since t, or -1 if t is zero.
 func since(t time.Time) time.Duration {
 	if t.IsZero() {
 		return -1
@@ -325,23 +327,24 @@ func since(t time.Time) time.Duration {
 	return time.Since(t)
 }
 
-func (m *Machine) observation(want *agentv1.AssignedVm, p Plan) cloud.Observation {
+// report returns the observation that is sent to the control plane.
+func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 	o := cloud.Observation{
-		VM: m.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(m.pid), LastError: p.Error,
-		StartsDone: m.record.StartsDone, RebootsDone: m.record.RebootsDone, ResetsDone: m.record.ResetsDone,
+		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,
+		StartsDone: v.record.StartsDone, RebootsDone: v.record.RebootsDone, ResetsDone: v.record.ResetsDone,
 	}
-	if m.process != nil {
-		o.StartedAt = m.process.Record().Started.UnixMilli()
+	if v.process != nil {
+		o.StartedAt = v.process.Record().Started.UnixMilli()
 	}
 	return o
 }
 
 var hostPath = regexp.MustCompile(`(^|[\s"'=(])/[^\s"':;,)]*`)
 
-// maxBrief bounds an error text, in bytes.
+// maxBrief is the largest length of an error text, in bytes.
 const maxBrief = 300
 
-// brief is an error as a tenant may read it: one line, no paths of the host.
+// brief returns the text of an error for a tenant: one line, at most maxBrief bytes, without paths of the host.
 func brief(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	text = hostPath.ReplaceAllString(text, "${1}(file)")

@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Built, started, stopped by its power button, started again, cut, removed; and then nothing is left.
+// A VM is built, started, stopped by its power button, started again, powered off and destroyed; then nothing is left.
 func TestLife(t *testing.T) {
 	l := newLab(t)
 	want := l.vm(1)
@@ -66,7 +66,7 @@ func TestLife(t *testing.T) {
 	require.Equal(t, Counts{Launches: 2, Builds: 1}, l.Counts())
 }
 
-// Destroyed while it runs.
+// A running VM is destroyed.
 func TestDestroyRunning(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -81,7 +81,7 @@ func TestDestroyRunning(t *testing.T) {
 	require.Empty(t, ids)
 }
 
-// kill -9 of a QEMU is told with its cause, and nothing starts by itself.
+// kill -9 of a QEMU is reported with its cause, and the VM is not started again.
 func TestKilled(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -101,8 +101,8 @@ func TestKilled(t *testing.T) {
 	require.EqualValues(t, 2, l.Counts().Launches)
 }
 
-// The agent is away and comes back: what runs is taken over as it is; one that was killed meanwhile and one whose guest
-// switched itself off are told apart.
+// A new agent adopts the running VMs. It distinguishes a VM that was killed while no agent ran from one whose guest powered
+// itself off.
 func TestAdoption(t *testing.T) {
 	l := newLab(t)
 	var wants []*agentv1.AssignedVm
@@ -122,7 +122,7 @@ func TestAdoption(t *testing.T) {
 
 	l.start()
 	for n := 2; n < 4; n++ {
-		// Without an assignment it is reported, of no generation.
+		// Without an assignment the VM is reported with generation 0.
 		o := l.until(id(n), "adopted", func(o cloud.Observation) bool { return o.Observed == cloud.ObservedRunning })
 		require.Zero(t, o.Generation)
 		require.Equal(t, before[id(n)].PID, o.PID)
@@ -139,7 +139,7 @@ func TestAdoption(t *testing.T) {
 	require.Equal(t, cloud.ExitFailed, l.sees(wants[0], cloud.ObservedEnded).Exit)
 	require.Equal(t, cloud.ExitGuest, l.sees(wants[1], cloud.ObservedEnded).Exit)
 	require.Equal(t, before[id(2)].PID, l.sees(wants[2], cloud.ObservedRunning).PID)
-	// Killed later, its cause can no longer be known, but that it is gone is.
+	// Of an adopted process that is killed, the end is reported without a cause.
 	require.NoError(t, syscall.Kill(int(before[id(3)].PID), syscall.SIGKILL))
 	require.Equal(t, cloud.ExitFailed, l.sees(wants[3], cloud.ObservedEnded).Exit)
 	require.Zero(t, l.Counts().Launches)
@@ -230,14 +230,14 @@ func (l *lab) intrude(path, greeting, more string) {
 	})
 }
 
-// kill9 kills a QEMU whose agent is gone. Here that was this program, so it waits for it, as init would.
+// kill9 kills a QEMU and waits for it: this program is its parent, although its agent has stopped.
 func kill9(t *testing.T, pid uint32) {
 	require.NoError(t, syscall.Kill(int(pid), syscall.SIGKILL))
 	_, err := syscall.Wait4(int(pid), nil, 0, nil)
 	require.NoError(t, err)
 }
 
-// tell types a letter at a guest's serial port.
+// tell sends a letter to a guest's serial port.
 func (l *lab) tell(id, letter string) {
 	home, err := l.o.Homes.Open(id)
 	require.NoError(l, err)
@@ -247,7 +247,7 @@ func (l *lab) tell(id, letter string) {
 	require.NoError(l, err)
 }
 
-// An agent that died between recording a start and making it: the start counts as done.
+// A start counts as done if the agent ended after recording it.
 func TestStartIsNeverMadeTwice(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -261,7 +261,7 @@ func TestStartIsNeverMadeTwice(t *testing.T) {
 	r, _, err := readRecord(path)
 	require.NoError(t, err)
 	r.StartsDone, r.Live = 2, true
-	r.Mark = r.mark()
+	r.Mark = r.startMark()
 	require.NoError(t, r.write(path))
 
 	l.start()
@@ -274,8 +274,7 @@ func TestStartIsNeverMadeTwice(t *testing.T) {
 	require.Zero(t, l.Counts().Launches)
 }
 
-// A reboot is the power button and a new process; a reset is the button of the old one. Each is done once, also by the
-// agent after this one.
+// A reboot gives the VM a new process; a reset keeps it. Each is executed once, also when another agent takes over.
 func TestRebootAndReset(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -307,7 +306,7 @@ func TestRebootAndReset(t *testing.T) {
 	require.EqualValues(t, 1, again.ResetsDone)
 }
 
-// A reboot that an agent began is brought to its end by the next one.
+// The next agent completes a reboot that an agent began.
 func TestRebootOutlivesTheAgent(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -330,7 +329,7 @@ func TestRebootOutlivesTheAgent(t *testing.T) {
 	require.NotEqual(t, first.PID, o.PID)
 }
 
-// A guest that ignores its power button is cut after the grace.
+// A guest that ignores its power button is powered off after the grace period.
 func TestGraceEnds(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -341,7 +340,7 @@ func TestGraceEnds(t *testing.T) {
 	l.sees(want, cloud.ObservedBuilt)
 }
 
-// A guest that switches itself off is told, and its start is over.
+// A guest that powers itself off is reported as ended.
 func TestGuestSwitchesItselfOff(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -367,7 +366,7 @@ func TestGuestPanics(t *testing.T) {
 	require.Contains(t, o.LastError, "panicked")
 }
 
-// What cannot be built for now is tried again; what never can be is said once.
+// A build that fails is repeated, unless it would fail the same way.
 func TestBuildFails(t *testing.T) {
 	l := newLab(t)
 	away := errors.New("no member gives the image")
@@ -402,7 +401,7 @@ func TestBuildFails(t *testing.T) {
 	l.sees(gone, cloud.ObservedAbsent)
 }
 
-// A QEMU that cannot be started: the start is over, its reason names no path, and it is not tried again.
+// A failed launch is reported without a path of the host, and not repeated.
 func TestLaunchFails(t *testing.T) {
 	l := newLab(t)
 	broken, err := exec.LookPath("false")
@@ -425,7 +424,7 @@ func TestLaunchFails(t *testing.T) {
 	l.sees(want, cloud.ObservedRunning)
 }
 
-// Processes in a VM's group that no record speaks of: reported, left alone until somebody rules, then ended.
+// Processes in a VM's control group without a record are reported, and ended when a state is desired.
 func TestStray(t *testing.T) {
 	l := newLab(t)
 	l.stop()
@@ -449,7 +448,7 @@ func TestStray(t *testing.T) {
 	require.Empty(t, ids)
 }
 
-// An orphan is cut, and its disks stay.
+// An orphan VM is powered off, and its disks are kept.
 func TestOrphan(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -465,7 +464,7 @@ func TestOrphan(t *testing.T) {
 	require.FileExists(t, filepath.Join(home.Disks(), "root.qcow2"))
 }
 
-// A host that was halfway through a removal goes on with it.
+// The next agent completes an interrupted removal.
 func TestHalfDestroyed(t *testing.T) {
 	l := newLab(t)
 	want := l.blank(1)
@@ -532,7 +531,7 @@ type writer func([]byte) error
 
 func (w writer) Write(p []byte) (int, error) { return len(p), w(p) }
 
-// A tenant reads one line, and no path of the host.
+// Error texts for tenants are one line without a path of the host.
 func TestBrief(t *testing.T) {
 	for in, want := range map[string]string{
 		"make VM directory: mkdir /var/lib/trivet/vms: no space left on device": "make VM directory: mkdir (file): no space left on device",

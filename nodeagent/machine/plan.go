@@ -8,103 +8,105 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Guest is what there is of a guest's process.
+// Guest is the state of a VM's process and guest.
 type Guest uint8
 
 const (
-	None    Guest = iota // no process
-	Waiting              // a process whose guest has never run: the launch is not over
-	Running              // guest CPUs run
-	Held                 // QEMU stopped the guest: its disk fails, it panicked
-	Off                  // the guest is off, and QEMU about to end
-	Mute                 // a process that does not answer
-	Stray                // processes that belong to no guest that we know of
+	None          Guest = iota // no process
+	Waiting                    // the process was launched, but the guest was never resumed
+	Running                    // guest CPUs run
+	Paused                     // QEMU stopped the guest's CPUs, for example after a disk error
+	Off                        // the guest has ended, and QEMU is about to end
+	Unresponsive               // the process does not answer
+	OrphanProcess              // there are processes in the control group, but no record of them
 )
 
 func (g Guest) String() string {
-	return [...]string{"none", "waiting", "running", "held", "off", "mute", "stray"}[g]
+	return [...]string{"none", "waiting", "running", "paused", "off", "unresponsive", "orphan process"}[g]
 }
 
-// Sight is what is on the host of one VM. Durations are by the monotonic clock of this run of the agent; a negative one
-// means never.
-type Sight struct {
-	Exists  bool // anything at all: a directory, a control group
-	Refused bool // its disks cannot be made, and trying again will not help
-	// Foreign means that the counts are of another cluster, so that nobody who rules now has ruled on this VM before.
+// Observation is the state of one VM on the host. Durations are measured by this agent since its start; a negative
+// duration means never.
+type Observation struct {
+	Exists  bool // there is a record, a directory or a control group
+	Refused bool // the disks cannot be built, and another attempt would fail the same way
+	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them yet.
 	Foreign bool
 	Record  Record
 	Guest   Guest
-	// Trouble says why a guest is held or mute, or how a process ended whose end the record does not have yet.
+	// Trouble is the reason why the guest is Paused or Unresponsive, or why a process failed whose exit is not recorded
+	// yet.
 	Trouble string
-	// Exit of such a process.
+	// Exit is the exit of a process that is not recorded yet.
 	Exit cloud.Exit
-	// Cure is set when a held guest may go on by itself after a while: its disk was full.
-	Cure bool
-	// Error is the last step's, until a step succeeds.
+	// Recoverable means that a Paused guest may be resumed after a while, because a disk error paused it.
+	Recoverable bool
+	// Error is the error of the last step, or "" if it succeeded.
 	Error string
 
-	OffFor     time.Duration // since power off was first wanted of this guest
+	OffFor     time.Duration // since power off was first seen as desired for this guest
 	PressedFor time.Duration // since the power button was last pressed
-	RebootFor  time.Duration // since a reboot was begun
-	HeldFor    time.Duration // since the guest was first seen held
+	RebootFor  time.Duration // since the reboot began
+	PausedFor  time.Duration // since the guest was first seen Paused
 }
 
-// Action is what to do next.
+// Action is one thing to do for a VM.
 type Action uint8
 
 const (
-	Nothing  Action = iota
-	Build           // make the disks
-	Start           // record the start, then launch
-	Go              // let a launched guest run
-	Press           // the power button
-	Cut             // end the processes, by power off
-	Bury            // record how a process ended that is no more, and clean up after it
-	Reset           // record the reset, then press the reset button
-	Reboot          // record that a reboot is begun
-	Relaunch        // end a reboot: the guest has gone down, launch it again
-	Restart         // end a reboot: the guest does not go down, press the reset button
-	Credit          // record that the guest that runs is what the latest start asked for
-	Resume          // let a held guest go on
-	Recount         // record that the counts are of this cluster
-	Destroy         // end everything and remove it
+	Nothing              Action = iota
+	Build                       // create the disks
+	Start                       // record the start, then launch QEMU
+	Resume                      // let a launched guest run
+	PressPowerButton            // ask the guest to shut down
+	PowerOff                    // end the VM's processes
+	RecordExit                  // record how the ended process exited
+	Reset                       // record the reset, then reset the guest
+	Reboot                      // record that a reboot began
+	Relaunch                    // finish a reboot whose guest has shut down: launch QEMU again
+	Restart                     // finish a reboot whose guest does not shut down: reset the guest
+	AckStart                    // record the latest start as done, because the guest runs already
+	ResumeAfterDiskError        // let a guest run again that a disk error has paused
+	AdoptCounters               // record the counters of the host's present cluster
+	Destroy                     // end the VM's processes and remove its files
 )
 
 func (a Action) String() string {
-	return [...]string{"", "build disks", "start", "let run", "press power button", "cut power", "record end",
-		"reset", "begin reboot", "start again", "reset at last", "credit start", "resume", "take over", "destroy"}[a]
+	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
+		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "destroy"}[a]
 }
 
-// Times of the plan.
+// Times of NextAction.
 const (
-	// pressAgain: a guest that is still booting misses the button, and one that shuts down ignores it.
-	pressAgain = 10 * time.Second
-	// hardAfter is how long a reboot waits for the guest.
-	hardAfter = 30 * time.Second
-	// resumeAfter is how long a guest stays held before it may try again.
+	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the first,
+	// and a guest that is shutting down ignores further ones.
+	pressInterval = 10 * time.Second
+	// rebootTimeout is how long a reboot waits for the guest to shut down.
+	rebootTimeout = 30 * time.Second
+	// resumeAfter is how long a guest stays paused after a disk error before it is resumed.
 	resumeAfter = 30 * time.Second
-	// askAgain is when to look again at a process that does not answer.
-	askAgain = 5 * time.Second
+	// pollInterval is the time between two observations of a process that sends no event for the change waited for.
+	pollInterval = 5 * time.Second
 )
 
 // Ways to break the rules of this file, each caught by TestMutants.
 const (
-	startTwice     = "start-twice"     // a start that is on record is made again
-	destroyUnruled = "destroy-unruled" // a VM that nobody has ruled on is destroyed
-	judgeForeign   = "judge-foreign"   // records that may be older than a VM rule on it at once
+	startTwice     = "start-twice"     // a recorded start is executed again
+	destroyUnruled = "destroy-unruled" // a VM without desired state is destroyed
+	judgeForeign   = "judge-foreign"   // the state desired by another cluster is applied without a check of its age
 )
 
-// Plan is what to do, and what to say.
+// Plan is the next action and the state to report.
 type Plan struct {
 	Action   Action
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
-	// Wait is when to look again, with nothing to do; 0: when something happens.
+	// Wait is the time until the next observation, if there is no action. 0 means to wait for a change.
 	Wait time.Duration
 }
 
-// note is what the host's operator should read.
+// note returns a warning for the host's operator, or "".
 func (p Plan) note() string {
 	if p.Error == startedSince || p.Error == madeSince {
 		return p.Error
@@ -112,226 +114,229 @@ func (p Plan) note() string {
 	return ""
 }
 
-// Decide says what to do next towards want, nil being no wish. It is the whole behaviour of a VM on a host.
-func Decide(want *agentv1.AssignedVm, s Sight) Plan {
-	p := plan(want, s)
+// NextAction returns what to do next towards want, and what to report. A nil want means that no state is desired.
+func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
+	p := plan(want, o)
 	if p.Error == "" && p.Observed != cloud.ObservedAbsent {
-		p.Error = s.Error
+		p.Error = o.Error
 	}
 	return p
 }
 
-func plan(want *agentv1.AssignedVm, s Sight) Plan {
+// plan is NextAction without the error of the last step.
+func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	power := want.GetPower()
 	if mutant.On(destroyUnruled) && want == nil {
 		power = agentv1.Power_POWER_DESTROYED
 	}
-	if s.Foreign && !mutant.On(judgeForeign) {
-		if p, ok := foreign(want, s); ok {
+	if o.Foreign && !mutant.On(judgeForeign) {
+		if p, ok := planForeign(want, o); ok {
 			return p
 		}
 	}
 	switch power {
 	case agentv1.Power_POWER_ON:
-		return wantedOn(want, s)
+		return planOn(want, o)
 	case agentv1.Power_POWER_OFF:
-		return wantedOff(want, s)
+		return planOff(want, o)
 	case agentv1.Power_POWER_DESTROYED:
-		if !s.Exists {
+		if !o.Exists {
 			return Plan{Observed: cloud.ObservedAbsent}
 		}
-		return Plan{Action: Destroy, Observed: gone(s)}
+		return Plan{Action: Destroy, Observed: removalState(o)}
 	case agentv1.Power_POWER_ORPHANED:
 		switch {
-		case !s.Exists:
+		case !o.Exists:
 			return Plan{Observed: cloud.ObservedAbsent}
-		case s.Guest != None:
-			return Plan{Action: Cut, Observed: cloud.ObservedStopping}
-		case s.Record.Live:
-			return Plan{Action: Bury, Observed: cloud.ObservedBuilt}
+		case o.Guest != None:
+			return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
+		case o.Record.Live:
+			return Plan{Action: RecordExit, Observed: cloud.ObservedBuilt}
 		}
 		return Plan{Observed: cloud.ObservedBuilt, Error: "no record knows this VM; its disks are kept"}
 	}
-	return seen(s)
+	return reportOnly(o)
 }
 
-// What is said of guests that a cluster's records do not explain. It was made of older ones.
+// Errors reported for guests that do not match the records of a cluster restored from a backup.
 const (
 	startedSince = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
 	stoppedSince = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
 	madeSince    = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
 )
 
-// foreign is the first word of a cluster on a VM that ran under another; ok is false when it is like any other. The records
-// may be older than what is here, so what they do not explain is kept, and said.
-func foreign(want *agentv1.AssignedVm, s Sight) (p Plan, ok bool) {
-	p = seen(s)
+// planForeign returns the plan for a VM whose counters belong to another cluster. Its present cluster's records may be
+// older than the VM, so a state that they do not explain is kept and reported. ok is false if the normal plan applies.
+func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
+	p = reportOnly(o)
 	switch power := want.GetPower(); {
-	case power == agentv1.Power_POWER_ORPHANED && s.Guest != None:
+	case power == agentv1.Power_POWER_ORPHANED && o.Guest != None:
 		p.Error = madeSince
-	case power == agentv1.Power_POWER_OFF && s.Guest != None && s.Record.StartsDone > want.GetStarts():
+	case power == agentv1.Power_POWER_OFF && o.Guest != None && o.Record.StartsDone > want.GetStarts():
 		p.Error = startedSince
 	case power == agentv1.Power_POWER_OFF || power == agentv1.Power_POWER_ON:
-		p.Action = Recount
+		p.Action = AdoptCounters
 	default:
 		return Plan{}, false
 	}
 	return p, true
 }
 
-// seen is what to say of a VM that nobody has ruled on.
-func seen(s Sight) Plan {
-	switch s.Guest {
+// reportOnly returns the plan for a VM without desired state: no action, only a report.
+func reportOnly(o Observation) Plan {
+	switch o.Guest {
 	case Waiting:
 		return Plan{Observed: cloud.ObservedLaunching}
 	case Running:
 		return Plan{Observed: cloud.ObservedRunning}
-	case Stray:
-		return Plan{Observed: cloud.ObservedRunning, Error: "processes run whose start this host has no record of", Wait: askAgain}
-	case Held:
-		return Plan{Observed: cloud.ObservedRunning, Error: s.Trouble}
-	case Mute:
-		return Plan{Observed: cloud.ObservedRunning, Error: s.Trouble, Wait: askAgain}
+	case OrphanProcess:
+		return Plan{Observed: cloud.ObservedRunning, Error: "processes run whose start this host has no record of", Wait: pollInterval}
+	case Paused:
+		return Plan{Observed: cloud.ObservedRunning, Error: o.Trouble}
+	case Unresponsive:
+		return Plan{Observed: cloud.ObservedRunning, Error: o.Trouble, Wait: pollInterval}
 	case Off:
-		return Plan{Observed: cloud.ObservedStopping, Wait: askAgain}
+		return Plan{Observed: cloud.ObservedStopping, Wait: pollInterval}
 	}
 	switch {
-	case !s.Exists:
+	case !o.Exists:
 		return Plan{Observed: cloud.ObservedAbsent}
-	case s.Record.Live:
-		return ended(s)
-	case !s.Record.Built:
+	case o.Record.Live:
+		return exitReport(o)
+	case !o.Record.Built:
 		return Plan{Observed: cloud.ObservedBuilding}
-	case s.Record.End.Exit == cloud.ExitGuest || s.Record.End.Exit == cloud.ExitFailed:
-		return ended(s)
+	case o.Record.End.Exit == cloud.ExitGuest || o.Record.End.Exit == cloud.ExitFailed:
+		return exitReport(o)
 	}
 	return Plan{Observed: cloud.ObservedBuilt}
 }
 
-// gone is what to say of a VM that is about to be removed.
-func gone(s Sight) cloud.Observed {
-	if s.Guest == None {
+// removalState returns the state to report for a VM that is about to be removed.
+func removalState(o Observation) cloud.Observed {
+	if o.Guest == None {
 		return cloud.ObservedBuilt
 	}
 	return cloud.ObservedStopping
 }
 
-// ended is the report of an end that nobody asked for.
-func ended(s Sight) Plan {
-	if s.Record.Live {
-		return Plan{Observed: cloud.ObservedEnded, Exit: s.Exit, Error: s.Trouble}
+// exitReport returns the report of an exit that was not asked for.
+func exitReport(o Observation) Plan {
+	if o.Record.Live {
+		return Plan{Observed: cloud.ObservedEnded, Exit: o.Exit, Error: o.Trouble}
 	}
-	return Plan{Observed: cloud.ObservedEnded, Exit: s.Record.End.Exit, Error: s.Record.End.Error}
+	return Plan{Observed: cloud.ObservedEnded, Exit: o.Record.End.Exit, Error: o.Record.End.Error}
 }
 
-// building is the way to complete disks; ok is false when they are complete.
-func building(s Sight) (Plan, bool) {
+// planBuild returns the plan to build the disks. ok is false if they are complete.
+func planBuild(o Observation) (Plan, bool) {
 	switch {
-	case s.Record.Built || s.Guest != None:
+	case o.Record.Built || o.Guest != None:
 		return Plan{}, false
-	case s.Refused:
+	case o.Refused:
 		return Plan{Observed: cloud.ObservedBuildFailed}, true
 	}
 	return Plan{Action: Build, Observed: cloud.ObservedBuilding}, true
 }
 
-func wantedOn(want *agentv1.AssignedVm, s Sight) Plan {
-	if p, ok := building(s); ok {
+// planOn returns the plan for a VM that should run.
+func planOn(want *agentv1.AssignedVm, o Observation) Plan {
+	if p, ok := planBuild(o); ok {
 		return p
 	}
-	r := s.Record
+	r := o.Record
 	due := r.StartsDone < want.GetStarts() || mutant.On(startTwice) && want.GetStarts() > 0
-	switch s.Guest {
+	switch o.Guest {
 	case None:
 		switch {
-		case r.Live && r.rebooting() && s.Exit != cloud.ExitFailed:
+		case r.Live && r.rebooting() && o.Exit != cloud.ExitFailed:
 			return Plan{Action: Relaunch, Observed: cloud.ObservedRunning}
 		case r.Live:
-			p := ended(s)
-			p.Action = Bury
+			p := exitReport(o)
+			p.Action = RecordExit
 			return p
 		case due:
 			return Plan{Action: Start, Observed: cloud.ObservedLaunching}
 		case r.StartsDone == 0:
 			return Plan{Observed: cloud.ObservedBuilt}
 		}
-		return ended(s)
-	case Stray:
-		return Plan{Action: Cut, Observed: cloud.ObservedStopping}
+		return exitReport(o)
+	case OrphanProcess:
+		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	case Waiting:
-		return Plan{Action: Go, Observed: cloud.ObservedLaunching}
+		return Plan{Action: Resume, Observed: cloud.ObservedLaunching}
 	case Off:
-		return Plan{Observed: cloud.ObservedRunning, Wait: askAgain}
+		return Plan{Observed: cloud.ObservedRunning, Wait: pollInterval}
 	}
 	if due {
-		return Plan{Action: Credit, Observed: cloud.ObservedRunning}
+		return Plan{Action: AckStart, Observed: cloud.ObservedRunning}
 	}
-	return alive(want, s)
+	return planRunning(want, o)
 }
 
-// alive is what a guest that is wanted on, and is, may still be asked for.
-func alive(want *agentv1.AssignedVm, s Sight) Plan {
-	r := s.Record
-	p := Plan{Observed: cloud.ObservedRunning, Error: s.Trouble}
+// planRunning returns the plan for a guest that should run and has been started: reset, reboot, or resume.
+func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
+	r := o.Record
+	p := Plan{Observed: cloud.ObservedRunning, Error: o.Trouble}
 	switch {
 	case want.GetResets() > r.ResetsDone:
 		p.Action = Reset
 	case want.GetReboots() > r.RebootsBegun:
 		p.Action = Reboot
-	case r.rebooting() && (s.Guest == Held || s.RebootFor >= hardAfter):
+	case r.rebooting() && (o.Guest == Paused || o.RebootFor >= rebootTimeout):
 		p.Action = Restart
-	case r.rebooting() && s.Guest == Running:
-		p.Action, p.Wait = press(s, hardAfter-s.RebootFor)
+	case r.rebooting() && o.Guest == Running:
+		p.Action, p.Wait = pressOrWait(o, rebootTimeout-o.RebootFor)
 	case r.rebooting():
-		p.Wait = hardAfter - s.RebootFor
-	case s.Guest == Held && s.Cure && s.HeldFor >= resumeAfter:
-		p.Action = Resume
-	case s.Guest == Held && s.Cure:
-		p.Wait = resumeAfter - s.HeldFor
-	case s.Guest == Mute:
-		p.Wait = askAgain
+		p.Wait = rebootTimeout - o.RebootFor
+	case o.Guest == Paused && o.Recoverable && o.PausedFor >= resumeAfter:
+		p.Action = ResumeAfterDiskError
+	case o.Guest == Paused && o.Recoverable:
+		p.Wait = resumeAfter - o.PausedFor
+	case o.Guest == Unresponsive:
+		p.Wait = pollInterval
 	}
 	return p
 }
 
-// press presses the button, at once or again after a while, or waits for whichever is first: that, or left.
-func press(s Sight, left time.Duration) (Action, time.Duration) {
-	if s.PressedFor < 0 || s.PressedFor >= pressAgain {
-		return Press, 0
+// pressOrWait returns PressPowerButton if the button is due, or else how long to wait: until it is due, at most left.
+func pressOrWait(o Observation, left time.Duration) (Action, time.Duration) {
+	if o.PressedFor < 0 || o.PressedFor >= pressInterval {
+		return PressPowerButton, 0
 	}
-	return Nothing, min(left, pressAgain-s.PressedFor)
+	return Nothing, min(left, pressInterval-o.PressedFor)
 }
 
-func wantedOff(want *agentv1.AssignedVm, s Sight) Plan {
-	if p, ok := building(s); ok {
+// planOff returns the plan for a VM that should be off.
+func planOff(want *agentv1.AssignedVm, o Observation) Plan {
+	if p, ok := planBuild(o); ok {
 		return p
 	}
 	grace := time.Duration(min(want.GetStopGraceMs(), maxGraceMS)) * time.Millisecond
-	switch s.Guest {
+	switch o.Guest {
 	case None:
-		if s.Record.Live {
-			return Plan{Action: Bury, Observed: cloud.ObservedBuilt}
+		if o.Record.Live {
+			return Plan{Action: RecordExit, Observed: cloud.ObservedBuilt}
 		}
 		return Plan{Observed: cloud.ObservedBuilt}
 	case Off:
-		if s.OffFor >= grace {
-			return Plan{Action: Cut, Observed: cloud.ObservedStopping}
+		if o.OffFor >= grace {
+			return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 		}
-		return Plan{Observed: cloud.ObservedStopping, Wait: min(grace-s.OffFor, askAgain)}
-	case Waiting, Held, Stray: // none of them could answer the button
-		return Plan{Action: Cut, Observed: cloud.ObservedStopping}
+		return Plan{Observed: cloud.ObservedStopping, Wait: min(grace-o.OffFor, pollInterval)}
+	case Waiting, Paused, OrphanProcess: // none of them could answer the button
+		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	}
-	p := Plan{Observed: cloud.ObservedStopping, Error: s.Trouble}
+	p := Plan{Observed: cloud.ObservedStopping, Error: o.Trouble}
 	switch {
-	case s.OffFor >= grace:
-		p.Action = Cut
-	case s.Guest == Running:
-		p.Action, p.Wait = press(s, grace-s.OffFor)
+	case o.OffFor >= grace:
+		p.Action = PowerOff
+	case o.Guest == Running:
+		p.Action, p.Wait = pressOrWait(o, grace-o.OffFor)
 	default:
-		p.Wait = min(grace-s.OffFor, askAgain)
+		p.Wait = min(grace-o.OffFor, pollInterval)
 	}
 	return p
 }
 
-// maxGraceMS is more than any stop may take (cloud.MaxStopSeconds), and fits a duration.
+// maxGraceMS is a limit of the grace period in milliseconds that is above cloud.MaxStopSeconds and fits a Duration.
 const maxGraceMS = 24 * 3600 * 1000

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// The life of a VM on its host as scripts, over a host that is no more than a Sight. Each command prints what is done
-// until nothing is left to do, then what is reported, and when the next look is due.
+// TestPlan runs scripts over a host that is only an Observation. Each command prints the actions until there is none left,
+// then the report and the time of the next observation.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
 		h := newPaper()
@@ -64,17 +64,17 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 	return w
 }
 
-// paper is a host on paper: what the actions of the plan do to a Sight.
+// paper simulates a host: the effects of actions on an Observation.
 type paper struct {
 	want     *agentv1.AssignedVm
 	cluster  string
-	s        Sight
+	s        Observation
 	fails    map[string]string
 	launches int
 }
 
 func newPaper() *paper {
-	return &paper{cluster: "1", fails: map[string]string{}, s: Sight{OffFor: -1, PressedFor: -1, RebootFor: -1, HeldFor: -1}}
+	return &paper{cluster: "1", fails: map[string]string{}, s: Observation{OffFor: -1, PressedFor: -1, RebootFor: -1, PausedFor: -1}}
 }
 
 func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
@@ -87,16 +87,16 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 		}
 	case "dies":
 		h.end(cloud.ExitFailed)
-	case "held":
-		h.s.Guest, h.s.Cure, h.s.HeldFor = Held, d.HasArg("cure"), 0
-	case "mute":
-		h.s.Guest = Mute
+	case "paused":
+		h.s.Guest, h.s.Recoverable, h.s.PausedFor = Paused, d.HasArg("recoverable"), 0
+	case "unresponsive":
+		h.s.Guest = Unresponsive
 	case "runs":
-		h.s.Guest, h.s.Trouble, h.s.HeldFor = Running, "", -1
+		h.s.Guest, h.s.Trouble, h.s.PausedFor = Running, "", -1
 	case "waiting":
 		h.s.Guest = Waiting
-	case "stray":
-		h.s.Guest, h.s.Exists = Stray, true
+	case "orphan":
+		h.s.Guest, h.s.Exists = OrphanProcess, true
 	default:
 		d.Fatalf(t, "what is %q", what)
 	}
@@ -104,22 +104,22 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 
 func (h *paper) end(exit cloud.Exit) {
 	h.s.Guest, h.s.Exit = None, exit
-	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.HeldFor = -1, -1, -1, -1
+	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 }
 
-// restart forgets what only the agent knew.
+// restart clears what an agent loses when it ends.
 func (h *paper) restart() {
-	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.HeldFor = -1, -1, -1, -1
+	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 	h.s.Error, h.s.Refused = "", false
-	if h.s.Guest == Held {
-		h.s.HeldFor = 0
+	if h.s.Guest == Paused {
+		h.s.PausedFor = 0
 	}
 }
 
 func (h *paper) pass(t *testing.T, d *datadriven.TestData) {
 	by, err := time.ParseDuration(d.CmdArgs[0].Key)
 	require.NoError(t, err)
-	for _, since := range []*time.Duration{&h.s.OffFor, &h.s.PressedFor, &h.s.RebootFor, &h.s.HeldFor} {
+	for _, since := range []*time.Duration{&h.s.OffFor, &h.s.PressedFor, &h.s.RebootFor, &h.s.PausedFor} {
 		if *since >= 0 {
 			*since += by
 		}
@@ -136,7 +136,7 @@ func (h *paper) settle(t *testing.T) string {
 			h.s.RebootFor = 0
 		}
 		h.s.Foreign = h.s.Record.Cluster != "" && h.s.Record.Cluster != h.cluster
-		p := Decide(h.want, h.s)
+		p := NextAction(h.want, h.s)
 		if p.Action == Nothing {
 			return strings.Join(append(out, h.report(p)), "\n")
 		}
@@ -150,7 +150,7 @@ func (h *paper) settle(t *testing.T) string {
 				h.s.Record.End, h.s.Error = End{Exit: cloud.ExitFailed, Error: failure}, ""
 			}
 			if !h.s.Refused && p.Action != Start {
-				return strings.Join(append(out, "failed: "+h.report(Decide(h.want, h.s))), "\n")
+				return strings.Join(append(out, "failed: "+h.report(NextAction(h.want, h.s))), "\n")
 			}
 			continue
 		}
@@ -175,13 +175,13 @@ func (h *paper) do(t *testing.T, a Action) {
 	case Relaunch:
 		r.RebootsDone = r.RebootsBegun
 		h.s.Guest, h.s.Trouble = Waiting, ""
-	case Go, Resume:
-		h.s.Guest, h.s.Trouble, h.s.HeldFor = Running, "", -1
-	case Press:
+	case Resume, ResumeAfterDiskError:
+		h.s.Guest, h.s.Trouble, h.s.PausedFor = Running, "", -1
+	case PressPowerButton:
 		h.s.PressedFor = 0
-	case Cut:
+	case PowerOff:
 		h.end(cloud.ExitAsked)
-	case Bury:
+	case RecordExit:
 		r.Live, r.End = false, End{Exit: h.s.Exit, Error: h.s.Trouble}
 	case Reset:
 		r.ResetsDone = h.want.GetResets()
@@ -191,10 +191,10 @@ func (h *paper) do(t *testing.T, a Action) {
 	case Restart:
 		r.RebootsDone = r.RebootsBegun
 		h.s.Guest, h.s.RebootFor, h.s.PressedFor = Running, -1, -1
-	case Credit:
+	case AckStart:
 		r.StartsDone = h.want.GetStarts()
-	case Recount:
-		*r = r.recounted(h.cluster, h.want)
+	case AdoptCounters:
+		*r = r.withCountersOf(h.cluster, h.want)
 	case Destroy:
 		h.s = newPaper().s
 	}
@@ -219,12 +219,12 @@ func (h *paper) report(p Plan) string {
 	return out
 }
 
-// Whatever is seen: nothing is done without a wish, nothing is destroyed but by DESTROYED, nothing is launched beside a
-// process, no start is made twice, and a cluster that has not ruled on a VM before ends no guest that its records do not
+// TestRules checks for all observations: no action without desired state, Destroy only for DESTROYED, no launch beside a
+// process, no start twice, and a cluster that has not adopted a VM's counters ends no guest that its records do not
 // explain.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 
-// violation tries every wish on every sight, and tells the first plan that breaks a rule.
+// violation tries every desired state with every observation, and returns the first plan that breaks a rule, or "".
 func violation() string {
 	wants := []*agentv1.AssignedVm{nil, {}}
 	for power := agentv1.Power_POWER_OFF; power <= agentv1.Power_POWER_ORPHANED; power++ {
@@ -233,14 +233,14 @@ func violation() string {
 		}
 	}
 	for _, want := range wants {
-		for guest := None; guest <= Stray; guest++ {
+		for guest := None; guest <= OrphanProcess; guest++ {
 			for bits := range 1 << 6 {
 				for _, since := range []time.Duration{-1, 0, time.Minute} {
-					s := Sight{Exists: bits&1 != 0 || guest != None, Refused: bits&2 != 0, Guest: guest, Cure: bits&4 != 0,
-						OffFor: max(since, 0), PressedFor: since, RebootFor: since, HeldFor: since, Foreign: bits&32 != 0}
+					s := Observation{Exists: bits&1 != 0 || guest != None, Refused: bits&2 != 0, Guest: guest, Recoverable: bits&4 != 0,
+						OffFor: max(since, 0), PressedFor: since, RebootFor: since, PausedFor: since, Foreign: bits&32 != 0}
 					s.Record = Record{Built: bits&8 != 0, Live: bits&16 != 0, StartsDone: 1, RebootsBegun: uint64(bits >> 3 & 1)}
-					if broken := rule(want, s, Decide(want, s)); broken != "" {
-						return fmt.Sprintf("%s: wish %v, sight %+v", broken, want, s)
+					if broken := rule(want, s, NextAction(want, s)); broken != "" {
+						return fmt.Sprintf("%s: desired %v, observed %+v", broken, want, s)
 					}
 				}
 			}
@@ -249,7 +249,7 @@ func violation() string {
 	return ""
 }
 
-func rule(want *agentv1.AssignedVm, s Sight, p Plan) string {
+func rule(want *agentv1.AssignedVm, s Observation, p Plan) string {
 	launches := p.Action == Start || p.Action == Relaunch
 	switch {
 	case p.Observed == cloud.ObservedUnspecified:
@@ -258,7 +258,7 @@ func rule(want *agentv1.AssignedVm, s Sight, p Plan) string {
 		return "something is done unasked"
 	case want.GetPower() != agentv1.Power_POWER_DESTROYED && p.Action == Destroy:
 		return "something is destroyed unasked"
-	case want.GetPower() != agentv1.Power_POWER_ON && (launches || p.Action == Go || p.Action == Resume):
+	case want.GetPower() != agentv1.Power_POWER_ON && (launches || p.Action == Resume || p.Action == ResumeAfterDiskError):
 		return "something runs unasked"
 	case launches && s.Guest != None:
 		return "something is launched beside a process"
@@ -266,7 +266,7 @@ func rule(want *agentv1.AssignedVm, s Sight, p Plan) string {
 		return "a guest is ended by records that cannot know it"
 	case s.Foreign && s.Guest != None && want.GetPower() == agentv1.Power_POWER_OFF && s.Record.StartsDone > want.GetStarts() && p.Action != Nothing:
 		return "a guest is ended by records that do not know its start"
-	case s.Foreign && want.GetPower() <= agentv1.Power_POWER_ON && p.Action != Nothing && p.Action != Recount:
+	case s.Foreign && want.GetPower() <= agentv1.Power_POWER_ON && p.Action != Nothing && p.Action != AdoptCounters:
 		return "counts of another cluster are gone by"
 	case p.Action == Start && s.Record.StartsDone >= want.GetStarts():
 		return "a start is made twice"

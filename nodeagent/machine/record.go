@@ -12,42 +12,43 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Record is what the agent remembers of a VM besides what its home says. It is written before what it speaks of is done,
-// so that no start, reset or reboot is done twice: what was recorded and then not done, for a crash, counts as done.
+// Record is what the agent remembers of a VM, in addition to the VM's home. It is written before a start, reset or reboot
+// is executed, so that none happens twice. If the agent crashes in between, they count as done.
 type Record struct {
-	// Version of this form; others are refused.
+	// Version is the version of the format. The agent refuses records of other versions.
 	Version int `json:"version"`
 	// Built means that the disks are complete.
 	Built bool `json:"built"`
 
 	StartsDone uint64 `json:"starts_done"`
-	// A reboot is begun before the guest is asked for it, and done before it is launched or reset.
+	// RebootsBegun rises before the power button is pressed, RebootsDone before the guest is launched again or reset.
 	RebootsBegun uint64 `json:"reboots_begun"`
 	RebootsDone  uint64 `json:"reboots_done"`
 	ResetsDone   uint64 `json:"resets_done"`
 
-	// Cluster that the counts are of, empty in a record that is older than this field.
+	// Cluster is the id of the cluster that the counters belong to. It is empty in records that are older than this field.
 	Cluster string `json:"cluster,omitempty"`
-	// Mark names the last start in the home's record, so that it is not taken for another one.
+	// Mark identifies the last start. The home's record of that start has it as Owner.
 	Mark string `json:"mark,omitempty"`
 
-	// Live means that the last start has no recorded end: there is a process, or was one.
+	// Live means that the last start has no recorded exit: its process runs, or has ended unnoticed.
 	Live bool `json:"live"`
-	// End of the last start that has one.
+	// End is the exit of the last start that has ended.
 	End End `json:"end"`
 }
 
-// End is how a guest ended.
+// End describes how a guest ended.
 type End struct {
 	Exit  cloud.Exit `json:"exit"`
 	Error string     `json:"error,omitempty"`
 }
 
+// rebooting reports whether a reboot has begun and is not done.
 func (r Record) rebooting() bool { return r.RebootsBegun > r.RebootsDone }
 
 const recordVersion = 1
 
-// readRecord reads a record; it reports false when there is none.
+// readRecord reads a record. It reports false if there is none.
 func readRecord(path string) (Record, bool, error) {
 	r := Record{Version: recordVersion}
 	data, err := os.ReadFile(path)
@@ -66,7 +67,7 @@ func readRecord(path string) (Record, bool, error) {
 	return r, true, nil
 }
 
-// write makes the record durable: after a crash it is the old one or the new one.
+// write replaces the record's file atomically and syncs it.
 func (r Record) write(path string) error {
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -101,22 +102,22 @@ func syncDir(dir string) error {
 	return nil
 }
 
-// mark is the Mark of a start that is about to be made.
-func (r Record) mark() string {
+// startMark returns the Mark of a start with the record's counters.
+func (r Record) startMark() string {
 	return fmt.Sprintf("start %d, reboot %d, cluster %s", r.StartsDone, r.RebootsDone, r.Cluster)
 }
 
-// marks says whether the home's record is of the last start.
-func (r Record) marks(owner string) bool {
-	if r.Mark == "" { // made by an agent that did not keep it
+// matchesMark reports whether a home's record with that owner is of the last start.
+func (r Record) matchesMark(owner string) bool {
+	if r.Mark == "" { // The record is of an agent that had no marks.
 		return owner == fmt.Sprintf("start %d, reboot %d", r.StartsDone, r.RebootsDone)
 	}
 	return owner == r.Mark
 }
 
-// recounted is the record with the counts of another cluster, whose wish is want: of what that has not asked for, nothing
-// counts as done, so that its next wish is carried out.
-func (r Record) recounted(cluster string, want *agentv1.AssignedVm) Record {
+// withCountersOf returns the record for another cluster that desires want. Counters are lowered to those of want, so that
+// the cluster's next request has a higher counter and is executed.
+func (r Record) withCountersOf(cluster string, want *agentv1.AssignedVm) Record {
 	r.Cluster = cluster
 	r.StartsDone = min(r.StartsDone, want.GetStarts())
 	r.RebootsBegun, r.RebootsDone = min(r.RebootsBegun, want.GetReboots()), min(r.RebootsDone, want.GetReboots())

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// What agent.v1 calls things, in qemu's and disk's words. What is not here becomes "", which they refuse.
+// Translations of agent.v1's values to those of packages qemu and disk. Any other value becomes "", which they refuse.
 var (
 	buses = map[vmv1.DiskBus]qemu.Bus{
 		vmv1.DiskBus_DISK_BUS_VIRTIO: qemu.Virtio, vmv1.DiskBus_DISK_BUS_SCSI: qemu.SCSI, vmv1.DiskBus_DISK_BUS_IDE: qemu.IDE,
@@ -26,15 +26,15 @@ var (
 	}
 )
 
-// spec is the guest that an assignment describes, on this host.
-func (h *Host) spec(want *agentv1.AssignedVm) qemu.Spec {
+// spec returns the Spec of an assigned VM on this host.
+func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 	s := qemu.Spec{
-		ID: want.GetVmId(), Machine: h.o.MachineType, Accel: h.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
+		ID: want.GetVmId(), Machine: set.o.MachineType, Accel: set.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
 		Sockets: int(want.GetSockets()), Cores: int(want.GetCoresPerSocket()), MemoryMiB: want.GetMemoryMib(),
 		Kernel: want.GetKernel() != nil, Initrd: want.GetInitrd() != nil, Cmdline: want.GetCmdline(),
 	}
 	if s.CPUModel == "" {
-		s.CPUModel = h.o.CPUModel
+		s.CPUModel = set.o.CPUModel
 	}
 	for _, d := range want.GetDisks() {
 		one := qemu.Disk{ID: d.GetId(), Bus: buses[d.GetBus()], Slot: -1, Cache: caches[d.GetCache()]}
@@ -46,19 +46,19 @@ func (h *Host) spec(want *agentv1.AssignedVm) qemu.Spec {
 	return s
 }
 
-// check refuses what this host can never run, before anything is made for it.
-func (h *Host) check(want *agentv1.AssignedVm) error {
-	s, err := h.spec(want).KeepSlots(nil)
+// check returns an error if this host can never run the assigned VM.
+func (set *MachineSet) check(want *agentv1.AssignedVm) error {
+	s, err := set.spec(want).KeepSlots(nil)
 	if err == nil {
 		err = s.Validate()
 	}
-	if err == nil && !slices.Contains(h.o.QEMU.CPUModels, s.CPUModel) {
+	if err == nil && !slices.Contains(set.o.QEMU.CPUModels, s.CPUModel) {
 		err = fmt.Errorf("%w: this host does not offer the CPU model %q", qemu.ErrInvalid, s.CPUModel)
 	}
 	return err
 }
 
-// disks are those that an assignment wants made.
+// disks returns the disks of an assigned VM.
 func disks(want *agentv1.AssignedVm) []disk.Disk {
 	var out []disk.Disk
 	for _, d := range want.GetDisks() {
@@ -76,7 +76,7 @@ func image(i *agentv1.AssignedImage) disk.Image {
 	return disk.Image{SHA256: i.GetSha256(), Size: int64(i.GetSizeBytes()), Format: formats[i.GetFormat()]}
 }
 
-// images are all that a start needs.
+// images returns all images that a start of the assigned VM needs.
 func images(want *agentv1.AssignedVm) []disk.Image {
 	var out []disk.Image
 	for _, d := range want.GetDisks() {

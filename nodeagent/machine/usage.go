@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// measureWithin bounds the questions to one QEMU.
+	// measureWithin bounds the queries to one QEMU.
 	measureWithin = 2 * time.Second
-	// measureAtOnce is how many are asked at a time, so that some mute ones do not hold up the rest for long.
+	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the others.
 	measureAtOnce = 8
 )
 
@@ -23,45 +23,46 @@ type sample struct {
 	usage *cloud.Usage
 }
 
-// Seen is a VM as it was last seen and measured.
+// Seen is the last observation and measurement of a VM.
 type Seen struct {
 	ID       cloud.VMID
 	Observed cloud.Observed
-	Usage    *cloud.Usage // nil when nothing was measured
+	Usage    *cloud.Usage // nil if there is no measurement
 	CPU      time.Duration
 }
 
-// Seen tells of all VMs without looking at them.
-func (h *Host) Seen() []Seen {
+// Seen returns the last observation and measurement of all VMs, without a new one.
+func (s *MachineSet) Seen() []Seen {
 	var out []Seen
-	for _, m := range h.machines() {
-		m.mu.Lock()
-		out = append(out, Seen{ID: m.id, Observed: m.seen.Observed, Usage: m.sample.usage, CPU: m.sample.cpu})
-		m.mu.Unlock()
+	for _, v := range s.machines() {
+		v.mu.Lock()
+		out = append(out, Seen{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu})
+		v.mu.Unlock()
 	}
 	return out
 }
 
-// Measure asks what every VM uses that has a process. CPUPercent is of one processor, since the last measurement.
-func (h *Host) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
+// Measure measures the resource usage of all VMs that have a process. CPUPercent is the average since the last
+// measurement; 100 is one CPU.
+func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 	var mu sync.Mutex
 	out := map[cloud.VMID]cloud.Usage{}
 	var asking sync.WaitGroup
 	places := make(chan struct{}, measureAtOnce)
-	for _, m := range h.machines() {
-		m.mu.Lock()
-		p := m.process
-		m.mu.Unlock()
+	for _, v := range s.machines() {
+		v.mu.Lock()
+		p := v.process
+		v.mu.Unlock()
 		if p == nil {
 			continue
 		}
-		places <- struct{}{} // given back within measureWithin
+		places <- struct{}{} // Blocks for at most measureWithin.
 		asking.Go(func() {
 			defer func() { <-places }()
-			if u, ok := m.measure(ctx, p); ok {
+			if u, ok := v.measure(ctx, p); ok {
 				mu.Lock()
 				defer mu.Unlock()
-				out[m.id] = u
+				out[v.id] = u
 			}
 		})
 	}
@@ -69,35 +70,35 @@ func (h *Host) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 	return out
 }
 
-func (m *Machine) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
+func (v *VM) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()
 	now := time.Now()
 	whole, err := p.Usage()
 	if err != nil {
-		return cloud.Usage{}, false // it has just ended
+		return cloud.Usage{}, false // The process has just ended.
 	}
 	u := cloud.Usage{MemoryMiB: whole.Memory >> 20}
 	stats, err := p.DiskStats(ctx)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.process != p {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.process != p {
 		return cloud.Usage{}, false
 	}
 	for _, s := range stats {
 		u.DiskReadBytes += s.ReadBytes
 		u.DiskWriteBytes += s.WriteBytes
 	}
-	if err != nil && m.sample.usage != nil { // a QEMU that does not answer did not begin anew
-		u.DiskReadBytes, u.DiskWriteBytes = m.sample.usage.DiskReadBytes, m.sample.usage.DiskWriteBytes
+	if err != nil && v.sample.usage != nil { // Keep the last counters of a QEMU that does not answer.
+		u.DiskReadBytes, u.DiskWriteBytes = v.sample.usage.DiskReadBytes, v.sample.usage.DiskWriteBytes
 	}
-	used, over := whole.CPU-m.sample.cpu, now.Sub(m.sample.at)
-	if m.sample.at.IsZero() {
+	used, over := whole.CPU-v.sample.cpu, now.Sub(v.sample.at)
+	if v.sample.at.IsZero() {
 		used, over = whole.CPU, now.Sub(p.Record().Started)
 	}
 	if over > 0 && used > 0 {
 		u.CPUPercent = 100 * float64(used) / float64(over)
 	}
-	m.sample = sample{at: now, cpu: whole.CPU, usage: &u}
+	v.sample = sample{at: now, cpu: whole.CPU, usage: &u}
 	return u, true
 }

@@ -10,79 +10,79 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"golang.org/x/sys/unix"
 )
 
-// GoneError is Adopt's answer when what was started has ended.
+// GoneError is the error of Adopt when the VM's last process has ended.
 type GoneError struct {
 	Exit Exit
 }
 
 func (e *GoneError) Error() string { return "VM has no process: " + e.Exit.Text }
 
-// Adopt takes over the QEMU that runs in home, whoever started it: normally an agent before this one. It fails with
-// [*GoneError] when that has ended, each time with the same Exit until the next Launch, and with [ErrNotStarted] when
-// there never was one.
+// Adopt takes over the VM's running QEMU, which normally an earlier agent started. The error wraps a [*GoneError] if
+// QEMU has ended, with the same Exit until the next Launch, and [ErrNotStarted] if the VM was never started.
 //
-// A process is recognised by pid and start time and by its control group, never by its name. One that does not answer
-// is adopted all the same: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for its
-// first answer, which comes within milliseconds.
-func (h *Host) Adopt(ctx context.Context, home *Home) (*Process, error) {
+// A process is identified by its pid, start time and control group, never by its name. A process that does not answer is
+// adopted as well: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for the first
+// answer, which takes milliseconds.
+func (l *Launcher) Adopt(ctx context.Context, home *Home) (*Process, error) {
 	r, err := home.Record()
 	if err != nil {
 		return nil, fmt.Errorf("adopt VM: %w", err)
 	}
-	p, err := h.adopt(ctx, home, r)
+	p, err := l.adopt(ctx, home, r)
 	if err != nil {
 		return nil, fmt.Errorf("adopt VM %s: %w", home.id, err)
 	}
 	return p, nil
 }
 
-func (h *Host) adopt(ctx context.Context, home *Home, r Record) (*Process, error) {
-	pidfd, err := h.find(home, r)
+func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, error) {
+	pidfd, err := l.findProcess(home, r)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, h.gone(ctx, home, r, errors.Is(err, errHalfway))
+		return nil, l.exitOfEnded(ctx, home, r, errors.Is(err, errLaunchUnfinished))
 	}
 	if err != nil {
 		return nil, err
 	}
-	p, err := newProcess(h, home, r, pidfd)
+	p, err := newProcess(l, home, r, pidfd)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.identify(ctx); err != nil {
+	if err := p.checkUUID(ctx); err != nil {
 		p.Close()
 		return nil, err
 	}
-	p.tasks.Go(p.follow)
+	p.tasks.Go(p.followEvents)
 	exit, known, err := home.Exit()
 	if err != nil {
 		p.Close()
 		return nil, err
 	}
 	if known {
-		// An agent had come to this conclusion, and ended before QEMU did.
-		p.finish(exit)
+		// An earlier agent recorded this exit, and ended before it could end QEMU.
+		p.setExitAndQuit(exit)
 	}
 	return p, nil
 }
 
-// endingTimeout is how long an end may take from leaving the group on, which is when memory is given back. Who calls
-// again after that gets another chance.
+// endingTimeout is how long findProcess waits for the end of a process that has left its control group. Such a process
+// is freeing its memory. A later call waits again.
 const endingTimeout = 500 * time.Millisecond
 
 var (
-	// errHalfway: what is there is not QEMU yet, or nothing was forked. Whoever was to see to it is gone.
-	errHalfway = fmt.Errorf("launcher: %w", fs.ErrNotExist)
+	// errLaunchUnfinished means that the agent ended before the launcher became QEMU, or before it was forked.
+	errLaunchUnfinished = fmt.Errorf("launcher: %w", fs.ErrNotExist)
 
-	// errStray: it runs, but where its limits do not hold and nobody would look for it. That is for an operator to solve;
-	// a second one must not be started.
-	errStray = errors.New("it is not in its control group: was the tree of control groups given another name?")
+	// errOutsideCgroup means that the process runs outside of its control group, without its limits. No second process
+	// may be started, and an operator has to end this one.
+	errOutsideCgroup = errors.New("it is not in its control group: was the tree of control groups given another name?")
 )
 
-// find returns a descriptor of the recorded process. The error wraps fs.ErrNotExist when it is not there any more.
-func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
+// findProcess returns a pidfd of the recorded process. The error wraps fs.ErrNotExist if the process has ended.
+func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	boot, err := bootID()
 	if err != nil {
 		return 0, err
@@ -91,7 +91,7 @@ func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
 		return 0, fs.ErrNotExist
 	}
 	if r.PID == 0 {
-		return 0, errHalfway
+		return 0, errLaunchUnfinished
 	}
 	pidfd, err = unix.PidfdOpen(r.PID, 0)
 	if errors.Is(err, syscall.ESRCH) {
@@ -105,7 +105,7 @@ func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
 			_ = unix.Close(pidfd)
 		}
 	}()
-	// Looked at after the descriptor was there, so that both mean the same process.
+	// Read after the pidfd was opened, so that both belong to the same process.
 	began, err := startTime(r.PID)
 	if err != nil {
 		return 0, err
@@ -118,78 +118,75 @@ func (h *Host) find(home *Home, r Record) (pidfd int, err error) {
 		return 0, fs.ErrNotExist
 	}
 	if int(st.Uid) != home.uid {
-		return 0, errHalfway
+		return 0, errLaunchUnfinished
 	}
-	procs, err := h.Cgroups.Procs(home.id)
+	procs, err := l.Cgroups.Procs(home.id)
 	if err != nil {
 		return 0, err
 	}
 	if slices.Contains(procs, r.PID) {
 		return pidfd, nil
 	}
-	// A process that is ending has left its group already.
+	// A process that is ending may have left its group already.
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(endingTimeout.Milliseconds()))
 	if err == nil && n > 0 {
 		return 0, fs.ErrNotExist
 	}
-	return 0, fmt.Errorf("pid %d: %w", r.PID, errStray)
+	return 0, fmt.Errorf("pid %d: %w", r.PID, errOutsideCgroup)
 }
 
-// gone says how a start ended that has no process, and makes sure that nothing else of it is left.
-func (h *Host) gone(ctx context.Context, home *Home, r Record, halfway bool) error {
+// exitOfEnded returns the [*GoneError] of a start whose process has ended, and removes the rest of its control group. It
+// records the exit if that is not recorded yet.
+func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfway bool) error {
 	exit, known, err := home.Exit()
 	if err != nil {
 		return err
 	}
 	if !known {
-		if exit, err = h.infer(home, r, halfway); err != nil {
+		if exit, err = l.inferExit(home, r, halfway); err != nil {
 			return err
 		}
 		if err := home.write("exit.json", exit); err != nil {
 			return err
 		}
 	}
-	_, _ = reap(r.PID) // a child of ours, when the agent is still the one that started it
+	_, _ = reap(r.PID) // The process is a child of this agent if this agent started it.
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	if err := h.Cgroups.Kill(ctx, home.id); err != nil {
+	if err := l.Cgroups.Kill(ctx, home.id); err != nil {
 		return err
 	}
-	if err := h.Cgroups.Remove(ctx, home.id); err != nil {
+	if err := l.Cgroups.Remove(ctx, home.id); err != nil {
 		return err
 	}
 	return &GoneError{Exit: exit}
 }
 
-// infer concludes from what is left how a QEMU ended that nobody watched.
-func (h *Host) infer(home *Home, r Record, halfway bool) (Exit, error) {
+// inferExit returns how a QEMU ended while no agent ran, from its records, control group and standard error.
+func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	boot, err := bootID()
 	if err != nil {
 		return Exit{}, err
 	}
-	usage, err := h.Cgroups.Usage(home.id)
+	usage, err := l.Cgroups.Usage(home.id)
 	switch {
-	case home.asked() == askedCut:
-		return asIntended, nil
+	case home.asked() == askedPowerOff:
+		return exitAsked, nil
 	case boot != r.BootID:
-		return hostRestarted, nil
+		return exitHostRestarted, nil
 	case halfway:
-		return lostStart, nil
+		return exitLaunchLost, nil
 	case err == nil && usage.OOMKills > 0:
 		return Exit{Crashed, outOfMemory}, nil
 	}
 	return Exit{Crashed, withStderr("QEMU ended while the agent was away", home.stderr())}, nil
 }
 
-// identify makes sure that the process is the VM's, if it answers.
-func (p *Process) identify(ctx context.Context) error {
-	var uuid struct {
-		UUID string `json:"UUID"`
+// checkUUID returns an error if QEMU reports the UUID of another VM. A QEMU that does not answer is no error.
+func (p *Process) checkUUID(ctx context.Context) error {
+	info, err := query(ctx, p, (*raw.Monitor).QueryUUID)
+	if err == nil && info.UUID != p.home.id {
+		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, info.UUID)
 	}
-	err := p.do(ctx, p.inspect, "query-uuid", nil, &uuid)
-	if err == nil && uuid.UUID != p.home.id {
-		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, uuid.UUID)
-	}
-	// Not answering is not being somebody else.
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 func (l *lab) adopt() *Process {
 	l.Helper()
 	began := time.Now()
-	p, err := l.host.Adopt(l.ctx, l.home)
+	p, err := l.launcher.Adopt(l.ctx, l.home)
 	require.NoError(l, err)
 	l.Logf("adopted in %v", time.Since(began))
 	l.Cleanup(p.Close)
@@ -29,11 +29,11 @@ func (l *lab) adopt() *Process {
 func (l *lab) gone() Exit {
 	l.Helper()
 	var gone *GoneError
-	_, err := l.host.Adopt(l.ctx, l.home)
+	_, err := l.launcher.Adopt(l.ctx, l.home)
 	require.ErrorAs(l, err, &gone)
-	_, err = l.host.Adopt(l.ctx, l.home)
+	_, err = l.launcher.Adopt(l.ctx, l.home)
 	require.ErrorAs(l, err, &gone)
-	names, err := l.host.Cgroups.List()
+	names, err := l.launcher.Cgroups.List()
 	require.NoError(l, err)
 	require.Empty(l, names)
 	return gone.Exit
@@ -51,11 +51,11 @@ func TestAdoptRunning(t *testing.T) {
 	require.True(t, status.Running)
 	l.types("I am")
 	l.says("GUEST UP\nI am")
-	require.NoError(t, p.Powerdown(l.ctx))
-	require.Equal(t, asIntended, l.exited(p))
+	require.NoError(t, p.PressPowerButton(l.ctx))
+	require.Equal(t, exitAsked, l.exited(p))
 }
 
-// What happens while no agent is there is told by the next one.
+// The next agent reports what happened while no agent ran.
 func TestAdoptAfterTheEnd(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -65,10 +65,10 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		{"guest powered off", func(l *lab, p *Process) { p.Close(); l.types("o") }, Exit{Guest, "the guest powered itself off"}},
 		{"button pressed before", func(l *lab, p *Process) {
 			require.NoError(l, p.Pause(l.ctx))
-			require.NoError(l, p.Powerdown(l.ctx))
+			require.NoError(l, p.PressPowerButton(l.ctx))
 			p.Close()
 			l.resume()
-		}, asIntended},
+		}, exitAsked},
 		{"panicked", func(l *lab, p *Process) { p.Close(); l.types("p") }, Exit{Crashed, "the guest's kernel panicked"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -94,22 +94,22 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		l := newLab(t)
 		p := l.boot()
 		p.Close()
-		require.NoError(t, l.home.ask(askedCut))
+		require.NoError(t, l.home.setAsked(askedPowerOff))
 		signal(t, p, unix.SIGKILL)
 		l.eventually(func() bool { _, err := startTime(p.record.PID); return err != nil }, "QEMU ends")
-		require.Equal(t, asIntended, l.gone())
+		require.Equal(t, exitAsked, l.gone())
 	})
 }
 
-// resume lets a paused guest go on, as nobody's Process.
+// resume lets a paused guest run, without a Process.
 func (l *lab) resume() {
 	l.Helper()
 	p := l.adopt()
-	require.NoError(l, p.Cont(l.ctx))
+	require.NoError(l, p.Resume(l.ctx))
 	p.Close()
 }
 
-// A QEMU that does not answer is adopted, does not hold up anybody for longer than he likes, and can be ended.
+// A QEMU that does not answer is adopted within the caller's deadline, and can be killed.
 func TestAdoptUnresponsive(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
@@ -120,17 +120,17 @@ func TestAdoptUnresponsive(t *testing.T) {
 		t.Cleanup(cancel)
 		return ctx
 	}
-	p, err := l.host.Adopt(brief(), l.home)
+	p, err := l.launcher.Adopt(brief(), l.home)
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
 	_, err = p.Status(brief())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	p.patience = time.Millisecond
-	require.NoError(t, p.Cut(l.ctx), "by force, since it does not quit")
-	require.Equal(t, asIntended, l.exited(p))
+	p.quitWithin = time.Millisecond
+	require.NoError(t, p.PowerOff(l.ctx), "by force, since it does not quit")
+	require.Equal(t, exitAsked, l.exited(p))
 }
 
-// The agent wrote down how the guest ended, and was killed before it ended QEMU.
+// The agent recorded how the guest ended, and was killed before it ended QEMU.
 func TestAdoptConcluded(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
@@ -142,11 +142,11 @@ func TestAdoptConcluded(t *testing.T) {
 
 func TestAdoptNothing(t *testing.T) {
 	l := newLab(t)
-	_, err := l.host.Adopt(l.ctx, l.home)
+	_, err := l.launcher.Adopt(l.ctx, l.home)
 	require.ErrorIs(t, err, ErrNotStarted)
 }
 
-// Records of what is not there any more, with processes that are somebody else's or nobody's.
+// Records of processes that have ended, while their pid belongs to another process or to none.
 func TestAdoptStrangers(t *testing.T) {
 	boot, err := bootID()
 	require.NoError(t, err)
@@ -155,13 +155,13 @@ func TestAdoptStrangers(t *testing.T) {
 	}
 	// member starts a process of root's in the VM's group.
 	member := func(l *lab) (pid int, start uint64) {
-		require.NoError(l, l.host.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: 64 << 20}))
+		require.NoError(l, l.launcher.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: 64 << 20}))
 		cmd := exec.CommandContext(l.ctx, "/bin/sleep", "60")
 		require.NoError(l, cmd.Start())
 		ended := make(chan struct{})
 		go func() { defer close(ended); _ = cmd.Wait() }()
 		l.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-		for _, file := range l.host.Cgroups.Entries(vmID) {
+		for _, file := range l.launcher.Cgroups.Entries(vmID) {
 			f, err := os.OpenFile(file, os.O_WRONLY, 0)
 			require.NoError(l, err)
 			_, err = f.WriteString(itoa(cmd.Process.Pid))
@@ -177,8 +177,8 @@ func TestAdoptStrangers(t *testing.T) {
 		left func(l *lab) Record
 		want Exit
 	}{
-		{"agent ended before it forked", func(*lab) Record { return record(0, 0) }, lostStart},
-		{"agent ended while the launcher waited", func(l *lab) Record { return record(member(l)) }, lostStart},
+		{"agent ended before it forked", func(*lab) Record { return record(0, 0) }, exitLaunchLost},
+		{"agent ended while the launcher waited", func(l *lab) Record { return record(member(l)) }, exitLaunchLost},
 		{"pid that another member of the group has now", func(l *lab) Record {
 			pid, start := member(l)
 			return record(pid, start-1)
@@ -192,7 +192,7 @@ func TestAdoptStrangers(t *testing.T) {
 			r := record(os.Getpid(), 1)
 			r.BootID = "before"
 			return r
-		}, hostRestarted},
+		}, exitHostRestarted},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := newLab(t)
@@ -202,7 +202,7 @@ func TestAdoptStrangers(t *testing.T) {
 	}
 }
 
-// A process that is the recorded one by every mark, but not in its group: it is neither taken for gone nor doubled.
+// The recorded process outside of its control group is not taken as ended, and no second one is started.
 func TestAdoptStray(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
@@ -213,10 +213,10 @@ func TestAdoptStray(t *testing.T) {
 	start, err := startTime(cmd.Process.Pid)
 	require.NoError(t, err)
 	require.NoError(t, l.home.begin(Record{Spec: spec(), BootID: boot, PID: cmd.Process.Pid, StartTime: start}))
-	_, err = l.host.Adopt(l.ctx, l.home)
-	require.ErrorIs(t, err, errStray)
-	_, err = l.host.Launch(l.ctx, l.home, spec(), Files{}, 1, "")
-	require.ErrorIs(t, err, errStray)
+	_, err = l.launcher.Adopt(l.ctx, l.home)
+	require.ErrorIs(t, err, errOutsideCgroup)
+	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 1, "")
+	require.ErrorIs(t, err, errOutsideCgroup)
 	_, err = startTime(cmd.Process.Pid)
 	require.NoError(t, err, "it lives")
 	_, known, err := l.home.Exit()
@@ -227,7 +227,7 @@ func TestAdoptStray(t *testing.T) {
 	require.Equal(t, Crashed, l.gone().Reason)
 }
 
-// agentCommand makes the test's program an agent that starts a guest, says so, and waits to be killed.
+// agentCommand makes the test program an agent that starts a guest, reports that, and waits to be killed.
 const agentCommand = "be-an-agent"
 
 func beAgent(program, root, dir string) error {
@@ -243,12 +243,12 @@ func beAgent(program, root, dir string) error {
 	if err != nil {
 		return err
 	}
-	h := &Host{Program: program, Launcher: []string{"/proc/self/exe", launcherCommand}, Cgroups: tree, CPUModels: []string{"qemu64"}}
+	h := &Launcher{Program: program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: tree, CPUModels: []string{"qemu64"}}
 	p, err := h.Launch(context.Background(), home, spec(), Files{}, 1, "first agent")
 	if err != nil {
 		return err
 	}
-	if err := p.Cont(context.Background()); err != nil {
+	if err := p.Resume(context.Background()); err != nil {
 		return err
 	}
 	_, _ = os.Stdout.WriteString("launched\n")
@@ -257,7 +257,7 @@ func beAgent(program, root, dir string) error {
 
 func TestAgentIsKilled(t *testing.T) {
 	l := newLab(t)
-	agent := exec.CommandContext(l.ctx, "/proc/self/exe", agentCommand, l.host.Program, l.root, filepath.Dir(l.home.dir))
+	agent := exec.CommandContext(l.ctx, "/proc/self/exe", agentCommand, l.launcher.Program, l.root, filepath.Dir(l.home.dir))
 	agent.Stderr = os.Stderr
 	out, err := agent.StdoutPipe()
 	require.NoError(t, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Descriptors that every QEMU gets, before those of its disks.
+// Descriptors that every QEMU gets. Those of its disks follow.
 const (
 	fdWork    = 3 + iota // listening socket of the work monitor
 	fdInspect            // listening socket of the inspection monitor
@@ -24,7 +24,7 @@ const (
 	initrdPath = "/boot/initrd"
 )
 
-// Places on the PCIe root bus. 0 and 0x1f are the chipset's, 1 is kept for a display.
+// Device addresses on the PCIe root bus. The chipset has 0 and 0x1f; 1 is reserved for a display.
 const (
 	addrRNG     = 0x02
 	addrBalloon = 0x03
@@ -33,26 +33,25 @@ const (
 	addrSCSI    = 0x0a
 )
 
-// sparePorts is how many root ports are free for devices that are attached later.
+// sparePorts is the number of free root ports, for devices that are attached later.
 const sparePorts = 4
 
-// object is a JSON object in an argument. Its keys come out sorted, so equal specs give equal arguments.
+// object is a JSON object in an argument. Its keys are encoded in sorted order, so equal specs give equal arguments.
 type object map[string]any
 
 func (o object) String() string {
 	text, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // only strings, numbers, booleans and maps of them are put in
+		panic(err) // The values are strings, numbers, booleans, nil and objects.
 	}
 	return string(text)
 }
 
-// Argv is QEMU's whole command line for a guest, program included. It is a pure function: equal specs give equal
-// arguments, which is what live migration and a comparison by hand rest on. The error wraps [ErrInvalid].
+// Argv returns QEMU's command line for a VM, including the program. It is a pure function: equal specs give equal
+// arguments, which live migration needs. The error wraps [ErrInvalid].
 //
-// Strings of a tenant's appear in one place only: disk ids, which [Spec.Validate] limits to [a-z0-9-], are JSON
-// strings. The kernel's command line is not an argument of QEMU, because every user of the host can read arguments: see
-// [Process.configure].
+// The only strings of a tenant in it are disk ids, which [Spec.Validate] limits to [a-z0-9-]. The kernel's command line
+// is not an argument, because every user of the host can read arguments: see [Process.configure].
 func Argv(program string, s Spec) ([]string, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -111,7 +110,7 @@ func (s Spec) smp() string {
 	return fmt.Sprintf("cpus=%d,maxcpus=%d,sockets=%d,dies=1,cores=%d,threads=1", s.VCPUs, s.VCPUs, sockets, cores)
 }
 
-// args is a command line that grows.
+// args is a command line under construction.
 type args []string
 
 func (a *args) add(words ...string) { *a = append(*a, words...) }
@@ -128,22 +127,22 @@ func (a *args) monitors() {
 	}
 }
 
-// console is the serial port: a socket for who wants to type, and a log that needs nobody. Whoever connects to the socket
-// must read it: a client that does not stops the guest's output, and QEMU 7.2 then logs the byte that it retries twice.
+// console adds the serial port, with a socket for input and output, and a log. A client of the socket must read from it:
+// otherwise the guest's output stops, and QEMU 7.2 then logs the byte that it retries twice.
 func (a *args) console() {
 	a.fdset(fdLog, "console")
 	a.add("-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off,logfile=%s,logappend=on", fdConsole, fdsetPath(fdLog)))
 	a.json("-device", object{"driver": "isa-serial", "id": "serial0", "chardev": "console", "index": 0})
 }
 
-// fdset makes a descriptor known to QEMU; the set has the descriptor's number.
+// fdset adds a descriptor set that has the number of its only descriptor.
 func (a *args) fdset(fd int, note string) {
 	a.add("-add-fd", fmt.Sprintf("fd=%d,set=%d,opaque=%s", fd, fd, note))
 }
 
 func fdsetPath(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
 
-// ports are the PCIe root ports: one for each virtio disk, at the place of its slot, and spare ones after them.
+// ports adds the PCIe root ports: one for each slot up to the last virtio disk's, and sparePorts more.
 func (a *args) ports(s Spec) {
 	last := -1
 	for _, d := range s.Disks {
@@ -159,7 +158,7 @@ func (a *args) ports(s Spec) {
 
 func portID(i int) string { return "port" + strconv.Itoa(i) }
 
-// platform are the devices that every guest has.
+// platform adds the devices that every VM has, and the disk controllers that s needs.
 func (a *args) platform(s Spec) {
 	onRoot := func(addr int) string { return fmt.Sprintf("0x%x", addr) }
 	if s.VCPUs > maxTCGVCPUs {
@@ -205,7 +204,7 @@ func (a *args) disks(s Spec) {
 	}
 }
 
-// base adds the image beneath a disk.
+// base adds the base image of a disk.
 func (a *args) base(d Disk, fd int) {
 	a.fdset(fd, d.node()+"-base")
 	a.json("-blockdev", object{"driver": "file", "node-name": d.node() + "-base-file", "filename": fdsetPath(fd),
@@ -213,12 +212,12 @@ func (a *args) base(d Disk, fd int) {
 	node := object{"driver": string(d.Base), "node-name": d.node() + "-base", "file": d.node() + "-base-file", "read-only": true,
 		"auto-read-only": false}
 	if d.Base == qcow2.QCOW2 {
-		node["backing"] = nil // whatever the image says
+		node["backing"] = nil // A backing file named in the image is not opened.
 	}
 	a.json("-blockdev", node)
 }
 
-// device is what the guest sees of a disk. Boot indexes are numbered afresh, since QEMU refuses equal ones.
+// device returns the -device argument of a disk. Boot indexes must differ, or QEMU refuses them.
 func (d Disk) device(bootIndex int) object {
 	writeCache := "on"
 	if d.Cache == Writethrough {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
+
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// preconfig is the option that makes QEMU wait for QMP commands (see configure) before it creates the machine.
+// preconfig is the option with which QEMU waits for QMP commands (see configure) before it creates the machine.
 const preconfig = "-preconfig"
 
 // configure passes the kernel's command line to QEMU and lets QEMU create the machine, unless QEMU has created it
@@ -17,7 +19,7 @@ const preconfig = "-preconfig"
 //
 // It does nothing for a QEMU without a kernel command line, which is started without preconfig.
 func (p *Process) configure(ctx context.Context) error {
-	if p.whole.Load() || !slices.Contains(p.record.Argv, preconfig) {
+	if p.configured.Load() || !slices.Contains(p.record.Argv, preconfig) {
 		return nil
 	}
 	status, err := p.Status(ctx)
@@ -25,16 +27,19 @@ func (p *Process) configure(ctx context.Context) error {
 		return err
 	}
 	if status.State == "prelaunch" {
-		set := map[string]string{"path": "/machine", "property": "append", "value": p.record.Spec.Cmdline}
-		if err := p.do(ctx, p.work, "qom-set", set, nil); err != nil {
+		setCmdline := func(m *raw.Monitor) error { return m.QomSet("/machine", "append", p.record.Spec.Cmdline) }
+		if err := p.do(ctx, p.work, setCmdline); err != nil {
 			return err
 		}
-		// QEMU refuses this command when the machine is made. Should it refuse for another reason, cont is refused too.
+		// QEMU refuses this command if it has created the machine. If it refuses for another reason, it refuses cont too.
 		var refusal *qmp.Error
-		if err := p.do(ctx, p.work, "x-exit-preconfig", nil, nil); err != nil && !errors.As(err, &refusal) {
+		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			return conn.Do(ctx, "x-exit-preconfig", nil, nil)
+		})
+		if err != nil && !errors.As(err, &refusal) {
 			return err
 		}
 	}
-	p.whole.Store(true)
+	p.configured.Store(true)
 	return nil
 }

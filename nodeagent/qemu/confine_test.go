@@ -57,9 +57,9 @@ func TestConfinement(t *testing.T) {
 			groups++
 		}
 	}
-	require.GreaterOrEqual(t, groups, len(l.host.Cgroups.Entries(vmID)))
+	require.GreaterOrEqual(t, groups, len(l.launcher.Cgroups.Entries(vmID)))
 	limits := 0
-	for _, entry := range l.host.Cgroups.Entries(vmID) {
+	for _, entry := range l.launcher.Cgroups.Entries(vmID) {
 		for file, want := range map[string]uint64{"memory.limit_in_bytes": 64<<20 + spec().Overhead(), "memory.max": 64<<20 + spec().Overhead(),
 			"cpu.cfs_quota_us": 100_000, "pids.max": 201} {
 			text, err := os.ReadFile(filepath.Join(filepath.Dir(entry), file))
@@ -90,7 +90,7 @@ func TestConfinement(t *testing.T) {
 		if at != "/" {
 			require.Contains(t, options, "nodev", line)
 		}
-		if code := strings.HasPrefix(at, "/usr/lib") || strings.HasPrefix(at, "/lib") || at == l.host.Program; !code {
+		if code := strings.HasPrefix(at, "/usr/lib") || strings.HasPrefix(at, "/lib") || at == l.launcher.Program; !code {
 			require.Contains(t, options, "noexec", line)
 		}
 	}
@@ -104,7 +104,7 @@ func TestConfinement(t *testing.T) {
 		}
 	}
 	require.Subset(t, []string{"/dev", "/dev/null", "/dev/urandom", "/dev/zero", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64",
-		"/usr/share", "/usr/bin/" + filepath.Base(l.host.Program)}, seen)
+		"/usr/share", "/usr/bin/" + filepath.Base(l.launcher.Program)}, seen)
 	shared, err := os.ReadDir(root + "/usr/share")
 	require.NoError(t, err)
 	for _, e := range shared {
@@ -128,7 +128,7 @@ func TestConfinement(t *testing.T) {
 	st, err := os.Stat(l.home.dir)
 	require.NoError(t, err)
 	require.EqualValues(t, 0o700, st.Mode().Perm())
-	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
 }
 
 // dialFrom connects to a service on the loopback of the host, from the network namespace of a process.
@@ -193,5 +193,5 @@ func TestUsersOfGuestsAreApart(t *testing.T) {
 		require.NoError(t, as(0, command), "root can %s", name)
 		require.Error(t, as(next.UID(), command), "the user of another VM can %s", name)
 	}
-	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
 }

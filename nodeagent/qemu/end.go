@@ -6,62 +6,64 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
+
 	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// sync asks QEMU for its run state. If the guest has ended or cannot go on, sync records the reason.
-func (p *Process) sync(conn *qmp.Conn) error {
-	var s Status
-	if err := conn.Do(p.life, "query-status", nil, &s); err != nil {
+// handleRunState queries QEMU's run state. If the guest has ended it records the exit and ends QEMU; if a disk error has
+// paused the guest it records the error.
+func (p *Process) handleRunState(conn *qmp.Conn) error {
+	info, err := raw.NewMonitor(conn.With(p.life)).QueryStatus()
+	if err != nil {
 		return err
 	}
-	switch s.State {
-	case "shutdown":
+	switch info.Status {
+	case raw.RunStateShutdown:
 		if p.home.asked() != askedNothing {
-			p.conclude(asIntended)
+			p.recordExitAndQuit(exitAsked)
 		} else {
-			p.conclude(Exit{Guest, "the guest powered itself off"})
+			p.recordExitAndQuit(Exit{Guest, "the guest powered itself off"})
 		}
-	case "guest-panicked":
-		p.conclude(Exit{Crashed, "the guest's kernel panicked"})
-	case "internal-error":
-		p.conclude(Exit{Crashed, withStderr("QEMU stopped the guest after an internal error of its accelerator", p.home.stderr())})
-	case "io-error":
+	case raw.RunStateGuestPanicked:
+		p.recordExitAndQuit(Exit{Crashed, "the guest's kernel panicked"})
+	case raw.RunStateInternalError:
+		p.recordExitAndQuit(Exit{Crashed, withStderr("QEMU stopped the guest after an internal error of its accelerator", p.home.stderr())})
+	case raw.RunStateIOError:
 		return p.findDiskError(conn)
 	}
 	return nil
 }
 
-// conclude records how the guest ended, then ends QEMU. QEMU keeps running after its guest has ended, so that the agent
-// can record the reason.
-func (p *Process) conclude(e Exit) {
+// recordExitAndQuit records how the guest ended, then ends QEMU. It does nothing if an exit is recorded already.
+func (p *Process) recordExitAndQuit(e Exit) {
 	if p.Exit().Reason != "" {
 		return
 	}
 	if err := p.home.write("exit.json", e); err != nil {
-		return // QEMU keeps its state, so the next sync tries again
+		return // QEMU stays in this run state until an exit can be recorded.
 	}
-	p.finish(e)
+	p.setExitAndQuit(e)
 }
 
-// finish ends a QEMU whose guest has ended. The Exit has been recorded.
-func (p *Process) finish(e Exit) {
+// setExitAndQuit ends a QEMU whose guest's exit is recorded.
+func (p *Process) setExitAndQuit(e Exit) {
 	p.mu.Lock()
 	p.exit = e
 	p.mu.Unlock()
 	p.notify()
-	// In its own goroutine, because the caller reads the events and must see the end of the connection. If the agent stops
-	// meanwhile, the next one finds QEMU in the same state.
+	// In its own goroutine, so that the reader of events continues and sees the connection end. If the agent ends first,
+	// the next one finds the same run state.
 	p.tasks.Go(func() { _ = p.quit(p.life) })
 }
 
-// quit asks QEMU to flush its disks and to end, and kills it if it has not ended in time.
+// quit ends QEMU, which flushes its disks. After quitWithin it kills QEMU.
 func (p *Process) quit(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, p.patience)
+	bounded, cancel := context.WithTimeout(ctx, p.quitWithin)
 	defer cancel()
-	// The answer does not matter: quit waits for the process to end.
-	_ = p.do(bounded, p.work, "quit", nil, nil)
+	// The answer does not matter, only the end of the process.
+	_ = p.do(bounded, p.work, (*raw.Monitor).Quit)
 	select {
 	case <-p.exited:
 		return nil
@@ -73,11 +75,11 @@ func (p *Process) quit(ctx context.Context) error {
 	return p.killNow(ctx)
 }
 
-// killNow kills all processes in QEMU's cgroup and waits for their end.
+// killNow kills all processes of the control group and waits until QEMU has ended.
 func (p *Process) killNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	if err := p.host.Cgroups.Kill(ctx, p.home.id); err != nil {
+	if err := p.launcher.Cgroups.Kill(ctx, p.home.id); err != nil {
 		return err
 	}
 	select {
@@ -88,8 +90,8 @@ func (p *Process) killNow(ctx context.Context) error {
 	}
 }
 
-// noteDisk records the error of a BLOCK_IO_ERROR event, if the error stopped the guest.
-func (p *Process) noteDisk(e qmp.Event) {
+// recordDiskError sets LastError from a BLOCK_IO_ERROR event, if the error has paused the guest.
+func (p *Process) recordDiskError(e qmp.Event) {
 	var data struct {
 		Node      string `json:"node-name"`
 		Operation string `json:"operation"`
@@ -102,7 +104,8 @@ func (p *Process) noteDisk(e qmp.Event) {
 	p.setDiskError(data.Node, fmt.Sprintf("%s error: %s", data.Operation, printable(data.Reason, 200)))
 }
 
-// findDiskError finds the disk whose error stopped the guest while no agent received events.
+// findDiskError sets LastError from the disks' states, for an error whose event was missed. It does not use go-qemu's
+// QueryBlock: see package qmp.
 func (p *Process) findDiskError(conn *qmp.Conn) error {
 	if p.LastError() != "" {
 		return nil
@@ -127,6 +130,7 @@ func (p *Process) findDiskError(conn *qmp.Conn) error {
 	return nil
 }
 
+// setDiskError sets LastError to an error of the disk with that block node.
 func (p *Process) setDiskError(node, text string) {
 	name := node
 	for _, d := range p.record.Spec.Disks {
@@ -140,10 +144,10 @@ func (p *Process) setDiskError(node, text string) {
 	p.notify()
 }
 
-// noise matches what QEMU writes before a message: the time, the name of the program, and an option.
-var noise = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
+// stderrPrefix matches what precedes the message in a line of QEMU's standard error: time, program and option.
+var stderrPrefix = regexp.MustCompile(`^([0-9T:.-]+Z )?(\S*qemu\S*: )?(-[a-z-]+ (\{.*\}|\S+): )?`)
 
-// withStderr appends the last lines that QEMU wrote to stderr, as printable ASCII.
+// withStderr appends the last lines of QEMU's standard error to text, as printable ASCII.
 func withStderr(text string, log *console.Log) string {
 	const lines, length = 3, 200
 	tail, err := log.Tail(4 << 10)
@@ -153,7 +157,7 @@ func withStderr(text string, log *console.Log) string {
 	all := strings.Split(strings.TrimSpace(string(tail)), "\n")
 	var said []string
 	for _, l := range all[max(0, len(all)-lines):] {
-		if l = strings.TrimSpace(printable(noise.ReplaceAllString(l, ""), length)); l != "" {
+		if l = strings.TrimSpace(printable(stderrPrefix.ReplaceAllString(l, ""), length)); l != "" {
 			said = append(said, l)
 		}
 	}
@@ -163,7 +167,7 @@ func withStderr(text string, log *console.Log) string {
 	return text + ": " + strings.Join(said, "; ")
 }
 
-// printable replaces the characters of s that are not printable ASCII by "?", and cuts it to n bytes.
+// printable returns at most n bytes of s, with '?' for each character that is not printable ASCII.
 func printable(s string, n int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
@@ -174,37 +178,37 @@ func printable(s string, n int) string {
 	return s[:min(len(s), n)]
 }
 
-// Exits that are recorded in more than one place, or that happened while no agent was running.
+// Exits that more than one function records.
 var (
-	asIntended    = Exit{Asked, "powered off as asked"}
-	notStarted    = Exit{Crashed, "QEMU could not be started"}
-	hostRestarted = Exit{Crashed, "the host was restarted"}
-	lostStart     = Exit{Crashed, "the agent was restarted while QEMU was being started"}
+	exitAsked         = Exit{Asked, "powered off as asked"}
+	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
+	exitHostRestarted = Exit{Crashed, "the host was restarted"}
+	exitLaunchLost    = Exit{Crashed, "the agent was restarted while QEMU was being started"}
 )
 
-// flooded is the Exit of a QEMU that was killed because its logs grew too fast.
-var flooded = Exit{Crashed, "the host killed QEMU because it wrote more to its logs than a guest's console can produce: the guest may have taken over QEMU"}
+// exitFlooded is the Exit of a QEMU that was killed because its logs grew too fast.
+var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
 
 const outOfMemory = "the host killed QEMU because it exceeded its memory limit"
 
-// Cut turns the power off: QEMU flushes its disks and ends; it is killed if that takes more than 5 s. Cut returns when
-// QEMU has ended.
-func (p *Process) Cut(ctx context.Context) error {
-	return p.ending(ctx, "cut power", p.quit)
+// PowerOff ends QEMU, which flushes its disks first. It kills QEMU after 5 s. It returns when the process has ended.
+func (p *Process) PowerOff(ctx context.Context) error {
+	return p.endBy(ctx, "power off", p.quit)
 }
 
-// Kill ends QEMU at once, without a flush. It returns when QEMU has ended.
+// Kill kills QEMU without a flush. It returns when the process has ended.
 func (p *Process) Kill(ctx context.Context) error {
-	return p.ending(ctx, "kill QEMU", p.killNow)
+	return p.endBy(ctx, "kill QEMU", p.killNow)
 }
 
-func (p *Process) ending(ctx context.Context, what string, how func(context.Context) error) error {
+// endBy notes that the end was asked for, then calls how, unless the process has ended already.
+func (p *Process) endBy(ctx context.Context, what string, how func(context.Context) error) error {
 	select {
 	case <-p.exited:
 		return nil
 	default:
 	}
-	if err := p.home.ask(askedCut); err != nil {
+	if err := p.home.setAsked(askedPowerOff); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := how(ctx); err != nil {
@@ -213,10 +217,10 @@ func (p *Process) ending(ctx context.Context, what string, how func(context.Cont
 	return nil
 }
 
-// Powerdown presses the guest's power button. The guest decides whether and when to shut down.
-func (p *Process) Powerdown(ctx context.Context) error {
-	if err := p.home.ask(askedPowerdown); err != nil {
+// PressPowerButton presses the guest's power button. The guest may shut down, later or not at all.
+func (p *Process) PressPowerButton(ctx context.Context) error {
+	if err := p.home.setAsked(askedPowerButton); err != nil {
 		return fmt.Errorf("press power button: %w", err)
 	}
-	return p.do(ctx, p.work, "system_powerdown", nil, nil)
+	return p.do(ctx, p.work, (*raw.Monitor).SystemPowerdown)
 }

@@ -35,7 +35,7 @@ var kernel []byte
 
 const launcherCommand = "launch-guest"
 
-// TestMain lets the test's own program be the launcher, as the agent's is.
+// TestMain makes the test program its own launcher, as the agent's program is.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == launcherCommand {
 		LauncherMain()
@@ -50,11 +50,11 @@ func TestMain(m *testing.M) {
 // lab is a host with one VM's home, and whatever a test leaves is removed at its end.
 type lab struct {
 	*testing.T
-	ctx   context.Context
-	host  *Host
-	homes *Homes
-	home  *Home
-	root  string // of the cgroups
+	ctx      context.Context
+	launcher *Launcher
+	homes    *Homes
+	home     *Home
+	root     string // of the cgroups
 }
 
 var labs atomic.Int64
@@ -90,11 +90,11 @@ func newLab(t *testing.T) *lab {
 	require.NoError(t, err)
 	home, err := homes.Claim(vmID)
 	require.NoError(t, err)
-	return &lab{T: t, ctx: ctx, homes: homes, home: home, root: root, host: &Host{
-		Program:   program,
-		Launcher:  []string{"/proc/self/exe", launcherCommand},
-		Cgroups:   tree,
-		CPUModels: []string{"qemu64", "max"},
+	return &lab{T: t, ctx: ctx, homes: homes, home: home, root: root, launcher: &Launcher{
+		Program:         program,
+		LauncherCommand: []string{"/proc/self/exe", launcherCommand},
+		Cgroups:         tree,
+		CPUModels:       []string{"qemu64", "max"},
 	}}
 }
 
@@ -149,7 +149,7 @@ func (l *lab) bootable() (Spec, Files) {
 
 func (l *lab) launch(s Spec, files Files) *Process {
 	l.Helper()
-	p, err := l.host.Launch(l.ctx, l.home, s, files, 7, "test")
+	p, err := l.launcher.Launch(l.ctx, l.home, s, files, 7, "test")
 	require.NoError(l, err)
 	l.Cleanup(p.Close)
 	return p
@@ -160,7 +160,7 @@ func (l *lab) boot() *Process {
 	l.Helper()
 	s, files := l.bootable()
 	p := l.launch(s, files)
-	require.NoError(l, p.Cont(l.ctx))
+	require.NoError(l, p.Resume(l.ctx))
 	l.says("GUEST UP\n")
 	return p
 }
@@ -186,7 +186,7 @@ func (l *lab) exited(p *Process) Exit {
 	case <-l.ctx.Done():
 		l.Fatal("QEMU has not ended")
 	}
-	procs, err := l.host.Cgroups.Procs(vmID)
+	procs, err := l.launcher.Cgroups.Procs(vmID)
 	require.NoError(l, err)
 	require.Empty(l, procs)
 	kept, known, err := l.home.Exit()

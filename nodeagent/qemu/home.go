@@ -17,23 +17,23 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/console"
 )
 
-// Uids that VMs get, unless the agent's configuration says otherwise. No other program of the host may use them.
+// Default range of the VMs' uids. No other program of the host may use these.
 const (
 	FirstUID = 600_000
 	LastUID  = 665_535
 )
 
-// Homes are the directories of the VMs of this host, one a VM, named by its id.
+// Homes is the directory that holds the VMs' directories, named by their ids.
 //
-// A VM has its uid from the making of its directory to the end of its removal, and another VM can get the same uid only
-// afterwards, and while no process runs under it: whatever belongs to a uid belongs to one VM.
+// A VM has its uid from the creation of its directory until the directory is removed. Only then can another VM get the
+// uid, and only if no process runs under it.
 type Homes struct {
 	dir         string
 	first, last int
-	mu          sync.Mutex // one choice of a uid at a time
+	mu          sync.Mutex // held while a uid is chosen
 }
 
-// OpenHomes opens the directory of all homes, which is made if it is not there. first and last bound the uids.
+// OpenHomes opens the directory of all homes, and creates it if needed. The VMs' uids are first to last.
 func OpenHomes(dir string, first, last int) (*Homes, error) {
 	if first < 1000 || last < first || last > 1<<31-2 {
 		return nil, fmt.Errorf("open VM directories: uids %d to %d are not a range above 1000", first, last)
@@ -44,7 +44,7 @@ func OpenHomes(dir string, first, last int) (*Homes, error) {
 	return &Homes{dir: dir, first: first, last: last}, nil
 }
 
-// List names the VMs that have a home, in order.
+// List returns the sorted ids of the VMs that have a home.
 func (h *Homes) List() ([]string, error) {
 	entries, err := os.ReadDir(h.dir)
 	if err != nil {
@@ -59,7 +59,7 @@ func (h *Homes) List() ([]string, error) {
 	return ids, nil
 }
 
-// Open opens the home of a VM. The error wraps fs.ErrNotExist when it has none, or none that was finished.
+// Open opens the home of a VM. The error wraps fs.ErrNotExist if there is none, or none that is complete.
 func (h *Homes) Open(id string) (*Home, error) {
 	if !validUUID.MatchString(id) {
 		return nil, fmt.Errorf("open VM directory: %w", invalid("the id %q is not a UUID", id))
@@ -75,7 +75,7 @@ func (h *Homes) Open(id string) (*Home, error) {
 	return home, nil
 }
 
-// Claim opens the home of a VM, and makes it if there is none.
+// Claim opens the home of a VM, and creates it if needed.
 func (h *Homes) Claim(id string) (*Home, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,7 +100,7 @@ func (h *Homes) Claim(id string) (*Home, error) {
 	return &Home{id: id, dir: dir, uid: uid}, nil
 }
 
-// freeUID begins its search at a place that follows from the id, so that a uid is rarely used again soon.
+// freeUID returns an unused uid. The search begins at a uid derived from the VM's id, so that uids are rarely reused soon.
 func (h *Homes) freeUID(id string) (int, error) {
 	used := map[int]bool{}
 	ids, err := h.List()
@@ -110,7 +110,7 @@ func (h *Homes) freeUID(id string) (int, error) {
 	for _, other := range ids {
 		home, err := h.Open(other)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // an agent ended between making the directory and choosing
+			continue // An agent ended after it created the directory and before it wrote the uid.
 		}
 		if err != nil {
 			return 0, err
@@ -148,33 +148,34 @@ func runningUIDs(used map[int]bool) error {
 	return nil
 }
 
-// Home is the directory of one VM: 0700 and the agent's own. QEMU does not see it.
+// Home is the directory of one VM, with mode 0700 and owned by the agent. QEMU cannot see it.
 //
-//	uid          the VM's uid, and gid
-//	disks/       its disks: package disk
-//	record.json  what was started last
-//	asked        the end of that was asked for
-//	exit.json    how that ended
-//	console.log  what the guest wrote to its serial port
-//	stderr.log   what QEMU said; stderr.log.old of the start before
+//	uid          the VM's uid and gid
+//	disks/       the VM's disks: package disk
+//	record.json  the last start: Record
+//	asked        how the agent asked that process to end, if it did
+//	exit.json    how that process ended: Exit
+//	console.log  output of the guest's serial port
+//	stderr.log   QEMU's standard error; stderr.log.old of the start before
 //	*.sock       QEMU's listening sockets: work, inspect, console
 type Home struct {
 	id, dir string
 	uid     int
 }
 
-// ID is the VM's.
+// ID returns the VM's id.
 func (h *Home) ID() string { return h.id }
 
-// UID is the VM's, and also its gid.
+// UID returns the VM's uid, which is also its gid.
 func (h *Home) UID() int { return h.uid }
 
-// Disks is the directory of its disks, for package disk. It is not made here.
+// Disks returns the directory of the VM's disks. Package disk creates it.
 func (h *Home) Disks() string { return h.path("disks") }
 
-// Console is what its guest wrote to the serial port, over all its starts.
+// Console returns the log of the guest's serial port, over all starts.
 func (h *Home) Console() *console.Log { return console.At(h.path("console.log"), console.KeepConsole) }
 
+// stderr returns the log of QEMU's standard error, of the last start.
 func (h *Home) stderr() *console.Log { return console.At(h.path("stderr.log"), console.KeepStderr) }
 
 // Names of the listening sockets.
@@ -184,23 +185,23 @@ const (
 	consoleSocket = "console.sock"
 )
 
-// Record is what was started, written before it was.
+// Record describes the last start of a VM. It is written before the process is started.
 type Record struct {
-	Generation uint64   `json:"generation"` // of the assignment that it was started for
-	Owner      string   `json:"owner"`      // the caller's mark, at most 1 KiB
-	Spec       Spec     `json:"spec"`       // with the slots that its disks got
+	Generation uint64   `json:"generation"` // of the assignment
+	Owner      string   `json:"owner"`      // text of the caller, at most 1 KiB
+	Spec       Spec     `json:"spec"`       // with the chosen slots
 	Argv       []string `json:"argv"`
 	BootID     string   `json:"boot_id"` // of the host
-	// Known once there is a process:
+	// Set after the process was forked:
 	PID       int       `json:"pid"`
-	StartTime uint64    `json:"start_time"` // clock ticks since the host's boot, as in /proc/PID/stat: tells a reused pid
+	StartTime uint64    `json:"start_time"` // clock ticks since the host's boot, as in /proc/PID/stat; detects a reused pid
 	Started   time.Time `json:"started"`
 }
 
-// Exit is how a QEMU ended.
+// Exit describes how a VM's process ended.
 type Exit struct {
 	Reason Reason `json:"reason"`
-	Text   string `json:"text"` // a sentence for people; it names no path of the host
+	Text   string `json:"text"` // for people; contains no path of the host
 }
 
 // Reason is the kind of an Exit.
@@ -208,11 +209,11 @@ type Reason string
 
 const (
 	Guest   Reason = "guest"   // the guest powered itself off
-	Asked   Reason = "asked"   // Powerdown, Cut or Kill
-	Crashed Reason = "crashed" // anything else, or it never ran
+	Asked   Reason = "asked"   // PressPowerButton, PowerOff or Kill was called
+	Crashed Reason = "crashed" // anything else, or QEMU could not be started
 )
 
-// Record reads what was started last. The error wraps [ErrNotStarted] when nothing was.
+// Record reads the record of the last start. The error wraps [ErrNotStarted] if there is none.
 func (h *Home) Record() (Record, error) {
 	var r Record
 	err := h.read("record.json", &r)
@@ -225,7 +226,8 @@ func (h *Home) Record() (Record, error) {
 	return r, nil
 }
 
-// Exit reads how what was started last has ended. False: it has not, or nobody has seen it yet ([Host.Adopt] looks).
+// Exit reads how the last process ended. It reports false if no end is recorded: the process runs, or its end was not
+// noticed yet ([Launcher.Adopt] does).
 func (h *Home) Exit() (Exit, bool, error) {
 	var e Exit
 	err := h.read("exit.json", &e)
@@ -238,8 +240,8 @@ func (h *Home) Exit() (Exit, bool, error) {
 	return e, true, nil
 }
 
-// Remove removes the home and all in it, its uid last. The caller makes sure that no process runs; that there is no
-// home any more is no error.
+// Remove removes the home and its content, the uid last. It returns nil if there is no home. The caller makes sure that
+// the VM has no process.
 func (h *Home) Remove() error {
 	entries, err := os.ReadDir(h.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -264,7 +266,7 @@ func (h *Home) Remove() error {
 
 func (h *Home) path(name string) string { return filepath.Join(h.dir, name) }
 
-// begin makes room for a new start: what is known of the last one goes, but for its standard error.
+// begin prepares a new start: it removes the files of the last one, except its standard error, and writes the record.
 func (h *Home) begin(r Record) error {
 	for _, name := range []string{"exit.json", "asked", workSocket, inspectSocket, consoleSocket} {
 		if err := os.Remove(h.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -277,16 +279,17 @@ func (h *Home) begin(r Record) error {
 	return h.write("record.json", r)
 }
 
-// What was asked of a QEMU, for an agent that sees its end later.
+// Content of the file asked: how the end of the process was asked for.
 const (
-	askedNothing   = ""
-	askedPowerdown = "powerdown"
-	askedCut       = "cut"
+	askedNothing     = ""
+	askedPowerButton = "powerdown"
+	askedPowerOff    = "cut"
 )
 
-// ask notes that the end is wanted. It need not survive the host.
-func (h *Home) ask(what string) error { return os.WriteFile(h.path("asked"), []byte(what), 0o600) }
+// setAsked records how the end of the process was asked for. The file is not synced: no process survives the host's end.
+func (h *Home) setAsked(what string) error { return os.WriteFile(h.path("asked"), []byte(what), 0o600) }
 
+// asked returns how the end of the process was asked for, or askedNothing.
 func (h *Home) asked() string {
 	what, err := os.ReadFile(h.path("asked"))
 	if err != nil {
@@ -300,7 +303,7 @@ func (h *Home) read(name string, into any) error {
 	if err != nil {
 		return err
 	}
-	// Fields of a newer agent's are passed over: whoever goes back to this one must still find his guests.
+	// Unknown fields of a newer agent are ignored, so that after a downgrade the agent still finds its VMs.
 	return json.Unmarshal(text, into)
 }
 
@@ -312,7 +315,7 @@ func (h *Home) write(name string, from any) error {
 	return writeFile(h.path(name), append(text, '\n'))
 }
 
-// writeFile writes a file whole or not at all, and it is there after a crash of the host.
+// writeFile replaces a file atomically and syncs it and its directory.
 func writeFile(path string, text []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

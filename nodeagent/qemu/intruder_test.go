@@ -16,18 +16,18 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// What is written beyond the file size limit is refused, and QEMU lives on without: here, its guest's console.
+// Writes beyond the file size limit fail, and QEMU continues to run. Here they are output of the guest's console.
 func TestFileSizeLimit(t *testing.T) {
 	l := newLab(t)
 	s, files := l.bootable()
 	p := l.launch(s, files)
-	require.Regexp(t, fmt.Sprintf(`Max file size +%d +%[1]d +bytes`, files.limit()), proc(t, p.record.PID, "limits"))
+	require.Regexp(t, fmt.Sprintf(`Max file size +%d +%[1]d +bytes`, files.fileSizeLimit()), proc(t, p.record.PID, "limits"))
 	log := l.home.Console()
-	require.NoError(t, os.Truncate(log.Path(), int64(files.limit())))
+	require.NoError(t, os.Truncate(log.Path(), int64(files.fileSizeLimit())))
 	socket, err := net.Dial("unix", socketPath(p.dir, consoleSocket))
 	require.NoError(t, err)
 	defer socket.Close()
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	said, deadline := bufio.NewReader(socket), time.Now().Add(40*time.Second)
 	require.NoError(t, socket.SetReadDeadline(deadline))
 	for line := ""; !strings.HasSuffix(line, "GUEST UP\n"); {
@@ -36,20 +36,19 @@ func TestFileSizeLimit(t *testing.T) {
 	}
 	length, err := log.Length()
 	require.NoError(t, err)
-	require.LessOrEqual(t, length, int64(files.limit()))
+	require.LessOrEqual(t, length, int64(files.fileSizeLimit()))
 	go func() { _, _ = io.Copy(io.Discard, said) }()
-	require.NoError(t, p.Powerdown(l.ctx))
-	require.Equal(t, asIntended, l.exited(p))
+	require.NoError(t, p.PressPowerButton(l.ctx))
+	require.Equal(t, exitAsked, l.exited(p))
 }
 
 func TestLimitFollowsTheDisks(t *testing.T) {
-	require.EqualValues(t, 1<<30, Files{}.limit(), "a QEMU without disks still needs room for its logs")
+	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "logs need room without a disk, too")
 	two := Files{Disks: map[string]Layers{"a": {Size: 1 << 30}, "b": {Size: 160 << 30}}}
-	require.EqualValues(t, 170<<30+64<<20, two.limit())
+	require.EqualValues(t, 170<<30+64<<20, two.fileSizeLimit())
 }
 
-// A QEMU process that an intruder makes write to a log without pause is ended within seconds, and the Exit has the
-// reason.
+// A QEMU that writes to a log without pause is killed within seconds, and the reason is recorded.
 func TestLogFloodEndsQEMU(t *testing.T) {
 	for _, name := range []string{"console.log", "stderr.log"} {
 		t.Run(name, func(t *testing.T) {
@@ -64,13 +63,13 @@ func TestLogFloodEndsQEMU(t *testing.T) {
 				_, err := f.Write(piece)
 				require.NoError(t, err)
 			}
-			require.Equal(t, flooded, l.exited(p))
-			require.Equal(t, flooded, l.gone())
+			require.Equal(t, exitFlooded, l.exited(p))
+			require.Equal(t, exitFlooded, l.gone())
 		})
 	}
 }
 
-// What counts as a flood.
+// TestFloods checks which growth of a log counts as a flood.
 func TestFloods(t *testing.T) {
 	at := time.Now()
 	for _, c := range []struct {
@@ -90,25 +89,24 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// An agent that ends between the start of QEMU and the handing over of the kernel's command line is followed by one that
-// does the rest.
+// An agent ends after it started QEMU and before it passed the kernel's command line. The next agent passes it.
 func TestAdoptUnconfigured(t *testing.T) {
 	l := newLab(t)
 	s, files := l.kernel()
-	argv, err := Argv(l.host.Program, s)
+	argv, err := Argv(l.launcher.Program, s)
 	require.NoError(t, err)
 	boot, err := bootID()
 	require.NoError(t, err)
 	r := Record{Spec: s, Argv: argv, BootID: boot}
 	require.NoError(t, l.home.begin(r))
-	require.NoError(t, l.host.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}))
+	require.NoError(t, l.launcher.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}))
 	own, err := l.home.open()
 	require.NoError(t, err)
-	pl := plan{Cgroups: l.host.Cgroups.Entries(vmID), UID: l.home.uid, Root: l.home.dir, Tasks: s.tasks(), FileBytes: files.limit(),
+	pl := plan{Cgroups: l.launcher.Cgroups.Entries(vmID), UID: l.home.uid, Root: l.home.dir, Tasks: s.tasks(), FileBytes: files.fileSizeLimit(),
 		Files: map[string]string{kernelPath: files.Kernel.Name(), initrdPath: files.Initrd.Name()}, Argv: argv}
-	pl.RootFS, err = findRootFS(l.host.Program)
+	pl.RootFS, err = findRootFS(l.launcher.Program)
 	require.NoError(t, err)
-	pidfd, err := l.host.spawn(l.ctx, l.home, &r, pl, own)
+	pidfd, err := l.launcher.startLauncher(l.ctx, l.home, &r, pl, own)
 	require.NoError(t, err)
 	closeAll(own...)
 	require.NoError(t, unix.Close(pidfd))
@@ -117,21 +115,21 @@ func TestAdoptUnconfigured(t *testing.T) {
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
 	require.Equal(t, "prelaunch", status.State)
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	require.Equal(t, Guest, l.exited(p).Reason)
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
 }
 
-// QEMU is found, and what it needs is shown, also when its path is a symbolic link; nowhere but under /usr.
+// QEMU runs also if its path is a symbolic link, but only under /usr.
 func TestRootFS(t *testing.T) {
 	l := newLab(t)
 	link := "/usr/local/bin/trivet-test-qemu-" + fmt.Sprint(os.Getpid())
-	require.NoError(t, os.Symlink(l.host.Program, link))
+	require.NoError(t, os.Symlink(l.launcher.Program, link))
 	t.Cleanup(func() { _ = os.Remove(link) })
-	l.host.Program = link
+	l.launcher.Program = link
 	p := l.boot()
 	require.True(t, strings.HasPrefix(proc(t, p.record.PID, "cmdline"), link+"\x00"))
-	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
 	for _, path := range []string{"/etc/hostname", t.TempDir()} {
 		_, err := findRootFS(path)
 		require.ErrorContains(t, err, "under /usr")

@@ -21,56 +21,56 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/console"
 )
 
-// Host is what all guests of a host share. All fields are required. It has no state: one may be made as needed.
-type Host struct {
-	Program   string       // QEMU, absolute and under /usr
-	Launcher  []string     // the command that ends in LauncherMain, such as /proc/self/exe launch-guest
-	Cgroups   *cgroup.Tree // a guest's group is named by its VM's id
-	CPUModels []string     // that the accelerator in use offers
+// Launcher starts and adopts the VMs of a host. All fields are required. A Launcher has no state.
+type Launcher struct {
+	Program         string       // absolute path of QEMU, under /usr
+	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
+	Cgroups         *cgroup.Tree // a VM's group is named by its id
+	CPUModels       []string     // CPU models that the accelerator offers
 }
 
-// Files are what a guest's QEMU opens. They are the caller's, who may close them when Launch has returned.
+// Files are the open files of a VM. The caller owns them, and may close them after Launch has returned.
 type Files struct {
-	Kernel, Initrd *os.File          // readable by anyone; present as in the Spec
+	Kernel, Initrd *os.File          // readable by all users; nil unless the Spec has them
 	Disks          map[string]Layers // by disk id
 }
 
 // Layers are the files of one disk.
 type Layers struct {
-	Overlay *os.File // QCOW2; open for reading and writing, or for reading alone if the disk is read-only
-	Base    *os.File // of the format that the Spec says; open for reading alone; nil for a blank disk
-	// Size is the disk's virtual size in bytes, from the assignment: QEMU could change the size in the overlay's
-	// header.
+	Overlay *os.File // QCOW2; open for reading and writing, or read-only if the disk is read-only
+	Base    *os.File // in the format of the Spec; open read-only; nil if there is no base image
+	// Size is the disk's virtual size in bytes, from the assignment. The size in the overlay's header is not used, because
+	// QEMU could change it.
 	Size uint64
 }
 
-// tasks is how many threads QEMU may have: one a vCPU, and room for others; its pool for I/O alone has up to 64.
+// tasks returns the limit of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up to 64.
 func (s Spec) tasks() int { return s.VCPUs + 200 }
 
-// launchTimeout bounds the launcher, which does nothing slow.
+// launchTimeout bounds the time from fork to execve of QEMU.
 const launchTimeout = 20 * time.Second
 
-// Launch starts the guest of s in home, stopped before its first instruction: [Process.Cont] lets it run. It returns
-// when QEMU answers, or with nothing left of it but its logs: the error says why, and wraps [ErrInvalid] when another
-// attempt would fail the same way, and [ErrRunning] when the VM has a process.
+// Launch starts the VM s in home, paused before its first instruction: [Process.Resume] lets it run. It returns when QEMU
+// answers. After an error nothing is left but the logs; the error wraps [ErrInvalid] if another attempt would fail the
+// same way, and [ErrRunning] if the VM has a process.
 //
-// Disks with slot -1 keep the slots that they had at the last start. generation and owner are the caller's, for the record.
-func (h *Host) Launch(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
-	p, err := h.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner})
+// Disks with slot -1 keep the slot of the last start. generation and owner are stored in the record.
+func (l *Launcher) Launch(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
+	p, err := l.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner})
 	if err != nil {
 		return nil, fmt.Errorf("start VM %s: %w", home.id, err)
 	}
 	return p, nil
 }
 
-func (h *Host) launch(ctx context.Context, home *Home, s Spec, files Files, r Record) (*Process, error) {
+func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, r Record) (*Process, error) {
 	if s.ID != home.id {
 		return nil, invalid("the spec is of VM %q", s.ID)
 	}
-	if !slices.Contains(h.CPUModels, s.CPUModel) {
+	if !slices.Contains(l.CPUModels, s.CPUModel) {
 		return nil, invalid("this host does not offer the CPU model %q", s.CPUModel)
 	}
-	procs, err := h.Cgroups.Procs(home.id)
+	procs, err := l.Cgroups.Procs(home.id)
 	if err != nil {
 		return nil, err
 	}
@@ -82,17 +82,17 @@ func (h *Host) launch(ctx context.Context, home *Home, s Spec, files Files, r Re
 		return nil, err
 	}
 	if err == nil {
-		if err := h.absent(home, before); err != nil {
+		if err := l.checkNotRunning(home, before); err != nil {
 			return nil, err
 		}
 	}
 	if r.Spec, err = s.KeepSlots(before.Spec.Disks); err != nil {
 		return nil, err
 	}
-	if r.Argv, err = Argv(h.Program, r.Spec); err != nil {
+	if r.Argv, err = Argv(l.Program, r.Spec); err != nil {
 		return nil, err
 	}
-	disks, err := files.ordered(r.Spec)
+	disks, err := files.inOrder(r.Spec)
 	if err != nil {
 		return nil, err
 	}
@@ -103,23 +103,23 @@ func (h *Host) launch(ctx context.Context, home *Home, s Spec, files Files, r Re
 		return nil, fmt.Errorf("write record: %w", err)
 	}
 	limits := cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks()}
-	if err = h.Cgroups.Create(home.id, limits); err == nil {
+	if err = l.Cgroups.Create(home.id, limits); err == nil {
 		var p *Process
-		if p, err = h.start(ctx, home, r, files, disks); err == nil {
+		if p, err = l.start(ctx, home, r, files, disks); err == nil {
 			return p, nil
 		}
 	}
-	h.clean(ctx, home)
-	// What QEMU itself said of its end is kept. Otherwise the reason is the host's business, and the caller's.
-	if exit, known, readErr := home.Exit(); readErr != nil || !known || exit == asIntended {
-		err = errors.Join(err, home.write("exit.json", notStarted))
+	l.removeCgroup(ctx, home)
+	// An exit of QEMU itself stays recorded. A reason on the host's side is only returned to the caller.
+	if exit, known, readErr := home.Exit(); readErr != nil || !known || exit == exitAsked {
+		err = errors.Join(err, home.write("exit.json", exitNotStarted))
 	}
 	return nil, err
 }
 
-// absent refuses when what was started last runs somewhere else than it should.
-func (h *Host) absent(home *Home, before Record) error {
-	pidfd, err := h.find(home, before)
+// checkNotRunning returns an error if the process of the last start still runs, even outside of its control group.
+func (l *Launcher) checkNotRunning(home *Home, before Record) error {
+	pidfd, err := l.findProcess(home, before)
 	if err == nil {
 		_ = unix.Close(pidfd)
 		return fmt.Errorf("%w: pid %d", ErrRunning, before.PID)
@@ -130,8 +130,8 @@ func (h *Host) absent(home *Home, before Record) error {
 	return err
 }
 
-// ordered are the disks' files in the order of their descriptors.
-func (f Files) ordered(s Spec) ([]*os.File, error) {
+// inOrder returns the disks' files in the order of their descriptors. It returns an error if they do not match s.
+func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd {
 		return nil, errors.New("kernel and initrd are not those of the spec")
 	}
@@ -141,12 +141,12 @@ func (f Files) ordered(s Spec) ([]*os.File, error) {
 		if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
 			return nil, fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
 		}
-		if err := opened(l.Overlay, !d.ReadOnly); err != nil {
+		if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
 			return nil, fmt.Errorf("the overlay of disk %s %w", d.ID, err)
 		}
 		out = append(out, l.Overlay)
 		if l.Base != nil {
-			if err := opened(l.Base, false); err != nil {
+			if err := checkOpenMode(l.Base, false); err != nil {
 				return nil, fmt.Errorf("the image beneath disk %s %w", d.ID, err)
 			}
 			out = append(out, l.Base)
@@ -159,14 +159,14 @@ func (f Files) ordered(s Spec) ([]*os.File, error) {
 // console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
 const minFileBytes = 2 * console.Longest
 
-// limit returns QEMU's file size limit (RLIMIT_FSIZE). It bounds how much of the host's disk a compromised QEMU can
+// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE). It bounds how much of the host's disk a compromised QEMU can
 // fill: what the guest's disks may use, and as much again for each of its two logs while no agent runs.
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
 // clusters that a crash leaked. A write beyond is refused with EFBIG, which stops the guest as a full disk does. The limit
 // is of the process: when a disk grows while its guest runs, it has to be raised first, by prlimit(2) from an agent with
 // CAP_SYS_RESOURCE. Files in memory count too (a memfd for guest memory), of which QEMU makes none as it is started today.
-func (f Files) limit() uint64 {
+func (f Files) fileSizeLimit() uint64 {
 	most := uint64(minFileBytes)
 	for _, l := range f.Disks {
 		most = max(most, l.Size+l.Size/16+64<<20)
@@ -174,8 +174,8 @@ func (f Files) limit() uint64 {
 	return most
 }
 
-// opened refuses a file that QEMU could not use as it is open, or could use for more than it should.
-func opened(f *os.File, write bool) error {
+// checkOpenMode returns an error unless f is open for reading and writing, or read-only if write is false.
+func checkOpenMode(f *os.File, write bool) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err != nil {
 		return os.NewSyscallError("fcntl", err)
@@ -189,16 +189,16 @@ func opened(f *os.File, write bool) error {
 	return nil
 }
 
-// start makes the process, records it and waits until it answers.
-func (h *Host) start(ctx context.Context, home *Home, r Record, files Files, disks []*os.File) (*Process, error) {
+// start starts the process, records it and waits until QEMU answers.
+func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files, disks []*os.File) (*Process, error) {
 	own, err := home.open()
 	defer closeAll(own...)
 	if err != nil {
 		return nil, err
 	}
-	pl := plan{Cgroups: h.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(),
-		FileBytes: files.limit(), Files: map[string]string{}, Argv: r.Argv}
-	if pl.RootFS, err = findRootFS(h.Program); err != nil {
+	pl := plan{Cgroups: l.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(),
+		FileBytes: files.fileSizeLimit(), Files: map[string]string{}, Argv: r.Argv}
+	if pl.RootFS, err = findRootFS(l.Program); err != nil {
 		return nil, err
 	}
 	for to, f := range map[string]*os.File{kernelPath: files.Kernel, initrdPath: files.Initrd} {
@@ -209,15 +209,15 @@ func (h *Host) start(ctx context.Context, home *Home, r Record, files Files, dis
 			return nil, err
 		}
 	}
-	pidfd, err := h.spawn(ctx, home, &r, pl, append(own, disks...))
+	pidfd, err := l.startLauncher(ctx, home, &r, pl, append(own, disks...))
 	if err != nil {
 		return nil, err
 	}
-	p, err := newProcess(h, home, r, pidfd)
+	p, err := newProcess(l, home, r, pidfd)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.greet(ctx); err != nil {
+	if err := p.waitReady(ctx); err != nil {
 		_ = p.Kill(context.WithoutCancel(ctx))
 		p.Close()
 		return nil, err
@@ -225,7 +225,7 @@ func (h *Host) start(ctx context.Context, home *Home, r Record, files Files, dis
 	return p, nil
 }
 
-// open makes the descriptors that every QEMU gets, in their order.
+// open creates the files that every QEMU gets, in the order of their descriptors.
 func (h *Home) open() ([]*os.File, error) {
 	dir, err := os.Open(h.dir)
 	if err != nil {
@@ -247,7 +247,7 @@ func (h *Home) open() ([]*os.File, error) {
 	return append(out, log), nil
 }
 
-// socketPath is a way to a socket that is short enough for the address of one, however long the directory's path is.
+// socketPath returns a path of a socket in dir that fits into a socket address, however long the directory's path is.
 func socketPath(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
@@ -262,9 +262,10 @@ func listen(dir *os.File, name string) (*os.File, error) {
 	return l.File()
 }
 
-// spawn runs the launcher until it has become QEMU. The process is in the record before the launcher learns what to do:
-// should the agent end here, it ends too, or is found. When spawn fails it leaves no process.
-func (h *Host) spawn(ctx context.Context, home *Home, r *Record, pl plan, keep []*os.File) (pidfd int, err error) {
+// startLauncher runs the launcher until it has become QEMU, and returns its pidfd. The process is recorded before the
+// launcher receives its plan: if the agent ends in between, the launcher ends too, or the next agent finds it. If
+// startLauncher fails, it leaves no process.
+func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl plan, keep []*os.File) (pidfd int, err error) {
 	planRead, planWrite, err := os.Pipe()
 	if err != nil {
 		return 0, err
@@ -277,7 +278,7 @@ func (h *Host) spawn(ctx context.Context, home *Home, r *Record, pl plan, keep [
 	defer closeAll(statusRead, statusWrite)
 
 	pl.KeepFDs = 3 + len(keep)
-	if pidfd, r.PID, err = h.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
+	if pidfd, r.PID, err = l.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
 		return 0, fmt.Errorf("start launcher: %w", err)
 	}
 	defer func() {
@@ -317,8 +318,8 @@ func (h *Host) spawn(ctx context.Context, home *Home, r *Record, pl plan, keep [
 	return pidfd, nil
 }
 
-// fork starts the launcher. in is the number under which it gets the plan; the next one is that of its status.
-func (h *Host) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
+// fork starts the launcher. The launcher reads its plan from descriptor in, and reports failure on in+1.
+func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return 0, 0, err
@@ -329,9 +330,9 @@ func (h *Host) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err er
 		return 0, 0, err
 	}
 	defer stderr.Close()
-	proc, err := os.StartProcess(h.Launcher[0], append(slices.Clone(h.Launcher), strconv.Itoa(in), strconv.Itoa(in+1)), &os.ProcAttr{
+	proc, err := os.StartProcess(l.LauncherCommand[0], append(slices.Clone(l.LauncherCommand), strconv.Itoa(in), strconv.Itoa(in+1)), &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{"GOMAXPROCS=1"}, // not QEMU's: it gets none
+		Env:   []string{"GOMAXPROCS=1"}, // for the launcher; QEMU's environment is empty
 		Files: append([]*os.File{null, stderr, stderr}, pass...),
 		Sys: &syscall.SysProcAttr{
 			Setsid:     true,
@@ -343,17 +344,17 @@ func (h *Host) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err er
 		return 0, 0, err
 	}
 	pid = proc.Pid
-	// Its end is awaited by the Process, through pidfd: os would spend a thread on each.
+	// Process waits for the end by the pidfd. os.Process.Wait would block a thread for each VM.
 	return pidfd, pid, proc.Release()
 }
 
-// clean ends whatever is in the VM's group, and the group.
-func (h *Host) clean(ctx context.Context, home *Home) {
+// removeCgroup kills all processes of the VM's control group and removes the group.
+func (l *Launcher) removeCgroup(ctx context.Context, home *Home) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
-	// What cannot be removed now is found by the next Launch or Adopt, as a group with processes.
-	if err := h.Cgroups.Kill(ctx, home.id); err == nil {
-		_ = h.Cgroups.Remove(ctx, home.id)
+	// If this fails, the next Launch or Adopt finds the group and its processes.
+	if err := l.Cgroups.Kill(ctx, home.id); err == nil {
+		_ = l.Cgroups.Remove(ctx, home.id)
 	}
 }
 
@@ -370,8 +371,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// startTime is when a process began, in clock ticks since the host's boot (proc(5), field 22 of stat). The error wraps
-// fs.ErrNotExist when there is no such process, and a dead one that nobody has waited for is none.
+// startTime returns when a process started, in clock ticks since the host's boot (proc(5), field 22 of stat). The error
+// wraps fs.ErrNotExist if there is no such process, or only a zombie.
 func startTime(pid int) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, syscall.ESRCH) {
@@ -380,7 +381,7 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The name in parentheses may hold anything.
+	// The process name in parentheses may contain any character.
 	_, rest, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')')+1:]), " ")
 	fields := strings.Fields(rest)
 	if !ok || len(fields) < 20 {

@@ -16,31 +16,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// plan is what the launcher is to do, in order. It comes as JSON over a pipe.
+// plan is the launcher's work in order. The agent sends it as JSON over a pipe.
 type plan struct {
-	Cgroups   []string // files to enter by
-	UID       int      // and gid
-	Root      string   // a directory to mount the new root on, in a namespace where nobody else sees that
-	RootFS    rootFS   // what QEMU sees of the host's file system, read-only
+	Cgroups   []string // files of the control groups to enter, such as cgroup.procs
+	UID       int      // also the gid
+	Root      string   // the directory to mount the new root on, in the launcher's own mount namespace
+	RootFS    rootFS   // the part of the host's file system that QEMU sees, read-only
 	KVM       bool
-	Tasks     int               // processes and threads that the uid may have
-	FileBytes uint64            // size that no file may be made larger than
-	Files     map[string]string // files of the host by the path that QEMU sees them at, read-only
-	KeepFDs   int               // descriptors below this one are QEMU's
+	Tasks     int               // limit of processes and threads of the uid
+	FileBytes uint64            // limit of a file's size, in bytes
+	Files     map[string]string // read-only files: QEMU's path to the host's path
+	KeepFDs   int               // descriptors below this number are passed to QEMU
 	Argv      []string
 }
 
-// oomScore makes guests end before the agent and the control plane when the host runs out of memory.
+// oomScore lets the kernel kill VMs before the agent and the control plane when the host runs out of memory.
 const oomScore = 200
 
-// LauncherMain is what the agent's program does when it is started as Host.Launcher says, with the numbers of two
-// descriptors as its last two arguments. It becomes QEMU and does not return. On failure it writes the reason to the
-// second descriptor, which closes when QEMU begins.
+// LauncherMain is the main function of the process that Launcher.LauncherCommand starts, with the numbers of two
+// descriptors as its last two arguments. It executes QEMU and does not return. On failure it writes the reason to the
+// second descriptor, which execve of QEMU closes.
 //
-// It is started as root in namespaces of its own, and gives away: its groups, its view of the file system, its limits,
-// its uid and every capability with it, and the right to gain any of that again.
+// It starts as root in its own namespaces. It enters the VM's control group, replaces the root file system, sets resource
+// limits, changes to the VM's uid without groups, and drops all capabilities for good.
 func LauncherMain() {
-	// What follows belongs to the thread that calls execve.
+	// Privileges and namespaces belong to a thread, and this one calls execve.
 	runtime.LockOSThread()
 	n := len(os.Args)
 	if n < 4 {
@@ -64,7 +64,7 @@ func launch(in *os.File) error {
 	if err := json.NewDecoder(in).Decode(&p); err != nil {
 		return fmt.Errorf("read plan: %w", err)
 	}
-	// First into the group, so that whatever goes wrong from here on is found there.
+	// First, so that the agent finds this process in the group if a later step hangs.
 	for _, file := range p.Cgroups {
 		if err := enter(file); err != nil {
 			return fmt.Errorf("enter cgroup: %w", err)
@@ -73,7 +73,7 @@ func launch(in *os.File) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(oomScore)), 0); err != nil {
 		return fmt.Errorf("set OOM score: %w", err)
 	}
-	if err := p.view(); err != nil {
+	if err := p.mountRoot(); err != nil {
 		return err
 	}
 	for _, l := range []struct {
@@ -89,16 +89,17 @@ func launch(in *os.File) error {
 	// and a log loses the write.
 	signals.Ignore(unix.SIGXFSZ)
 	unix.Umask(0o077)
-	// Those that are not QEMU's close when it begins; the status pipe among them tells the agent so.
+	// execve closes the descriptors that are not QEMU's. The end of the status pipe tells the agent that QEMU has started.
 	if err := unix.CloseRange(uint(p.KeepFDs), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return os.NewSyscallError("close_range", err)
 	}
-	if err := dropRights(p.UID); err != nil {
+	if err := dropPrivileges(p.UID); err != nil {
 		return err
 	}
 	return os.NewSyscallError("execve", syscall.Exec(p.Argv[0], p.Argv, []string{}))
 }
 
+// enter moves this process to the control group of a file of plan.Cgroups.
 func enter(file string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -109,14 +110,15 @@ func enter(file string) error {
 	return err
 }
 
-// dropRights acts on this thread alone, by raw system calls: the others end with execve.
-func dropRights(uid int) error {
+// dropPrivileges changes this thread to uid without capabilities. It uses raw system calls, because the Go functions
+// change all threads. execve ends the other threads.
+func dropPrivileges(uid int) error {
 	// With an empty bounding set no executable can gain capabilities, even if no_new_privs were not set. An agent
 	// without CAP_SETPCAP, as under an older unit file, skips this step.
 	for c := uintptr(0); ; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 || errors.Is(err, unix.EPERM) {
-			break // the kernel knows no more, or allows none
+			break // There are no more capabilities, or CAP_SETPCAP is missing.
 		}
 		if err != nil {
 			return os.NewSyscallError("prctl", err)
@@ -139,8 +141,8 @@ func dropRights(uid int) error {
 	return nil
 }
 
-// view replaces the root by a small one in memory that ends with the process.
-func (p *plan) view() error {
+// mountRoot replaces the root file system by a small tmpfs with what QEMU needs. It ends with the process.
+func (p *plan) mountRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", os.NewSyscallError("mount", err))
 	}
@@ -158,7 +160,7 @@ func (p *plan) view() error {
 			return fmt.Errorf("show %s: %w", to, err)
 		}
 	}
-	// The new root on the old one's place, and the old one gone from beneath it: pivot_root(2).
+	// Mounts the new root over the old one, then unmounts the old one: see pivot_root(2).
 	if err := os.Chdir(p.Root); err != nil {
 		return fmt.Errorf("change root: %w", err)
 	}
@@ -178,7 +180,7 @@ func (p *plan) view() error {
 	return nil
 }
 
-// bind bind-mounts a directory or file of the host read-only and, unless code is set, noexec.
+// bind bind-mounts a directory or file of the host, read-only and, unless code is set, noexec.
 func bind(from, to string, dir, code bool) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
@@ -202,7 +204,7 @@ func bind(from, to string, dir, code bool) error {
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(-1, to, unix.AT_RECURSIVE, &attr))
 }
 
-// devices makes the few device nodes that QEMU opens by name.
+// devices creates the device nodes that QEMU opens by name.
 func (p *plan) devices() error {
 	dir := filepath.Join(p.Root, "dev")
 	if err := os.Mkdir(dir, 0o755); err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
@@ -17,72 +18,73 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// Deadlines. Each bounds one step, whatever context the caller has.
+// Timeouts of single steps, in addition to the caller's context.
 const (
-	commandTimeout = 10 * time.Second // a command that changes nothing slow
-	greetTimeout   = time.Minute      // from QEMU's start to its first answer, on a host that is full
+	commandTimeout = 10 * time.Second // one QMP command
+	greetTimeout   = time.Minute      // from QEMU's start to its first answer, on a loaded host
 	quitTimeout    = 5 * time.Second  // from quit to the end of the process, which flushes its disks
-	killTimeout    = 10 * time.Second // from SIGKILL to the end
+	killTimeout    = 10 * time.Second // from SIGKILL to the end of the process
 	retryPause     = time.Second      // between attempts to reach a monitor that does not answer
 	trimEvery      = 5 * time.Second
 )
 
-// ErrExited is the answer to commands when the process is gone: see [Process.Exit].
+// ErrExited is wrapped by the errors of commands when the process has ended. See [Process.Exit].
 var ErrExited = errors.New("QEMU has ended")
 
-// Process is a QEMU that runs, or did. Its methods may be called at the same time. While it is open it follows QEMU's
-// events, bounds its logs, and when the guest has ended by itself writes down why and ends QEMU. Close it in any case.
+// Process is a QEMU process, running or ended. Its methods may be called concurrently. While a Process is open it reads
+// QEMU's events, limits the size of its logs, and when the guest has ended records why and ends QEMU. The caller must
+// close it, also after QEMU has ended.
 type Process struct {
-	host   *Host
-	home   *Home
-	record Record
-	pidfd  *os.File
-	dir    *os.File // the home, for the sockets' paths
+	launcher *Launcher
+	home     *Home
+	record   Record
+	pidfd    *os.File
+	dir      *os.File // the home, for socketPath
 
-	work, inspect *qmp.Monitor
+	work, inspect *qmp.Socket
 
-	life   context.Context // ends with Close and with the process
-	end    context.CancelFunc
-	tasks  sync.WaitGroup
-	gone   atomic.Bool // the process is, though its end may not be settled yet
-	whole  atomic.Bool // QEMU has made the machine; see configure
-	exited chan struct{}
-	wake   chan struct{} // capacity 1
+	life       context.Context // ends with Close, or when the process ends
+	end        context.CancelFunc
+	tasks      sync.WaitGroup
+	gone       atomic.Bool // the process is, though its end may not be settled yet
+	configured atomic.Bool // QEMU has made the machine; see configure
+	exited     chan struct{}
+	wake       chan struct{} // capacity 1
 
 	mu        sync.Mutex
 	exit      Exit   // how it ended; Reason "" while unknown
 	lastError string // of its disks
 
-	patience time.Duration // with quit: quitTimeout but in tests
+	quitWithin time.Duration // with quit: quitTimeout but in tests
 }
 
-// newProcess begins to watch a process. It owns pidfd, also when it fails.
-func newProcess(host *Host, home *Home, r Record, pidfd int) (*Process, error) {
+// newProcess opens a Process. It takes ownership of pidfd and closes it on error.
+func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		_ = unix.Close(pidfd)
 		return nil, err
 	}
-	p := &Process{host: host, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
-		exited: make(chan struct{}), wake: make(chan struct{}, 1), patience: quitTimeout}
+	p := &Process{launcher: l, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
+		exited: make(chan struct{}), wake: make(chan struct{}, 1), quitWithin: quitTimeout}
 	var err error
 	if p.dir, err = os.Open(home.dir); err != nil {
 		_ = p.pidfd.Close()
 		return nil, err
 	}
 	p.life, p.end = context.WithCancel(context.Background())
-	p.work = qmp.NewMonitor(socketPath(p.dir, workSocket))
-	p.inspect = qmp.NewMonitor(socketPath(p.dir, inspectSocket))
-	p.tasks.Go(p.watch)
-	p.tasks.Go(p.trim)
+	p.work = qmp.NewSocket(socketPath(p.dir, workSocket))
+	p.inspect = qmp.NewSocket(socketPath(p.dir, inspectSocket))
+	p.tasks.Go(p.waitExit)
+	p.tasks.Go(p.trimLogs)
 	return p, nil
 }
 
-// greet waits until QEMU answers for the first time, on both monitors.
-func (p *Process) greet(ctx context.Context) error {
+// waitReady waits until QEMU answers on both monitors, then configures it and starts to read its events.
+func (p *Process) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
-	connect := func(m *qmp.Monitor) error {
+	connect := func(m *qmp.Socket) error {
 		_, err := m.Conn(ctx)
 		return err
 	}
@@ -94,10 +96,10 @@ func (p *Process) greet(ctx context.Context) error {
 		err = p.configure(ctx)
 	}
 	if err == nil {
-		p.tasks.Go(p.follow)
+		p.tasks.Go(p.followEvents)
 		return nil
 	}
-	// When the monitor closes, QEMU is ending: wait a moment for its exit status.
+	// If the monitor was closed, QEMU is ending. Its exit status gives a better error.
 	late, stop := context.WithTimeout(context.Background(), endingTimeout)
 	defer stop()
 	select {
@@ -108,36 +110,38 @@ func (p *Process) greet(ctx context.Context) error {
 	}
 }
 
-// Record is what was started.
+// Record returns the record of this process.
 func (p *Process) Record() Record { return p.record }
 
-// Exited is closed when the process is gone, and its end is written down.
+// Exited returns a channel that is closed when the process has ended and its exit is recorded.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// Exit is how it ended, once Exited is closed; before that the zero Exit, or what is known already.
+// Exit returns how the process ended. Before Exited is closed it returns the zero Exit, or the exit of a guest that has
+// ended while QEMU still runs.
 func (p *Process) Exit() Exit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.exit
 }
 
-// Wake gets a value after something has happened, one for any number of things: look at Status, LastError and Exited.
+// Wake returns a channel that gets a value after changes, one value for any number of changes. Then check Status,
+// LastError and Exited.
 func (p *Process) Wake() <-chan struct{} { return p.wake }
 
-// LastError says what stopped the guest: an error of a disk. It is empty again after Cont.
+// LastError returns the disk error that has paused the guest, or "". Resume clears it.
 func (p *Process) LastError() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lastError
 }
 
-// Close stops watching and lets go. QEMU and its guest live on.
+// Close closes the connections and ends the goroutines of p. QEMU and its guest continue to run.
 func (p *Process) Close() {
 	p.end()
 	_ = p.pidfd.SetReadDeadline(time.Unix(1, 0))
 	p.tasks.Wait()
-	_ = p.work.Disconnect()
-	_ = p.inspect.Disconnect()
+	_ = p.work.Close()
+	_ = p.inspect.Close()
 	closeAll(p.pidfd, p.dir)
 }
 
@@ -148,8 +152,9 @@ func (p *Process) notify() {
 	}
 }
 
-// watch waits for the end of the process, without a thread of its own, and settles it.
-func (p *Process) watch() {
+// waitExit waits for the end of the process by its pidfd, without blocking a thread. Then it records the exit and removes
+// the control group.
+func (p *Process) waitExit() {
 	raw, err := p.pidfd.SyscallConn()
 	if err == nil {
 		err = raw.Read(func(fd uintptr) bool {
@@ -158,41 +163,41 @@ func (p *Process) watch() {
 		})
 	}
 	if err != nil {
-		return // closed: the process lives on, watched by nobody
+		return // p was closed; the process continues to run.
 	}
 	p.gone.Store(true)
 	p.end()
 	status, known := reap(p.record.PID)
-	p.settle(status, known)
+	p.recordExit(status, known)
 	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
 	defer cancel()
-	if err := p.host.Cgroups.Kill(ctx, p.home.id); err == nil {
-		_ = p.host.Cgroups.Remove(ctx, p.home.id)
+	if err := p.launcher.Cgroups.Kill(ctx, p.home.id); err == nil {
+		_ = p.launcher.Cgroups.Remove(ctx, p.home.id)
 	}
 	close(p.exited)
 	p.notify()
 }
 
-// settle decides how the process ended, unless its last state said so already.
-func (p *Process) settle(status unix.WaitStatus, known bool) {
+// recordExit records how the process ended, unless the exit of its guest is recorded already.
+func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.exit.Reason != "" {
 		return
 	}
-	if p.home.asked() == askedCut {
-		p.exit = asIntended
+	if p.home.asked() == askedPowerOff {
+		p.exit = exitAsked
 	} else {
-		p.exit = Exit{Crashed, p.post(status, known)}
+		p.exit = Exit{Crashed, p.describeExit(status, known)}
 	}
-	// Should this fail, the next Adopt comes to a conclusion of its own.
+	// If the write fails, the next Adopt determines the exit again.
 	_ = p.home.write("exit.json", p.exit)
 }
 
-// post says what killed a process. Called with mu held.
-func (p *Process) post(status unix.WaitStatus, known bool) string {
+// describeExit returns the text of an unexpected exit. The caller holds mu.
+func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	var text string
-	usage, err := p.host.Cgroups.Usage(p.home.id)
+	usage, err := p.launcher.Cgroups.Usage(p.home.id)
 	switch {
 	case err == nil && usage.OOMKills > 0:
 		return outOfMemory
@@ -201,21 +206,21 @@ func (p *Process) post(status unix.WaitStatus, known bool) string {
 	case known:
 		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
 	default:
-		// Only its parent learns the status of a process, and this agent took it over.
+		// The exit status is known only to the parent of a process, and this agent adopted it.
 		text = "QEMU ended without a word, as it does when it is killed"
 	}
 	return withStderr(text, p.home.stderr())
 }
 
-// reap takes the exit status of a process that ended, if it is a child of ours.
+// reap returns the exit status of an ended process, if it is a child of this agent.
 func reap(pid int) (unix.WaitStatus, bool) {
 	var status unix.WaitStatus
 	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
 	return status, err == nil && got == pid
 }
 
-// trim bounds the logs of guest and QEMU, and kills a QEMU that writes its logs faster than a guest's console can.
-func (p *Process) trim() {
+// trimLogs limits the size of the two logs, and kills a QEMU that writes faster than a guest's serial port can.
+func (p *Process) trimLogs() {
 	logs := []*console.Log{p.home.Console(), p.home.stderr()}
 	seen := []growth{lengthOf(logs[0]), lengthOf(logs[1])}
 	t := time.NewTicker(trimEvery)
@@ -229,10 +234,10 @@ func (p *Process) trim() {
 		for i, l := range logs {
 			now := lengthOf(l)
 			if seen[i].floods(now) {
-				p.endFlood()
+				p.killFlooding()
 				return
 			}
-			// A file system that has no room for a hole has room for the next attempt, or for nobody.
+			// An error is ignored: Trim is called again.
 			_ = l.Trim()
 			seen[i] = lengthOf(l)
 		}
@@ -266,12 +271,12 @@ func (g growth) floods(now growth) bool {
 	return !g.at.IsZero() && !now.at.IsZero() && grown > floodBytes && float64(grown) > floodRate*now.at.Sub(g.at).Seconds()
 }
 
-// endFlood ends QEMU at once.
-func (p *Process) endFlood() {
+// killFlooding records exitFlooded and kills QEMU.
+func (p *Process) killFlooding() {
 	p.mu.Lock()
 	if p.exit.Reason == "" {
-		p.exit = flooded
-		// If the write fails, the next Adopt determines the reason of the exit again.
+		p.exit = exitFlooded
+		// If the write fails, the next Adopt determines the exit again.
 		_ = p.home.write("exit.json", p.exit)
 	}
 	p.mu.Unlock()
@@ -283,12 +288,12 @@ func (p *Process) endFlood() {
 // log, and QEMU is queried for its state once instead.
 const eventRate, eventBurst = 20, 200
 
-// follow reads QEMU's events, for as long as there is a QEMU, and asks for its state when it may have missed some.
-func (p *Process) follow() {
+// followEvents reads QEMU's events until p.life ends. It connects again when the connection ends.
+func (p *Process) followEvents() {
 	for p.life.Err() == nil {
 		conn, err := p.inspect.Conn(p.life)
 		if err == nil {
-			err = p.read(conn)
+			err = p.readEvents(conn)
 		}
 		if err != nil && p.life.Err() == nil {
 			pause(p.life, retryPause)
@@ -296,9 +301,11 @@ func (p *Process) follow() {
 	}
 }
 
-func (p *Process) read(conn *qmp.Conn) error {
+// readEvents reads the events of one connection. It queries the run state first, and after each event that may change it
+// or when events were dropped.
+func (p *Process) readEvents(conn *qmp.Conn) error {
 	events := conn.Subscribe(conn.Mark())
-	if err := p.sync(conn); err != nil {
+	if err := p.handleRunState(conn); err != nil {
 		return err
 	}
 	pace := rate.NewLimiter(eventRate, eventBurst)
@@ -315,10 +322,10 @@ func (p *Process) read(conn *qmp.Conn) error {
 		case "SHUTDOWN", "STOP", "GUEST_PANICKED":
 			again = true
 		case "BLOCK_IO_ERROR":
-			p.noteDisk(e)
+			p.recordDiskError(e)
 		}
 		if again {
-			if err := p.sync(conn); err != nil {
+			if err := p.handleRunState(conn); err != nil {
 				return err
 			}
 		}
@@ -337,19 +344,21 @@ func pause(ctx context.Context, d time.Duration) {
 
 // Status is QEMU's run state.
 type Status struct {
-	// State in QEMU's words: prelaunch (never ran), running, paused, io-error, shutdown, guest-panicked and others.
-	State   string `json:"status"`
-	Running bool   `json:"running"` // guest CPUs run
+	// State is RunState of QEMU's qapi/run-state.json: prelaunch (has never run), running, paused, io-error, shutdown,
+	// guest-panicked and others.
+	State   string
+	Running bool // guest CPUs run
 }
 
-// do runs one command within the caller's context, its own deadline and the life of QEMU.
-func (p *Process) do(ctx context.Context, m *qmp.Monitor, command string, args, out any) error {
+// call runs f with the connection of m, which it opens if need be. The context of f ends with ctx, after
+// commandTimeout, and with the process. The error wraps ErrExited when the process has ended.
+func (p *Process) call(ctx context.Context, m *qmp.Socket, f func(context.Context, *qmp.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
 	conn, err := m.Conn(ctx)
 	if err == nil {
-		err = conn.Do(ctx, command, args, out)
+		err = f(ctx, conn)
 	}
 	if err == nil {
 		return nil
@@ -360,25 +369,42 @@ func (p *Process) do(ctx context.Context, m *qmp.Monitor, command string, args, 
 	return fmt.Errorf("VM %s: %w", p.home.id, err)
 }
 
-// Status asks QEMU for its state.
-func (p *Process) Status(ctx context.Context) (Status, error) {
-	var s Status
-	err := p.do(ctx, p.inspect, "query-status", nil, &s)
-	return s, err
+// do runs one of go-qemu's commands that has no result, such as (*raw.Monitor).Cont, by call.
+func (p *Process) do(ctx context.Context, m *qmp.Socket, command func(*raw.Monitor) error) error {
+	return p.call(ctx, m, func(ctx context.Context, conn *qmp.Conn) error { return command(raw.NewMonitor(conn.With(ctx))) })
 }
 
-// Cont lets the guest run: for the first time, or after an error of a disk.
-func (p *Process) Cont(ctx context.Context) error {
+// query runs one of go-qemu's commands that has a result, such as (*raw.Monitor).QueryStatus, by call on the inspection
+// monitor.
+func query[T any](ctx context.Context, p *Process, command func(*raw.Monitor) (T, error)) (result T, err error) {
+	err = p.do(ctx, p.inspect, func(m *raw.Monitor) error {
+		result, err = command(m)
+		return err
+	})
+	return result, err
+}
+
+// Status queries QEMU's run state. It fails for a run state that go-qemu does not know.
+func (p *Process) Status(ctx context.Context) (Status, error) {
+	info, err := query(ctx, p, (*raw.Monitor).QueryStatus)
+	if err != nil {
+		return Status{}, err
+	}
+	return Status{State: info.Status.String(), Running: info.Running}, nil
+}
+
+// Resume lets the guest run: for the first time, or again after a disk error or Pause.
+func (p *Process) Resume(ctx context.Context) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err
 	}
-	// Forgotten before, not after: the next error may come at once.
+	// Cleared before the command, because the next disk error may happen immediately.
 	p.mu.Lock()
 	last := p.lastError
 	p.lastError = ""
 	p.mu.Unlock()
-	err := p.do(ctx, p.work, "cont", nil, nil)
+	err := p.do(ctx, p.work, (*raw.Monitor).Cont)
 	if err != nil {
 		p.mu.Lock()
 		if p.lastError == "" {
@@ -389,46 +415,39 @@ func (p *Process) Cont(ctx context.Context) error {
 	return err
 }
 
-// Pause stops the guest's CPUs until Cont.
-func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, "stop", nil, nil) }
+// Pause stops the guest's CPUs until Resume.
+func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, (*raw.Monitor).Stop) }
 
 // Reset presses the reset button.
 func (p *Process) Reset(ctx context.Context) error {
-	return p.do(ctx, p.work, "system_reset", nil, nil)
+	return p.do(ctx, p.work, (*raw.Monitor).SystemReset)
 }
 
-// DiskStats counts what a guest did with one disk since QEMU was started.
+// DiskStats are the I/O counters of one disk since QEMU was started.
 type DiskStats struct {
-	ID                    string // the disk's
+	ID                    string // of the disk
 	ReadBytes, WriteBytes uint64
 	Reads, Writes         uint64
 }
 
-// DiskStats asks for the counters of all disks, in the order of the spec.
+// DiskStats queries the counters of all disks, in the order of the spec.
 func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
-	var blocks []struct {
-		Node  string `json:"node-name"`
-		Stats struct {
-			ReadBytes  uint64 `json:"rd_bytes"`
-			WriteBytes uint64 `json:"wr_bytes"`
-			Reads      uint64 `json:"rd_operations"`
-			Writes     uint64 `json:"wr_operations"`
-		} `json:"stats"`
-	}
-	if err := p.do(ctx, p.inspect, "query-blockstats", nil, &blocks); err != nil {
+	blocks, err := query(ctx, p, func(m *raw.Monitor) ([]raw.BlockStats, error) { return m.QueryBlockstats(nil) })
+	if err != nil {
 		return nil, err
 	}
 	var out []DiskStats
 	for _, d := range p.record.Spec.Disks {
 		for _, b := range blocks {
-			if b.Node == d.node() {
-				out = append(out, DiskStats{ID: d.ID, ReadBytes: b.Stats.ReadBytes, WriteBytes: b.Stats.WriteBytes,
-					Reads: b.Stats.Reads, Writes: b.Stats.Writes})
+			if b.NodeName == nil || *b.NodeName != d.node() {
+				continue
 			}
+			out = append(out, DiskStats{ID: d.ID, ReadBytes: uint64(b.Stats.RdBytes), WriteBytes: uint64(b.Stats.WrBytes),
+				Reads: uint64(b.Stats.RdOperations), Writes: uint64(b.Stats.WrOperations)})
 		}
 	}
 	return out, nil
 }
 
-// Usage is what the whole process has used, by the host's count.
-func (p *Process) Usage() (cgroup.Usage, error) { return p.host.Cgroups.Usage(p.home.id) }
+// Usage returns the resource usage of the control group, measured by the host.
+func (p *Process) Usage() (cgroup.Usage, error) { return p.launcher.Cgroups.Usage(p.home.id) }

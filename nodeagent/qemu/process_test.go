@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/digitalocean/go-qemu/qmp/raw"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -58,8 +59,8 @@ func TestEnds(t *testing.T) {
 		says   string
 	}{
 		{"guest powers off", func(l *lab, _ *Process) { l.types("o") }, Guest, "the guest powered itself off"},
-		{"power button", func(l *lab, p *Process) { require.NoError(l, p.Powerdown(l.ctx)) }, Asked, "as asked"},
-		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.Cut(l.ctx)) }, Asked, "as asked"},
+		{"power button", func(l *lab, p *Process) { require.NoError(l, p.PressPowerButton(l.ctx)) }, Asked, "as asked"},
+		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Asked, "as asked"},
 		{"killed by us", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Asked, "as asked"},
 		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
 		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
@@ -76,17 +77,17 @@ func TestEnds(t *testing.T) {
 			require.NotContains(t, exit.Text, l.home.dir)
 
 			// The group is gone, commands say why they fail, and ending what has ended is no error.
-			names, err := l.host.Cgroups.List()
+			names, err := l.launcher.Cgroups.List()
 			require.NoError(t, err)
 			require.Empty(t, names)
 			_, err = p.Status(l.ctx)
 			require.ErrorIs(t, err, ErrExited)
 			require.NoError(t, p.Kill(l.ctx))
-			require.NoError(t, p.Cut(l.ctx))
+			require.NoError(t, p.PowerOff(l.ctx))
 
 			// Who looks later is told the same.
 			var gone *GoneError
-			_, err = l.host.Adopt(l.ctx, l.home)
+			_, err = l.launcher.Adopt(l.ctx, l.home)
 			require.ErrorAs(t, err, &gone)
 			require.Equal(t, exit, gone.Exit)
 		})
@@ -109,9 +110,9 @@ func TestStartsAgain(t *testing.T) {
 	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console goes on")
 	require.FileExists(t, l.home.path("stderr.log.old"))
 
-	_, err = l.host.Launch(l.ctx, l.home, spec(), Files{}, 8, "")
+	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 8, "")
 	require.ErrorIs(t, err, ErrRunning)
-	require.NoError(t, again.Cut(l.ctx))
+	require.NoError(t, again.PowerOff(l.ctx))
 }
 
 func TestControl(t *testing.T) {
@@ -122,7 +123,7 @@ func TestControl(t *testing.T) {
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
 	require.Equal(t, Status{State: "prelaunch"}, status, "not one instruction before it is told")
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	l.says("GUEST UP\n")
 	status, err = p.Status(l.ctx)
 	require.NoError(t, err)
@@ -134,7 +135,7 @@ func TestControl(t *testing.T) {
 	case <-l.ctx.Done():
 		t.Fatal("nobody was woken")
 	}
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 
 	l.types("w")
 	l.says("W")
@@ -156,7 +157,7 @@ func TestControl(t *testing.T) {
 		return err == nil && strings.Count(string(tail), "GUEST UP\n") == 2
 	}, "the guest boots again")
 	require.Equal(t, Exit{}, p.Exit())
-	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
 }
 
 // kernel is a spec with a kernel and an initrd.
@@ -186,12 +187,12 @@ func TestKernel(t *testing.T) {
 	p := l.launch(s, files)
 	require.NotContains(t, proc(t, p.record.PID, "cmdline"), "secret")
 	require.NotContains(t, proc(t, p.record.PID, "cmdline"), "/dev/vda")
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	require.Equal(t, Guest, l.exited(p).Reason)
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
 }
 
-// Each bus boots, and is written, in each cache mode over each kind of image.
+// A guest boots from and writes to each bus, in each cache mode, over each kind of base image.
 func TestBusesAndCaches(t *testing.T) {
 	caches := []Cache{NoCache, Writeback, Writethrough}
 	for i, bus := range slices.Sorted(maps.Keys(slots)) {
@@ -211,38 +212,31 @@ func TestBusesAndCaches(t *testing.T) {
 			defer other.Overlay.Close()
 			files.Disks["other-bus"] = other
 			p := l.launch(s, files)
-			require.NoError(t, p.Cont(l.ctx))
+			require.NoError(t, p.Resume(l.ctx))
 			l.says("GUEST UP\n")
 			l.types("w")
 			l.says("W")
 			require.Equal(t, 0, p.record.Spec.Disks[1].Slot)
 			require.Equal(t, 2, p.record.Spec.Disks[2].Slot)
 
-			var blocks []struct {
-				Inserted struct {
-					Node  string `json:"node-name"`
-					Cache struct {
-						Direct  bool `json:"direct"`
-						NoFlush bool `json:"no-flush"`
-					} `json:"cache"`
-				} `json:"inserted"`
-			}
-			require.NoError(t, p.do(l.ctx, p.inspect, "query-block", nil, &blocks))
+			blocks, err := query(l.ctx, p, (*raw.Monitor).QueryBlock)
+			require.NoError(t, err)
 			require.Len(t, blocks, 4)
 			b := blocks[0].Inserted
 			for _, other := range blocks {
-				if other.Inserted.Node == s.Disks[0].node() {
+				if *other.Inserted.NodeName == s.Disks[0].node() {
 					b = other.Inserted
 				}
 			}
 			// Not the cache's own "writeback": a guest may turn that off, and SeaBIOS does at virtio.
-			var writeCache string
-			require.NoError(t, p.do(l.ctx, p.inspect, "qom-get",
-				map[string]string{"path": "/machine/peripheral/disk-boot", "property": "write-cache"}, &writeCache))
+			writeCache, err := query(l.ctx, p, func(m *raw.Monitor) (any, error) {
+				return m.QomGet("/machine/peripheral/disk-boot", "write-cache")
+			})
+			require.NoError(t, err)
 			require.Equal(t, map[Cache]string{NoCache: "on", Writeback: "on", Writethrough: "off"}[cache], writeCache)
 			require.Equal(t, cache == NoCache, b.Cache.Direct)
 			require.False(t, b.Cache.NoFlush)
-			require.NoError(t, p.Cut(l.ctx))
+			require.NoError(t, p.PowerOff(l.ctx))
 
 			// What was written is in the overlay, and not in the image.
 			overlay := files.Disks["boot"].Overlay.Name()
@@ -253,7 +247,7 @@ func TestBusesAndCaches(t *testing.T) {
 	}
 }
 
-// A disk that is full stops the guest, says so to whoever looks, and the guest goes on when there is room.
+// A full disk pauses the guest and is reported. The guest can be resumed when there is space.
 func TestDiskError(t *testing.T) {
 	l := newLab(t)
 	small := t.TempDir()
@@ -267,7 +261,7 @@ func TestDiskError(t *testing.T) {
 	files.Disks["root"] = Layers{Overlay: overlay, Base: files.Disks["root"].Base}
 	p := l.launch(s, files)
 	require.NoError(t, overlay.Close())
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	l.says("GUEST UP\n")
 
 	filler := filepath.Join(small, "filler")
@@ -280,17 +274,17 @@ func TestDiskError(t *testing.T) {
 	require.Equal(t, Status{State: "io-error"}, status)
 
 	p.Close()
-	p, err = l.host.Adopt(l.ctx, l.home)
+	p, err = l.launcher.Adopt(l.ctx, l.home)
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
 	l.eventually(func() bool { return p.LastError() != "" }, "the next agent sees it too")
 	require.Contains(t, p.LastError(), "disk root: write error: No space")
 
 	require.NoError(t, os.Remove(filler))
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	require.Empty(t, p.LastError())
 	l.says("W")
-	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
 }
 
 // A guest that prints without pause fills no disk while an agent runs. (The agent keeps more; this is for speed.)
@@ -318,10 +312,10 @@ func TestConsoleIsBounded(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, len(tail), keep/2)
 	require.Equal(t, "0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxy", strings.Split(string(tail), "\n")[1])
-	require.NoError(t, p.Cut(l.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// Launch either gives a process or leaves nothing.
+// Launch returns a process or leaves nothing.
 func TestLaunchFails(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -344,10 +338,10 @@ func TestLaunchFails(t *testing.T) {
 			f.Disks["root"] = Layers{Overlay: f.Disks["root"].Overlay, Base: f.Disks["root"].Overlay}
 		}, "image beneath disk root is not open for reading alone", false},
 		{"kernel nobody gave", func(_ *lab, s *Spec, _ *Files) { s.Kernel = true }, "kernel", false},
-		{"no such QEMU", func(l *lab, _ *Spec, _ *Files) { l.host.Program = "/usr/bin/qemu-system-none" }, "no such file", false},
-		{"QEMU in a strange place", func(l *lab, _ *Spec, _ *Files) { l.host.Program = "/etc/hostname" }, "under /usr", false},
-		{"launcher that is none", func(l *lab, _ *Spec, _ *Files) { l.host.Launcher = []string{"/bin/true"} }, "", false},
-		{"no launcher", func(l *lab, _ *Spec, _ *Files) { l.host.Launcher = []string{"/nonexistent"} }, "start launcher", false},
+		{"no such QEMU", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/usr/bin/qemu-system-none" }, "no such file", false},
+		{"QEMU in a strange place", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/etc/hostname" }, "under /usr", false},
+		{"launcher that is none", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/bin/true"} }, "", false},
+		{"no launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/nonexistent"} }, "start launcher", false},
 		{"image that is no QCOW2", func(_ *lab, s *Spec, _ *Files) { s.Disks[0].Base = qcow2.QCOW2 }, "not in qcow2 format", false},
 		{"disk that another QEMU writes", func(l *lab, _ *Spec, f *Files) {
 			lock := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1 << 10}
@@ -361,18 +355,18 @@ func TestLaunchFails(t *testing.T) {
 			l := newLab(t)
 			s, files := l.bootable()
 			tc.harm(l, &s, &files)
-			p, err := l.host.Launch(l.ctx, l.home, s, files, 1, "")
+			p, err := l.launcher.Launch(l.ctx, l.home, s, files, 1, "")
 			require.Error(t, err)
 			require.Nil(t, p)
 			require.ErrorContains(t, err, tc.says)
 			require.Equal(t, tc.invalid, errors.Is(err, ErrInvalid))
 			t.Log(err)
-			names, err := l.host.Cgroups.List()
+			names, err := l.launcher.Cgroups.List()
 			require.NoError(t, err)
 			require.Empty(t, names)
 
 			// An agent that comes later finds no start, or one that failed.
-			_, err = l.host.Adopt(l.ctx, l.home)
+			_, err = l.launcher.Adopt(l.ctx, l.home)
 			var gone *GoneError
 			if errors.As(err, &gone) {
 				require.Equal(t, Crashed, gone.Exit.Reason)
@@ -384,23 +378,23 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
-// Two guests share an image, and neither sees what the other writes.
+// Two guests share a base image, and neither sees the other's writes.
 func TestOneImage(t *testing.T) {
 	l, m := newLab(t), newLab(t)
 	s, files := l.bootable()
 	_, others := m.bootable()
 	others.Disks["root"] = Layers{Overlay: others.Disks["root"].Overlay, Base: files.Disks["root"].Base}
 	p, q := l.launch(s, files), m.launch(s, others)
-	require.NoError(t, p.Cont(l.ctx))
+	require.NoError(t, p.Resume(l.ctx))
 	l.says("GUEST UP\n")
 	l.types("w")
 	l.says("W")
-	require.NoError(t, p.Cut(l.ctx))
-	require.NoError(t, q.Cont(m.ctx))
+	require.NoError(t, p.PowerOff(l.ctx))
+	require.NoError(t, q.Resume(m.ctx))
 	m.says("GUEST UP\n")
 	m.types("w")
 	m.says("W")
-	require.NoError(t, q.Cut(m.ctx))
+	require.NoError(t, q.PowerOff(m.ctx))
 	image, err := os.ReadFile(files.Disks["root"].Base.Name())
 	require.NoError(t, err)
 	require.Equal(t, append(slices.Clone(guest), make([]byte, 1<<20-len(guest))...), image)

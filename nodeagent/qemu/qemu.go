@@ -1,44 +1,44 @@
-// Package qemu runs one guest in one QEMU process: the command line, the confined start, finding it again after the
-// agent was restarted, control, and the reason of its end.
+// Package qemu runs one VM in one QEMU process: it builds the command line, starts QEMU confined, finds it again after a
+// restart of the agent, controls it, and records why it ended.
 //
-// It must not know assignments, generations' meaning, images' origin or the control plane: its caller says what is to
-// run, as a [Spec], and hands in open files. It decides nothing that a user could have wished otherwise.
+// It does not know assignments, images or the control plane. The caller passes a [Spec] and open files. The package
+// makes no decision that a user could want otherwise.
 //
-// # The parts
+// # Parts
 //
-//   - [Spec] and [Argv]: what a guest consists of, and the pure function from it to QEMU's arguments.
-//   - [Homes] and [Home]: a VM's directory on this host, with its uid. The directory is the memory: [Record] is written
-//     before QEMU is started, so that an agent which is killed at any moment finds what it left.
-//   - [Host]: what all guests of this host share. Host.Launch starts one, Host.Adopt takes over what runs.
-//   - [Process]: a QEMU that runs, whoever started it.
-//   - [LauncherMain]: the agent's program started once more, for the moment between the agent and QEMU, in which a
-//     process gives away everything it does not need.
+//   - [Spec] and [Argv]: the description of a VM, and the pure function from it to QEMU's arguments.
+//   - [Homes] and [Home]: a VM's directory on this host, and its uid. All state of the package is in this directory. The
+//     [Record] is written before QEMU is started, so that an agent that is killed at any moment finds the process again.
+//   - [Launcher]: starts VMs (Launch) and takes over running ones (Adopt).
+//   - [Process]: a running QEMU, started by this agent or by an earlier one.
+//   - [LauncherMain]: the code of the process between fork and execve of QEMU, which drops all privileges. It is the
+//     agent's own program, started with a hidden command.
 //
 // # Confinement
 //
-// QEMU runs under a uid and gid that belong to its VM alone, without groups, capabilities or environment and with
+// QEMU runs under a uid and gid that belong to its VM alone, without groups, capabilities or environment, with
 // no_new_privs and an empty capability bounding set, under its own seccomp filter with everything denied, in a control
-// group with limits, and in mount, network, IPC and UTS namespaces of its own. It sees its program, the host's libraries
-// and firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys, no
-// network. Disks, sockets and logs reach it as open descriptors, and none of them grows beyond the file size limit of
-// [Files.limit]; logs are bounded further by the agent. Its session is its own and its parent's death does not end it.
+// group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries and
+// firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys and
+// no network. Disks, sockets and logs are passed as open descriptors, and no file can grow beyond
+// [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its parent process.
 //
 // # Decisions
 //
-//   - QEMU stays when its guest has powered itself off or panicked (-action shutdown=pause,panic=pause), so that the
-//     reason can be read by an agent that was away. [Process] then writes it down ([Home.Exit]) and ends QEMU. An exit
-//     without such a state is a crash, told with what the kernel and QEMU's standard error say.
-//   - A kernel panic ends the VM as crashed even where the guest would reboot itself: the truth and the console say
-//     why, and whether to start again is the restart policy's.
-//   - On a disk error the guest is stopped, not told (werror=stop, rerror=stop); Cont goes on where it was.
-//   - PCI addresses follow from a disk's slot on its bus, and slots are kept as long as a disk stays ([Spec.KeepSlots]):
-//     a guest does not find its second disk elsewhere because the first was detached.
-//   - cache NONE opens the overlay past the host's page cache, but never the image beneath: it is read-only, and many
-//     VMs share it.
-//   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig),
-//     because every user of the host can read arguments.
-//   - 256 and more vCPUs need an interrupt remapping that the other accelerator lacks: KVM only.
-//   - /dev/kvm is a node of the VM's own, owned by its uid, since QEMU 7.2 cannot be given a descriptor for it.
+//   - QEMU stays when the guest has powered itself off or panicked (-action shutdown=pause,panic=pause), so that an agent
+//     that was not running can read the reason. [Process] then records it ([Home.Exit]) and ends QEMU. If QEMU ends
+//     without such a state, the exit is a crash, with a text from the exit status and QEMU's standard error.
+//   - A kernel panic ends the VM as crashed even if the guest would reboot itself. The restart policy decides whether to
+//     start it again, and the console log shows why it panicked.
+//   - On a disk error QEMU pauses the guest and does not report the error to it (werror=stop, rerror=stop).
+//     [Process.Resume] repeats the request.
+//   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the second
+//     disk keeps its address when the first one is detached.
+//   - Cache mode NONE opens the overlay with O_DIRECT, but not the base image, which is read-only and shared by many VMs.
+//   - The kernel's command line is passed by QMP before QEMU creates the machine (-preconfig, x-exit-preconfig), because
+//     every user of the host can read the arguments of a process.
+//   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
+//   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu
 
 import (
@@ -51,21 +51,21 @@ import (
 )
 
 var (
-	// ErrInvalid is wrapped by every refusal of a Spec. Trying again will not help.
+	// ErrInvalid is wrapped by the errors for a Spec that cannot be run. Another attempt fails the same way.
 	ErrInvalid = errors.New("VM cannot be run")
 
-	// ErrRunning means that a process of the VM exists already: adopt it.
+	// ErrRunning means that the VM has a process already. Adopt it instead.
 	ErrRunning = errors.New("VM has a process")
 
-	// ErrNotStarted means that this host has no record of ever having started the VM.
+	// ErrNotStarted means that this host has no record of a start of the VM.
 	ErrNotStarted = errors.New("VM was never started here")
 )
 
-// Spec is a guest, complete but for its files. It is kept as JSON in the VM's record.
+// Spec describes a VM, except for its files. It is stored as JSON in the VM's record.
 type Spec struct {
 	ID           string `json:"id"`            // the VM's, a UUID; also the guest's SMBIOS UUID
 	GenerationID string `json:"generation_id"` // a UUID that changes when the guest is cloned or restored; "" is ID
-	Machine      string `json:"machine"`       // versioned, such as pc-q35-7.2: never an alias, which changes with QEMU
+	Machine      string `json:"machine"`       // a versioned type such as pc-q35-7.2, not an alias, which changes with QEMU
 	Accel        Accel  `json:"accel"`
 	CPUModel     string `json:"cpu_model"`
 	VCPUs        int    `json:"vcpus"`   // 1 to 288
@@ -78,7 +78,7 @@ type Spec struct {
 	Cmdline      string `json:"cmdline"` // only with Kernel; at most 2 KiB of printable ASCII
 }
 
-// Accel is how guest code runs.
+// Accel is QEMU's accelerator.
 type Accel string
 
 const (
@@ -86,7 +86,7 @@ const (
 	TCG Accel = "tcg"
 )
 
-// Bus is what the guest sees a disk at.
+// Bus is the kind of controller that a disk is attached to.
 type Bus string
 
 const (
@@ -96,29 +96,29 @@ const (
 	SATA   Bus = "sata"   // the chipset's AHCI
 )
 
-// slots is how many disks each bus takes.
+// slots is the number of disks that each bus can have.
 var slots = map[Bus]int{Virtio: 16, SCSI: 16, IDE: 4, SATA: 6}
 
-// Cache says when a guest's write is done.
+// Cache is a disk's cache mode: when a write of the guest is reported as done.
 type Cache string
 
 const (
-	NoCache      Cache = "none"         // the host's page cache is passed by; a flush is a flush
-	Writeback    Cache = "writeback"    // in the host's page cache; a flush is a flush
-	Writethrough Cache = "writethrough" // each write is flushed before it is done
+	NoCache      Cache = "none"         // written without the host's page cache; the guest's flushes are executed
+	Writeback    Cache = "writeback"    // in the host's page cache; the guest's flushes are executed
+	Writethrough Cache = "writethrough" // each write is flushed before it is reported as done
 )
 
-// Disk is one disk: an overlay that is written, over an image or nothing.
+// Disk is one disk: a writable overlay, with or without a base image.
 type Disk struct {
 	ID       string       `json:"id"` // also the first 20 characters of its serial number
 	Bus      Bus          `json:"bus"`
-	Slot     int          `json:"slot"` // on its bus, from 0; -1: the first that is free (see KeepSlots)
+	Slot     int          `json:"slot"` // on its bus, from 0; -1: chosen by KeepSlots
 	Cache    Cache        `json:"cache"`
-	Base     qcow2.Format `json:"base"` // of the image beneath; "" is a blank disk
+	Base     qcow2.Format `json:"base"` // format of the base image; "" if there is none
 	ReadOnly bool         `json:"read_only"`
 }
 
-// Limits, as the platform's.
+// Limits of a VM. The platform's API has the same ones.
 const (
 	maxVCPUs     = 288
 	maxTCGVCPUs  = 255
@@ -126,7 +126,7 @@ const (
 	maxMemoryMiB = 12 << 20
 	maxDisks     = 16
 	maxCmdline   = 2 << 10
-	maxSerial    = 20 // what virtio-blk, IDE and SCSI show of a serial number
+	maxSerial    = 20 // bytes of a serial number that virtio-blk, IDE and SCSI show
 )
 
 var (
@@ -141,8 +141,8 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// Validate refuses what QEMU must not be given, with an error that wraps [ErrInvalid]. It does not know which CPU
-// models the host has: [Host.Launch] does.
+// Validate returns an error that wraps [ErrInvalid] if QEMU cannot or must not run s. [Launcher.Launch] checks as well
+// whether the host has the CPU model.
 func (s Spec) Validate() error {
 	switch {
 	case !validUUID.MatchString(s.ID):
@@ -206,10 +206,10 @@ func (d Disk) validate() error {
 	return nil
 }
 
-// node is the name of the disk's top block node, such as virtio0. It says the slot too.
+// node returns the name of the disk's top block node: bus and slot, such as virtio0.
 func (d Disk) node() string { return fmt.Sprintf("%s%d", d.Bus, d.Slot) }
 
-// topology fills in what is left to us.
+// topology returns Sockets and Cores, with values for those that are 0.
 func (s Spec) topology() (sockets, cores int) {
 	switch {
 	case s.Sockets == 0 && s.Cores == 0:
@@ -222,8 +222,8 @@ func (s Spec) topology() (sockets, cores int) {
 	return s.Sockets, s.Cores
 }
 
-// KeepSlots gives every disk with slot -1 the slot that a disk of the same id and bus has in before, and the first
-// free one if there is none. More disks than a bus takes is an error that wraps [ErrInvalid].
+// KeepSlots returns s with a slot for each disk whose slot is -1: the slot of the disk with the same id and bus in
+// before, or else the first free slot. The error wraps [ErrInvalid] if a bus has too many disks.
 func (s Spec) KeepSlots(before []Disk) (Spec, error) {
 	s.Disks = slices.Clone(s.Disks)
 	taken := map[string]bool{}
@@ -254,8 +254,8 @@ func (s Spec) KeepSlots(before []Disk) (Spec, error) {
 	return s, nil
 }
 
-// Overhead is how much memory, in bytes, the VM's process may need besides the guest's, for its control group's limit:
-// code, device models, buffers of I/O under way, page tables; under TCG also translated code, which is bounded.
+// Overhead returns how much memory, in bytes, QEMU may need in addition to the guest's memory: code, device models, I/O
+// buffers, page tables, and under TCG translated code. The control group's memory limit includes it.
 func (s Spec) Overhead() uint64 {
 	n := uint64(256<<20) + uint64(s.VCPUs)*(8<<20) + s.MemoryMiB<<20/64
 	if s.Accel == TCG {
@@ -264,5 +264,5 @@ func (s Spec) Overhead() uint64 {
 	return n
 }
 
-// translated is the most that TCG may keep of translated code, in MiB. QEMU's own default is up to 1 GiB.
+// translated is the size of TCG's buffer for translated code, in MiB. QEMU's default is up to 1 GiB.
 const translated = 256

@@ -9,27 +9,27 @@ import (
 	"strings"
 )
 
-// rootFS is what QEMU sees of the host's file system: its program, shared libraries and modules, and the firmware. It
-// sees nothing else of /usr: no other programs, no /usr/local, no sources, no documentation.
+// rootFS is the part of the host's file system that QEMU sees: its program, shared libraries and modules, and firmware.
+// Nothing else of /usr is visible: no other programs, no /usr/local, no sources, no documentation.
 type rootFS struct {
-	Program string            // the file that runs, without symbolic links
-	Code    []string          // directories of libraries and modules, shown at the same place
-	Data    []string          // directories of firmware, shown at the same place; nothing in them can be executed
-	Links   map[string]string // symbolic links, by their path
+	Program string            // QEMU's path, with symbolic links resolved
+	Code    []string          // directories of libraries and modules
+	Data    []string          // directories of firmware, mounted noexec
+	Links   map[string]string // symbolic links: path to target
 }
 
-// codeDirs may hold QEMU's libraries and modules. Where the distribution has merged them into /usr, those of the root
+// codeDirs are the directories that may hold QEMU's libraries and modules. On hosts with a merged /usr, /lib and /lib64
 // are symbolic links.
 var codeDirs = []string{"/usr/lib", "/usr/lib64", "/lib", "/lib64"}
 
-// dataDirs may hold QEMU's firmware: of Debian and Ubuntu, Fedora and RHEL, SUSE, Arch and Alpine.
+// dataDirs are the directories that may hold QEMU's firmware on Debian, Ubuntu, Fedora, RHEL, SUSE, Arch and Alpine.
 var dataDirs = []string{
 	"/usr/share/qemu", "/usr/share/qemu-kvm", "/usr/share/seabios", "/usr/share/seavgabios", "/usr/share/vgabios", "/usr/share/sgabios",
 	"/usr/share/ipxe", "/usr/share/ipxe.efi", "/usr/share/OVMF", "/usr/share/AAVMF", "/usr/share/edk2", "/usr/share/edk2-ovmf",
 	"/usr/share/edk2.git", "/usr/share/qemu-efi-aarch64",
 }
 
-// findRootFS finds what the program at path needs.
+// findRootFS returns the rootFS of this host for the QEMU at path.
 func findRootFS(path string) (rootFS, error) {
 	r := rootFS{Links: map[string]string{}}
 	var err error
@@ -58,14 +58,14 @@ func findRootFS(path string) (rootFS, error) {
 			r.Data = append(r.Data, dir)
 		}
 	}
-	// QEMU finds its firmware by the directory of its program, so that stays what it is.
+	// QEMU finds its firmware relative to its program, so the path it is started with must exist.
 	if path != r.Program {
 		r.Links[path] = r.Program
 	}
 	return r, nil
 }
 
-// mount shows r below root, which is empty.
+// mount mounts r below root, which is an empty directory.
 func (r rootFS) mount(root string) error {
 	for _, dir := range r.Code {
 		if err := bind(dir, filepath.Join(root, dir), true, true); err != nil {
@@ -85,7 +85,7 @@ func (r rootFS) mount(root string) error {
 		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 			return fmt.Errorf("make root: %w", err)
 		}
-		// A link within a directory that is shown is there already.
+		// A link inside a mounted directory exists already.
 		if err := os.Symlink(to, at); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("make root: %w", err)
 		}
@@ -93,7 +93,7 @@ func (r rootFS) mount(root string) error {
 	return nil
 }
 
-// mountProgram shows the program, unless a directory that is shown has it.
+// mountProgram mounts the program, unless it is inside a directory of r.Code.
 func (r rootFS) mountProgram(root string) error {
 	for _, dir := range r.Code {
 		if strings.HasPrefix(r.Program, dir+"/") {

@@ -15,85 +15,76 @@ import (
 
 var errNotSent = errors.New("pass descriptor")
 
-// Do runs command with args (a struct or map that encodes to a JSON object, or nil) and decodes its result into out
-// (nil: not wanted). It fails with *[Error] when QEMU refuses, [ErrClosed] when the connection ends, or the error of
-// ctx; a ctx without a deadline gets [DefaultTimeout]. After the error of ctx the command may still take effect.
+// Do executes command with args (a struct or map that encodes to a JSON object, or nil) and decodes its result into out
+// unless out is nil. The error wraps an *[Error] when QEMU refuses the command, [ErrClosed] when the connection ends, or
+// the error of ctx. A ctx without a deadline gets [DefaultTimeout]. QEMU may execute the command after ctx has ended.
+//
+// Use the typed commands of [Conn.With] instead where go-qemu has them.
 func (c *Conn) Do(ctx context.Context, command string, args, out any) error {
-	return c.call(ctx, request{Execute: command}, args, out, nil)
+	return c.call(ctx, command, args, out, nil)
 }
 
-// DoOOB is Do outside QEMU's main loop: for the few commands that allow it (yank, query-yank, migrate-pause,
-// migrate-recover), when the main loop may hang.
-func (c *Conn) DoOOB(ctx context.Context, command string, args, out any) error {
-	if !c.oob {
-		return fmt.Errorf("%s: %w", command, ErrNoOOB)
-	}
-	return c.call(ctx, request{ExecOOB: command}, args, out, nil)
-}
-
-// SendFD gives QEMU a duplicate of f under name (getfd), for a later netdev_add fd=name or migrate fd:name. The caller
-// keeps f. QEMU closes its duplicate when it is used up, and replaces one of the same name.
+// SendFD passes a duplicate of f to QEMU under name (getfd), for a later netdev_add fd=name or migrate fd:name. The caller
+// still owns f. QEMU closes the duplicate after its use, or when another descriptor gets the same name.
 func (c *Conn) SendFD(ctx context.Context, name string, f *os.File) error {
-	return c.call(ctx, request{Execute: "getfd"}, map[string]string{"fdname": name}, nil, f)
+	return c.call(ctx, "getfd", map[string]string{"fdname": name}, nil, f)
 }
 
-// AddFD adds a duplicate of f to descriptor set number set (add-fd), so that QEMU opens it as /dev/fdset/<set>, and
-// returns QEMU's number for it, as remove-fd wants. opaque is a note that query-fdsets gives back. The caller keeps f.
+// AddFD adds a duplicate of f to the descriptor set with number set (add-fd), which QEMU opens as /dev/fdset/<set>. It
+// returns QEMU's number of the descriptor, for remove-fd. opaque is a comment that query-fdsets shows. The caller still
+// owns f.
 func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (int, error) {
 	var out struct {
 		FD int `json:"fd"`
 	}
 	args := map[string]any{"fdset-id": set, "opaque": opaque}
-	err := c.call(ctx, request{Execute: "add-fd"}, args, &out, f)
+	err := c.call(ctx, "add-fd", args, &out, f)
 	return out.FD, err
 }
 
-func (c *Conn) call(ctx context.Context, req request, args, out any, f *os.File) error {
-	result, err := c.exchange(ctx, req, args, f)
+// call is Do with a file to pass to QEMU, or nil.
+func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.File) error {
+	result, err := c.exchange(ctx, command, args, f)
 	if err != nil {
-		return fmt.Errorf("%s: %w", req.name(), err)
+		return fmt.Errorf("%s: %w", command, err)
 	}
 	if out == nil {
 		return nil
 	}
 	if err := json.Unmarshal(result, out); err != nil {
-		return fmt.Errorf("%s: decode result: %w", req.name(), err)
+		return fmt.Errorf("%s: decode result: %w", command, err)
 	}
 	return nil
 }
 
-// exchange sends one command and waits for its reply. A given-up command leaves nothing in pending.
-func (c *Conn) exchange(ctx context.Context, req request, args any, f *os.File) (json.RawMessage, error) {
-	ctx, cancel := bound(ctx)
+// exchange sends one command and waits for its reply.
+func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.File) (json.RawMessage, error) {
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
+	req := request{Execute: command}
 	if err := req.setArgs(args); err != nil {
 		return nil, err
 	}
-	if f != nil {
-		if err := c.enter(ctx, c.passing); err != nil {
-			return nil, err
-		}
-	}
-	id, slot, err := c.enlist(f != nil)
+	id, slot, err := c.register()
 	if err != nil {
 		return nil, err
 	}
 	req.ID = id
 	if err := c.send(ctx, req, f); err != nil {
-		c.withdraw(id)
+		c.unregister(id)
 		return nil, err
 	}
 	select {
 	case r := <-slot:
 		return r.result()
 	case <-ctx.Done():
-		if c.abandon(id) {
+		if c.unregister(id) {
 			return nil, ctx.Err()
 		}
 		return (<-slot).result()
 	case <-c.done:
 		select {
-		case r := <-slot: // came just before the end, as the reply to quit does
+		case r := <-slot: // The reply to quit arrives just before the end.
 			return r.result()
 		default:
 			return nil, c.closedErr()
@@ -101,48 +92,22 @@ func (c *Conn) exchange(ctx context.Context, req request, args any, f *os.File) 
 	}
 }
 
-// enter waits for a place in gate, which its reader frees by receiving.
-func (c *Conn) enter(ctx context.Context, gate chan struct{}) error {
-	select {
-	case gate <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.done:
-		return c.closedErr()
-	}
-}
-
-// enlist makes the slot for a reply. pass: the caller is in the passing gate, and the command's end frees it.
-func (c *Conn) enlist(pass bool) (uint64, chan reply, error) {
+// register returns an id for a new command and the channel that gets its reply.
+func (c *Conn) register() (uint64, chan reply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cause != nil {
-		if pass {
-			<-c.passing
-		}
-		return 0, nil, closed(c.cause)
+		return 0, nil, closedError(c.cause)
 	}
 	c.lastID++
 	slot := make(chan reply, 1)
 	c.pending[c.lastID] = slot
-	if pass {
-		c.passID = c.lastID
-	}
 	return c.lastID, slot, nil
 }
 
-// withdraw forgets a command that was never sent.
-func (c *Conn) withdraw(id uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.pending, id)
-	c.passed(id)
-}
-
-// abandon forgets a command that was sent, and reports false if its reply is there already. A descriptor on its way
-// stays on its way: only the reply says that QEMU has taken it.
-func (c *Conn) abandon(id uint64) bool {
+// unregister removes the channel of a command that was not sent or is no longer waited for. It reports false if the reply
+// is in the channel already.
+func (c *Conn) unregister(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, waiting := c.pending[id]
@@ -150,28 +115,25 @@ func (c *Conn) abandon(id uint64) bool {
 	return waiting
 }
 
-// passed frees the passing gate if id is in it. Called with mu held.
-func (c *Conn) passed(id uint64) {
-	if id != 0 && id == c.passID {
-		c.passID = 0
-		<-c.passing
-	}
-}
-
-// send writes one command whole, or not at all, or dooms the connection: half a command would poison the next.
+// send writes one command. If only a part can be written it ends the connection, because QEMU would read the next command
+// as the rest of this one.
 func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	line, err := req.encode()
 	if err != nil {
 		return err
 	}
-	if err := c.enter(ctx, c.writing); err != nil {
-		return err
+	select {
+	case c.writing <- struct{}{}:
+		defer func() { <-c.writing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.done:
+		return c.closedErr()
 	}
-	defer func() { <-c.writing }()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if c.doomed() {
+	if c.isEnding() {
 		return c.closedErr()
 	}
 	cut := make(chan struct{})
@@ -193,19 +155,16 @@ func (c *Conn) send(ctx context.Context, req request, f *os.File) error {
 	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
 		return ctx.Err()
 	}
-	c.doom(fmt.Errorf("write %d of %d bytes: %w", n, len(line), err))
+	c.endSoon(fmt.Errorf("write %d of %d bytes: %w", n, len(line), err))
 	return c.closedErr()
 }
 
-// request is one command as it goes over the wire. Exactly one of Execute and ExecOOB is set.
+// request is one command in the form that is sent to QEMU.
 type request struct {
-	Execute   string          `json:"execute,omitempty"`
-	ExecOOB   string          `json:"exec-oob,omitempty"`
+	Execute   string          `json:"execute"`
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 	ID        uint64          `json:"id"`
 }
-
-func (r request) name() string { return r.Execute + r.ExecOOB }
 
 func (r *request) setArgs(args any) error {
 	if args == nil {
@@ -232,7 +191,8 @@ func (r request) encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// write sends b, with a duplicate of f attached to its first byte unless f is nil, and returns how much of b went.
+// write sends b, with a duplicate of f attached to its first byte unless f is nil, and returns how many bytes of b were
+// sent.
 func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	if f == nil {
 		return nc.Write(b)
@@ -247,7 +207,7 @@ func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	}
 	var n int
 	var sendErr error
-	// Control, not f.Fd: that would make the caller's descriptor blocking.
+	// Not f.Fd, which would set the caller's descriptor to blocking mode.
 	err = raw.Control(func(fd uintptr) {
 		n, _, sendErr = uc.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
 	})
@@ -261,8 +221,8 @@ func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	return n + rest, err
 }
 
-// bound gives ctx a deadline if it has none.
-func bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// withDefaultTimeout returns ctx with a deadline: its own, or DefaultTimeout from now.
+func withDefaultTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}

@@ -1,34 +1,63 @@
-// Package qmp is the client for QEMU's machine protocol (QMP): commands with a deadline, typed errors, events that are
-// never silently lost, and file descriptors handed to QEMU. It knows the protocol and nothing of what a VM is: which
-// command follows which, and what an event means for a guest, is the caller's.
+// Package qmp is a client of the QEMU Machine Protocol (QMP): commands with a deadline, typed errors, an event log that
+// reports dropped events, and passing of file descriptors to QEMU. It knows the protocol only. Which command follows
+// which, and what an event means for a VM, is decided by the caller.
 //
-// A [Conn] is one connection over one socket. A [Monitor] is the same over a socket's path: it connects again when it
-// must, and it is a Monitor in the sense of github.com/digitalocean/go-qemu/qmp. That module's own socket monitor is
-// not used: it dies of a line above 64 KiB, matches replies by order, waits for ever and loses error classes.
+// A [Conn] is one connection to one monitor socket. A [Socket] is the path of a monitor socket: it dials when a Conn is
+// needed, and again when the Conn has ended.
+//
+// # Commands
+//
+// Commands are sent by the typed functions of github.com/digitalocean/go-qemu/qmp/raw over our connection:
+// [Conn.With] returns go-qemu's Monitor, bound to a context, which gives each command a deadline. [Conn.Do] sends a
+// command without types. It is for the commands that go-qemu lacks or decodes wrongly:
+//
+//	command                used by      sent by   reason
+//	qmp_capabilities       qmp          go-qemu
+//	query-status           qemu         go-qemu   it fails on a run state that it does not know: none up to QEMU 9.1
+//	query-uuid             qemu         go-qemu
+//	query-blockstats       qemu         go-qemu
+//	query-block            qemu         Do        go-qemu refuses the answer if an image has an unknown format-specific
+//	                                              type: "file" (raw images, since QEMU 8.0) or "rbd" (since 6.1)
+//	qom-set                qemu         go-qemu
+//	x-exit-preconfig       qemu         Do        not in go-qemu's schema
+//	cont, stop             qemu         go-qemu
+//	system_reset           qemu         go-qemu
+//	system_powerdown       qemu         go-qemu
+//	quit                   qemu, facts  go-qemu
+//	query-machines         facts        go-qemu
+//	query-cpu-definitions  facts        go-qemu
+//	getfd, add-fd          no one yet   own       [Conn.SendFD], [Conn.AddFD]: go-qemu cannot pass a file descriptor
+//
+// Events are read by [Conn.Subscribe] and decoded by the caller. go-qemu decodes every event to a map of float64 and
+// cannot report that events were dropped.
+//
+// SendFD, AddFD and [Conn.Wait] have no caller yet. Attaching devices and migration need them.
 //
 // # How the owner of a VM uses it
 //
-// QEMU serves one client a socket, so give each QEMU two of them: a work monitor for what changes the machine
-// (device_add, blockdev-add, migrate: seconds), an inspection monitor for query-* and for events. A slow device_add then
-// never makes a host look dead. Both are served by QEMU's main loop; only DoOOB answers when that one hangs.
+// QEMU serves one client per socket, so give each QEMU two sockets: one for commands that change the machine
+// (device_add, blockdev-add and migrate can take seconds), one for query commands and events. Then a slow device_add does
+// not delay a query. QEMU's main loop serves both sockets: when it hangs, neither answers.
 //
-// An event says that something has happened, never that nothing has: those sent while nobody was connected are gone. So
-// take a Mark, send the command, Wait from the Mark; and ask QEMU for its whole state (query-status, query-migrate,
-// query-jobs, query-block) after each new Conn and whenever an event carries Dropped or Wait returns [ErrDropped]. A
-// QEMU that crashes sends nothing: watch the process as well.
+// Events sent while no client was connected are lost. To wait for the event that a command causes, take a [Conn.Mark],
+// send the command, and Wait from the Mark. Query QEMU's whole state (query-status, query-migrate, query-jobs,
+// query-block) after each new Conn, when an event has Dropped set, and when Wait returns [ErrDropped]. A QEMU that
+// crashes sends no event: watch its process as well.
 //
-// A command whose context ended may still run, and may still succeed: ask before sending it again.
+// QEMU may still execute a command whose context has ended. Query the state before sending the command again.
 //
 // # Decisions
 //
+//   - go-qemu's own socket monitor is not used: a line above 64 KiB ends it, it matches replies by their order, waits
+//     without a limit, and drops the error class.
 //   - Only the reader goroutine ends a connection, and it never waits for a consumer: events go to a bounded log that
-//     every subscriber reads at its own pace, replies to a slot of their own.
+//     each subscriber reads at its own pace, and each reply goes to a channel of its command.
 //   - Events are read at a limited rate (pace.go), so that a compromised QEMU that sends events without pause uses
 //     little CPU of the host.
-//   - Input that is not QMP ends the connection. Whoever cannot read a stream should not guess where it goes on.
-//   - With out-of-band execution on, QEMU reads ahead, and a second descriptor that arrives before the first command ran
-//     replaces the first: QEMU 7.2 then files the wrong file under the right name and reports success. Commands that
-//     carry a descriptor therefore go one at a time, each after the answer of the one before, even if that comes late.
+//   - Input that is not QMP ends the connection, because the start of the next message cannot be found reliably.
+//   - Out-of-band execution is not turned on. With it QEMU reads ahead, and a second descriptor that arrives before the
+//     first command ran replaces the first: QEMU 7.2 then stores the wrong file under the right name and reports success.
+//     Without it QEMU reads a command only after it has executed the one before.
 package qmp
 
 import (
@@ -40,95 +69,73 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
-	goqemu "github.com/digitalocean/go-qemu/qmp"
+	"github.com/digitalocean/go-qemu/qmp/raw"
 )
 
 const (
 	// DefaultTimeout bounds a command, and a handshake, whose context has no deadline.
 	DefaultTimeout = 10 * time.Second
 
-	// MaxLine is the longest message in bytes, either way. QEMU's longest honest one is the answer to
-	// query-qmp-schema, 207 KB in QEMU 7.2.
+	// MaxLine is the largest size of a message in bytes, in both directions. QEMU's longest regular message is the answer
+	// to query-qmp-schema, 207 KB in QEMU 7.2.
 	MaxLine = 16 << 20
 
-	// drain is how long the reader goes on after a write has failed, for what QEMU said before it went.
-	drain = time.Second
-)
-
-// Error classes, as QEMU's qapi/error.json names them.
-const (
-	GenericError    = "GenericError"
-	CommandNotFound = "CommandNotFound"
-	DeviceNotActive = "DeviceNotActive"
-	DeviceNotFound  = "DeviceNotFound"
-	KVMMissingCap   = "KVMMissingCap"
+	// drainTimeout is how long the reader continues after a write has failed, to read QEMU's last messages.
+	drainTimeout = time.Second
 )
 
 var (
-	// ErrClosed is what every call on an ended connection returns, together with the cause of the end.
+	// ErrClosed is wrapped by the error of every call on an ended connection, together with the cause of the end.
 	ErrClosed = errors.New("monitor connection closed")
 
-	// ErrBusy means that the socket is there but nobody greets: another client holds it, or QEMU does not run its
-	// main loop (not yet, or no more).
-	ErrBusy = errors.New("monitor does not greet (held by another client, or QEMU hangs)")
-
-	// ErrNoOOB is the answer to DoOOB on a monitor that has not offered out-of-band execution.
-	ErrNoOOB = errors.New("monitor has no out-of-band execution")
+	// ErrBusy means that the socket exists but QEMU sends no greeting: another client uses it, or QEMU's main loop does
+	// not run.
+	ErrBusy = errors.New("monitor sends no greeting: another client uses it, or QEMU hangs")
 
 	errNotQMP  = errors.New("not a QMP message")
 	errTooLong = fmt.Errorf("message longer than %d bytes", MaxLine)
 )
 
-// Error is QEMU's own refusal of a command.
+// Error is an error that QEMU returned for a command.
 type Error struct {
-	Class string `json:"class"` // one of the error classes above
+	Class string `json:"class"` // such as DeviceNotFound: QapiErrorClass in QEMU's qapi/error.json
 	Desc  string `json:"desc"`  // for people; its wording changes between versions
 }
 
 func (e *Error) Error() string { return e.Class + ": " + e.Desc }
 
-// Stats counts what a connection received and had no taker for.
-type Stats struct {
-	Late  uint64 // replies to commands whose caller had given up
-	Stray uint64 // replies to nothing that was ever sent
-}
-
-// Conn is one connection to one QEMU. All its methods may be called at the same time.
+// Conn is one connection to one QEMU. Its methods may be called concurrently.
 type Conn struct {
-	nc      net.Conn
-	version goqemu.Version
-	oob     bool
-	log     eventLog
+	nc  net.Conn
+	log eventLog
 
-	greeted chan greeting // capacity 1
-	done    chan struct{} // closed by the reader when it ends
-	hurry   chan struct{} // closed when cause is set: the reader pauses no more
-	writing chan struct{} // capacity 1: whoever is in it writes
-	passing chan struct{} // capacity 1: whoever is in it has a descriptor on its way
+	greeted chan struct{} // closed when QEMU's greeting was read
+	done    chan struct{} // closed when the reader goroutine has ended
+	closing chan struct{} // closed when cause is set; the reader then no longer pauses
+	writing chan struct{} // capacity 1: a lock for writing to nc that can be waited for with a context
 
-	mu      sync.Mutex
-	lastID  uint64
-	pending map[uint64]chan reply // capacity 1 each
-	passID  uint64                // the command that is in passing; 0 is none
-	hello   bool                  // a greeting was read
-	cause   error                 // why the connection ended, or is about to
-	stats   Stats
+	mu          sync.Mutex
+	lastID      uint64
+	pending     map[uint64]chan reply // by command id; capacity 1 each
+	gotGreeting bool
+	cause       error  // why the connection has ended or is about to end
+	late        uint64 // replies to commands whose caller had given up
+	unasked     uint64 // replies to commands that were never sent
 }
 
-// Dial connects to the monitor at the unix socket path and negotiates capabilities, once. ctx bounds all of it, and
-// [DefaultTimeout] does when ctx has no deadline. [ErrBusy] means that another client may hold the socket.
+// Dial connects to the monitor at the unix socket path and negotiates capabilities. It tries once, until ctx ends or for
+// [DefaultTimeout] if ctx has no deadline. The error wraps [ErrBusy] when another client may be using the socket.
 func Dial(ctx context.Context, path string) (*Conn, error) {
-	ctx, cancel := bound(ctx)
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "unix", path)
-	if errors.Is(err, syscall.EAGAIN) { // the listen queue is full, which takes a client that is being served
+	if errors.Is(err, syscall.EAGAIN) { // The listen queue is full: QEMU serves another client.
 		return nil, fmt.Errorf("dial monitor: %w: %w", ErrBusy, err)
 	}
 	if err != nil {
@@ -137,21 +144,20 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	return New(ctx, nc)
 }
 
-// New does the handshake over nc and owns nc from then on, also when it returns an error. It turns on out-of-band
-// execution where QEMU offers it. Descriptors can be passed only over a *net.UnixConn.
+// New returns a connection over nc after the handshake. It takes ownership of nc and closes it on error. File
+// descriptors can be passed only over a *net.UnixConn.
 func New(ctx context.Context, nc net.Conn) (*Conn, error) {
-	ctx, cancel := bound(ctx)
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	c := &Conn{
 		nc:      nc,
-		greeted: make(chan greeting, 1),
+		greeted: make(chan struct{}),
 		done:    make(chan struct{}),
-		hurry:   make(chan struct{}),
+		closing: make(chan struct{}),
 		writing: make(chan struct{}, 1),
-		passing: make(chan struct{}, 1),
 		pending: make(map[uint64]chan reply),
 	}
-	go c.read()
+	go c.readLoop()
 	if err := c.negotiate(ctx); err != nil {
 		c.Close()
 		return nil, err
@@ -159,37 +165,22 @@ func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 	return c, nil
 }
 
+// negotiate waits for the greeting and leaves capabilities negotiation mode, without enabling any capability.
 func (c *Conn) negotiate(ctx context.Context) error {
-	var g greeting
 	select {
-	case g = <-c.greeted:
+	case <-c.greeted:
 	case <-c.done:
 		return fmt.Errorf("read greeting: %w", c.Err())
 	case <-ctx.Done():
 		return fmt.Errorf("read greeting: %w: %w", ErrBusy, ctx.Err())
 	}
-	c.version = g.Version
-	enable := []string{}
-	if slices.Contains(g.Capabilities, "oob") {
-		enable = append(enable, "oob")
-	}
-	if err := c.Do(ctx, "qmp_capabilities", map[string]any{"enable": enable}, nil); err != nil {
-		return err
-	}
-	c.oob = len(enable) > 0
-	return nil
+	return raw.NewMonitor(c.With(ctx)).QMPCapabilities()
 }
 
-// Version is QEMU's, as it greeted.
-func (c *Conn) Version() goqemu.Version { return c.version }
-
-// OOB reports whether DoOOB can be used.
-func (c *Conn) OOB() bool { return c.oob }
-
-// Done is closed when the connection has ended, whoever ended it. Events received until then can still be read.
+// Done returns a channel that is closed when the connection has ended. Events received until then can still be read.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err is nil while the connection lives, and afterwards [ErrClosed] with its cause.
+// Err returns nil while the connection is open, and afterwards an error that wraps [ErrClosed] and the cause.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -199,68 +190,63 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Close ends the connection and waits for its goroutine. Calls under way return [ErrClosed]. QEMU is left as it is.
+// Close ends the connection and waits for its goroutine. Calls in progress return [ErrClosed]. QEMU continues to run.
 func (c *Conn) Close() error {
 	c.mu.Lock()
-	c.ending(ErrClosed)
+	c.setCause(ErrClosed)
 	c.mu.Unlock()
-	_ = c.nc.Close() // Already closed is fine: the reader closes it too.
+	_ = c.nc.Close() // The reader closes it as well, so an error is expected.
 	<-c.done
 	return nil
 }
 
-// Stats returns the counters so far.
-func (c *Conn) Stats() Stats {
+// endSoon makes later commands fail with cause, and ends the reader after drainTimeout.
+func (c *Conn) endSoon(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.stats
-}
-
-// doom lets nobody send any more and makes the reader end soon, for the cause given.
-func (c *Conn) doom(cause error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ending(cause) {
-		_ = c.nc.SetReadDeadline(time.Now().Add(drain))
+	if c.setCause(cause) {
+		_ = c.nc.SetReadDeadline(time.Now().Add(drainTimeout))
 	}
 }
 
-// ending sets the reason why the connection ends, and reports whether it is the first reason. The caller holds mu.
-func (c *Conn) ending(cause error) bool {
+// setCause sets the cause of the connection's end, and reports false if there is one already. The caller holds mu.
+func (c *Conn) setCause(cause error) bool {
 	if c.cause != nil {
 		return false
 	}
 	c.cause = cause
-	close(c.hurry)
+	close(c.closing)
 	return true
 }
 
-func (c *Conn) doomed() bool {
+// isEnding reports whether the connection has ended or is about to end.
+func (c *Conn) isEnding() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cause != nil
 }
 
+// closedErr returns ErrClosed with the cause of the connection's end.
 func (c *Conn) closedErr() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return closed(c.cause)
+	return closedError(c.cause)
 }
 
-func closed(cause error) error {
+func closedError(cause error) error {
 	if cause == nil || errors.Is(cause, ErrClosed) {
 		return ErrClosed
 	}
 	return fmt.Errorf("%w: %w", ErrClosed, cause)
 }
 
-// read is the reader goroutine: it takes messages until there are no more.
-func (c *Conn) read() {
+// readLoop is the reader goroutine. It receives messages until one cannot be read, then ends the connection.
+func (c *Conn) readLoop() {
 	defer close(c.done)
-	paced := newPacedReader(c.nc, c.hurry)
+	paced := newPacedReader(c.nc, c.closing)
 	in := newLines(paced)
 	for {
-		asked, err := c.take(in)
+		asked, err := c.receive(in)
 		if err == nil {
 			if !asked {
 				paced.unasked()
@@ -268,16 +254,16 @@ func (c *Conn) read() {
 			continue
 		}
 		c.mu.Lock()
-		c.ending(err)
+		c.setCause(err)
 		c.mu.Unlock()
 		_ = c.nc.Close()
 		return
 	}
 }
 
-// take reads one message and delivers it. It never blocks except for reading from QEMU. asked is set for a greeting and
-// for an answer that a command waits for.
-func (c *Conn) take(in *lines) (asked bool, err error) {
+// receive reads one message and delivers it. It blocks only while reading from QEMU. asked is true for the greeting and
+// for a reply that a command waits for.
+func (c *Conn) receive(in *lines) (asked bool, err error) {
 	line, err := in.next()
 	if err != nil {
 		return false, fmt.Errorf("read: %w", err)
@@ -292,12 +278,12 @@ func (c *Conn) take(in *lines) (asked bool, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m.greeting != nil {
-		if c.hello {
+	if m.greeting {
+		if c.gotGreeting {
 			return false, fmt.Errorf("%w: a second greeting", errNotQMP)
 		}
-		c.hello = true
-		c.greeted <- *m.greeting
+		c.gotGreeting = true
+		close(c.greeted)
 		return true, nil
 	}
 	id := m.reply.id
@@ -307,21 +293,14 @@ func (c *Conn) take(in *lines) (asked bool, err error) {
 		delete(c.pending, id)
 		slot <- *m.reply
 	case id != 0 && id <= c.lastID:
-		c.stats.Late++
+		c.late++
 	default:
-		c.stats.Stray++
+		c.unasked++
 	}
-	c.passed(id)
 	return waiting, nil
 }
 
-// greeting is what QEMU says first.
-type greeting struct {
-	Version      goqemu.Version `json:"version"`
-	Capabilities []string       `json:"capabilities"`
-}
-
-// reply answers the command with its id; id 0 is that of no command.
+// reply is QEMU's answer to the command with that id. No command has the id 0.
 type reply struct {
 	id  uint64
 	ret json.RawMessage
@@ -335,17 +314,17 @@ func (r reply) result() (json.RawMessage, error) {
 	return r.ret, nil
 }
 
-// message is one of the three things that QEMU says.
+// message is one message from QEMU: the greeting, an event or a reply.
 type message struct {
-	greeting *greeting
+	greeting bool
 	event    *Event
 	reply    *reply
 }
 
-// decode reads one line. It keeps no part of line.
+// decode parses one message. The result does not refer to the memory of line.
 func decode(line []byte) (message, error) {
 	var in struct {
-		QMP       *greeting       `json:"QMP"`
+		QMP       *struct{}       `json:"QMP"`
 		Event     string          `json:"event"`
 		Data      json.RawMessage `json:"data"`
 		Timestamp struct {
@@ -361,31 +340,31 @@ func decode(line []byte) (message, error) {
 	}
 	switch {
 	case in.QMP != nil:
-		return message{greeting: in.QMP}, nil
+		return message{greeting: true}, nil
 	case in.Event != "":
 		e := Event{Name: in.Event, Data: in.Data}
-		if in.Timestamp.Seconds > 0 { // QEMU says -1 when it does not know
+		if in.Timestamp.Seconds > 0 { // QEMU sends -1 if it cannot read the clock.
 			e.Time = time.Unix(in.Timestamp.Seconds, in.Timestamp.Microseconds*1000)
 		}
 		return message{event: &e}, nil
 	case in.Return != nil || in.Error != nil:
-		// An id that is no number of ours stays 0. So does a missing one: QEMU could not read the command.
+		// An id that is not a number becomes 0. So does a missing id, which means that QEMU could not parse the command.
 		id, _ := strconv.ParseUint(string(in.ID), 10, 64)
 		return message{reply: &reply{id: id, ret: in.Return, err: in.Error}}, nil
 	}
 	return message{}, fmt.Errorf("%w: neither greeting, event nor reply", errNotQMP)
 }
 
-// lines cuts a stream into lines of at most MaxLine bytes.
+// lines splits a stream into lines of at most MaxLine bytes.
 type lines struct {
 	r    *bufio.Reader
-	long []byte // a line that did not fit the reader's buffer
+	long []byte // the current line, if it is longer than the reader's buffer
 }
 
-// newLines starts with a small buffer: an agent has hundreds of idle monitors.
+// newLines returns the lines of r. The buffer is small, because an agent has hundreds of idle monitors.
 func newLines(r io.Reader) *lines { return &lines{r: bufio.NewReaderSize(r, 4<<10)} }
 
-// next returns the next line that is not empty, without its end. It is valid until the next call.
+// next returns the next line that is not empty, without line ending. The result is valid until the next call.
 func (l *lines) next() ([]byte, error) {
 	for {
 		line, err := l.line()
@@ -398,6 +377,7 @@ func (l *lines) next() ([]byte, error) {
 	}
 }
 
+// line returns the next line with its line ending.
 func (l *lines) line() ([]byte, error) {
 	l.long = nil
 	for {

@@ -7,35 +7,33 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	goqemu "github.com/digitalocean/go-qemu/qmp"
 )
 
-// What the log of a connection keeps at most. A guest can provoke events, so neither may grow with them.
+// Limits of a connection's event log. They bound the agent's memory, because a guest can cause events.
 const (
 	maxEvents     = 1024
 	maxEventBytes = 4 << 20
 )
 
-// ErrDropped means that more events came than are kept, and the one waited for may have been among those dropped: ask
-// QEMU for its state instead.
+// ErrDropped means that the event waited for may have been dropped from the event log, which is bounded. Query QEMU's
+// state instead.
 var ErrDropped = errors.New("events were dropped")
 
-// Mark is a position in a connection's events. It means nothing to another connection.
+// Mark is a position in the events of one connection.
 type Mark uint64
 
-// Event is something that happened in QEMU.
+// Event is an event that QEMU sent.
 type Event struct {
 	Name string          // such as SHUTDOWN
-	Data json.RawMessage // its members as sent; nil if it has none
-	Time time.Time       // by QEMU's clock; zero if QEMU does not know
-	At   Mark            // where it stands; the next one stands at At+1
+	Data json.RawMessage // nil if the event has none
+	Time time.Time       // by QEMU's clock; zero if QEMU cannot read it
+	At   Mark            // its position; the next event has At+1
 
-	// Dropped is how many events a [Stream] lost just before this one. Not 0: ask QEMU for its state.
+	// Dropped is the number of events just before this one that a [Stream] missed. If it is not 0, query QEMU's state.
 	Dropped uint64
 }
 
-// Decode reads the event's data into out, which stays as it is when there is none.
+// Decode decodes the event's data into out. It leaves out unchanged if the event has no data.
 func (e Event) Decode(out any) error {
 	if e.Data == nil {
 		return nil
@@ -46,22 +44,12 @@ func (e Event) Decode(out any) error {
 	return nil
 }
 
-// GoQEMU is the event in go-qemu's terms, whose numbers are all float64.
-func (e Event) GoQEMU() (goqemu.Event, error) {
-	out := goqemu.Event{Event: e.Name}
-	out.Timestamp.Seconds, out.Timestamp.Microseconds = -1, -1
-	if !e.Time.IsZero() {
-		out.Timestamp.Seconds, out.Timestamp.Microseconds = e.Time.Unix(), int64(e.Time.Nanosecond()/1000)
-	}
-	return out, e.Decode(&out.Data)
-}
-
-// Mark is the position of the next event to come. Taken before a command, it lets Wait find what the command caused.
+// Mark returns the position of the next event. With a Mark taken before a command, Wait finds the command's events.
 func (c *Conn) Mark() Mark { return c.log.end() }
 
-// Wait returns the first event at or after from that match accepts, waiting for it if need be. It fails with
-// [ErrDropped] when events in that range are gone and those left do not match, with [ErrClosed] when the connection
-// ended without it, or with the error of ctx, which should have a deadline. match may use the connection.
+// Wait returns the first event at or after from that match accepts. It waits until ctx ends, which should have a
+// deadline. The error wraps [ErrDropped] when events in that range were dropped and no other one matches, [ErrClosed] when
+// the connection ended first, or the error of ctx. match may use the connection.
 func (c *Conn) Wait(ctx context.Context, from Mark, match func(Event) bool) (Event, error) {
 	s := c.Subscribe(from)
 	lost := false
@@ -80,21 +68,21 @@ func (c *Conn) Wait(ctx context.Context, from Mark, match func(Event) bool) (Eve
 	}
 }
 
-// Subscribe reads events from a position on. A stream costs nothing while unread and need not be closed; a reader that
-// falls behind by more than the log keeps (1024 events, 4 MiB) finds Dropped set and goes on with the oldest kept.
+// Subscribe returns the events at and after from. A Stream uses no resources and need not be closed. A reader that falls
+// behind by more than the event log holds (1024 events, 4 MiB) continues at the oldest event, which has Dropped set.
 func (c *Conn) Subscribe(from Mark) *Stream { return &Stream{c: c, next: from} }
 
-// Stream is one reader's place in the events of a connection, for one goroutine.
+// Stream reads the events of a connection in order. It must not be used by two goroutines at once.
 type Stream struct {
 	c    *Conn
 	next Mark
 }
 
-// Next returns the next event in QEMU's order, waiting for it. After the connection's end it returns what is left, then
-// [ErrClosed] with the cause.
+// Next returns the next event, and waits for it until ctx ends. When the connection has ended it returns the remaining
+// events, then an error that wraps [ErrClosed] and the cause.
 func (s *Stream) Next(ctx context.Context) (Event, error) {
 	for {
-		// Asked before looking: when it is over already, nothing can come after the look.
+		// Err is called before the log is read: if the connection has ended by now, no event is added later.
 		over := s.c.Err()
 		e, more := s.c.log.at(s.next)
 		if more == nil {
@@ -113,22 +101,23 @@ func (s *Stream) Next(ctx context.Context) (Event, error) {
 	}
 }
 
-// eventLog keeps the last events. The zero value is empty.
+// eventLog holds the latest events. The zero value is an empty log.
 type eventLog struct {
 	mu     sync.Mutex
 	events []Event
 	first  Mark          // position of events[0]
-	bytes  int           // of all their names and data
-	more   chan struct{} // closed by the next event; nil while nobody waits
+	bytes  int           // size of all names and data
+	more   chan struct{} // closed when the next event is added; nil if no reader waits
 }
 
+// end returns the position of the next event.
 func (l *eventLog) end() Mark {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.first + Mark(len(l.events))
 }
 
-// add appends e and drops the oldest beyond the limits, but never e itself.
+// add appends e and drops the oldest events beyond the limits. It never drops e.
 func (l *eventLog) add(e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +126,7 @@ func (l *eventLog) add(e Event) {
 	l.bytes += e.size()
 	for len(l.events) > 1 && (len(l.events) > maxEvents || l.bytes > maxEventBytes) {
 		l.bytes -= l.events[0].size()
-		l.events[0] = Event{} // free its data now, not when append moves the slice
+		l.events[0] = Event{} // frees the data now, before append copies the slice
 		l.events = l.events[1:]
 		l.first++
 	}
@@ -147,8 +136,8 @@ func (l *eventLog) add(e Event) {
 	}
 }
 
-// at returns the event at a position, or the oldest kept after it with Dropped set. If there is none yet, it returns
-// a channel that the next event closes.
+// at returns the event at position m, or the oldest event with Dropped set if that one was dropped. If there is no event
+// yet, it returns a channel that is closed when the next event is added.
 func (l *eventLog) at(m Mark) (Event, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

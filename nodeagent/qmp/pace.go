@@ -23,13 +23,13 @@ const (
 type pacedReader struct {
 	nc              net.Conn
 	messages, bytes *rate.Limiter
-	// hurry is closed when the connection is about to end; then there are no more pauses.
-	hurry <-chan struct{}
+	// closing is closed when the connection is about to end; then there are no more pauses.
+	closing <-chan struct{}
 }
 
-func newPacedReader(nc net.Conn, hurry <-chan struct{}) *pacedReader {
+func newPacedReader(nc net.Conn, closing <-chan struct{}) *pacedReader {
 	return &pacedReader{
-		nc: nc, messages: rate.NewLimiter(messageRate, messageBurst), bytes: rate.NewLimiter(byteRate, byteBurst), hurry: hurry,
+		nc: nc, messages: rate.NewLimiter(messageRate, messageBurst), bytes: rate.NewLimiter(byteRate, byteBurst), closing: closing,
 	}
 }
 
@@ -57,6 +57,6 @@ func (r *pacedReader) spend(l *rate.Limiter, n int) {
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-r.hurry:
+	case <-r.closing:
 	}
 }

@@ -13,14 +13,13 @@ import (
 	"testing"
 	"time"
 
-	goqemu "github.com/digitalocean/go-qemu/qmp"
 	"github.com/digitalocean/go-qemu/qmp/raw"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
-// qemu starts a real QEMU without a machine, with monitors at two sockets, and ends it with the test.
-func qemu(t *testing.T) (cmd *exec.Cmd, work, inspect string) {
+// qemu starts a real QEMU whose guest does not run, with monitors at two sockets, and ends it with the test.
+func qemu(t *testing.T, machine string, args ...string) (cmd *exec.Cmd, work, inspect string) {
 	t.Helper()
 	path, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil && os.Getenv("CI") == "true" {
@@ -33,8 +32,9 @@ func qemu(t *testing.T) (cmd *exec.Cmd, work, inspect string) {
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	work, inspect = filepath.Join(dir, "work"), filepath.Join(dir, "inspect")
-	cmd = exec.Command(path, "-machine", "none", "-nodefaults", "-no-user-config", "-display", "none", "-S",
+	args = append(args, "-machine", machine, "-nodefaults", "-no-user-config", "-display", "none", "-S",
 		"-qmp", "unix:"+work+",server=on,wait=off", "-qmp", "unix:"+inspect+",server=on,wait=off")
+	cmd = exec.Command(path, args...)
 	cmd.Stderr = os.Stderr
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
@@ -47,15 +47,14 @@ func qemu(t *testing.T) (cmd *exec.Cmd, work, inspect string) {
 }
 
 func TestRealQEMU(t *testing.T) {
-	cmd, work, inspect := qemu(t)
+	cmd, work, inspect := qemu(t, "none")
 	ctx := within(t, 30*time.Second)
-	m := NewMonitor(work)
-	defer m.Disconnect()
+	m := NewSocket(work)
+	defer m.Close()
 	c, err := m.Conn(ctx) // waits for the socket to appear
 	require.NoError(t, err)
-	require.NotEmpty(t, c.Version().String())
 
-	// A reply longer than any buffer of go-qemu's.
+	// This reply is longer than any buffer of go-qemu's socket monitor.
 	var schema []struct {
 		Name string `json:"name"`
 	}
@@ -65,17 +64,18 @@ func TestRealQEMU(t *testing.T) {
 	err = c.Do(ctx, "device_del", map[string]string{"id": "nope"}, nil)
 	e, ok := errors.AsType[*Error](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, DeviceNotFound, e.Class)
+	require.Equal(t, "DeviceNotFound", e.Class)
 	err = c.Do(ctx, "no-such-command", nil, nil)
 	e, ok = errors.AsType[*Error](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, CommandNotFound, e.Class)
+	require.Equal(t, "CommandNotFound", e.Class)
 
-	require.True(t, c.OOB())
-	require.NoError(t, c.DoOOB(ctx, "query-yank", nil, nil))
-	require.Error(t, c.DoOOB(ctx, "query-status", nil, nil), "that one is not allowed out of band")
-
-	// Descriptors: each arrives under its own number, however many are on their way.
+	// Concurrent descriptors each arrive under their own number, also after a caller has given up.
+	given, cancel := context.WithCancel(ctx)
+	gaveUp := make(chan error, 1)
+	go func() { _, err := c.AddFD(given, 99, "given up", os.Stdin); gaveUp <- err }()
+	cancel()
+	<-gaveUp // Either result is possible.
 	var wg sync.WaitGroup
 	for set := range 16 {
 		f, err := os.Create(filepath.Join(t.TempDir(), strconv.Itoa(set)))
@@ -93,7 +93,7 @@ func TestRealQEMU(t *testing.T) {
 	require.NoError(t, c.SendFD(ctx, "tap0", os.Stdin))
 	require.NoError(t, c.Do(ctx, "closefd", map[string]string{"fdname": "tap0"}, nil))
 
-	// The second client of one monitor is told so; the second monitor is free.
+	// A second client of one monitor gets ErrBusy. The second monitor is free.
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	_, err = Dial(short, work)
@@ -102,7 +102,7 @@ func TestRealQEMU(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 
-	// The owner comes back: another connection, the same QEMU.
+	// A new connection to the same QEMU.
 	require.NoError(t, c.Close())
 	again, err := m.Conn(ctx)
 	require.NoError(t, err)
@@ -132,58 +132,96 @@ func TestRealQEMU(t *testing.T) {
 	defer cancel()
 	_, err = m.Conn(gone)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "nobody listens any more")
-	require.NoError(t, m.Disconnect())
+	require.NoError(t, m.Close())
 	_, err = m.Conn(ctx)
 	require.ErrorIs(t, err, ErrClosed)
 }
 
-// Code written for go-qemu's Monitor works over ours.
-func TestGoQEMUMonitor(t *testing.T) {
-	cmd, path, _ := qemu(t)
-	var m goqemu.Monitor = NewMonitor(path)
-	require.NoError(t, m.Connect())
-	events, err := m.Events(t.Context())
+// The commands that the package documentation calls typed work on a real QEMU with a machine and disks.
+func TestTypedCommands(t *testing.T) {
+	dir := t.TempDir()
+	base, overlay := filepath.Join(dir, "base"), filepath.Join(dir, "overlay")
+	require.NoError(t, os.WriteFile(base, make([]byte, 1<<20), 0o600))
+	out, err := exec.Command("qemu-img", "create", "-f", "qcow2", "-b", base, "-F", "raw", overlay).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	cmd, work, _ := qemu(t, "q35", "-m", "64", "-uuid", "00000000-0000-4000-8000-00000000000a", "-action", "shutdown=pause",
+		"-blockdev", fmt.Sprintf(`{"driver": "qcow2", "node-name": "virtio0", "file": {"driver": "file", "filename": %q}}`, overlay),
+		"-device", "virtio-blk-pci,drive=virtio0,werror=stop,rerror=stop")
+	socket := NewSocket(work)
+	defer socket.Close()
+	c, err := socket.Conn(within(t, 30*time.Second))
 	require.NoError(t, err)
-	unread, err := m.Events(t.Context())
-	require.NoError(t, err)
+	m := raw.NewMonitor(c.With(within(t, 30*time.Second)))
 
-	status, err := raw.NewMonitor(m).QueryStatus()
+	status, err := m.QueryStatus()
 	require.NoError(t, err)
-	require.False(t, status.Running)
+	require.Equal(t, raw.StatusInfo{Status: raw.RunStatePrelaunch}, status)
+	uuid, err := m.QueryUUID()
+	require.NoError(t, err)
+	require.Equal(t, "00000000-0000-4000-8000-00000000000a", uuid.UUID)
+	machines, err := m.QueryMachines()
+	require.NoError(t, err)
+	require.Greater(t, len(machines), 10)
+	models, err := m.QueryCPUDefinitions()
+	require.NoError(t, err)
+	require.Greater(t, len(models), 10)
+	stats, err := m.QueryBlockstats(nil)
+	require.NoError(t, err)
+	require.Len(t, stats, 1)
+	require.Equal(t, "virtio0", *stats[0].NodeName)
+	require.NoError(t, m.QomSet("/machine", "append", "quiet"))
+	require.NoError(t, m.Cont())
+	require.NoError(t, m.SystemReset())
+	require.NoError(t, m.SystemPowerdown())
+	require.NoError(t, m.Stop())
+	status, err = m.QueryStatus()
+	require.NoError(t, err)
+	require.Equal(t, raw.RunStatePaused, status.Status)
 
-	ask, err := json.Marshal(goqemu.Command{Execute: "human-monitor-command", Args: map[string]string{"command-line": "info name"}})
-	require.NoError(t, err)
-	out, err := m.Run(ask)
-	require.NoError(t, err)
-	require.JSONEq(t, `{"return": ""}`, string(out))
-	out, err = m.Run([]byte(`{"exec-oob": "query-yank", "id": "mine"}`))
-	require.NoError(t, err)
-	require.Contains(t, string(out), `"type":"chardev"`)
-	require.Contains(t, string(out), `"id":"mine"`)
-	for _, bad := range []string{``, `{}`, `[]`, `{"execute": "stop"} {"execute": "quit"}`, `{"execute": "stop", "exec-oob": "yank"}`, `{"execute": "stop", "arguements": {}}`} {
-		_, err = m.Run([]byte(bad))
-		require.ErrorContains(t, err, "read command", bad)
-	}
-	_, err = m.Run([]byte(`{"execute": "device_del", "arguments": {"id": "nope"}}`))
+	err = m.DeviceDel("nope")
 	e, ok := errors.AsType[*Error](err)
 	require.True(t, ok, "%v", err)
-	require.Equal(t, DeviceNotFound, e.Class)
-
-	_, err = m.Run([]byte(`{"execute": "quit"}`))
-	require.NoError(t, err)
-	var names []string
-	for e := range events { // ends with the connection
-		names = append(names, e.Event)
-		require.Positive(t, e.Timestamp.Seconds)
-	}
-	require.Equal(t, []string{"SHUTDOWN"}, names)
+	require.Equal(t, "DeviceNotFound", e.Class)
+	require.NoError(t, m.Quit())
 	require.NoError(t, cmd.Wait())
+	<-c.Done()
+	require.ErrorIs(t, m.Cont(), ErrClosed)
+}
 
-	require.NoError(t, m.Disconnect(), "although one channel was never read")
-	_, open := <-unread
-	require.False(t, open)
-	_, err = m.Run(ask)
-	require.ErrorIs(t, err, ErrClosed)
-	require.ErrorIs(t, m.Connect(), ErrClosed)
-	require.NoError(t, m.Disconnect())
+// go-qemu knows every run state of the QEMU that is installed. A run state that it does not know is an error.
+func TestRunStatesAreKnown(t *testing.T) {
+	_, work, _ := qemu(t, "none")
+	socket := NewSocket(work)
+	defer socket.Close()
+	c, err := socket.Conn(within(t, 30*time.Second))
+	require.NoError(t, err)
+	var schema []struct {
+		Name    string `json:"name"`
+		RetType string `json:"ret-type"`
+		Members []struct {
+			Name string `json:"name"`
+			Type string `json:"type"`
+		} `json:"members"`
+		Values []string `json:"values"`
+	}
+	require.NoError(t, c.Do(t.Context(), "query-qmp-schema", nil, &schema))
+	at := map[string]int{}
+	for i, entity := range schema {
+		at[entity.Name] = i
+	}
+	answer := schema[at[schema[at["query-status"]].RetType]]
+	var states []string
+	for _, m := range answer.Members {
+		if m.Name == "status" {
+			states = schema[at[m.Type]].Values
+		}
+	}
+	require.Contains(t, states, "guest-panicked")
+	for _, state := range states {
+		var known raw.RunState
+		require.NoError(t, json.Unmarshal([]byte(strconv.Quote(state)), &known))
+		require.Equal(t, state, known.String())
+	}
+	var unknown raw.RunState
+	require.Error(t, json.Unmarshal([]byte(`"of-the-future"`), &unknown))
 }

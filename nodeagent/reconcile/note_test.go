@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// noted is a VM of which there is something to say, or not.
+// noted is a VM with or without a Note.
 type noted struct {
 	note  string
 	looks chan struct{}
@@ -27,13 +27,13 @@ func (n *noted) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
 func (n *noted) Changed() <-chan struct{} { return n.looks }
 func (n *noted) Close()                   {}
 
-// What the operator should know of a VM is said once, and so is its end.
+// A Note is logged once, and its end is logged once.
 func TestNote(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		n := &noted{looks: make(chan struct{})}
 		l := New(Options{
-			Open: func(cloud.VMID) Machine { return n }, Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {},
+			Open: func(cloud.VMID) Reconciled { return n }, Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {},
 			Log: slog.New(slog.NewTextHandler(&log, nil)), Launches: 1, Builds: 1,
 		})
 		defer l.Close()

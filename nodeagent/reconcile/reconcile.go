@@ -1,19 +1,19 @@
-// Package reconcile drives every VM of this host towards what is wanted of it: one goroutine a VM, which looks, does the
-// next thing, and looks again until nothing is left to do.
+// Package reconcile brings every VM of this host to its desired state. Each VM has a goroutine that observes the VM,
+// executes the next step, and repeats until there is nothing to do.
 //
-// It knows wishes, steps and time; it must not know QEMU, disks or the network. What a step is, and which one is next,
-// is a [Machine]'s to say.
+// It knows desired states, steps and time. It does not know QEMU, disks or the network: [Reconciled] decides which step is
+// next and executes it.
 //
 // # Rules
 //
-//   - The newest wish wins. There is no queue: a VM's goroutine reads the wish afresh before every step.
-//   - A step that failed is tried again after a pause that doubles up to [lastPause]; a new wish ends the pause. So does
-//     nothing else: what happens by itself leads to a new look, not to a new try.
-//   - Steps that build are few at a time, so are launches, and neither waits for the other; everything else goes at once.
-//     A step under way is given up only when the VM is to go away, or the agent stops.
-//   - A VM that no assignment rules on is looked at and reported, and otherwise left alone. It is destroyed only when the
-//     control plane says so: by a wish, or by releasing it.
-//   - A wish that comes from the disk may be out of date, so none of that kind destroys anything.
+//   - There is no queue: a VM's goroutine reads the newest desired state before every step.
+//   - A step that failed is repeated after a pause that doubles up to [lastPause]. Only a new desired state ends the pause
+//     early. A change of the VM leads to a new observation, but not to an earlier attempt.
+//   - The numbers of concurrent builds and of concurrent launches are limited separately. Other steps are not limited. A
+//     step in progress is cancelled only if the VM is to be removed, or the agent stops.
+//   - A VM without desired state is observed and reported only. It is destroyed only if the control plane says so: by a
+//     desired state, or by releasing the VM.
+//   - A desired state that was stored on disk may be outdated, so it never destroys a VM.
 package reconcile
 
 import (
@@ -28,36 +28,36 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Machine is one VM on this host, wanted or not. Its methods are called by one goroutine at a time.
-type Machine interface {
-	// Next looks at the VM and says what to do towards want; nil is no wish at all. It is quick, and changes nothing.
-	// An error means that the look itself failed.
+// Reconciled is one VM on this host, with or without desired state. Only one goroutine at a time calls its methods.
+type Reconciled interface {
+	// Next observes the VM and returns the next step towards want, which is nil if no state is desired. It is quick and
+	// changes nothing. An error means that the observation failed.
 	Next(ctx context.Context, want *agentv1.AssignedVm) (Step, error)
-	// Changed is signalled when something happened by itself, such as the end of a process.
+	// Changed returns a channel that gets a value when the VM has changed by itself, for example when its process ended.
 	Changed() <-chan struct{}
-	// Close lets go of the VM, which goes on as it is.
+	// Close releases the agent's resources for the VM. The VM continues to run.
 	Close()
 }
 
-// Step is what a look led to.
+// Step is the result of an observation.
 type Step struct {
-	// Name of what Do does, for the log.
+	// Name is the name of the step, for the log.
 	Name string
-	// Do brings the VM nearer to the wish; nil when there is nothing to do now.
+	// Do executes the step. It is nil if there is nothing to do now.
 	Do func(context.Context) error
-	// Weight says with how many others Do may run at the same time.
+	// Weight selects the limit of concurrent steps that applies to Do.
 	Weight Weight
-	// Wait, without Do, is when to look again; 0: when something happens.
+	// Wait is the time until the next observation if Do is nil. 0 means to wait for a change.
 	Wait time.Duration
-	// Seen is the report.
+	// Seen is the observation to report.
 	Seen cloud.Observation
-	// Note, when set, is for the host's operator: it is logged when it changes.
+	// Note is a warning for the host's operator, or "". It is logged when it changes.
 	Note string
-	// Gone means that nothing of the VM is on this host.
+	// Gone means that nothing of the VM is left on this host.
 	Gone bool
 }
 
-// Weight is how heavy a step is.
+// Weight is the kind of load that a step causes.
 type Weight uint8
 
 const (
@@ -67,20 +67,20 @@ const (
 	weights
 )
 
-// Options of a Loop. All are required.
+// Options are the dependencies of a Loop. All are required.
 type Options struct {
-	// Open gives the machine of a VM. It touches nothing of the host.
-	Open func(cloud.VMID) Machine
-	// Report takes what every look saw, whether it changed or not.
+	// Open returns the VM with that id. It does not access the host.
+	Open func(cloud.VMID) Reconciled
+	// Report is called with every observation, changed or not.
 	Report func(cloud.Observation)
-	// Forget ends the reports of a VM of which nothing is left.
+	// Forget is called when nothing of a VM is left.
 	Forget func(cloud.VMID)
 	Log    *slog.Logger
-	// Launches and Builds are how many steps of these weights run at the same time.
+	// Launches and Builds limit the number of concurrent steps of these weights.
 	Launches, Builds int
 }
 
-// Loop holds the goroutines.
+// Loop runs a goroutine for each VM.
 type Loop struct {
 	o       Options
 	ctx     context.Context
@@ -92,7 +92,7 @@ type Loop struct {
 	vms map[cloud.VMID]*vm
 }
 
-// New makes a loop without VMs.
+// New returns a Loop without VMs.
 func New(o Options) *Loop {
 	l := &Loop{o: o, vms: map[cloud.VMID]*vm{}}
 	l.ctx, l.stop = context.WithCancel(context.Background())
@@ -101,13 +101,13 @@ func New(o Options) *Loop {
 	return l
 }
 
-// Close stops all goroutines, with the steps under way, and waits for them. The VMs go on as they are.
+// Close cancels the steps in progress, stops all goroutines and waits for them. The VMs continue to run.
 func (l *Loop) Close() {
 	l.stop()
 	l.running.Wait()
 }
 
-// Adopt takes up VMs that exist on the host, without a wish, and returns when each has been looked at and reported, or
+// Adopt adds VMs that exist on the host, without desired state. It returns when each has been observed and reported, or
 // with the error of ctx.
 func (l *Loop) Adopt(ctx context.Context, ids []cloud.VMID) error {
 	l.mu.Lock()
@@ -126,41 +126,41 @@ func (l *Loop) Adopt(ctx context.Context, ids []cloud.VMID) error {
 	return nil
 }
 
-// Present lists the VMs that exist on the host in any form, or are about to.
+// Present returns the ids of the VMs that exist on the host or are being created.
 func (l *Loop) Present() []cloud.VMID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Sorted(maps.Keys(l.vms))
 }
 
-// Assign takes the newest assignment, whole. released are VMs that the control plane wants nothing left of. stored means
-// that it comes from the disk. It does not block.
+// Assign sets the desired states to those of the newest complete assignment. released are VMs of which the control plane
+// wants nothing left. stored means that the assignment was read from disk. Assign does not block.
 func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID, stored bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, want := range vms {
-		if stored && leaves(want) {
+		if stored && removesVM(want) {
 			continue
 		}
-		l.get(id).wish(want, false)
+		l.get(id).setDesired(want, false)
 	}
 	for id, v := range l.vms {
 		_, assigned := vms[id]
 		switch {
 		case assigned:
 		case slices.Contains(released, id) && !stored:
-			v.wish(&agentv1.AssignedVm{
+			v.setDesired(&agentv1.AssignedVm{
 				VmId: string(id), Generation: v.want.GetGeneration(), Power: agentv1.Power_POWER_DESTROYED,
 			}, true)
 		case v.released:
-			// What was released stays so until nothing is left.
+			// A released VM stays released until nothing of it is left.
 		default:
-			v.wish(nil, false)
+			v.setDesired(nil, false)
 		}
 	}
 }
 
-// get is the VM of that id, started if need be. mu is held.
+// get returns the VM with that id, and starts its goroutine if needed. The caller holds mu.
 func (l *Loop) get(id cloud.VMID) *vm {
 	v, ok := l.vms[id]
 	if !ok {
@@ -171,8 +171,8 @@ func (l *Loop) get(id cloud.VMID) *vm {
 	return v
 }
 
-// leaves says whether a wish takes the VM away from this host.
-func leaves(want *agentv1.AssignedVm) bool {
+// removesVM reports whether want ends the VM on this host.
+func removesVM(want *agentv1.AssignedVm) bool {
 	p := want.GetPower()
 	return p == agentv1.Power_POWER_DESTROYED || p == agentv1.Power_POWER_ORPHANED
 }

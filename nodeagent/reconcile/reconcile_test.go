@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// host is a host in memory: for each VM the generation that was brought about, and what happened.
+// host is a host in memory: for each VM the generation that was reached, and what happened.
 type host struct {
 	mu     sync.Mutex
 	done   map[cloud.VMID]uint64
@@ -29,7 +29,7 @@ type host struct {
 	most   map[Weight]int
 	closed int
 
-	// What the test makes of the steps; both may be nil.
+	// Effects of the steps; both may be nil.
 	weigh func(want *agentv1.AssignedVm) Weight
 	act   func(ctx context.Context, want *agentv1.AssignedVm) error
 	poke  map[cloud.VMID]chan struct{}
@@ -44,7 +44,7 @@ func newHost() *host {
 
 func (h *host) start(t *testing.T) *Loop {
 	l := New(Options{
-		Open: func(id cloud.VMID) Machine {
+		Open: func(id cloud.VMID) Reconciled {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.poke[id] = make(chan struct{}, 1)
@@ -80,7 +80,7 @@ func (h *host) took() string {
 	return out
 }
 
-// fake brings a generation about in one step. DESTROYED leaves nothing.
+// fake reaches a generation in one step. DESTROYED leaves nothing.
 type fake struct {
 	host *host
 	id   cloud.VMID
@@ -139,15 +139,15 @@ func (f *fake) Close() {
 	f.host.closed++
 }
 
-// pass lets time go by, and everything that happens in it.
+// pass lets virtual time pass.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-type wishes = map[cloud.VMID]*agentv1.AssignedVm
+type assignments = map[cloud.VMID]*agentv1.AssignedVm
 
-func wish(generation uint64, power agentv1.Power) *agentv1.AssignedVm {
+func assigned(generation uint64, power agentv1.Power) *agentv1.AssignedVm {
 	return &agentv1.AssignedVm{Generation: generation, Power: power}
 }
 
@@ -169,14 +169,14 @@ func slow(d time.Duration) func(context.Context, *agentv1.AssignedVm) error {
 	}
 }
 
-// While a step runs three wishes arrive. Only the last of them is brought about.
+// Three desired states are set while a step runs. Only the last one is reached.
 func TestNewestWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.act = slow(time.Second)
 		l := h.start(t)
 		for g := uint64(1); g <= 4; g++ {
-			l.Assign(wishes{"a": wish(g, on)}, nil, false)
+			l.Assign(assignments{"a": assigned(g, on)}, nil, false)
 			synctest.Wait()
 		}
 		pass(time.Minute)
@@ -185,7 +185,7 @@ func TestNewestWins(t *testing.T) {
 	})
 }
 
-// The pauses between failures double, up to 30 s; a new wish is tried at once; what happens by itself does not hasten.
+// The pauses between failures double, up to 30 s. A new desired state ends a pause; a change of the VM does not.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -196,7 +196,7 @@ func TestBackoff(t *testing.T) {
 			return errors.New("no")
 		}
 		l := h.start(t)
-		l.Assign(wishes{"a": wish(1, on)}, nil, false)
+		l.Assign(assignments{"a": assigned(1, on)}, nil, false)
 		pass(10 * time.Minute)
 		for i := 1; i < len(at); i++ {
 			pause := min(firstPause<<min(i-1, 10), lastPause)
@@ -209,25 +209,25 @@ func TestBackoff(t *testing.T) {
 		h.poke["a"] <- struct{}{}
 		synctest.Wait()
 		require.Len(t, at, tries, "an event hastened a try")
-		l.Assign(wishes{"a": wish(2, on)}, nil, false)
+		l.Assign(assignments{"a": assigned(2, on)}, nil, false)
 		synctest.Wait()
-		require.Len(t, at, tries+1, "a new wish was not tried at once")
+		require.Len(t, at, tries+1, "a new desired state was not tried at once")
 	})
 }
 
-// A step that succeeds and changes nothing must not spin.
+// A step that succeeds and changes nothing is not repeated without a pause.
 func TestNoProgressIsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		tries := 0
 		l := New(Options{
-			Open: func(cloud.VMID) Machine {
+			Open: func(cloud.VMID) Reconciled {
 				return stuck(func(context.Context) error { tries++; return nil })
 			},
 			Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
 		})
 		t.Cleanup(l.Close)
-		l.Assign(wishes{"a": wish(1, on)}, nil, false)
+		l.Assign(assignments{"a": assigned(1, on)}, nil, false)
 		pass(time.Hour)
 		require.Less(t, tries, 300)
 		require.Empty(t, h.log)
@@ -242,14 +242,14 @@ func (s stuck) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
 func (stuck) Changed() <-chan struct{} { return nil }
 func (stuck) Close()                   {}
 
-// One build and two launches run at a time here; launches go on while the builds queue, and light steps always go.
+// With limits of one build and two launches, launches run while builds wait, and light steps always run.
 func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.weigh = func(want *agentv1.AssignedVm) Weight { return Weight(want.GetVcpus()) }
 		h.act = slow(time.Minute)
 		l := h.start(t)
-		all := wishes{}
+		all := assignments{}
 		for i := range 5 {
 			for weight := range uint32(weights) {
 				id := cloud.VMID(fmt.Sprintf("%d-%d", weight, i))
@@ -268,7 +268,7 @@ func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 	})
 }
 
-// A long build ends when the VM is to go away, and not because of any other wish.
+// A long build is cancelled when the VM is to be removed, but not by another desired state.
 func TestOnlyLeavingGivesUpAStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -276,9 +276,9 @@ func TestOnlyLeavingGivesUpAStep(t *testing.T) {
 		h.act = hang
 		l := h.start(t)
 		h.done["a"] = 1
-		l.Assign(wishes{"a": wish(2, on)}, nil, false)
+		l.Assign(assignments{"a": assigned(2, on)}, nil, false)
 		synctest.Wait()
-		l.Assign(wishes{"a": wish(3, on)}, nil, false)
+		l.Assign(assignments{"a": assigned(3, on)}, nil, false)
 		pass(time.Hour)
 		require.Empty(t, h.took())
 		h.mu.Lock()
@@ -289,14 +289,13 @@ func TestOnlyLeavingGivesUpAStep(t *testing.T) {
 			return hang(ctx, want)
 		}
 		h.mu.Unlock()
-		l.Assign(wishes{"a": wish(4, destroyed)}, nil, false)
+		l.Assign(assignments{"a": assigned(4, destroyed)}, nil, false)
 		synctest.Wait()
 		require.Equal(t, "a!g2 a:g4", h.took())
 	})
 }
 
-// What is on the host before anything is assigned is reported and left alone; also by an assignment that does not
-// mention it.
+// A VM on the host without assignment is reported and not changed, also when an assignment of other VMs arrives.
 func TestAdoptedIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -305,35 +304,35 @@ func TestAdoptedIsLeftAlone(t *testing.T) {
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b"}))
 		require.Len(t, h.seen, 2)
 		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present())
-		l.Assign(wishes{"a": wish(3, on)}, nil, false)
-		l.Assign(wishes{}, nil, false)
+		l.Assign(assignments{"a": assigned(3, on)}, nil, false)
+		l.Assign(assignments{}, nil, false)
 		pass(time.Hour)
 		require.Empty(t, h.took())
 		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present())
 	})
 }
 
-// Destroyed is reported until the assignment ends; released is destroyed without being assigned, once.
+// A destroyed VM is reported until its assignment ends. A released VM is destroyed once, without assignment.
 func TestLeaving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.done = map[cloud.VMID]uint64{"a": 1, "b": 1}
 		l := h.start(t)
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b"}))
-		l.Assign(wishes{"a": wish(2, destroyed), "b": wish(1, on)}, nil, false)
+		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(1, on)}, nil, false)
 		synctest.Wait()
 		require.Equal(t, "a:g2", h.took())
 		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "forgotten before the control plane knew")
-		l.Assign(wishes{"b": wish(1, on)}, []cloud.VMID{"a"}, false)
+		l.Assign(assignments{"b": assigned(1, on)}, []cloud.VMID{"a"}, false)
 		synctest.Wait()
 		require.Equal(t, []cloud.VMID{"a"}, h.forgot)
 
 		h.mu.Lock()
 		h.act = func(context.Context, *agentv1.AssignedVm) error { return errors.New("busy") }
 		h.mu.Unlock()
-		l.Assign(wishes{}, []cloud.VMID{"b"}, false)
+		l.Assign(assignments{}, []cloud.VMID{"b"}, false)
 		pass(time.Second)
-		l.Assign(wishes{}, nil, false) // the next snapshot no longer speaks of it
+		l.Assign(assignments{}, nil, false) // the next snapshot no longer speaks of it
 		h.mu.Lock()
 		h.act = nil
 		h.log = nil
@@ -344,23 +343,23 @@ func TestLeaving(t *testing.T) {
 		require.Empty(t, h.done)
 		require.Equal(t, 2, h.closed)
 
-		l.Assign(wishes{"b": wish(9, on)}, nil, false) // the same id again
+		l.Assign(assignments{"b": assigned(9, on)}, nil, false) // the same id again
 		synctest.Wait()
 		require.EqualValues(t, 9, h.done["b"])
 	})
 }
 
-// An assignment from the disk may start and stop; it destroys nothing.
+// A stored assignment may start and stop VMs, but destroys none.
 func TestStoredDestroysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.done = map[cloud.VMID]uint64{"a": 1, "b": 1, "c": 1}
 		l := h.start(t)
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b", "c"}))
-		l.Assign(wishes{"a": wish(2, destroyed), "b": wish(2, on)}, []cloud.VMID{"c"}, true)
+		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(2, on)}, []cloud.VMID{"c"}, true)
 		synctest.Wait()
 		require.Equal(t, "b:g2", h.took())
-		l.Assign(wishes{"a": wish(2, destroyed), "b": wish(2, on)}, []cloud.VMID{"c"}, false)
+		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(2, on)}, []cloud.VMID{"c"}, false)
 		synctest.Wait()
 		log := strings.Fields(h.took())
 		slices.Sort(log)
@@ -368,14 +367,14 @@ func TestStoredDestroysNothing(t *testing.T) {
 	})
 }
 
-// Close ends steps under way and leaves no goroutine: synctest fails on one that is left.
+// Close cancels steps in progress and leaves no goroutine, which synctest checks.
 func TestCloseWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.weigh = func(want *agentv1.AssignedVm) Weight { return Weight(want.GetVcpus()) }
 		h.act = hang
 		l := h.start(t)
-		all := wishes{}
+		all := assignments{}
 		for i := range 10 {
 			all[cloud.VMID(fmt.Sprint(i))] = &agentv1.AssignedVm{Generation: 1, Power: on, Vcpus: uint32(i) % uint32(weights)}
 		}
@@ -387,12 +386,12 @@ func TestCloseWaits(t *testing.T) {
 	})
 }
 
-// A look that fails is repeated, and nothing is done on what was seen before.
+// A failed observation is repeated, and no step is executed without one.
 func TestFailedLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
 		l := New(Options{
-			Open: func(cloud.VMID) Machine {
+			Open: func(cloud.VMID) Reconciled {
 				return blind(func() { looks++ })
 			},
 			Report: func(cloud.Observation) { t.Error("reported what was not seen") },

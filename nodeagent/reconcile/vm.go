@@ -16,35 +16,35 @@ import (
 const (
 	firstPause = 500 * time.Millisecond
 	lastPause  = 30 * time.Second
-	// inARow is how often the same step may succeed without the look after it seeing a difference.
-	inARow = 3
+	// maxRepeats is how often in a row the same step may succeed before that counts as a failure.
+	maxRepeats = 3
 )
 
 var errNoProgress = errors.New("the same step was done again and again and changed nothing")
 
-// vm is the goroutine of one VM, and what others may tell it.
+// vm is the goroutine of one VM and its desired state.
 type vm struct {
 	id     cloud.VMID
 	loop   *Loop
 	wake   chan struct{} // capacity 1
-	looked chan struct{} // closed after the first look
+	looked chan struct{} // closed after the first observation
 
 	// Guarded by loop.mu.
-	want     *agentv1.AssignedVm
-	released bool
-	change   uint64             // rises with want
-	giveUp   context.CancelFunc // ends the step under way; nil when none may be ended
+	want       *agentv1.AssignedVm
+	released   bool
+	change     uint64             // rises with each change of want
+	cancelStep context.CancelFunc // cancels the step in progress; nil if there is none
 }
 
-// wish replaces what is wanted. loop.mu is held.
-func (v *vm) wish(want *agentv1.AssignedVm, released bool) {
+// setDesired sets the desired state. The caller holds loop.mu.
+func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	if v.released == released && (v.want == nil) == (want == nil) && proto.Equal(v.want, want) {
 		return
 	}
 	v.want, v.released = want, released
 	v.change++
-	if leaves(want) && v.giveUp != nil {
-		v.giveUp()
+	if removesVM(want) && v.cancelStep != nil {
+		v.cancelStep()
 	}
 	select {
 	case v.wake <- struct{}{}:
@@ -52,31 +52,32 @@ func (v *vm) wish(want *agentv1.AssignedVm, released bool) {
 	}
 }
 
-func (v *vm) newest() (want *agentv1.AssignedVm, change uint64) {
+// desired returns the newest desired state and its change.
+func (v *vm) desired() (want *agentv1.AssignedVm, change uint64) {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
 	return v.want, v.change
 }
 
-// try remembers how the last steps went.
-type try struct {
-	change uint64    // the wish that they were for
-	fails  int       // in a row
-	again  time.Time // not before
-	name   string    // of the last step
-	times  int       // that it was done in a row
-	said   string    // the last error that was logged
+// attempts are the results of the last steps.
+type attempts struct {
+	change uint64    // vm.change at the time of the steps
+	fails  int       // number of failures in a row
+	again  time.Time // the next attempt is not before this time
+	name   string    // name of the last step
+	times  int       // how often in a row it succeeded
+	logged string    // the last error that was logged
 }
 
 func (v *vm) run() {
 	m := v.loop.o.Open(v.id)
 	defer m.Close()
-	var t try
+	var t attempts
 	var noted string
 	for first := true; v.loop.ctx.Err() == nil; first = false {
-		want, change := v.newest()
+		want, change := v.desired()
 		if change != t.change {
-			t = try{change: change}
+			t = attempts{change: change}
 		}
 		step, err := m.Next(v.loop.ctx, want)
 		if err == nil {
@@ -93,12 +94,12 @@ func (v *vm) run() {
 			if v.loop.ctx.Err() != nil {
 				return
 			}
-			if v.failed(&t, "look", err); !v.sleep(m, max(time.Until(t.again), time.Millisecond)) {
+			if v.failed(&t, "observe", err); !v.sleep(m, max(time.Until(t.again), time.Millisecond)) {
 				return
 			}
 			continue
 		}
-		if step.Gone && v.leave(change) {
+		if step.Gone && v.removeIfGone(change) {
 			return
 		}
 		pause := step.Wait
@@ -114,8 +115,8 @@ func (v *vm) run() {
 	}
 }
 
-// do carries a step out, unless the wish changes while it waits for its turn.
-func (v *vm) do(m Machine, step Step, change uint64, t *try) {
+// do executes a step, unless the desired state changes while it waits for the limit of its weight.
+func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	gate := v.loop.gates[step.Weight]
 	if gate != nil {
 		select {
@@ -131,12 +132,12 @@ func (v *vm) do(m Machine, step Step, change uint64, t *try) {
 	}
 	ctx, cancel := context.WithCancel(v.loop.ctx)
 	defer cancel()
-	if !v.begin(change, cancel) {
+	if !v.setCancel(change, cancel) {
 		return
 	}
 	err := step.Do(ctx)
 	given := ctx.Err() != nil
-	v.begin(change, nil)
+	v.setCancel(change, nil)
 	switch {
 	case v.loop.ctx.Err() != nil || given && err != nil:
 		return
@@ -148,34 +149,36 @@ func (v *vm) do(m Machine, step Step, change uint64, t *try) {
 	if t.times++; step.Name != t.name {
 		t.name, t.times = step.Name, 1
 	}
-	if t.times > inARow {
+	if t.times > maxRepeats {
 		v.failed(t, step.Name, errNoProgress)
 		return
 	}
-	t.fails, t.again, t.said = 0, time.Time{}, ""
+	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// begin lets others end the step by giveUp, if the wish is still the one that it is for.
-func (v *vm) begin(change uint64, giveUp context.CancelFunc) bool {
+// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still that
+// of the change given.
+func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
-	v.giveUp = giveUp
+	v.cancelStep = cancelStep
 	return v.change == change
 }
 
-// failed notes a failure and when to try again.
-func (v *vm) failed(t *try, name string, err error) {
+// failed records and logs a failure, and sets the time of the next attempt.
+func (v *vm) failed(t *attempts, name string, err error) {
 	pause := min(firstPause<<min(t.fails, 10), lastPause)
 	t.fails++
 	t.again = time.Now().Add(pause/2 + rand.N(pause/2+1))
-	if t.said != err.Error() {
-		t.said = err.Error()
+	if t.logged != err.Error() {
+		t.logged = err.Error()
 		v.loop.o.Log.Warn("not done yet", "vm", v.id, "step", name, "err", err)
 	}
 }
 
-// sleep waits for something to happen, at most for pause if it is not 0. It is false when the loop ends.
-func (v *vm) sleep(m Machine, pause time.Duration) bool {
+// sleep waits for a change of the VM or its desired state, at most for pause if it is not 0. It returns false when the
+// Loop is closed.
+func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	var timer <-chan time.Time
 	if pause > 0 {
 		t := time.NewTimer(pause)
@@ -192,8 +195,8 @@ func (v *vm) sleep(m Machine, pause time.Duration) bool {
 	return true
 }
 
-// leave ends a VM of which nothing is left, if nothing is wanted of it either.
-func (v *vm) leave(change uint64) bool {
+// removeIfGone removes a VM of which nothing is left, unless it has a desired state. It reports whether it did.
+func (v *vm) removeIfGone(change uint64) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
 	if v.change != change || v.want != nil && !v.released {

@@ -10,21 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// alone is the leadership of the only member.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
-
 func newService(t *testing.T, now *time.Time) *Service {
 	records := storetest.Memory(t, func() time.Time { return *now })
-	return New(Options{Store: records, Commands: leader.NewCommands(1, alone{}, nil), Log: slog.New(slog.DiscardHandler)})
+	return New(Options{Store: records, Commands: leadertest.Single(), Log: slog.New(slog.DiscardHandler)})
 }
 
 func (s *Service) all(t *testing.T) (out []*Record) {

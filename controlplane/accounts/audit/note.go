@@ -37,8 +37,7 @@ type Options struct {
 
 // Service is the audit of one member.
 type Service struct {
-	opts  Options
-	write func(context.Context, []Record) (struct{}, error)
+	opts Options
 
 	mu sync.Mutex
 	// proven are notes of those who proved who they are, claimed of the others.
@@ -94,10 +93,10 @@ func (n *notes) take() (batch []Record) {
 	return batch
 }
 
-// New makes the service and adds its command.
+// New makes the service and registers its command.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, awake: make(chan struct{}, 1)}
-	s.write = leader.Handle(opts.Commands, "audit.write", leader.Once, s.doWrite)
+	leader.Register(opts.Commands, s, writeCommand)
 	return s
 }
 
@@ -156,7 +155,7 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 	if len(batch) == 0 {
 		return
 	}
-	if _, err := s.write(ctx, batch); err != nil {
+	if _, err := writeCommand.Call(ctx, s.opts.Commands, batch); err != nil {
 		// The log has them at least.
 		for _, r := range batch {
 			s.opts.Log.Warn("not written to the audit", "err", err, "principal", r.Principal, "method", r.Method, "outcome", r.Outcome,
@@ -165,7 +164,10 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 	}
 }
 
-func (s *Service) doWrite(ctx context.Context, batch []Record) (struct{}, error) {
+var writeCommand = leader.NewCommand("audit.write", leader.Once, (*Service).writeOnLeader)
+
+// writeOnLeader stores the notes of a member, with the time of the store.
+func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range batch {
 			r := batch[i]

@@ -2,11 +2,15 @@ package identity
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 
-	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
+	"github.com/fxamacker/cbor/v2"
+
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/password"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -60,78 +64,90 @@ type (
 	none   struct{}
 )
 
-// commands are what only the leader does, each as a function that any member may call.
-type commands struct {
-	createUser  func(context.Context, newName) (principal.User, error)
-	setPassword func(context.Context, newPassword) (none, error)
-	disable     func(context.Context, newState) (principal.User, error)
-	deleteUser  func(context.Context, cloud.UserID) (none, error)
-	revoke      func(context.Context, cloud.UserID) (none, error)
-	deny        func(context.Context, denial) (denied, error)
-	remember    func(context.Context, newNetwork) (none, error)
-	link        func(context.Context, newIdentity) (principal.User, error)
-	unlink      func(context.Context, newIdentity) (principal.User, error)
+// command is a Command of this service.
+type command[Q, A any] = leader.Command[*Service, Q, A]
 
-	bind          func(context.Context, principal.Grant) (bool, error)
-	unbind        func(context.Context, principal.Grant) (none, error)
-	accept        func(context.Context, answer) (none, error)
-	decline       func(context.Context, answer) (none, error)
-	createAccount func(context.Context, principal.NewAccount) (principal.User, error)
-	deleteAccount func(context.Context, oldAccount) (none, error)
-
-	createOrg     func(context.Context, newOrg) (tenant.Org, error)
-	deleteOrg     func(context.Context, cloud.OrgID) (none, error)
-	createProject func(context.Context, newProject) (tenant.Project, error)
-	deleteProject func(context.Context, cloud.Tenant) (none, error)
-	setQuota      func(context.Context, newQuota) (none, error)
-
-	rotate    func(context.Context, turn) (keyring.Ring, error)
-	revokeKey func(context.Context, oldKey) (keyring.Ring, error)
+// newCommand returns the command identity.<name>, which runs f on the leader in one transaction. In mode Keyed, the
+// answer to a caller who gave an idempotency key is stored under the key, and a repeated request returns it.
+func newCommand[Q, A any](name string, mode leader.Mode, f func(s *Service, tx *store.Tx, q Q) (A, error)) *command[Q, A] {
+	return leader.NewCommand("identity."+name, mode, func(s *Service, ctx context.Context, q Q) (out A, err error) {
+		body, err := cbor.Marshal(q)
+		if err != nil {
+			return out, fmt.Errorf("encode %s: %w", name, err)
+		}
+		caller := auth.CallerOf(ctx)
+		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
+			if mode != leader.Keyed || caller == nil {
+				out, err = f(s, tx, q)
+			} else {
+				out, _, err = store.Idempotent(tx, caller, store.OfPrincipal(caller.Name()), name, sha256.Sum256(body), func() (A, error) { return f(s, tx, q) })
+			}
+			if err != nil {
+				return err
+			}
+			// A command that changes nothing, such as giving a role that the user has, writes no log entry and no audit
+			// record.
+			return tx.DropUnchanged()
+		})
+		return out, err
+	})
 }
 
-func (s *Service) commands() commands {
-	return commands{
-		createUser: change(s, "create-user", leader.Keyed, s.doCreateUser),
-		setPassword: change(s, "set-password", leader.Repeatable, func(tx *store.Tx, q newPassword) (none, error) {
-			return done(principal.SetPassword(tx, q.User, q.Hash))
-		}),
-		disable: change(s, "disable", leader.Repeatable, func(tx *store.Tx, q newState) (principal.User, error) {
-			return of(principal.SetDisabled(tx, q.User, q.Disabled))
-		}),
-		deleteUser: change(s, "delete-user", leader.Keyed, s.doDeleteUser),
-		revoke:     change(s, "revoke", leader.Repeatable, func(tx *store.Tx, id cloud.UserID) (none, error) { return done(principal.Revoke(tx, id)) }),
-		deny:       change(s, "deny", leader.Repeatable, func(tx *store.Tx, q denial) (denied, error) { return q.put(tx) }),
-		remember:   change(s, "remember-network", leader.Repeatable, doRemember),
-		link: change(s, "link", leader.Repeatable, func(tx *store.Tx, q newIdentity) (principal.User, error) {
-			return of(principal.Link(tx, q.User, q.Identity))
-		}),
-		unlink: change(s, "unlink", leader.Once, func(tx *store.Tx, q newIdentity) (principal.User, error) {
-			return of(principal.Unlink(tx, q.User, q.Identity))
-		}),
-
-		bind:    change(s, "bind", leader.Repeatable, principal.Bind),
-		unbind:  change(s, "unbind", leader.Repeatable, func(tx *store.Tx, q principal.Grant) (none, error) { return none{}, principal.Unbind(tx, q) }),
-		accept:  change(s, "accept", leader.Repeatable, func(tx *store.Tx, q answer) (none, error) { return none{}, principal.Accept(tx, q.User, q.Binding) }),
-		decline: change(s, "decline", leader.Once, func(tx *store.Tx, q answer) (none, error) { return none{}, principal.Decline(tx, q.User, q.Binding) }),
-		createAccount: change(s, "create-account", leader.Once, func(tx *store.Tx, q principal.NewAccount) (principal.User, error) {
-			return of(principal.CreateAccount(tx, q))
-		}),
-		deleteAccount: change(s, "delete-account", leader.Keyed, func(tx *store.Tx, q oldAccount) (none, error) {
-			return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
-		}),
-
-		createOrg:     change(s, "create-org", leader.Keyed, func(tx *store.Tx, q newOrg) (tenant.Org, error) { return of(tenant.CreateOrg(tx, q.ID, q.Name)) }),
-		deleteOrg:     change(s, "delete-org", leader.Keyed, s.doDeleteOrg),
-		createProject: change(s, "create-project", leader.Keyed, s.doCreateProject),
-		deleteProject: change(s, "delete-project", leader.Keyed, s.doDeleteProject),
-		setQuota:      change(s, "set-quota", leader.Repeatable, s.doSetQuota),
-
-		rotate:    change(s, "rotate-keys", leader.Once, s.doRotate),
-		revokeKey: change(s, "revoke-key", leader.Once, s.doRevokeKey),
-	}
+// register registers the commands of the service.
+func (s *Service) register() {
+	leader.Register(s.opts.Commands, s,
+		createUserCommand, setPasswordCommand, setDisabledCommand, deleteUserCommand, revokeCommand, denyCommand,
+		rememberNetworkCommand, linkCommand, unlinkCommand,
+		bindCommand, unbindCommand, acceptCommand, declineCommand, createAccountCommand, deleteAccountCommand,
+		createOrgCommand, deleteOrgCommand, createProjectCommand, deleteProjectCommand, setQuotaCommand,
+		rotateKeysCommand, revokeKeyCommand,
+	)
 }
 
-// of is a record as the answer of a command.
+// The commands that need nothing of the service but the transaction.
+var (
+	setPasswordCommand = newCommand("set-password", leader.Repeatable, func(_ *Service, tx *store.Tx, q newPassword) (none, error) {
+		return done(principal.SetPassword(tx, q.User, q.Hash))
+	})
+	setDisabledCommand = newCommand("disable", leader.Repeatable, func(_ *Service, tx *store.Tx, q newState) (principal.User, error) {
+		return of(principal.SetDisabled(tx, q.User, q.Disabled))
+	})
+	revokeCommand = newCommand("revoke", leader.Repeatable, func(_ *Service, tx *store.Tx, id cloud.UserID) (none, error) {
+		return done(principal.Revoke(tx, id))
+	})
+	denyCommand = newCommand("deny", leader.Repeatable, func(_ *Service, tx *store.Tx, q denial) (denied, error) {
+		return q.put(tx)
+	})
+	linkCommand = newCommand("link", leader.Repeatable, func(_ *Service, tx *store.Tx, q newIdentity) (principal.User, error) {
+		return of(principal.Link(tx, q.User, q.Identity))
+	})
+	unlinkCommand = newCommand("unlink", leader.Once, func(_ *Service, tx *store.Tx, q newIdentity) (principal.User, error) {
+		return of(principal.Unlink(tx, q.User, q.Identity))
+	})
+	bindCommand = newCommand("bind", leader.Repeatable, func(_ *Service, tx *store.Tx, q principal.Grant) (bool, error) {
+		return principal.Bind(tx, q)
+	})
+	unbindCommand = newCommand("unbind", leader.Repeatable, func(_ *Service, tx *store.Tx, q principal.Grant) (none, error) {
+		return none{}, principal.Unbind(tx, q)
+	})
+	acceptCommand = newCommand("accept", leader.Repeatable, func(_ *Service, tx *store.Tx, q answer) (none, error) {
+		return none{}, principal.Accept(tx, q.User, q.Binding)
+	})
+	declineCommand = newCommand("decline", leader.Once, func(_ *Service, tx *store.Tx, q answer) (none, error) {
+		return none{}, principal.Decline(tx, q.User, q.Binding)
+	})
+	createAccountCommand = newCommand("create-account", leader.Once, func(_ *Service, tx *store.Tx, q principal.NewAccount) (principal.User, error) {
+		return of(principal.CreateAccount(tx, q))
+	})
+	deleteAccountCommand = newCommand("delete-account", leader.Keyed, func(_ *Service, tx *store.Tx, q oldAccount) (none, error) {
+		return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
+	})
+	createOrgCommand = newCommand("create-org", leader.Keyed, func(_ *Service, tx *store.Tx, q newOrg) (tenant.Org, error) {
+		return of(tenant.CreateOrg(tx, q.ID, q.Name))
+	})
+)
+
+// of returns a record by value, as the answer of a command.
 func of[T any](record *T, err error) (T, error) {
 	if err != nil {
 		return *new(T), err
@@ -139,9 +155,13 @@ func of[T any](record *T, err error) (T, error) {
 	return *record, nil
 }
 
+// done drops a record that the command does not answer with.
 func done(_ *principal.User, err error) (none, error) { return none{}, err }
 
-func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
+var deleteOrgCommand = newCommand("delete-org", leader.Keyed, (*Service).deleteOrgOnLeader)
+
+// deleteOrgOnLeader deletes an org without projects, and withdraws the invitations to it.
+func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) {
 	for _, hold := range s.opts.Holds {
 		if err := hold(tx, cloud.Tenant{Org: id}); err != nil {
 			return none{}, err
@@ -153,7 +173,10 @@ func (s *Service) doDeleteOrg(tx *store.Tx, id cloud.OrgID) (none, error) {
 	return none{}, principal.WithdrawAll(tx, cloud.Tenant{Org: id})
 }
 
-func (s *Service) doCreateProject(tx *store.Tx, q newProject) (tenant.Project, error) {
+var createProjectCommand = newCommand("create-project", leader.Keyed, (*Service).createProjectOnLeader)
+
+// createProjectOnLeader creates a project, unless Options.Vacant finds records under its ID.
+func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Project, error) {
 	p, err := tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota)
 	if err != nil {
 		return tenant.Project{}, err
@@ -166,8 +189,11 @@ func (s *Service) doCreateProject(tx *store.Tx, q newProject) (tenant.Project, e
 	return *p, nil
 }
 
-// doDeleteProject removes an empty project with its service accounts. Org is empty for whoever may delete in each.
-func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
+var deleteProjectCommand = newCommand("delete-project", leader.Keyed, (*Service).deleteProjectOnLeader)
+
+// deleteProjectOnLeader deletes an empty project with its service accounts. The org of t is empty if the caller may delete
+// projects of every org.
+func (s *Service) deleteProjectOnLeader(tx *store.Tx, t cloud.Tenant) (none, error) {
 	if err := s.ofOrg(tx, t); err != nil {
 		return none{}, err
 	}
@@ -189,8 +215,10 @@ func (s *Service) doDeleteProject(tx *store.Tx, t cloud.Tenant) (none, error) {
 	return none{}, principal.DeleteAccounts(tx, t.Project)
 }
 
-// doSetQuota sets the quota of a project or, if the project is empty, of an org.
-func (s *Service) doSetQuota(tx *store.Tx, q newQuota) (none, error) {
+var setQuotaCommand = newCommand("set-quota", leader.Repeatable, (*Service).setQuotaOnLeader)
+
+// setQuotaOnLeader sets the quota of a project or, if the project is empty, of an org.
+func (s *Service) setQuotaOnLeader(tx *store.Tx, q newQuota) (none, error) {
 	if q.Tenant.Project == "" {
 		return none{}, tenant.SetOrgQuota(tx, q.Tenant.Org, q.Quota)
 	}
@@ -200,7 +228,7 @@ func (s *Service) doSetQuota(tx *store.Tx, q newQuota) (none, error) {
 	return none{}, tenant.SetQuota(tx, q.Tenant.Project, q.Quota)
 }
 
-// ofOrg says whether a project is there, and in the org that is named. Another org's is not found.
+// ofOrg returns NotFound unless the project exists and belongs to the org of t. An empty org stands for every org.
 func (s *Service) ofOrg(r store.Reader, t cloud.Tenant) error {
 	p, err := tenant.Find(r, t.Project)
 	if err == nil && (p == nil || t.Org != "" && p.Org != t.Org) {

@@ -31,14 +31,12 @@ package identity
 import (
 	"context"
 	"crypto/ed25519"
-	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"runtime"
 	"time"
 
 	"github.com/elastic/go-freelru"
-	"github.com/fxamacker/cbor/v2"
 	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
@@ -48,7 +46,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
-	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/delay"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -100,7 +97,6 @@ type Service struct {
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
 	misses             *missReads
-	do                 commands
 	// incarnationKey is the key of the MACs of incarnationClaim.
 	incarnationKey []byte
 	// unprovenKey signs unauthenticated tokens.
@@ -114,7 +110,7 @@ type Service struct {
 // unprovenLimits are the limits of answers to token requests that prove no principal. Anybody can send such requests.
 var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{
 		checked: newChecked(), holders: store.NewMemo[*holder](maxChecked),
@@ -124,7 +120,7 @@ func New(opts Options) *Service {
 		unproven: delay.New(unprovenLimits),
 		misses:   newMissReads(),
 	}
-	s.do = s.commands()
+	s.register()
 	return s
 }
 
@@ -213,29 +209,3 @@ func (s *Service) Tend(ctx context.Context) error {
 
 // longest is how long a token can be good on any member.
 const longest = token.MaxTTL*time.Second + token.Leeway
-
-// change makes a command of what a function does in a transaction. Of a caller who gave an idempotency key the first
-// answer is kept, in the place that the function is asked for.
-func change[Q, A any](s *Service, name string, mode leader.Mode, f func(tx *store.Tx, q Q) (A, error)) func(context.Context, Q) (A, error) {
-	return leader.Handle(s.opts.Commands, "identity."+name, mode, func(ctx context.Context, q Q) (out A, err error) {
-		body, err := cbor.Marshal(q)
-		if err != nil {
-			return out, fmt.Errorf("encode %s: %w", name, err)
-		}
-		caller := auth.CallerOf(ctx)
-		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
-			if mode != leader.Keyed || caller == nil {
-				out, err = f(tx, q)
-			} else {
-				out, _, err = store.Idempotent(tx, caller, store.OfPrincipal(caller.Name()), name, sha256.Sum256(body), func() (A, error) { return f(tx, q) })
-			}
-			if err != nil {
-				return err
-			}
-			// A command that changes nothing, such as giving a role that the user has, writes no log entry and no audit
-			// record.
-			return tx.DropUnchanged()
-		})
-		return out, err
-	})
-}

@@ -21,17 +21,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
-
-// alone is the leadership of the only member.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
 
 const secret = "correct horse"
 
@@ -52,7 +46,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{CountIndex: true})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	w := &world{t: t, engine: engine, direct: store.NewDirect(engine), key: clusterkey.Generate(), at: time.UnixMilli(1_800_000_000_500)}
@@ -64,7 +58,7 @@ func newWorld(t testing.TB) *world {
 func (w *world) member(ahead time.Duration, dev bool) *Service {
 	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at.Add(ahead) }
 	records := store.New(store.Options{Engine: w.engine, Proposer: w.direct, PageKey: make([]byte, 32), Now: now, Stamp: audit.Stamp})
-	commands, log := leader.NewCommands(1, alone{}, nil), slog.New(slog.DiscardHandler)
+	commands, log := leadertest.Single(), slog.New(slog.DiscardHandler)
 	s := New(Options{
 		Store: records, Commands: commands, Key: w.key, Log: log, Dev: dev, Issuer: "https://cloud.example",
 		Audit:     audit.New(audit.Options{Store: records, Commands: commands, Log: log}),
@@ -147,7 +141,7 @@ var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "
 func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	_, err := w.first.do.createUser(t.Context(), newName{ID: "bare"})
+	_, err := createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: "bare"})
 	require.NoError(t, err)
 	long := make([]byte, password.Max+1)
 	for _, c := range []struct {

@@ -364,7 +364,7 @@ func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
 
 // deny revokes a token, and logs if that revoked all tokens of the principal.
 func (s *Service) deny(ctx context.Context, d denial) error {
-	out, err := s.do.deny(ctx, d)
+	out, err := denyCommand.Call(ctx, s.opts.Commands, d)
 	if out.AllEnded {
 		s.opts.Log.Warn("a principal revoked so many single tokens that all its tokens were ended", "principal", d.User, "limit", maxDenials)
 	}

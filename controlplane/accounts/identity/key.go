@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/keyring"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
@@ -55,11 +56,17 @@ func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 	return ring, err
 }
 
-func (s *Service) doRotate(tx *store.Tx, q turn) (keyring.Ring, error) {
+var rotateKeysCommand = newCommand("rotate-keys", leader.Once, (*Service).rotateKeysOnLeader)
+
+// rotateKeysOnLeader makes the staged signing key the primary one, and stages another.
+func (s *Service) rotateKeysOnLeader(tx *store.Tx, q turn) (keyring.Ring, error) {
 	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Rotate(s.opts.Key, tx.Now(), longest, q.Force) })
 }
 
-func (s *Service) doRevokeKey(tx *store.Tx, q oldKey) (keyring.Ring, error) {
+var revokeKeyCommand = newCommand("revoke-key", leader.Once, (*Service).revokeKeyOnLeader)
+
+// revokeKeyOnLeader removes a signing key: tokens that it signed are refused.
+func (s *Service) revokeKeyOnLeader(tx *store.Tx, q oldKey) (keyring.Ring, error) {
 	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Revoke(s.opts.Key, q.ID, tx.Now()) })
 }
 

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -34,7 +35,11 @@ func (g nameGate) pass(now time.Time) error {
 	return nil
 }
 
-func (s *Service) doCreateUser(tx *store.Tx, q newName) (principal.User, error) {
+var createUserCommand = newCommand("create-user", leader.Keyed, (*Service).createUserOnLeader)
+
+// createUserOnLeader creates a user. With Open it counts the name, and returns ResourceExhausted when there are
+// maxOpenNames; without Open it takes over a name that was registered without a token and is unused.
+func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, error) {
 	if q.Open {
 		count, err := openNames.Get(tx, "all")
 		if err != nil {
@@ -60,12 +65,14 @@ func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	if err != nil || u == nil || !u.Unused() {
 		return err
 	}
-	_, err = s.doDeleteUser(tx, id)
+	_, err = s.deleteUserOnLeader(tx, id)
 	return err
 }
 
-// doDeleteUser removes a user; a name that anybody had registered makes room for another.
-func (s *Service) doDeleteUser(tx *store.Tx, id cloud.UserID) (none, error) {
+var deleteUserCommand = newCommand("delete-user", leader.Keyed, (*Service).deleteUserOnLeader)
+
+// deleteUserOnLeader deletes a user. A name that was registered without a token no longer counts in maxOpenNames.
+func (s *Service) deleteUserOnLeader(tx *store.Tx, id cloud.UserID) (none, error) {
 	u, err := principal.Find(tx, id)
 	if err != nil {
 		return none{}, err

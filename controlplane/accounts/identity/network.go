@@ -7,6 +7,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -50,12 +51,15 @@ func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network 
 	}
 	ctx, cancel := context.WithTimeout(auth.Without(ctx), rememberTime)
 	defer cancel()
-	if _, err := s.do.remember(ctx, newNetwork{id, network}); err != nil {
+	if _, err := rememberNetworkCommand.Call(ctx, s.opts.Commands, newNetwork{id, network}); err != nil {
 		s.opts.Log.Warn("the network of a login is not stored: it is stored at the next login", "user", id, "err", err)
 	}
 }
 
-func doRemember(tx *store.Tx, q newNetwork) (none, error) {
+var rememberNetworkCommand = newCommand("remember-network", leader.Repeatable, (*Service).rememberNetworkOnLeader)
+
+// rememberNetworkOnLeader stores a network of a user. If maxNetworks are stored, it drops the oldest.
+func (*Service) rememberNetworkOnLeader(tx *store.Tx, q newNetwork) (none, error) {
 	// Store nothing for a user who was deleted meanwhile.
 	if there, err := principal.Users.Has(tx, string(q.User)); err != nil || !there {
 		return none{}, err

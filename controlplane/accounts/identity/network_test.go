@@ -58,7 +58,7 @@ func TestLoginNetworks(t *testing.T) {
 	}
 	require.Equal(t, []string{"192.0.2.1", "2001:db8::/64"}, w.networks("ada"))
 	for i := range maxNetworks - 1 {
-		_, err := w.first.do.remember(t.Context(), newNetwork{"ada", fmt.Sprintf("198.51.100.%d", i)})
+		_, err := rememberNetworkCommand.Call(t.Context(), w.first.opts.Commands, newNetwork{"ada", fmt.Sprintf("198.51.100.%d", i)})
 		require.NoError(t, err)
 	}
 	list := w.networks("ada")
@@ -67,7 +67,7 @@ func TestLoginNetworks(t *testing.T) {
 
 	require.NoError(t, second((&server{s: w.first}).DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: "ada"})))
 	require.Empty(t, w.networks("ada"))
-	_, err := w.first.do.remember(t.Context(), newNetwork{"ada", "192.0.2.1"})
+	_, err := rememberNetworkCommand.Call(t.Context(), w.first.opts.Commands, newNetwork{"ada", "192.0.2.1"})
 	require.NoError(t, err)
 	require.Empty(t, w.networks("ada"), "a login that ends after the user was deleted")
 }

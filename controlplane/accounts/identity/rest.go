@@ -178,7 +178,7 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	if err := s.names.pass(time.Now()); err != nil {
 		return nil, failed(w, "USER_CREATE_FAILED", err)
 	}
-	u, err := s.do.createUser(r.Context(), newName{ID: cloud.UserID(*in.ID), Name: *in.Name, Open: true})
+	u, err := createUserCommand.Call(r.Context(), s.opts.Commands, newName{ID: cloud.UserID(*in.ID), Name: *in.Name, Open: true})
 	if err != nil {
 		return nil, failed(w, "USER_CREATE_FAILED", err)
 	}

@@ -123,7 +123,7 @@ func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRe
 	if err := r.themselves(ctx, "RevokeTokens", in.GetUserId(), "may end only their own tokens"); err != nil {
 		return nil, err
 	}
-	if _, err := r.s.do.revoke(ctx, cloud.UserID(in.GetUserId())); err != nil {
+	if _, err := revokeCommand.Call(ctx, r.s.opts.Commands, cloud.UserID(in.GetUserId())); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -160,7 +160,7 @@ func (r *server) RotateKeys(ctx context.Context, in *identityv1.RotateKeysReques
 	if err := admit(ctx, "RotateKeys"); err != nil {
 		return nil, err
 	}
-	ring, err := r.s.do.rotate(ctx, turn{in.GetForce()})
+	ring, err := rotateKeysCommand.Call(ctx, r.s.opts.Commands, turn{in.GetForce()})
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +174,7 @@ func (r *server) RevokeKey(ctx context.Context, in *identityv1.RevokeKeyRequest)
 	if !keyring.Possible(in.GetKeyId()) {
 		return nil, fault.Invalid("key_id", "is not a key's id")
 	}
-	ring, err := r.s.do.revokeKey(ctx, oldKey{in.GetKeyId()})
+	ring, err := revokeKeyCommand.Call(ctx, r.s.opts.Commands, oldKey{in.GetKeyId()})
 	if err != nil {
 		return nil, err
 	}

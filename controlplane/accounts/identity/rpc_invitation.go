@@ -52,7 +52,7 @@ func (r *server) AcceptInvitation(ctx context.Context, in *identityv1.AcceptInvi
 	if err != nil {
 		return nil, err
 	}
-	return r.answer(ctx, user, in.GetBinding(), r.s.do.accept)
+	return r.answer(ctx, user, in.GetBinding(), acceptCommand)
 }
 
 func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineInvitationRequest) (*emptypb.Empty, error) {
@@ -60,11 +60,11 @@ func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineIn
 	if err != nil {
 		return nil, err
 	}
-	return r.answer(ctx, user, in.GetBinding(), r.s.do.decline)
+	return r.answer(ctx, user, in.GetBinding(), declineCommand)
 }
 
-// answer runs do, which accepts or declines an invitation, in the command for the user.
-func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do func(context.Context, answer) (none, error)) (*emptypb.Empty, error) {
+// answer runs a command that accepts or declines an invitation of the user.
+func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do *command[answer, none]) (*emptypb.Empty, error) {
 	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline an offer.
 	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
 		return nil, fault.New(fault.PermissionDenied, "the token is limited to %s: log in without org_id and project_id to answer an invitation", at).
@@ -74,7 +74,7 @@ func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Bi
 	if err := binding.Check(); err != nil {
 		return nil, err
 	}
-	if _, err := do(ctx, answer{user, binding}); err != nil {
+	if _, err := do.Call(ctx, r.s.opts.Commands, answer{user, binding}); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil

@@ -16,7 +16,7 @@ func (r *server) CreateOrg(ctx context.Context, in *identityv1.CreateOrgRequest)
 	if err := admit(ctx, "CreateOrg"); err != nil {
 		return nil, err
 	}
-	o, err := r.s.do.createOrg(ctx, newOrg{cloud.OrgID(in.GetId()), in.GetName()})
+	o, err := createOrgCommand.Call(ctx, r.s.opts.Commands, newOrg{cloud.OrgID(in.GetId()), in.GetName()})
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (r *server) DeleteOrg(ctx context.Context, in *identityv1.DeleteOrgRequest)
 	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
 		return nil, err
 	}
-	if _, err := r.s.do.deleteOrg(ctx, cloud.OrgID(in.GetId())); err != nil {
+	if _, err := deleteOrgCommand.Call(ctx, r.s.opts.Commands, cloud.OrgID(in.GetId())); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -71,7 +71,7 @@ func (r *server) CreateProject(ctx context.Context, in *identityv1.CreateProject
 		return nil, err
 	}
 	at.Project = cloud.ProjectID(in.GetId())
-	p, err := r.s.do.createProject(ctx, newProject{at, in.GetName(), quotaOf(in.GetQuota())})
+	p, err := createProjectCommand.Call(ctx, r.s.opts.Commands, newProject{at, in.GetName(), quotaOf(in.GetQuota())})
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (r *server) DeleteProject(ctx context.Context, in *identityv1.DeleteProject
 		return nil, err
 	}
 	at.Project = cloud.ProjectID(in.GetId())
-	if _, err := r.s.do.deleteProject(ctx, at); err != nil {
+	if _, err := deleteProjectCommand.Call(ctx, r.s.opts.Commands, at); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -141,7 +141,7 @@ func (r *server) SetQuota(ctx context.Context, in *identityv1.SetQuotaRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.s.do.setQuota(ctx, newQuota{at, quotaOf(in.GetQuota())}); err != nil {
+	if _, err := setQuotaCommand.Call(ctx, r.s.opts.Commands, newQuota{at, quotaOf(in.GetQuota())}); err != nil {
 		return nil, err
 	}
 	return r.s.quota(ctx, at)

@@ -21,7 +21,7 @@ func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserReques
 	if err := admit(ctx, "CreateUser"); err != nil {
 		return nil, err
 	}
-	return shown(r.s.do.createUser(ctx, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName(), Home: cloud.OrgID(in.GetOrgId())}))
+	return shown(createUserCommand.Call(ctx, r.s.opts.Commands, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName(), Home: cloud.OrgID(in.GetOrgId())}))
 }
 
 func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
@@ -57,21 +57,21 @@ func (r *server) DisableUser(ctx context.Context, in *identityv1.DisableUserRequ
 	if err := admit(ctx, "DisableUser"); err != nil {
 		return nil, err
 	}
-	return shown(r.s.do.disable(ctx, newState{cloud.UserID(in.GetUserId()), true}))
+	return shown(setDisabledCommand.Call(ctx, r.s.opts.Commands, newState{cloud.UserID(in.GetUserId()), true}))
 }
 
 func (r *server) EnableUser(ctx context.Context, in *identityv1.EnableUserRequest) (*identityv1.User, error) {
 	if err := admit(ctx, "EnableUser"); err != nil {
 		return nil, err
 	}
-	return shown(r.s.do.disable(ctx, newState{cloud.UserID(in.GetUserId()), false}))
+	return shown(setDisabledCommand.Call(ctx, r.s.opts.Commands, newState{cloud.UserID(in.GetUserId()), false}))
 }
 
 func (r *server) DeleteUser(ctx context.Context, in *identityv1.DeleteUserRequest) (*emptypb.Empty, error) {
 	if err := admit(ctx, "DeleteUser"); err != nil {
 		return nil, err
 	}
-	if _, err := r.s.do.deleteUser(ctx, cloud.UserID(in.GetUserId())); err != nil {
+	if _, err := deleteUserCommand.Call(ctx, r.s.opts.Commands, cloud.UserID(in.GetUserId())); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -96,7 +96,7 @@ func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequ
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.s.do.setPassword(ctx, newPassword{cloud.UserID(in.GetUserId()), h}); err != nil {
+	if _, err := setPasswordCommand.Call(ctx, r.s.opts.Commands, newPassword{cloud.UserID(in.GetUserId()), h}); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -117,7 +117,7 @@ func (r *server) LinkIdentity(ctx context.Context, in *identityv1.LinkIdentityRe
 	if err != nil {
 		return nil, err
 	}
-	return shown(r.s.do.link(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
+	return shown(linkCommand.Call(ctx, r.s.opts.Commands, newIdentity{cloud.UserID(in.GetUserId()), i}))
 }
 
 func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdentityRequest) (*identityv1.User, error) {
@@ -128,7 +128,7 @@ func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdenti
 	if i.Provider == "" || i.Subject == "" {
 		return nil, fault.Invalid("identity", "provider and subject are required")
 	}
-	return shown(r.s.do.unlink(ctx, newIdentity{cloud.UserID(in.GetUserId()), i}))
+	return shown(unlinkCommand.Call(ctx, r.s.opts.Commands, newIdentity{cloud.UserID(in.GetUserId()), i}))
 }
 
 func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
@@ -136,7 +136,7 @@ func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (
 	if err != nil {
 		return nil, err
 	}
-	pending, err := r.s.do.bind(ctx, grant)
+	pending, err := bindCommand.Call(ctx, r.s.opts.Commands, grant)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.s.do.unbind(ctx, grant); err != nil {
+	if _, err := unbindCommand.Call(ctx, r.s.opts.Commands, grant); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -212,7 +212,7 @@ func (r *server) CreateServiceAccount(ctx context.Context, in *identityv1.Create
 	}
 	secret := principal.NewSecret(r.s.opts.Key)
 	n.ID, n.Sealed = secret.ID, secret.Sealed
-	u, err := r.s.do.createAccount(ctx, n)
+	u, err := createAccountCommand.Call(ctx, r.s.opts.Commands, n)
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +243,7 @@ func (r *server) DeleteServiceAccount(ctx context.Context, in *identityv1.Delete
 	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
 		return nil, err
 	}
-	if _, err := r.s.do.deleteAccount(ctx, oldAccount{at, cloud.UserID(in.GetId())}); err != nil {
+	if _, err := deleteAccountCommand.Call(ctx, r.s.opts.Commands, oldAccount{at, cloud.UserID(in.GetId())}); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil

@@ -646,7 +646,7 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	register := func(id cloud.UserID) {
-		require.NoError(t, second(w.first.do.createUser(t.Context(), newName{ID: id, Name: "Squatter", Open: true})))
+		require.NoError(t, second(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: id, Name: "Squatter", Open: true})))
 	}
 	create := func(id string) (*identityv1.User, error) {
 		return r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: id, Name: "Ada Lovelace"})
@@ -658,7 +658,7 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	require.Equal(t, []any{"Ada Lovelace", w.at.UnixMilli(), false}, []any{u.GetName(), u.GetCreatedAt(), u.GetRegistered()})
 	_, err = create("ada")
 	require.True(t, fault.Is(err, fault.AlreadyExists), "an administrator made it: %v", err)
-	require.True(t, fault.Is(second(w.first.do.createUser(t.Context(), newName{ID: "ada", Open: true})), fault.AlreadyExists))
+	require.True(t, fault.Is(second(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: "ada", Open: true})), fault.AlreadyExists))
 
 	for id, give := range map[string]func(id string) error{
 		"with-password": func(id string) error {
@@ -695,7 +695,7 @@ func TestOpenNamesAreCounted(t *testing.T) {
 		return n
 	}
 	for _, name := range []cloud.UserID{"a", "b"} {
-		require.NoError(t, second(w.first.do.createUser(t.Context(), newName{ID: name, Open: true})))
+		require.NoError(t, second(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: name, Open: true})))
 	}
 	w.user("ada")
 	require.EqualValues(t, 2, count())

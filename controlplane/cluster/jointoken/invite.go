@@ -64,16 +64,12 @@ type Options struct {
 // Service gives the cluster key away.
 type Service struct {
 	opts Options
-
-	newToken func(context.Context, time.Duration) (made, error)
-	admit    func(context.Context, admitAsk) (struct{}, error)
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts}
-	s.newToken = leader.Handle(opts.Commands, "invite.new-token", leader.Repeatable, s.doNewToken)
-	s.admit = leader.Handle(opts.Commands, "invite.admit", leader.Repeatable, s.doAdmit)
+	leader.Register(opts.Commands, s, newTokenCommand, admitCommand)
 	return s
 }
 
@@ -95,11 +91,14 @@ func (s *Service) NewToken(ctx context.Context, ttl time.Duration) (token string
 	if err != nil {
 		return "", 0, err
 	}
-	m, err := s.newToken(ctx, ttl)
+	m, err := newTokenCommand.Call(ctx, s.opts.Commands, ttl)
 	return strings.Join([]string{m.ID, m.Secret, mtls.Pin(authority.Certificate())}, "."), m.Expires, err
 }
 
-func (s *Service) doNewToken(ctx context.Context, ttl time.Duration) (m made, err error) {
+var newTokenCommand = leader.NewCommand("invite.new-token", leader.Repeatable, (*Service).newTokenOnLeader)
+
+// newTokenOnLeader is NewToken on the leader: it draws the token and stores the hash of its secret.
+func (s *Service) newTokenOnLeader(ctx context.Context, ttl time.Duration) (m made, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
 	m.ID, m.Secret = hex.EncodeToString(secret[:8]), base64.RawURLEncoding.EncodeToString(secret[8:])
@@ -129,8 +128,11 @@ func errBad() error {
 	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another: make a new one with `trivet cluster token`")
 }
 
-// doAdmit uses a token for a key, and keeps that in the audit.
-func (s *Service) doAdmit(ctx context.Context, q admitAsk) (none struct{}, err error) {
+var admitCommand = leader.NewCommand("invite.admit", leader.Repeatable, (*Service).admitOnLeader)
+
+// admitOnLeader uses a token for the key of a newcomer, and writes an audit record. The same key may use the token again
+// until it expires. It returns Unauthenticated if the token is unknown, expired or used by another key.
+func (s *Service) admitOnLeader(ctx context.Context, q admitAsk) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := invitations.Get(tx, q.ID)
 		if err != nil {

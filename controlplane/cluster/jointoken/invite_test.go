@@ -26,17 +26,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
-
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
 
 // world is a member of a cluster, with its port 7443.
 type world struct {
@@ -57,7 +52,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, key: clusterkey.Generate(), now: time.Now()}
 	records := storetest.Memory(t, func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.now })
-	commands := leader.NewCommands(1, alone{}, nil)
+	commands := leadertest.Single()
 	log := slog.New(slog.DiscardHandler)
 	w.audits = audit.New(audit.Options{Store: records, Commands: commands, Log: log})
 	w.Service = New(Options{Store: records, Commands: commands, Key: w.key, Log: log})

@@ -48,7 +48,7 @@ func (r *server) BringKey(ctx context.Context, in *memberv1.BringKeyRequest) (*m
 	if p, ok := peer.FromContext(ctx); ok {
 		from, _, _ = net.SplitHostPort(p.Addr.String())
 	}
-	if _, err := r.s.admit(ctx, admitAsk{ID: parts[0], Secret: parts[1], Key: key, Address: from, RequestID: rpc.RequestID(ctx)}); err != nil {
+	if _, err := admitCommand.Call(ctx, r.s.opts.Commands, admitAsk{ID: parts[0], Secret: parts[1], Key: key, Address: from, RequestID: rpc.RequestID(ctx)}); err != nil {
 		return nil, err
 	}
 	r.s.opts.Log.Warn("the cluster key was given to a newcomer by its token", "token", parts[0], "key", hex.EncodeToString(key), "address", from)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -46,7 +47,7 @@ func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Me
 	if err := q.complete(); err != nil {
 		return Member{}, nil, err
 	}
-	if added, err = s.add(ctx, q); err != nil {
+	if added, err = addCommand.Call(ctx, s.opts.Commands, q); err != nil {
 		return Member{}, nil, s.inTime(ctx, err)
 	}
 	all, err = s.List(ctx, false)
@@ -139,7 +140,10 @@ func newID() uint64 {
 	return max(binary.BigEndian.Uint64(b[:])&MaxID, 1)
 }
 
-func (s *Service) doAdd(ctx context.Context, q AddRequest) (made Member, err error) {
+var addCommand = leader.NewCommand("member.add", leader.Repeatable, (*Service).addOnLeader)
+
+// addOnLeader is Add on the leader: it writes the entry.
+func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, err := list(tx)
 		if err != nil {

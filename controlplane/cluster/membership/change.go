@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -24,7 +25,7 @@ func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	if m.State == Voting {
 		return nil, fault.New(fault.FailedPrecondition, "member %d is already a voter", id).WithReason(ReasonNotLearner)
 	}
-	if _, err := s.promote(ctx, id); err != nil {
+	if _, err := promoteCommand.Call(ctx, s.opts.Commands, id); err != nil {
 		return nil, s.inTime(ctx, err)
 	}
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
@@ -44,7 +45,10 @@ func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	return nil, notFound(id)
 }
 
-func (s *Service) doPromote(ctx context.Context, id uint64) (struct{}, error) {
+var promoteCommand = leader.NewCommand("member.promote", leader.Repeatable, (*Service).promoteOnLeader)
+
+// promoteOnLeader records that a learner is to vote. It does not wait for the groups.
+func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
 		return struct{}{}, err
@@ -93,7 +97,7 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
 	}
-	if _, err := s.remove(ctx, removeAsk{ID: id, Force: force}); err != nil {
+	if _, err := removeCommand.Call(ctx, s.opts.Commands, removeAsk{ID: id, Force: force}); err != nil {
 		return nil, s.inTime(ctx, err)
 	}
 	return s.awaitGone(ctx, id)
@@ -105,7 +109,7 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
 	}
-	if _, err := s.remove(ctx, removeAsk{ID: id, Open: true}); err != nil {
+	if _, err := removeCommand.Call(ctx, s.opts.Commands, removeAsk{ID: id, Open: true}); err != nil {
 		return nil, s.inTime(ctx, err)
 	}
 	return s.awaitGone(ctx, id)
@@ -141,13 +145,16 @@ func checkOpen(tx *store.Tx, m *Member) error {
 // Replace replaces a member whose data directory is lost. The old member is removed from all raft groups, and its entry
 // then waits for a process with an empty directory. force and the errors are those of Remove.
 func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member, error) {
-	if _, err := s.remove(ctx, removeAsk{ID: id, Force: force, Replace: true}); err != nil {
+	if _, err := removeCommand.Call(ctx, s.opts.Commands, removeAsk{ID: id, Force: force, Replace: true}); err != nil {
 		return nil, s.inTime(ctx, err)
 	}
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State != Leaving })
 }
 
-func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
+var removeCommand = leader.NewCommand("member.remove", leader.Repeatable, (*Service).removeOnLeader)
+
+// removeOnLeader records that a member is to leave the groups, or deletes an entry that no process has joined by.
+func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
 		return struct{}{}, err
@@ -210,14 +217,17 @@ func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error)
 	if err := checkClientURLs(&q.ClientURLs); err != nil {
 		return nil, err
 	}
-	if _, err := s.update(ctx, q); err != nil {
+	if _, err := updateCommand.Call(ctx, s.opts.Commands, q); err != nil {
 		return nil, s.inTime(ctx, err)
 	}
 	all, err := s.List(ctx, false)
 	return all, s.inTime(ctx, err)
 }
 
-func (s *Service) doUpdate(ctx context.Context, q UpdateRequest) (struct{}, error) {
+var updateCommand = leader.NewCommand("member.update", leader.Repeatable, (*Service).updateOnLeader)
+
+// updateOnLeader is Update on the leader.
+func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
 		return struct{}{}, err

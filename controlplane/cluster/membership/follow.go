@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// listCommand asks a member for what it knows of the others.
-const listCommand = "member.list"
+// listCall asks a member for what it knows of the others.
+const listCall = "member.list"
 
 // known is what the mesh of peers is told.
 type known struct {
@@ -126,7 +126,7 @@ func (s *Service) meet(ctx context.Context, id uint64) {
 	}
 	for _, other := range slices.Sorted(maps.Keys(have)) {
 		limited, cancel := context.WithTimeout(ctx, askTime)
-		body, err := s.opts.Peers.Direct(limited, other, listCommand, nil)
+		body, err := s.opts.Peers.Direct(limited, other, listCall, nil)
 		cancel()
 		var k known
 		if err != nil || cbor.Unmarshal(body, &k) != nil || k.Addresses[id] == "" {

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// groupCommand is what is asked of the leader of a group, whichever member that is.
-const groupCommand = "member.group"
+// groupCall is what is asked of the leader of a group, whichever member that is.
+const groupCall = "member.group"
 
 // leaderRole is consensus's name of a leader.
 const leaderRole = "Leader"
@@ -79,9 +79,9 @@ func (s *Service) ask(ctx context.Context, leaderID uint64, a act) ([]byte, erro
 	}
 	body, err := cbor.Marshal(a)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", groupCommand, err)
+		return nil, fmt.Errorf("encode %s: %w", groupCall, err)
 	}
-	return s.opts.Peers.Direct(ctx, leaderID, groupCommand, body)
+	return s.opts.Peers.Direct(ctx, leaderID, groupCall, body)
 }
 
 func (s *Service) ownStatus(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
@@ -101,7 +101,7 @@ func (s *Service) ownStatus(ctx context.Context, group uint64) (out consensus.Gr
 func (s *Service) serveGroup(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var a act
 	if err := cbor.Unmarshal(body, &a); err != nil {
-		return nil, fmt.Errorf("decode %s: %w", groupCommand, err)
+		return nil, fmt.Errorf("decode %s: %w", groupCall, err)
 	}
 	if a.Look {
 		status, err := s.ownStatus(ctx, a.Group)

@@ -11,14 +11,15 @@ import (
 	"github.com/fxamacker/cbor/v2"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // What a process asks of members before it is one. They are not commands of the leader: whoever is asked sees to it.
 const (
-	joinCommand   = "member.enter"
-	locateCommand = "member.locate"
+	joinCall   = "member.enter"
+	locateCall = "member.locate"
 )
 
 // JoinRequest is a process that says that it is a member, with its certificate as the proof.
@@ -42,10 +43,13 @@ func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinAnswer, error) {
 	if err := checkClientURLs(&q.ClientURLs); err != nil {
 		return JoinAnswer{}, err
 	}
-	return s.join(ctx, q)
+	return joinCommand.Call(ctx, s.opts.Commands, q)
 }
 
-func (s *Service) doJoin(ctx context.Context, q JoinRequest) (out JoinAnswer, err error) {
+var joinCommand = leader.NewCommand("member.join", leader.Repeatable, (*Service).joinOnLeader)
+
+// joinOnLeader is Join on the leader. It does not wait for the groups.
+func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnswer, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(q.ID))
 		if err != nil {
@@ -83,7 +87,7 @@ func (s *Service) doJoin(ctx context.Context, q JoinRequest) (out JoinAnswer, er
 func (s *Service) serveJoin(ctx context.Context, from uint64, body []byte) ([]byte, error) {
 	var q JoinRequest
 	if err := cbor.Unmarshal(body, &q); err != nil {
-		return nil, fault.New(fault.InvalidArgument, "decode %s: %v", joinCommand, err)
+		return nil, fault.New(fault.InvalidArgument, "decode %s: %v", joinCall, err)
 	}
 	if from == 0 || from != q.ID {
 		return nil, fault.New(fault.PermissionDenied, "member %d may not join as member %d", from, q.ID)
@@ -100,7 +104,7 @@ func (s *Service) serveJoin(ctx context.Context, from uint64, body []byte) ([]by
 func (s *Service) serveLocate(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var hostPort string
 	if err := cbor.Unmarshal(body, &hostPort); err != nil {
-		return nil, fault.New(fault.InvalidArgument, "decode %s: %v", locateCommand, err)
+		return nil, fault.New(fault.InvalidArgument, "decode %s: %v", locateCall, err)
 	}
 	all, err := s.List(ctx, true)
 	if err != nil {
@@ -136,10 +140,10 @@ const (
 func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log *slog.Logger) (map[uint64]string, error) {
 	body, err := cbor.Marshal(q)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", joinCommand, err)
+		return nil, fmt.Errorf("encode %s: %w", joinCall, err)
 	}
 	var answer JoinAnswer
-	err = insist(ctx, asker, seeds, joinCommand, body, &answer, log.With("as", q.ID))
+	err = insist(ctx, asker, seeds, joinCall, body, &answer, log.With("as", q.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -155,10 +159,10 @@ func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log 
 func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, log *slog.Logger) (uint64, error) {
 	body, err := cbor.Marshal(hostPort)
 	if err != nil {
-		return 0, fmt.Errorf("encode %s: %w", locateCommand, err)
+		return 0, fmt.Errorf("encode %s: %w", locateCall, err)
 	}
 	var at located
-	err = insist(ctx, asker, seeds, locateCommand, body, &at, log.With("address", hostPort))
+	err = insist(ctx, asker, seeds, locateCall, body, &at, log.With("address", hostPort))
 	return at.ID, err
 }
 
@@ -171,7 +175,7 @@ func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostP
 	}
 	for _, seed := range seeds {
 		limited, cancel := context.WithTimeout(ctx, askShort)
-		answer, err := asker.Ask(limited, seed, locateCommand, body)
+		answer, err := asker.Ask(limited, seed, locateCall, body)
 		cancel()
 		var at located
 		if err == nil && cbor.Unmarshal(answer, &at) == nil && at.ID == id && at.Waiting {

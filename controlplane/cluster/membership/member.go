@@ -203,27 +203,17 @@ type Service struct {
 	mu sync.Mutex
 	// said is what was last logged of why a member's change waits, by member.
 	said map[uint64]string
-
-	add     func(context.Context, AddRequest) (Member, error)
-	join    func(context.Context, JoinRequest) (JoinAnswer, error)
-	promote func(context.Context, uint64) (struct{}, error)
-	remove  func(context.Context, removeAsk) (struct{}, error)
-	update  func(context.Context, UpdateRequest) (struct{}, error)
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, wake: make(chan struct{}, 1), strangers: make(chan uint64, 16), said: map[uint64]string{}}
-	s.add = leader.Handle(opts.Commands, "member.add", leader.Repeatable, s.doAdd)
-	s.join = leader.Handle(opts.Commands, "member.join", leader.Repeatable, s.doJoin)
-	s.promote = leader.Handle(opts.Commands, "member.promote", leader.Repeatable, s.doPromote)
-	s.remove = leader.Handle(opts.Commands, "member.remove", leader.Repeatable, s.doRemove)
-	s.update = leader.Handle(opts.Commands, "member.update", leader.Repeatable, s.doUpdate)
+	leader.Register(opts.Commands, s, addCommand, joinCommand, promoteCommand, removeCommand, updateCommand)
 	if opts.Peers != nil {
-		opts.Peers.HandleDirect(groupCommand, s.serveGroup)
-		opts.Peers.HandleDirect(listCommand, s.serveList)
-		opts.Peers.HandleStranger(joinCommand, s.serveJoin)
-		opts.Peers.HandleStranger(locateCommand, s.serveLocate)
+		opts.Peers.HandleDirect(groupCall, s.serveGroup)
+		opts.Peers.HandleDirect(listCall, s.serveList)
+		opts.Peers.HandleStranger(joinCall, s.serveJoin)
+		opts.Peers.HandleStranger(locateCall, s.serveLocate)
 	}
 	return s
 }

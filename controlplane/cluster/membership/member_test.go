@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -63,7 +64,7 @@ func newWorld(t *testing.T, first ...uint64) *world {
 
 // open makes the service: again, it is a new leader's.
 func (w *world) open(first []Member) {
-	w.leads = leader.NewCommands(1, alone{}, nil)
+	w.leads = leadertest.Single()
 	w.s = New(Options{
 		Cluster: w.cluster, Store: w.store, Commands: w.leads, Consensus: w, Peers: network{w}, Self: 1, First: first,
 		Log:    slog.New(slog.DiscardHandler),
@@ -92,12 +93,6 @@ func (network) HandleDirect(string, func(context.Context, uint64, []byte) ([]byt
 func (network) HandleStranger(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
 func (network) Members() map[uint64]string                                                   { return nil }
 func (network) SetMembers(map[uint64]string, []uint64) error                                 { return nil }
-
-// alone is the leadership of the only member that answers.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
 
 func (w *world) judge(group uint64, changes []consensus.Change, force, judge bool) error {
 	w.mu.Lock()
@@ -382,10 +377,10 @@ func TestRemovalWithoutACredential(t *testing.T) {
 
 	// Concurrent removals are checked one after the other: of four voters only one is removed.
 	w := newWorld(t, 1, 2, 3, 4)
-	_, err := w.s.doRemove(t.Context(), removeAsk{ID: 4, Open: true})
+	_, err := w.s.removeOnLeader(t.Context(), removeAsk{ID: 4, Open: true})
 	require.NoError(t, err)
 	require.Equal(t, Leaving, w.state(4))
-	_, err = w.s.doRemove(t.Context(), removeAsk{ID: 3, Open: true})
+	_, err = w.s.removeOnLeader(t.Context(), removeAsk{ID: 3, Open: true})
 	w.refused(err, ReasonLastVoter)
 	w.settle()
 	require.Equal(t, []uint64{1, 2, 3}, w.groups[kvGroup].Voters)
@@ -442,7 +437,7 @@ func (*losing) Open(context.Context, uint64, string, []byte, *cloud.Caller, func
 func TestLostAnswers(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	follower := func(to *losing) *Service {
-		return New(Options{Store: w.store, Commands: leader.NewCommands(2, alone{}, to), Self: 2, Consensus: w, Log: slog.New(slog.DiscardHandler)})
+		return New(Options{Store: w.store, Commands: leader.NewCommands(2, leadertest.NewLeadership(1), to), Self: 2, Consensus: w, Log: slog.New(slog.DiscardHandler)})
 	}
 	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 4, RaftAddr: "10.0.0.4", Learner: true})
 	require.NoError(t, err)
@@ -574,7 +569,7 @@ func TestLeaderLeaves(t *testing.T) {
 	for _, g := range w.groups {
 		g.Leader = 1
 	}
-	_, err := w.s.doRemove(t.Context(), removeAsk{ID: 1})
+	_, err := w.s.removeOnLeader(t.Context(), removeAsk{ID: 1})
 	require.NoError(t, err)
 	w.settle() // no other member was heard from: the removal itself ends the leadership
 	require.Empty(t, w.state(1))

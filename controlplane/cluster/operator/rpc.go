@@ -51,18 +51,20 @@ type Group struct {
 // Register adds OperatorService.
 func Register(g grpc.ServiceRegistrar, opts Options) {
 	s := &server{opts: opts}
-	s.heardByLeader = leader.Handle(opts.Commands, "operator.heard", leader.Repeatable, s.heard)
+	leader.Register(opts.Commands, s, heardCommand)
 	operatorv1.RegisterOperatorServiceServer(g, s)
 }
 
 type server struct {
 	operatorv1.UnsafeOperatorServiceServer
 	opts Options
-
-	heardByLeader func(context.Context, struct{}) (map[uint64]bool, error)
 }
 
-// heard is which members this one has heard from lately. A follower hears from the leader only, the leader from all.
+// heardCommand runs heard on the leader.
+var heardCommand = leader.NewCommand("operator.heard", leader.Repeatable, (*server).heard)
+
+// heard returns the members from which this one has received messages in the last ElectionTicks. A follower receives
+// messages of the leader only, the leader of all.
 func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error) {
 	status, err := s.opts.Runner.Status(ctx)
 	if err != nil {
@@ -75,11 +77,12 @@ func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error)
 	return out, nil
 }
 
-// reachable is what the leader has heard, or without one what this member has.
+// reachable returns the members that the leader hears, or, if the leader does not answer within askLeader, those that this
+// member hears.
 func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
 	ask, cancel := context.WithTimeout(ctx, askLeader)
 	defer cancel()
-	if heard, err := s.heardByLeader(ask, struct{}{}); err == nil {
+	if heard, err := heardCommand.Call(ask, s.opts.Commands, struct{}{}); err == nil {
 		return heard, nil
 	}
 	return s.heard(ctx, struct{}{})

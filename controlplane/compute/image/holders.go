@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -20,8 +21,11 @@ type importDone struct {
 	Failure string
 }
 
-// doImported takes the importer's word.
-func (s *Service) doImported(ctx context.Context, q importDone) (struct{}, error) {
+var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable, (*Service).finishImportOnLeader)
+
+// finishImportOnLeader records the result of an import that the image's importer reports. It ignores other members, and an
+// image that is no longer PENDING.
+func (s *Service) finishImportOnLeader(ctx context.Context, q importDone) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
 		case i.Status != cloud.ImagePending || i.Importer != q.Member:
@@ -49,8 +53,10 @@ type heldAsk struct {
 	SHA256 string
 }
 
-// doHeld records that a member holds the verified bytes.
-func (s *Service) doHeld(ctx context.Context, q heldAsk) (struct{}, error) {
+var addHolderCommand = leader.NewCommand("image.held", leader.Repeatable, (*Service).addHolderOnLeader)
+
+// addHolderOnLeader records that a member holds the verified bytes of an image.
+func (s *Service) addHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || slices.Contains(i.Holders, q.Member) {
 			return false
@@ -60,8 +66,11 @@ func (s *Service) doHeld(ctx context.Context, q heldAsk) (struct{}, error) {
 	})
 }
 
-// doLost records that a member does not hold the bytes after all.
-func (s *Service) doLost(ctx context.Context, q heldAsk) (struct{}, error) {
+var removeHolderCommand = leader.NewCommand("image.lost", leader.Repeatable, (*Service).removeHolderOnLeader)
+
+// removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds becomes
+// ERROR.
+func (s *Service) removeHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {
 			return false

@@ -68,27 +68,15 @@ type Service struct {
 	errands *errands
 	// imports and pulls are the slots of errands.
 	imports, pulls chan struct{}
-
-	create   func(context.Context, createAsk) (Created, error)
-	imported func(context.Context, importDone) (struct{}, error)
-	held     func(context.Context, heldAsk) (struct{}, error)
-	lost     func(context.Context, heldAsk) (struct{}, error)
-	change   func(context.Context, changeAsk) (cloud.Image, error)
-	remove   func(context.Context, removeAsk) (struct{}, error)
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, importsAtOnce), pulls: make(chan struct{}, pullsAtOnce),
 	}
 	s.errands = newErrands(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
-	s.create = leader.Handle(opts.Commands, "image.create", leader.Keyed, s.doCreate)
-	s.imported = leader.Handle(opts.Commands, "image.imported", leader.Repeatable, s.doImported)
-	s.held = leader.Handle(opts.Commands, "image.held", leader.Repeatable, s.doHeld)
-	s.lost = leader.Handle(opts.Commands, "image.lost", leader.Repeatable, s.doLost)
-	s.change = leader.Handle(opts.Commands, "image.change", leader.Repeatable, s.doChange)
-	s.remove = leader.Handle(opts.Commands, "image.delete", leader.Keyed, s.doRemove)
+	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand)
 	return s
 }
 
@@ -198,7 +186,7 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	if i.Visibility == cloud.VisibilityUnspecified {
 		i.Visibility = cloud.Private
 	}
-	out, err := s.create(ctx, createAsk{i, body, missing})
+	out, err := createCommand.Call(ctx, s.opts.Commands, createAsk{i, body, missing})
 	switch {
 	case source == nil:
 	case err != nil || out.Replayed:
@@ -267,7 +255,10 @@ func checkMetadata(m map[string]string) error {
 	return nil
 }
 
-func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err error) {
+var createCommand = leader.NewCommand("image.create", leader.Keyed, (*Service).createOnLeader)
+
+// createOnLeader is Create on the leader: it writes the record. The member that was called imports the bytes.
+func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return out, err
@@ -306,10 +297,13 @@ func (s *Service) Update(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 	if err := checkMetadata(metadata); err != nil {
 		return cloud.Image{}, err
 	}
-	return s.change(ctx, changeAsk{org, id, name, v, metadata})
+	return updateCommand.Call(ctx, s.opts.Commands, changeAsk{org, id, name, v, metadata})
 }
 
-func (s *Service) doChange(ctx context.Context, q changeAsk) (out cloud.Image, err error) {
+var updateCommand = leader.NewCommand("image.change", leader.Repeatable, (*Service).updateOnLeader)
+
+// updateOnLeader is Update on the leader.
+func (s *Service) updateOnLeader(ctx context.Context, q changeAsk) (out cloud.Image, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := owned(tx, q.Org, q.ID)
 		if err != nil {
@@ -361,11 +355,14 @@ func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return err
 	}
-	_, err := s.remove(ctx, removeAsk{org, id, body})
+	_, err := deleteCommand.Call(ctx, s.opts.Commands, removeAsk{org, id, body})
 	return err
 }
 
-func (s *Service) doRemove(ctx context.Context, q removeAsk) (struct{}, error) {
+var deleteCommand = leader.NewCommand("image.delete", leader.Keyed, (*Service).deleteOnLeader)
+
+// deleteOnLeader is Delete on the leader.
+func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Org), "DeleteImage", q.Body, func() (struct{}, error) {
 			i, err := owned(tx, q.Org, q.ID)

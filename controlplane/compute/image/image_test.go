@@ -22,18 +22,13 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
-
-// alone is a leadership in which every member leads: all of them share one store.
-type alone uint64
-
-func (a alone) Leader() (uint64, uint64) { return uint64(a), 1 }
-func (alone) Changed() <-chan struct{}   { return nil }
 
 // world is members over one store, each with a directory of its own.
 type world struct {
@@ -77,8 +72,10 @@ func (w *world) member(id uint64) *Service {
 	files, err := OpenFiles(w.dirs[id])
 	require.NoError(w.t, err)
 	w.files[id] = files
+	// Every member leads, since all of them share one store.
+	commands := leader.NewCommands(id, leadertest.NewLeadership(id), nil)
 	return New(Options{
-		Store: w.records, Commands: leader.NewCommands(id, alone(id), nil), Files: files, Self: id, Members: w.size,
+		Store: w.records, Commands: commands, Files: files, Self: id, Members: w.size,
 		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Log: slog.New(slog.DiscardHandler),
 	})
 }
@@ -346,9 +343,9 @@ func TestImporterLost(t *testing.T) {
 	require.Equal(t, cloud.ImageAvailable, get(available).Status)
 
 	// Whoever comes late changes nothing.
-	_, err := s.imported(t.Context(), importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
+	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
 	require.NoError(t, err)
-	_, err = s.held(t.Context(), heldAsk{uploading, 1, sumOf(nil)})
+	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, heldAsk{uploading, 1, sumOf(nil)})
 	require.NoError(t, err)
 	require.Equal(t, cloud.ImageError, get(pending).Status)
 	require.Empty(t, get(uploading).Holders)

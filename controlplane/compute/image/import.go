@@ -72,7 +72,7 @@ func (s *Service) record(ctx context.Context, done importDone) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
 	done.Member = s.opts.Self
-	if _, err := s.imported(ctx, done); err != nil {
+	if _, err := finishImportCommand.Call(ctx, s.opts.Commands, done); err != nil {
 		return fmt.Errorf("record import: %w", err)
 	}
 	return s.opts.Store.Barrier(ctx)

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -48,7 +48,7 @@ func TestSource(t *testing.T) {
 	write(filepath.Join(chdirTo, "relative/disk"))
 
 	s := New(Options{
-		Store: storetest.Memory(t, nil), Commands: leader.NewCommands(1, alone(1), nil), Self: 1, Members: 1, Log: slog.New(slog.DiscardHandler),
+		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: 1, Log: slog.New(slog.DiscardHandler),
 		ImportDirs: []ImportDir{
 			{Path: own}, {Path: "relative", Orgs: []cloud.OrgID{"acme"}}, {Path: ours + "/", Orgs: []cloud.OrgID{"acme", "friend"}},
 			{Path: theirs, Orgs: []cloud.OrgID{"other"}}, {Path: ours + "/missing", Orgs: []cloud.OrgID{"acme"}},

@@ -129,7 +129,7 @@ func (s *Service) obtain(ctx context.Context, i *cloud.Image) error {
 	if !has {
 		if slices.Contains(i.Holders, s.opts.Self) {
 			s.opts.Log.Warn("the bytes of an image are gone", "image", i.ID)
-			if _, err := s.lost(ctx, ask); err != nil {
+			if _, err := removeHolderCommand.Call(ctx, s.opts.Commands, ask); err != nil {
 				return err
 			}
 		}
@@ -137,7 +137,7 @@ func (s *Service) obtain(ctx context.Context, i *cloud.Image) error {
 			return err
 		}
 	}
-	if _, err = s.held(ctx, ask); err != nil {
+	if _, err = addHolderCommand.Call(ctx, s.opts.Commands, ask); err != nil {
 		return err
 	}
 	return s.opts.Store.Barrier(ctx)

@@ -122,7 +122,7 @@ func TestHeartbeat(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, at, w.records.Revision(), "the same again is no news")
-	_, err = w.members[1].cordon(ctx, cordonChange{a.id, true})
+	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonChange{a.id, true})
 	require.NoError(t, err)
 	w.pass(time.Duration(recordEvery) * time.Millisecond)
 	n, err = a.HeartbeatNode(ctx, beat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
@@ -169,7 +169,7 @@ func TestHeartbeat(t *testing.T) {
 	_, err = w.host(2, 1).HeartbeatNode(ctx, beat(a))
 	refused(t, err, codes.FailedPrecondition, "member 1 leads")
 	require.Equal(t, w.addresses[1], rpc.FaultOf(err).Details["leader"])
-	w.throne.pass(0)
+	w.leadership.Elect(0)
 	_, err = a.HeartbeatNode(ctx, beat(a))
 	refused(t, err, codes.Unavailable, "no leader")
 }
@@ -187,7 +187,7 @@ func TestHeartbeatWhileDeposed(t *testing.T) {
 		defer w.mu.Unlock()
 		if !deposed {
 			deposed = true
-			w.throne.pass(2)
+			w.leadership.Elect(2)
 		}
 	}
 	w.mu.Unlock()
@@ -196,7 +196,7 @@ func TestHeartbeatWhileDeposed(t *testing.T) {
 	require.Zero(t, w.members[1].seen[a.id])
 
 	// The same member again, in a later term: no better.
-	w.throne.pass(1)
+	w.leadership.Elect(1)
 	deposed = false
 	w.mu.Lock()
 	w.tick = func() {
@@ -204,8 +204,8 @@ func TestHeartbeatWhileDeposed(t *testing.T) {
 		defer w.mu.Unlock()
 		if !deposed {
 			deposed = true
-			w.throne.pass(2)
-			w.throne.pass(1)
+			w.leadership.Elect(2)
+			w.leadership.Elect(1)
 		}
 	}
 	w.mu.Unlock()
@@ -327,7 +327,7 @@ func TestReport(t *testing.T) {
 	b := w.host(1, 2)
 	s, err = b.Report(ctx)
 	require.NoError(t, err)
-	w.throne.pass(2)
+	w.leadership.Elect(2)
 	s.Send(message) // the answer says whether it was taken
 	_, err = s.CloseAndRecv()
 	refused(t, err, codes.FailedPrecondition, "member 2 leads")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -70,10 +71,13 @@ func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) 
 	if len(reason) > maxReason || !printable(reason) {
 		return nil, fault.Invalid("reason", "must be at most %d printable bytes", maxReason)
 	}
-	return s.ban(ctx, q)
+	return banCommand.Call(ctx, s.opts.Commands, q)
 }
 
-func (s *Service) doBan(ctx context.Context, q banAsk) (made []Ban, err error) {
+var banCommand = leader.NewCommand("node.ban", leader.Repeatable, (*Service).banOnLeader)
+
+// banOnLeader is Ban on the leader. It returns the bans of the host, earlier ones too.
+func (s *Service) banOnLeader(ctx context.Context, q banAsk) (made []Ban, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		made = nil
 		keys, id := []string{q.Key}, q.Node
@@ -134,11 +138,14 @@ func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error 
 	if err := q.check(); err != nil {
 		return err
 	}
-	_, err := s.unban(ctx, q)
+	_, err := unbanCommand.Call(ctx, s.opts.Commands, q)
 	return err
 }
 
-func (s *Service) doUnban(ctx context.Context, q banAsk) (none struct{}, err error) {
+var unbanCommand = leader.NewCommand("node.unban", leader.Once, (*Service).unbanOnLeader)
+
+// unbanOnLeader is Unban on the leader.
+func (s *Service) unbanOnLeader(ctx context.Context, q banAsk) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := bans.List(tx, 0)
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -104,10 +105,14 @@ type consoleAsk struct {
 
 // ReadConsole sends the console log of a tenant's VM from its host, wherever the leader is.
 func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
-	return s.readTail(ctx, consoleAsk{t, node, vm, follow, tail}, send)
+	return readConsoleCommand.Call(ctx, s.opts.Commands, consoleAsk{t, node, vm, follow, tail}, send)
 }
 
-func (s *Service) doReadConsole(ctx context.Context, q consoleAsk, send func([]byte) error) error {
+var readConsoleCommand = leader.NewStream("node.console", (*Service).readConsoleOnLeader)
+
+// readConsoleOnLeader asks the host's session for a console log and passes it to send. It returns Unavailable if the host
+// has no session with this member, or does not answer within answerTime.
+func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send func([]byte) error) error {
 	s.mu.Lock()
 	agent := s.sessions[q.Node]
 	s.mu.Unlock()

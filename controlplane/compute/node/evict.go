@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"time"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -88,13 +89,16 @@ func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms i
 	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
 		return 0, err
 	}
-	return s.evict(ctx, evictAsk{id, force})
+	return evictCommand.Call(ctx, s.opts.Commands, evictAsk{id, force})
 }
 
 // ReasonHasVMs is that of the refusal to evict a host that VMs are placed on.
 const ReasonHasVMs = "NODE_HAS_VMS"
 
-func (s *Service) doEvict(ctx context.Context, q evictAsk) (vms int, err error) {
+var evictCommand = leader.NewCommand("node.evict", leader.Once, (*Service).evictOnLeader)
+
+// evictOnLeader is Evict on the leader.
+func (s *Service) evictOnLeader(ctx context.Context, q evictAsk) (vms int, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(q.Node))
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -77,8 +78,11 @@ type tokenMade struct {
 	Expires cloud.Time
 }
 
-// doNewToken makes a token: its id, its secret, and the pin of the authority that the agent will check.
-func (s *Service) doNewToken(ctx context.Context, q tokenAsk) (made tokenMade, err error) {
+var newTokenCommand = leader.NewCommand("node.new-token", leader.Repeatable, (*Service).newTokenOnLeader)
+
+// newTokenOnLeader stores a join token and returns its text: the ID, the secret, and the pin of the authority that the
+// agent will check. Only the hash of the secret is stored.
+func (s *Service) newTokenOnLeader(ctx context.Context, q tokenAsk) (made tokenMade, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
 	id := hex.EncodeToString(secret[:8])
@@ -101,9 +105,11 @@ func errBadJoin() error {
 	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another host: make a new one with `trivet node token`")
 }
 
-// doAdmit uses a token for a key and names the host. A key whose host is known gets that host again, by another token too:
-// only its guests' host has it.
-func (s *Service) doAdmit(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
+var admitCommand = leader.NewCommand("node.admit", leader.Repeatable, (*Service).admitOnLeader)
+
+// admitOnLeader uses a join token for a key and returns the ID of the host. A key that belongs to a host gets the ID of that
+// host again, by a new token too, since only the machine of its VMs has the key.
+func (s *Service) admitOnLeader(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := joinTokens.Get(tx, q.ID)
 		if err != nil {

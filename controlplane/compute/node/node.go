@@ -98,15 +98,6 @@ type Service struct {
 	pause    func(context.Context, time.Duration) error
 	consoles consoles
 	guard    guard
-
-	heard     func(context.Context, []cloud.NodeID) (liveness, error)
-	cordon    func(context.Context, cordonChange) (cloud.Node, error)
-	newToken  func(context.Context, tokenAsk) (tokenMade, error)
-	admitHost func(context.Context, joinAsk) (cloud.NodeID, error)
-	evict     func(context.Context, evictAsk) (int, error)
-	ban       func(context.Context, banAsk) ([]Ban, error)
-	unban     func(context.Context, banAsk) (struct{}, error)
-	readTail  func(context.Context, consoleAsk, func([]byte) error) error
 }
 
 // liveness is what the leader knows of hosts and no record says.
@@ -116,7 +107,7 @@ type liveness struct {
 	Seen map[cloud.NodeID]cloud.Time
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	if opts.Steady == nil {
 		opts.Steady = opts.Now
@@ -126,14 +117,8 @@ func New(opts Options) *Service {
 		reading: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: consoles{open: map[string]*console{}},
 		guard: guard{conns: map[*guarded]bool{}},
 	}
-	s.heard = leader.Handle(opts.Commands, "node.heard", leader.Repeatable, s.doHeard)
-	s.cordon = leader.Handle(opts.Commands, "node.cordon", leader.Repeatable, s.doCordon)
-	s.newToken = leader.Handle(opts.Commands, "node.new-token", leader.Repeatable, s.doNewToken)
-	s.admitHost = leader.Handle(opts.Commands, "node.admit", leader.Repeatable, s.doAdmit)
-	s.evict = leader.Handle(opts.Commands, "node.evict", leader.Once, s.doEvict)
-	s.ban = leader.Handle(opts.Commands, "node.ban", leader.Repeatable, s.doBan)
-	s.unban = leader.Handle(opts.Commands, "node.unban", leader.Once, s.doUnban)
-	s.readTail = leader.HandleStream(opts.Commands, "node.console", s.doReadConsole)
+	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, banCommand, unbanCommand,
+		readConsoleCommand)
 	return s
 }
 
@@ -229,7 +214,10 @@ func (s *Service) Away(id cloud.NodeID) bool {
 	return s.since != 0 && now-max(s.seen[id], s.since) > cloud.HeartbeatLost
 }
 
-func (s *Service) doHeard(_ context.Context, ids []cloud.NodeID) (liveness, error) {
+var lastHeardCommand = leader.NewCommand("node.heard", leader.Repeatable, (*Service).lastHeardOnLeader)
+
+// lastHeardOnLeader returns when this member, as the leader, last received a heartbeat of each host; 0 for never.
+func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (liveness, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := liveness{Now: s.opts.Steady().UnixMilli(), Seen: make(map[cloud.NodeID]cloud.Time, len(ids))}
@@ -261,7 +249,10 @@ type cordonChange struct {
 	Cordon bool
 }
 
-func (s *Service) doCordon(ctx context.Context, q cordonChange) (n cloud.Node, err error) {
+var cordonCommand = leader.NewCommand("node.cordon", leader.Repeatable, (*Service).cordonOnLeader)
+
+// cordonOnLeader sets whether a host takes new VMs, and returns its record.
+func (s *Service) cordonOnLeader(ctx context.Context, q cordonChange) (n cloud.Node, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		have, err := Nodes.Get(tx, string(q.Node))
 		if err != nil {

@@ -78,7 +78,7 @@ func (r *server) cordon(ctx context.Context, method auth.Method, id string, cord
 	if err := cloud.CheckUUID("node_id", id); err != nil {
 		return nil, err
 	}
-	n, err := r.s.cordon(ctx, cordonChange{cloud.NodeID(id), cordon})
+	n, err := cordonCommand.Call(ctx, r.s.opts.Commands, cordonChange{cloud.NodeID(id), cordon})
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 		ids[i] = n.ID
 	}
 	// Without a leader nobody knows who is alive.
-	alive, err := s.heard(ctx, ids)
+	alive, err := lastHeardCommand.Call(ctx, s.opts.Commands, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -138,6 +138,6 @@ func (s *Service) NewToken(ctx context.Context, name string, ttl time.Duration) 
 			return "", 0, err
 		}
 	}
-	made, err := s.newToken(ctx, tokenAsk{name, ttl})
+	made, err := newTokenCommand.Call(ctx, s.opts.Commands, tokenAsk{name, ttl})
 	return made.Token, made.Expires, err
 }

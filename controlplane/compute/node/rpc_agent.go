@@ -65,7 +65,7 @@ func (a *agents) Join(ctx context.Context, r *agentv1.JoinRequest) (*agentv1.Cre
 	if err != nil {
 		return nil, err
 	}
-	id, err := a.s.admitHost(ctx, joinAsk{ID: parts[0], Secret: parts[1], Name: r.GetName(), Key: key})
+	id, err := admitCommand.Call(ctx, a.s.opts.Commands, joinAsk{ID: parts[0], Secret: parts[1], Name: r.GetName(), Key: key})
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -113,44 +115,37 @@ const loggedVMs = 16
 // chunkVMs is how many VMs go into one message of a snapshot.
 const chunkVMs = 100
 
-// watch tells an agent what its host should look like until ctx ends, this member no longer leads, or the agent begins
-// another session.
+// watch sends an agent the desired state of its host until ctx ends, the term in which this member leads is over, or the
+// agent begins another session.
 func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string, send func(*agentv1.WatchResponse) error) error {
-	leader, term := s.opts.Leadership.Leader()
-	if leader != s.opts.Self {
-		return s.redirect(leader)
+	leading, term := s.opts.Leadership.Leader()
+	if leading != s.opts.Self {
+		return s.redirect(leading)
 	}
-	ctx, end := context.WithCancelCause(ctx)
+	inTerm, stop := leader.InTerm(ctx, s.opts.Leadership, s.opts.Self, term)
+	defer stop()
+	ctx, end := context.WithCancelCause(inTerm)
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer end(nil)
-	work.Go(func() { s.reign(ctx, term, end) })
 	me := s.begin(node, end)
 	defer s.end(me)
 	err := s.serve(ctx, me, present, term, &work, send)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	switch {
+	case ctx.Err() == nil:
+		return err
+	case errors.Is(context.Cause(ctx), leader.ErrTermOver):
+		return s.termOver()
 	}
-	return err
+	return context.Cause(ctx)
 }
 
-// reign ends a session whose leader no longer leads in its term.
-func (s *Service) reign(ctx context.Context, term uint64, end context.CancelCauseFunc) {
-	for {
-		changed := s.opts.Leadership.Changed()
-		if leader, now := s.opts.Leadership.Leader(); leader != s.opts.Self {
-			end(s.redirect(leader))
-			return
-		} else if now != term {
-			end(fault.New(fault.Unavailable, "this member leads anew").MayRetry())
-			return
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return
-		}
+// termOver returns the error that ends a session whose term is over.
+func (s *Service) termOver() error {
+	if err := s.leads(); err != nil {
+		return err
 	}
+	return fault.New(fault.Unavailable, "this member leads anew").MayRetry()
 }
 
 // batch is what a watch of the placements brought.
@@ -281,18 +276,18 @@ func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.
 	})
 }
 
-// redirect tells an agent where the leader is.
-func (s *Service) redirect(leader uint64) error {
-	if leader == 0 {
+// redirect returns the error that names the address of the leading member to an agent.
+func (s *Service) redirect(leading uint64) error {
+	if leading == 0 {
 		return fault.New(fault.Unavailable, "no leader is known yet").MayRetry()
 	}
-	return fault.New(fault.FailedPrecondition, "member %d leads", leader).WithReason("NOT_LEADER").With("leader", s.listeners()[leader])
+	return fault.New(fault.FailedPrecondition, "member %d leads", leading).WithReason("NOT_LEADER").With("leader", s.listeners()[leading])
 }
 
-// leads is nil on the leader, and says where it is elsewhere.
+// leads returns nil on the leader, and the error of redirect on other members.
 func (s *Service) leads() error {
-	if leader, _ := s.opts.Leadership.Leader(); leader != s.opts.Self {
-		return s.redirect(leader)
+	if leading, _ := s.opts.Leadership.Leader(); leading != s.opts.Self {
+		return s.redirect(leading)
 	}
 	return nil
 }

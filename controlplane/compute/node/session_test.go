@@ -80,7 +80,7 @@ func TestWatch(t *testing.T) {
 	s := a.watch(t, guest(1), guest(7), guest(400), guest(300), guest(400))
 	got, last := s.all()
 	require.Equal(t, want, got)
-	require.EqualValues(t, 7, last.GetTerm())
+	require.EqualValues(t, 1, last.GetTerm())
 	require.Equal(t, w.records.Revision(), last.GetRevision())
 
 	w.place(b.id, guest(301), &Placed{Generation: 1})
@@ -91,7 +91,7 @@ func TestWatch(t *testing.T) {
 	require.Equal(t, string(guest(1)), m.GetVms()[0].GetVmId())
 	require.EqualValues(t, 2, m.GetVms()[0].GetGeneration())
 	require.Equal(t, w.records.Revision(), m.GetRevision())
-	require.EqualValues(t, 7, m.GetTerm())
+	require.EqualValues(t, 1, m.GetTerm())
 
 	w.place(a.id, guest(2), &Placed{Generation: 2, Gone: true})
 	m = s.next()
@@ -159,7 +159,7 @@ func TestSessionsEnd(t *testing.T) {
 	w.place(a.id, guest(1), &Placed{Generation: 1})
 	require.Len(t, again.next().GetVms(), 1, "the newer one lives")
 
-	w.throne.pass(2)
+	w.leadership.Elect(2)
 	for _, s := range []watching{again, other} {
 		_, err = s.Recv()
 		refused(t, err, codes.FailedPrecondition, "member 2 leads")
@@ -168,18 +168,18 @@ func TestSessionsEnd(t *testing.T) {
 	s = w.host(2, 1).watch(t, guest(5))
 	vms, first := s.all()
 	require.Equal(t, map[cloud.VMID]agentv1.Power{guest(1): agentv1.Power_POWER_ON, guest(5): agentv1.Power_POWER_ORPHANED}, vms)
-	require.EqualValues(t, 8, first.GetTerm())
-	w.throne.pass(2)
+	require.EqualValues(t, 2, first.GetTerm())
+	w.leadership.Elect(2)
 	_, err = s.Recv()
 	refused(t, err, codes.Unavailable, "leads anew")
-	w.throne.pass(0)
+	w.leadership.Elect(0)
 	_, err = w.host(2, 1).watch(t).Recv()
 	refused(t, err, codes.Unavailable, "no leader")
 	for id, m := range w.members {
 		require.Eventually(t, func() bool { m.mu.Lock(); defer m.mu.Unlock(); return len(m.sessions) == 0 }, 10*time.Second, time.Millisecond, id)
 	}
 
-	w.throne.pass(1)
+	w.leadership.Elect(1)
 	short := w.with(1, w.certificate(mtls.Node, string(a.id), time.Now(), time.Second))
 	s = short.watch(t)
 	s.all()
@@ -304,12 +304,12 @@ func TestConsolesAreBounded(t *testing.T) {
 		return consoleAsk{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: guest(1)}
 	}
 	for i := range maxConsoles {
-		go func() { ends <- s.doReadConsole(ctx, reader(i), func([]byte) error { return nil }) }()
+		go func() { ends <- s.readConsoleOnLeader(ctx, reader(i), func([]byte) error { return nil }) }()
 	}
 	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.asks) }
 	require.Eventually(t, func() bool { return waiting() == maxConsoles }, 10*time.Second, time.Millisecond)
 	for range 10 {
-		err := s.doReadConsole(ctx, reader(maxConsoles), nil)
+		err := s.readConsoleOnLeader(ctx, reader(maxConsoles), nil)
 		require.True(t, fault.Is(err, fault.Unavailable))
 		require.ErrorContains(t, err, "too many consoles")
 	}
@@ -340,7 +340,7 @@ func TestConsolesOfATenantAreBounded(t *testing.T) {
 	read := func(org cloud.OrgID, project cloud.ProjectID) error {
 		q := consoleAsk{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: guest(1), Follow: true}
 		ended := make(chan error, 1)
-		go func() { ended <- s.doReadConsole(ctx, q, func([]byte) error { return nil }) }()
+		go func() { ended <- s.readConsoleOnLeader(ctx, q, func([]byte) error { return nil }) }()
 		var err error
 		require.Eventually(t, func() bool {
 			s.consoles.mu.Lock()

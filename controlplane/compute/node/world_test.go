@@ -27,43 +27,13 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
-
-// throne says who leads, and lets a test change it.
-type throne struct {
-	mu      sync.Mutex
-	member  uint64
-	term    uint64
-	changed chan struct{}
-}
-
-func (l *throne) Leader() (uint64, uint64) { l.mu.Lock(); defer l.mu.Unlock(); return l.member, l.term }
-func (l *throne) Changed() <-chan struct{} { l.mu.Lock(); defer l.mu.Unlock(); return l.changed }
-func (l *throne) pass(to uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.member = to
-	l.term++
-	close(l.changed)
-	l.changed = make(chan struct{})
-}
-
-// wires carry commands from member to member.
-type wires map[uint64]*leader.Commands
-
-func (w wires) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
-	return w[member].Serve(ctx, command, body, caller)
-}
-
-func (w wires) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
-	return w[member].ServeStream(ctx, command, body, caller, send)
-}
 
 // guests are what package vm would say: what is placed, and no more; and what it was told.
 type guests struct {
@@ -124,13 +94,13 @@ func (i images) Open(sum string) (io.ReadSeekCloser, error) {
 
 // world is two members over one store, of which the first leads, each with a port for agents on loopback.
 type world struct {
-	t         *testing.T
-	records   *store.Store
-	throne    *throne
-	authority *mtls.Authority
-	guests    *guests
-	members   map[uint64]*Service
-	addresses map[uint64]string
+	t          *testing.T
+	records    *store.Store
+	leadership *leadertest.Leadership
+	authority  *mtls.Authority
+	guests     *guests
+	members    map[uint64]*Service
+	addresses  map[uint64]string
 
 	mu  sync.Mutex
 	off time.Duration
@@ -171,7 +141,7 @@ func newWorld(t *testing.T) *world {
 	authority, err := mtls.NewAuthority("test", seed)
 	require.NoError(t, err)
 	w := &world{
-		t: t, throne: &throne{member: 1, term: 7, changed: make(chan struct{})}, authority: authority,
+		t: t, leadership: leadertest.NewLeadership(1), authority: authority,
 		guests: &guests{told: map[cloud.NodeID][]cloud.Observation{}, uses: map[cloud.NodeID][]string{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
 	}
 	w.records = storetest.Memory(t, w.now)
@@ -181,12 +151,11 @@ func newWorld(t *testing.T) *world {
 		require.NoError(t, err)
 		listeners[id], w.addresses[id] = l, l.Addr().String()
 	}
-	between := wires{}
+	members := leadertest.NewMembers(2, w.leadership)
 	for id, l := range listeners {
-		between[id] = leader.NewCommands(id, w.throne, between)
 		log := slog.New(slog.DiscardHandler)
 		s := New(Options{
-			Store: w.records, Commands: between[id], Leadership: w.throne, Self: id, AgentAddresses: w.addresses, Authority: authority,
+			Store: w.records, Commands: members[id], Leadership: w.leadership, Self: id, AgentAddresses: w.addresses, Authority: authority,
 			Log: log, Now: w.now, Steady: w.steady,
 		})
 		s.Attach(w.guests, images{"sum": []byte("0123456789")})

@@ -56,11 +56,11 @@ func (w *world) told() (out []string) {
 // Billing is told of every change of a VM, and asked before what costs.
 func TestBillingIsTold(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	b := &teller{refuse: map[string]error{}}
 	w.vms.opts.Billing = b
 	power := func(id cloud.VMID, a action) error {
-		_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a})
+		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a})
 		return err
 	}
 	id := w.create("web").ID
@@ -77,7 +77,7 @@ func TestBillingIsTold(t *testing.T) {
 	_, err := w.vms.Update(w.as(acme, ""), acme, id, Change{CPU: &cloud.CPU{VCPUs: 4}})
 	require.NoError(t, err)
 	require.NoError(t, power(id, start))
-	w.wait(cloud.StartingTime * 1e6)
+	w.Clock.Advance(cloud.StartingTime * 1e6)
 	require.Eventually(t, func() bool {
 		require.NoError(t, w.vms.Settle(t.Context()))
 		return w.get(id).State == cloud.Error
@@ -91,7 +91,7 @@ func TestBillingIsTold(t *testing.T) {
 // What billing refuses has not happened.
 func TestBillingRefuses(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	b := &teller{refuse: map[string]error{}}
 	w.vms.opts.Billing = b
 	poor := fault.New(fault.ResourceExhausted, "no credit")
@@ -116,7 +116,7 @@ func TestBillingRefuses(t *testing.T) {
 // Halt is a stop like any other, for whoever has a transaction.
 func TestHalt(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	halt := func(id cloud.VMID, of cloud.Tenant) (did bool) {
 		w.update(func(tx *store.Tx) {
 			var err error
@@ -135,7 +135,7 @@ func TestHalt(t *testing.T) {
 	require.EqualValues(t, cloud.DefaultStop, now.Wish.GraceMS)
 	require.Greater(t, now.Generation, vm.Generation)
 	require.False(t, halt(vm.ID, acme), "it is wanted off")
-	_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: start})
+	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: start})
 	require.NoError(t, err)
 	require.True(t, halt(vm.ID, acme), "it was to start again")
 	require.False(t, w.get(vm.ID).Wish.Again)

@@ -23,7 +23,7 @@ import (
 // nothing of what may still run. The rest comes with the host's word that it is gone, once.
 func TestDeleteTable(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	storage := cloud.Capacity{StorageGiB: taken.StorageGiB}
 	i := 0
 	for state, row := range map[cloud.State]struct{ plain, forced *cloud.Capacity }{
@@ -40,7 +40,7 @@ func TestDeleteTable(t *testing.T) {
 			name := fmt.Sprintf("%s forced %v", state, forced)
 			vm := w.in(state, fmt.Sprint("vm-", i))
 			require.Equal(t, taken, w.allocated(host), name)
-			_, err := w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
+			_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
 			if left == nil {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s: %v", name, err)
 				require.ErrorContains(t, err, state.String())
@@ -73,9 +73,9 @@ func TestDeleteTable(t *testing.T) {
 // What is on a host that does not answer goes only by force, and what it holds stays allocated until the host is back.
 func TestDeleteOnAHostThatIsAway(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
-	w.wait((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
 	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")
@@ -101,7 +101,7 @@ func TestDeleteOnAHostThatIsAway(t *testing.T) {
 // A forced delete waits for the cut.
 func TestForcedDeleteWaitsForTheCut(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	done := make(chan error)
 	go func() {
@@ -122,7 +122,7 @@ func TestForcedDeleteWaitsForTheCut(t *testing.T) {
 // A delete under a key is answered again when there is nothing left to delete.
 func TestDeleteUnderAKey(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
 	for _, replayed := range []bool{false, true} {
 		again, err := w.vms.Delete(w.as(acme, "k"), acme, vm.ID, false, [32]byte{})
@@ -137,7 +137,7 @@ func TestDeleteUnderAKey(t *testing.T) {
 // STOPPED VM, devices never. A refused update changes nothing.
 func TestUpdateTable(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
+	host := w.AddHost("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
 	kernel := w.image(1, 1<<20)
 	private := w.image(2, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
 	needy := w.image(3, 1<<20, func(i *cloud.Image) { i.MinMemoryMiB = 2048 })
@@ -233,7 +233,7 @@ func TestUpdateTable(t *testing.T) {
 // An image that its VM may no longer see stays the VM's: only what is new is looked up.
 func TestUpdateKeepsItsImages(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.Visibility = other.Org, cloud.Public })
 	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	w.seen(vm.ID, cloud.ObservedBuilt)
@@ -248,7 +248,7 @@ func TestUpdateKeepsItsImages(t *testing.T) {
 // A host's word goes into records and must not break them, nor say anything of another host's VMs.
 func TestWhatHostsMayWrite(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	long := strings.Repeat("é", 4<<10)
 	now := w.seen(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) {
@@ -286,7 +286,7 @@ func TestWhatHostsMayWrite(t *testing.T) {
 // A report that says what is known costs no entry in the log.
 func TestOldNewsIsFree(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	before := w.store.Revision()
 	for range 3 {
@@ -299,7 +299,7 @@ func TestOldNewsIsFree(t *testing.T) {
 // Every commit of a VM is an event, in order, from the VM as it is to its end.
 func TestWatch(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.create("web")
 	events := make(chan *vmv1.VmEvent, 100)
 	ended := make(chan error)
@@ -331,7 +331,7 @@ func TestWatch(t *testing.T) {
 	w.create("another")
 	w.ask(vm.ID, reboot, 0)
 	w.ask(vm.ID, stop, 0)
-	w.wait(time.Second)
+	w.Clock.Advance(time.Second)
 	w.seen(vm.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
@@ -355,7 +355,7 @@ func TestWatch(t *testing.T) {
 // Transient states that nobody ends are ended by the leader, also by one that led not when they began.
 func TestSettle(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	creating, starting, stopping, running := w.in(cloud.Creating, "a"), w.in(cloud.Starting, "b"), w.in(cloud.Stopping, "c"), w.in(cloud.Running, "d")
 	settle := func() {
 		require.Eventually(t, func() bool {
@@ -373,13 +373,13 @@ func TestSettle(t *testing.T) {
 	}
 	settle()
 	require.Equal(t, starting, w.get(starting.ID), "not yet")
-	w.wait(cloud.StartingTime * time.Millisecond)
+	w.Clock.Advance(cloud.StartingTime * time.Millisecond)
 	settle()
 	require.Equal(t, cloud.Error, w.get(starting.ID).State)
 	require.Contains(t, w.get(starting.ID).Status.LastError, "did not finish STARTING")
 	require.Equal(t, cloud.Error, w.get(stopping.ID).State)
 	require.Equal(t, cloud.Creating, w.get(creating.ID).State)
-	w.wait(cloud.CreatingTime * time.Millisecond)
+	w.Clock.Advance(cloud.CreatingTime * time.Millisecond)
 	settle()
 	require.Equal(t, cloud.Error, w.get(creating.ID).State)
 	require.Equal(t, running, w.get(running.ID))

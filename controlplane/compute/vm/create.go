@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -47,7 +48,7 @@ func (s *Service) Create(ctx context.Context, t cloud.Tenant, w Wanted, body [32
 	if err := w.check(); err != nil {
 		return Created{}, err
 	}
-	return s.create(ctx, createAsk{t, w, body})
+	return createCommand.Call(ctx, s.opts.Commands, createAsk{t, w, body})
 }
 
 func (w *Wanted) check() error {
@@ -100,7 +101,11 @@ func selector(labels map[string]string) (map[string]string, error) {
 	return out, nil
 }
 
-func (s *Service) doCreate(ctx context.Context, q createAsk) (out Created, err error) {
+var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
+
+// createOnLeader is Create on the leader. It waits up to gatherWait if a host from which the leader has not heard yet may
+// have room.
+func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
 	made, err := uuid.NewV7()
 	if err != nil {
 		return out, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -18,7 +19,7 @@ import (
 // A VM is placed, takes what it needs of its host, and is told to the host, all at once.
 func TestCreate(t *testing.T) {
 	w := newWorld(t)
-	host, idle := w.host("h1", plenty()), w.host("h2", cloud.Capacity{})
+	host, idle := w.AddHost("h1", plenty()), w.AddHost("h2", cloud.Capacity{})
 	disk := w.image(1, 3<<30)
 	w.image(3, 1<<20)
 	kernel := w.image(2, 1<<20)
@@ -57,9 +58,9 @@ func TestCreate(t *testing.T) {
 // TestCreateRefuses creates VMs that are refused: each error names the reason, and no capacity is allocated.
 func TestCreateRefuses(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	w.create("web")
-	w.settled()
+	w.AwaitFleet()
 	disk := w.image(1, 3<<30, func(i *cloud.Image) { i.MinMemoryMiB = 256 })
 	minimum := w.image(2, 1<<20, func(i *cloud.Image) { i.MinDiskGiB = 8 })
 	private := w.image(3, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
@@ -125,7 +126,7 @@ func TestCreateRefuses(t *testing.T) {
 // Names are a project's: another's may be the same, and a deleted one's is free again.
 func TestNames(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
 	_, err := w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
 	require.NoError(t, err)
@@ -138,7 +139,7 @@ func TestNames(t *testing.T) {
 // under that key is refused.
 func TestCreateOnceUnderAKey(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	ask := func(key string, body byte) (Created, error) {
 		return w.vms.Create(w.as(acme, key), acme, small("web"), [32]byte{body})
 	}
@@ -161,8 +162,8 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 	again, err = ask("k", 1)
 	require.NoError(t, err)
 	require.True(t, again.Replayed)
-	w.wait(store.KeepAnswers * time.Millisecond)
-	w.beat(host)
+	w.Clock.Advance(store.KeepAnswers * time.Millisecond)
+	w.Heartbeat(host)
 	later, err := ask("k", 1)
 	require.NoError(t, err)
 	require.False(t, later.Replayed)
@@ -173,18 +174,18 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 func TestCapacity(t *testing.T) {
 	w := newWorld(t)
 	hosts := []cloud.NodeID{
-		w.host("h1", cloud.Capacity{VCPUs: 4, MemoryMiB: 4096, StorageGiB: 100}), // room for 2 by vCPUs
-		w.host("h2", cloud.Capacity{VCPUs: 64, MemoryMiB: 512, StorageGiB: 100}), // for 1 by memory
-		w.host("h3", cloud.Capacity{VCPUs: 64, MemoryMiB: 4096, StorageGiB: 19}), // for 3 by storage
+		w.AddHost("h1", cloud.Capacity{VCPUs: 4, MemoryMiB: 4096, StorageGiB: 100}), // room for 2 by vCPUs
+		w.AddHost("h2", cloud.Capacity{VCPUs: 64, MemoryMiB: 512, StorageGiB: 100}), // for 1 by memory
+		w.AddHost("h3", cloud.Capacity{VCPUs: 64, MemoryMiB: 4096, StorageGiB: 19}), // for 3 by storage
 	}
 	var vms []*cloud.VM
 	for i := range 6 {
 		vms = append(vms, w.create(fmt.Sprint("vm-", i)))
-		w.settled()
+		w.AwaitFleet()
 	}
 	var sum cloud.Capacity
 	for _, id := range hosts {
-		n := w.node(id)
+		n := w.Node(id)
 		require.Equal(t, n.Allocatable, n.Allocatable.Minus(n.Allocated).Plus(n.Allocated), "%s holds more than it has", n.Name)
 		sum = sum.Plus(n.Allocated)
 	}
@@ -201,14 +202,14 @@ func TestCapacity(t *testing.T) {
 	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
 	require.NoError(t, err)
 	w.absent(full.Node, full.ID, full.Generation+1)
-	w.settled()
+	w.AwaitFleet()
 	require.Equal(t, full.Node, w.create("more").Node)
 }
 
 // Two at once never share what only one can have.
 func TestCapacityIsNotGivenTwice(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
+	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
 	errs := make(chan error)
 	for i := range 16 {
 		go func() {
@@ -231,8 +232,8 @@ func TestCapacityIsNotGivenTwice(t *testing.T) {
 // Members of a group share no host; groups of another project do not count; a selector picks hosts by label.
 func TestGroupsAndSelectors(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
-	ssd := w.host("h2", plenty(), func(n *cloud.Node) { n.Labels = map[string]string{"disk": "ssd", "zone": "a"} })
+	w.AddHost("h1", plenty())
+	ssd := w.AddHost("h2", plenty(), func(n *cloud.Node) { n.Labels = map[string]string{"disk": "ssd", "zone": "a"} })
 	in := func(group string) func(*Wanted) {
 		return func(q *Wanted) { q.Labels = map[string]string{AntiAffinity: group} }
 	}
@@ -255,7 +256,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 // its record.
 func TestHostsThatTakeNothing(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	w.update(func(tx *store.Tx) {
 		n, err := node.Nodes.Get(tx, string(host))
 		require.NoError(t, err)
@@ -264,24 +265,20 @@ func TestHostsThatTakeNothing(t *testing.T) {
 	})
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	require.ErrorContains(t, err, "h1 is CORDONED")
-	silent := w.host("h2", plenty())
-	w.wait((cloud.HeartbeatLost + 1) * time.Millisecond)
-	w.beat(host)
+	silent := w.AddHost("h2", plenty())
+	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.Heartbeat(host)
 	_, err = w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	f, _ := fault.From(err)
 	require.Equal(t, map[string]any{"h1": "is CORDONED", "h2": "is NOT_READY"}, f.Details)
-	w.beat(silent)
+	w.Heartbeat(silent)
 	require.Equal(t, silent, w.create("x").Node)
 }
 
 // A leader that has not heard from its hosts yet waits for them instead of refusing.
 func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 	w := newWorld(t)
-	id := cloud.NodeID("00000000-0000-7000-a000-000000000099")
-	n := cloud.Node{ID: id, Name: "h1", Declared: cloud.NodeReady, Capacity: plenty(), Allocatable: plenty(), Hypervisors: []cloud.Hypervisor{cloud.KVM}}
-	w.update(func(tx *store.Tx) { node.Nodes.Put(tx, &n, string(id)) })
-	w.hosts++
-	w.settled()
+	id := w.AddSilentHost("h1", plenty())
 	made := make(chan error)
 	go func() {
 		_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
@@ -292,7 +289,7 @@ func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 		t.Fatalf("answered before the host was heard from: %v", err)
 	case <-time.After(2 * again):
 	}
-	w.beat(id)
+	w.Heartbeat(id)
 	require.NoError(t, <-made)
 }
 
@@ -306,9 +303,9 @@ func TestNoHostAtAll(t *testing.T) {
 // Used images are marked, and free again when the last VM of theirs is gone.
 func TestImagesAreHeld(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30)
-	images := image.New(image.Options{Store: w.store, Commands: lead1(), Members: 1, Self: 1})
+	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: 1, Self: 1})
 	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
@@ -319,7 +316,7 @@ func TestImagesAreHeld(t *testing.T) {
 // Pages hold every VM once, in order, whatever is created meanwhile; another acme's are on none; a token is for its list.
 func TestList(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	for i := range 7 {
 		w.create(fmt.Sprint("vm-", i), func(q *Wanted) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
 	}
@@ -366,7 +363,7 @@ func TestList(t *testing.T) {
 // Whatever the token, a list says that it never gave it. The fuzzer sees one that was given, but for its last byte.
 func FuzzPageToken(f *testing.F) {
 	w := newWorld(f)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	for i := range 3 {
 		w.create(fmt.Sprint("vm-", i))
 	}

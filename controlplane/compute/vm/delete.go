@@ -8,6 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -38,7 +39,7 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return false, err
 	}
-	gone, err := s.remove(ctx, removeAsk{t, id, force, body})
+	gone, err := deleteCommand.Call(ctx, s.opts.Commands, removeAsk{t, id, force, body})
 	if err != nil || !force || gone.Node == "" || gone.Away {
 		return gone.Replayed, err
 	}
@@ -49,7 +50,10 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 	return gone.Replayed, nil
 }
 
-func (s *Service) doRemove(ctx context.Context, q removeAsk) (out removed, err error) {
+var deleteCommand = leader.NewCommand("vm.delete", leader.Keyed, (*Service).deleteOnLeader)
+
+// deleteOnLeader is Delete on the leader. It does not wait for the host.
+func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (out removed, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		var replayed bool
 		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {

@@ -37,7 +37,7 @@ func (w *world) orgCounted() (used tenant.Amount) {
 // however many calls at once.
 func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	const limit = 5
 	w.update(func(tx *store.Tx) {
 		require.NoError(t, tenant.SetOrgQuota(tx, acme.Org, tenant.Quota{VMs: new(uint64(limit))}))
@@ -78,7 +78,7 @@ func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
 	for i, id := range made {
 		if errs[i] == nil {
 			at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}
-			_, err := w.vms.doRemove(w.as(at, ""), removeAsk{Tenant: at, VM: id, Force: true})
+			_, err := w.vms.deleteOnLeader(w.as(at, ""), removeAsk{Tenant: at, VM: id, Force: true})
 			require.NoError(t, err)
 			break
 		}
@@ -91,7 +91,7 @@ func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
 // An answer that is remembered for an idempotency key in a deleted project is not given in a later project of its ID.
 func TestAnAnswerOfADeletedProjectIsNotGivenAgain(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	create := func() Created {
 		out, err := w.vms.Create(w.as(acme, "key"), acme, small("web"), [32]byte{})
 		require.NoError(t, err)
@@ -99,7 +99,7 @@ func TestAnAnswerOfADeletedProjectIsNotGivenAgain(t *testing.T) {
 	}
 	first := create()
 	require.True(t, create().Replayed)
-	_, err := w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: first.VM.ID, Force: true})
+	_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: first.VM.ID, Force: true})
 	require.NoError(t, err)
 	w.update(func(tx *store.Tx) {
 		require.NoError(t, tenant.DeleteProject(tx, acme.Project))

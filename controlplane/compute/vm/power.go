@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -42,8 +43,18 @@ type powered struct {
 	Replayed bool
 }
 
-// doPower records what is wanted.
-func (s *Service) doPower(ctx context.Context, q powerAsk) (out powered, err error) {
+// powerCommand is a command that changes the desired power state of a VM.
+type powerCommand = leader.Command[*Service, powerAsk, powered]
+
+var (
+	// setPowerCommand starts or stops a VM: running it twice has the effect of running it once.
+	setPowerCommand = leader.NewCommand("vm.power", leader.Repeatable, (*Service).changePowerOnLeader)
+	// pulseCommand reboots or resets a VM each time that it runs.
+	pulseCommand = leader.NewCommand("vm.press", leader.Keyed, (*Service).changePowerOnLeader)
+)
+
+// changePowerOnLeader records the desired power state of a VM. It does not wait for the host.
+func (s *Service) changePowerOnLeader(ctx context.Context, q powerAsk) (out powered, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
 			vm, err := of(tx, q.Tenant, q.VM)
@@ -91,7 +102,7 @@ type Asked struct {
 
 // Start wants a VM on and waits until it runs.
 func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
-	return s.ask(ctx, s.level, powerAsk{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
+	return s.ask(ctx, setPowerCommand, powerAsk{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
 		switch vm.State {
 		case cloud.Running:
 			return true, nil
@@ -107,7 +118,7 @@ func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body
 
 // Stop wants a VM off and waits until it is: the power button, and the cut after grace; a grace of 0 cuts at once.
 func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (Asked, error) {
-	return s.ask(ctx, s.level, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
+	return s.ask(ctx, setPowerCommand, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
 		switch {
 		case vm.Wish.On || vm.Wish.Again:
 			return false, fault.New(fault.FailedPrecondition, "VM %s was started again meanwhile", vm.Name)
@@ -120,14 +131,14 @@ func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace
 
 // Reboot presses the power button, waits for the guest to go down, and starts it again; the host cuts after 30 s.
 func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
-	return s.ask(ctx, s.press, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
+	return s.ask(ctx, pulseCommand, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
 		return runsAgain(vm, vm.Status.RebootsDone >= asked.Wish.Reboots, "reboot")
 	})
 }
 
 // Reset presses the reset button.
 func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
-	return s.ask(ctx, s.press, powerAsk{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
+	return s.ask(ctx, pulseCommand, powerAsk{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
 		return runsAgain(vm, vm.Status.ResetsDone >= asked.Wish.Resets, "reset")
 	})
 }
@@ -152,12 +163,13 @@ func ended(vm *cloud.VM, verb string) error {
 // again is the pause after a wait that broke off because the records could not be read.
 const again = 100 * time.Millisecond
 
-// ask records a wish and waits for it on the records of this member. done sees the VM as it was when asked, and as it is.
-func (s *Service) ask(ctx context.Context, record func(context.Context, powerAsk) (powered, error), q powerAsk, wait time.Duration, done func(asked, now *cloud.VM) (bool, error)) (Asked, error) {
+// ask runs a command on the leader and waits until done reports that the VM has reached the desired state, by the records
+// of this member. asked is the VM as the command left it, now the VM as it is.
+func (s *Service) ask(ctx context.Context, command *powerCommand, q powerAsk, wait time.Duration, done func(asked, now *cloud.VM) (bool, error)) (Asked, error) {
 	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
 		return Asked{}, err
 	}
-	asked, err := record(ctx, q)
+	asked, err := command.Call(ctx, s.opts.Commands, q)
 	if err != nil {
 		return Asked{}, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -18,7 +19,7 @@ import (
 // What each call makes of each state: the state after it, or its refusal. In ERROR stop and start are ways out.
 func TestPowerTable(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
+	w.AddHost("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
 	const no = cloud.Unspecified
 	i := 0
 	for state, row := range map[cloud.State]map[action]cloud.State{
@@ -33,7 +34,7 @@ func TestPowerTable(t *testing.T) {
 		for a, want := range row {
 			i++
 			vm := w.in(state, fmt.Sprint("vm-", i))
-			out, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
+			out, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
 			if want == no {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s in %s: %v", a, state, err)
 				require.ErrorContains(t, err, state.String())
@@ -57,7 +58,7 @@ func TestPowerTable(t *testing.T) {
 // A call waits for its VM, and gives it as it is then.
 func TestCallsWait(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	body := [32]byte{}
 	for _, c := range []struct {
 		name string
@@ -128,7 +129,7 @@ func TestCallsWait(t *testing.T) {
 // ask records a wish without waiting.
 func (w *world) ask(id cloud.VMID, a action, grace uint64) {
 	w.t.Helper()
-	_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
@@ -139,7 +140,7 @@ func (w *world) erase(id cloud.VMID) {
 	if err != nil {
 		return
 	}
-	_, err = w.vms.doRemove(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
+	_, err = w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
 	require.NoError(w.t, err)
 	w.absent(vm.Node, id, vm.Generation+1)
 }
@@ -147,7 +148,7 @@ func (w *world) erase(id cloud.VMID) {
 // Nothing to do is done at once; nobody is asked to wait for it.
 func TestNothingToDo(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	ctx, body := w.as(acme, ""), [32]byte{}
 	running, stopped := w.in(cloud.Running, "on"), w.in(cloud.Stopped, "off")
 	out, err := w.vms.Start(ctx, acme, running.ID, body)
@@ -162,7 +163,7 @@ func TestNothingToDo(t *testing.T) {
 func TestWaitsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		w.host("h1", plenty())
+		w.AddHost("h1", plenty())
 		ctx, body := w.as(acme, ""), [32]byte{}
 		for name, c := range map[string]struct {
 			from cloud.State
@@ -199,10 +200,10 @@ func TestWaitsEnd(t *testing.T) {
 // answered when there is no VM any more. Without the key the reboot is another.
 func TestPowerUnderAKey(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	press := func(key string) powered {
-		out, err := w.vms.press(w.as(acme, key), powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
+		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
 		require.NoError(t, err)
 		return out
 	}
@@ -245,14 +246,14 @@ func TestPowerUnderAKey(t *testing.T) {
 
 // ask2 is a start under a key whose caller is lost.
 func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
-	_, err := w.vms.level(w.as(acme, key), powerAsk{Tenant: acme, VM: id, Action: start})
+	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
 
 // Ids that are none are InvalidArgument, another acme's are not found, whatever is asked of them.
 func TestIDs(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	body := [32]byte{}
 	for name, call := range map[string]func(context.Context, cloud.Tenant, cloud.VMID) error{
@@ -310,22 +311,23 @@ func TestIDs(t *testing.T) {
 // That the leader is lost while a call waits is no answer: the wish is recorded, and the wait goes on.
 func TestWaitsOutliveTheLeader(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
-	record := func(ctx context.Context, q powerAsk) (powered, error) {
-		out, err := w.vms.doPower(ctx, q)
-		w.quorum.away.Store(true)
+	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerAsk) (powered, error) {
+		out, err := s.changePowerOnLeader(ctx, q)
+		w.Quorum.Away.Store(true)
 		return out, err
-	}
+	})
+	leader.Register(w.vms.opts.Commands, w.vms, thenLost)
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
 		time.Sleep(3 * again)
-		w.quorum.away.Store(false)
+		w.Quorum.Away.Store(false)
 		w.seen(vm.ID, cloud.ObservedRunning)
 	}()
 	defer func() { <-reported }()
-	out, err := w.vms.ask(w.as(acme, ""), record, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
+	out, err := w.vms.ask(w.as(acme, ""), thenLost, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
 		func(_, vm *cloud.VM) (bool, error) { return vm.State == cloud.Running, nil })
 	require.NoError(t, err)
 	require.Equal(t, cloud.Running, out.VM.State)

@@ -46,7 +46,7 @@ func (w *world) try(name string, change ...func(*Wanted)) error {
 // A VM is counted with its record, or neither is there; a stopped one counts, a deleted one does not.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
-	host := w.host("h1", plenty())
+	host := w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
 	one := w.counted()
 	require.Equal(t, amountOf(&vm.Spec), one)
@@ -75,7 +75,7 @@ func TestQuota(t *testing.T) {
 // However many create at once, the quota is never passed and never left unused.
 func TestQuotaAtOnce(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	limit := uint64(5)
 	w.quota(tenant.Quota{VMs: &limit})
 	var wg sync.WaitGroup
@@ -99,7 +99,7 @@ func TestQuotaAtOnce(t *testing.T) {
 // Whatever is created, changed and deleted, the sum stays that of the VMs.
 func TestQuotaCountsWhatIsThere(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	r := rand.New(rand.NewPCG(1, 2))
 	var ids []cloud.VMID
 	for n := range 60 {

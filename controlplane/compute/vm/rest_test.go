@@ -77,7 +77,7 @@ func TestREST(t *testing.T) {
 				d.ScanArgs(t, "vcpus", &c.VCPUs)
 				d.ScanArgs(t, "mib", &c.MemoryMiB)
 				d.ScanArgs(t, "gib", &c.StorageGiB)
-				ids[arg("name")] = string(w.host(arg("name"), c))
+				ids[arg("name")] = string(w.AddHost(arg("name"), c))
 				return ""
 			case "report":
 				vm := w.seen(cloud.VMID(ids[arg("vm")]), levels[arg("observed")], func(o *cloud.Observation) { o.LastError = arg("error") })
@@ -135,7 +135,7 @@ func TestREST(t *testing.T) {
 			e := json.NewEncoder(&text)
 			e.SetEscapeHTML(false)
 			require.NoError(t, e.Encode(out))
-			w.settled()
+			w.AwaitFleet()
 			answer := uuids.ReplaceAllStringFunc(text.String(), func(id string) string {
 				for name, have := range ids {
 					if have == id {
@@ -160,7 +160,7 @@ var levels = map[string]cloud.Observed{
 // it is our fault.
 func FuzzCreateBody(f *testing.F) {
 	w := newWorld(f)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	w.image(1, 1<<30)
 	handler := w.rest()
 	for _, body := range []string{

@@ -15,7 +15,7 @@ import (
 // what is not served yet.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
-	w.host("h1", plenty())
+	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
 	r := &server{s: w.vms}
 	ctx := w.as(acme, "")

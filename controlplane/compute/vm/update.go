@@ -8,6 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -36,10 +37,13 @@ func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c C
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
 	}
-	return s.update(ctx, updateAsk{t, id, c})
+	return updateCommand.Call(ctx, s.opts.Commands, updateAsk{t, id, c})
 }
 
-func (s *Service) doUpdate(ctx context.Context, q updateAsk) (out cloud.VM, err error) {
+var updateCommand = leader.NewCommand("vm.update", leader.Repeatable, (*Service).updateOnLeader)
+
+// updateOnLeader is Update on the leader.
+func (s *Service) updateOnLeader(ctx context.Context, q updateAsk) (out cloud.VM, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, err := of(tx, q.Tenant, q.VM)
 		if err != nil {

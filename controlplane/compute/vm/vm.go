@@ -65,28 +65,15 @@ type Service struct {
 	usage map[cloud.VMID]cloud.Usage
 	// deadlines are those of all VMs in a transient state, on the leader.
 	deadlines map[cloud.VMID]due
-
-	create func(context.Context, createAsk) (Created, error)
-	// level is start and stop, press reboot and reset: what a button does twice is done twice.
-	level  func(context.Context, powerAsk) (powered, error)
-	press  func(context.Context, powerAsk) (powered, error)
-	remove func(context.Context, removeAsk) (removed, error)
-	update func(context.Context, updateAsk) (cloud.VM, error)
-	used   func(context.Context, []cloud.VMID) (map[cloud.VMID]cloud.Usage, error)
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	if opts.Billing == nil {
 		opts.Billing = unbilled{}
 	}
 	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]due{}}
-	s.create = leader.Handle(opts.Commands, "vm.create", leader.Keyed, s.doCreate)
-	s.level = leader.Handle(opts.Commands, "vm.power", leader.Repeatable, s.doPower)
-	s.press = leader.Handle(opts.Commands, "vm.press", leader.Keyed, s.doPower)
-	s.remove = leader.Handle(opts.Commands, "vm.delete", leader.Keyed, s.doRemove)
-	s.update = leader.Handle(opts.Commands, "vm.update", leader.Repeatable, s.doUpdate)
-	s.used = leader.Handle(opts.Commands, "vm.usage", leader.Repeatable, s.doUsed)
+	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand)
 	return s
 }
 
@@ -151,14 +138,17 @@ func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cl
 	// Figures are not worth waiting for.
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
-	usage, err := s.used(ctx, ids)
+	usage, err := usageCommand.Call(ctx, s.opts.Commands, ids)
 	if err != nil {
 		return nil
 	}
 	return usage
 }
 
-func (s *Service) doUsed(_ context.Context, ids []cloud.VMID) (map[cloud.VMID]cloud.Usage, error) {
+var usageCommand = leader.NewCommand("vm.usage", leader.Repeatable, (*Service).usageOnLeader)
+
+// usageOnLeader is Usage on the leader, whose memory has the last usage that each host reported.
+func (s *Service) usageOnLeader(_ context.Context, ids []cloud.VMID) (map[cloud.VMID]cloud.Usage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make(map[cloud.VMID]cloud.Usage, len(ids))

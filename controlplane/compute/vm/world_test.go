@@ -2,68 +2,27 @@ package vm
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"log/slog"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	grpcpeer "google.golang.org/grpc/peer"
 
-	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
-
-	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node/nodetest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// alone is the leadership of the only member.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
-
-// world is the VM controller of a member that leads, over records in memory, with hosts that are played by the test.
+// world is the VM controller of a member that leads, over records in memory, with hosts that the test plays.
 type world struct {
-	t         testing.TB
-	store     *store.Store
-	quorum    *quorum
-	nodes     *node.Service
-	vms       *Service
-	beats     vmv1.NodeServiceServer
-	authority *mtls.Authority
-	hosts     int
-
-	mu sync.Mutex
-	at time.Time
-}
-
-// quorum is the other members, which can be away.
-type quorum struct {
-	*store.Direct
-	away atomic.Bool
-}
-
-func (q *quorum) ReadIndex(ctx context.Context) error {
-	if q.away.Load() {
-		return fault.New(fault.Unavailable, "no leader").MayRetry()
-	}
-	return q.Direct.ReadIndex(ctx)
+	*nodetest.World
+	t     testing.TB
+	store *store.Store
+	nodes *node.Service
+	vms   *Service
 }
 
 var (
@@ -72,113 +31,21 @@ var (
 )
 
 func newWorld(t testing.TB) *world {
-	w := &world{t: t, at: time.UnixMilli(1_800_000_000_000)}
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	w.quorum = &quorum{Direct: store.NewDirect(engine)}
-	w.store = store.New(store.Options{Engine: engine, Proposer: w.quorum, PageKey: make([]byte, 32), Now: w.now})
-	w.update(func(tx *store.Tx) {
-		for _, t := range []cloud.Tenant{acme, other} {
-			_, err := tenant.CreateOrg(tx, t.Org, "")
-			require.NoError(w.t, err)
-			_, err = tenant.CreateProject(tx, t, "", tenant.Quota{})
-			require.NoError(w.t, err)
-		}
-	})
-	log := slog.New(slog.DiscardHandler)
-	authority, err := mtls.NewAuthority("test", make([]byte, 32))
-	require.NoError(t, err)
-	w.authority = authority
-	commands := leader.NewCommands(1, alone{}, nil)
-	w.nodes = node.New(node.Options{Store: w.store, Commands: commands, Leadership: alone{}, Self: 1, Authority: authority, Log: log, Now: w.now})
-	w.vms = New(Options{Store: w.store, Commands: commands, Nodes: w.nodes, Log: log})
-	w.nodes.Attach(w.vms, nil)
-	w.nodes.RegisterAgents(w)
-	ctx, cancel := context.WithCancel(context.Background())
-	var following sync.WaitGroup
-	following.Go(func() { w.nodes.Follow(ctx) })
-	following.Go(func() { w.vms.Follow(ctx) })
-	t.Cleanup(func() { cancel(); following.Wait() })
+	base := nodetest.New(t, nil, acme, other)
+	w := &world{World: base, t: t, store: base.Store, nodes: base.Nodes}
+	w.vms = New(Options{Store: w.store, Commands: w.Commands, Nodes: w.nodes, Log: w.Log})
+	w.Attach(w.vms)
+	w.Go(w.vms.Follow)
 	return w
 }
 
-func (w *world) now() time.Time       { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
-func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }
-
-// RegisterService implements grpc.ServiceRegistrar: it takes what agents would call.
-func (w *world) RegisterService(_ *grpc.ServiceDesc, impl any) {
-	if beats, ok := impl.(vmv1.NodeServiceServer); ok {
-		w.beats = beats
-	}
-}
-
-// update changes records behind the services' backs.
+// update changes records directly.
 func (w *world) update(f func(tx *store.Tx)) {
 	w.t.Helper()
-	_, err := w.store.Update(w.t.Context(), func(tx *store.Tx) error { f(tx); return nil })
-	require.NoError(w.t, err)
+	w.Update(func(tx *store.Tx) error { f(tx); return nil })
 }
 
-// host adds a host that is READY.
-func (w *world) host(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
-	w.t.Helper()
-	w.hosts++
-	n := cloud.Node{
-		ID: cloud.NodeID(fmt.Sprintf("00000000-0000-7000-a000-%012d", w.hosts)), Name: name, Declared: cloud.NodeReady, Capacity: has,
-		Allocatable: has, Hypervisors: []cloud.Hypervisor{cloud.KVM}, Architecture: cloud.X8664, CPUModels: []string{"EPYC"},
-	}
-	for _, f := range change {
-		f(&n)
-	}
-	w.update(func(tx *store.Tx) { node.Nodes.Put(tx, &n, string(n.ID)) })
-	w.beat(n.ID)
-	return n.ID
-}
-
-// beat is a heartbeat of a host, and waits until the leader has it among its fleet.
-func (w *world) beat(id cloud.NodeID) {
-	w.t.Helper()
-	cert, err := w.authority.IssueFor(mtls.Node, string(id), w.now(), time.Hour)
-	require.NoError(w.t, err)
-	ctx := grpcpeer.NewContext(w.t.Context(), &grpcpeer.Peer{
-		AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert.Leaf}}},
-	})
-	n := w.node(id)
-	capacity := func(c cloud.Capacity) *vmv1.NodeCapacity {
-		return &vmv1.NodeCapacity{Vcpus: c.VCPUs, MemoryMib: c.MemoryMiB, StorageGib: c.StorageGiB}
-	}
-	_, err = w.beats.HeartbeatNode(ctx, &vmv1.HeartbeatNodeRequest{
-		NodeId: string(id), Name: n.Name, State: vmv1.NodeState(n.Declared), Capacity: capacity(n.Capacity), Allocatable: capacity(n.Allocatable),
-		Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM}, Labels: n.Labels,
-	})
-	require.NoError(w.t, err)
-	w.settled()
-}
-
-// settled waits until the leader's fleet is what the records say.
-func (w *world) settled() {
-	w.t.Helper()
-	require.Eventually(w.t, func() bool {
-		for _, c := range w.nodes.Fleet() {
-			if n := w.node(c.Node.ID); n.Allocated != c.Node.Allocated || n.Cordoned != c.Node.Cordoned {
-				return false
-			}
-		}
-		return len(w.nodes.Fleet()) == w.hosts
-	}, 10*time.Second, time.Millisecond)
-}
-
-func (w *world) node(id cloud.NodeID) (n *cloud.Node) {
-	w.t.Helper()
-	require.NoError(w.t, w.store.Local(func(v *store.View) (err error) {
-		n, err = node.Nodes.Get(v, string(id))
-		return err
-	}))
-	return n
-}
-
-func (w *world) allocated(id cloud.NodeID) cloud.Capacity { return w.node(id).Allocated }
+func (w *world) allocated(id cloud.NodeID) cloud.Capacity { return w.Node(id).Allocated }
 
 // image adds an image that is AVAILABLE, of so many bytes.
 func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud.ImageID {
@@ -264,7 +131,7 @@ func (w *world) in(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID
 	wish := func(a action, grace uint64) {
-		_, err := w.vms.doPower(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 		require.NoError(w.t, err)
 	}
 	switch state {
@@ -293,6 +160,3 @@ func (w *world) in(state cloud.State, name string) *cloud.VM {
 }
 
 func newID() cloud.VMID { return cloud.VMID(uuid.Must(uuid.NewV7()).String()) }
-
-// lead1 is the commands of a service of its own.
-func lead1() *leader.Commands { return leader.NewCommands(1, alone{}, nil) }

@@ -28,6 +28,10 @@ import (
 	"time"
 )
 
+// KeyPurpose is the purpose for which the key of an archive is derived from the cluster key. The result is the same for
+// all renewals of a cluster key, so that a renewed key reads older archives.
+const KeyPurpose = "backup"
+
 // Manifest says what an archive holds.
 type Manifest struct {
 	Version int `json:"version"`

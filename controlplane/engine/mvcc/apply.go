@@ -9,15 +9,19 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
-// Apply carries out commands, in order, as one batch, and returns one result for each. When it returns, readers and
-// watchers see them; they are durable after a Flush. Indexes must grow from call to call, and within one not shrink; gaps
-// are allowed.
+// Apply applies cmds, in order, as one batch and returns one result for each. When it returns, readers and watchers see
+// the changes; they are durable after a Flush. Indexes must increase from call to call and must not decrease within a
+// call; gaps are allowed.
 //
-// An error leaves nothing of the call behind and is final: a CommandError for a command this program cannot carry out,
-// else what the disk said. Every later Apply returns it again, until Restore.
-func (e *Engine) Apply(cmds []Command) ([]Result, error) {
+// After an error, nothing of the call is applied. The error is final: each later Apply returns it, until Restore. It is
+// a CommandError for a command that this version cannot apply, otherwise an error of the disk.
+func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	if e.failed != nil {
 		return nil, e.failed
 	}
@@ -30,22 +34,22 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 		return nil, err
 	}
 	defer gen.release()
-	s := &e.stage
+	s := &e.applier
 	s.index = now.index
-	s.begin(gen.db)
+	s.beginBatch(gen.db)
 	results, err := s.run(cmds)
-	if err = errors.Join(err, s.endReads()); err == nil {
+	if err = errors.Join(err, s.closeIterator()); err == nil {
 		err = s.commit()
 	}
 	if err == nil && e.opts.Quiet {
 		err = s.flushEarly()
 	}
 	if err = errors.Join(err, s.batch.Close()); err != nil {
-		e.failed = fmt.Errorf("apply %d commands up to index %d: %w", len(cmds), cmds[len(cmds)-1].Index, marked(err))
+		e.failed = fmt.Errorf("apply %d commands up to index %d: %w", len(cmds), cmds[len(cmds)-1].Index, markCorrupt(err))
 		return nil, e.failed
 	}
 	e.publish(&view{gen: gen, state: s.state, records: s.records}, s.changes)
-	e.hub.announce(s.changes, s.revision)
+	e.hub.Announce(&s.changes, s.revision)
 	if s.leaseChanges.any() && e.opts.OnLeases != nil {
 		e.opts.OnLeases(s.leaseChanges)
 	}
@@ -53,98 +57,96 @@ func (e *Engine) Apply(cmds []Command) ([]Result, error) {
 	return results, nil
 }
 
-// stage is the batch that Apply builds: the state it leads to, and what reads within it must see.
-type stage struct {
+// applier builds the batch of one Apply: the new state, and what reads within the batch must see on top of the stored
+// keys.
+type applier struct {
 	state
-	records     records
-	leases      leases
-	proposals   *proposals
-	mostChanges int // MaxTxnChanges
+	records    recordSet
+	leases     leases
+	proposals  *proposals
+	maxChanges int // MaxTxnChanges; lower in tests
 
-	db            *pebble.DB
-	batch         *pebble.Batch
-	batchRevision int64            // up to which db has everything
-	iter          *pebble.Iterator // over the keys as they were before the batch; opened when first needed
-	index         *index           // of the keys as they were before Apply; nil while there is none
-	pending       overlay          // what the batch's commands have written, when more follow
-	own           overlay          // what the steps of the present program have changed, when more follow
-	changes       []change
-	leaseChanges  LeaseChanges
-	more          bool // commands follow the present one
+	db             *pebble.DB
+	batch          *pebble.Batch
+	batchRevision  int64            // newest revision that db contains
+	iter           *pebble.Iterator // over the keys as they were before the batch; opened on first use
+	index          *keyindex.Index  // of the keys as they were before Apply; nil: not built
+	batchOverlay   overlay          // writes of the earlier commands in the batch
+	programOverlay overlay          // writes of the earlier steps of the program
+	changes        changeList
+	leaseChanges   LeaseChanges
+	moreCommands   bool // more commands of the batch follow the current one
 
-	list listed // the chunk of changes that is being filled
+	chunk changeChunk // the part of the change log that is being filled
 
-	txn     Txn // reused
-	program programDecoder
+	decoder command.Decoder
 	scratch []byte
 	key     []byte
 
-	unflushed int // bytes in the memtable, about; for Quiet
+	unflushed int // approximate bytes in the memtable; for Quiet
 }
 
-// listed is a chunk of changes that is not in the batch yet.
-type listed struct {
-	chunk    []byte
-	revision int64 // of its first change
-	place    int   // of its first change among those of the revision
-	last     int64 // revision of its last change
+// changeChunk is a chunk of the change log that is not in the batch yet.
+type changeChunk struct {
+	data         []byte
+	revision     int64 // revision of its first change
+	ordinal      int   // position of its first change within that revision
+	lastRevision int64 // revision of its last change
 }
 
-func (s *stage) begin(db *pebble.DB) {
+// beginBatch starts a Pebble batch.
+func (s *applier) beginBatch(db *pebble.DB) {
 	s.db, s.batch, s.batchRevision = db, db.NewBatch(), s.revision
 }
 
-// cut gives what was done so far to Pebble, so that the next command can read it at any of its revisions.
-func (s *stage) cut() error {
-	if err := errors.Join(s.endReads(), s.commit(), s.batch.Close()); err != nil {
+// commitEarly commits what was applied so far, so that the next command can read it at any of its revisions.
+func (s *applier) commitEarly() error {
+	if err := errors.Join(s.closeIterator(), s.commit(), s.batch.Close()); err != nil {
 		return err
 	}
-	// What is pending now is also in Pebble. The index does not know it.
-	s.begin(s.db)
+	// The overlay's entries are now in Pebble as well. The index is still the old one, so the overlay stays.
+	s.beginBatch(s.db)
 	return nil
 }
 
-// bufferedItems bounds the buffers that are kept from one batch to the next.
+// bufferedItems is the largest buffer, in items, that is kept for the next batch.
 const bufferedItems = 1024
 
-// clear forgets the batch and keeps its buffers, unless it was a huge one.
-func (s *stage) clear() {
+// clear drops the batch, and keeps buffers of up to bufferedItems items.
+func (s *applier) clear() {
 	s.db, s.batch, s.index = nil, nil, nil
-	s.pending.clear()
+	s.batchOverlay.clear()
 	s.leaseChanges = LeaseChanges{}
 	clear(s.changes)
 	s.changes = s.changes[:0]
 	if cap(s.changes) > bufferedItems {
 		s.changes = nil
 	}
-	if max(cap(s.txn.Guards), cap(s.txn.Ops)) > bufferedItems {
-		s.txn = Txn{}
-	}
-	clear(s.txn.Guards[:cap(s.txn.Guards)])
-	clear(s.txn.Ops[:cap(s.txn.Ops)])
-	s.program.clear()
+	s.decoder.Reset()
 }
 
-func (s *stage) run(cmds []Command) ([]Result, error) {
-	results := make([]Result, len(cmds))
+// run applies cmds to the batch.
+func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
+	results := make([]command.Result, len(cmds))
 	for i := range cmds {
 		c := &cmds[i]
 		shares := i > 0 && c.Index == cmds[i-1].Index
 		if c.Index <= s.applied.Index && !shares {
-			return nil, fmt.Errorf("command at index %d after %d was applied: %w", c.Index, s.applied.Index, ErrInvalid)
+			return nil, fmt.Errorf("command at index %d after %d was applied: %w", c.Index, s.applied.Index, command.ErrInvalid)
 		}
-		s.more = i < len(cmds)-1
+		s.moreCommands = i < len(cmds)-1
 		r, err := s.command(c, shares)
 		if err != nil {
 			return nil, err
 		}
-		s.applied = Position{Index: c.Index, Term: c.Term}
+		s.applied = command.Position{Index: c.Index, Term: c.Term}
 		results[i] = r
 	}
 	return results, nil
 }
 
-func (s *stage) command(c *Command, shares bool) (Result, error) {
+// command applies one command. shares says that the one before it had the same index.
+func (s *applier) command(c *command.Command, shares bool) (command.Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil
 	}
@@ -154,47 +156,31 @@ func (s *stage) command(c *Command, shares bool) (Result, error) {
 			return r, nil
 		}
 	}
-	d := decoder{b: c.Data}
-	if format := d.byte(); format != commandFormat {
-		return Result{}, &CommandError{c.Index, fmt.Errorf("format %d: %w", format, ErrUnknownFormat)}
+	kind, err := s.decoder.Decode(c.Data)
+	if err != nil {
+		return command.Result{}, &CommandError{c.Index, err}
 	}
-	var r Result
-	var err error
-	switch kind := d.byte(); {
-	case d.err != nil:
-		return Result{}, &CommandError{c.Index, d.err}
-	case kind == commandTxn:
-		if err := s.txn.decode(d.b); err != nil {
-			return Result{}, &CommandError{c.Index, err}
-		}
-		r, err = s.transact()
-	case kind == commandProgram:
-		p, err := s.program.decode(d.b)
-		if err != nil {
-			return Result{}, &CommandError{c.Index, err}
-		}
-		if c.Wanted && s.readsWithin(p.Steps) {
+	var r command.Result
+	switch kind {
+	case command.KindTxn:
+		r, err = s.transact(&s.decoder.Txn)
+	case command.KindProgram:
+		p := s.decoder.Program
+		if c.WantSteps && s.readsWithin(p.Steps) {
 			if shares {
-				return Result{}, &CommandError{c.Index, fmt.Errorf("it reads at a revision and shares its index: %w", ErrInvalid)}
+				err := fmt.Errorf("a program that reads at a revision shares its log entry: %w", command.ErrInvalid)
+				return command.Result{}, &CommandError{c.Index, err}
 			}
-			if err := s.cut(); err != nil {
-				return Result{}, err
+			if err := s.commitEarly(); err != nil {
+				return command.Result{}, err
 			}
 		}
-		if r, err = s.execute(p, c.Wanted); err != nil {
-			return Result{}, err
-		}
-	case kind == commandCompact:
-		revision := d.int64()
-		if d.err != nil || len(d.b) > 0 {
-			return Result{}, &CommandError{c.Index, ErrMalformed}
-		}
-		r = s.compact(revision)
-	default:
-		return Result{}, &CommandError{c.Index, fmt.Errorf("kind %d: %w", kind, ErrUnknownFormat)}
+		r, err = s.execute(p, c.WantSteps)
+	case command.KindCompact:
+		r = s.compact(s.decoder.Compact)
 	}
 	if err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
 	if known {
 		s.proposals.add(c.ID, r)
@@ -202,8 +188,8 @@ func (s *stage) command(c *Command, shares bool) (Result, error) {
 	return r, nil
 }
 
-// readsWithin reports whether a step reads at a revision that the batch has made and gone beyond.
-func (s *stage) readsWithin(steps []Step) bool {
+// readsWithin reports whether a step reads at a revision that the batch made, other than its newest.
+func (s *applier) readsWithin(steps []command.Step) bool {
 	if s.revision == s.batchRevision {
 		return false
 	}
@@ -217,28 +203,30 @@ func (s *stage) readsWithin(steps []Step) bool {
 	return false
 }
 
-func (s *stage) result() Result { return Result{Revision: s.revision, Time: s.time} }
+// result returns a result with the current revision and time.
+func (s *applier) result() command.Result { return command.Result{Revision: s.revision, Time: s.time} }
 
-func (s *stage) compact(revision int64) Result {
+// compact raises the compact revision. Scrub removes the data later.
+func (s *applier) compact(revision int64) command.Result {
 	r := s.result()
 	switch {
-	case revision <= s.floor:
-		r.Refused = RefusedCompacted
+	case revision <= s.compactRevision:
+		r.Refused = command.RefusedCompacted
 	case revision > s.revision:
-		r.Refused = RefusedFuture
+		r.Refused = command.RefusedFuture
 	default:
-		s.floor = revision
+		s.compactRevision = revision
 	}
 	return r
 }
 
-// transact carries out s.txn.
-func (s *stage) transact() (Result, error) {
-	s.time = max(s.time, s.txn.Time)
-	for i := range s.txn.Guards {
-		holds, err := s.holds(&s.txn.Guards[i])
+// transact applies a transaction.
+func (s *applier) transact(t *command.Txn) (command.Result, error) {
+	s.time = max(s.time, t.Time)
+	for i := range t.Guards {
+		holds, err := s.checkGuard(&t.Guards[i])
 		if err != nil {
-			return Result{}, err
+			return command.Result{}, err
 		}
 		if !holds && !mutant.On(mutant.DropGuards) {
 			r := s.result()
@@ -247,66 +235,67 @@ func (s *stage) transact() (Result, error) {
 		}
 	}
 	first := len(s.changes)
-	refused, err := s.collect(first)
+	refused, err := s.collectChanges(t, first)
 	if err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
 	if refused {
 		s.changes = s.changes[:first]
 		r := s.result()
-		r.Refused = RefusedTooMany
+		r.Refused = command.RefusedTooMany
 		return r, nil
 	}
 	if len(s.changes) > first {
 		s.revision++
 		if err := s.write(s.changes[first:]); err != nil {
-			return Result{}, err
+			return command.Result{}, err
 		}
 	}
 	return s.result(), nil
 }
 
-func (s *stage) holds(g *Guard) (bool, error) {
+// checkGuard reports whether g holds.
+func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 	if len(g.End) == 0 {
 		h, err := s.lookup(g.Key, false, false)
-		return h.mod == g.ModRevision, err
+		return h.ModRevision == g.ModRevision, err
 	}
-	if s.index != nil && len(s.pending.between(g.Key, g.End)) == 0 {
-		return s.index.holds(g), nil
+	if s.index != nil && len(s.batchOverlay.between(g.Key, g.End)) == 0 {
+		return guardHolds(s.index, g), nil
 	}
 	var highest, count int64
-	err := s.scan(g.Key, g.End, false, func(_ []byte, h held) (bool, error) {
-		highest, count = max(highest, h.mod), count+1
+	err := s.scan(g.Key, g.End, false, func(_ []byte, h keyState) (bool, error) {
+		highest, count = max(highest, h.ModRevision), count+1
 		return count <= g.Count && highest <= g.ModRevision, nil
 	})
 	return highest == g.ModRevision && count == g.Count, err
 }
 
-// collect appends to s.changes what the ops of s.txn change, and reports whether that is too much.
-func (s *stage) collect(first int) (refused bool, err error) {
+// collectChanges appends the changes that t's ops make to s.changes. It reports whether they exceed maxChanges.
+func (s *applier) collectChanges(t *command.Txn, first int) (refused bool, err error) {
 	deletes := 0
-	for i := range s.txn.Ops {
-		o := &s.txn.Ops[i]
-		if o.Kind != OpPut {
+	for i := range t.Ops {
+		o := &t.Ops[i]
+		if o.Kind != command.OpPut {
 			deletes++
 		}
 		switch o.Kind {
-		case OpPut, OpDelete:
+		case command.OpPut, command.OpDelete:
 			h, err := s.lookup(o.Key, false, false)
 			if err != nil {
 				return false, err
 			}
-			if o.Kind == OpPut {
-				s.changes = append(s.changes, s.putChange(o.Key, o.Value, 0, h.version))
-			} else if h.live() {
-				s.changes = append(s.changes, s.deleteChange(o.Key, h.version))
+			if o.Kind == command.OpPut {
+				s.changes = append(s.changes, s.putChange(o.Key, o.Value, 0, h.Meta))
+			} else if h.Live() {
+				s.changes = append(s.changes, s.deleteChange(o.Key, h.Meta))
 			}
-		case OpDeleteRange:
-			err := s.scan(o.Key, o.End, false, func(key []byte, h held) (bool, error) {
-				s.changes = append(s.changes, s.deleteChange(bytes.Clone(key), h.version))
-				return len(s.changes)-first <= s.mostChanges, nil
+		case command.OpDeleteRange:
+			err := s.scan(o.Key, o.End, false, func(key []byte, h keyState) (bool, error) {
+				s.changes = append(s.changes, s.deleteChange(bytes.Clone(key), h.Meta))
+				return len(s.changes)-first <= s.maxChanges, nil
 			})
-			if err != nil || len(s.changes)-first > s.mostChanges {
+			if err != nil || len(s.changes)-first > s.maxChanges {
 				return true, err
 			}
 		}
@@ -317,30 +306,31 @@ func (s *stage) collect(first int) (refused bool, err error) {
 	return false, nil
 }
 
-// putChange is a put at the next revision over what the key held before.
-func (s *stage) putChange(key, value []byte, lease int64, before version) change {
-	c := change{key: key, value: value, revision: s.revision + 1, before: before, previous: before.mod}
-	c.now = version{
-		create: before.create, mod: c.revision, number: before.number + 1, lease: lease, size: int64(len(value)),
+// putChange returns the change of a put at the next revision; before is the metadata of the version that it replaces.
+func (s *applier) putChange(key, value []byte, lease int64, before command.Meta) change {
+	c := change{key: key, value: value, revision: s.revision + 1, before: before, prevModRevision: before.ModRevision}
+	c.after = command.Meta{
+		CreateRevision: before.CreateRevision, ModRevision: c.revision, Version: before.Version + 1,
+		Lease: lease, Size: int64(len(value)),
 	}
-	if !before.live() {
-		c.now.create = c.revision
+	if !before.Live() {
+		c.after.CreateRevision = c.revision
 	} else {
-		c.releases = before.stored(key)
+		c.freedBytes = storedBytes(key, before)
 	}
 	return c
 }
 
-// deleteChange is a delete, at the next revision, of what the key held before.
-func (s *stage) deleteChange(key []byte, before version) change {
+// deleteChange returns the change of a delete at the next revision; before is the metadata of the deleted version.
+func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	return change{
 		deleted: true, key: key, revision: s.revision + 1,
-		before: before, previous: before.mod, releases: before.stored(key),
+		before: before, prevModRevision: before.ModRevision, freedBytes: storedBytes(key, before),
 	}
 }
 
-// dropRepeatedDeletes leaves the first delete of each key: the others find nothing.
-func (s *stage) dropRepeatedDeletes(first int) {
+// dropRepeatedDeletes keeps only the first delete of each key, from position first on.
+func (s *applier) dropRepeatedDeletes(first int) {
 	seen := make(map[string]struct{}, len(s.changes)-first)
 	kept := slices.DeleteFunc(s.changes[first:], func(c change) bool {
 		if !c.deleted {
@@ -352,3 +342,15 @@ func (s *stage) dropRepeatedDeletes(first int) {
 	})
 	s.changes = s.changes[:first+len(kept)]
 }
+
+// CommandError is the fatal error of Apply for a command that this version cannot apply. Skipping the command would let
+// this member's state differ from the others'. It wraps command.ErrUnknownFormat, ErrMalformed or ErrInvalid.
+type CommandError struct {
+	Index uint64
+	Err   error
+}
+
+func (e *CommandError) Error() string { return fmt.Sprintf("command at index %d: %v", e.Index, e.Err) }
+
+// Unwrap returns the cause.
+func (e *CommandError) Unwrap() error { return e.Err }

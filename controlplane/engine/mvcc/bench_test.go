@@ -10,15 +10,19 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// benchEngine is an engine on disk with n keys of 256 bytes each, flushed.
+// benchEngine returns an engine on disk with n flushed keys of 256 bytes each.
 func benchEngine(b *testing.B, n int, o Options) *Engine {
 	e, err := Open(vfs.Default, b.TempDir(), o)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, e.Close()) })
 	value := make([]byte, 256)
-	cmds := make([]Command, 0, 1000)
+	cmds := make([]command.Command, 0, 1000)
 	for i := range n {
 		cmds = append(cmds, benchPut(b, uint64(i)+1, i, value))
 		if len(cmds) == cap(cmds) || i == n-1 {
@@ -34,30 +38,30 @@ func benchEngine(b *testing.B, n int, o Options) *Engine {
 
 func benchKey(i int) []byte { return fmt.Appendf(nil, "key/%08d", i) }
 
-func benchPut(b *testing.B, index uint64, key int, value []byte) Command {
-	data, err := EncodeTxn(Txn{Time: 1, Ops: []Op{Put(benchKey(key), value)}})
+func benchPut(b *testing.B, index uint64, key int, value []byte) command.Command {
+	data, err := command.EncodeTxn(command.Txn{Time: 1, Ops: []command.Op{command.Put(benchKey(key), value)}})
 	require.NoError(b, err)
-	c := Command{Index: index, Term: 1, Data: data}
+	c := command.Command{Index: index, Term: 1, Data: data}
 	binary.BigEndian.PutUint64(c.ID[:], index)
 	c.ID[15] = 1
 	return c
 }
 
-// written is what Pebble has written to disk, flushed and compacted, since it was opened.
+// written returns the bytes that Pebble has written to disk by flushes and compactions since it was opened.
 func written(e *Engine) uint64 {
 	total := e.published.Load().gen.db.Metrics().Total()
 	return total.TableBytesFlushed + total.TableBytesCompacted
 }
 
-// BenchmarkPut applies puts of 256 bytes over 200,000 keys, some a batch, as a log hands them over.
+// BenchmarkPut applies puts of 256 bytes over 200,000 keys, in batches of several sizes.
 func BenchmarkPut(b *testing.B) {
 	for _, size := range []int{1, 10, 100} {
 		b.Run(fmt.Sprintf("batch=%d", size), func(b *testing.B) {
 			e := benchEngine(b, 200_000, Options{})
 			rng := rand.New(rand.NewPCG(1, 1))
-			// Commands are encoded by proposers, beforehand.
+			// Proposers encode commands beforehand.
 			const prepared = 20_000
-			cmds := make([]Command, prepared)
+			cmds := make([]command.Command, prepared)
 			for i := range cmds {
 				value := make([]byte, 256)
 				for j := range value {
@@ -91,7 +95,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkTransaction applies what a record update of the platform looks like: a range guard, two reads, three writes.
+// BenchmarkTransaction applies transactions like those of a record update: a range guard, two reads, three writes.
 func BenchmarkTransaction(b *testing.B) {
 	e := benchEngine(b, 200_000, Options{})
 	value := make([]byte, 256)
@@ -106,23 +110,23 @@ func BenchmarkTransaction(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		data, err := EncodeTxn(Txn{
-			Guards: []Guard{o.Guard(res), {Key: res.KVs[0].Key, ModRevision: res.KVs[0].ModRevision}, {Key: []byte("none")}},
-			Ops:    []Op{Put(benchKey(k), value), Put(benchKey(k+1), value), Put(benchKey(k+2), value)},
+		data, err := command.EncodeTxn(command.Txn{
+			Guards: []command.Guard{o.Guard(res), {Key: res.KVs[0].Key, ModRevision: res.KVs[0].ModRevision}, {Key: []byte("none")}},
+			Ops:    []command.Op{command.Put(benchKey(k), value), command.Put(benchKey(k+1), value), command.Put(benchKey(k+2), value)},
 		})
 		if err != nil {
 			b.Fatal(err)
 		}
 		s.Close()
 		index++
-		r, err := e.Apply([]Command{{Index: index, Data: data}})
+		r, err := e.Apply([]command.Command{{Index: index, Data: data}})
 		if err != nil || r[0].Conflict {
 			b.Fatal(r, err)
 		}
 	}
 }
 
-// BenchmarkGet reads single keys, each from a snapshot of its own or all from one.
+// BenchmarkGet reads single keys, from a snapshot for each read or from one for all.
 func BenchmarkGet(b *testing.B) {
 	e := benchEngine(b, 200_000, Options{})
 	get := func(b *testing.B, s *Snapshot, key []byte, want bool) {
@@ -153,7 +157,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// BenchmarkRange reads 100 keys, of which each has so many versions.
+// BenchmarkRange reads 100 keys of which each has the given number of versions.
 func BenchmarkRange(b *testing.B) {
 	for _, versions := range []int{1, 20} {
 		b.Run(fmt.Sprintf("versions=%d", versions), func(b *testing.B) {
@@ -162,7 +166,7 @@ func BenchmarkRange(b *testing.B) {
 			value := make([]byte, 256)
 			index := e.Applied().Index
 			for range versions - 1 {
-				cmds := make([]Command, keys)
+				cmds := make([]command.Command, keys)
 				for i := range cmds {
 					index++
 					cmds[i] = benchPut(b, index, i, value)
@@ -186,21 +190,21 @@ func BenchmarkRange(b *testing.B) {
 	}
 }
 
-// BenchmarkWatch applies puts while so many watchers each wait for another key, or all for the same.
+// BenchmarkWatch applies puts while watchers watch other keys, or all the same key.
 func BenchmarkWatch(b *testing.B) {
 	const n = 10_000
 	value := make([]byte, 256)
 	b.Run(fmt.Sprintf("others=%d", n), func(b *testing.B) {
 		e := benchEngine(b, 1, Options{})
 		for i := range n {
-			defer e.Watch(WatchOptions{Key: benchKey(i + 1)}).Close()
-			defer e.Watch(WatchOptions{Key: benchKey(i + 1), End: benchKey(i + 2)}).Close()
+			defer e.Watch(watch.Options{Key: benchKey(i + 1)}).Close()
+			defer e.Watch(watch.Options{Key: benchKey(i + 1), End: benchKey(i + 2)}).Close()
 		}
 		index := e.Applied().Index
 		b.ReportAllocs()
 		for b.Loop() {
 			index++
-			if _, err := e.Apply([]Command{benchPut(b, index, 0, value)}); err != nil {
+			if _, err := e.Apply([]command.Command{benchPut(b, index, 0, value)}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -211,7 +215,7 @@ func BenchmarkWatch(b *testing.B) {
 		index := e.Applied().Index
 		last := int64(b.N) + e.Revision()
 		for range 100 {
-			w := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0")})
+			w := e.Watch(watch.Options{Key: []byte("key/"), End: []byte("key0")})
 			wg.Go(func() {
 				defer w.Close()
 				for {
@@ -230,7 +234,7 @@ func BenchmarkWatch(b *testing.B) {
 		b.ResetTimer()
 		for range b.N {
 			index++
-			if _, err := e.Apply([]Command{benchPut(b, index, 0, value)}); err != nil {
+			if _, err := e.Apply([]command.Command{benchPut(b, index, 0, value)}); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -1,55 +1,59 @@
 package mvcc
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// change is one effect of a transaction: a key put or deleted at a revision. One revision may change a key more than
-// once: only its last change makes a version.
+// change is the effect of a command on one key: a put or a delete at a revision. A revision may change a key several
+// times; only its last change becomes a version.
 type change struct {
-	deleted    bool
-	superseded bool // the same revision changes the key again
-	key        []byte
-	value      []byte
-	revision   int64
-	now        version // the zero version when deleted
-	before     version // that it found
-	previous   int64   // mod revision of what the key held before the revision, 0: nothing
+	deleted         bool
+	superseded      bool // a later change of the same revision changes the key again
+	key             []byte
+	value           []byte
+	revision        int64
+	after           command.Meta // of the new version; zero for a delete
+	before          command.Meta // of the version that the change found
+	prevModRevision int64        // mod revision of what the key held before the revision; 0: it did not exist
 
-	// releases is the size of the version that a compaction behind the revision can let go of; 0 when an earlier change
-	// of the revision already releases it.
-	releases int64
+	// freedBytes is the size of the version that becomes removable once the revision is compacted. It is 0 if an
+	// earlier change of the same revision counts it.
+	freedBytes int64
 }
 
-// The lists of changes, one list a batch: chunks under the revision of their first change. A list of format 1 is one
-// revision's.
+// The change log holds what each revision changed, one list for each batch, in chunks stored under the revision of
+// their first change. In format 1, each revision had its own list. The constants are the first byte of a change.
 const (
-	changePut     = 3
-	changeDelete  = 4
-	changePassing = 5 // a put whose revision changes the key again; the version is here and nowhere else
-	changeUndo    = 6 // a delete whose revision puts the key again
-	oldPut        = 1 // without a size
-	oldDelete     = 2
+	changePut              = 3
+	changeDelete           = 4
+	changeSupersededPut    = 5 // a put that the same revision supersedes; its version is stored only here
+	changeSupersededDelete = 6 // a delete after which the same revision puts the key again
+	oldPut                 = 1 // format 1: without freedBytes
+	oldDelete              = 2
 
 	changeKind = 0x7f
-	// changeNext is set in a change's first byte where the next revision begins.
+	// changeNext is set in the first byte of the first change of each revision but the chunk's first.
 	changeNext = 0x80
 )
 
-// chunkBytes bounds the value of one record of changes.
+// chunkBytes is the size from which a chunk is complete.
 const chunkBytes = 32 << 10
 
+// appendChange appends the encoding of c. next says that c is the first change of its revision, and not of its chunk.
 func appendChange(dst []byte, c *change, next bool) []byte {
 	kind := byte(changePut)
 	switch {
 	case c.deleted && c.superseded:
-		kind = changeUndo
+		kind = changeSupersededDelete
 	case c.deleted:
 		kind = changeDelete
 	case c.superseded:
-		kind = changePassing
+		kind = changeSupersededPut
 	}
 	if next {
 		kind |= changeNext
@@ -57,99 +61,101 @@ func appendChange(dst []byte, c *change, next bool) []byte {
 	dst = append(dst, kind)
 	dst = binary.AppendUvarint(dst, uint64(len(c.key)))
 	dst = append(dst, c.key...)
-	if c.previous == 0 {
+	if c.prevModRevision == 0 {
 		dst = append(dst, 0)
 	} else {
-		dst = binary.AppendUvarint(dst, uint64(c.revision-c.previous))
-		dst = binary.AppendUvarint(dst, uint64(c.releases))
+		dst = binary.AppendUvarint(dst, uint64(c.revision-c.prevModRevision))
+		dst = binary.AppendUvarint(dst, uint64(c.freedBytes))
 	}
-	if kind&changeKind == changePassing {
+	if kind&changeKind == changeSupersededPut {
 		var header [maxVersionHeader]byte
-		head := appendVersionHeader(header[:0], c.now)
+		head := appendVersionHeader(header[:0], c.after)
 		dst = binary.AppendUvarint(dst, uint64(len(head)+len(c.value)))
 		dst = append(append(dst, head...), c.value...)
 	}
 	return dst
 }
 
-// changes reads one chunk.
-type changes struct {
+// chunkReader decodes one chunk of the change log.
+type chunkReader struct {
 	b        []byte
-	revision int64 // of the present change, and before the first one that of the chunk
-	place    int   // of the present change among those of its revision
-	begun    bool
+	revision int64 // of the current change; before the first one, that of the chunk
+	ordinal  int   // position of the current change within its revision
+	started  bool
 }
 
-// chunkAt begins to read the chunk b that is stored at key.
-func chunkAt(key, b []byte) (changes, error) {
+// newChunkReader returns a reader of the chunk b that is stored at key.
+func newChunkReader(key, b []byte) (chunkReader, error) {
 	revision, place, err := splitChangesKey(key)
-	return changes{b: b, revision: revision, place: place}, err
+	return chunkReader{b: b, revision: revision, ordinal: place}, err
 }
 
-// next decodes the next change; ok is false at the end. Key and value alias the chunk; only of a passing put it has
-// version and value.
-func (l *changes) next() (c change, ok bool, err error) {
+// next decodes the next change; ok is false at the end. Key and value alias the chunk. Value and after are only set for
+// superseded puts.
+func (l *chunkReader) next() (c change, ok bool, err error) {
 	if len(l.b) == 0 {
 		return change{}, false, nil
 	}
-	d := decoder{b: l.b}
-	kind := d.byte()
+	d := command.FieldDecoder{Rest: l.b}
+	kind := d.Byte()
 	switch {
 	case kind&changeNext != 0:
-		l.revision, l.place = l.revision+1, 0
-	case l.begun:
-		l.place++
+		l.revision, l.ordinal = l.revision+1, 0
+	case l.started:
+		l.ordinal++
 	}
-	bad := kind&changeNext != 0 && !l.begun
+	bad := kind&changeNext != 0 && !l.started
 	kind &= changeKind
-	l.begun = true
-	c = change{key: d.bytes(MaxKeyBytes), revision: l.revision}
-	if age := d.int64(); age > 0 {
-		c.previous = l.revision - age
+	l.started = true
+	c = change{key: d.Bytes(command.MaxKeyBytes), revision: l.revision}
+	if age := d.Int64(); age > 0 {
+		c.prevModRevision = l.revision - age
 		if kind > oldDelete {
-			c.releases = d.int64()
+			c.freedBytes = d.Int64()
 		}
 	}
 	switch kind {
 	case changePut, oldPut:
 	case changeDelete, oldDelete:
 		c.deleted = true
-	case changeUndo:
+	case changeSupersededDelete:
 		c.deleted, c.superseded = true, true
-	case changePassing:
+	case changeSupersededPut:
 		c.superseded = true
-		b := d.bytes(maxVersionHeader + MaxValueBytes)
-		if d.err == nil {
-			c.now, c.value, d.err = decodeVersion(b, l.revision)
+		b := d.Bytes(maxVersionHeader + command.MaxValueBytes)
+		if d.Err == nil {
+			c.after, c.value, d.Err = decodeVersion(b, l.revision)
 		}
 	default:
 		bad = true
 	}
-	if d.err != nil || bad || c.previous < 0 {
+	if d.Err != nil || bad || c.prevModRevision < 0 {
 		return change{}, false, fmt.Errorf("%w: changes of revision %d", ErrCorrupt, l.revision)
 	}
-	l.b = d.b
+	l.b = d.Rest
 	return c, true, nil
 }
 
-// event is c as watchers see it, still aliasing c.
-func (c *change) event() Event {
-	e := Event{Type: EventPut, PrevModRevision: c.previous}
+// event returns c as an event without Prev, which aliases c.
+func (c *change) event() watch.Event {
+	e := watch.Event{Type: watch.EventPut, PrevModRevision: c.prevModRevision}
 	if c.deleted {
-		e.Type = EventDelete
+		e.Type = watch.EventDelete
 		e.KV = KV{Key: c.key, ModRevision: c.revision}
 		return e
 	}
 	e.KV = KV{
-		Key: c.key, Value: c.value, CreateRevision: c.now.create, ModRevision: c.now.mod, Version: c.now.number, Lease: c.now.lease,
+		Key: c.key, Value: c.value, CreateRevision: c.after.CreateRevision, ModRevision: c.after.ModRevision,
+		Version: c.after.Version, Lease: c.after.Lease,
 	}
 	return e
 }
 
-// clone makes e independent of what it was read from.
-func (e *Event) clone() {
-	e.KV.Key = bytes.Clone(e.KV.Key)
-	if e.Type == EventPut {
-		e.KV.Value = append([]byte{}, e.KV.Value...)
-	}
-}
+// changeList implements watch.Changes.
+type changeList []change
+
+// Len returns the number of changes.
+func (l *changeList) Len() int { return len(*l) }
+
+// Event returns the i-th change as an event.
+func (l *changeList) Event(i int) watch.Event { return (*l)[i].event() }

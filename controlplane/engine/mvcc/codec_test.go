@@ -6,101 +6,17 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-func TestTxnLimits(t *testing.T) {
-	long, big := bytes.Repeat([]byte("k"), MaxKeyBytes), make([]byte, MaxValueBytes)
-	many := make([]Op, MaxTxnOps)
-	for i := range many {
-		many[i] = Delete([]byte("a"))
-	}
-	guards := make([]Guard, MaxTxnGuards)
-	for i := range guards {
-		guards[i] = Guard{Key: []byte("a")}
-	}
-	full := make([]Op, 0, 6)
-	for i := range 6 {
-		full = append(full, Put([]byte{byte('a' + i)}, big))
-	}
-	for name, c := range map[string]struct {
-		txn  Txn
-		want error
-	}{
-		"empty":                 {Txn{}, nil},
-		"longest key":           {Txn{Ops: []Op{Put(long, nil), DeleteRange(append(long, 0), append(long, 0))}[:1]}, nil},
-		"longest end":           {Txn{Ops: []Op{DeleteRange(long, append(long, 0))}}, nil},
-		"largest value":         {Txn{Ops: []Op{Put(long, big)}}, nil},
-		"most ops":              {Txn{Ops: many}, nil},
-		"most guards":           {Txn{Guards: guards}, nil},
-		"all keys":              {Txn{Ops: []Op{DeleteRange(nil, []byte{0})}}, nil},
-		"put beside a range":    {Txn{Ops: []Op{DeleteRange([]byte("a"), []byte("b")), Put([]byte("b"), nil)}}, nil},
-		"key too long":          {Txn{Ops: []Op{Put(append(long, 'k'), nil)}}, ErrTooLarge},
-		"end too long":          {Txn{Ops: []Op{DeleteRange(long, append(long, 0, 0))}}, ErrTooLarge},
-		"value too large":       {Txn{Ops: []Op{Put(long, append(big, 0))}}, ErrTooLarge},
-		"transaction too large": {Txn{Ops: full}, ErrTooLarge},
-		"too many ops":          {Txn{Ops: append(many, Delete([]byte("a")))}, ErrTooMany},
-		"too many guards":       {Txn{Guards: append(guards, guards[0])}, ErrTooMany},
-		"empty key":             {Txn{Ops: []Op{Put(nil, nil)}}, ErrEmptyKey},
-		"empty guard key":       {Txn{Guards: []Guard{{}}}, ErrEmptyKey},
-		"empty end":             {Txn{Ops: []Op{DeleteRange([]byte("a"), []byte{})}}, ErrInvalid},
-		"empty end of a guard":  {Txn{Guards: []Guard{{Key: []byte("a"), End: []byte{}}}}, nil},
-		"range without end":     {Txn{Ops: []Op{DeleteRange([]byte("a"), nil)}}, ErrInvalid},
-		"end without range":     {Txn{Ops: []Op{{Kind: OpPut, Key: []byte("a"), End: []byte("b")}}}, ErrInvalid},
-		"delete with value":     {Txn{Ops: []Op{{Kind: OpDelete, Key: []byte("a"), Value: []byte("b")}}}, ErrInvalid},
-		"no kind":               {Txn{Ops: []Op{{Key: []byte("a")}}}, ErrInvalid},
-		"negative time":         {Txn{Time: -1}, ErrInvalid},
-		"negative revision":     {Txn{Guards: []Guard{{Key: []byte("a"), ModRevision: -1}}}, ErrInvalid},
-		"count of one key":      {Txn{Guards: []Guard{{Key: []byte("a"), Count: 1}}}, ErrInvalid},
-		"put twice":             {Txn{Ops: []Op{Put([]byte("a"), nil), Put([]byte("a"), nil)}}, ErrDuplicateKey},
-		"put and delete":        {Txn{Ops: []Op{Delete([]byte("a")), Put([]byte("a"), nil)}}, ErrDuplicateKey},
-		"put in deleted range":  {Txn{Ops: []Op{Put([]byte("b"), nil), DeleteRange([]byte("a"), []byte{0})}}, ErrDuplicateKey},
-	} {
-		t.Run(name, func(t *testing.T) {
-			data, err := EncodeTxn(c.txn)
-			if c.want != nil {
-				require.ErrorIs(t, err, c.want)
-				return
-			}
-			require.NoError(t, err)
-			var back Txn
-			require.NoError(t, back.decode(data[2:]))
-			require.Equal(t, len(c.txn.Ops), len(back.Ops))
-		})
-	}
-}
-
-// FuzzTxn feeds arbitrary bytes to the decoder: what it accepts is valid, encodes again, and to the same transaction.
-func FuzzTxn(f *testing.F) {
-	for _, t := range []Txn{
-		{},
-		{Time: 1, Guards: []Guard{{Key: []byte("a"), ModRevision: 7}, {Key: []byte("a"), End: []byte("b"), ModRevision: 7, Count: 2}}},
-		{Ops: []Op{Put([]byte("a"), []byte("1")), Delete([]byte("b")), DeleteRange([]byte("c"), []byte{0})}},
-	} {
-		data, err := EncodeTxn(t)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(data[2:])
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var txn, back Txn
-		if txn.decode(data) != nil || len(data) > MaxTxnBytes/2 {
-			return
-		}
-		require.NoError(t, txn.Validate())
-		again, err := EncodeTxn(txn)
-		require.NoError(t, err)
-		require.NoError(t, back.decode(again[2:]))
-		require.Equal(t, txn, back)
-	})
-}
-
-// FuzzKeys checks that encoded keys sort as keys do, come back, and keep Pebble's rules for comparers.
+// FuzzKeys checks that encoded keys sort like keys, decode to the same keys, and satisfy Pebble's rules for comparers.
 func FuzzKeys(f *testing.F) {
 	f.Add([]byte("a"), []byte("a\x00"), int64(1), int64(2))
 	f.Add([]byte("a\x00\x01"), []byte("a\x00\xff"), int64(1), int64(1<<40))
@@ -142,91 +58,75 @@ func FuzzKeys(f *testing.F) {
 		}
 		require.GreaterOrEqual(t, c.Compare(c.Successor(nil, va), va), 0)
 
-		// PrefixEnd is the end of what begins with a.
+		// PrefixEnd returns the end of the range of keys that begin with a.
 		if len(a) > 0 {
-			require.Equal(t, bytes.HasPrefix(b, a), inRange(b, a, PrefixEnd(a)))
+			require.Equal(t, bytes.HasPrefix(b, a), command.InRange(b, a, command.PrefixEnd(a)))
 		}
 	})
 }
 
-// FuzzResult feeds arbitrary bytes to the decoder of results.
-func FuzzResult(f *testing.F) {
-	f.Add(EncodeResult(nil, Result{Revision: 3, Time: 1 << 40}))
-	f.Add(EncodeResult(nil, Result{Revision: 3, Conflict: true, FailedGuard: 300}))
-	f.Add(EncodeResult(nil, Result{Revision: 3, Refused: RefusedTooMany}))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := DecodeResult(data)
-		if err != nil {
-			require.True(t, strings.Contains(err.Error(), "result"))
-			return
-		}
-		back, err := DecodeResult(EncodeResult(nil, r))
-		require.NoError(t, err)
-		require.Equal(t, r, back)
-	})
-}
-
-// What Apply cannot understand it refuses for good, with nothing of the batch applied.
+// A command that Apply cannot decode is a final error, and nothing of its batch is applied.
 func TestUnknownCommands(t *testing.T) {
-	valid, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("a"), []byte("1"))}})
+	valid, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
 	require.NoError(t, err)
 	twice := slices.Concat(valid[:4], []byte{2}, valid[5:], valid[5:])
 	for name, c := range map[string]struct {
 		data []byte
 		want error
 	}{
-		"newer format":         {[]byte{commandFormat + 1, commandTxn, 0, 0, 0}, ErrUnknownFormat},
-		"newer kind":           {[]byte{commandFormat, 99}, ErrUnknownFormat},
-		"only a format":        {[]byte{commandFormat}, ErrMalformed},
-		"cut":                  {valid[:len(valid)-1], ErrMalformed},
-		"more than a txn":      {append(bytes.Clone(valid), 0), ErrMalformed},
-		"a key put twice":      {twice, ErrMalformed},
-		"more than a revision": {append(EncodeCompact(1), 0), ErrMalformed},
+		"newer format":         {[]byte{2, byte(command.KindTxn), 0, 0, 0}, command.ErrUnknownFormat},
+		"newer kind":           {[]byte{1, 99}, command.ErrUnknownFormat},
+		"only a format":        {[]byte{1}, command.ErrMalformed},
+		"cut":                  {valid[:len(valid)-1], command.ErrMalformed},
+		"more than a txn":      {append(bytes.Clone(valid), 0), command.ErrMalformed},
+		"a key put twice":      {twice, command.ErrMalformed},
+		"more than a revision": {append(command.EncodeCompact(1), 0), command.ErrMalformed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEngine(t)
 			mustApply(t, e, put(t, 1, "a", "0"))
-			_, err := e.Apply([]Command{put(t, 2, "a", "1"), {Index: 3, Data: c.data}, put(t, 4, "a", "2")})
+			_, err := e.Apply([]command.Command{put(t, 2, "a", "1"), {Index: 3, Data: c.data}, put(t, 4, "a", "2")})
 			require.ErrorIs(t, err, c.want)
 			var fatal *CommandError
 			require.ErrorAs(t, err, &fatal)
 			require.Equal(t, uint64(3), fatal.Index)
 			require.Equal(t, "a=0 ", content(t, e))
 			require.Equal(t, uint64(1), e.Applied().Index)
-			_, again := e.Apply([]Command{put(t, 2, "a", "1")})
+			_, again := e.Apply([]command.Command{put(t, 2, "a", "1")})
 			require.Equal(t, err, again)
 		})
 	}
 	e := newEngine(t)
 	mustApply(t, e, put(t, 5, "a", "0"))
-	_, err = e.Apply([]Command{put(t, 5, "a", "1")})
+	_, err = e.Apply([]command.Command{put(t, 5, "a", "1")})
 	require.ErrorContains(t, err, "command at index 5 after 5 was applied")
 }
 
-// A keyspace of format 1, which listed each revision on its own and without sizes, can be read, watched, changed and scrubbed.
+// A database of format 1, with a change list for each revision and without sizes, can be read, watched, changed and
+// scrubbed.
 func TestOldFormat(t *testing.T) {
 	e := newEngine(t)
 	db := e.published.Load().gen.db
 	set := func(key, value []byte) { require.NoError(t, db.Set(key, value, pebble.NoSync)) }
-	list := func(kind OpKind, key string, age byte) []byte {
+	list := func(kind command.OpKind, key string, age byte) []byte {
 		return append(append([]byte{byte(kind), byte(len(key))}, key...), age)
 	}
-	set(appendVersionKey(nil, []byte("a"), 2), append(appendVersionHeader(nil, version{create: 2, mod: 2, number: 1}), "old"...))
-	set(appendVersionKey(nil, []byte("a"), 3), append(appendVersionHeader(nil, version{create: 2, mod: 3, number: 2}), "new"...))
-	set(appendVersionKey(nil, []byte("b"), 2), appendVersionHeader(nil, version{create: 2, mod: 2, number: 1}))
+	set(appendVersionKey(nil, []byte("a"), 2), append(appendVersionHeader(nil, command.Meta{CreateRevision: 2, ModRevision: 2, Version: 1}), "old"...))
+	set(appendVersionKey(nil, []byte("a"), 3), append(appendVersionHeader(nil, command.Meta{CreateRevision: 2, ModRevision: 3, Version: 2}), "new"...))
+	set(appendVersionKey(nil, []byte("b"), 2), appendVersionHeader(nil, command.Meta{CreateRevision: 2, ModRevision: 2, Version: 1}))
 	set(appendVersionKey(nil, []byte("b"), 4), []byte{recordTombstone})
-	set(changesKey(2, 0), append(list(OpPut, "a", 0), list(OpPut, "b", 0)...))
-	set(changesKey(3, 0), list(OpPut, "a", 1))
-	set(changesKey(4, 0), list(OpDelete, "b", 2))
-	state := []byte{oldStateFormat, 9, 1, 4, 0, 0, 1, 0} // index 9, term 1, revision 4, floor 0, time 0, 1 key, no ids
+	set(changesKey(2, 0), append(list(command.OpPut, "a", 0), list(command.OpPut, "b", 0)...))
+	set(changesKey(3, 0), list(command.OpPut, "a", 1))
+	set(changesKey(4, 0), list(command.OpDelete, "b", 2))
+	state := []byte{oldStateFormat, 9, 1, 4, 0, 0, 1, 0} // index 9, term 1, revision 4, compact revision 0, time 0, 1 key, no proposals
 	s, err := decodeState(state)
 	require.NoError(t, err)
 	require.Equal(t, int64(1), s.epoch)
-	e.stage.state = s
+	e.applier.state = s
 	e.published.Store(&view{gen: e.published.Load().gen, state: s})
-	e.hub.restore(s.revision)
+	e.hub.Restore(s.revision)
 
-	w := e.Watch(WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
+	w := e.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: 2})
 	defer w.Close()
 	mustApply(t, e, put(t, 10, "a", "newer"))
 	var seen []string
@@ -238,7 +138,7 @@ func TestOldFormat(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"a@2", "b@2", "a@3", "b@4", "a@5"}, seen)
-	mustApply(t, e, Command{Index: 11, Data: EncodeCompact(5)})
+	mustApply(t, e, command.Command{Index: 11, Data: command.EncodeCompact(5)})
 	done, err := e.Scrub(context.Background(), 100)
 	require.NoError(t, err)
 	require.True(t, done)

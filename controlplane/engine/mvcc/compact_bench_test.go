@@ -9,13 +9,15 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// BenchmarkCompact writes 2 GB in values of 64 KiB over 4096 keys, compacts, and tells how long puts of 256 bytes took,
-// one at a time, while Scrub and Pebble removed the history. Run it with -benchtime=1x.
+// BenchmarkCompact writes 2 GB in values of 64 KiB over 4096 keys and compacts. It measures puts of 256 bytes, one at a
+// time, while Scrub and Pebble remove the history. Run it with -benchtime=1x.
 func BenchmarkCompact(b *testing.B) {
 	for range b.N {
-		e, err := Open(vfs.Default, b.TempDir(), Options{CountIndex: true})
+		e, err := Open(vfs.Default, b.TempDir(), Options{KeyIndex: true})
 		require.NoError(b, err)
 		const size, keys, total = 64 << 10, 4096, 2 << 30
 		rng := rand.New(rand.NewPCG(1, 1))
@@ -23,9 +25,9 @@ func BenchmarkCompact(b *testing.B) {
 		index := uint64(0)
 		apply := func(value []byte) time.Duration {
 			index++
-			c := Command{Index: index, Term: 1, Data: putOf(b, int(index)%keys, value)}
+			c := command.Command{Index: index, Term: 1, Data: putOf(b, int(index)%keys, value)}
 			began := time.Now()
-			if _, err := e.Apply([]Command{c}); err != nil {
+			if _, err := e.Apply([]command.Command{c}); err != nil {
 				b.Fatal(err)
 			}
 			return time.Since(began)
@@ -39,7 +41,7 @@ func BenchmarkCompact(b *testing.B) {
 		}
 		before := e.Stats().DiskBytes
 		index++
-		_, err = e.Apply([]Command{{Index: index, Term: 1, Data: EncodeCompact(e.Revision())}})
+		_, err = e.Apply([]command.Command{{Index: index, Term: 1, Data: command.EncodeCompact(e.Revision())}})
 		require.NoError(b, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		scrubbed := make(chan error)

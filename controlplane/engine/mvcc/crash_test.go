@@ -12,36 +12,38 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// crashLog is a log in which every entry does several things that belong together.
-func crashLog(t *testing.T) (log []Command) {
+// crashLog returns a log in which every entry makes several changes that must be atomic.
+func crashLog(t *testing.T) (log []command.Command) {
 	add := func(data []byte) {
-		log = append(log, Command{Index: uint64(len(log)) + 1, Term: 1, Data: data})
+		log = append(log, command.Command{Index: uint64(len(log)) + 1, Term: 1, Data: data})
 	}
 	for i := range 40 {
 		lease := int64(i) + 1
-		steps := []Step{
-			{Kind: StepGrant, Lease: lease, TTL: 10},
-			{Kind: StepPut, Key: fmt.Appendf(nil, "k%d", i%7), Value: make([]byte, 200*(i%5)), Lease: lease},
-			{Kind: StepPut, Key: fmt.Appendf(nil, "n%d", i), Value: []byte("v")},
-			{Kind: StepDelete, Key: fmt.Appendf(nil, "n%d", i-3)},
-			{Kind: StepSetRecord, Key: []byte("count"), Value: fmt.Append(nil, i)},
+		steps := []command.Step{
+			{Kind: command.StepGrant, Lease: lease, TTL: 10},
+			{Kind: command.StepPut, Key: fmt.Appendf(nil, "k%d", i%7), Value: make([]byte, 200*(i%5)), Lease: lease},
+			{Kind: command.StepPut, Key: fmt.Appendf(nil, "n%d", i), Value: []byte("v")},
+			{Kind: command.StepDelete, Key: fmt.Appendf(nil, "n%d", i-3)},
+			{Kind: command.StepSetRecord, Key: []byte("count"), Value: fmt.Append(nil, i)},
 		}
 		if i > 8 {
-			steps = append(steps, Step{Kind: StepRevoke, Lease: lease - 8})
+			steps = append(steps, command.Step{Kind: command.StepRevoke, Lease: lease - 8})
 		}
-		data, err := EncodeProgram(Program{Steps: steps})
+		data, err := command.EncodeProgram(command.Program{Steps: steps})
 		require.NoError(t, err)
 		add(data)
 		if i%10 == 9 {
-			add(EncodeCompact(int64(i)))
+			add(command.EncodeCompact(int64(i)))
 		}
 	}
 	return log
 }
 
-// summary is all that the state at an index must be, whatever was scrubbed.
+// summary returns all state that must be the same at an index, whatever was scrubbed.
 func summary(t *testing.T, e *Engine) string {
 	s := e.Snapshot()
 	defer s.Close()
@@ -58,13 +60,14 @@ func summary(t *testing.T, e *Engine) string {
 	return out
 }
 
-// crashed runs the log with flushes and scrubs in between and returns what a crash at any access to the disk leaves.
-func crashed(t *testing.T, log []Command) []*vfs.MemFS {
+// crashed applies the log with flushes and scrubs in between. It returns the file system after a crash at each access
+// to the disk.
+func crashed(t *testing.T, log []command.Command) []*vfs.MemFS {
 	mem := vfs.NewCrashableMem()
 	rng := rand.New(rand.NewPCG(1, 1))
 	var mu sync.Mutex
 	var found []*vfs.MemFS
-	recording := false // not yet: how a directory begins is TestOpenCrash
+	recording := false // the creation of a directory is tested by TestOpenCrash
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -94,8 +97,8 @@ func crashed(t *testing.T, log []Command) []*vfs.MemFS {
 	return found
 }
 
-// crashStory reports whether every crash leaves the state of exactly the index that the engine then says, from which the
-// rest of the log leads to the same end.
+// crashStory reports whether each crash leaves exactly the state at the applied index, from which the rest of the log
+// leads to the same end.
 func crashStory(t *testing.T) bool {
 	log := crashLog(t)
 	want := make([]string, len(log)+1)

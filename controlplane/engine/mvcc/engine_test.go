@@ -13,9 +13,13 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// newEngine is an empty engine in memory, closed with the test.
+// newEngine returns an empty engine in memory, which is closed with the test.
 func newEngine(t testing.TB) *Engine {
 	e, err := Open(vfs.NewMem(), "data", Options{})
 	require.NoError(t, err)
@@ -28,28 +32,28 @@ func proposalID(n int) (id [16]byte) {
 	return id
 }
 
-// The last MaxProposals ids are known, however they were batched, also after reopening and after a restore.
+// The last MaxProposals proposal IDs are known, however they were batched, also after reopening and after a restore.
 func TestProposalsForgotten(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
-	data, err := EncodeTxn(Txn{Ops: []Op{Delete([]byte("a"))}})
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Delete([]byte("a"))}})
 	require.NoError(t, err)
-	const total = MaxProposals + 3*proposalsSwept/2
+	const total = MaxProposals + 3*sweepInterval/2
 	index := 0
 	for index < total {
-		var cmds []Command
+		var cmds []command.Command
 		for range min(1+index%777, total-index) {
-			cmds = append(cmds, Command{Index: uint64(index) + 1, ID: proposalID(index), Data: data})
+			cmds = append(cmds, command.Command{Index: uint64(index) + 1, ID: proposalID(index), Data: data})
 			index++
 		}
 		mustApply(t, e, cmds...)
 	}
 	check := func(e *Engine) {
-		require.Equal(t, uint64(total), e.stage.proposals.next)
-		require.Len(t, e.stage.proposals.byID, MaxProposals)
-		require.Len(t, e.stage.proposals.ring, MaxProposals)
+		require.Equal(t, uint64(total), e.applier.proposals.next)
+		require.Len(t, e.applier.proposals.byID, MaxProposals)
+		require.Len(t, e.applier.proposals.ring, MaxProposals)
 		for n := range total {
-			if _, known := e.stage.proposals.find(proposalID(n)); known != (n >= total-MaxProposals) {
+			if _, known := e.applier.proposals.find(proposalID(n)); known != (n >= total-MaxProposals) {
 				t.Fatalf("id %d is known: %v", n, known)
 			}
 		}
@@ -68,12 +72,12 @@ func TestProposalsForgotten(t *testing.T) {
 	require.NoError(t, other.Restore("copy"))
 	check(other)
 
-	// The next one pushes out the oldest, which then applies again.
-	put := func(n int) Command {
+	// The next ID displaces the oldest one, which then applies again.
+	put := func(n int) command.Command {
 		index++
-		data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("a"), []byte("1"))}})
+		data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
 		require.NoError(t, err)
-		return Command{Index: uint64(index), ID: proposalID(n), Data: data}
+		return command.Command{Index: uint64(index), ID: proposalID(n), Data: data}
 	}
 	oldest := total - MaxProposals
 	require.Equal(t, int64(1), mustApply(t, other, put(oldest))[0].Revision)
@@ -82,28 +86,28 @@ func TestProposalsForgotten(t *testing.T) {
 	require.Equal(t, int64(1), mustApply(t, other, put(oldest+2))[0].Revision)
 }
 
-// One DeleteRange can be far more than a chunk and far more than a batch of events.
+// One DeleteRange can exceed a chunk of the change log and a batch of events by far.
 func TestLargeRevision(t *testing.T) {
 	e := newEngine(t)
 	const keys = 6000
 	for i := range keys {
 		mustApply(t, e, put(t, uint64(i)+1, fmt.Sprintf("key/%05d", i), "v"))
 	}
-	live := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0"), MaxEvents: 999})
+	live := e.Watch(watch.Options{Key: []byte("key/"), End: []byte("key0"), MaxEvents: 999})
 	defer live.Close()
-	data, err := EncodeTxn(Txn{Ops: []Op{DeleteRange([]byte("key/"), []byte("key0")), Put([]byte("z"), nil)}})
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.DeleteRange([]byte("key/"), []byte("key0")), command.Put([]byte("z"), nil)}})
 	require.NoError(t, err)
-	mustApply(t, e, Command{Index: keys + 1, Data: data})
+	mustApply(t, e, command.Command{Index: keys + 1, Data: data})
 	require.Equal(t, int64(1), e.Stats().Keys)
-	past := e.Watch(WatchOptions{Key: []byte("key/"), End: []byte("key0"), FromRevision: keys + 2, MaxEvents: 999, PrevKV: true})
+	past := e.Watch(watch.Options{Key: []byte("key/"), End: []byte("key0"), FromRevision: keys + 2, MaxEvents: 999, PrevKV: true})
 	defer past.Close()
-	for _, w := range []*Watcher{live, past} {
+	for _, w := range []*watch.Watcher{live, past} {
 		seen := 0
 		for seen < keys {
 			b, err := w.Next(context.Background())
 			require.NoError(t, err)
 			for _, ev := range b.Events {
-				require.Equal(t, EventDelete, ev.Type)
+				require.Equal(t, watch.EventDelete, ev.Type)
 				require.Equal(t, fmt.Sprintf("key/%05d", seen), string(ev.KV.Key))
 				require.Equal(t, int64(seen)+2, ev.PrevModRevision)
 				if w == past {
@@ -115,7 +119,7 @@ func TestLargeRevision(t *testing.T) {
 		}
 		require.Equal(t, int64(keys+2), w.Progress())
 	}
-	mustApply(t, e, put(t, keys+2, "y", ""), Command{Index: keys + 3, Data: EncodeCompact(keys + 3)})
+	mustApply(t, e, put(t, keys+2, "y", ""), command.Command{Index: keys + 3, Data: command.EncodeCompact(keys + 3)})
 	steps := 0
 	for done := false; !done; steps++ {
 		done, err = e.Scrub(context.Background(), 1000)
@@ -125,14 +129,14 @@ func TestLargeRevision(t *testing.T) {
 	require.Equal(t, "key y revision 6003: \nkey z revision 6002: \nrevision 6003:\n  put y after 0 releases 0\n", dump(t, e))
 }
 
-// While one goroutine applies, readers see whole transactions, watchers all of them in order, checkpoints the state of
-// exactly the position they tell, and scrubbing disturbs nobody.
+// While one goroutine applies, readers see whole transactions, watchers see all of them in order, and checkpoints have
+// the state of exactly the position that was returned. Scrub disturbs none of them.
 func TestConcurrent(t *testing.T) {
 	fs := vfs.NewMem()
 	e, err := Open(fs, "data", Options{MemTableBytes: 256 << 10, RecentBytes: 4 << 10})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, e.Close()) }()
-	// Applying goes on until the others have met it often enough.
+	// Applying goes on until the other goroutines have run often enough.
 	const rounds, most = 1500, 1_000_000
 	var copies, pairs, scrubs, applied atomic.Uint64
 	busy := func() bool { return copies.Load() < 6 || pairs.Load() < 200 || scrubs.Load() < 50 }
@@ -142,22 +146,22 @@ func TestConcurrent(t *testing.T) {
 		wg.Add(1)
 		go func() { defer wg.Done(); f() }()
 	}
-	// Every transaction writes its index to x and y, which are therefore always equal to the applied index.
+	// Each transaction writes its index to x and y, so both always equal the applied index.
 	start(func() {
 		defer stop()
 		for i := uint64(1); i <= rounds || i <= most && busy() && !t.Failed(); i += 2 {
-			var cmds []Command
+			var cmds []command.Command
 			for j := i; j < i+2; j++ {
 				v := strconv.AppendUint(nil, j, 10)
-				data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("x"), v), Put([]byte("y"), v)}})
+				data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("x"), v), command.Put([]byte("y"), v)}})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				cmds = append(cmds, Command{Index: j, Term: 1, Data: data})
+				cmds = append(cmds, command.Command{Index: j, Term: 1, Data: data})
 			}
 			if i%100 == 1 && i > 200 {
-				cmds[0].Data = EncodeCompact(int64(i) - 150)
+				cmds[0].Data = command.EncodeCompact(int64(i) - 150)
 			}
 			if _, err := e.Apply(cmds); err != nil {
 				t.Error(err)
@@ -177,9 +181,9 @@ func TestConcurrent(t *testing.T) {
 		if string(x.Value) != string(y.Value) || x.ModRevision != s.Revision() {
 			return "", fmt.Errorf("at %d: %s", s.Revision(), formatKV(x)+" "+formatKV(y))
 		}
-		if old, err := s.Range(RangeOptions{Key: []byte("x"), End: []byte("z"), Revision: max(s.Floor(), 2)}); err != nil ||
+		if old, err := s.Range(RangeOptions{Key: []byte("x"), End: []byte("z"), Revision: max(s.CompactRevision(), 2)}); err != nil ||
 			string(old.KVs[0].Value) != string(old.KVs[1].Value) {
-			return "", fmt.Errorf("at %d: %v", s.Floor(), err)
+			return "", fmt.Errorf("at %d: %v", s.CompactRevision(), err)
 		}
 		return string(x.Value), nil
 	}
@@ -203,7 +207,7 @@ func TestConcurrent(t *testing.T) {
 			scrubs.Add(1)
 		}
 	})
-	for i, o := range []WatchOptions{
+	for i, o := range []watch.Options{
 		{Key: []byte("x"), PrevKV: true}, {Key: []byte("y"), FromRevision: 1, MaxEvents: 3}, {Key: []byte{0}, End: []byte{0}},
 	} {
 		w := e.Watch(o)
@@ -244,15 +248,15 @@ func TestConcurrent(t *testing.T) {
 	require.Zero(t, e.Stats().Watchers)
 }
 
-func checkApplied(e *Engine, p Position) error {
+func checkApplied(e *Engine, p command.Position) error {
 	if got := e.Applied(); got != p {
 		return fmt.Errorf("restored %v, want %v", got, p)
 	}
 	return nil
 }
 
-// follow reads events until ctx ends and checks that each key's versions come without a gap.
-func follow(ctx context.Context, w *Watcher) error {
+// follow reads events until ctx ends, and checks that the versions of each key have no gaps.
+func follow(ctx context.Context, w *watch.Watcher) error {
 	last := map[string]int64{}
 	for {
 		b, err := w.Next(ctx)
@@ -275,12 +279,12 @@ func follow(ctx context.Context, w *Watcher) error {
 	}
 }
 
-// After Close everything says so and nothing hangs.
+// After Close, all methods return ErrClosed and none blocks.
 func TestClosed(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
 	mustApply(t, e, put(t, 1, "a", "1"))
-	s, w := e.Snapshot(), e.Watch(WatchOptions{Key: []byte("a")})
+	s, w := e.Snapshot(), e.Watch(watch.Options{Key: []byte("a")})
 	waiting := make(chan error)
 	go func() {
 		_, err := w.Next(context.Background())
@@ -291,16 +295,19 @@ func TestClosed(t *testing.T) {
 	require.ErrorIs(t, <-waiting, ErrClosed)
 	ctx := context.Background()
 	for name, call := range map[string]func() error{
-		"apply":      func() error { _, err := e.Apply([]Command{put(t, 2, "a", "1")}); return err },
+		"apply":      func() error { _, err := e.Apply([]command.Command{put(t, 2, "a", "1")}); return err },
 		"flush":      func() error { _, err := e.Flush(ctx); return err },
 		"scrub":      func() error { _, err := e.Scrub(ctx, 1); return err },
 		"checkpoint": func() error { _, err := e.Checkpoint(ctx, "copy"); return err },
 		"restore":    func() error { return e.Restore("copy") },
 		"get":        func() error { _, _, err := s.Get([]byte("a")); return err },
 		"new get":    func() error { _, _, err := e.Snapshot().Get([]byte("a")); return err },
-		"new range":  func() error { _, err := e.Snapshot().Range(RangeOptions{Key: []byte("a"), Revision: 9}); return err },
-		"next":       func() error { _, err := w.Next(ctx); return err },
-		"new next":   func() error { _, err := e.Watch(WatchOptions{Key: []byte("a")}).Next(ctx); return err },
+		"new range": func() error {
+			_, err := e.Snapshot().Range(RangeOptions{Key: []byte("a"), Revision: 9})
+			return err
+		},
+		"next":     func() error { _, err := w.Next(ctx); return err },
+		"new next": func() error { _, err := e.Watch(watch.Options{Key: []byte("a")}).Next(ctx); return err },
 	} {
 		require.ErrorIs(t, call(), ErrClosed, name)
 	}
@@ -309,7 +316,7 @@ func TestClosed(t *testing.T) {
 	require.Equal(t, int64(2), e.Stats().Revision)
 }
 
-// Guards made from what a range returned fail exactly when that has changed.
+// A guard made from the result of a range fails exactly when the result has changed.
 func TestRangeGuard(t *testing.T) {
 	e := newEngine(t)
 	for i, k := range []string{"a", "b", "c", "d"} {
@@ -325,33 +332,33 @@ func TestRangeGuard(t *testing.T) {
 	} {
 		res, err := s.Range(o)
 		require.NoError(t, err)
-		data, err := EncodeTxn(Txn{Guards: []Guard{o.Guard(res)}})
+		data, err := command.EncodeTxn(command.Txn{Guards: []command.Guard{o.Guard(res)}})
 		require.NoError(t, err)
 		index++
-		require.False(t, mustApply(t, e, Command{Index: index, Data: data})[0].Conflict, "%+v", o)
+		require.False(t, mustApply(t, e, command.Command{Index: index, Data: data})[0].Conflict, "%+v", o)
 	}
 }
 
-// A DeleteRange that meets too many keys changes nothing, however the keys came to be.
+// A DeleteRange of too many keys changes nothing, whether the keys are stored or pending in the batch.
 func TestTooManyChanges(t *testing.T) {
 	e := newEngine(t)
-	e.stage.mostChanges = 2
-	data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte("x"), nil), DeleteRange([]byte("a"), []byte("d"))}})
+	e.applier.maxChanges = 2
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("x"), nil), command.DeleteRange([]byte("a"), []byte("d"))}})
 	require.NoError(t, err)
-	r := mustApply(t, e, put(t, 1, "a", "1"), put(t, 2, "b", "1"), Command{Index: 3, ID: proposalID(0), Data: data})[2]
-	require.Equal(t, Result{Revision: 3, Refused: RefusedTooMany}, r)
-	require.ErrorIs(t, r.Err(), ErrTooMany)
+	r := mustApply(t, e, put(t, 1, "a", "1"), put(t, 2, "b", "1"), command.Command{Index: 3, ID: proposalID(0), Data: data})[2]
+	require.Equal(t, command.Result{Revision: 3, Refused: command.RefusedTooMany}, r)
+	require.ErrorIs(t, r.Err(), command.ErrTooMany)
 	require.Equal(t, "a=1 b=1 ", content(t, e))
-	mustApply(t, e, Command{Index: 4, Data: EncodeCompact(3)})
+	mustApply(t, e, command.Command{Index: 4, Data: command.EncodeCompact(3)})
 
-	fits, err := EncodeTxn(Txn{Ops: []Op{DeleteRange([]byte("a"), []byte("d"))}})
+	fits, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.DeleteRange([]byte("a"), []byte("d"))}})
 	require.NoError(t, err)
-	require.Equal(t, Result{Revision: 4}, mustApply(t, e, Command{Index: 5, Data: fits})[0])
-	require.Equal(t, r, mustApply(t, e, Command{Index: 6, ID: proposalID(0), Data: data})[0])
+	require.Equal(t, command.Result{Revision: 4}, mustApply(t, e, command.Command{Index: 5, Data: fits})[0])
+	require.Equal(t, r, mustApply(t, e, command.Command{Index: 6, ID: proposalID(0), Data: data})[0])
 }
 
-// While the disk refuses tables, applying and reading go on, Flush waits no longer than its caller wants, and what could
-// not be written is written later.
+// While the disk refuses to write tables, Apply and reads continue, Flush ends with its context, and the data is
+// written later.
 func TestDiskRefuses(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	var refuse atomic.Bool

@@ -3,60 +3,63 @@ package mvcc
 import (
 	"bytes"
 	"encoding/binary"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// execution is one program being carried out: what it is going to change, none of which is written before its last step
-// was found possible.
-type execution struct {
-	*stage
-	wanted  bool
-	first   int  // of its changes in stage.changes
-	several bool // steps must see each other's changes
-	refused Refusal
-	leases  []leaseStep
-	records []Record // set, or removed where the value is nil
+// programRun is the application of one program. It collects changes and writes them only after the last step, when no
+// step was refused.
+type programRun struct {
+	*applier
+	wantSteps   bool
+	firstChange int  // position of the program's first change in applier.changes
+	multiStep   bool // steps have to see each other's changes
+	refused     command.Refusal
+	leases      []leaseChange
+	records     []Record // named records to set, or to remove where Value is nil
 }
 
-// leaseStep grants a lease or revokes it.
-type leaseStep struct {
-	Lease
+// leaseChange grants or revokes a lease.
+type leaseChange struct {
+	command.Lease
 	revoked bool
 }
 
-// execute carries out a program.
-func (s *stage) execute(p *Program, wanted bool) (Result, error) {
-	x := execution{stage: s, wanted: wanted, first: len(s.changes)}
+// execute applies a program. With wanted, the result has Steps.
+func (s *applier) execute(p *command.Program, wanted bool) (command.Result, error) {
+	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
 	if p.Epoch != 0 && p.Epoch != s.epoch {
 		r := s.result()
-		r.Refused = RefusedEpoch
+		r.Refused = command.RefusedEpoch
 		return r, nil
 	}
-	x.several = len(p.Steps) > 1 || len(p.Steps) == 1 && p.Steps[0].Kind == StepBranch
+	x.multiStep = len(p.Steps) > 1 || len(p.Steps) == 1 && p.Steps[0].Kind == command.StepBranch
 	steps, err := x.steps(p.Steps)
-	s.own.clear()
+	s.programOverlay.clear()
 	if err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
-	if x.refused != RefusedNot {
-		clear(s.changes[x.first:])
-		s.changes = s.changes[:x.first]
+	if x.refused != command.RefusedNot {
+		clear(s.changes[x.firstChange:])
+		s.changes = s.changes[:x.firstChange]
 		r := s.result()
 		r.Refused = x.refused
 		return r, nil
 	}
 	if err := x.write(); err != nil {
-		return Result{}, err
+		return command.Result{}, err
 	}
 	r := s.result()
 	r.Steps = steps
 	return r, nil
 }
 
-func (x *execution) write() error {
-	s := x.stage
-	if len(s.changes) > x.first {
+// write writes the collected changes, leases and records to the batch.
+func (x *programRun) write() error {
+	s := x.applier
+	if len(s.changes) > x.firstChange {
 		s.revision++
-		if err := s.write(s.changes[x.first:]); err != nil {
+		if err := s.write(s.changes[x.firstChange:]); err != nil {
 			return err
 		}
 	}
@@ -84,7 +87,8 @@ func (x *execution) write() error {
 	return nil
 }
 
-func (s *stage) writeLease(l leaseStep) error {
+// writeLease writes l to the batch.
+func (s *applier) writeLease(l leaseChange) error {
 	if l.revoked {
 		delete(s.leases, l.ID)
 		s.leaseChanges.Revoked = append(s.leaseChanges.Revoked, l.ID)
@@ -95,35 +99,36 @@ func (s *stage) writeLease(l leaseStep) error {
 	return s.batch.Set(leaseKey(tableLeases, l.ID), binary.AppendUvarint(nil, uint64(l.TTL)), nil)
 }
 
-// steps carries out steps until one is refused. The results are nil when nobody wants them.
-func (x *execution) steps(steps []Step) (results []StepResult, err error) {
-	if x.wanted {
-		results = make([]StepResult, len(steps))
+// steps runs steps until one is refused. The results are nil unless x.wantSteps.
+func (x *programRun) steps(steps []command.Step) (results []command.StepResult, err error) {
+	if x.wantSteps {
+		results = make([]command.StepResult, len(steps))
 	}
-	var unwanted StepResult
+	var unwanted command.StepResult
 	for i := range steps {
 		r := &unwanted
-		if x.wanted {
+		if x.wantSteps {
 			r = &results[i]
 			r.Kind = steps[i].Kind
 		}
-		if err := x.step(&steps[i], r); err != nil || x.refused != RefusedNot {
+		if err := x.step(&steps[i], r); err != nil || x.refused != command.RefusedNot {
 			return nil, err
 		}
 	}
 	return results, nil
 }
 
-func (x *execution) step(st *Step, r *StepResult) (err error) {
+// step runs one step and sets its result r.
+func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	switch st.Kind {
-	case StepRange:
+	case command.StepRange:
 		return x.read(st, r)
-	case StepPut:
+	case command.StepPut:
 		return x.put(st, r)
-	case StepDelete:
+	case command.StepDelete:
 		return x.delete(st, r)
-	case StepBranch:
-		if r.Succeeded, err = x.all(st.If); err != nil {
+	case command.StepBranch:
+		if r.Succeeded, err = x.compareAll(st.If); err != nil {
 			return err
 		}
 		branch := st.Else
@@ -132,17 +137,17 @@ func (x *execution) step(st *Step, r *StepResult) (err error) {
 		}
 		r.Steps, err = x.steps(branch)
 		return err
-	case StepGrant:
+	case command.StepGrant:
 		if _, known := x.lease(st.Lease); known {
-			x.refused = RefusedLeaseExists
+			x.refused = command.RefusedLeaseExists
 			return nil
 		}
-		x.leases = append(x.leases, leaseStep{Lease: Lease{ID: st.Lease, TTL: st.TTL}})
-	case StepRevoke:
+		x.leases = append(x.leases, leaseChange{Lease: command.Lease{ID: st.Lease, TTL: st.TTL}})
+	case command.StepRevoke:
 		return x.revoke(st, r)
-	case StepSetRecord:
+	case command.StepSetRecord:
 		x.records = append(x.records, Record{Name: st.Key, Value: st.Value})
-	case StepDeleteRecord:
+	case command.StepDeleteRecord:
 		if x.hasRecord(st.Key) {
 			x.records = append(x.records, Record{Name: st.Key})
 		}
@@ -150,152 +155,159 @@ func (x *execution) step(st *Step, r *StepResult) (err error) {
 	return nil
 }
 
-func (x *execution) read(st *Step, r *StepResult) (err error) {
+// read runs a StepRange. It checks the revision even if the result is not wanted: a refusal must be the same on all
+// members.
+func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	switch o := st.Range; {
 	case o.Revision > x.revision:
-		x.refused = RefusedFuture
-	case o.Revision != 0 && o.Revision < x.floor:
-		x.refused = RefusedCompacted
-	case x.wanted:
+		x.refused = command.RefusedFuture
+	case o.Revision != 0 && o.Revision < x.compactRevision:
+		x.refused = command.RefusedCompacted
+	case x.wantSteps:
 		o.Key, o.End = st.Key, st.End
-		r.Range, err = x.stage.read(o)
+		r.Range, err = x.applier.readRange(o)
 	}
 	return err
 }
 
-func (x *execution) put(st *Step, r *StepResult) error {
+// put runs a StepPut.
+func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
-			x.refused = RefusedLeaseNotFound
+			x.refused = command.RefusedLeaseNotFound
 			return nil
 		}
 	}
-	h, err := x.lookup(st.Key, x.several, st.IgnoreValue || st.PrevKV && x.wanted)
+	h, err := x.lookup(st.Key, x.multiStep, st.IgnoreValue || st.PrevKV && x.wantSteps)
 	if err != nil {
 		return err
 	}
-	if !h.live() && (st.IgnoreValue || st.IgnoreLease) {
-		x.refused = RefusedKeyNotFound
+	if !h.Live() && (st.IgnoreValue || st.IgnoreLease) {
+		x.refused = command.RefusedKeyNotFound
 		return nil
 	}
-	if st.PrevKV && x.wanted {
-		x.previous(st.Key, h, r)
+	if st.PrevKV && x.wantSteps {
+		x.addPrevious(st.Key, h, r)
 	}
 	value, lease := st.Value, st.Lease
 	if st.IgnoreValue {
 		value = bytes.Clone(h.value)
 	}
 	if st.IgnoreLease {
-		lease = h.lease
+		lease = h.Lease
 	}
-	x.change(x.putChange(st.Key, value, lease, h.version))
+	x.change(x.putChange(st.Key, value, lease, h.Meta))
 	return nil
 }
 
-// previous answers what a step replaced.
-func (x *execution) previous(key []byte, h held, r *StepResult) {
-	if h.live() {
+// addPrevious adds the version that a step replaced to its result.
+func (x *programRun) addPrevious(key []byte, h keyState, r *command.StepResult) {
+	if h.Live() {
 		r.Range.KVs = append(r.Range.KVs, h.kv(key, false))
 	}
 }
 
-func (x *execution) delete(st *Step, r *StepResult) error {
+// delete runs a StepDelete.
+func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if len(st.End) == 0 {
-		h, err := x.lookup(st.Key, x.several, st.PrevKV && x.wanted)
-		if err == nil && h.live() {
+		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
+		if err == nil && h.Live() {
 			x.remove(st.Key, h, st.PrevKV, r)
 		}
 		return err
 	}
-	if emptyRange(st.Key, st.End) {
+	if command.EmptyRange(st.Key, st.End) {
 		return nil
 	}
-	// What is removed is not laid over the keys before the scan is through.
+	// The changes become visible only after the scan, which would otherwise see them.
 	at := len(x.changes)
-	err := x.scan(st.Key, st.End, x.several, func(key []byte, h held) (bool, error) {
+	err := x.scan(st.Key, st.End, x.multiStep, func(key []byte, h keyState) (bool, error) {
 		key = bytes.Clone(key)
-		if st.PrevKV && x.wanted {
-			x.previous(key, h, r)
+		if st.PrevKV && x.wantSteps {
+			x.addPrevious(key, h, r)
 		}
-		x.changes = append(x.changes, x.deleteChange(key, h.version))
+		x.changes = append(x.changes, x.deleteChange(key, h.Meta))
 		r.Count++
-		return len(x.changes)-x.first <= x.mostChanges, nil
+		return len(x.changes)-x.firstChange <= x.maxChanges, nil
 	})
-	if len(x.changes)-x.first > x.mostChanges {
-		x.refused = RefusedTooMany
+	if len(x.changes)-x.firstChange > x.maxChanges {
+		x.refused = command.RefusedTooMany
 		return err
 	}
-	if x.several {
+	if x.multiStep {
 		for ; at < len(x.changes); at++ {
-			x.overlay(at)
+			x.showChange(at)
 		}
 	}
 	return err
 }
 
-func (x *execution) remove(key []byte, h held, prev bool, r *StepResult) {
-	if prev && x.wanted {
-		x.previous(key, h, r)
+// remove deletes key, whose current state is h.
+func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepResult) {
+	if prev && x.wantSteps {
+		x.addPrevious(key, h, r)
 	}
 	r.Count++
-	x.change(x.deleteChange(key, h.version))
+	x.change(x.deleteChange(key, h.Meta))
 }
 
-func (x *execution) change(c change) {
+// change adds c to the changes, and refuses the program when there are too many.
+func (x *programRun) change(c change) {
 	x.changes = append(x.changes, c)
-	if len(x.changes)-x.first > x.mostChanges {
-		x.refused = RefusedTooMany
+	if len(x.changes)-x.firstChange > x.maxChanges {
+		x.refused = command.RefusedTooMany
 	}
-	if x.several {
-		x.overlay(len(x.changes) - 1)
+	if x.multiStep {
+		x.showChange(len(x.changes) - 1)
 	}
 }
 
-// overlay shows a change to the steps that follow. What the program changed before it, it supersedes: only together do
-// they replace what the key held before the program.
-func (x *execution) overlay(at int) {
+// showChange makes the change at position at visible to the later steps. It supersedes an earlier change of the program
+// to the same key; both count as one replacement of what the key held before the program.
+func (x *programRun) showChange(at int) {
 	c := &x.changes[at]
-	if e := x.own.find(c.key); e != nil {
+	if e := x.programOverlay.find(c.key); e != nil {
 		earlier := &x.changes[e.change]
 		earlier.superseded = true
-		c.previous, c.releases = earlier.previous, 0
+		c.prevModRevision, c.freedBytes = earlier.prevModRevision, 0
 	}
-	x.own.put(overlaid{key: c.key, held: held{version: c.now, value: c.value}, change: at})
+	x.programOverlay.put(overlayEntry{key: c.key, keyState: keyState{Meta: c.after, value: c.value}, change: at})
 }
 
-// lease finds a lease as the steps so far left it.
-func (x *execution) lease(id int64) (ttl int64, known bool) {
+// lease returns the TTL of a lease, with the changes of the earlier steps.
+func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	for i := len(x.leases) - 1; i >= 0; i-- {
 		if l := x.leases[i]; l.ID == id {
 			return l.TTL, !l.revoked
 		}
 	}
-	ttl, known = x.stage.leases[id]
+	ttl, known = x.applier.leases[id]
 	return ttl, known
 }
 
-func (x *execution) revoke(st *Step, r *StepResult) error {
+// revoke runs a StepRevoke: it deletes the lease and the keys attached to it.
+func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	if _, known := x.lease(st.Lease); !known {
-		x.refused = RefusedLeaseNotFound
+		x.refused = command.RefusedLeaseNotFound
 		return nil
 	}
-	x.leases = append(x.leases, leaseStep{Lease: Lease{ID: st.Lease}, revoked: true})
-	candidates, err := x.attached(st.Lease)
+	x.leases = append(x.leases, leaseChange{Lease: command.Lease{ID: st.Lease}, revoked: true})
+	candidates, err := x.leaseKeys(st.Lease)
 	if err != nil {
 		return err
 	}
-	keys, before := make([][]byte, 0, len(candidates)), make([]held, 0, len(candidates))
+	keys, before := make([][]byte, 0, len(candidates)), make([]keyState, 0, len(candidates))
 	for _, key := range candidates {
-		h, err := x.lookup(key, x.several, false)
+		h, err := x.lookup(key, x.multiStep, false)
 		if err != nil {
 			return err
 		}
-		if h.lease == st.Lease {
+		if h.Lease == st.Lease {
 			keys, before = append(keys, key), append(before, h)
 		}
 	}
-	if len(st.Value) > 0 && !bytes.Equal(st.Value, DigestKeys(keys)) {
-		x.refused = RefusedEpoch
+	if len(st.Value) > 0 && !bytes.Equal(st.Value, command.DigestKeys(keys)) {
+		x.refused = command.RefusedEpoch
 		return nil
 	}
 	for i, key := range keys {
@@ -304,12 +316,13 @@ func (x *execution) revoke(st *Step, r *StepResult) error {
 	return nil
 }
 
-func (x *execution) hasRecord(name []byte) bool {
+// hasRecord reports whether a named record exists, with the changes of the earlier steps.
+func (x *programRun) hasRecord(name []byte) bool {
 	for i := len(x.records) - 1; i >= 0; i-- {
 		if bytes.Equal(x.records[i].Name, name) {
 			return x.records[i].Value != nil
 		}
 	}
-	_, found := x.stage.records.place(name)
+	_, found := x.applier.records.search(name)
 	return found
 }

@@ -12,28 +12,33 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Hash is a checksum over the keyspace up to a revision. Members that hash the same revisions get the same, whatever they
-// have scrubbed.
+// Hash is a checksum of the keyspace up to a revision. It is the same on all members, whatever Scrub has removed on
+// each.
 type Hash struct {
 	Hash     uint32
-	Revision int64 // up to which it was computed
-	Current  int64 // the current revision then
-	Floor    int64 // the floor then: hashes with different floors cannot be compared; 0: nothing was compacted
+	Revision int64 // up to which was hashed
+	Current  int64 // the current revision at that time
+
+	// CompactRevision is the compact revision at that time; 0: nothing was compacted. Hashes with different compact
+	// revisions cannot be compared.
+	CompactRevision int64
 }
 
-// HashKV hashes keys, values and revisions as etcd's HashKV does, not to the same number: of each key the versions up to
-// revision, 0 being the current one, that are newer than the floor, and the one that can be read at the floor. It reads
-// everything, and fails with ErrFutureRevision, a CompactedError or what ctx says.
+// HashKV hashes keys, values and revisions like etcd's HashKV, but with a different result. It hashes the versions up
+// to revision (0: the current one) that are newer than the compact revision, and of each key the one that is readable
+// at the compact revision. It reads the whole keyspace. It fails with ErrFutureRevision, a CompactedError or the error
+// of ctx.
 //
-// Of a revision at which the keyspace was compacted it gives the hash that was remembered, if one was, with the floor from
-// before: what members found there stays comparable, and stays what it was when it was asked for before the compaction.
+// For a revision at which the keyspace was compacted, it returns the hash that was computed at that time, if there is
+// one, with the compact revision from before. So hashes that members computed before the compaction and after it can be
+// compared.
 func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	s := e.Snapshot()
 	defer s.Close()
 	if s.err != nil {
 		return Hash{}, fmt.Errorf("hash: %w", s.err)
 	}
-	if h, ok := s.gen.remembered.at(revision); ok {
+	if h, ok := s.gen.hashes.at(revision); ok {
 		h.Current = s.revision
 		return h, nil
 	}
@@ -41,17 +46,17 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	if err != nil {
 		return Hash{}, fmt.Errorf("hash: %w", err)
 	}
-	h := Hash{Revision: revision, Current: s.revision, Floor: s.floor}
-	if h.Hash, err = s.gen.hash(ctx, s.floor, revision, 0); err != nil {
-		return Hash{}, fmt.Errorf("hash up to revision %d: %w", revision, marked(err))
+	h := Hash{Revision: revision, Current: s.revision, CompactRevision: s.compactRevision}
+	if h.Hash, err = s.gen.hash(ctx, s.compactRevision, revision, 0); err != nil {
+		return Hash{}, fmt.Errorf("hash up to revision %d: %w", revision, markCorrupt(err))
 	}
 	return h, nil
 }
 
-// hash hashes the versions up to a revision that the floor, which the caller has pinned, leaves. It lets go of g from time
-// to time, so that what closes it need not wait, and rests then for so many times as long as it has worked.
-func (g *generation) hash(ctx context.Context, floor, revision int64, rest time.Duration) (uint32, error) {
-	h := hasher{floor: floor, revision: revision, next: []byte{tableKeys}}
+// hash computes the hash. The caller has pinned compactRevision. It releases g from time to time, so that closing g
+// need not wait for it, and then pauses for rest times the duration of its last step.
+func (g *generation) hash(ctx context.Context, compactRevision, revision int64, rest time.Duration) (uint32, error) {
+	h := hasher{compactRevision: compactRevision, revision: revision, next: []byte{tableKeys}}
 	for h.next != nil {
 		if err := ctx.Err(); err != nil {
 			return 0, err
@@ -60,7 +65,7 @@ func (g *generation) hash(ctx context.Context, floor, revision int64, rest time.
 			return 0, err
 		}
 		began := time.Now()
-		err := h.some(g.db)
+		err := h.hashStep(g.db)
 		g.release()
 		if err != nil {
 			return 0, err
@@ -76,14 +81,14 @@ func (g *generation) hash(ctx context.Context, floor, revision int64, rest time.
 	return h.sum, nil
 }
 
-// hasher is a hash that is being computed.
+// hasher is a computation of a hash.
 type hasher struct {
-	floor, revision int64
-	sum             uint32
-	next            []byte // where it goes on; nil: it is done
+	compactRevision, revision int64
+	sum                       uint32
+	next                      []byte // key at which the next step starts; nil: done
 }
 
-// hashVersions and hashBytes of values are hashed at most between two looks at whether to go on.
+// hashVersions and hashBytes limit what one step hashes: versions, and bytes of values.
 const (
 	hashVersions = 4096
 	hashBytes    = 1 << 20
@@ -91,8 +96,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// some hashes the next versions.
-func (h *hasher) some(db *pebble.DB) (err error) {
+// hashStep hashes the next versions.
+func (h *hasher) hashStep(db *pebble.DB) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: h.next, UpperBound: []byte{tableKeys + 1}})
 	if err != nil {
 		return err
@@ -116,14 +121,14 @@ func (h *hasher) some(db *pebble.DB) (err error) {
 		}
 		size += len(value)
 		tombstone := len(value) == 1 && value[0] == recordTombstone
-		if mod <= h.revision && (mod > h.floor || !tombstone) {
+		if mod <= h.revision && (mod > h.compactRevision || !tombstone) {
 			h.sum = crc32.Update(h.sum, castagnoli, it.Key())
 			binary.BigEndian.PutUint64(length[:], uint64(len(value)))
 			h.sum = crc32.Update(h.sum, castagnoli, length[:])
 			h.sum = crc32.Update(h.sum, castagnoli, value)
 		}
-		if mod <= h.floor {
-			// What is older Scrub may have removed or not.
+		if mod <= h.compactRevision {
+			// Scrub may or may not have removed older versions of the key.
 			ok = it.NextPrefix()
 		} else {
 			ok = it.Next()

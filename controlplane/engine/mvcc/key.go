@@ -7,40 +7,42 @@ import (
 	"math"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// The tables of the Pebble keyspace, told apart by the first byte.
+// The tables in the Pebble database. The first byte of a key is the table.
 //
-//	a | lease (8) | key                    a key that is attached to a lease
+//	a | lease (8) | key                    attachment of a key to a lease
 //	f                                      bytes that Scrub has removed, as Size counts them
-//	i | sequence (8)                       ids of proposals, with their results, up to that sequence number
-//	k | escaped key | 00 01 | ^revision(8) one version of a user's key, newest first
+//	i | sequence (8)                       proposal IDs with their results, up to that sequence number
+//	k | escaped key | 00 01 | ^revision(8) a version of a key, newest first
 //	l | lease (8)                          a lease
-//	m                                      the state: applied index, revision, floor, time
+//	m                                      the state: applied index, revision, compact revision, time
 //	n | name                               a named record
-//	r | revision (8) [| first change (4)]  what revisions changed from there on, in order, in chunks
+//	r | revision (8) [| first change (4)]  a chunk of the change log
 const (
-	tableAttached  = 'a'
-	tableFreed     = 'f'
-	tableProposals = 'i'
-	tableKeys      = 'k'
-	tableLeases    = 'l'
-	tableState     = 'm'
-	tableRecords   = 'n'
-	tableRevisions = 'r'
+	tableAttachments = 'a'
+	tableFreed       = 'f'
+	tableProposals   = 'i'
+	tableKeys        = 'k'
+	tableLeases      = 'l'
+	tableState       = 'm'
+	tableRecords     = 'n'
+	tableRevisions   = 'r'
 )
 
 const (
 	revisionBytes = 8
-	// A zero byte in a user's key is written 00 FF and its end 00 01, so that no encoded key is the beginning of
-	// another and the bytes sort as the keys do.
+	// In an escaped key, a zero byte is written as 00 FF, and the end as 00 01. So no escaped key is a prefix of
+	// another one, and escaped keys sort as the keys do.
 	escapeByte    = 0x00
 	escapedZero   = 0xff
 	escapedEnd    = 0x01
 	newestVersion = math.MaxInt64
 )
 
-// appendPrefix appends what all versions of key begin with.
+// appendPrefix appends the common prefix of all versions of key.
 func appendPrefix(dst, key []byte) []byte {
 	dst = append(dst, tableKeys)
 	for {
@@ -55,12 +57,12 @@ func appendPrefix(dst, key []byte) []byte {
 	}
 }
 
-// prefixLen is the length of what appendPrefix appends.
+// prefixLen returns the length of what appendPrefix appends.
 func prefixLen(key []byte) int {
 	return 1 + len(key) + bytes.Count(key, []byte{escapeByte}) + 2
 }
 
-// appendUserKey appends the user's key that prefix encodes.
+// appendUserKey appends the key that prefix encodes. It is the inverse of appendPrefix.
 func appendUserKey(dst, prefix []byte) ([]byte, error) {
 	if len(prefix) < 3 || prefix[0] != tableKeys ||
 		prefix[len(prefix)-2] != escapeByte || prefix[len(prefix)-1] != escapedEnd {
@@ -80,16 +82,17 @@ func appendUserKey(dst, prefix []byte) ([]byte, error) {
 	}
 }
 
+// appendRevision appends the inverted revision, so that newer ones sort first.
 func appendRevision(dst []byte, revision int64) []byte {
 	return binary.BigEndian.AppendUint64(dst, ^uint64(revision))
 }
 
-// appendVersionKey appends the key of the version of key that revision wrote.
+// appendVersionKey appends the Pebble key of the version of key that revision wrote.
 func appendVersionKey(dst, key []byte, revision int64) []byte {
 	return appendRevision(appendPrefix(dst, key), revision)
 }
 
-// splitVersion takes a version's key apart. The prefix aliases k.
+// splitVersion splits the Pebble key of a version. The prefix aliases k.
 func splitVersion(k []byte) (prefix []byte, revision int64, err error) {
 	n := split(k)
 	if len(k)-n != revisionBytes {
@@ -98,7 +101,8 @@ func splitVersion(k []byte) (prefix []byte, revision int64, err error) {
 	return k[:n:n], int64(^binary.BigEndian.Uint64(k[n:])), nil
 }
 
-// changesKey is the key of a chunk of a revision's changes; first is the position of its first change.
+// changesKey returns the Pebble key of a chunk of the change log; first is the position of its first change within
+// revision.
 func changesKey(revision int64, first int) []byte {
 	k := make([]byte, 0, 1+revisionBytes+4)
 	k = binary.BigEndian.AppendUint64(append(k, tableRevisions), uint64(revision))
@@ -108,6 +112,7 @@ func changesKey(revision int64, first int) []byte {
 	return k
 }
 
+// splitChangesKey is the inverse of changesKey.
 func splitChangesKey(k []byte) (revision int64, first int, err error) {
 	switch len(k) {
 	case 1 + revisionBytes:
@@ -119,18 +124,18 @@ func splitChangesKey(k []byte) (revision int64, first int, err error) {
 	return int64(binary.BigEndian.Uint64(k[1:])), first, nil
 }
 
+// proposalsKey returns the Pebble key of proposal IDs whose last sequence number is last.
 func proposalsKey(last uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{tableProposals}, last)
 }
 
-// encodedBounds turns [key, end) as the API writes it into bounds over the table of keys: without an end it is the
-// single key, with end {0} everything from key on.
+// encodedBounds returns the Pebble bounds of the versions of [key, end), where end is written as in package command.
 func encodedBounds(key, end []byte) (lower, upper []byte) {
 	lower = appendPrefix(make([]byte, 0, prefixLen(key)), key)
 	switch {
 	case len(end) == 0:
 		upper = appendSuccessor(nil, lower)
-	case isFromKey(end):
+	case command.IsFromKey(end):
 		upper = []byte{tableKeys + 1}
 	default:
 		upper = appendPrefix(make([]byte, 0, prefixLen(end)), end)
@@ -138,37 +143,15 @@ func encodedBounds(key, end []byte) (lower, upper []byte) {
 	return lower, upper
 }
 
-func isFromKey(end []byte) bool { return len(end) == 1 && end[0] == 0 }
-
-// inRange reports whether key is in [start, end) as the API writes it.
-func inRange(key, start, end []byte) bool {
-	if len(end) == 0 {
-		return bytes.Equal(key, start)
-	}
-	return bytes.Compare(key, start) >= 0 && (isFromKey(end) || bytes.Compare(key, end) < 0)
-}
-
-// PrefixEnd is the End of the range of all keys that begin with prefix: {0}, from the key on, when no key sorts after them.
-func PrefixEnd(prefix []byte) []byte {
-	for i := len(prefix) - 1; i >= 0; i-- {
-		if prefix[i] != 0xff {
-			end := bytes.Clone(prefix[:i+1])
-			end[i]++
-			return end
-		}
-	}
-	return []byte{0}
-}
-
-// comparer orders by bytes and tells Pebble where a version's revision begins, which gives it bloom filters over keys,
-// cheap steps over old versions and old values out of the way of scans.
+// comparer orders keys by their bytes, and tells Pebble where a version's revision begins. With that, Pebble has bloom
+// filters over keys, skips old versions cheaply, and moves old values out of the way of scans.
 func comparer() *pebble.Comparer {
 	c := *pebble.DefaultComparer
 	c.Name = "trivet.mvcc.1"
 	c.Split = split
 	c.ImmediateSuccessor = appendSuccessor
 	c.Separator = func(dst, a, b []byte) []byte {
-		// Shorten between prefixes only: a cut revision would no longer split where its neighbours do.
+		// Shorten only prefixes: a key with a cut revision would split elsewhere than its neighbours do.
 		n, pa := len(dst), a[:split(a)]
 		dst = pebble.DefaultComparer.Separator(dst, pa, b[:split(b)])
 		if bytes.Equal(dst[n:], pa) {
@@ -180,7 +163,7 @@ func comparer() *pebble.Comparer {
 	return &c
 }
 
-// split is the length of k without its revision. Only versions have one, and 00 01 cannot stand inside an escaped key.
+// split returns the length of k without the revision. Only versions have one; 00 01 cannot occur inside an escaped key.
 func split(k []byte) int {
 	n := len(k) - revisionBytes
 	if n >= 3 && k[0] == tableKeys && k[n-2] == escapeByte && k[n-1] == escapedEnd {
@@ -189,7 +172,7 @@ func split(k []byte) int {
 	return len(k)
 }
 
-// appendSuccessor appends the smallest possible prefix after a: one that also sorts after every version of a.
+// appendSuccessor appends the smallest possible prefix after a, which also sorts after all versions of a.
 func appendSuccessor(dst, a []byte) []byte {
 	dst = append(dst, a...)
 	if n := len(a); n >= 3 && a[0] == tableKeys && a[n-2] == escapeByte && a[n-1] == escapedEnd {

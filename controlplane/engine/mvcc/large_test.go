@@ -11,14 +11,16 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Large values lie in files beside the tables. They survive flushes, compactions, closing and a checkpoint, and a flipped
-// byte in such a file is noticed before the checkpoint takes the state's place.
+// Large values are stored in separate files. They survive flushes, compactions, closing and a checkpoint. A flipped
+// byte in such a file is noticed before a checkpoint replaces the state.
 func TestLargeValues(t *testing.T) {
 	fs := vfs.NewMem()
 	open := func(dir string) *Engine {
-		e, err := Open(fs, dir, Options{CountIndex: true})
+		e, err := Open(fs, dir, Options{KeyIndex: true})
 		require.NoError(t, err)
 		return e
 	}
@@ -88,8 +90,7 @@ func TestLargeValues(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// Defragment gives back what large and small values took, and commands go on being applied meanwhile, none of them by
-// waiting for Pebble.
+// Defragment returns the space of large and small values. Commands are applied meanwhile, and none waits for Pebble.
 func TestDefragmentWhileWriting(t *testing.T) {
 	for _, size := range []int{separatedBytes / 4, 16 * separatedBytes} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -109,12 +110,12 @@ func TestDefragmentWhileWriting(t *testing.T) {
 			_, err := e.Flush(ctx)
 			require.NoError(t, err)
 			before := e.Stats().DiskBytes
-			mustApply(t, e, Command{Index: e.Applied().Index + 1, Data: EncodeCompact(e.Revision())})
+			mustApply(t, e, command.Command{Index: e.Applied().Index + 1, Data: command.EncodeCompact(e.Revision())})
 			scrubAll(t, e)
-			// Nothing is left to merge: what is free is in the middle of files that Pebble is content with.
+			// Nothing is left to compact: the unused space is inside of files that Pebble would keep.
 			require.NoError(t, e.published.Load().gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false))
-			// No more than a part of what comes free is written meanwhile. One that is over before anything could be written
-			// shows nothing, so another one is watched.
+			// Much less is written meanwhile than is returned. A run that ends before anything was written proves
+			// nothing, so it is repeated.
 			meanwhile, most := 0, 1<<19/size
 			for rounds := 0; meanwhile < 2; rounds++ {
 				require.Less(t, rounds, 100, "commands are applied while it runs")
@@ -127,7 +128,7 @@ func TestDefragmentWhileWriting(t *testing.T) {
 				require.NoError(t, <-done)
 			}
 			require.Zero(t, e.Stats().WriteStalls)
-			// Pebble removes the files that it has replaced just after it is done.
+			// Pebble removes replaced files shortly after the compaction.
 			require.Eventually(t, func() bool { return e.Stats().DiskBytes < before/2 }, 20*time.Second, time.Millisecond)
 			s := e.Snapshot()
 			defer s.Close()

@@ -1,7 +1,6 @@
 package mvcc
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,54 +8,60 @@ import (
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// leases are the leases that commands see, by id, with their TTLs. The goroutine that applies owns them.
+// leases maps the IDs of all leases to their TTLs. It belongs to the goroutine that calls Apply.
 type leases map[int64]int64
 
-// LeaseChanges tells what a batch did to the leases.
+// LeaseChanges describes what a batch did to the leases.
 type LeaseChanges struct {
-	All     bool    // the state was replaced: what was known of leases no longer counts
-	Granted []Lease // in order; one that was also revoked is in both
+	All     bool            // Restore replaced the state: all leases may differ
+	Granted []command.Lease // in order; a lease granted and revoked in the batch is in both lists
 	Revoked []int64
 }
 
 func (c *LeaseChanges) any() bool { return c.All || len(c.Granted)+len(c.Revoked) > 0 }
 
+// leaseKey returns the Pebble key of a lease, or the prefix of its attachments.
 func leaseKey(table byte, id int64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{table}, uint64(id))
 }
 
-func attachedKey(id int64, key []byte) []byte {
+// attachmentKey returns the Pebble key of key's attachment to a lease.
+func attachmentKey(id int64, key []byte) []byte {
 	k := make([]byte, 0, 1+8+len(key))
-	return append(binary.BigEndian.AppendUint64(append(k, tableAttached), uint64(id)), key...)
+	return append(binary.BigEndian.AppendUint64(append(k, tableAttachments), uint64(id)), key...)
 }
 
-// attachedBounds are those of all keys of a lease.
-func attachedBounds(id int64) *pebble.IterOptions {
-	o := &pebble.IterOptions{LowerBound: leaseKey(tableAttached, id), UpperBound: []byte{tableAttached + 1}}
+// attachmentBounds returns the Pebble bounds of the keys of a lease.
+func attachmentBounds(id int64) *pebble.IterOptions {
+	o := &pebble.IterOptions{LowerBound: leaseKey(tableAttachments, id), UpperBound: []byte{tableAttachments + 1}}
 	if uint64(id) != math.MaxUint64 {
-		o.UpperBound = leaseKey(tableAttached, int64(uint64(id)+1))
+		o.UpperBound = leaseKey(tableAttachments, int64(uint64(id)+1))
 	}
 	return o
 }
 
+// loadLeases reads all leases.
 func loadLeases(db *pebble.DB) (leases, error) {
 	l := leases{}
-	err := eachLease(db, func(found Lease) { l[found.ID] = found.TTL })
+	err := eachLease(db, func(found command.Lease) { l[found.ID] = found.TTL })
 	return l, err
 }
 
-func eachLease(db *pebble.DB, visit func(Lease)) (err error) {
+// eachLease calls visit for each stored lease.
+func eachLease(db *pebble.DB, visit func(command.Lease)) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tableLeases}, UpperBound: []byte{tableLeases + 1}})
 	if err != nil {
-		return fmt.Errorf("read leases: %w", marked(err))
+		return fmt.Errorf("read leases: %w", markCorrupt(err))
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	for ok := it.First(); ok; ok = it.Next() {
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return fmt.Errorf("read leases: %w", marked(err))
+			return fmt.Errorf("read leases: %w", markCorrupt(err))
 		}
 		l, err := decodeLease(it.Key(), value)
 		if err != nil {
@@ -64,83 +69,69 @@ func eachLease(db *pebble.DB, visit func(Lease)) (err error) {
 		}
 		visit(l)
 	}
-	return marked(it.Error())
+	return markCorrupt(it.Error())
 }
 
-func decodeLease(key, value []byte) (Lease, error) {
-	d := decoder{b: key}
-	d.byte()
-	id := int64(d.fixed64())
+// decodeLease decodes a stored lease.
+func decodeLease(key, value []byte) (command.Lease, error) {
+	d := command.FieldDecoder{Rest: key}
+	d.Byte()
+	id := int64(d.Fixed64())
 	ttl, n := binary.Uvarint(value)
-	if d.err != nil || len(d.b) > 0 || n != len(value) || int64(ttl) < 0 {
-		return Lease{}, fmt.Errorf("%w: lease at %x", ErrCorrupt, key)
+	if d.Err != nil || len(d.Rest) > 0 || n != len(value) || int64(ttl) < 0 {
+		return command.Lease{}, fmt.Errorf("%w: lease at %x", ErrCorrupt, key)
 	}
-	return Lease{ID: id, TTL: int64(ttl)}, nil
+	return command.Lease{ID: id, TTL: int64(ttl)}, nil
 }
 
-// Lease returns lease id; ok is false when there is none. Leases have no history: unlike keys they are as they are now,
-// not as they were when the snapshot was taken.
-func (s *Snapshot) Lease(id int64) (l Lease, ok bool, err error) {
+// Lease returns lease id; ok is false if it does not exist. Leases have no history: the result is current, whatever the
+// snapshot's revision.
+func (s *Snapshot) Lease(id int64) (l command.Lease, ok bool, err error) {
 	if err := s.acquire(); err != nil {
-		return Lease{}, false, err
+		return command.Lease{}, false, err
 	}
 	defer s.gen.release()
 	key := leaseKey(tableLeases, id)
 	value, closer, err := s.gen.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
-		return Lease{}, false, nil
+		return command.Lease{}, false, nil
 	}
 	if err != nil {
-		return Lease{}, false, fmt.Errorf("read lease: %w", marked(err))
+		return command.Lease{}, false, fmt.Errorf("read lease: %w", markCorrupt(err))
 	}
 	l, err = decodeLease(key, value)
 	return l, err == nil, errors.Join(err, closer.Close())
 }
 
-// Leases returns all leases, as they are now, in the order of their ids, negative ones last.
-func (s *Snapshot) Leases() (all []Lease, err error) {
+// Leases returns all current leases, ordered by ID as an unsigned number.
+func (s *Snapshot) Leases() (all []command.Lease, err error) {
 	if err := s.acquire(); err != nil {
 		return nil, err
 	}
 	defer s.gen.release()
-	err = eachLease(s.gen.db, func(l Lease) { all = append(all, l) })
+	err = eachLease(s.gen.db, func(l command.Lease) { all = append(all, l) })
 	return all, err
 }
 
-// LeaseKeys returns the keys that are attached to lease id, as they are now, in order.
+// LeaseKeys returns the keys that are currently attached to lease id, in order.
 func (s *Snapshot) LeaseKeys(id int64) (keys [][]byte, err error) {
 	if err := s.acquire(); err != nil {
 		return nil, err
 	}
 	defer s.gen.release()
-	return attached(s.gen.db, id)
+	return readLeaseKeys(s.gen.db, id)
 }
 
-// DigestBytes is the size of what DigestKeys returns.
-const DigestBytes = sha256.Size
-
-// DigestKeys stands for keys, given in order, in a StepRevoke: that of LeaseKeys for the lease to have these keys and no
-// others when the step is carried out.
-func DigestKeys(keys [][]byte) []byte {
-	h := sha256.New()
-	var length [8]byte
-	for _, key := range keys {
-		binary.BigEndian.PutUint64(length[:], uint64(len(key)))
-		h.Write(length[:])
-		h.Write(key)
-	}
-	return h.Sum(nil)
-}
-
-func attached(db *pebble.DB, id int64) (keys [][]byte, err error) {
-	it, err := db.NewIter(attachedBounds(id))
+// readLeaseKeys reads the keys that are attached to a lease, in order.
+func readLeaseKeys(db *pebble.DB, id int64) (keys [][]byte, err error) {
+	it, err := db.NewIter(attachmentBounds(id))
 	if err != nil {
-		return nil, fmt.Errorf("read keys of lease: %w", marked(err))
+		return nil, fmt.Errorf("read keys of lease: %w", markCorrupt(err))
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	const before = 1 + 8
 	for ok := it.First(); ok; ok = it.Next() {
 		keys = append(keys, slices.Clone(it.Key()[before:]))
 	}
-	return keys, marked(it.Error())
+	return keys, markCorrupt(it.Error())
 }

@@ -13,17 +13,21 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// TestModel drives an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores,
-// and compares every result, ranges at every kept revision and every watch with a model of a few lines.
+// TestModel runs an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores.
+// It compares each result, ranges at all readable revisions and each watch with a simple model.
 func TestModel(t *testing.T) {
 	for seed := range uint64(24) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { newModelRun(t, seed).run(250) })
 	}
 }
 
-// A quiet engine given the same twice leaves the same files, but for the times in Pebble's manifests.
+// Two quiet engines with the same input leave the same files, except for times in Pebble's manifests.
 func TestQuietReplays(t *testing.T) {
 	for seed := range uint64(3) {
 		var files [2]map[string]string
@@ -68,26 +72,26 @@ type modelRun struct {
 	e       *Engine
 	opts    Options
 	m       *model
-	log     []Command
-	results []Result
+	log     []command.Command
+	results []command.Result
 	watches []*modelWatch
 	snaps   []*Snapshot
 	copies  int
 }
 
-// modelWatch is a watcher and what it has shown.
+// modelWatch is a watcher and the events it has returned.
 type modelWatch struct {
-	o        WatchOptions
-	w        *Watcher
-	events   []Event
+	o        watch.Options
+	w        *watch.Watcher
+	events   []watch.Event
 	complete int64
 }
 
 func newModelRun(t *testing.T, seed uint64) *modelRun {
 	r := &modelRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), fs: vfs.NewCrashableMem(), m: newModel(),
-		// Small enough for flushes and for events to leave memory.
-		opts: Options{Quiet: seed%2 == 0, CountIndex: seed%3 != 0, MemTableBytes: 256 << 10, RecentBytes: 2000},
+		// Small enough for flushes, and for events to leave memory.
+		opts: Options{Quiet: seed%2 == 0, KeyIndex: seed%3 != 0, MemTableBytes: 256 << 10, RecentBytes: 2000},
 	}
 	r.open()
 	t.Cleanup(func() { require.NoError(t, r.e.Close()) })
@@ -138,24 +142,24 @@ var modelKeys = []string{"a", "a\x00", "a\x00\xff", "a\x00\x01", "aa", "ab", "b"
 
 func (r *modelRun) key() []byte { return []byte(modelKeys[r.rng.IntN(len(modelKeys))]) }
 
-// span is a random range, sometimes an empty one.
+// span returns a random range, sometimes an empty one.
 func (r *modelRun) span() (key, end []byte) {
 	switch r.rng.IntN(4) {
 	case 0:
 		return r.key(), []byte{0}
 	case 1:
 		k := r.key()
-		return k, PrefixEnd(k)
+		return k, command.PrefixEnd(k)
 	case 2:
 		return []byte{0}, []byte{0}
 	}
 	return r.key(), r.key()
 }
 
-// apply gives the engine a few commands at once.
+// apply applies a few commands in one call.
 func (r *modelRun) apply() {
-	cmds := make([]Command, 1+r.rng.IntN(6))
-	want := make([]Result, len(cmds))
+	cmds := make([]command.Command, 1+r.rng.IntN(6))
+	want := make([]command.Result, len(cmds))
 	for i := range cmds {
 		cmds[i], want[i] = r.command()
 		r.log = append(r.log, cmds[i])
@@ -165,31 +169,31 @@ func (r *modelRun) apply() {
 	require.NoError(r.t, err)
 	require.Equal(r.t, want, got)
 	require.Equal(r.t, r.m.revision(), r.e.Revision())
-	require.Equal(r.t, r.m.floor, r.e.Floor())
+	require.Equal(r.t, r.m.floor, r.e.CompactRevision())
 	require.Equal(r.t, r.m.time, r.e.LastTime())
 	r.checkBeside()
 	require.Equal(r.t, int64(len(r.m.states[r.m.revision()])), r.e.Stats().Keys)
 }
 
-func (r *modelRun) command() (Command, Result) {
-	c := Command{Index: uint64(len(r.log)) + 1, Term: 1 + uint64(len(r.log)/50)}
+func (r *modelRun) command() (command.Command, command.Result) {
+	c := command.Command{Index: uint64(len(r.log)) + 1, Term: 1 + uint64(len(r.log)/50)}
 	switch n := r.rng.IntN(20); {
 	case n == 0:
-		return c, Result{Revision: r.m.revision(), Time: r.m.time}
+		return c, command.Result{Revision: r.m.revision(), Time: r.m.time}
 	case n == 1 && len(r.log) > 0:
 		// A proposal that arrives twice.
 		c.ID, c.Data = r.log[r.rng.IntN(len(r.log))].ID, r.log[r.rng.IntN(len(r.log))].Data
 	case n < 4:
-		c.Data = EncodeCompact(r.m.revision() - int64(r.rng.IntN(30)) + 2)
+		c.Data = command.EncodeCompact(r.m.revision() - int64(r.rng.IntN(30)) + 2)
 	case n < 10:
 		var err error
-		c.Data, err = EncodeTxn(r.txn())
+		c.Data, err = command.EncodeTxn(r.txn())
 		require.NoError(r.t, err)
 	default:
 		var err error
-		c.Data, err = EncodeProgram(r.program())
+		c.Data, err = command.EncodeProgram(r.program())
 		require.NoError(r.t, err)
-		c.Wanted = r.rng.IntN(3) > 0
+		c.WantSteps = r.rng.IntN(3) > 0
 	}
 	if c.ID == [16]byte{} && r.rng.IntN(2) == 0 {
 		c.ID = [16]byte{byte(len(r.log)), byte(len(r.log) >> 8), 1}
@@ -197,53 +201,50 @@ func (r *modelRun) command() (Command, Result) {
 	return c, r.model(c)
 }
 
-// model carries out c on the model.
-func (r *modelRun) model(c Command) Result {
+// model applies c to the model.
+func (r *modelRun) model(c command.Command) command.Result {
 	if len(c.Data) == 0 {
-		return Result{Revision: r.m.revision(), Time: r.m.time}
+		return command.Result{Revision: r.m.revision(), Time: r.m.time}
 	}
 	if res, known := r.m.ids[c.ID]; known {
 		return res
 	}
-	d := decoder{b: c.Data[2:]}
-	var res Result
-	switch c.Data[1] {
-	case commandCompact:
-		res = r.m.compact(d.int64())
-	case commandProgram:
-		var decoder programDecoder
-		p, err := decoder.decode(d.b)
-		require.NoError(r.t, err)
-		res = r.m.program(p)
+	var d command.Decoder
+	kind, err := d.Decode(c.Data)
+	require.NoError(r.t, err)
+	var res command.Result
+	switch kind {
+	case command.KindCompact:
+		res = r.m.compact(d.Compact)
+	case command.KindProgram:
+		res = r.m.program(d.Program)
 	default:
-		var txn Txn
-		require.NoError(r.t, txn.decode(d.b))
-		res = r.m.txn(txn)
+		res = r.m.txn(d.Txn)
 	}
 	steps := res.Steps
 	if res.Steps = nil; c.ID != [16]byte{} {
 		r.m.ids[c.ID] = res
 	}
-	if c.Wanted {
+	if c.WantSteps {
 		res.Steps = steps
 	}
 	return res
 }
 
-func (r *modelRun) txn() Txn {
+func (r *modelRun) txn() command.Txn {
 	for {
-		t := Txn{Time: int64(r.rng.IntN(1000))}
+		t := command.Txn{Time: int64(r.rng.IntN(1000))}
 		for range r.rng.IntN(3) {
 			t.Guards = append(t.Guards, r.guard())
 		}
 		for range r.rng.IntN(4) {
 			switch r.rng.IntN(8) {
 			case 0, 1:
-				t.Ops = append(t.Ops, Delete(r.key()))
+				t.Ops = append(t.Ops, command.Delete(r.key()))
 			case 2:
-				t.Ops = append(t.Ops, DeleteRange(r.span()))
+				t.Ops = append(t.Ops, command.DeleteRange(r.span()))
 			default:
-				t.Ops = append(t.Ops, Put(r.key(), []byte(fmt.Sprintf("v%d", r.rng.IntN(1000)))))
+				t.Ops = append(t.Ops, command.Put(r.key(), []byte(fmt.Sprintf("v%d", r.rng.IntN(1000)))))
 			}
 		}
 		if t.Validate() == nil {
@@ -252,9 +253,9 @@ func (r *modelRun) txn() Txn {
 	}
 }
 
-// guard is one that holds, more often than not.
-func (r *modelRun) guard() Guard {
-	g := Guard{Key: r.key()}
+// guard returns a random guard, which mostly holds.
+func (r *modelRun) guard() command.Guard {
+	g := command.Guard{Key: r.key()}
 	if r.rng.IntN(2) == 0 {
 		g.Key, g.End = r.span()
 	}
@@ -293,9 +294,9 @@ func (r *modelRun) checkRange() {
 	switch {
 	case o.Revision > s.Revision():
 		require.ErrorIs(r.t, err, ErrFutureRevision)
-	case o.Revision != 0 && o.Revision < s.Floor():
+	case o.Revision != 0 && o.Revision < s.CompactRevision():
 		require.ErrorAs(r.t, err, &compacted)
-		require.Equal(r.t, s.Floor(), compacted.Floor)
+		require.Equal(r.t, s.CompactRevision(), compacted.CompactRevision)
 	default:
 		require.NoError(r.t, err)
 		require.Equal(r.t, r.expect(o, cmp.Or(o.Revision, s.Revision())), got)
@@ -319,12 +320,12 @@ func (r *modelRun) rangeOptions() RangeOptions {
 	return o
 }
 
-// expect is what the model says a range is.
+// expect returns the model's result of a range.
 func (r *modelRun) expect(o RangeOptions, revision int64) RangeResult {
 	return expectRange(o, r.m.scan(o.Key, o.End, revision))
 }
 
-// expectRange is what a range is when all are the keys in it.
+// expectRange returns the result of a range that contains the keys all.
 func expectRange(o RangeOptions, all []KV) RangeResult {
 	var res RangeResult
 	if o.Reverse {
@@ -352,7 +353,7 @@ func expectRange(o RangeOptions, all []KV) RangeResult {
 	return res
 }
 
-// checkAll compares the whole keyspace at all kept revisions.
+// checkAll compares the whole keyspace at all readable revisions.
 func (r *modelRun) checkAll() {
 	s := r.e.Snapshot()
 	defer s.Close()
@@ -364,9 +365,10 @@ func (r *modelRun) checkAll() {
 	}
 }
 
-// checkReplay gives a fresh engine the same log in other batches: once both are scrubbed they must hold the same.
+// checkReplay applies the same log to a fresh engine in other batches. Once both are scrubbed, they must store the
+// same.
 func (r *modelRun) checkReplay() {
-	r.opts.CountIndex = !r.opts.CountIndex
+	r.opts.KeyIndex = !r.opts.KeyIndex
 	e, err := Open(vfs.NewMem(), "data", r.opts)
 	require.NoError(r.t, err)
 	defer func() { require.NoError(r.t, e.Close()) }()
@@ -379,7 +381,7 @@ func (r *modelRun) checkReplay() {
 	}
 	r.checkHash(e)
 	for _, x := range []*Engine{e, r.e} {
-		require.NoError(r.t, x.AwaitCounts(context.Background())) // building it is a read that Scrub respects
+		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // the build pins data against Scrub
 		for done := false; !done; {
 			done, err = x.Scrub(context.Background(), 10)
 			require.NoError(r.t, err)
@@ -391,7 +393,7 @@ func (r *modelRun) checkReplay() {
 }
 
 func (r *modelRun) watch() {
-	o := WatchOptions{PrevKV: r.rng.IntN(2) == 0, MaxEvents: 1 + r.rng.IntN(5)}
+	o := watch.Options{PrevKV: r.rng.IntN(2) == 0, MaxEvents: 1 + r.rng.IntN(5)}
 	o.Key, o.End = r.span()
 	if r.rng.IntN(2) == 0 {
 		o.Key, o.End = r.key(), nil
@@ -413,7 +415,7 @@ func (r *modelRun) drain() {
 	}
 }
 
-// drainOne reads all that is ready and compares it with what the model says must have been seen.
+// drainOne reads all available events and compares them with the model's.
 func (r *modelRun) drainOne(w *modelWatch) {
 	ready, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -448,10 +450,10 @@ func (r *modelRun) drainOne(w *modelWatch) {
 }
 
 func (r *modelRun) checkEvents(w *modelWatch) {
-	var want []Event
+	var want []watch.Event
 	for revision := w.o.FromRevision; revision <= min(w.complete, r.m.revision()); revision++ {
 		for _, e := range r.m.events[revision] {
-			if !inRange(e.KV.Key, w.o.Key, w.o.End) {
+			if !command.InRange(e.KV.Key, w.o.Key, w.o.End) {
 				continue
 			}
 			if w.o.PrevKV && e.PrevModRevision > 0 {
@@ -461,14 +463,10 @@ func (r *modelRun) checkEvents(w *modelWatch) {
 			want = append(want, e)
 		}
 	}
-	got := slices.Clone(w.events)
-	for i := range got {
-		got[i].place = 0
-	}
-	require.Equal(r.t, want, got)
+	require.Equal(r.t, want, w.events)
 }
 
-// crash loses some of what was not synced, opens again, replays and lets the watchers go on where they were.
+// crash loses some of the data that was not synced, reopens, replays, and continues the watchers where they were.
 func (r *modelRun) crash() {
 	r.closeSnapshots()
 	r.fs = r.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.rng.IntN(101), RNG: r.rng})
@@ -480,14 +478,14 @@ func (r *modelRun) crash() {
 	r.open()
 	r.replay()
 	for _, w := range slices.Clone(r.watches) {
-		w.events = slices.DeleteFunc(w.events, func(e Event) bool { return e.KV.ModRevision > w.complete })
+		w.events = slices.DeleteFunc(w.events, func(e watch.Event) bool { return e.KV.ModRevision > w.complete })
 		o := w.o
 		o.FromRevision = w.complete + 1
 		w.w = r.e.Watch(o)
 	}
 }
 
-// replay gives the engine what it has lost, and must get the same results.
+// replay applies the lost commands again, which must have the same results.
 func (r *modelRun) replay() {
 	for at := r.e.Applied().Index; at < uint64(len(r.log)); {
 		n := min(1+uint64(r.rng.IntN(20)), uint64(len(r.log))-at)
@@ -499,8 +497,8 @@ func (r *modelRun) replay() {
 	require.Equal(r.t, r.m.revision(), r.e.Revision())
 }
 
-// restore takes a checkpoint, applies more to another engine, and gives that one's checkpoint to this one, as a
-// follower that was away gets it. Watchers must not notice.
+// restore takes a checkpoint, applies more commands to another engine, and restores from that one's checkpoint, like a
+// follower that was disconnected. Watchers must not notice.
 func (r *modelRun) restore() {
 	r.closeSnapshots()
 	r.copies++

@@ -7,14 +7,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Each mutant must be noticed by the story that the rule is for: the story holds without it and breaks with it.
 func TestMutants(t *testing.T) {
 	guarded := func(mod int64) []byte {
-		data, err := EncodeTxn(Txn{
-			Guards: []Guard{{Key: []byte("a"), ModRevision: mod}}, Ops: []Op{Put([]byte("a"), []byte("mine"))},
+		data, err := command.EncodeTxn(command.Txn{
+			Guards: []command.Guard{{Key: []byte("a"), ModRevision: mod}}, Ops: []command.Op{command.Put([]byte("a"), []byte("mine"))},
 		})
 		require.NoError(t, err)
 		return data
@@ -22,13 +23,13 @@ func TestMutants(t *testing.T) {
 	stories := map[string]func(e *Engine) bool{
 		// Two callers read a as absent; one of them must lose.
 		mutant.DropGuards: func(e *Engine) bool {
-			first := mustApply(t, e, Command{Index: 1, Data: guarded(0)})[0]
-			second := mustApply(t, e, Command{Index: 2, Data: guarded(0)})[0]
+			first := mustApply(t, e, command.Command{Index: 1, Data: guarded(0)})[0]
+			second := mustApply(t, e, command.Command{Index: 2, Data: guarded(0)})[0]
 			return !first.Conflict && second.Conflict && e.Revision() == 2
 		},
 		// A retried proposal gets its first answer and writes once.
 		mutant.ForgetProposalIDs: func(e *Engine) bool {
-			c := Command{Index: 1, ID: [16]byte{1}, Data: guarded(0)}
+			c := command.Command{Index: 1, ID: [16]byte{1}, Data: guarded(0)}
 			first := mustApply(t, e, c)[0]
 			c.Index = 2
 			again := mustApply(t, e, c)[0]
@@ -37,8 +38,8 @@ func TestMutants(t *testing.T) {
 		// A lease revokes only what it still has: a key that was deleted, and put again without it, stays.
 		mutant.KeepAttachment: func(e *Engine) bool {
 			key := []byte("a")
-			mustApply(t, e, program(t, 1, Step{Kind: StepGrant, Lease: 1}, Step{Kind: StepPut, Key: key, Lease: 1}))
-			mustApply(t, e, program(t, 2, Step{Kind: StepDelete, Key: key}))
+			mustApply(t, e, program(t, 1, command.Step{Kind: command.StepGrant, Lease: 1}, command.Step{Kind: command.StepPut, Key: key, Lease: 1}))
+			mustApply(t, e, program(t, 2, command.Step{Kind: command.StepDelete, Key: key}))
 			s := e.Snapshot()
 			defer s.Close()
 			keys, err := s.LeaseKeys(1)

@@ -4,34 +4,37 @@ import (
 	"bytes"
 	"hash/maphash"
 	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// overlay holds what keys were given since the state that Pebble shows: by the earlier commands of a batch, or by the
-// earlier steps of a program. It keeps the bytes it is given, and its own memory from one use to the next.
+// overlay is a hash table of the keys that were written but are not visible in Pebble yet: by earlier commands of the
+// batch, or by earlier steps of the program. It keeps the slices that it is given, and reuses its own memory.
 type overlay struct {
 	seed    maphash.Seed
-	slots   []uint32 // open addressing: place in entries, from 1
-	entries []overlaid
-	order   []uint32 // places of the first len(order) entries, by key
+	slots   []uint32 // open addressing: 1 + position in entries; 0: empty
+	entries []overlayEntry
+	order   []uint32 // positions of the first len(order) entries, sorted by key
 	leased  bool     // an entry has a lease
 }
 
-// overlaid is what a key holds.
-type overlaid struct {
+// overlayEntry is the pending state of one key.
+type overlayEntry struct {
 	key []byte
-	held
+	keyState
 	hash   uint32
-	change int // that made it: place among the changes of its batch
+	change int // position of the change that made it in applier.changes
 }
 
-// held is what a key holds: the zero version when it does not exist.
-type held struct {
-	version
-	value []byte // lent; may be left out where only the version is asked for
+// keyState is the newest version of a key. The zero Meta means that the key does not exist.
+type keyState struct {
+	command.Meta
+	value []byte // valid only for a short time; unset where only the metadata was asked for
 }
 
 const overlaySlots = 64
 
+// clear removes all entries.
 func (o *overlay) clear() {
 	if len(o.entries) == 0 {
 		return
@@ -45,7 +48,8 @@ func (o *overlay) clear() {
 	o.entries, o.order, o.leased = o.entries[:0], o.order[:0], false
 }
 
-func (o *overlay) find(key []byte) *overlaid {
+// find returns the entry of key, or nil.
+func (o *overlay) find(key []byte) *overlayEntry {
 	if len(o.entries) == 0 {
 		return nil
 	}
@@ -56,7 +60,7 @@ func (o *overlay) find(key []byte) *overlaid {
 	return &o.entries[o.slots[at]-1]
 }
 
-// slot finds the slot of key, or the empty one where it belongs.
+// slot returns the slot of key, or the empty slot for it.
 func (o *overlay) slot(key []byte, hash uint32) (at int, ok bool) {
 	mask := uint32(len(o.slots) - 1)
 	for i := hash & mask; ; i = (i + 1) & mask {
@@ -70,11 +74,12 @@ func (o *overlay) slot(key []byte, hash uint32) (at int, ok bool) {
 	}
 }
 
-func (o *overlay) put(e overlaid) {
+// put adds or replaces the entry of e.key.
+func (o *overlay) put(e overlayEntry) {
 	if len(o.slots) == 0 {
 		o.seed, o.slots = maphash.MakeSeed(), make([]uint32, overlaySlots)
 	}
-	o.leased = o.leased || e.lease != 0
+	o.leased = o.leased || e.Lease != 0
 	e.hash = uint32(maphash.Bytes(o.seed, e.key))
 	at, ok := o.slot(e.key, e.hash)
 	if ok {
@@ -88,6 +93,7 @@ func (o *overlay) put(e overlaid) {
 	}
 }
 
+// grow doubles the number of slots.
 func (o *overlay) grow() {
 	o.slots = make([]uint32, 2*len(o.slots))
 	mask := uint32(len(o.slots) - 1)
@@ -100,7 +106,7 @@ func (o *overlay) grow() {
 	}
 }
 
-// between returns the places of the keys of [key, end) in order, valid until the next put.
+// between returns the positions of the keys in [key, end) in order. They are valid until the next put.
 func (o *overlay) between(key, end []byte) []uint32 {
 	if len(o.entries) == 0 {
 		return nil
@@ -123,7 +129,7 @@ func (o *overlay) between(key, end []byte) []uint32 {
 		return o.order[from : from+1]
 	case len(end) == 0:
 		return nil
-	case isFromKey(end):
+	case command.IsFromKey(end):
 		return o.order[from:]
 	}
 	to, _ := slices.BinarySearchFunc(o.order, end, byKey)

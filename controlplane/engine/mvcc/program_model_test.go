@@ -9,18 +9,24 @@ import (
 	"slices"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// program is what a Program does, on whole states.
-func (m *model) program(p *Program) Result {
-	refused := func(why Refusal) Result { return Result{Revision: m.revision(), Time: m.time, Refused: why} }
+// program applies a Program to the model.
+func (m *model) program(p *command.Program) command.Result {
+	refused := func(why command.Refusal) command.Result {
+		return command.Result{Revision: m.revision(), Time: m.time, Refused: why}
+	}
 	if p.Epoch != 0 && p.Epoch != m.epoch {
-		return refused(RefusedEpoch)
+		return refused(command.RefusedEpoch)
 	}
 	now := m.states[m.revision()]
 	x := &modelProgram{m: m, found: now, now: maps.Clone(now), leases: maps.Clone(m.leases), records: maps.Clone(m.records)}
 	steps := x.steps(p.Steps)
-	if x.refused != RefusedNot {
+	if x.refused != command.RefusedNot {
 		return refused(x.refused)
 	}
 	if len(x.events) > 0 {
@@ -30,7 +36,7 @@ func (m *model) program(p *Program) Result {
 		m.epoch++
 	}
 	m.leases, m.records = x.leases, x.records
-	return Result{Revision: m.revision(), Time: m.time, Steps: steps}
+	return command.Result{Revision: m.revision(), Time: m.time, Steps: steps}
 }
 
 type modelProgram struct {
@@ -39,21 +45,21 @@ type modelProgram struct {
 	leases     map[int64]int64
 	records    map[string][]byte
 	set        bool
-	events     []Event
-	refused    Refusal
+	events     []watch.Event
+	refused    command.Refusal
 }
 
-// scan returns the keys of [key, end) as the steps left them.
+// scan returns the keys of [key, end) with the changes of the steps.
 func (x *modelProgram) scan(in map[string]KV, key, end []byte) []KV {
 	m := model{states: []map[string]KV{in}}
 	return m.scan(key, end, 0)
 }
 
-func (x *modelProgram) steps(steps []Step) []StepResult {
-	out := []StepResult{}
+func (x *modelProgram) steps(steps []command.Step) []command.StepResult {
+	out := []command.StepResult{}
 	for i := range steps {
 		r := x.step(&steps[i])
-		if x.refused != RefusedNot {
+		if x.refused != command.RefusedNot {
 			return nil
 		}
 		out = append(out, r)
@@ -61,35 +67,35 @@ func (x *modelProgram) steps(steps []Step) []StepResult {
 	return out
 }
 
-func (x *modelProgram) refuse(why Refusal) StepResult {
+func (x *modelProgram) refuse(why command.Refusal) command.StepResult {
 	x.refused = why
-	return StepResult{}
+	return command.StepResult{}
 }
 
-func (x *modelProgram) step(st *Step) StepResult {
-	r := StepResult{Kind: st.Kind}
+func (x *modelProgram) step(st *command.Step) command.StepResult {
+	r := command.StepResult{Kind: st.Kind}
 	next := x.m.revision() + 1
 	old, live := x.now[string(st.Key)]
 	switch st.Kind {
-	case StepRange:
+	case command.StepRange:
 		in := x.now
 		switch rev := st.Range.Revision; {
 		case rev >= next:
-			return x.refuse(RefusedFuture)
+			return x.refuse(command.RefusedFuture)
 		case rev != 0 && rev < x.m.floor:
-			return x.refuse(RefusedCompacted)
+			return x.refuse(command.RefusedCompacted)
 		case rev != 0:
 			in = x.m.states[rev]
 		}
 		o := st.Range
 		o.Key, o.End = st.Key, st.End
 		r.Range = expectRange(o, x.scan(in, st.Key, st.End))
-	case StepPut:
+	case command.StepPut:
 		if _, known := x.leases[st.Lease]; st.Lease != 0 && !known {
-			return x.refuse(RefusedLeaseNotFound)
+			return x.refuse(command.RefusedLeaseNotFound)
 		}
 		if !live && (st.IgnoreValue || st.IgnoreLease) {
-			return x.refuse(RefusedKeyNotFound)
+			return x.refuse(command.RefusedKeyNotFound)
 		}
 		if live && st.PrevKV {
 			r.Range.KVs = []KV{old}
@@ -105,29 +111,29 @@ func (x *modelProgram) step(st *Step) StepResult {
 			kv.Lease = old.Lease
 		}
 		x.now[string(st.Key)] = kv
-		x.events = append(x.events, Event{Type: EventPut, KV: kv, PrevModRevision: x.found[string(st.Key)].ModRevision})
-	case StepDelete:
+		x.events = append(x.events, watch.Event{Type: watch.EventPut, KV: kv, PrevModRevision: x.found[string(st.Key)].ModRevision})
+	case command.StepDelete:
 		for _, kv := range x.scan(x.now, st.Key, st.End) {
 			if st.PrevKV {
 				r.Range.KVs = append(r.Range.KVs, kv)
 			}
 			x.remove(kv, &r)
 		}
-	case StepBranch:
-		r.Succeeded = !slices.ContainsFunc(st.If, func(c Compare) bool { return !x.holds(c) })
+	case command.StepBranch:
+		r.Succeeded = !slices.ContainsFunc(st.If, func(c command.Compare) bool { return !x.holds(c) })
 		if r.Succeeded {
 			r.Steps = x.steps(st.Then)
 		} else {
 			r.Steps = x.steps(st.Else)
 		}
-	case StepGrant:
+	case command.StepGrant:
 		if _, known := x.leases[st.Lease]; known {
-			return x.refuse(RefusedLeaseExists)
+			return x.refuse(command.RefusedLeaseExists)
 		}
 		x.leases[st.Lease] = st.TTL
-	case StepRevoke:
+	case command.StepRevoke:
 		if _, known := x.leases[st.Lease]; !known {
-			return x.refuse(RefusedLeaseNotFound)
+			return x.refuse(command.RefusedLeaseNotFound)
 		}
 		delete(x.leases, st.Lease)
 		for _, kv := range x.scan(x.now, []byte{0}, []byte{0}) {
@@ -135,9 +141,9 @@ func (x *modelProgram) step(st *Step) StepResult {
 				x.remove(kv, &r)
 			}
 		}
-	case StepSetRecord:
+	case command.StepSetRecord:
 		x.records[string(st.Key)], x.set = st.Value, true
-	case StepDeleteRecord:
+	case command.StepDeleteRecord:
 		if _, there := x.records[string(st.Key)]; there {
 			x.set = true
 		}
@@ -146,39 +152,39 @@ func (x *modelProgram) step(st *Step) StepResult {
 	return r
 }
 
-func (x *modelProgram) remove(kv KV, r *StepResult) {
+func (x *modelProgram) remove(kv KV, r *command.StepResult) {
 	delete(x.now, string(kv.Key))
 	r.Count++
-	x.events = append(x.events, Event{
-		Type: EventDelete, KV: KV{Key: kv.Key, ModRevision: x.m.revision() + 1}, PrevModRevision: x.found[string(kv.Key)].ModRevision,
+	x.events = append(x.events, watch.Event{
+		Type: watch.EventDelete, KV: KV{Key: kv.Key, ModRevision: x.m.revision() + 1}, PrevModRevision: x.found[string(kv.Key)].ModRevision,
 	})
 }
 
-// holds looks at the keys as the program found them.
-func (x *modelProgram) holds(c Compare) bool {
+// holds evaluates a compare on the keys as they were before the program.
+func (x *modelProgram) holds(c command.Compare) bool {
 	kvs := x.scan(x.found, c.Key, c.End)
 	if len(kvs) == 0 {
-		if c.Target == CompareValue {
+		if c.Target == command.CompareValue {
 			return false
 		}
 		kvs = []KV{{}}
 	}
 	return !slices.ContainsFunc(kvs, func(kv KV) bool {
 		got := bytes.Compare(kv.Value, c.Value)
-		if c.Target != CompareValue {
-			field := map[CompareTarget]int64{
-				CompareVersion: kv.Version, CompareCreate: kv.CreateRevision, CompareMod: kv.ModRevision, CompareLease: kv.Lease,
+		if c.Target != command.CompareValue {
+			field := map[command.CompareTarget]int64{
+				command.CompareVersion: kv.Version, command.CompareCreate: kv.CreateRevision, command.CompareMod: kv.ModRevision, command.CompareLease: kv.Lease,
 			}[c.Target]
 			got = cmp.Compare(field, c.Number)
 		}
-		return !map[CompareRelation]bool{
-			CompareEqual: got == 0, CompareNotEqual: got != 0, CompareGreater: got > 0, CompareLess: got < 0,
+		return !map[command.CompareRelation]bool{
+			command.CompareEqual: got == 0, command.CompareNotEqual: got != 0, command.CompareGreater: got > 0, command.CompareLess: got < 0,
 		}[c.Relation]
 	})
 }
 
-func (r *modelRun) program() Program {
-	p := Program{Steps: r.steps(0, 1+r.rng.IntN(3))}
+func (r *modelRun) program() command.Program {
+	p := command.Program{Steps: r.steps(0, 1+r.rng.IntN(3))}
 	switch r.rng.IntN(8) {
 	case 0:
 		p.Epoch = r.m.epoch
@@ -188,16 +194,16 @@ func (r *modelRun) program() Program {
 	return p
 }
 
-func (r *modelRun) steps(depth, n int) []Step {
-	var steps []Step
+func (r *modelRun) steps(depth, n int) []command.Step {
+	var steps []command.Step
 	for range n {
 		steps = append(steps, r.step(depth))
 	}
 	return steps
 }
 
-func (r *modelRun) step(depth int) Step {
-	st := Step{Key: r.key()}
+func (r *modelRun) step(depth int) command.Step {
+	st := command.Step{Key: r.key()}
 	if r.rng.IntN(2) == 0 {
 		st.Key, st.End = r.span()
 	}
@@ -205,12 +211,12 @@ func (r *modelRun) step(depth int) Step {
 	lease := leases[r.rng.IntN(len(leases))]
 	switch n := r.rng.IntN(24); {
 	case n < 4:
-		st.Kind, st.Range = StepRange, r.rangeOptions()
+		st.Kind, st.Range = command.StepRange, r.rangeOptions()
 		if r.rng.IntN(3) > 0 {
 			st.Range.Revision = 0
 		}
 	case n < 12:
-		st = Step{Kind: StepPut, Key: r.key(), PrevKV: r.rng.IntN(2) == 0}
+		st = command.Step{Kind: command.StepPut, Key: r.key(), PrevKV: r.rng.IntN(2) == 0}
 		if st.IgnoreValue = r.rng.IntN(6) == 0; !st.IgnoreValue {
 			st.Value = []byte(fmt.Sprintf("v%d", r.rng.IntN(1000)))[:r.rng.IntN(3)]
 		}
@@ -221,17 +227,17 @@ func (r *modelRun) step(depth int) Step {
 			}
 		}
 	case n < 15:
-		st.Kind, st.PrevKV = StepDelete, r.rng.IntN(2) == 0
+		st.Kind, st.PrevKV = command.StepDelete, r.rng.IntN(2) == 0
 	case n < 17:
-		return Step{Kind: StepGrant, Lease: lease, TTL: r.rng.Int64N(100)}
+		return command.Step{Kind: command.StepGrant, Lease: lease, TTL: r.rng.Int64N(100)}
 	case n < 18:
-		return Step{Kind: StepRevoke, Lease: lease}
+		return command.Step{Kind: command.StepRevoke, Lease: lease}
 	case n < 19:
-		return Step{Kind: StepSetRecord, Key: r.key(), Value: []byte(fmt.Sprint(r.rng.IntN(10)))}
+		return command.Step{Kind: command.StepSetRecord, Key: r.key(), Value: []byte(fmt.Sprint(r.rng.IntN(10)))}
 	case n < 20:
-		return Step{Kind: StepDeleteRecord, Key: r.key()}
+		return command.Step{Kind: command.StepDeleteRecord, Key: r.key()}
 	default:
-		st = Step{Kind: StepBranch}
+		st = command.Step{Kind: command.StepBranch}
 		if depth == 3 {
 			return st
 		}
@@ -243,33 +249,33 @@ func (r *modelRun) step(depth int) Step {
 	return st
 }
 
-// compare is one that holds, as often as not.
-func (r *modelRun) compare() Compare {
-	c := Compare{Key: r.key(), Target: CompareTarget(r.rng.IntN(5)), Relation: CompareRelation(r.rng.IntN(4))}
+// compare returns a random compare, which holds about half of the time.
+func (r *modelRun) compare() command.Compare {
+	c := command.Compare{Key: r.key(), Target: command.CompareTarget(r.rng.IntN(5)), Relation: command.CompareRelation(r.rng.IntN(4))}
 	if r.rng.IntN(3) == 0 {
 		c.Key, c.End = r.span()
 	}
-	if c.Target == CompareValue {
+	if c.Target == command.CompareValue {
 		c.Value = []byte("v")
 	}
 	for _, kv := range r.m.scan(c.Key, c.End, r.m.revision()) {
 		switch c.Target {
-		case CompareVersion:
+		case command.CompareVersion:
 			c.Number = kv.Version
-		case CompareCreate:
+		case command.CompareCreate:
 			c.Number = kv.CreateRevision
-		case CompareMod:
+		case command.CompareMod:
 			c.Number = kv.ModRevision
-		case CompareLease:
+		case command.CompareLease:
 			c.Number = kv.Lease
-		case CompareValue:
+		case command.CompareValue:
 			c.Value = kv.Value
 		}
 	}
 	return c
 }
 
-// checkBeside compares what has no history.
+// checkBeside compares leases and named records, which have no history.
 func (r *modelRun) checkBeside() {
 	s := r.e.Snapshot()
 	defer s.Close()
@@ -311,7 +317,7 @@ func (r *modelRun) checkBeside() {
 	}
 }
 
-// checkHash compares the hashes of two members, of which one has scrubbed more.
+// checkHash compares the hashes of two members, one of which has scrubbed more.
 func (r *modelRun) checkHash(other *Engine) {
 	for revision := max(r.m.floor, 1); revision <= r.m.revision(); revision += 1 + r.rng.Int64N(20) {
 		mine, err := r.e.HashKV(context.Background(), revision)
@@ -319,7 +325,7 @@ func (r *modelRun) checkHash(other *Engine) {
 		theirs, err := other.HashKV(context.Background(), revision)
 		require.NoError(r.t, err)
 		require.Equal(r.t, mine, theirs)
-		require.Equal(r.t, Hash{Hash: mine.Hash, Revision: revision, Current: r.m.revision(), Floor: r.m.floor}, mine)
+		require.Equal(r.t, Hash{Hash: mine.Hash, Revision: revision, Current: r.m.revision(), CompactRevision: r.m.floor}, mine)
 	}
 	_, err := r.e.HashKV(context.Background(), r.m.revision()+1)
 	require.ErrorIs(r.t, err, ErrFutureRevision)

@@ -6,9 +6,11 @@ import (
 	"strings"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// program reads a program as scripts write it: a step a line, branches indented below `if`.
+// program parses a program in the notation of the scripts, one step a line, with branches indented below `if`.
 //
 //	put KEY VALUE [lease=N] [prev] [ignore-value] [ignore-lease]
 //	range KEY [END] [limit=N] [revision=N] [reverse] [count]
@@ -17,14 +19,14 @@ import (
 //	if TARGET KEY [END] RELATION VALUE, and … : then the lines of `then` and `else`
 func (s *script) program(d *datadriven.TestData) string {
 	lines := programLines{lines: strings.Split(d.Input, "\n")}
-	p := Program{Epoch: int64(number(d, "epoch")), Steps: lines.steps(0)}
-	data, err := EncodeProgram(p)
+	p := command.Program{Epoch: int64(number(d, "epoch")), Steps: lines.steps(0)}
+	data, err := command.EncodeProgram(p)
 	if err != nil {
 		return fmt.Sprintf("invalid: %v\n", err)
 	}
-	c := Command{Index: uint64(len(s.log)) + 1, Term: 1, Data: data, Wanted: true}
+	c := command.Command{Index: uint64(len(s.log)) + 1, Term: 1, Data: data, WantSteps: true}
 	s.log = append(s.log, c)
-	r, err := s.e.Apply([]Command{c})
+	r, err := s.e.Apply([]command.Command{c})
 	if err != nil {
 		return fmt.Sprintf("error: %v\n", err)
 	}
@@ -34,19 +36,19 @@ func (s *script) program(d *datadriven.TestData) string {
 	return b.String()
 }
 
-func formatSteps(b *strings.Builder, steps []StepResult, indent string) {
-	names := map[StepKind]string{
-		StepRange: "range", StepPut: "put", StepDelete: "delete", StepBranch: "if", StepGrant: "grant", StepRevoke: "revoke",
-		StepSetRecord: "set", StepDeleteRecord: "unset",
+func formatSteps(b *strings.Builder, steps []command.StepResult, indent string) {
+	names := map[command.StepKind]string{
+		command.StepRange: "range", command.StepPut: "put", command.StepDelete: "delete", command.StepBranch: "if", command.StepGrant: "grant", command.StepRevoke: "revoke",
+		command.StepSetRecord: "set", command.StepDeleteRecord: "unset",
 	}
 	for _, r := range steps {
 		fmt.Fprintf(b, "%s%s", indent, names[r.Kind])
 		switch r.Kind {
-		case StepRange:
+		case command.StepRange:
 			fmt.Fprintf(b, " count %d", r.Range.Count)
-		case StepDelete, StepRevoke:
+		case command.StepDelete, command.StepRevoke:
 			fmt.Fprintf(b, " count %d", r.Count)
-		case StepBranch:
+		case command.StepBranch:
 			fmt.Fprintf(b, " %v", r.Succeeded)
 		}
 		b.WriteString("\n")
@@ -59,7 +61,7 @@ func formatSteps(b *strings.Builder, steps []StepResult, indent string) {
 
 type programLines struct{ lines []string }
 
-func (p *programLines) steps(indent int) (steps []Step) {
+func (p *programLines) steps(indent int) (steps []command.Step) {
 	for len(p.lines) > 0 {
 		line := p.lines[0]
 		depth := len(line) - len(strings.TrimLeft(line, " "))
@@ -72,7 +74,7 @@ func (p *programLines) steps(indent int) (steps []Step) {
 			steps = append(steps, scriptStep(f))
 			continue
 		}
-		st := Step{Kind: StepBranch}
+		st := command.Step{Kind: command.StepBranch}
 		for _, c := range strings.Split(strings.TrimPrefix(strings.TrimSpace(line), "if"), ",") {
 			if f := strings.Fields(c); len(f) > 0 {
 				st.If = append(st.If, scriptCompare(f))
@@ -80,7 +82,7 @@ func (p *programLines) steps(indent int) (steps []Step) {
 		}
 		for _, branch := range []struct {
 			word string
-			to   *[]Step
+			to   *[]command.Step
 		}{{"then", &st.Then}, {"else", &st.Else}} {
 			if len(p.lines) > 0 && strings.TrimSpace(p.lines[0]) == branch.word {
 				p.lines = p.lines[1:]
@@ -92,7 +94,7 @@ func (p *programLines) steps(indent int) (steps []Step) {
 	return steps
 }
 
-func scriptStep(f []string) (st Step) {
+func scriptStep(f []string) (st command.Step) {
 	var words []string
 	for _, w := range f[1:] {
 		name, value, _ := strings.Cut(w, "=")
@@ -119,39 +121,39 @@ func scriptStep(f []string) (st Step) {
 		}
 	}
 	words = append(words, "", "")
-	kinds := map[string]StepKind{
-		"put": StepPut, "range": StepRange, "delete": StepDelete, "grant": StepGrant, "revoke": StepRevoke,
-		"set": StepSetRecord, "unset": StepDeleteRecord,
+	kinds := map[string]command.StepKind{
+		"put": command.StepPut, "range": command.StepRange, "delete": command.StepDelete, "grant": command.StepGrant, "revoke": command.StepRevoke,
+		"set": command.StepSetRecord, "unset": command.StepDeleteRecord,
 	}
 	st.Kind = kinds[f[0]]
 	switch st.Kind {
-	case StepPut, StepSetRecord:
+	case command.StepPut, command.StepSetRecord:
 		st.Key, st.Value = key(words[0]), []byte(words[1])
-	case StepRange, StepDelete:
+	case command.StepRange, command.StepDelete:
 		st.Key, st.End = key(words[0]), end(words[1])
-	case StepGrant, StepRevoke:
+	case command.StepGrant, command.StepRevoke:
 		st.Lease, _ = strconv.ParseInt(words[0], 10, 64)
 		st.TTL, _ = strconv.ParseInt(words[1], 10, 64)
-	case StepDeleteRecord:
+	case command.StepDeleteRecord:
 		st.Key = key(words[0])
 	}
 	return st
 }
 
-func scriptCompare(f []string) Compare {
-	c := Compare{
+func scriptCompare(f []string) command.Compare {
+	c := command.Compare{
 		Key: key(f[1]),
-		Target: map[string]CompareTarget{
-			"version": CompareVersion, "create": CompareCreate, "mod": CompareMod, "value": CompareValue, "lease": CompareLease,
+		Target: map[string]command.CompareTarget{
+			"version": command.CompareVersion, "create": command.CompareCreate, "mod": command.CompareMod, "value": command.CompareValue, "lease": command.CompareLease,
 		}[f[0]],
-		Relation: map[string]CompareRelation{
-			"=": CompareEqual, ">": CompareGreater, "<": CompareLess, "!=": CompareNotEqual,
+		Relation: map[string]command.CompareRelation{
+			"=": command.CompareEqual, ">": command.CompareGreater, "<": command.CompareLess, "!=": command.CompareNotEqual,
 		}[f[len(f)-2]],
 	}
 	if len(f) == 5 {
 		c.End = end(f[2])
 	}
-	if c.Target == CompareValue {
+	if c.Target == command.CompareValue {
 		c.Value = []byte(f[len(f)-1])
 	} else {
 		c.Number, _ = strconv.ParseInt(f[len(f)-1], 10, 64)

@@ -1,161 +1,32 @@
 package mvcc
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// program is a command that carries out steps, and wants to know what they found.
-func program(t *testing.T, index uint64, steps ...Step) Command {
-	data, err := EncodeProgram(Program{Steps: steps})
+// program returns a command that applies steps and wants their results.
+func program(t *testing.T, index uint64, steps ...command.Step) command.Command {
+	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(t, err)
-	return Command{Index: index, Term: 1, Data: data, Wanted: true}
+	return command.Command{Index: index, Term: 1, Data: data, WantSteps: true}
 }
 
-func TestProgramLimits(t *testing.T) {
-	long, big := bytes.Repeat([]byte("k"), MaxKeyBytes), make([]byte, MaxValueBytes)
-	a := []byte("a")
-	one := Step{Kind: StepPut, Key: a}
-	nested := func(depth int) []Step {
-		steps := []Step{one}
-		for range depth {
-			steps = []Step{{Kind: StepBranch, Then: steps}}
-		}
-		return steps
-	}
-	for name, c := range map[string]struct {
-		steps []Step
-		want  error
-	}{
-		"empty":             {nil, nil},
-		"longest key":       {[]Step{{Kind: StepPut, Key: long, Value: big}}, nil},
-		"longest end":       {[]Step{{Kind: StepDelete, Key: long, End: append(long, 0)}}, nil},
-		"deepest":           {nested(MaxProgramDepth), nil},
-		"most steps":        {make1(MaxProgramSteps, one), nil},
-		"put twice":         {[]Step{one, one}, nil},
-		"all keys":          {[]Step{{Kind: StepRange, End: []byte{0}}}, nil},
-		"negative lease":    {[]Step{{Kind: StepGrant, Lease: -1}, {Kind: StepPut, Key: a, Lease: -1}}, nil},
-		"key too long":      {[]Step{{Kind: StepPut, Key: append(long, 'k')}}, ErrTooLarge},
-		"end too long":      {[]Step{{Kind: StepRange, Key: a, End: append(long, 0, 0)}}, ErrTooLarge},
-		"value too large":   {[]Step{{Kind: StepPut, Key: a, Value: append(big, 0)}}, ErrTooLarge},
-		"program too large": {make1(6, Step{Kind: StepPut, Key: a, Value: big}), ErrTooLarge},
-		"compare too large": {[]Step{{Kind: StepBranch, If: []Compare{{Key: a, Target: CompareValue, Value: append(big, 0)}}}}, ErrTooLarge},
-		"too deep":          {nested(MaxProgramDepth + 1), ErrTooMany},
-		"too many steps":    {make1(MaxProgramSteps+1, one), ErrTooMany},
-		"too many within":   {[]Step{{Kind: StepBranch, Else: make1(MaxProgramSteps, one)}}, ErrTooMany},
-		"too many compares": {[]Step{{Kind: StepBranch, If: make([]Compare, MaxProgramSteps)}}, ErrTooMany},
-		"empty key":         {[]Step{{Kind: StepPut}}, ErrEmptyKey},
-		"empty compare key": {[]Step{{Kind: StepBranch, If: []Compare{{}}}}, ErrEmptyKey},
-		"empty name":        {[]Step{{Kind: StepSetRecord}}, ErrEmptyKey},
-		"no kind":           {[]Step{{Key: a}}, ErrInvalid},
-		"lease 0":           {[]Step{{Kind: StepGrant, TTL: 1}}, ErrInvalid},
-		"keys, no digest":   {[]Step{{Kind: StepRevoke, Lease: 1, Value: a}}, ErrInvalid},
-		"negative TTL":      {[]Step{{Kind: StepGrant, Lease: 1, TTL: -1}}, ErrInvalid},
-		"negative revision": {[]Step{{Kind: StepRange, Key: a, Range: RangeOptions{Revision: -1}}}, ErrInvalid},
-		"unknown target":    {[]Step{{Kind: StepBranch, If: []Compare{{Key: a, Target: 5}}}}, ErrInvalid},
-		"unknown relation":  {[]Step{{Kind: StepBranch, If: []Compare{{Key: a, Relation: 4}}}}, ErrInvalid},
-		"branches of a put": {[]Step{{Kind: StepPut, Key: a, Then: []Step{one}}}, ErrInvalid},
-		"value and ignored": {[]Step{{Kind: StepPut, Key: a, Value: a, IgnoreValue: true}}, ErrInvalid},
-		"end of a put":      {[]Step{{Kind: StepPut, Key: a, End: a}}, ErrInvalid},
-	} {
-		t.Run(name, func(t *testing.T) {
-			data, err := EncodeProgram(Program{Epoch: 7, Steps: c.steps})
-			if c.want != nil {
-				require.ErrorIs(t, err, c.want)
-				return
-			}
-			require.NoError(t, err)
-			back, err := new(programDecoder).decode(data[2:])
-			require.NoError(t, err)
-			require.Equal(t, int64(7), back.Epoch)
-			require.Len(t, back.Steps, len(c.steps))
-		})
-	}
-	_, err := EncodeProgram(Program{Epoch: -1})
-	require.ErrorIs(t, err, ErrInvalid)
-	data, err := EncodeProgram(Program{Steps: []Step{{Kind: StepPut, Key: a, Value: make([]byte, 256)}}})
-	require.NoError(t, err)
-	require.LessOrEqual(t, len(data), 1+256+8)
-}
-
-func make1(n int, st Step) []Step {
-	steps := make([]Step, n)
-	for i := range steps {
-		steps[i] = st
-	}
-	return steps
-}
-
-// FuzzProgram feeds arbitrary bytes to the decoder: what it accepts encodes again, and to the same program.
-func FuzzProgram(f *testing.F) {
-	a, z := []byte("a"), []byte("z")
-	data, err := EncodeProgram(Program{Epoch: 3, Steps: []Step{
-		{Kind: StepPut, Key: a, Value: z, Lease: -5, PrevKV: true}, {Kind: StepPut, Key: a, IgnoreValue: true, IgnoreLease: true},
-		{Kind: StepRange, Key: a, End: z, Range: RangeOptions{Revision: 3, Limit: 4, MaxBytes: 5, Reverse: true, KeysOnly: true}},
-		{Kind: StepDelete, Key: a, End: []byte{0}, PrevKV: true}, {Kind: StepGrant, Lease: 1, TTL: 2}, {Kind: StepRevoke, Lease: 1},
-		{Kind: StepRevoke, Lease: 1, Value: DigestKeys([][]byte{a})},
-		{Kind: StepSetRecord, Key: a, Value: z}, {Kind: StepDeleteRecord, Key: a},
-		{Kind: StepBranch, If: []Compare{{Key: a, End: z, Target: CompareMod, Relation: CompareNotEqual, Number: -1},
-			{Key: a, Target: CompareValue, Value: z}}, Then: []Step{{Kind: StepBranch}}, Else: []Step{{Kind: StepRange, Key: a}}},
-	}})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(data[2:])
-	f.Fuzz(func(t *testing.T, data []byte) {
-		p, err := new(programDecoder).decode(data)
-		if err != nil || len(data) > MaxProgramBytes/2 {
-			return
-		}
-		again, err := EncodeProgram(*p)
-		require.NoError(t, err)
-		back, err := new(programDecoder).decode(again[2:])
-		require.NoError(t, err)
-		require.Equal(t, p, back)
-	})
-}
-
-// Every refusal comes back from its encoding, with its error.
-func TestRefusals(t *testing.T) {
-	for refusal, want := range map[Refusal]error{
-		RefusedCompacted: ErrCompacted, RefusedFuture: ErrFutureRevision, RefusedTooMany: ErrTooMany, RefusedEpoch: ErrEpoch,
-		RefusedLeaseNotFound: ErrLeaseNotFound, RefusedLeaseExists: ErrLeaseExists, RefusedKeyNotFound: ErrKeyNotFound,
-	} {
-		r := Result{Revision: 7, Time: 8, Refused: refusal}
-		back, err := DecodeResult(EncodeResult(nil, r))
-		require.NoError(t, err)
-		require.Equal(t, r, back)
-		require.ErrorIs(t, back.Err(), want)
-	}
-	e := newEngine(t)
-	e.stage.mostChanges = 3
-	var puts []Step
-	for i := range 4 {
-		puts = append(puts, Step{Kind: StepPut, Key: []byte{byte('a' + i)}})
-	}
-	require.Equal(t, RefusedTooMany, mustApply(t, e, program(t, 1, puts...))[0].Refused)
-	require.Equal(t, RefusedNot, mustApply(t, e, program(t, 2, puts[:3]...))[0].Refused)
-	require.Equal(t, RefusedNot, mustApply(t, e, program(t, 3, puts[3]))[0].Refused)
-	all := Step{Kind: StepDelete, Key: []byte("a"), End: []byte("z")}
-	require.Equal(t, RefusedTooMany, mustApply(t, e, program(t, 4, all))[0].Refused)
-	require.Equal(t, int64(3), e.Revision())
-	require.Equal(t, int64(4), e.Stats().Keys)
-}
-
-// Commands of one index come together, and none comes later.
+// Commands with the same index are applied in one call, or not at all.
 func TestSharedIndex(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
-	putA := func(index uint64, value string) Command {
-		return program(t, index, Step{Kind: StepPut, Key: []byte("a"), Value: []byte(value)})
+	putA := func(index uint64, value string) command.Command {
+		return program(t, index, command.Step{Kind: command.StepPut, Key: []byte("a"), Value: []byte(value)})
 	}
-	read := program(t, 3, Step{Kind: StepRange, Key: []byte("a"), Range: RangeOptions{Revision: 3}})
-	results, err := e.Apply([]Command{putA(2, "1"), putA(2, "2"), putA(2, "3"), read, putA(4, "4"), putA(4, "5")})
+	read := program(t, 3, command.Step{Kind: command.StepRange, Key: []byte("a"), Range: RangeOptions{Revision: 3}})
+	results, err := e.Apply([]command.Command{putA(2, "1"), putA(2, "2"), putA(2, "3"), read, putA(4, "4"), putA(4, "5")})
 	require.NoError(t, err)
 	require.Equal(t, []int64{2, 3, 4, 4, 5, 6}, func() (out []int64) {
 		for _, r := range results {
@@ -164,19 +35,19 @@ func TestSharedIndex(t *testing.T) {
 		return out
 	}())
 	require.Equal(t, "2", string(results[3].Steps[0].Range.KVs[0].Value), "alone, it reads what was made within the call")
-	require.Equal(t, Position{4, 1}, e.Applied())
-	_, err = e.Apply([]Command{putA(4, "6")})
-	require.ErrorIs(t, err, ErrInvalid)
+	require.Equal(t, command.Position{Index: 4, Term: 1}, e.Applied())
+	_, err = e.Apply([]command.Command{putA(4, "6")})
+	require.ErrorIs(t, err, command.ErrInvalid)
 	require.NoError(t, e.Close())
 
 	e = mustOpen(t, fs)
 	read.Index = 7
-	_, err = e.Apply([]Command{putA(6, "7"), putA(7, "8"), read})
-	require.ErrorIs(t, err, ErrInvalid, "it shares an index, and could need one for itself")
+	_, err = e.Apply([]command.Command{putA(6, "7"), putA(7, "8"), read})
+	require.ErrorIs(t, err, command.ErrInvalid, "it shares an index, and could need one for itself")
 	require.NoError(t, e.Close())
 }
 
-// The service hears of leases once they can be read, and that it must look again after a restore.
+// OnLeases is called once lease changes can be read, and after a restore.
 func TestOnLeases(t *testing.T) {
 	fs := vfs.NewMem()
 	var heard []LeaseChanges
@@ -193,59 +64,59 @@ func TestOnLeases(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, e.Close()) }()
-	grant := func(id int64) Step { return Step{Kind: StepGrant, Lease: id, TTL: 5} }
-	revoke := func(id int64) Step { return Step{Kind: StepRevoke, Lease: id} }
+	grant := func(id int64) command.Step { return command.Step{Kind: command.StepGrant, Lease: id, TTL: 5} }
+	revoke := func(id int64) command.Step { return command.Step{Kind: command.StepRevoke, Lease: id} }
 	mustApply(t, e, program(t, 1, grant(1)), program(t, 2, grant(2)), program(t, 3, grant(1)))
-	mustApply(t, e, program(t, 4, Step{Kind: StepPut, Key: []byte("a")}))
+	mustApply(t, e, program(t, 4, command.Step{Kind: command.StepPut, Key: []byte("a")}))
 	_, err = e.Checkpoint(context.Background(), "copy")
 	require.NoError(t, err)
 	mustApply(t, e, program(t, 5, revoke(1)), program(t, 6, grant(3), revoke(4)))
 	require.NoError(t, e.Restore("copy"))
 	require.Equal(t, []LeaseChanges{
-		{Granted: []Lease{{ID: 1, TTL: 5}, {ID: 2, TTL: 5}}}, {Revoked: []int64{1}}, {All: true},
+		{Granted: []command.Lease{{ID: 1, TTL: 5}, {ID: 2, TTL: 5}}}, {Revoked: []int64{1}}, {All: true},
 	}, heard)
-	// What commands know of leases was replaced too.
-	require.Equal(t, RefusedLeaseExists, mustApply(t, e, program(t, 7, grant(1)))[0].Refused)
+	// Restore also replaced the leases that commands see.
+	require.Equal(t, command.RefusedLeaseExists, mustApply(t, e, program(t, 7, grant(1)))[0].Refused)
 }
 
-// A lease is ended only with the keys that whoever wants it ended has seen, if they say which.
+// A StepRevoke with a digest is refused if the lease's keys have changed.
 func TestRevokeOfCertainKeys(t *testing.T) {
 	e := newEngine(t)
 	a, b := []byte("a"), []byte("b")
-	revoke := func(lease int64, keys ...[]byte) Step {
-		return Step{Kind: StepRevoke, Lease: lease, Value: DigestKeys(keys)}
+	revoke := func(lease int64, keys ...[]byte) command.Step {
+		return command.Step{Kind: command.StepRevoke, Lease: lease, Value: command.DigestKeys(keys)}
 	}
 	index := uint64(0)
-	apply := func(steps ...Step) Refusal {
+	apply := func(steps ...command.Step) command.Refusal {
 		t.Helper()
 		index++
 		return mustApply(t, e, program(t, index, steps...))[0].Refused
 	}
-	require.Equal(t, RefusedNot, apply(Step{Kind: StepGrant, Lease: 7, TTL: 9}, Step{Kind: StepPut, Key: a, Lease: 7}, Step{Kind: StepPut, Key: b, Lease: 7}))
-	require.Equal(t, RefusedEpoch, apply(revoke(7)))
-	require.Equal(t, RefusedEpoch, apply(revoke(7, a)))
-	require.Equal(t, RefusedEpoch, apply(revoke(7, a, []byte("bb"))))
+	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepGrant, Lease: 7, TTL: 9}, command.Step{Kind: command.StepPut, Key: a, Lease: 7}, command.Step{Kind: command.StepPut, Key: b, Lease: 7}))
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7)))
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a)))
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, []byte("bb"))))
 	require.Equal(t, "a= b= ", content(t, e))
-	require.Equal(t, RefusedNot, apply(Step{Kind: StepPut, Key: b}), "b has no lease any more")
-	require.Equal(t, RefusedEpoch, apply(revoke(7, a, b)))
-	// What steps before it, and commands of the same batch, do to the lease's keys counts.
-	require.Equal(t, RefusedEpoch, apply(Step{Kind: StepPut, Key: b, Lease: 7}, revoke(7, a)))
-	both := []Command{program(t, index+1, Step{Kind: StepPut, Key: b, Lease: 7}), program(t, index+2, revoke(7, a))}
+	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}), "b has no lease any more")
+	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, b)))
+	// Changes by earlier steps, and by earlier commands of the batch, count.
+	require.Equal(t, command.RefusedEpoch, apply(command.Step{Kind: command.StepPut, Key: b, Lease: 7}, revoke(7, a)))
+	both := []command.Command{program(t, index+1, command.Step{Kind: command.StepPut, Key: b, Lease: 7}), program(t, index+2, revoke(7, a))}
 	index += 2
-	require.Equal(t, RefusedEpoch, mustApply(t, e, both...)[1].Refused)
-	require.Equal(t, RefusedNot, apply(Step{Kind: StepPut, Key: b}, revoke(7, a)))
+	require.Equal(t, command.RefusedEpoch, mustApply(t, e, both...)[1].Refused)
+	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}, revoke(7, a)))
 	require.Equal(t, "b= ", content(t, e))
-	require.Equal(t, RefusedLeaseNotFound, apply(revoke(7)))
+	require.Equal(t, command.RefusedLeaseNotFound, apply(revoke(7)))
 }
 
-// AwaitScrub waits for physical removal, which waits for snapshots; Defragment gives the space back.
+// AwaitScrub waits until data is removed, which waits for open snapshots. Defragment returns the space.
 func TestAwaitScrub(t *testing.T) {
 	e := newEngine(t)
 	for i := range uint64(20) {
 		mustApply(t, e, put(t, i+1, "a", fmt.Sprint(i)))
 	}
 	snap := e.Snapshot()
-	mustApply(t, e, Command{Index: 30, Data: EncodeCompact(20)})
+	mustApply(t, e, command.Command{Index: 30, Data: command.EncodeCompact(20)})
 	scrub := func() {
 		for done := false; !done; {
 			var err error
@@ -272,29 +143,29 @@ func TestAwaitScrub(t *testing.T) {
 	require.ErrorIs(t, <-waited, ErrClosed)
 }
 
-// A batch that makes a revision, goes beyond it and then reads it, gives the same answers as when applied one by one; so
-// does one that is larger than what the engine keeps at hand.
+// A batch that reads at a revision that it made has the same results as one command at a time. So has a batch that
+// exceeds the buffers that are kept.
 func TestBatches(t *testing.T) {
 	a, key := []byte("a"), func(i int) []byte { return fmt.Appendf(nil, "k%04d", i*7919%1999) }
-	var cmds []Command
+	var cmds []command.Command
 	for i := range 1500 {
-		cmds = append(cmds, program(t, uint64(i)+1, Step{Kind: StepPut, Key: key(i), Value: fmt.Append(nil, i), PrevKV: true}))
+		cmds = append(cmds, program(t, uint64(i)+1, command.Step{Kind: command.StepPut, Key: key(i), Value: fmt.Append(nil, i), PrevKV: true}))
 	}
-	for i, steps := range [][]Step{
-		{{Kind: StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 700, WantCount: true, Limit: 5}}},
-		{{Kind: StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 1501, Reverse: true, Limit: 5}}},
-		{{Kind: StepPut, Key: key(3), Value: a, PrevKV: true}, {Kind: StepRange, Key: key(3)}},
-		{{Kind: StepDelete, Key: key(0), End: key(9), PrevKV: true}},
-		{{Kind: StepRange, Key: a, End: []byte{0}, Range: RangeOptions{CountOnly: true}}},
+	for i, steps := range [][]command.Step{
+		{{Kind: command.StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 700, WantCount: true, Limit: 5}}},
+		{{Kind: command.StepRange, Key: a, End: []byte{0}, Range: RangeOptions{Revision: 1501, Reverse: true, Limit: 5}}},
+		{{Kind: command.StepPut, Key: key(3), Value: a, PrevKV: true}, {Kind: command.StepRange, Key: key(3)}},
+		{{Kind: command.StepDelete, Key: key(0), End: key(9), PrevKV: true}},
+		{{Kind: command.StepRange, Key: a, End: []byte{0}, Range: RangeOptions{CountOnly: true}}},
 	} {
 		cmds = append(cmds, program(t, 1501+uint64(i), steps...))
 	}
 	for _, indexed := range []bool{true, false} {
-		var all, single []Result
+		var all, single []command.Result
 		for _, batch := range []int{len(cmds), 1} {
-			e, err := Open(vfs.NewMem(), "data", Options{Quiet: true, CountIndex: indexed})
+			e, err := Open(vfs.NewMem(), "data", Options{Quiet: true, KeyIndex: indexed})
 			require.NoError(t, err)
-			var got []Result
+			var got []command.Result
 			for at := 0; at < len(cmds); at += batch {
 				got = append(got, mustApply(t, e, cmds[at:at+batch]...)...)
 			}
@@ -303,4 +174,31 @@ func TestBatches(t *testing.T) {
 		}
 		require.Equal(t, all, single)
 	}
+}
+
+// Each refusal survives encoding and has its error.
+func TestRefusals(t *testing.T) {
+	for refusal, want := range map[command.Refusal]error{
+		command.RefusedCompacted: ErrCompacted, command.RefusedFuture: ErrFutureRevision, command.RefusedTooMany: command.ErrTooMany, command.RefusedEpoch: command.ErrEpoch,
+		command.RefusedLeaseNotFound: command.ErrLeaseNotFound, command.RefusedLeaseExists: command.ErrLeaseExists, command.RefusedKeyNotFound: command.ErrKeyNotFound,
+	} {
+		r := command.Result{Revision: 7, Time: 8, Refused: refusal}
+		back, err := command.DecodeResult(command.EncodeResult(nil, r))
+		require.NoError(t, err)
+		require.Equal(t, r, back)
+		require.ErrorIs(t, back.Err(), want)
+	}
+	e := newEngine(t)
+	e.applier.maxChanges = 3
+	var puts []command.Step
+	for i := range 4 {
+		puts = append(puts, command.Step{Kind: command.StepPut, Key: []byte{byte('a' + i)}})
+	}
+	require.Equal(t, command.RefusedTooMany, mustApply(t, e, program(t, 1, puts...))[0].Refused)
+	require.Equal(t, command.RefusedNot, mustApply(t, e, program(t, 2, puts[:3]...))[0].Refused)
+	require.Equal(t, command.RefusedNot, mustApply(t, e, program(t, 3, puts[3]))[0].Refused)
+	all := command.Step{Kind: command.StepDelete, Key: []byte("a"), End: []byte("z")}
+	require.Equal(t, command.RefusedTooMany, mustApply(t, e, program(t, 4, all))[0].Refused)
+	require.Equal(t, int64(3), e.Revision())
+	require.Equal(t, int64(4), e.Stats().Keys)
 }

@@ -4,53 +4,60 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// MaxProposals is how many ids of proposals are remembered with their results. It is part of the meaning of a command.
+// MaxProposals is the number of proposal IDs that are remembered with their results. It decides whether a repeated
+// command is applied again: it must be the same on all members.
 const MaxProposals = 100_000
 
-// proposalsSwept is how many ids may be recorded between two removals of forgotten ones.
-const proposalsSwept = 8192
+// sweepInterval is the number of IDs recorded between two deletions of forgotten ones.
+const sweepInterval = 8192
 
-// proposals remembers the last MaxProposals ids and their results: in memory to look them up, and in Pebble, packed into
-// one record a batch. How ids are packed depends on how commands were batched; which ids are known does not.
+// proposals remembers the last MaxProposals proposal IDs with their results: in memory for look-ups, and in Pebble, in
+// one record for each batch. Members may batch differently, but remember the same IDs.
 type proposals struct {
-	byID map[[16]byte]uint32 // place in ring
-	ring []proposal          // grows to MaxProposals, then its oldest entry makes place
-	head int                 // of the oldest, once ring is full
-	next uint64              // ids ever recorded
+	byID   map[[16]byte]uint32 // position in ring
+	ring   []proposal          // grows to MaxProposals; then new entries overwrite the oldest
+	oldest int                 // position of the oldest entry once ring is full
+	next   uint64              // number of IDs ever recorded
 
-	unsaved []byte // those of the batch being built
-	swept   uint64 // next, when forgotten records were last removed
+	unsaved   []byte // encoded IDs of the batch that is being built
+	lastSweep uint64 // value of next at the last deletion of forgotten IDs
 }
 
+// proposal is an applied proposal.
 type proposal struct {
 	id     [16]byte
-	result Result
+	result command.Result
 }
 
-func (p *proposals) find(id [16]byte) (Result, bool) {
+// find returns the result of the proposal id.
+func (p *proposals) find(id [16]byte) (command.Result, bool) {
 	at, ok := p.byID[id]
 	if !ok {
-		return Result{}, false
+		return command.Result{}, false
 	}
 	return p.ring[at].result, true
 }
 
-func (p *proposals) add(id [16]byte, r Result) {
+// add records a proposal of the batch that is being built.
+func (p *proposals) add(id [16]byte, r command.Result) {
 	r.Steps = nil
-	p.remember(proposal{id, r})
+	p.insert(proposal{id, r})
 	p.unsaved = append(p.unsaved, id[:]...)
-	p.unsaved = EncodeResult(p.unsaved, r)
+	p.unsaved = command.EncodeResult(p.unsaved, r)
 }
 
-func (p *proposals) remember(n proposal) {
+// insert adds n in memory.
+func (p *proposals) insert(n proposal) {
 	at := len(p.ring)
 	if at < MaxProposals {
 		p.ring = append(p.ring, n)
 	} else {
-		at = p.head
-		p.head = (p.head + 1) % MaxProposals
+		at = p.oldest
+		p.oldest = (p.oldest + 1) % MaxProposals
 		delete(p.byID, p.ring[at].id)
 		p.ring[at] = n
 	}
@@ -58,23 +65,23 @@ func (p *proposals) remember(n proposal) {
 	p.next++
 }
 
-// save adds the ids since the last save to b.
+// save writes the IDs since the last save to b.
 func (p *proposals) save(b *pebble.Batch) error {
 	if len(p.unsaved) == 0 {
 		return nil
 	}
 	err := b.Set(proposalsKey(p.next-1), p.unsaved, nil)
 	p.unsaved = p.unsaved[:0]
-	if err == nil && p.next > MaxProposals && p.next-p.swept >= proposalsSwept {
-		p.swept = p.next
+	if err == nil && p.next > MaxProposals && p.next-p.lastSweep >= sweepInterval {
+		p.lastSweep = p.next
 		err = b.DeleteRange(proposalsKey(0), proposalsKey(p.next-MaxProposals), nil)
 	}
 	return err
 }
 
-// loadProposals reads the ids that are remembered once next were recorded.
+// loadProposals reads the IDs to be remembered when next were ever recorded.
 func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
-	p = &proposals{byID: map[[16]byte]uint32{}, swept: next}
+	p = &proposals{byID: map[[16]byte]uint32{}, lastSweep: next}
 	oldest := next - min(next, MaxProposals)
 	p.next = oldest
 	it, err := db.NewIter(&pebble.IterOptions{
@@ -101,26 +108,26 @@ func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 		return nil, err
 	}
 	if p.next != next {
-		return nil, fmt.Errorf("%w: ids of %d proposals, want %d", ErrCorrupt, p.next-oldest, next-oldest)
+		return nil, fmt.Errorf("%w: %d proposal IDs, want %d", ErrCorrupt, p.next-oldest, next-oldest)
 	}
 	return p, nil
 }
 
-// load reads one record, whose key tells the number of its last id, and leaves out those before oldest.
+// load decodes one record, whose key is the sequence number of its last ID, and ignores IDs before oldest.
 func (p *proposals) load(key, value []byte, oldest uint64) error {
-	d := decoder{b: value}
+	d := command.FieldDecoder{Rest: value}
 	var found []proposal
-	for len(d.b) > 0 {
+	for len(d.Rest) > 0 {
 		var n proposal
-		copy(n.id[:], d.take(len(n.id)))
-		n.result = d.result()
+		copy(n.id[:], d.Take(len(n.id)))
+		n.result = d.Result()
 		found = append(found, n)
 	}
-	k := decoder{b: key}
-	k.byte()
-	last := k.fixed64()
-	if d.err != nil || k.err != nil || last+1 < uint64(len(found)) || len(found) == 0 {
-		return fmt.Errorf("%w: ids of proposals at %x", ErrCorrupt, key)
+	k := command.FieldDecoder{Rest: key}
+	k.Byte()
+	last := k.Fixed64()
+	if d.Err != nil || k.Err != nil || last+1 < uint64(len(found)) || len(found) == 0 {
+		return fmt.Errorf("%w: proposal IDs at %x", ErrCorrupt, key)
 	}
 	first := last + 1 - uint64(len(found))
 	if first < oldest {
@@ -128,10 +135,10 @@ func (p *proposals) load(key, value []byte, oldest uint64) error {
 		first = oldest
 	}
 	if first != p.next {
-		return fmt.Errorf("%w: id %d of a proposal where %d is due", ErrCorrupt, first, p.next)
+		return fmt.Errorf("%w: proposal ID has number %d, want %d", ErrCorrupt, first, p.next)
 	}
 	for _, n := range found {
-		p.remember(n)
+		p.insert(n)
 	}
 	return nil
 }

@@ -11,9 +11,11 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// countingFS counts the bytes that are written to files.
+// countingFS counts the bytes written to files.
 type countingFS struct {
 	vfs.FS
 	written *atomic.Int64
@@ -34,15 +36,16 @@ func (f countingFile) Write(b []byte) (int, error) {
 	return f.File.Write(b)
 }
 
-// putOf is a command that puts one key as the key-value service does.
+// putOf returns a command that puts one key as the key-value service does.
 func putOf(b *testing.B, key int, value []byte) []byte {
-	data, err := EncodeProgram(Program{Steps: []Step{{Kind: StepPut, Key: benchKey(key), Value: value}}})
+	data, err := command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepPut, Key: benchKey(key), Value: value}}})
 	require.NoError(b, err)
 	return data
 }
 
-// BenchmarkProgramPut applies programs of one put of 256 bytes. Every value is the same, as those of etcd's benchmark are,
-// or random. Written are all bytes of all levels, with a flush at the end. Run it with -benchtime=1000000x.
+// BenchmarkProgramPut applies programs of one put of 256 bytes. All values are the same, like those of etcd's
+// benchmark, or random. The bytes written are those of all levels, with a flush at the end. Run it with
+// -benchtime=1000000x.
 func BenchmarkProgramPut(b *testing.B) {
 	for _, keys := range []int{1_000_000, 200_000} {
 		for _, values := range []string{"same", "random"} {
@@ -65,10 +68,10 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 	var index uint64
 	var spent time.Duration
 	put := func(n int, key func(i int) int) {
-		const prepared = 20_000 // commands, encoded by proposers beforehand
+		const prepared = 20_000 // proposers encode commands beforehand
 		for done := 0; done < n; {
 			b.StopTimer()
-			cmds := make([]Command, min(prepared, n-done))
+			cmds := make([]command.Command, min(prepared, n-done))
 			for i := range cmds {
 				if !same || index == 0 {
 					for j := range value {
@@ -76,7 +79,7 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 					}
 				}
 				index++
-				cmds[i] = Command{Index: index, Term: 1, Data: putOf(b, key(done+i), value), Wanted: i%3 == 0}
+				cmds[i] = command.Command{Index: index, Term: 1, Data: putOf(b, key(done+i), value), WantSteps: i%3 == 0}
 			}
 			done += len(cmds)
 			b.StartTimer()
@@ -92,7 +95,7 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 		}
 	}
 	if keys < 1_000_000 {
-		// Overwritten: they are there already.
+		// The keys must exist, so that puts overwrite them.
 		put(keys, func(i int) int { return i })
 		_, err = e.Flush(context.Background())
 		require.NoError(b, err)
@@ -113,12 +116,12 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 	b.ReportMetric(float64(spent)/float64(b.N), "cpu-ns/op")
 }
 
-// processorTime is what the process has used, in all threads: unlike the time on the clock it counts background work and
-// not what else the machine does.
+// processorTime returns the CPU time of the process. Unlike elapsed time, it includes background work and excludes
+// other load on the machine.
 func processorTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func benchOptions() Options { return Options{CountIndex: true} }
+func benchOptions() Options { return Options{KeyIndex: true} }

@@ -4,62 +4,65 @@ import (
 	"bytes"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// lookup returns what key holds, as the commands so far left it, or also the steps so far of the present program; without
-// the value where that is not asked for and would have to be read.
-func (s *stage) lookup(key []byte, own, value bool) (held, error) {
-	if e := s.overlaid(key, own); e != nil {
-		return e.held, nil
+// lookup returns the newest state of key with the writes of earlier commands, and with own also those of earlier steps
+// of the program. Without value, it may leave the value out.
+func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
+	if e := s.pendingEntry(key, own); e != nil {
+		return e.keyState, nil
 	}
 	if s.index != nil {
-		m, ok := s.index.find(key)
+		m, ok := s.index.Find(key)
 		if !ok {
-			return held{}, nil
+			return keyState{}, nil
 		}
-		if !value && !m.partial() {
-			return held{version: m.version()}, nil
+		if !value && !m.Partial() {
+			return keyState{Meta: m.Meta()}, nil
 		}
 	}
-	it, err := s.reads()
+	it, err := s.keyIterator()
 	if err != nil {
-		return held{}, err
+		return keyState{}, err
 	}
 	s.scratch = appendPrefix(s.scratch[:0], key)
 	if !it.SeekPrefixGE(s.scratch) {
-		return held{}, it.Error()
+		return keyState{}, it.Error()
 	}
-	_, h, err := heldAt(it)
+	_, h, err := decodeAt(it)
 	return h, err
 }
 
-func (s *stage) overlaid(key []byte, own bool) *overlaid {
+// pendingEntry returns the entry of key in the overlays, or nil.
+func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	if own {
-		if e := s.own.find(key); e != nil {
+		if e := s.programOverlay.find(key); e != nil {
 			return e
 		}
 	}
-	return s.pending.find(key)
+	return s.batchOverlay.find(key)
 }
 
-// scan calls visit for each live key of [key, end), in order, until it returns false. The key and what it holds are only
-// lent.
-func (s *stage) scan(key, end []byte, own bool, visit func(key []byte, h held) (bool, error)) error {
+// scan calls visit for each live key of [key, end), in order, until visit returns false. own is as for lookup. Key and
+// state are valid only during the call.
+func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keyState) (bool, error)) error {
 	lower, upper := encodedBounds(key, end)
-	it, err := s.reads()
+	it, err := s.keyIterator()
 	if err != nil {
 		return err
 	}
-	merge := merged{s: s, pending: s.pending.between(key, end)}
+	merge := overlayIterator{s: s, batch: s.batchOverlay.between(key, end)}
 	if own {
-		merge.own = s.own.between(key, end)
+		merge.program = s.programOverlay.between(key, end)
 	}
 	stored := it.SeekGE(lower)
 	for {
 		var k []byte
-		var h held
+		var h keyState
 		if stored = stored && bytes.Compare(it.Key(), upper) < 0; stored {
-			prefix, at, err := heldAt(it)
+			prefix, at, err := decodeAt(it)
 			if err != nil {
 				return err
 			}
@@ -69,7 +72,7 @@ func (s *stage) scan(key, end []byte, own bool, visit func(key []byte, h held) (
 			h = at
 		}
 		over := merge.peek()
-		order := -1 // of the stored key to the one laid over
+		order := -1 // how the stored key compares to the overlay's
 		switch {
 		case !stored && over == nil:
 			return it.Error()
@@ -79,10 +82,10 @@ func (s *stage) scan(key, end []byte, own bool, visit func(key []byte, h held) (
 			order = bytes.Compare(k, over.key)
 		}
 		if order >= 0 {
-			k, h = over.key, over.held
+			k, h = over.key, over.keyState
 			merge.next(k)
 		}
-		if h.live() {
+		if h.Live() {
 			if on, err := visit(k, h); err != nil || !on {
 				return err
 			}
@@ -93,19 +96,21 @@ func (s *stage) scan(key, end []byte, own bool, visit func(key []byte, h held) (
 	}
 }
 
-// merged walks over what a program and the commands before it have laid over the stored keys.
-type merged struct {
-	s            *stage
-	own, pending []uint32
+// overlayIterator merges the overlays of the program and of the batch in key order. The program's entry hides the
+// batch's.
+type overlayIterator struct {
+	s              *applier
+	program, batch []uint32
 }
 
-func (m *merged) peek() *overlaid {
-	var a, b *overlaid
-	if len(m.own) > 0 {
-		a = &m.s.own.entries[m.own[0]]
+// peek returns the next entry, or nil.
+func (m *overlayIterator) peek() *overlayEntry {
+	var a, b *overlayEntry
+	if len(m.program) > 0 {
+		a = &m.s.programOverlay.entries[m.program[0]]
 	}
-	if len(m.pending) > 0 {
-		b = &m.s.pending.entries[m.pending[0]]
+	if len(m.batch) > 0 {
+		b = &m.s.batchOverlay.entries[m.batch[0]]
 	}
 	if a == nil || b != nil && bytes.Compare(b.key, a.key) < 0 {
 		return b
@@ -113,18 +118,18 @@ func (m *merged) peek() *overlaid {
 	return a
 }
 
-// next goes past key.
-func (m *merged) next(key []byte) {
-	if len(m.own) > 0 && bytes.Equal(m.s.own.entries[m.own[0]].key, key) {
-		m.own = m.own[1:]
+// next moves past key.
+func (m *overlayIterator) next(key []byte) {
+	if len(m.program) > 0 && bytes.Equal(m.s.programOverlay.entries[m.program[0]].key, key) {
+		m.program = m.program[1:]
 	}
-	if len(m.pending) > 0 && bytes.Equal(m.s.pending.entries[m.pending[0]].key, key) {
-		m.pending = m.pending[1:]
+	if len(m.batch) > 0 && bytes.Equal(m.s.batchOverlay.entries[m.batch[0]].key, key) {
+		m.batch = m.batch[1:]
 	}
 }
 
-// userKey decodes a prefix. The key is only lent.
-func (s *stage) userKey(prefix []byte) (key []byte, err error) {
+// userKey decodes a prefix. The key is valid until the next call.
+func (s *applier) userKey(prefix []byte) (key []byte, err error) {
 	if n := len(prefix); n >= 3 && bytes.IndexByte(prefix[1:n-2], escapeByte) < 0 {
 		return prefix[1 : n-2], nil
 	}
@@ -132,21 +137,22 @@ func (s *stage) userKey(prefix []byte) (key []byte, err error) {
 	return s.key, err
 }
 
-// heldAt decodes what it stands at. The results are only lent.
-func heldAt(it *pebble.Iterator) (prefix []byte, h held, err error) {
+// decodeAt decodes the version at the iterator. The results are valid until the iterator moves.
+func decodeAt(it *pebble.Iterator) (prefix []byte, h keyState, err error) {
 	prefix, mod, err := splitVersion(it.Key())
 	if err != nil {
-		return nil, held{}, err
+		return nil, keyState{}, err
 	}
 	b, err := it.ValueAndErr()
 	if err != nil {
-		return nil, held{}, err
+		return nil, keyState{}, err
 	}
-	h.version, h.value, err = decodeVersion(b, mod)
+	h.Meta, h.value, err = decodeVersion(b, mod)
 	return prefix, h, err
 }
 
-func (s *stage) reads() (*pebble.Iterator, error) {
+// keyIterator returns the iterator over the stored keys, and opens it if needed.
+func (s *applier) keyIterator() (*pebble.Iterator, error) {
 	if s.iter == nil {
 		it, err := s.db.NewIter(&pebble.IterOptions{
 			LowerBound: []byte{tableKeys}, UpperBound: []byte{tableKeys + 1}, UseL6Filters: true,
@@ -159,7 +165,8 @@ func (s *stage) reads() (*pebble.Iterator, error) {
 	return s.iter, nil
 }
 
-func (s *stage) endReads() error {
+// closeIterator closes the iterator over the stored keys.
+func (s *applier) closeIterator() error {
 	if s.iter == nil {
 		return nil
 	}
@@ -168,32 +175,31 @@ func (s *stage) endReads() error {
 	return err
 }
 
-// read is Range within a program: as the steps so far left the keys, or as they were at an older revision that the batch
-// has not made. Backwards over keys that the batch changed it goes over the whole range.
-func (s *stage) read(o RangeOptions) (RangeResult, error) {
+// readRange reads for a StepRange: the keys with the writes of earlier commands and steps, or, with o.Revision, as of a
+// revision that is in Pebble. A reverse read of keys that the batch changed goes over the whole range.
+func (s *applier) readRange(o RangeOptions) (RangeResult, error) {
 	past := o.Revision != 0 && o.Revision <= s.batchRevision
-	if past || len(s.own.between(o.Key, o.End)) == 0 && len(s.pending.between(o.Key, o.End)) == 0 {
-		revision := o.Revision
-		if !past {
-			revision = s.batchRevision
+	if past || len(s.programOverlay.between(o.Key, o.End)) == 0 && len(s.batchOverlay.between(o.Key, o.End)) == 0 {
+		if past {
+			return readRange(s.db, nil, o, o.Revision)
 		}
-		return readRange(s.db, s.index.unless(past), o, revision)
+		return readRange(s.db, s.index, o, s.batchRevision)
 	}
-	if emptyRange(o.Key, o.End) {
+	if command.EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil
 	}
 	c := collector{o: &o}
 	if !o.Reverse {
-		err := s.scan(o.Key, o.End, true, func(key []byte, h held) (bool, error) { return c.add(key, h), nil })
+		err := s.scan(o.Key, o.End, true, func(key []byte, h keyState) (bool, error) { return c.add(key, h), nil })
 		return c.res, err
 	}
 	var keys [][]byte
-	err := s.scan(o.Key, o.End, true, func(key []byte, _ held) (bool, error) {
+	err := s.scan(o.Key, o.End, true, func(key []byte, _ keyState) (bool, error) {
 		keys = append(keys, bytes.Clone(key))
 		return true, nil
 	})
 	for i := len(keys) - 1; i >= 0 && err == nil; i-- {
-		var h held
+		var h keyState
 		if h, err = s.lookup(keys[i], true, true); err == nil && !c.add(keys[i], h) {
 			break
 		}

@@ -4,24 +4,28 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// model is the keyspace as a list of whole states.
+// model is the keyspace as a list of complete states.
 type model struct {
-	states []map[string]KV // by revision; 0 is unused, 1 empty
-	events [][]Event       // by revision
+	states []map[string]KV // by revision; 0 is unused, 1 is empty
+	events [][]watch.Event // by revision
 	floor  int64
 	time   int64
-	ids    map[[16]byte]Result
+	ids    map[[16]byte]command.Result
 
-	// Without history.
+	// The fields below have no history.
 	leases  map[int64]int64
 	records map[string][]byte
 	epoch   int64
 }
 
 func newModel() *model {
-	return &model{states: []map[string]KV{nil, {}}, events: make([][]Event, 2), ids: map[[16]byte]Result{},
+	return &model{states: []map[string]KV{nil, {}}, events: make([][]watch.Event, 2), ids: map[[16]byte]command.Result{},
 		leases: map[int64]int64{}, records: map[string][]byte{}, epoch: 1}
 }
 
@@ -31,7 +35,7 @@ func (m *model) revision() int64 { return int64(len(m.states)) - 1 }
 func (m *model) scan(key, end []byte, revision int64) []KV {
 	var out []KV
 	for k, kv := range m.states[revision] {
-		if inRange([]byte(k), key, end) {
+		if command.InRange([]byte(k), key, end) {
 			out = append(out, kv)
 		}
 	}
@@ -39,7 +43,7 @@ func (m *model) scan(key, end []byte, revision int64) []KV {
 	return out
 }
 
-func (m *model) txn(t Txn) Result {
+func (m *model) txn(t command.Txn) command.Result {
 	m.time = max(m.time, t.Time)
 	for i, g := range t.Guards {
 		var highest int64
@@ -48,27 +52,27 @@ func (m *model) txn(t Txn) Result {
 			highest = max(highest, kv.ModRevision)
 		}
 		if highest != g.ModRevision || g.End != nil && int64(len(found)) != g.Count {
-			return Result{Revision: m.revision(), Time: m.time, Conflict: true, FailedGuard: i}
+			return command.Result{Revision: m.revision(), Time: m.time, Conflict: true, FailedGuard: i}
 		}
 	}
 	next, state := m.revision()+1, map[string]KV{}
 	for k, kv := range m.states[next-1] {
 		state[k] = kv
 	}
-	var events []Event
+	var events []watch.Event
 	for _, o := range t.Ops {
-		if o.Kind == OpPut {
+		if o.Kind == command.OpPut {
 			old := state[string(o.Key)]
 			kv := KV{Key: o.Key, Value: o.Value, ModRevision: next, Version: old.Version + 1, CreateRevision: cmp.Or(old.CreateRevision, next)}
 			state[string(o.Key)] = kv
-			events = append(events, Event{Type: EventPut, KV: kv, PrevModRevision: old.ModRevision})
+			events = append(events, watch.Event{Type: watch.EventPut, KV: kv, PrevModRevision: old.ModRevision})
 			continue
 		}
 		for _, kv := range m.scan(o.Key, o.End, next-1) {
 			if _, live := state[string(kv.Key)]; live {
 				delete(state, string(kv.Key))
-				events = append(events, Event{
-					Type: EventDelete, KV: KV{Key: kv.Key, ModRevision: next}, PrevModRevision: kv.ModRevision,
+				events = append(events, watch.Event{
+					Type: watch.EventDelete, KV: KV{Key: kv.Key, ModRevision: next}, PrevModRevision: kv.ModRevision,
 				})
 			}
 		}
@@ -76,16 +80,16 @@ func (m *model) txn(t Txn) Result {
 	if len(events) > 0 {
 		m.states, m.events = append(m.states, state), append(m.events, events)
 	}
-	return Result{Revision: m.revision(), Time: m.time}
+	return command.Result{Revision: m.revision(), Time: m.time}
 }
 
-func (m *model) compact(revision int64) Result {
-	r := Result{Revision: m.revision(), Time: m.time}
+func (m *model) compact(revision int64) command.Result {
+	r := command.Result{Revision: m.revision(), Time: m.time}
 	switch {
 	case revision <= m.floor:
-		r.Refused = RefusedCompacted
+		r.Refused = command.RefusedCompacted
 	case revision > m.revision():
-		r.Refused = RefusedFuture
+		r.Refused = command.RefusedFuture
 	default:
 		m.floor = revision
 	}

@@ -15,16 +15,20 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// put is a command that sets key to value.
-func put(t *testing.T, index uint64, key, value string) Command {
-	data, err := EncodeTxn(Txn{Ops: []Op{Put([]byte(key), []byte(value))}})
+// put returns a command that sets key to value.
+func put(t *testing.T, index uint64, key, value string) command.Command {
+	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte(key), []byte(value))}})
 	require.NoError(t, err)
-	return Command{Index: index, Term: 1, Data: data}
+	return command.Command{Index: index, Term: 1, Data: data}
 }
 
-func mustApply(t *testing.T, e *Engine, cmds ...Command) []Result {
+func mustApply(t *testing.T, e *Engine, cmds ...command.Command) []command.Result {
 	r, err := e.Apply(cmds)
 	require.NoError(t, err)
 	return r
@@ -36,7 +40,7 @@ func mustOpen(t *testing.T, fs vfs.FS) *Engine {
 	return e
 }
 
-// content is all keys with their values.
+// content returns all keys with their values.
 func content(t *testing.T, e *Engine) string {
 	s := e.Snapshot()
 	defer s.Close()
@@ -49,7 +53,8 @@ func content(t *testing.T, e *Engine) string {
 	return b.String()
 }
 
-// beforeRestore is a file system with an engine's flushed state "a=old " in data, and a checkpoint "a=new b=new " in copy.
+// beforeRestore returns a file system with an engine's flushed state "a=old " in data, and a checkpoint "a=new b=new "
+// in copy.
 func beforeRestore(t *testing.T) *vfs.MemFS {
 	fs := vfs.NewCrashableMem()
 	other, err := Open(fs, "other", Options{Quiet: true})
@@ -68,7 +73,7 @@ func beforeRestore(t *testing.T) *vfs.MemFS {
 	return fs
 }
 
-// receive makes the files of dir new ones that nobody has synced, as those of a stream may be.
+// receive makes the files of dir new and unsynced, like those received over the network.
 func receive(t *testing.T, fs *vfs.MemFS, dir string) {
 	require.NoError(t, fs.Rename(dir, "sent"))
 	require.NoError(t, fs.MkdirAll(dir, 0o700))
@@ -85,7 +90,7 @@ func receive(t *testing.T, fs *vfs.MemFS, dir string) {
 	require.NoError(t, fs.RemoveAll("sent"))
 }
 
-// A crash at any access to the disk during Restore leaves the old state or the new one, whole; once Restore has
+// After a crash at any access to the disk during Restore, the old or the new state is complete; after Restore has
 // returned, the new one.
 func TestRestoreCrash(t *testing.T) {
 	mem := beforeRestore(t)
@@ -128,14 +133,14 @@ func TestRestoreCrash(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// Whatever access to the disk fails during Restore, the engine goes on with the old state, or is closed, and opens again
-// with one of the two.
+// If any access to the disk fails during Restore, the engine continues with the old state, or is closed; it opens again
+// with one of the two states.
 func TestRestoreFaults(t *testing.T) {
 	for n := int32(1); ; n++ {
 		mem := beforeRestore(t)
 		var left atomic.Int32
 		e := mustOpen(t, errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-			// Within its directory Pebble may end the process, which is TestRestoreCrash.
+			// Errors inside Pebble's directory may end the process: see TestRestoreCrash.
 			if op.Kind.ReadOrWrite() != errorfs.OpIsWrite || strings.HasPrefix(op.Path, "data/2") {
 				return nil
 			}
@@ -149,7 +154,7 @@ func TestRestoreFaults(t *testing.T) {
 		reached := left.Swap(0) <= 0
 		switch {
 		case errors.Is(err, ErrClosed):
-			_, err := e.Apply([]Command{put(t, 10, "c", "1")})
+			_, err := e.Apply([]command.Command{put(t, 10, "c", "1")})
 			require.ErrorIs(t, err, ErrClosed)
 		case err != nil:
 			require.Equal(t, "a=old ", content(t, e))
@@ -170,7 +175,7 @@ func TestRestoreFaults(t *testing.T) {
 	}
 }
 
-// A crash at any access to the disk while a directory is first opened leaves one that opens, empty or not.
+// After a crash at any access to the disk while a directory is created, it can be opened, empty or not.
 func TestOpenCrash(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	var mu sync.Mutex
@@ -184,7 +189,7 @@ func TestOpenCrash(t *testing.T) {
 	mustApply(t, e, put(t, 1, "a", "1"))
 	p, err := e.Flush(context.Background())
 	require.NoError(t, err)
-	require.Equal(t, Position{Index: 1, Term: 1}, p)
+	require.Equal(t, command.Position{Index: 1, Term: 1}, p)
 	after := mem.CrashClone(vfs.CrashCloneCfg{})
 	require.NoError(t, e.Close())
 	for _, c := range crashed {
@@ -197,7 +202,7 @@ func TestOpenCrash(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// What is not an engine's checkpoint, or of a format that is not known, is refused and left as it is.
+// A directory that is not an engine's, or is of an unknown format, is refused and not changed.
 func TestRefusedDirectories(t *testing.T) {
 	fs := vfs.NewMem()
 	write := func(path, text string) {
@@ -220,13 +225,13 @@ func TestRefusedDirectories(t *testing.T) {
 
 	write("data/CURRENT", "trivet mvcc format 2 generation 1\n")
 	_, err = Open(fs, "data", Options{})
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.ErrorContains(t, err, "directory of format 2, this program knows 1")
 
 	write("data/CURRENT", "trivet mvcc format 1 generation 2\n")
 	_, err = Open(fs, "data", Options{})
 	require.ErrorContains(t, err, "does not exist")
-	// It did not come so far as to remove generation 1.
+	// It failed before it removed generation 1.
 
 	write("data/CURRENT", "?")
 	_, err = Open(fs, "data", Options{})
@@ -235,10 +240,10 @@ func TestRefusedDirectories(t *testing.T) {
 	require.NoError(t, fs.Remove("data/CURRENT"))
 	_, err = Open(fs, "data", Options{})
 	require.ErrorIs(t, err, ErrCorrupt)
-	require.ErrorContains(t, err, "CURRENT is missing beside generation")
+	require.ErrorContains(t, err, "CURRENT is missing, but generation")
 }
 
-// A state written by a newer program is refused, opened or restored.
+// A state that a newer version wrote is refused by Open and by Restore.
 func TestRefusedState(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -246,30 +251,30 @@ func TestRefusedState(t *testing.T) {
 	db := e.published.Load().gen.db
 	require.NoError(t, db.Set([]byte{tableState}, []byte{stateFormat + 1}, pebble.NoSync))
 	_, err := e.Checkpoint(context.Background(), "copy")
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	_, err = fs.Stat("copy")
 	require.Error(t, err)
 	require.NoError(t, e.Close())
 	_, err = Open(fs, "data", Options{})
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.ErrorContains(t, err, "state of format 3, this program knows 2")
 }
 
-// Restore ends snapshots, and watchers go on in the restored history or learn that it begins too late.
+// Restore ends snapshots. Watchers continue in the restored history, or end if it begins too late.
 func TestRestoreReaders(t *testing.T) {
 	fs := beforeRestore(t)
 	other, err := Open(fs, "other", Options{Quiet: true})
 	require.NoError(t, err)
-	// Restore is also the way on for an engine that met a command it could not carry out.
-	_, err = other.Apply([]Command{{Index: 100, Data: []byte{commandFormat + 1}}})
-	require.ErrorIs(t, err, ErrUnknownFormat)
+	// Restore also repairs an engine that met a command that it cannot apply.
+	_, err = other.Apply([]command.Command{{Index: 100, Data: []byte{2}}})
+	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.NoError(t, other.Restore("copy"))
 	for i := range uint64(4) {
 		mustApply(t, other, put(t, 10+i, "c", fmt.Sprint(i)))
 	}
 	_, err = other.Checkpoint(context.Background(), "later")
 	require.NoError(t, err)
-	mustApply(t, other, Command{Index: 20, Term: 1, Data: EncodeCompact(6)})
+	mustApply(t, other, command.Command{Index: 20, Term: 1, Data: command.EncodeCompact(6)})
 	_, err = other.Checkpoint(context.Background(), "compacted")
 	require.NoError(t, err)
 	require.NoError(t, other.Close())
@@ -281,7 +286,7 @@ func TestRestoreReaders(t *testing.T) {
 		mem := fs.CrashClone(vfs.CrashCloneCfg{})
 		e := mustOpen(t, mem)
 		snap := e.Snapshot()
-		w := e.Watch(WatchOptions{Key: []byte("c")})
+		w := e.Watch(watch.Options{Key: []byte("c")})
 		defer w.Close()
 		waiting := make(chan string)
 		go func() {

@@ -14,9 +14,13 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// TestScripts runs testdata/*, which show what the engine answers. After a change that is meant, run with -rewrite.
+// TestScripts runs testdata/*, which show the engine's results. After an intended change, run with -rewrite.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := newScript(t)
@@ -24,18 +28,18 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// script is one engine and a log of all that it was given, for replay after a crash.
+// script is an engine and the log of its commands, which are replayed after a crash.
 type script struct {
 	t        *testing.T
 	fs       *vfs.MemFS
 	e        *Engine
-	log      []Command
-	watchers map[string]*Watcher
+	log      []command.Command
+	watchers map[string]*watch.Watcher
 	snaps    map[string]*Snapshot
 }
 
 func newScript(t *testing.T) *script {
-	s := &script{t: t, fs: vfs.NewCrashableMem(), watchers: map[string]*Watcher{}, snaps: map[string]*Snapshot{}}
+	s := &script{t: t, fs: vfs.NewCrashableMem(), watchers: map[string]*watch.Watcher{}, snaps: map[string]*Snapshot{}}
 	s.open()
 	t.Cleanup(func() { require.NoError(t, s.e.Close()) })
 	return s
@@ -48,16 +52,16 @@ func (s *script) open() {
 }
 
 func (s *script) apply(id [16]byte, data []byte) string {
-	c := Command{Index: uint64(len(s.log)) + 1, Term: 1, ID: id, Data: data}
+	c := command.Command{Index: uint64(len(s.log)) + 1, Term: 1, ID: id, Data: data}
 	s.log = append(s.log, c)
-	r, err := s.e.Apply([]Command{c})
+	r, err := s.e.Apply([]command.Command{c})
 	if err != nil {
 		return fmt.Sprintf("error: %v\n", err)
 	}
 	return formatResult(r[0])
 }
 
-func formatResult(r Result) string {
+func formatResult(r command.Result) string {
 	out := fmt.Sprintf("revision %d", r.Revision)
 	if r.Conflict {
 		out += fmt.Sprintf(", guard %d failed", r.FailedGuard)
@@ -77,7 +81,7 @@ func formatKV(kv KV) string {
 	return out
 }
 
-// Keys as scripts write them: `\0` is the zero byte.
+// In scripts, `\0` in a key is the zero byte.
 func show(key []byte) string { return strings.ReplaceAll(string(key), "\x00", `\0`) }
 
 func key(s string) []byte { return []byte(strings.ReplaceAll(s, `\0`, "\x00")) }
@@ -104,11 +108,11 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		if err != nil {
 			return fmt.Sprintf("error: %v\n", err)
 		}
-		return fmt.Sprintf("%08x up to %d of %d, floor %d\n", h.Hash, h.Revision, h.Current, h.Floor)
+		return fmt.Sprintf("%08x up to %d of %d, floor %d\n", h.Hash, h.Revision, h.Current, h.CompactRevision)
 	case "size":
 		return fmt.Sprintf("%d, in use %d\n", s.e.Size(), s.e.SizeInUse())
 	case "compact":
-		return s.apply([16]byte{}, EncodeCompact(int64(number(d, "revision"))))
+		return s.apply([16]byte{}, command.EncodeCompact(int64(number(d, "revision"))))
 	case "get":
 		return s.read(d, func(snap *Snapshot) string { return s.get(d, snap) })
 	case "range":
@@ -120,7 +124,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		s.snaps[word(d, "name")].Close()
 		return ""
 	case "watch":
-		s.watchers[word(d, "name")] = s.e.Watch(WatchOptions{
+		s.watchers[word(d, "name")] = s.e.Watch(watch.Options{
 			Key: key(word(d, "key")), End: end(word(d, "end")), FromRevision: int64(number(d, "from")),
 			PrevKV: d.HasArg("prev"), MaxEvents: number(d, "max"),
 		})
@@ -158,7 +162,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "stats":
 		v := s.e.Stats()
 		return fmt.Sprintf("index %d revision %d floor %d time %d keys %d watchers %d\n",
-			v.Applied.Index, v.Revision, v.Floor, v.Time, v.Keys, v.Watchers)
+			v.Applied.Index, v.Revision, v.CompactRevision, v.Time, v.Keys, v.Watchers)
 	case "dump":
 		return dump(t, s.e)
 	}
@@ -166,26 +170,26 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *script) txn(d *datadriven.TestData) string {
-	txn := Txn{Time: int64(number(d, "time"))}
+	txn := command.Txn{Time: int64(number(d, "time"))}
 	for _, line := range strings.Split(d.Input, "\n") {
 		f := append(strings.Fields(line), "", "", "", "")
 		switch f[0] {
 		case "unchanged":
 			mod, _ := strconv.ParseInt(f[2], 10, 64)
-			txn.Guards = append(txn.Guards, Guard{Key: key(f[1]), ModRevision: mod})
+			txn.Guards = append(txn.Guards, command.Guard{Key: key(f[1]), ModRevision: mod})
 		case "unchanged-range":
 			mod, _ := strconv.ParseInt(f[3], 10, 64)
 			count, _ := strconv.ParseInt(f[4], 10, 64)
-			txn.Guards = append(txn.Guards, Guard{Key: key(f[1]), End: end(f[2]), ModRevision: mod, Count: count})
+			txn.Guards = append(txn.Guards, command.Guard{Key: key(f[1]), End: end(f[2]), ModRevision: mod, Count: count})
 		case "put":
-			txn.Ops = append(txn.Ops, Put(key(f[1]), []byte(f[2])))
+			txn.Ops = append(txn.Ops, command.Put(key(f[1]), []byte(f[2])))
 		case "delete":
-			txn.Ops = append(txn.Ops, Delete(key(f[1])))
+			txn.Ops = append(txn.Ops, command.Delete(key(f[1])))
 		case "delete-range":
-			txn.Ops = append(txn.Ops, DeleteRange(key(f[1]), end(f[2])))
+			txn.Ops = append(txn.Ops, command.DeleteRange(key(f[1]), end(f[2])))
 		}
 	}
-	data, err := EncodeTxn(txn)
+	data, err := command.EncodeTxn(txn)
 	if err != nil {
 		return fmt.Sprintf("invalid: %v\n", err)
 	}
@@ -194,7 +198,7 @@ func (s *script) txn(d *datadriven.TestData) string {
 	return s.apply(id, data)
 }
 
-// read calls f with the snapshot that d names, or one of the present.
+// read calls f with the snapshot that d names, or with a new one.
 func (s *script) read(d *datadriven.TestData, f func(*Snapshot) string) string {
 	if snap := s.snaps[word(d, "at")]; snap != nil {
 		return f(snap)
@@ -244,7 +248,7 @@ func (s *script) rangeKeys(d *datadriven.TestData, snap *Snapshot) string {
 	return b.String() + "\n"
 }
 
-// next shows all batches that are ready.
+// next prints all batches that are available.
 func (s *script) next(d *datadriven.TestData) string {
 	w := s.watchers[word(d, "name")]
 	ready, cancel := context.WithCancel(context.Background())
@@ -271,9 +275,9 @@ func (s *script) next(d *datadriven.TestData) string {
 	}
 }
 
-func formatEvent(e Event) string {
+func formatEvent(e watch.Event) string {
 	out := "put " + formatKV(e.KV)
-	if e.Type == EventDelete {
+	if e.Type == watch.EventDelete {
 		out = fmt.Sprintf("delete %s mod %d", show(e.KV.Key), e.KV.ModRevision)
 	}
 	out += fmt.Sprintf(", before %d", e.PrevModRevision)
@@ -308,7 +312,7 @@ func (s *script) records() string {
 	return b.String()
 }
 
-// crash loses what was not flushed, opens again and replays the log.
+// crash loses what was not flushed, reopens and replays the log.
 func (s *script) crash() string {
 	s.fs = s.fs.CrashClone(vfs.CrashCloneCfg{})
 	require.NoError(s.t, s.e.Close())
@@ -321,7 +325,7 @@ func (s *script) crash() string {
 	return fmt.Sprintf("opened at index %d, replayed up to %d\n", from, s.e.Applied().Index)
 }
 
-// dump lists what is stored.
+// dump prints what is stored.
 func dump(t *testing.T, e *Engine) string {
 	var b strings.Builder
 	it, err := e.published.Load().gen.db.NewIter(&pebble.IterOptions{})
@@ -336,13 +340,13 @@ func dump(t *testing.T, e *Engine) string {
 			require.NoError(t, err)
 			ver, value, err := decodeVersion(v, revision)
 			require.NoError(t, err)
-			if ver.live() {
+			if ver.Live() {
 				fmt.Fprintf(&b, "key %s revision %d: %s\n", show(user), revision, value)
 			} else {
 				fmt.Fprintf(&b, "key %s revision %d: deleted\n", show(user), revision)
 			}
 		case tableRevisions:
-			l, err := chunkAt(k, v)
+			l, err := newChunkReader(k, v)
 			require.NoError(t, err)
 			for {
 				c, ok, err := l.next()
@@ -354,16 +358,16 @@ func dump(t *testing.T, e *Engine) string {
 				if c.deleted {
 					what = "delete"
 				}
-				if l.place == 0 {
+				if l.ordinal == 0 {
 					fmt.Fprintf(&b, "revision %d:\n", c.revision)
 				}
-				fmt.Fprintf(&b, "  %s %s after %d releases %d", what, show(c.key), c.previous, c.releases)
+				fmt.Fprintf(&b, "  %s %s after %d releases %d", what, show(c.key), c.prevModRevision, c.freedBytes)
 				if c.superseded {
 					fmt.Fprintf(&b, ", passing %s", c.value)
 				}
 				b.WriteString("\n")
 			}
-		case tableAttached:
+		case tableAttachments:
 			fmt.Fprintf(&b, "lease %d key %s\n", binary.BigEndian.Uint64(k[1:]), show(k[9:]))
 		case tableLeases:
 			l, err := decodeLease(k, v)

@@ -9,13 +9,14 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Scrub removes, in one batch, what about limit changes below the floor have made unreadable: each change the version it
-// replaced, a delete also itself. It leaves what open snapshots can read, and reports whether nothing else is left to
-// remove. A background owner calls it again and
-// again at its own pace; what members have removed may differ, what they read does not. Where a crash takes removals
-// back, the next call finds them again.
+// Scrub removes the data that compaction has made unreadable, for about limit changes, in one batch: the version that
+// each change replaced, and the tombstone of each delete. It keeps what open snapshots can read. done reports that
+// nothing else is left to remove. The owner of the engine calls it in the background at its own pace. Members may have
+// removed different amounts; what they read is the same. Removals that a crash undoes are repeated.
 func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	e.scrubbing.Lock()
 	defer e.scrubbing.Unlock()
@@ -27,32 +28,35 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 		return false, err
 	}
 	defer gen.release()
-	floor := e.unread(gen)
-	removed, done, err := gen.scrub(floor, max(limit, 1))
+	compactRevision := e.scrubLimit(gen)
+	removed, done, err := gen.scrub(compactRevision, max(limit, 1))
 	if err == nil && removed > 0 && e.opts.Quiet {
 		err = gen.db.Flush()
 	}
 	if err != nil {
-		return false, fmt.Errorf("scrub below revision %d: %w", floor, marked(err))
+		return false, fmt.Errorf("scrub below revision %d: %w", compactRevision, markCorrupt(err))
 	}
 	if done {
-		gen.scrubbed.move(floor)
+		gen.scrubProgress.advance(compactRevision)
 	}
 	return done, nil
 }
 
-// scrub leaves the floor's own revision alone, so that a watch from the floor misses nothing. It goes on where the last call
-// left off: lists that were removed from one and the same beginning on would lie in Pebble one over the other, each of them
-// to be looked at by everything that reads.
-func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err error) {
-	if g.scrubbed.from == nil {
-		g.scrubbed.from = changesKey(0, 0)
+// scrub removes what the revisions below compactRevision replaced. It keeps the change log of compactRevision itself,
+// so that a watch from there misses nothing. It continues where the last call stopped: range deletions that all began
+// at the same key would overlap in Pebble and slow down every read.
+func (g *generation) scrub(compactRevision int64, limit int) (removed int, done bool, err error) {
+	if g.scrubProgress.from == nil {
+		g.scrubProgress.from = changesKey(0, 0)
 	}
-	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: g.scrubbed.from, UpperBound: changesKey(floor, 0)})
+	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: g.scrubProgress.from, UpperBound: changesKey(compactRevision, 0)})
 	if err != nil {
 		return 0, false, err
 	}
-	s := scrubber{b: g.db.NewBatch(), floor: floor, limit: limit, freed: g.freed.Load(), from: g.scrubbed.from}
+	s := scrubber{
+		b: g.db.NewBatch(), compactRevision: compactRevision, limit: limit,
+		freed: g.freed.Load(), from: g.scrubProgress.from,
+	}
 	defer func() { err = errors.Join(err, it.Close(), s.b.Close()) }()
 	for ok := it.First(); ok && s.stop == nil; ok = it.Next() {
 		if s.removed >= limit {
@@ -63,7 +67,7 @@ func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err 
 		if err != nil {
 			return 0, false, err
 		}
-		l, err := chunkAt(it.Key(), chunk)
+		l, err := newChunkReader(it.Key(), chunk)
 		if err == nil {
 			err = s.chunk(&l)
 		}
@@ -75,49 +79,50 @@ func (g *generation) scrub(floor int64, limit int) (removed int, done bool, err 
 		return 0, true, err
 	}
 	if s.stop == nil {
-		s.stop = changesKey(floor, 0)
+		s.stop = changesKey(compactRevision, 0)
 	}
 	if err := s.commit(); err != nil {
 		return 0, false, err
 	}
 	g.freed.Store(s.freed)
-	g.scrubbed.from = s.stop
+	g.scrubProgress.from = s.stop
 	return s.removed, !s.more, nil
 }
 
-// scrubber builds the batch that removes what the changes below a revision replaced.
+// scrubber builds the batch of one Scrub.
 type scrubber struct {
-	b       *pebble.Batch
-	floor   int64
-	limit   int
-	removed int
-	freed   int64
-	from    []byte // key before which no list is left
-	stop    []byte // key before which the lists are done with; nil: none that stays has been found
-	more    bool   // there is more to remove
-	key     []byte
+	b               *pebble.Batch
+	compactRevision int64
+	limit           int
+	removed         int
+	freed           int64
+	from            []byte // the change log before this key was removed by earlier calls
+	stop            []byte // the change log before this key is removed by this call; nil: not known yet
+	more            bool   // more is left to remove
+	key             []byte
 }
 
-// chunk removes what the changes of a chunk replaced. Those that are not to be touched yet it keeps, as a list of their own.
-func (s *scrubber) chunk(l *changes) error {
+// chunk removes what the changes in a chunk of the change log replaced. Changes that must stay are written back as a
+// chunk of their own.
+func (s *scrubber) chunk(l *chunkReader) error {
 	for {
 		rest := l.b
 		c, ok, err := l.next()
 		if err != nil || !ok {
 			return err
 		}
-		if c.revision >= s.floor || s.removed >= s.limit && l.place == 0 {
-			s.more = c.revision < s.floor
+		if c.revision >= s.compactRevision || s.removed >= s.limit && l.ordinal == 0 {
+			s.more = c.revision < s.compactRevision
 			s.stop = changesKey(c.revision, 0)
 			kept := append([]byte{rest[0] &^ changeNext}, rest[1:]...)
 			return s.b.Set(s.stop, kept, nil)
 		}
 		s.removed++
-		s.freed += c.releases
-		if c.previous > 0 {
-			s.key = appendVersionKey(s.key[:0], c.key, c.previous)
-			// Knowing what it gains, Pebble soon rewrites tables that hold large values for nothing.
-			if size := c.releases - versionBytes - int64(len(c.key)); size > 0 {
+		s.freed += c.freedBytes
+		if c.prevModRevision > 0 {
+			s.key = appendVersionKey(s.key[:0], c.key, c.prevModRevision)
+			// With the size, Pebble soon rewrites tables from which much was deleted.
+			if size := c.freedBytes - versionBytes - int64(len(c.key)); size > 0 {
 				err = s.b.DeleteSized(s.key, uint32(size), nil)
 			} else {
 				err = s.b.Delete(s.key, nil)
@@ -127,7 +132,7 @@ func (s *scrubber) chunk(l *changes) error {
 			}
 		}
 		if c.deleted && !c.superseded {
-			s.freed += version{}.stored(c.key)
+			s.freed += storedBytes(c.key, command.Meta{})
 			s.key = appendVersionKey(s.key[:0], c.key, c.revision)
 			if err := s.b.Delete(s.key, nil); err != nil {
 				return err
@@ -136,7 +141,7 @@ func (s *scrubber) chunk(l *changes) error {
 	}
 }
 
-// commit removes the lists before s.stop with what they told to remove.
+// commit adds the removal of the change log before s.stop, and commits the batch.
 func (s *scrubber) commit() error {
 	if err := s.b.DeleteRange(s.from, s.stop, nil); err != nil {
 		return err
@@ -147,32 +152,33 @@ func (s *scrubber) commit() error {
 	return s.b.Commit(pebble.NoSync)
 }
 
-// Defragment gives back what Scrub has removed, and waits until that is done: without it Pebble does so in its own time, of
-// large values only when much of a file is free. Reads and Apply go on meanwhile; Close and Restore wait for it, or for the
-// compaction that is under way when ctx ends. It rewrites nearly all files, and needs as much room again until it is done.
+// Defragment rewrites the files without the removed data, and waits for it. Without it, Pebble reclaims space on its
+// own, that of large values only when much of a file is unused. Reads and Apply may run meanwhile; Close and Restore
+// wait for it, or, once ctx has ended, for the current compaction. It rewrites nearly all files and temporarily needs
+// as much free space as they take.
 func (e *Engine) Defragment(ctx context.Context) error {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {
 		return err
 	}
 	defer gen.release()
-	if err := gen.stretch(); err != nil {
+	if err := gen.writeBoundaryTombstones(); err != nil {
 		return fmt.Errorf("defragment: %w", err)
 	}
 	if err := gen.flush(ctx); err != nil {
 		return err
 	}
-	gen.rewriting.Add(1)
-	defer gen.rewriting.Add(-1)
+	gen.defragmenting.Add(1)
+	defer gen.defragmenting.Add(-1)
 	if err := gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false); err != nil {
-		return fmt.Errorf("defragment: %w", marked(err))
+		return fmt.Errorf("defragment: %w", markCorrupt(err))
 	}
 	return nil
 }
 
-// stretch removes two versions that are never there, about the first and the last there could be: a table that has both is
-// only compacted with all that lies between, and Pebble leaves the lowest level alone otherwise.
-func (g *generation) stretch() (err error) {
+// writeBoundaryTombstones deletes two versions that never exist, about the first and the last possible one. Pebble
+// compacts the lowest level only for tables that overlap it, and a table with both deletions overlaps everything.
+func (g *generation) writeBoundaryTombstones() (err error) {
 	b := g.db.NewBatch()
 	defer func() { err = errors.Join(err, b.Close()) }()
 	for _, key := range [][]byte{{0}, bytes.Repeat([]byte{0xff}, 64)} {
@@ -183,50 +189,52 @@ func (g *generation) stretch() (err error) {
 	return b.Commit(pebble.NoSync)
 }
 
-// scrubbed tells those who wait how far physical removal has come.
-type scrubbed struct {
-	from []byte // key of the first list that may be left; whoever scrubs has it
+// scrubProgress reports to waiting callers how far Scrub has come.
+type scrubProgress struct {
+	from []byte // key of the first chunk of the change log that may be left; used only by Scrub
 
-	mu    sync.Mutex
-	floor int64         // all that became unreadable below it is removed
-	moved chan struct{} // closed when floor moves on; nil while nobody waits
+	mu       sync.Mutex
+	revision int64         // everything unreadable at this compact revision was removed
+	advanced chan struct{} // closed when revision increases; nil: nobody waits
 }
 
-func (s *scrubbed) move(floor int64) {
+// advance records that Scrub is done up to compactRevision.
+func (s *scrubProgress) advance(compactRevision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if floor <= s.floor {
+	if compactRevision <= s.revision {
 		return
 	}
-	s.floor = floor
-	if s.moved != nil {
-		close(s.moved)
-		s.moved = nil
+	s.revision = compactRevision
+	if s.advanced != nil {
+		close(s.advanced)
+		s.advanced = nil
 	}
 }
 
-func (s *scrubbed) past(floor int64) (reached bool, moved <-chan struct{}) {
+// reached reports whether Scrub is done up to compactRevision, and returns a channel that is closed when it advances.
+func (s *scrubProgress) reached(compactRevision int64) (reached bool, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.moved == nil {
-		s.moved = make(chan struct{})
+	if s.advanced == nil {
+		s.advanced = make(chan struct{})
 	}
-	return s.floor >= floor, s.moved
+	return s.revision >= compactRevision, s.advanced
 }
 
-// AwaitScrub waits until Scrub has removed all that compacting at revision made unreadable, on this member. It calls
-// Scrub for nobody. It fails with what ctx says, or with ErrRestored or ErrClosed when that happens to the engine.
+// AwaitScrub waits until Scrub has removed, on this member, all that compacting at revision made unreadable. It does
+// not call Scrub itself. It fails with the error of ctx, ErrRestored or ErrClosed.
 func (e *Engine) AwaitScrub(ctx context.Context, revision int64) error {
 	g := e.published.Load().gen
 	for {
-		reached, moved := g.scrubbed.past(revision)
+		reached, moved := g.scrubProgress.reached(revision)
 		if reached {
 			return nil
 		}
 		select {
 		case <-moved:
 		case <-g.done:
-			return fmt.Errorf("await scrub up to revision %d: %w", revision, g.ended)
+			return fmt.Errorf("await scrub up to revision %d: %w", revision, g.closedErr)
 		case <-ctx.Done():
 			return fmt.Errorf("await scrub up to revision %d: %w", revision, ctx.Err())
 		}

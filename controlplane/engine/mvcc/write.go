@@ -8,15 +8,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// write adds the changes of the revision that s.revision now is to the batch.
-func (s *stage) write(changes []change) error {
+// write adds the changes of one revision, which s.revision already is, to the batch.
+func (s *applier) write(changes []change) error {
 	for i := range changes {
 		c := &changes[i]
-		if err := s.enlist(c, i); err != nil {
+		if err := s.logChange(c, i); err != nil {
 			return err
 		}
-		s.tally(c)
-		if err := s.attach(c); err != nil {
+		s.countChange(c)
+		if err := s.updateAttachment(c); err != nil {
 			return err
 		}
 		if c.superseded {
@@ -29,89 +29,90 @@ func (s *stage) write(changes []change) error {
 	return nil
 }
 
-// tally counts keys and sizes.
-func (s *stage) tally(c *change) {
-	if c.before.live() {
+// countChange updates the number and the size of keys.
+func (s *applier) countChange(c *change) {
+	if c.before.Live() {
 		s.keys--
-		// Not below 0: what a state of format 1 held was not counted.
-		s.live = max(s.live-c.before.stored(c.key), 0)
+		// The sizes of a state of format 1 are unknown: live must not become negative.
+		s.live = max(s.live-storedBytes(c.key, c.before), 0)
 	}
 	if !c.deleted {
 		s.keys++
-		s.live += c.now.stored(c.key)
+		s.live += storedBytes(c.key, c.after)
 	}
 	if !c.superseded {
-		s.written += c.now.stored(c.key)
+		s.written += storedBytes(c.key, c.after)
 	}
 }
 
-// attach makes the key one of its lease's.
-func (s *stage) attach(c *change) error {
-	if c.before.lease == c.now.lease {
+// updateAttachment updates the lease attachments of the key.
+func (s *applier) updateAttachment(c *change) error {
+	if c.before.Lease == c.after.Lease {
 		return nil
 	}
-	if c.before.lease != 0 && !(c.deleted && mutant.On(mutant.KeepAttachment)) {
-		if err := s.batch.Delete(attachedKey(c.before.lease, c.key), nil); err != nil {
+	if c.before.Lease != 0 && !(c.deleted && mutant.On(mutant.KeepAttachment)) {
+		if err := s.batch.Delete(attachmentKey(c.before.Lease, c.key), nil); err != nil {
 			return err
 		}
 	}
-	if c.now.lease == 0 {
+	if c.after.Lease == 0 {
 		return nil
 	}
-	return s.batch.Set(attachedKey(c.now.lease, c.key), nil, nil)
+	return s.batch.Set(attachmentKey(c.after.Lease, c.key), nil, nil)
 }
 
-// enlist adds a change, the place-th of its revision, to the list of changes.
-func (s *stage) enlist(c *change, place int) error {
-	l := &s.list
-	if len(l.chunk) > chunkBytes {
-		if err := s.writeList(); err != nil {
+// logChange adds a change, which has position place within its revision, to the change log.
+func (s *applier) logChange(c *change, place int) error {
+	l := &s.chunk
+	if len(l.data) > chunkBytes {
+		if err := s.writeChunk(); err != nil {
 			return err
 		}
 	}
-	if len(l.chunk) == 0 {
-		l.revision, l.place = c.revision, place
-		l.chunk = appendChange(l.chunk, c, false)
+	if len(l.data) == 0 {
+		l.revision, l.ordinal = c.revision, place
+		l.data = appendChange(l.data, c, false)
 	} else {
-		l.chunk = appendChange(l.chunk, c, c.revision != l.last)
+		l.data = appendChange(l.data, c, c.revision != l.lastRevision)
 	}
-	l.last = c.revision
+	l.lastRevision = c.revision
 	return nil
 }
 
-// writeList adds the list to the batch and begins another.
-func (s *stage) writeList() error {
-	l := &s.list
-	if len(l.chunk) == 0 {
+// writeChunk adds the current chunk of the change log to the batch and begins another one.
+func (s *applier) writeChunk() error {
+	l := &s.chunk
+	if len(l.data) == 0 {
 		return nil
 	}
-	err := s.batch.Set(changesKey(l.revision, l.place), l.chunk, nil)
-	if l.chunk = l.chunk[:0]; cap(l.chunk) > 4*chunkBytes {
-		l.chunk = nil
+	err := s.batch.Set(changesKey(l.revision, l.ordinal), l.data, nil)
+	if l.data = l.data[:0]; cap(l.data) > 4*chunkBytes {
+		l.data = nil
 	}
 	return err
 }
 
-func (s *stage) writeVersion(c *change) error {
+// writeVersion adds the new version, or a tombstone, to the batch.
+func (s *applier) writeVersion(c *change) error {
 	var header [maxVersionHeader]byte
 	head := header[:0]
 	if c.deleted {
 		head = append(head, recordTombstone)
 	} else {
-		head = appendVersionHeader(head, c.now)
+		head = appendVersionHeader(head, c.after)
 	}
 	op := s.batch.SetDeferred(prefixLen(c.key)+revisionBytes, len(head)+len(c.value))
 	appendVersionKey(op.Key[:0], c.key, c.revision)
 	copy(op.Value[copy(op.Value, head):], c.value)
-	if s.more {
-		s.pending.put(overlaid{key: c.key, held: held{version: c.now, value: c.value}})
+	if s.moreCommands {
+		s.batchOverlay.put(overlayEntry{key: c.key, keyState: keyState{Meta: c.after, value: c.value}})
 	}
 	return op.Finish()
 }
 
-// commit adds lists, ids and state to the batch and gives it to Pebble.
-func (s *stage) commit() error {
-	if err := s.writeList(); err != nil {
+// commit adds the change log, proposal IDs and state to the batch, and commits it.
+func (s *applier) commit() error {
+	if err := s.writeChunk(); err != nil {
 		return err
 	}
 	if err := s.proposals.save(s.batch); err != nil {
@@ -128,13 +129,13 @@ func (s *stage) commit() error {
 	if err != nil {
 		return err
 	}
-	const entryBytes = 160 // more than a memtable adds to an entry
+	const entryBytes = 160 // upper limit of a memtable's overhead for an entry
 	s.unflushed += s.batch.Len() + entryBytes*int(s.batch.Count())
 	return s.batch.Commit(pebble.NoSync)
 }
 
-// flushEarly flushes before the smallest memtable is full, so that Pebble never does it by itself.
-func (s *stage) flushEarly() error {
+// flushEarly flushes before the smallest memtable is full, so that Pebble never flushes in the background.
+func (s *applier) flushEarly() error {
 	const soon = 96 << 10
 	if s.unflushed < soon {
 		return nil

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
@@ -30,14 +31,14 @@ import (
 func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
 	tools := etcdPrograms(t)
 	k := newEngine(t)
-	k.run(step(mvcc.StepGrant, func(s *mvcc.Step) { s.Lease, s.TTL = 7, 600 }), putStep("leased", "x", 7))
+	k.run(step(command.StepGrant, func(s *command.Step) { s.Lease, s.TTL = 7, 600 }), putStep("leased", "x", 7))
 	k.run(putStep("a", "1", 0), putStep("b", "1", 0), putStep("c", "1", 0))
 	for i := range 300 {
 		k.run(putStep(fmt.Sprintf("many/%d", i%100), fmt.Sprint(i), 0))
 	}
 	k.run(putStep("big", string(make([]byte, 1<<20)), 0))
 	k.administrate()
-	k.run(step(mvcc.StepDelete, func(s *mvcc.Step) { s.Key = []byte("b") }))
+	k.run(step(command.StepDelete, func(s *command.Step) { s.Key = []byte("b") }))
 	ours := k.e.Snapshot()
 	defer ours.Close()
 	want, err := ours.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
@@ -129,7 +130,7 @@ func TestOurSnapshotRestoredWithABump(t *testing.T) {
 	k := newEngine(t)
 	k.run(putStep("a", "1", 0))
 	k.run(putStep("b", "1", 0))
-	k.run(step(mvcc.StepDelete, func(s *mvcc.Step) { s.Key = []byte("b") }))
+	k.run(step(command.StepDelete, func(s *command.Step) { s.Key = []byte("b") }))
 	ours := k.e.Snapshot()
 	defer ours.Close()
 	file := filepath.Join(t.TempDir(), "snapshot")
@@ -224,24 +225,24 @@ func newEngine(t *testing.T) *engine {
 	return &engine{t: t, e: e}
 }
 
-func (k *engine) run(steps ...mvcc.Step) {
+func (k *engine) run(steps ...command.Step) {
 	k.t.Helper()
-	data, err := mvcc.EncodeProgram(mvcc.Program{Steps: steps})
+	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(k.t, err)
 	k.index++
-	results, err := k.e.Apply([]mvcc.Command{{Index: k.index, Term: 1, Data: data}})
+	results, err := k.e.Apply([]command.Command{{Index: k.index, Term: 1, Data: data}})
 	require.NoError(k.t, err)
 	require.NoError(k.t, results[0].Err())
 }
 
-func step(kind mvcc.StepKind, set func(*mvcc.Step)) mvcc.Step {
-	s := mvcc.Step{Kind: kind}
+func step(kind command.StepKind, set func(*command.Step)) command.Step {
+	s := command.Step{Kind: kind}
 	set(&s)
 	return s
 }
 
-func putStep(key, value string, lease int64) mvcc.Step {
-	return mvcc.Step{Kind: mvcc.StepPut, Key: []byte(key), Value: []byte(value), Lease: lease}
+func putStep(key, value string, lease int64) command.Step {
+	return command.Step{Kind: command.StepPut, Key: []byte(key), Value: []byte(value), Lease: lease}
 }
 
 func (k *engine) users() *users.State {
@@ -260,7 +261,7 @@ func (k *engine) users() *users.State {
 }
 
 // carry makes a request of etcd's Auth.
-func carry[Q, A any](k *engine, make func(*users.State, Q) ([]mvcc.Step, A, error), q Q) {
+func carry[Q, A any](k *engine, make func(*users.State, Q) ([]command.Step, A, error), q Q) {
 	k.t.Helper()
 	steps, _, err := make(k.users(), q)
 	require.NoError(k.t, err)

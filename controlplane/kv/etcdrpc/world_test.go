@@ -12,13 +12,14 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
-	"go.etcd.io/etcd/client/v3"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
@@ -36,15 +37,15 @@ type alone struct {
 	learns  bool
 }
 
-func (a *alone) Propose(_ context.Context, data []byte, _ bool) (mvcc.Result, error) {
+func (a *alone) Propose(_ context.Context, data []byte, _ bool) (command.Result, error) {
 	if leader, _ := a.Leader(); leader == 0 {
-		return mvcc.Result{}, &consensus.NotLeaderError{}
+		return command.Result{}, &consensus.NotLeaderError{}
 	}
 	a.applying.Lock()
 	defer a.applying.Unlock()
-	results, err := a.engine.Apply([]mvcc.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, Wanted: true}})
+	results, err := a.engine.Apply([]command.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, WantSteps: true}})
 	if err != nil {
-		return mvcc.Result{}, err
+		return command.Result{}, err
 	}
 	return results[0], nil
 }

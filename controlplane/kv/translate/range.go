@@ -8,13 +8,13 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // RangeOptions is what the engine is to read for a range. What it cannot do itself, orders other than by key and bounds
 // of revisions, is left to RangeAnswer, and all keys are read for it.
-func RangeOptions(r *pb.RangeRequest) mvcc.RangeOptions {
-	o := mvcc.RangeOptions{
+func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
+	o := command.RangeOptions{
 		Key: r.Key, End: r.RangeEnd, Revision: max(r.Revision, 0), KeysOnly: r.KeysOnly && r.SortTarget != pb.RangeRequest_VALUE,
 		CountOnly: r.CountOnly,
 	}
@@ -37,14 +37,14 @@ func bounded(r *pb.RangeRequest) bool {
 }
 
 // RangeAnswer is the answer to a range, but for its header. It changes the order and number of found.KVs.
-func RangeAnswer(r *pb.RangeRequest, found *mvcc.RangeResult) *pb.RangeResponse {
+func RangeAnswer(r *pb.RangeRequest, found *command.RangeResult) *pb.RangeResponse {
 	out := &pb.RangeResponse{Count: found.Count, More: found.More}
 	if r.CountOnly {
 		return out
 	}
 	kvs := found.KVs
 	if !Plain(r) {
-		kvs = slices.DeleteFunc(kvs, func(kv mvcc.KV) bool { return outside(r, &kv) })
+		kvs = slices.DeleteFunc(kvs, func(kv command.KV) bool { return outside(r, &kv) })
 		order(r, kvs)
 		if r.Limit > 0 && int64(len(kvs)) > r.Limit {
 			kvs, out.More = kvs[:r.Limit], true
@@ -59,7 +59,7 @@ func RangeAnswer(r *pb.RangeRequest, found *mvcc.RangeResult) *pb.RangeResponse 
 	return out
 }
 
-func outside(r *pb.RangeRequest, kv *mvcc.KV) bool {
+func outside(r *pb.RangeRequest, kv *command.KV) bool {
 	return r.MaxModRevision != 0 && kv.ModRevision > r.MaxModRevision ||
 		r.MinModRevision != 0 && kv.ModRevision < r.MinModRevision ||
 		r.MaxCreateRevision != 0 && kv.CreateRevision > r.MaxCreateRevision ||
@@ -67,20 +67,20 @@ func outside(r *pb.RangeRequest, kv *mvcc.KV) bool {
 }
 
 // orders compares keys by each of etcd's targets.
-var orders = map[pb.RangeRequest_SortTarget]func(a, b mvcc.KV) int{
-	pb.RangeRequest_KEY:     func(a, b mvcc.KV) int { return bytes.Compare(a.Key, b.Key) },
-	pb.RangeRequest_VERSION: func(a, b mvcc.KV) int { return cmp.Compare(a.Version, b.Version) },
-	pb.RangeRequest_CREATE:  func(a, b mvcc.KV) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) },
-	pb.RangeRequest_MOD:     func(a, b mvcc.KV) int { return cmp.Compare(a.ModRevision, b.ModRevision) },
-	pb.RangeRequest_VALUE:   func(a, b mvcc.KV) int { return bytes.Compare(a.Value, b.Value) },
+var orders = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
+	pb.RangeRequest_KEY:     func(a, b command.KV) int { return bytes.Compare(a.Key, b.Key) },
+	pb.RangeRequest_VERSION: func(a, b command.KV) int { return cmp.Compare(a.Version, b.Version) },
+	pb.RangeRequest_CREATE:  func(a, b command.KV) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) },
+	pb.RangeRequest_MOD:     func(a, b command.KV) int { return cmp.Compare(a.ModRevision, b.ModRevision) },
+	pb.RangeRequest_VALUE:   func(a, b command.KV) int { return bytes.Compare(a.Value, b.Value) },
 }
 
 // order sorts keys that come in ascending order. A target without an order is ascending, as in etcd.
-func order(r *pb.RangeRequest, kvs []mvcc.KV) {
+func order(r *pb.RangeRequest, kvs []command.KV) {
 	compare := orders[r.SortTarget]
 	if r.SortOrder == pb.RangeRequest_DESCEND {
 		up := compare
-		compare = func(a, b mvcc.KV) int { return up(b, a) }
+		compare = func(a, b command.KV) int { return up(b, a) }
 	}
 	slices.SortStableFunc(kvs, compare)
 }

@@ -12,18 +12,18 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // KeyValue is a key as etcd shows it. The bytes are shared.
-func KeyValue(kv *mvcc.KV) *mvccpb.KeyValue {
+func KeyValue(kv *command.KV) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{
 		Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease,
 	}
 }
 
 // KeyValues are keys as etcd shows them. The bytes are shared.
-func KeyValues(kvs []mvcc.KV) []*mvccpb.KeyValue {
+func KeyValues(kvs []command.KV) []*mvccpb.KeyValue {
 	if len(kvs) == 0 {
 		return nil
 	}
@@ -40,39 +40,39 @@ func KeyValues(kvs []mvcc.KV) []*mvccpb.KeyValue {
 }
 
 // PutProgram is the program of a put.
-func PutProgram(r *pb.PutRequest) []mvcc.Step { return []mvcc.Step{putStep(r)} }
+func PutProgram(r *pb.PutRequest) []command.Step { return []command.Step{putStep(r)} }
 
-func putStep(r *pb.PutRequest) mvcc.Step {
-	return mvcc.Step{
-		Kind: mvcc.StepPut, Key: r.Key, Value: r.Value, Lease: r.Lease,
+func putStep(r *pb.PutRequest) command.Step {
+	return command.Step{
+		Kind: command.StepPut, Key: r.Key, Value: r.Value, Lease: r.Lease,
 		PrevKV: r.PrevKv, IgnoreValue: r.IgnoreValue, IgnoreLease: r.IgnoreLease,
 	}
 }
 
 // DeleteProgram is the program of a delete.
-func DeleteProgram(r *pb.DeleteRangeRequest) []mvcc.Step { return []mvcc.Step{deleteStep(r)} }
+func DeleteProgram(r *pb.DeleteRangeRequest) []command.Step { return []command.Step{deleteStep(r)} }
 
-func deleteStep(r *pb.DeleteRangeRequest) mvcc.Step {
-	return mvcc.Step{Kind: mvcc.StepDelete, Key: r.Key, End: r.RangeEnd, PrevKV: r.PrevKv}
+func deleteStep(r *pb.DeleteRangeRequest) command.Step {
+	return command.Step{Kind: command.StepDelete, Key: r.Key, End: r.RangeEnd, PrevKV: r.PrevKv}
 }
 
 // TxnProgram is the program of a transaction.
-func TxnProgram(r *pb.TxnRequest) []mvcc.Step { return []mvcc.Step{branchStep(r)} }
+func TxnProgram(r *pb.TxnRequest) []command.Step { return []command.Step{branchStep(r)} }
 
-func branchStep(r *pb.TxnRequest) mvcc.Step {
-	return mvcc.Step{Kind: mvcc.StepBranch, If: Compares(r.Compare), Then: steps(r.Success), Else: steps(r.Failure)}
+func branchStep(r *pb.TxnRequest) command.Step {
+	return command.Step{Kind: command.StepBranch, If: Compares(r.Compare), Then: steps(r.Success), Else: steps(r.Failure)}
 }
 
-func steps(ops []*pb.RequestOp) []mvcc.Step {
+func steps(ops []*pb.RequestOp) []command.Step {
 	if len(ops) == 0 {
 		return nil
 	}
-	out := make([]mvcc.Step, len(ops))
+	out := make([]command.Step, len(ops))
 	for i, op := range ops {
 		switch r := op.Request.(type) {
 		case *pb.RequestOp_RequestRange:
 			o := RangeOptions(r.RequestRange)
-			out[i] = mvcc.Step{Kind: mvcc.StepRange, Key: o.Key, End: o.End, Range: o}
+			out[i] = command.Step{Kind: command.StepRange, Key: o.Key, End: o.End, Range: o}
 		case *pb.RequestOp_RequestPut:
 			out[i] = putStep(r.RequestPut)
 		case *pb.RequestOp_RequestDeleteRange:
@@ -85,37 +85,37 @@ func steps(ops []*pb.RequestOp) []mvcc.Step {
 }
 
 // Compares are the conditions of a transaction.
-func Compares(all []*pb.Compare) []mvcc.Compare {
+func Compares(all []*pb.Compare) []command.Compare {
 	if len(all) == 0 {
 		return nil
 	}
-	out := make([]mvcc.Compare, len(all))
+	out := make([]command.Compare, len(all))
 	for i, c := range all {
-		m := mvcc.Compare{Key: c.Key, End: c.RangeEnd, Relation: relations[c.Result]}
+		m := command.Compare{Key: c.Key, End: c.RangeEnd, Relation: relations[c.Result]}
 		switch c.Target {
 		case pb.Compare_VERSION:
-			m.Target, m.Number = mvcc.CompareVersion, c.GetVersion()
+			m.Target, m.Number = command.CompareVersion, c.GetVersion()
 		case pb.Compare_CREATE:
-			m.Target, m.Number = mvcc.CompareCreate, c.GetCreateRevision()
+			m.Target, m.Number = command.CompareCreate, c.GetCreateRevision()
 		case pb.Compare_MOD:
-			m.Target, m.Number = mvcc.CompareMod, c.GetModRevision()
+			m.Target, m.Number = command.CompareMod, c.GetModRevision()
 		case pb.Compare_VALUE:
-			m.Target, m.Value = mvcc.CompareValue, c.GetValue()
+			m.Target, m.Value = command.CompareValue, c.GetValue()
 		case pb.Compare_LEASE:
-			m.Target, m.Number = mvcc.CompareLease, c.GetLease()
+			m.Target, m.Number = command.CompareLease, c.GetLease()
 		}
 		out[i] = m
 	}
 	return out
 }
 
-var relations = map[pb.Compare_CompareResult]mvcc.CompareRelation{
-	pb.Compare_EQUAL: mvcc.CompareEqual, pb.Compare_GREATER: mvcc.CompareGreater, pb.Compare_LESS: mvcc.CompareLess,
-	pb.Compare_NOT_EQUAL: mvcc.CompareNotEqual,
+var relations = map[pb.Compare_CompareResult]command.CompareRelation{
+	pb.Compare_EQUAL: command.CompareEqual, pb.Compare_GREATER: command.CompareGreater, pb.Compare_LESS: command.CompareLess,
+	pb.Compare_NOT_EQUAL: command.CompareNotEqual,
 }
 
 // PutAnswer is the answer to a put, but for its header.
-func PutAnswer(found *mvcc.StepResult) *pb.PutResponse {
+func PutAnswer(found *command.StepResult) *pb.PutResponse {
 	out := &pb.PutResponse{}
 	if len(found.Range.KVs) > 0 {
 		out.PrevKv = KeyValue(&found.Range.KVs[0])
@@ -124,13 +124,13 @@ func PutAnswer(found *mvcc.StepResult) *pb.PutResponse {
 }
 
 // DeleteAnswer is the answer to a delete, but for its header.
-func DeleteAnswer(found *mvcc.StepResult) *pb.DeleteRangeResponse {
+func DeleteAnswer(found *command.StepResult) *pb.DeleteRangeResponse {
 	return &pb.DeleteRangeResponse{Deleted: found.Count, PrevKvs: KeyValues(found.Range.KVs)}
 }
 
 // TxnAnswer is the answer to a transaction, but for its own header. revision is the one that it made, or found when it
 // wrote nothing.
-func TxnAnswer(r *pb.TxnRequest, found *mvcc.StepResult, revision int64) *pb.TxnResponse {
+func TxnAnswer(r *pb.TxnRequest, found *command.StepResult, revision int64) *pb.TxnResponse {
 	before := revision
 	if writes(found.Steps) {
 		before--
@@ -140,10 +140,10 @@ func TxnAnswer(r *pb.TxnRequest, found *mvcc.StepResult, revision int64) *pb.Txn
 }
 
 // writes says whether any of the steps changed something.
-func writes(found []mvcc.StepResult) bool {
+func writes(found []command.StepResult) bool {
 	for i := range found {
 		f := &found[i]
-		if f.Kind == mvcc.StepPut || f.Kind == mvcc.StepDelete && f.Count > 0 || f.Kind == mvcc.StepBranch && writes(f.Steps) {
+		if f.Kind == command.StepPut || f.Kind == command.StepDelete && f.Count > 0 || f.Kind == command.StepBranch && writes(f.Steps) {
 			return true
 		}
 	}
@@ -156,7 +156,7 @@ type answers struct {
 	next     int64 // once something was written
 }
 
-func (a *answers) txn(r *pb.TxnRequest, found *mvcc.StepResult) *pb.TxnResponse {
+func (a *answers) txn(r *pb.TxnRequest, found *command.StepResult) *pb.TxnResponse {
 	ops := r.Failure
 	if found.Succeeded {
 		ops = r.Success
@@ -168,7 +168,7 @@ func (a *answers) txn(r *pb.TxnRequest, found *mvcc.StepResult) *pb.TxnResponse 
 	return out
 }
 
-func (a *answers) op(op *pb.RequestOp, found *mvcc.StepResult) *pb.ResponseOp {
+func (a *answers) op(op *pb.RequestOp, found *command.StepResult) *pb.ResponseOp {
 	switch r := op.Request.(type) {
 	case *pb.RequestOp_RequestRange:
 		m := RangeAnswer(r.RequestRange, &found.Range)

@@ -7,7 +7,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 func put(key string) *pb.RequestOp {
@@ -98,8 +98,8 @@ func TestWhichTransactionsOnlyRead(t *testing.T) {
 	require.False(t, Serializable(&pb.TxnRequest{}), "its conditions are read, too")
 }
 
-func kvs() []mvcc.KV {
-	return []mvcc.KV{
+func kvs() []command.KV {
+	return []command.KV{
 		{Key: []byte("a"), Value: []byte("3"), CreateRevision: 9, ModRevision: 9, Version: 1},
 		{Key: []byte("b"), Value: []byte("1"), CreateRevision: 2, ModRevision: 7, Version: 3},
 		{Key: []byte("c"), Value: []byte("2"), CreateRevision: 4, ModRevision: 4, Version: 1},
@@ -128,7 +128,7 @@ func TestOrdersAndBoundsOfARange(t *testing.T) {
 	} {
 		o := RangeOptions(c.r)
 		require.Zero(t, o.Limit, "%s: the engine must not cut before the order is known", name)
-		out := RangeAnswer(c.r, &mvcc.RangeResult{KVs: kvs(), Count: 3})
+		out := RangeAnswer(c.r, &command.RangeResult{KVs: kvs(), Count: 3})
 		var got string
 		for _, kv := range out.Kvs {
 			got += string(kv.Key)
@@ -147,10 +147,10 @@ func TestOrdersAndBoundsOfARange(t *testing.T) {
 // Each header of a nested answer has the revision that its step could see.
 func TestRevisionsOfNestedAnswers(t *testing.T) {
 	r := &pb.TxnRequest{Success: ops(get("a", false), del("x", ""), get("a", false), txn(ops(put("a"), get("a", false)), nil), del("a", ""))}
-	found := &mvcc.StepResult{Kind: mvcc.StepBranch, Succeeded: true, Steps: []mvcc.StepResult{
-		{Kind: mvcc.StepRange}, {Kind: mvcc.StepDelete}, {Kind: mvcc.StepRange},
-		{Kind: mvcc.StepBranch, Succeeded: true, Steps: []mvcc.StepResult{{Kind: mvcc.StepPut}, {Kind: mvcc.StepRange}}},
-		{Kind: mvcc.StepDelete, Count: 1},
+	found := &command.StepResult{Kind: command.StepBranch, Succeeded: true, Steps: []command.StepResult{
+		{Kind: command.StepRange}, {Kind: command.StepDelete}, {Kind: command.StepRange},
+		{Kind: command.StepBranch, Succeeded: true, Steps: []command.StepResult{{Kind: command.StepPut}, {Kind: command.StepRange}}},
+		{Kind: command.StepDelete, Count: 1},
 	}}
 	out := TxnAnswer(r, found, 12)
 	require.True(t, out.Succeeded)
@@ -163,7 +163,7 @@ func TestRevisionsOfNestedAnswers(t *testing.T) {
 	require.EqualValues(t, 12, out.Responses[4].GetResponseDeleteRange().Header.Revision)
 
 	// Nothing was written: the revision is that which was found.
-	none := TxnAnswer(&pb.TxnRequest{Success: ops(del("x", ""))}, &mvcc.StepResult{Succeeded: true, Steps: []mvcc.StepResult{{Kind: mvcc.StepDelete}}}, 12)
+	none := TxnAnswer(&pb.TxnRequest{Success: ops(del("x", ""))}, &command.StepResult{Succeeded: true, Steps: []command.StepResult{{Kind: command.StepDelete}}}, 12)
 	require.EqualValues(t, 12, none.Responses[0].GetResponseDeleteRange().Header.Revision)
 }
 

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Each request of etcd's Auth service is a method that answers the steps that carry it out, none when there is nothing to
@@ -20,7 +20,7 @@ import (
 // has been checked before (CanAdmin, CanGetUser, CanGetRole; Status is for everybody).
 
 // Enable turns auth on; the user root must exist and have the role root.
-func (s *State) Enable(*pb.AuthEnableRequest) ([]mvcc.Step, *pb.AuthEnableResponse, error) {
+func (s *State) Enable(*pb.AuthEnableRequest) ([]command.Step, *pb.AuthEnableResponse, error) {
 	if s.enabled {
 		return nil, &pb.AuthEnableResponse{}, nil
 	}
@@ -33,16 +33,16 @@ func (s *State) Enable(*pb.AuthEnableRequest) ([]mvcc.Step, *pb.AuthEnableRespon
 	}
 	next := s.settings
 	next.enabled = true
-	return []mvcc.Step{set(recordSettings, next.encode())}, &pb.AuthEnableResponse{}, nil
+	return []command.Step{set(recordSettings, next.encode())}, &pb.AuthEnableResponse{}, nil
 }
 
 // Disable turns auth off. All tokens are void for good.
-func (s *State) Disable(*pb.AuthDisableRequest) ([]mvcc.Step, *pb.AuthDisableResponse, error) {
+func (s *State) Disable(*pb.AuthDisableRequest) ([]command.Step, *pb.AuthDisableResponse, error) {
 	if !s.enabled {
 		return nil, &pb.AuthDisableResponse{}, nil
 	}
 	next := settings{enabled: false, revision: s.revision + 1, voided: s.revision + 1}
-	return []mvcc.Step{set(recordSettings, next.encode())}, &pb.AuthDisableResponse{}, nil
+	return []command.Step{set(recordSettings, next.encode())}, &pb.AuthDisableResponse{}, nil
 }
 
 // Status answers whether auth is on, and its revision.
@@ -51,7 +51,7 @@ func (s *State) Status(*pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
 }
 
 // UserAdd adds a user; HashAdd has replaced the password by its hash.
-func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]mvcc.Step, *pb.AuthUserAddResponse, error) {
+func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]command.Step, *pb.AuthUserAddResponse, error) {
 	if r.Name == "" {
 		return nil, nil, rpctypes.ErrGRPCUserEmpty
 	}
@@ -76,7 +76,7 @@ func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]mvcc.Step, *pb.AuthUserAddR
 }
 
 // UserDelete removes a user: not root while auth is on.
-func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]mvcc.Step, *pb.AuthUserDeleteResponse, error) {
+func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]command.Step, *pb.AuthUserDeleteResponse, error) {
 	if s.enabled && r.Name == Root {
 		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
 	}
@@ -89,7 +89,7 @@ func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]mvcc.Step, *pb.AuthUs
 
 // UserChangePassword gives a user another password, whose hash HashChange made; the user's tokens are void. A user
 // without password stays one. Without password and hash nobody can log in as the user, as in etcd.
-func (s *State) UserChangePassword(r *pb.AuthUserChangePasswordRequest) ([]mvcc.Step, *pb.AuthUserChangePasswordResponse, error) {
+func (s *State) UserChangePassword(r *pb.AuthUserChangePasswordRequest) ([]command.Step, *pb.AuthUserChangePasswordResponse, error) {
 	u := s.users[r.Name]
 	if u == nil {
 		return nil, nil, rpctypes.ErrGRPCUserNotFound
@@ -124,7 +124,7 @@ func (s *State) UserList(*pb.AuthUserListRequest) (*pb.AuthUserListResponse, err
 }
 
 // UserGrantRole gives a user a role, which must exist unless it is root. One that the user has changes nothing.
-func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]mvcc.Step, *pb.AuthUserGrantRoleResponse, error) {
+func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]command.Step, *pb.AuthUserGrantRoleResponse, error) {
 	u := s.users[r.User]
 	if u == nil {
 		return nil, nil, rpctypes.ErrGRPCUserNotFound
@@ -142,7 +142,7 @@ func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]mvcc.Step, *pb.
 }
 
 // UserRevokeRole takes a role from a user: root not from root while auth is on.
-func (s *State) UserRevokeRole(r *pb.AuthUserRevokeRoleRequest) ([]mvcc.Step, *pb.AuthUserRevokeRoleResponse, error) {
+func (s *State) UserRevokeRole(r *pb.AuthUserRevokeRoleRequest) ([]command.Step, *pb.AuthUserRevokeRoleResponse, error) {
 	if s.enabled && r.Name == Root && r.Role == Root {
 		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
 	}
@@ -167,15 +167,15 @@ func without(u *user, role string) *authpb.User {
 
 // edit is a step, or why there can be none.
 type edit struct {
-	step mvcc.Step
+	step command.Step
 	err  error
 }
 
 // changed is the program of some edits and the next revision.
-func (s *State) changed(edits ...edit) ([]mvcc.Step, error) {
+func (s *State) changed(edits ...edit) ([]command.Step, error) {
 	next := s.settings
 	next.revision++
-	steps := []mvcc.Step{set(recordSettings, next.encode())}
+	steps := []command.Step{set(recordSettings, next.encode())}
 	for _, e := range edits {
 		if e.err != nil {
 			return nil, e.err
@@ -185,12 +185,12 @@ func (s *State) changed(edits ...edit) ([]mvcc.Step, error) {
 	return steps, nil
 }
 
-func set(name string, value []byte) mvcc.Step {
-	return mvcc.Step{Kind: mvcc.StepSetRecord, Key: []byte(name), Value: value}
+func set(name string, value []byte) command.Step {
+	return command.Step{Kind: command.StepSetRecord, Key: []byte(name), Value: value}
 }
 
 func remove(name string) edit {
-	return edit{step: mvcc.Step{Kind: mvcc.StepDeleteRecord, Key: []byte(name)}}
+	return edit{step: command.Step{Kind: command.StepDeleteRecord, Key: []byte(name)}}
 }
 
 func putUser(u *authpb.User, since uint64) edit {

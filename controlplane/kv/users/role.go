@@ -9,11 +9,11 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // RoleAdd adds a role without permissions.
-func (s *State) RoleAdd(r *pb.AuthRoleAddRequest) ([]mvcc.Step, *pb.AuthRoleAddResponse, error) {
+func (s *State) RoleAdd(r *pb.AuthRoleAddRequest) ([]command.Step, *pb.AuthRoleAddResponse, error) {
 	if r.Name == "" {
 		return nil, nil, rpctypes.ErrGRPCRoleEmpty
 	}
@@ -50,7 +50,7 @@ func (s *State) RoleList(*pb.AuthRoleListRequest) (*pb.AuthRoleListResponse, err
 }
 
 // RoleDelete removes a role, also from all users that have it: not root while auth is on.
-func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]mvcc.Step, *pb.AuthRoleDeleteResponse, error) {
+func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]command.Step, *pb.AuthRoleDeleteResponse, error) {
 	if s.enabled && r.Role == Root {
 		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
 	}
@@ -69,7 +69,7 @@ func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]mvcc.Step, *pb.AuthRo
 }
 
 // RoleGrantPermission gives a role a permission, in place of the one it has on the same key and end.
-func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]mvcc.Step, *pb.AuthRoleGrantPermissionResponse, error) {
+func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]command.Step, *pb.AuthRoleGrantPermissionResponse, error) {
 	if r.Perm == nil {
 		return nil, nil, rpctypes.ErrGRPCPermissionNotGiven
 	}
@@ -94,7 +94,7 @@ func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]mvc
 }
 
 // RoleRevokePermission takes from a role the permission on exactly this key and end.
-func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]mvcc.Step, *pb.AuthRoleRevokePermissionResponse, error) {
+func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]command.Step, *pb.AuthRoleRevokePermissionResponse, error) {
 	role := s.roles[r.Role]
 	if role == nil {
 		return nil, nil, rpctypes.ErrGRPCRoleNotFound

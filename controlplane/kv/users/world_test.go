@@ -12,7 +12,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // world is a keyspace's records, and who wants to know.
@@ -45,12 +45,12 @@ func (w *world) state() *State {
 }
 
 // apply carries out the steps, as the engine does.
-func (w *world) apply(steps []mvcc.Step) {
+func (w *world) apply(steps []command.Step) {
 	for _, s := range steps {
 		switch s.Kind {
-		case mvcc.StepSetRecord:
+		case command.StepSetRecord:
 			w.records[string(s.Key)] = s.Value
-		case mvcc.StepDeleteRecord:
+		case command.StepDeleteRecord:
 			require.Contains(w.t, w.records, string(s.Key))
 			delete(w.records, string(s.Key))
 		default:
@@ -60,7 +60,7 @@ func (w *world) apply(steps []mvcc.Step) {
 }
 
 // do carries out a request and answers the response or the error, as code: text.
-func do[Q, R any](w *world, f func(*State, Q) ([]mvcc.Step, R, error), q Q) (R, string) {
+func do[Q, R any](w *world, f func(*State, Q) ([]command.Step, R, error), q Q) (R, string) {
 	steps, r, err := f(w.state(), q)
 	if err != nil {
 		require.Empty(w.t, steps)
@@ -70,7 +70,7 @@ func do[Q, R any](w *world, f func(*State, Q) ([]mvcc.Step, R, error), q Q) (R, 
 	return r, ""
 }
 
-func must[Q, R any](w *world, f func(*State, Q) ([]mvcc.Step, R, error), q Q) {
+func must[Q, R any](w *world, f func(*State, Q) ([]command.Step, R, error), q Q) {
 	w.t.Helper()
 	_, err := do(w, f, q)
 	require.Empty(w.t, err)

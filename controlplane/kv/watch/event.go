@@ -5,12 +5,12 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	mvccwatch "github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
 // events are those that the watch wants, as etcd shows them. The bytes are shared.
-func (w *watch) events(all []mvcc.Event) []*mvccpb.Event {
+func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	type block struct {
 		event mvccpb.Event
 		kv    mvccpb.KeyValue
@@ -19,14 +19,14 @@ func (w *watch) events(all []mvcc.Event) []*mvccpb.Event {
 	out := make([]*mvccpb.Event, 0, len(all))
 	for i := range all {
 		e := &all[i]
-		if e.Type == mvcc.EventPut && w.noPut || e.Type == mvcc.EventDelete && w.noDelete {
+		if e.Type == mvccwatch.EventPut && w.noPut || e.Type == mvccwatch.EventDelete && w.noDelete {
 			continue
 		}
 		b := &blocks[i]
 		b.kv.Key, b.kv.Value, b.kv.Lease = e.KV.Key, e.KV.Value, e.KV.Lease
 		b.kv.CreateRevision, b.kv.ModRevision, b.kv.Version = e.KV.CreateRevision, e.KV.ModRevision, e.KV.Version
 		b.event.Kv = &b.kv
-		if e.Type == mvcc.EventDelete {
+		if e.Type == mvccwatch.EventDelete {
 			b.event.Type = mvccpb.Event_DELETE
 		}
 		if e.Prev != nil {

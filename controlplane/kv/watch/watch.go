@@ -38,6 +38,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	mvccwatch "github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // Options of streams; all are required.
@@ -115,14 +116,14 @@ type watch struct {
 	id       int64
 	from     int64
 	keyBytes int // of its range
-	w        *mvcc.Watcher
+	w        *mvccwatch.Watcher
 	noPut    bool
 	noDelete bool
 	prevKV   bool
 	fragment bool
 	notify   bool
-	quiet    bool         // nothing was sent since the last notice was due
-	held     []mvcc.Event // the begin of a revision that is sent whole
+	quiet    bool              // nothing was sent since the last notice was due
+	held     []mvccwatch.Event // the begin of a revision that is sent whole
 
 	queued bool // in stream.ready; guarded by stream.mu
 	closed bool // no longer in stream.watches
@@ -241,7 +242,7 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		w.noPut = w.noPut || f == pb.WatchCreateRequest_NOPUT
 		w.noDelete = w.noDelete || f == pb.WatchCreateRequest_NODELETE
 	}
-	w.w = s.opts.Engine.Watch(mvcc.WatchOptions{
+	w.w = s.opts.Engine.Watch(mvccwatch.Options{
 		Key: key, End: end, FromRevision: r.StartRevision, PrevKV: r.PrevKv, MaxBytes: min(batchBytes, s.opts.FragmentBytes), Notify: w.ready,
 	})
 	s.watches[id] = w
@@ -383,7 +384,7 @@ func (s *Stream) end(w *watch, err error) ([]*pb.WatchResponse, error) {
 	var compacted *mvcc.CompactedError
 	switch {
 	case errors.As(err, &compacted):
-		r.CompactRevision = compacted.Floor
+		r.CompactRevision = compacted.CompactRevision
 	// The client goes on from where it was, elsewhere or here: it does after an error that says unavailable.
 	case errors.Is(err, mvcc.ErrRestored):
 		return nil, rpctypes.ErrGRPCLeaderChanged

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // store is an engine that is written to at once.
@@ -40,27 +41,27 @@ func (s *store) apply(data []byte, err error) int64 {
 	require.NoError(s.t, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r, err := s.Apply([]mvcc.Command{{Index: s.Applied().Index + 1, Term: 1, Data: data}})
+	r, err := s.Apply([]command.Command{{Index: s.Applied().Index + 1, Term: 1, Data: data}})
 	require.NoError(s.t, err)
-	require.Equal(s.t, mvcc.RefusedNot, r[0].Refused)
+	require.Equal(s.t, command.RefusedNot, r[0].Refused)
 	return r[0].Revision
 }
 
 func (s *store) put(key, value string) int64 {
-	return s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: []mvcc.Step{{Kind: mvcc.StepPut, Key: []byte(key), Value: []byte(value)}}}))
+	return s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepPut, Key: []byte(key), Value: []byte(value)}}}))
 }
 
 // putAll makes one revision.
 func (s *store) putAll(value []byte, keys ...string) int64 {
-	var steps []mvcc.Step
+	var steps []command.Step
 	for _, k := range keys {
-		steps = append(steps, mvcc.Step{Kind: mvcc.StepPut, Key: []byte(k), Value: value})
+		steps = append(steps, command.Step{Kind: command.StepPut, Key: []byte(k), Value: value})
 	}
-	return s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: steps}))
+	return s.apply(command.EncodeProgram(command.Program{Steps: steps}))
 }
 
 func (s *store) remove(key string) int64 {
-	return s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: []mvcc.Step{{Kind: mvcc.StepDelete, Key: []byte(key)}}}))
+	return s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepDelete, Key: []byte(key)}}}))
 }
 
 // client is the other end of a stream.
@@ -254,7 +255,7 @@ func TestCompactedHistoryEndsAWatch(t *testing.T) {
 	for range 5 {
 		s.put("a", "x")
 	}
-	s.apply(mvcc.EncodeCompact(4), nil)
+	s.apply(command.EncodeCompact(4), nil)
 	c := open(t, s)
 	id := c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 3})
 	r := c.next()
@@ -428,7 +429,7 @@ func TestARevisionIsNotTornApart(t *testing.T) {
 	r := c.next()
 	require.Len(t, r.Events, 5000)
 	require.Equal(t, revision, r.Header.Revision)
-	s.apply(mvcc.EncodeProgram(mvcc.Program{Steps: []mvcc.Step{{Kind: mvcc.StepDelete, Key: []byte("k"), End: []byte("l")}}}))
+	s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepDelete, Key: []byte("k"), End: []byte("l")}}}))
 	require.Len(t, c.next().Events, 5000)
 }
 

@@ -19,7 +19,7 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	w.fund(running)
 	id := w.run("web")
 	for range 3 {
-		w.wait(hour)
+		w.Clock.Advance(hour)
 		w.bill()
 	}
 	w.stop(id)
@@ -27,9 +27,9 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	_, sum := w.owes()
 	require.EqualValues(t, 3*running, sum)
 	w.order(ledger.Command{Op: ledger.DoClose})
-	w.update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
-	w.wait(time.Second)
-	w.update(func(tx *store.Tx) error {
+	w.Update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
+	w.Clock.Advance(time.Second)
+	w.Update(func(tx *store.Tx) error {
 		_, err := tenant.CreateProject(tx, acme, "", tenant.Quota{})
 		return err
 	})
@@ -51,13 +51,13 @@ func TestTheBillsOfADeletedProjectAreWrittenOff(t *testing.T) {
 	w.fund(running)
 	id := w.run("web")
 	for range 3 {
-		w.wait(hour)
+		w.Clock.Advance(hour)
 		w.bill()
 	}
 	w.stop(id)
 	require.NoError(t, w.delete(id))
 	w.order(ledger.Command{Op: ledger.DoClose})
-	w.update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
+	w.Update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
 	w.bill()
 	bills, _ := w.owes()
 	require.Empty(t, bills)

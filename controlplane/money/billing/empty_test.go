@@ -19,14 +19,14 @@ func TestKeep(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(2 * running)
 	id := w.run("web")
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	require.Equal(t, [3]int64{2 * running, 0, 0}, w.figures())
 	for range 4 {
-		w.wait(hour)
+		w.Clock.Advance(hour)
 		w.bill()
 	}
-	w.wait(3 * hour)
+	w.Clock.Advance(3 * hour)
 	w.bill()
 	bills, sum := w.owes()
 	require.Len(t, bills, 1, "hours of one price are one record")
@@ -70,7 +70,7 @@ func TestStop(t *testing.T) {
 	require.NoError(t, w.start(first), "what creating it reserved covers it")
 	require.NoError(t, w.start(second))
 	w.bill()
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	for _, id := range []cloud.VMID{first, second} {
 		require.Equal(t, cloud.Stopping, w.get(id).State)
@@ -90,7 +90,7 @@ func TestStop(t *testing.T) {
 	w.topUp(2*running - 3)
 	require.NoError(t, w.start(first), "that hour is paid by now")
 	w.stop(first)
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	_, sum = w.owes()
 	require.EqualValues(t, 2*off, sum)
@@ -115,7 +115,7 @@ func TestStopMany(t *testing.T) {
 	for n := range ids {
 		ids[n] = w.run(fmt.Sprint("web-", n))
 	}
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	for _, id := range ids {
 		require.Equal(t, cloud.Stopping, w.get(id).State)
@@ -135,7 +135,7 @@ func TestABrokenWallet(t *testing.T) {
 	require.NoError(t, err)
 	id := w.create("web")
 	wallets := store.NewTable[ledger.Wallet]("wallet")
-	w.update(func(tx *store.Tx) error {
+	w.Update(func(tx *store.Tx) error {
 		all, _, err := wallets.List(tx, 0)
 		for _, r := range all {
 			if r.Value.Project == acme.Project {
@@ -147,7 +147,7 @@ func TestABrokenWallet(t *testing.T) {
 	})
 	w.seen(id, cloud.ObservedBuilt)
 	require.Equal(t, cloud.Stopped, w.get(id).State)
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	require.ErrorContains(t, w.bills.Run(t.Context()), "web")
 	sound, err := w.credits.Wallet(t.Context(), evil)
 	require.NoError(t, err)

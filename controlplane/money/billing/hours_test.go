@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -19,16 +20,16 @@ func TestShortRuns(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
 	id := w.run("web")
-	w.wait(time.Second)
+	w.Clock.Advance(time.Second)
 	w.stop(id)
-	w.wait(time.Second)
+	w.Clock.Advance(time.Second)
 	require.NoError(t, w.delete(id))
 	w.bill()
 	require.Equal(t, [3]int64{running, 0, 1000 - running}, w.figures())
 
 	id = w.run("again")
 	for range 5 {
-		w.wait(time.Minute)
+		w.Clock.Advance(time.Minute)
 		w.stop(id)
 		w.bill()
 		require.NoError(t, w.start(id))
@@ -36,7 +37,7 @@ func TestShortRuns(t *testing.T) {
 	w.bill()
 	require.EqualValues(t, 2*running, w.wallet().Consumed())
 	w.stop(id)
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	require.EqualValues(t, 2*running+off, w.wallet().Consumed(), "off, it pays for its disks")
 	_, err := w.vms.Update(w.as(acme), acme, id, changeTo(4, 1024))
@@ -61,10 +62,10 @@ func TestEachHourOnce(t *testing.T) {
 	w.bill()
 	require.EqualValues(t, vms*running, w.wallet().Consumed())
 
-	w.wait(hour - time.Millisecond)
+	w.Clock.Advance(hour - time.Millisecond)
 	w.bill()
 	require.EqualValues(t, vms*running, w.wallet().Consumed(), "the hour is not over")
-	w.wait(time.Millisecond)
+	w.Clock.Advance(time.Millisecond)
 	other := w.member(on)
 	var work sync.WaitGroup
 	for _, leader := range []*Service{w.bills, other, w.member(on)} {
@@ -77,14 +78,14 @@ func TestEachHourOnce(t *testing.T) {
 	work.Wait()
 	require.EqualValues(t, 2*vms*running, w.wallet().Consumed())
 
-	w.wait(5 * hour)
+	w.Clock.Advance(5 * hour)
 	require.NoError(t, other.Run(t.Context()))
 	w.bill()
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed())
-	w.wait(-3 * hour) // a clock behind: the store's time stays
+	w.Clock.Advance(-3 * hour) // a clock behind: the store's time stays
 	w.bill()
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed())
-	w.wait(3*hour + hour/2)
+	w.Clock.Advance(3*hour + hour/2)
 	w.bill()
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed(), "half of the hour is left")
 	_, sum := w.owes()
@@ -101,10 +102,10 @@ func TestARunThatIsCut(t *testing.T) {
 			for n := range 3 {
 				w.run(fmt.Sprint("web-", n))
 			}
-			w.wait(5 * hour)
+			w.Clock.Advance(5 * hour)
 			ctx, stop := context.WithCancel(t.Context())
 			entries := 0
-			w.quorum.lose = func(after bool) bool {
+			w.Quorum.Lose = func(after bool) bool {
 				if after != agreed {
 					return false
 				}
@@ -116,8 +117,8 @@ func TestARunThatIsCut(t *testing.T) {
 			}
 			err := w.bills.Run(ctx)
 			stop()
-			w.quorum.lose = nil
-			require.True(t, err == nil || errors.Is(err, errLost) || errors.Is(err, context.Canceled), "%v", err)
+			w.Quorum.Lose = nil
+			require.True(t, err == nil || errors.Is(err, storetest.ErrLost) || errors.Is(err, context.Canceled), "%v", err)
 			next := w.member(on)
 			require.NoError(t, next.Run(t.Context()))
 			require.EqualValues(t, 3*6*running, w.wallet().Consumed(), "cut at entry %d, agreed %v", cut, agreed)
@@ -137,7 +138,7 @@ func TestALongOutage(t *testing.T) {
 	w.run("web")
 	w.bill()
 	const hours = 2*maxHours + 50
-	w.wait(hours * hour)
+	w.Clock.Advance(hours * hour)
 	require.NoError(t, w.bills.count(t.Context()))
 	bills, _ := w.owes()
 	require.Len(t, bills, 1)
@@ -156,23 +157,23 @@ func TestALongOutage(t *testing.T) {
 func TestEnabledLater(t *testing.T) {
 	w := newWorld(t, Rules{})
 	id, gone := w.run("web"), w.run("gone")
-	w.wait(10 * hour)
+	w.Clock.Advance(10 * hour)
 	w.bill()
 	w.fund(10_000)
 	enabled := w.member(on)
 	require.NoError(t, enabled.Run(t.Context())) // finds them
 	require.NoError(t, enabled.Run(t.Context())) // and charges
 	require.EqualValues(t, 2*running, w.wallet().Consumed())
-	w.wait(5 * time.Hour)
+	w.Clock.Advance(5 * time.Hour)
 	w.bill() // a leader without billing
 	require.EqualValues(t, 2*running, w.wallet().Consumed())
 	w.stop(gone)
 	require.NoError(t, w.delete(gone))
 	w.stop(id)
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	require.NoError(t, enabled.Run(t.Context()))
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	require.NoError(t, enabled.Run(t.Context()))
 	require.EqualValues(t, 2*running+2*off, w.wallet().Consumed(), "hours that nobody billed are free; then it pays for its disks, from when it is noticed")
 	require.NoError(t, w.store.Local(func(v *store.View) error {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -15,9 +16,9 @@ import (
 func TestCreateReserves(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100)
-	before := w.quorum.agreed.Load()
+	before := w.Quorum.Committed.Load()
 	id := w.create("web")
-	require.EqualValues(t, 1, w.quorum.agreed.Load()-before, "the VM and its reservation are one entry of the log")
+	require.EqualValues(t, 1, w.Quorum.Committed.Load()-before, "the VM and its reservation are one entry of the log")
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures())
 	w.bill()
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nothing is billed before it is built")
@@ -33,7 +34,7 @@ func TestCreateReserves(t *testing.T) {
 	require.Equal(t, "VM web, its first hour", last.Description)
 	require.Equal(t, string(id), last.ResourceID)
 
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	all = w.transactions(t)
 	last = all[len(all)-1]
@@ -90,10 +91,10 @@ func TestAFailedCreationReservesNothing(t *testing.T) {
 	big.Spec.CPU = &cloud.CPU{VCPUs: 200, Model: "Itanium"}
 	_, err = w.vms.Create(w.as(acme), acme, big, [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
-	w.quorum.lose = func(after bool) bool { return !after }
+	w.Quorum.Lose = func(after bool) bool { return !after }
 	_, err = w.tryCreate("lost")
-	require.ErrorIs(t, err, errLost)
-	w.quorum.lose = nil
+	require.ErrorIs(t, err, storetest.ErrLost)
+	w.Quorum.Lose = nil
 	require.EqualValues(t, running, w.wallet().Reserved())
 	require.NoError(t, w.clean())
 }
@@ -109,7 +110,7 @@ func TestTheReservationIsReleased(t *testing.T) {
 	id = w.create("broken")
 	w.seen(id, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, "the image is corrupt" })
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures())
-	w.wait(3 * hour)
+	w.Clock.Advance(3 * hour)
 	w.bill()
 	require.NoError(t, w.delete(id))
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "what was never built costs nothing")
@@ -122,7 +123,7 @@ func TestTheReservationIsReleased(t *testing.T) {
 
 	id = w.create("late")
 	w.seen(id, cloud.ObservedBuilt)
-	w.wait(hour)
+	w.Clock.Advance(hour)
 	w.bill()
 	require.Equal(t, [3]int64{2 * off, 0, 100 - 2*off}, w.figures(), "the hour is over: it pays for its disks, and for the next")
 	require.NoError(t, w.start(id))
@@ -136,7 +137,7 @@ func TestTheReservationExpires(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(200)
 	w.run("web")
-	w.wait(2 * hour)
+	w.Clock.Advance(2 * hour)
 	require.NoError(t, w.credits.Sweep(t.Context()))
 	require.Equal(t, [3]int64{0, 0, 200}, w.figures())
 	w.bill()

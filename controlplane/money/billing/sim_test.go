@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -159,17 +160,17 @@ func (l *life) some() *cloud.VM {
 func (l *life) pass() error {
 	switch l.rand.IntN(10) {
 	case 0:
-		l.wait(-time.Duration(l.rand.IntN(90)) * time.Minute)
+		l.Clock.Advance(-time.Duration(l.rand.IntN(90)) * time.Minute)
 	case 1:
-		l.wait(time.Duration(l.rand.IntN(6)) * hour)
+		l.Clock.Advance(time.Duration(l.rand.IntN(6)) * hour)
 	case 2:
 		// To the very beginning of somebody's hour.
 		if m := l.some(); m != nil {
 			step := hour.Milliseconds()
-			l.wait(time.Duration(step-(l.store.Now()-l.pasts[m.ID].began)%step) * time.Millisecond)
+			l.Clock.Advance(time.Duration(step-(l.store.Now()-l.pasts[m.ID].began)%step) * time.Millisecond)
 		}
 	default:
-		l.wait(time.Duration(l.rand.IntN(40)) * time.Minute)
+		l.Clock.Advance(time.Duration(l.rand.IntN(40)) * time.Minute)
 	}
 	return nil
 }
@@ -283,10 +284,10 @@ func (l *life) lead() error {
 
 // leadBadly is a run that loses what it asks, or the answers.
 func (l *life) leadBadly() error {
-	l.quorum.lose = func(bool) bool { return l.rand.IntN(3) == 0 }
+	l.Quorum.Lose = func(bool) bool { return l.rand.IntN(3) == 0 }
 	err := l.leaders[l.rand.IntN(len(l.leaders))].Run(l.t.Context())
-	l.quorum.lose = nil
-	if err != nil && !errors.Is(err, errLost) {
+	l.Quorum.Lose = nil
+	if err != nil && !errors.Is(err, storetest.ErrLost) {
 		return err
 	}
 	return nil

@@ -2,82 +2,34 @@ package billing
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	grpcpeer "google.golang.org/grpc/peer"
-
-	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node/nodetest"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
-	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// alone is the leadership of the only member.
-type alone struct{}
-
-func (alone) Leader() (uint64, uint64) { return 1, 1 }
-func (alone) Changed() <-chan struct{} { return nil }
-
-// errLost is how a proposal fails of which nobody knows what became.
-var errLost = errors.New("the answer was lost")
-
-// quorum agrees on everything, counts what it agreed on, and can lose questions and answers.
-type quorum struct {
-	*store.Direct
-	agreed atomic.Int64
-	// lose is asked before and after each proposal; nil loses none.
-	lose func(after bool) bool
-}
-
-func (q *quorum) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
-	if q.lose != nil && q.lose(false) {
-		return mvcc.Result{}, errLost
-	}
-	result, err := q.Direct.Propose(ctx, id, data)
-	if err == nil && !result.Conflict {
-		q.agreed.Add(1)
-	}
-	if q.lose != nil && q.lose(true) {
-		return mvcc.Result{}, errLost
-	}
-	return result, err
-}
-
-// world is a member that leads, with VMs, wallets and billing over records in memory, and a host played by the test. Its
-// clock stands still until it is moved.
+// world is a member that leads, with VMs, wallets and billing over records in memory, and a host that the test plays.
 type world struct {
+	*nodetest.World
 	t       testing.TB
 	store   *store.Store
-	quorum  *quorum
 	credits *credit.Service
 	vms     *vm.Service
 	bills   *Service
-	beats   vmv1.NodeServiceServer
 	host    cloud.NodeID
-
-	mu sync.Mutex
-	at time.Time
 }
 
 var (
@@ -98,47 +50,21 @@ const (
 const hour = time.Hour
 
 func newWorld(t testing.TB, rules Rules) *world {
-	w := &world{t: t, at: time.UnixMilli(1_800_000_000_000), host: "00000000-0000-7000-a000-000000000001"}
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	w.quorum = &quorum{Direct: store.NewDirect(engine)}
-	w.store = store.New(store.Options{Engine: engine, Proposer: w.quorum, PageKey: make([]byte, 32), Now: w.now})
-	w.update(func(tx *store.Tx) error {
-		for _, t := range []cloud.Tenant{acme, evil} {
-			if _, err := tenant.CreateOrg(tx, t.Org, ""); err != nil {
-				return err
-			}
-			if _, err := tenant.CreateProject(tx, t, "", tenant.Quota{}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	log := slog.New(slog.DiscardHandler)
-	authority, err := mtls.NewAuthority("test", make([]byte, 32))
-	require.NoError(t, err)
-	commands := leader.NewCommands(1, alone{}, nil)
-	began := w.at
-	nodes := node.New(node.Options{
-		Store: w.store, Commands: commands, Leadership: alone{}, Self: 1, Authority: authority, Log: log,
-		Now: func() time.Time { return began }, // the host is never late
-	})
-	w.credits = credit.New(credit.Options{Store: w.store, Commands: commands, Log: log, Project: lookUp})
+	base := nodetest.New(t, func(o *node.Options) {
+		began := o.Now()
+		o.Now = func() time.Time { return began } // the host is never late
+	}, acme, evil)
+	w := &world{World: base, t: t, store: base.Store}
+	w.credits = credit.New(credit.Options{Store: w.store, Commands: w.Commands, Log: w.Log, Project: lookUp})
 	w.bills = w.member(rules)
-	o := vm.Options{Store: w.store, Commands: commands, Nodes: nodes, Log: log}
+	o := vm.Options{Store: w.store, Commands: w.Commands, Nodes: w.Nodes, Log: w.Log}
 	if rules.Enabled {
 		o.Billing = w.bills
 	}
 	w.vms = vm.New(o)
 	w.bills.Attach(w.vms)
-	nodes.Attach(w.vms, nil)
-	nodes.RegisterAgents(w)
-	ctx, cancel := context.WithCancel(context.Background())
-	var following sync.WaitGroup
-	following.Go(func() { nodes.Follow(ctx) })
-	t.Cleanup(func() { cancel(); following.Wait() })
-	w.addHost(nodes, authority)
+	w.Attach(w.vms)
+	w.host = w.AddHost("h1", cloud.Capacity{VCPUs: 1 << 20, MemoryMiB: 1 << 30, StorageGiB: 1 << 30})
 	return w
 }
 
@@ -158,43 +84,6 @@ func (w *world) member(rules Rules) *Service {
 		s.Attach(w.vms)
 	}
 	return s
-}
-
-func (w *world) now() time.Time       { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
-func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }
-
-// RegisterService implements grpc.ServiceRegistrar: it takes what agents would call.
-func (w *world) RegisterService(_ *grpc.ServiceDesc, impl any) {
-	if beats, ok := impl.(vmv1.NodeServiceServer); ok {
-		w.beats = beats
-	}
-}
-
-func (w *world) addHost(nodes *node.Service, authority *mtls.Authority) {
-	plenty := cloud.Capacity{VCPUs: 1 << 20, MemoryMiB: 1 << 30, StorageGiB: 1 << 30}
-	n := cloud.Node{
-		ID: w.host, Name: "h1", Declared: cloud.NodeReady, Capacity: plenty, Allocatable: plenty,
-		Hypervisors: []cloud.Hypervisor{cloud.KVM}, Architecture: cloud.X8664,
-	}
-	w.update(func(tx *store.Tx) error { node.Nodes.Put(tx, &n, string(n.ID)); return nil })
-	cert, err := authority.IssueFor(mtls.Node, string(n.ID), w.now(), time.Hour)
-	require.NoError(w.t, err)
-	ctx := grpcpeer.NewContext(w.t.Context(), &grpcpeer.Peer{
-		AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert.Leaf}}},
-	})
-	has := &vmv1.NodeCapacity{Vcpus: plenty.VCPUs, MemoryMib: plenty.MemoryMiB, StorageGib: plenty.StorageGiB}
-	_, err = w.beats.HeartbeatNode(ctx, &vmv1.HeartbeatNodeRequest{
-		NodeId: string(n.ID), Name: n.Name, State: vmv1.NodeState_NODE_STATE_READY, Capacity: has, Allocatable: has,
-		Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM},
-	})
-	require.NoError(w.t, err)
-	require.Eventually(w.t, func() bool { return len(nodes.Fleet()) == 1 }, 10*time.Second, time.Millisecond)
-}
-
-func (w *world) update(f func(tx *store.Tx) error) {
-	w.t.Helper()
-	_, err := w.store.Update(w.t.Context(), f)
-	require.NoError(w.t, err)
 }
 
 // as is a call of the tenant's.

@@ -79,7 +79,7 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 
 			// Reservations of the new wallet expire like those of the first.
 			w.must(ledger.Command{Op: ledger.DoReserve, Amount: 7, TTL: 1})
-			w.wait(time.Second)
+			w.clock.Advance(time.Second)
 			require.NoError(t, w.credits.Sweep(t.Context()))
 			require.Zero(t, w.rows())
 			require.EqualValues(t, 7, w.wallet().Available())

@@ -81,15 +81,12 @@ type Service struct {
 	desks desks
 	// violations of the ledger, as this member met them.
 	violations prometheus.Counter
-	// once and again carry out an order wherever the leader is; again also when the answer of another leader was lost.
-	once, again func(context.Context, Order) (Done, error)
 }
 
-// New makes the service and adds its commands.
+// New makes the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, desks: desks{open: map[cloud.ProjectID]*desk{}}, violations: violations(opts.Metrics)}
-	s.once = leader.Handle(opts.Commands, "credit.once", leader.Keyed, s.doOrder)
-	s.again = leader.Handle(opts.Commands, "credit.again", leader.Repeatable, s.doOrder)
+	leader.Register(opts.Commands, s, giveOnceCommand, giveAgainCommand)
 	return s
 }
 

@@ -20,9 +20,7 @@ import (
 type book struct{ *world }
 
 func (b book) Do(project cloud.ProjectID, c ledger.Command) (ledger.Outcome, error) {
-	b.mu.Lock()
-	b.at = time.UnixMilli(c.At)
-	b.mu.Unlock()
+	b.clock.Set(time.UnixMilli(c.At))
 	done, err := b.credits.Give(b.as("ada", ""), Order{Tenant: cloud.Tenant{Org: "o", Project: project}, Command: c})
 	return done.Outcome, err
 }

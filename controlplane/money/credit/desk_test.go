@@ -59,7 +59,7 @@ func TestOrdersShareATransaction(t *testing.T) {
 		}
 	})
 	<-busy
-	before := w.quorum.agreed.Load()
+	before := w.quorum.Committed.Load()
 	results := make([]error, clients)
 	for i := range clients {
 		wg.Go(func() { _, results[i] = w.give("", ledger.Command{Op: ledger.DoCharge, Amount: int64(1 + 1000*(i%2))}) })
@@ -72,7 +72,7 @@ func TestOrdersShareATransaction(t *testing.T) {
 	for i, err := range results {
 		require.Equal(t, i%2 == 1, fault.Is(err, fault.ResourceExhausted), "%d: %v", i, err)
 	}
-	require.EqualValues(t, 2, w.quorum.agreed.Load()-before, "the first alone, then all that waited")
+	require.EqualValues(t, 2, w.quorum.Committed.Load()-before, "the first alone, then all that waited")
 	require.EqualValues(t, 100+1-clients/2, w.wallet().Balance())
 	w.clean()
 }
@@ -127,11 +127,11 @@ func TestHangingUp(t *testing.T) {
 
 func TestRefusalIsProven(t *testing.T) {
 	w := funded(t, 10)
-	proofs := w.quorum.proofs.Load()
+	proofs := w.quorum.Proofs.Load()
 	_, err := w.give("", ledger.Command{Op: ledger.DoReserve, Amount: 11})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
-	require.Greater(t, w.quorum.proofs.Load(), proofs)
-	w.quorum.away.Store(true)
+	require.Greater(t, w.quorum.Proofs.Load(), proofs)
+	w.quorum.Away.Store(true)
 	for _, c := range []ledger.Command{{Op: ledger.DoReserve, Amount: 11}, {Op: ledger.DoReserve, Amount: 1}, {Op: ledger.DoCreate}} {
 		_, err := w.give("", c)
 		require.True(t, fault.Is(err, fault.Unavailable), "%v", err)

@@ -58,8 +58,8 @@ func TestWatchFromTheFuture(t *testing.T) {
 
 func TestStatement(t *testing.T) {
 	w := funded(t, 100)
-	begin := w.now().UnixMilli()
-	tick := func() { w.wait(time.Second) }
+	begin := w.clock.Now().UnixMilli()
+	tick := func() { w.clock.Advance(time.Second) }
 	tick()
 	id := w.must(ledger.Command{Op: ledger.DoReserve, Amount: 40}).Reservation.ID
 	tick()
@@ -98,7 +98,7 @@ func TestLists(t *testing.T) {
 		ids = append(ids, w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, Description: fmt.Sprint(n)}).Reservation.ID)
 	}
 	w.must(ledger.Command{Op: ledger.DoCommit, Reservation: ids[1], ResourceID: "vm-1"})
-	w.wait(time.Hour)
+	w.clock.Advance(time.Hour)
 	w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
 	list := func(q Which) (out []uint64) {
 		token := ""
@@ -117,8 +117,8 @@ func TestLists(t *testing.T) {
 	require.Equal(t, []uint64{1, 7, 8}, list(Which{Types: []ledger.Type{ledger.TopUp, ledger.Charge}}))
 	require.Equal(t, []uint64{3, 7}, list(Which{Reservation: ids[1]}))
 	require.Equal(t, []uint64{7}, list(Which{ResourceID: "vm-1"}))
-	require.Equal(t, []uint64{8}, list(Which{Period: Period{From: w.now().UnixMilli()}}))
-	require.Len(t, list(Which{Period: Period{To: w.now().UnixMilli()}}), 7)
+	require.Equal(t, []uint64{8}, list(Which{Period: Period{From: w.clock.Now().UnixMilli()}}))
+	require.Len(t, list(Which{Period: Period{To: w.clock.Now().UnixMilli()}}), 7)
 	// A token is good for its own question.
 	_, token, err := w.credits.Transactions(t.Context(), tenant, Which{}, 2, "")
 	require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -99,13 +100,19 @@ func (s *Service) Give(ctx context.Context, o Order) (Done, error) {
 		return Done{}, err
 	}
 	if o.repeatable() {
-		return s.again(ctx, o)
+		return giveAgainCommand.Call(ctx, s.opts.Commands, o)
 	}
-	return s.once(ctx, o)
+	return giveOnceCommand.Call(ctx, s.opts.Commands, o)
 }
 
-// doOrder is Give on the leader.
-func (s *Service) doOrder(ctx context.Context, o Order) (Done, error) {
+var (
+	giveOnceCommand = leader.NewCommand("credit.once", leader.Keyed, (*Service).giveOnLeader)
+	// giveAgainCommand is for orders that are repeatable.
+	giveAgainCommand = leader.NewCommand("credit.again", leader.Repeatable, (*Service).giveOnLeader)
+)
+
+// giveOnLeader is Give on the leader. Orders on one wallet that wait at the same time share a transaction.
+func (s *Service) giveOnLeader(ctx context.Context, o Order) (Done, error) {
 	caller := auth.CallerOf(ctx)
 	if caller != nil {
 		o.Command.By = caller.Name()

@@ -86,7 +86,7 @@ func TestREST(t *testing.T) {
 			case "wait":
 				var seconds int64
 				d.ScanArgs(t, "seconds", &seconds)
-				w.wait(time.Duration(seconds) * time.Second)
+				w.clock.Advance(time.Duration(seconds) * time.Second)
 				return ""
 			case "sweep":
 				require.NoError(t, w.credits.Sweep(t.Context()))
@@ -103,7 +103,7 @@ func TestREST(t *testing.T) {
 				w.must(ledger.Command{Op: ops[arg("to")]})
 				return ""
 			case "quorum":
-				w.quorum.away.Store(arg("away") == "true")
+				w.quorum.Away.Store(arg("away") == "true")
 				return ""
 			}
 			expand := func(s string) string {

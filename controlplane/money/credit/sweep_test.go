@@ -29,7 +29,7 @@ func TestSweep(t *testing.T) {
 	require.NoError(t, w.credits.Sweep(t.Context()))
 	require.EqualValues(t, 300, w.wallet().Reserved(), "none is due")
 
-	w.wait(10 * time.Second)
+	w.clock.Advance(10 * time.Second)
 	var wg sync.WaitGroup
 	for range 3 { // two leaders that have not noticed each other, and the true one
 		wg.Go(func() {
@@ -40,7 +40,7 @@ func TestSweep(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, 150, w.wallet().Reserved(), "half of them have a second left")
-	w.wait(time.Second)
+	w.clock.Advance(time.Second)
 	require.NoError(t, w.credits.Sweep(t.Context()))
 	found := w.wallet()
 	require.Zero(t, found.Reserved())
@@ -74,7 +74,7 @@ func TestABrokenWallet(t *testing.T) {
 	require.ErrorAs(t, err, &v)
 	_, refused := fault.From(err)
 	require.False(t, refused, "it is our failure")
-	w.wait(2 * time.Second)
+	w.clock.Advance(2 * time.Second)
 	require.ErrorContains(t, w.credits.Sweep(t.Context()), "web")
 	sound, err := w.credits.Wallet(t.Context(), other)
 	require.NoError(t, err)
@@ -126,7 +126,7 @@ func TestSweepGoesOn(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	w.wait(time.Second)
+	w.clock.Advance(time.Second)
 	require.NoError(t, w.credits.Sweep(t.Context()))
 	require.Zero(t, w.rows())
 	require.EqualValues(t, 100_000, w.wallet().Available())

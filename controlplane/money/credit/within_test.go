@@ -18,7 +18,7 @@ var held = ledger.Command{Op: ledger.DoReserve, Amount: 60, Reservation: "000000
 // Orders within somebody else's transaction are done with it: all in one entry, or none.
 func TestWithin(t *testing.T) {
 	w := funded(t, 100)
-	before := w.quorum.agreed.Load()
+	before := w.quorum.Committed.Load()
 	failed := errors.New("no")
 	for _, end := range []error{failed, nil} {
 		_, err := w.store.Update(t.Context(), func(tx *store.Tx) error {
@@ -42,7 +42,7 @@ func TestWithin(t *testing.T) {
 		})
 		require.ErrorIs(t, err, end)
 	}
-	require.EqualValues(t, 1, w.quorum.agreed.Load()-before)
+	require.EqualValues(t, 1, w.quorum.Committed.Load()-before)
 	require.EqualValues(t, 60, w.wallet().Reserved())
 	require.EqualValues(t, 40, w.wallet().Consumed())
 	require.Equal(t, 1, w.rows())
@@ -78,7 +78,7 @@ func TestReservedByTheSystem(t *testing.T) {
 	require.Zero(t, w.wallet().Reserved())
 	c.Reservation, c.IDs = "00000000-0000-7000-8000-000000000002", [2]string{"three"}
 	require.NoError(t, within(c))
-	w.wait(10 * time.Second)
+	w.clock.Advance(10 * time.Second)
 	require.NoError(t, w.credits.Sweep(t.Context()))
 	require.Zero(t, w.wallet().Reserved())
 	w.clean()

@@ -5,7 +5,7 @@ import (
 
 	"github.com/elastic/go-freelru"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // MemoKey identifies a value of a Memo. It is a hash, such as SHA-256, of what the value is about.
@@ -26,7 +26,7 @@ const memoReads = 64
 // derived is a value and the reads that it follows from.
 type derived[V any] struct {
 	value  V
-	guards []mvcc.Guard
+	guards []command.Guard
 }
 
 // NewMemo returns a Memo that keeps up to size values.
@@ -63,7 +63,7 @@ func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, 
 }
 
 // guard adds guards to those of the transaction of v, if v belongs to one.
-func (v *View) guard(guards []mvcc.Guard) {
+func (v *View) guard(guards []command.Guard) {
 	if v.reads == nil {
 		return
 	}

@@ -21,7 +21,7 @@ type memoized struct {
 }
 
 func newMemoized(t *testing.T, indexed bool) *memoized {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{CountIndex: indexed, Quiet: true})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: indexed, Quiet: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	s := New(Options{Engine: engine, Proposer: NewDirect(engine), PageKey: make([]byte, 32)})

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Direct applies to one engine at once, with nobody to agree with: a store for tests.
@@ -19,16 +20,16 @@ var _ Proposer = (*Direct)(nil)
 func NewDirect(engine *mvcc.Engine) *Direct { return &Direct{engine: engine} }
 
 // Propose implements Proposer.
-func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
+func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if err := ctx.Err(); err != nil {
-		return mvcc.Result{}, err
+		return command.Result{}, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at := d.engine.Applied()
-	results, err := d.engine.Apply([]mvcc.Command{{Index: at.Index + 1, Term: 1, ID: id, Data: data, Wanted: true}})
+	results, err := d.engine.Apply([]command.Command{{Index: at.Index + 1, Term: 1, ID: id, Data: data, WantSteps: true}})
 	if err != nil {
-		return mvcc.Result{}, err
+		return command.Result{}, err
 	}
 	return results[0], nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -84,13 +85,13 @@ func (m *Machine) Close() {
 	<-m.done
 }
 
-// Apply implements consensus.StateMachine. The answers are of type mvcc.Result.
+// Apply implements consensus.StateMachine. The answers are of type command.Result.
 func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
-	commands := make([]mvcc.Command, len(entries))
+	commands := make([]command.Command, len(entries))
 	var size int64
 	for i, e := range entries {
 		size += commandBytes + int64(len(e.Data))
-		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, ID: e.ID, Data: e.Data, Wanted: e.Wanted}
+		commands[i] = command.Command{Index: e.Index, Term: e.Term, ID: e.ID, Data: e.Data, WantSteps: e.Wanted}
 		if m.opts.NoIDs {
 			commands[i].ID = [16]byte{}
 		}
@@ -205,14 +206,14 @@ func (g *Group) Changed() <-chan struct{} {
 }
 
 // Propose implements Proposer.
-func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
+func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	answer, err := g.runner.Propose(ctx, g.id, id, data)
 	if err != nil {
-		return mvcc.Result{}, explain(ctx, err)
+		return command.Result{}, explain(ctx, err)
 	}
-	r, ok := answer.(mvcc.Result)
+	r, ok := answer.(command.Result)
 	if !ok {
-		return mvcc.Result{}, fmt.Errorf("the state machine answered a %T", answer)
+		return command.Result{}, fmt.Errorf("the state machine answered a %T", answer)
 	}
 	return r, nil
 }

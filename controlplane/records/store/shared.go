@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // Shared derives a value, such as an encoded message, from each change of a table, once for all watches. Callers must
@@ -59,7 +60,7 @@ type SharedChange[V any] struct {
 // SharedWatch follows one record. Call Close when done.
 type SharedWatch[T, V any] struct {
 	shared  *Shared[T, V]
-	watcher *mvcc.Watcher
+	watcher *watch.Watcher
 }
 
 // sharedEvents is how many changes a SharedWatch returns at a time, at most.
@@ -67,7 +68,7 @@ const sharedEvents = 64
 
 // WatchOne follows one record from a revision on.
 func (c *Shared[T, V]) WatchOne(from int64, path ...string) *SharedWatch[T, V] {
-	return &SharedWatch[T, V]{c, c.store.opts.Engine.Watch(mvcc.WatchOptions{
+	return &SharedWatch[T, V]{c, c.store.opts.Engine.Watch(watch.Options{
 		Key: c.table.key(path), FromRevision: from, KeysOnly: true, MaxEvents: sharedEvents, MaxBytes: watchBytes,
 	})}
 }
@@ -85,7 +86,7 @@ func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error)
 	out := make([]SharedChange[V], len(batch.Events))
 	for i, e := range batch.Events {
 		key := madeKey{string(e.KV.Key), e.KV.ModRevision, false}
-		deleted, created := e.Type == mvcc.EventDelete, e.PrevModRevision == 0
+		deleted, created := e.Type == watch.EventDelete, e.PrevModRevision == 0
 		out[i] = SharedChange[V]{deleted, func() (V, error) {
 			return w.shared.get(key, func(snap *mvcc.Snapshot) (c Change[T], err error) {
 				c.Revision = key.revision

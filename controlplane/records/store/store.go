@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -30,7 +31,7 @@ import (
 // Proposer agrees on commands with the other members.
 type Proposer interface {
 	// Propose returns what came of a command once it is committed and applied here. The same id applies once.
-	Propose(ctx context.Context, id [16]byte, data []byte) (mvcc.Result, error)
+	Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error)
 	// ReadIndex returns when everything acknowledged before the call is applied here.
 	ReadIndex(ctx context.Context) error
 }
@@ -179,7 +180,7 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 
 // attempt is one run of an update against the records as they are here. A member that is behind fails its guards. When
 // nothing was proposed, seen is the revision that f saw.
-func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Result, seen int64, err error) {
+func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result command.Result, seen int64, err error) {
 	if err := ctx.Err(); err != nil {
 		return result, 0, err
 	}
@@ -194,7 +195,7 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Res
 	}
 	if len(tx.writes) == 0 && tx.err == nil {
 		// What was read was true at the snapshot, and Update sees to it that this was the newest.
-		return mvcc.Result{Revision: snap.Revision(), Time: tx.now}, snap.Revision(), nil
+		return command.Result{Revision: snap.Revision(), Time: tx.now}, snap.Revision(), nil
 	}
 	if s.opts.Stamp != nil {
 		s.opts.Stamp(ctx, tx)
@@ -202,7 +203,7 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result mvcc.Res
 	if tx.err != nil {
 		return result, 0, tx.err
 	}
-	data, err := mvcc.EncodeTxn(tx.txn())
+	data, err := command.EncodeTxn(tx.txn())
 	if err != nil {
 		return result, 0, fmt.Errorf("encode transaction: %w", err)
 	}
@@ -227,7 +228,7 @@ func (s *Store) Compact(ctx context.Context, revision int64) error {
 	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
 		return fmt.Errorf("draw proposal id: %w", err)
 	}
-	_, err := s.opts.Proposer.Propose(ctx, id, mvcc.EncodeCompact(revision))
+	_, err := s.opts.Proposer.Propose(ctx, id, command.EncodeCompact(revision))
 	return err
 }
 

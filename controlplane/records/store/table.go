@@ -6,7 +6,7 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Table is the records of one type. Its keys are paths below its name, so that a path's beginning selects all below it:
@@ -47,7 +47,7 @@ func (t Table[T]) key(path []string) []byte {
 // below is the range of all keys below a path.
 func (t Table[T]) below(path []string) (start, end []byte) {
 	start = append(t.key(path), '/')
-	return start, mvcc.PrefixEnd(start)
+	return start, command.PrefixEnd(start)
 }
 
 // path is the parts of a key below the table's name.

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -27,11 +28,11 @@ type write struct {
 
 // reads are the guards of a transaction, each once.
 type reads struct {
-	guards []mvcc.Guard
+	guards []command.Guard
 	seen   map[string]bool
 }
 
-func (r *reads) add(g mvcc.Guard) {
+func (r *reads) add(g command.Guard) {
 	id := string(g.Key) + "\x00" + string(g.End)
 	if !r.seen[id] {
 		r.seen[id] = true
@@ -65,7 +66,7 @@ func (v *View) get(key []byte) ([]byte, error) {
 		return nil, history(fmt.Errorf("read %s: %w", key, err))
 	}
 	if v.reads != nil {
-		v.reads.add(mvcc.Guard{Key: key, ModRevision: kv.ModRevision})
+		v.reads.add(command.Guard{Key: key, ModRevision: kv.ModRevision})
 	}
 	if !ok {
 		return nil, nil
@@ -145,13 +146,13 @@ func (tx *Tx) DropUnchanged() error {
 }
 
 // txn is the transaction as the engine takes it, in key order so that the same changes are the same bytes.
-func (tx *Tx) txn() mvcc.Txn {
-	t := mvcc.Txn{Time: tx.now, Guards: tx.reads.guards}
+func (tx *Tx) txn() command.Txn {
+	t := command.Txn{Time: tx.now, Guards: tx.reads.guards}
 	for _, key := range slices.Sorted(maps.Keys(tx.writes)) {
 		if w := tx.writes[key]; w.delete {
-			t.Ops = append(t.Ops, mvcc.Delete([]byte(key)))
+			t.Ops = append(t.Ops, command.Delete([]byte(key)))
 		} else {
-			t.Ops = append(t.Ops, mvcc.Put([]byte(key), w.value))
+			t.Ops = append(t.Ops, command.Put([]byte(key), w.value))
 		}
 	}
 	return t

@@ -3,7 +3,7 @@ package store
 import (
 	"context"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // Change is one record's change.
@@ -23,21 +23,21 @@ const watchBytes = 16 << 10
 // Watch follows the records below a path. Close it.
 type Watch[T any] struct {
 	table   Table[T]
-	watcher *mvcc.Watcher
+	watcher *watch.Watcher
 }
 
 // Watch follows everything below path from a revision on; the changes of that revision are included.
 func (t Table[T]) Watch(s *Store, from int64, path ...string) *Watch[T] {
 	start, end := t.below(path)
-	return t.watch(s, mvcc.WatchOptions{Key: start, End: end, FromRevision: from, PrevKV: true})
+	return t.watch(s, watch.Options{Key: start, End: end, FromRevision: from, PrevKV: true})
 }
 
 // WatchOne follows one record from a revision on.
 func (t Table[T]) WatchOne(s *Store, from int64, path ...string) *Watch[T] {
-	return t.watch(s, mvcc.WatchOptions{Key: t.key(path), FromRevision: from, PrevKV: true})
+	return t.watch(s, watch.Options{Key: t.key(path), FromRevision: from, PrevKV: true})
 }
 
-func (t Table[T]) watch(s *Store, opts mvcc.WatchOptions) *Watch[T] {
+func (t Table[T]) watch(s *Store, opts watch.Options) *Watch[T] {
 	opts.MaxBytes = watchBytes
 	return &Watch[T]{table: t, watcher: s.opts.Engine.Watch(opts)}
 }
@@ -54,7 +54,7 @@ func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int6
 	}
 	for _, e := range batch.Events {
 		c := Change[T]{Path: w.table.path(e.KV.Key), Revision: e.KV.ModRevision}
-		if e.Type == mvcc.EventPut {
+		if e.Type == watch.EventPut {
 			if c.Value, err = w.table.decode(e.KV.Key, e.KV.Value); err != nil {
 				return nil, 0, err
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -36,8 +37,8 @@ func TestOutcomesTravel(t *testing.T) {
 		}
 		return "heard " + ask, nil
 	}
-	leader.Handle(one.commands, "test.echo", leader.Once, f)
-	echo := leader.Handle(two.commands, "test.echo", leader.Once, f)
+	leadertest.Handle(one.commands, "test.echo", leader.Once, f)
+	echo := leadertest.Handle(two.commands, "test.echo", leader.Once, f)
 	ctx := limited(t)
 
 	got, err := echo(ctx, "hello")
@@ -59,10 +60,10 @@ func TestOutcomesTravel(t *testing.T) {
 	require.Equal(t, "the disk is gone", remote.Text)
 	_, err = two.mesh.Call(ctx, 1, "test.echo", []byte("\x6anot leader"), nil)
 	require.ErrorIs(t, err, leader.ErrNotLeader)
-	w.throne.pass(2)
+	w.leadership.Elect(2)
 	_, err = two.mesh.Call(ctx, 1, "test.echo", []byte("\x65hello"), nil)
 	require.ErrorIs(t, err, leader.ErrNotLeader, "one hop: a member that does not lead does nothing")
-	w.throne.pass(1)
+	w.leadership.Elect(1)
 	_, err = two.mesh.Call(ctx, 1, "test.unknown", nil, nil)
 	require.True(t, fault.Is(err, fault.Unimplemented))
 	_, err = two.mesh.Call(ctx, 1, "test.echo", []byte("\xff"), nil)
@@ -86,8 +87,8 @@ func TestCallerAndDeadlineTravel(t *testing.T) {
 		at, _ := ctx.Deadline()
 		return seen{auth.CallerOf(ctx), at}, nil
 	}
-	leader.Handle(w.seats[1].commands, "test.who", leader.Repeatable, f)
-	who := leader.Handle(w.seats[2].commands, "test.who", leader.Repeatable, f)
+	leadertest.Handle(w.seats[1].commands, "test.who", leader.Repeatable, f)
+	who := leadertest.Handle(w.seats[2].commands, "test.who", leader.Repeatable, f)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	deadline, _ := ctx.Deadline()
@@ -118,8 +119,8 @@ func TestCallerGivesUp(t *testing.T) {
 		ended <- ctx.Err()
 		return "", ctx.Err()
 	}
-	leader.Handle(w.seats[1].commands, "test.wait", leader.Once, wait)
-	leader.HandleStream(w.seats[1].commands, "test.drip", func(ctx context.Context, q string, send func([]byte) error) error {
+	leadertest.Handle(w.seats[1].commands, "test.wait", leader.Once, wait)
+	leadertest.HandleStream(w.seats[1].commands, "test.drip", func(ctx context.Context, q string, send func([]byte) error) error {
 		if err := send([]byte("one drop")); err != nil {
 			return err
 		}
@@ -153,7 +154,7 @@ func TestCallerGivesUp(t *testing.T) {
 // Streams of commands: in order, to the end, and with the command's own error after what came before it.
 func TestStreams(t *testing.T) {
 	w := newTable(t, 2)
-	leader.HandleStream(w.seats[1].commands, "test.count", func(_ context.Context, n int, send func([]byte) error) error {
+	leadertest.HandleStream(w.seats[1].commands, "test.count", func(_ context.Context, n int, send func([]byte) error) error {
 		for i := range n {
 			if err := send([]byte{byte(i)}); err != nil {
 				return err
@@ -176,7 +177,7 @@ func TestStreams(t *testing.T) {
 	full := errors.New("the reader is full")
 	require.ErrorIs(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, func([]byte) error { return full }), full)
 	require.True(t, fault.Is(w.seats[2].mesh.Open(ctx, 1, "test.unknown", nil, nil, take), fault.Unimplemented))
-	w.throne.pass(2)
+	w.leadership.Elect(2)
 	require.ErrorIs(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take), leader.ErrNotLeader)
 }
 
@@ -205,7 +206,7 @@ func TestNotSent(t *testing.T) {
 
 	// A member that dies in the middle: nobody knows.
 	began := make(chan struct{})
-	leader.Handle(w.seats[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
+	leadertest.Handle(w.seats[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
 		close(began)
 		<-ctx.Done()
 		return "", ctx.Err()

@@ -28,6 +28,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -138,23 +139,13 @@ type seat struct {
 
 // table is members that know of each other; cluster is the authority that signs them.
 type table struct {
-	t         testing.TB
-	hear      map[uint64]func(message.Envelope) bool // takes what members get in the place of consensus; may be nil
-	authority *mtls.Authority
-	addresses map[uint64]string
-	seats     map[uint64]*seat
-	throne    *throne
+	t          testing.TB
+	hear       map[uint64]func(message.Envelope) bool // takes what members get in the place of consensus; may be nil
+	authority  *mtls.Authority
+	addresses  map[uint64]string
+	seats      map[uint64]*seat
+	leadership *leadertest.Leadership
 }
-
-// throne is a leadership that the test appoints.
-type throne struct {
-	mu     sync.Mutex
-	member uint64
-}
-
-func (l *throne) Leader() (uint64, uint64) { l.mu.Lock(); defer l.mu.Unlock(); return l.member, 1 }
-func (l *throne) Changed() <-chan struct{} { return nil }
-func (l *throne) pass(to uint64)           { l.mu.Lock(); defer l.mu.Unlock(); l.member = to }
 
 func authority(t testing.TB, cluster string) *mtls.Authority {
 	seed := make([]byte, ed25519.SeedSize)
@@ -175,7 +166,7 @@ func newTable(t testing.TB, n uint64, absent ...uint64) *table { return newEars(
 
 // newEars is newTable with members that hear envelopes themselves.
 func newEars(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *table {
-	w := &table{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, throne: &throne{member: 1}}
+	w := &table{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, leadership: leadertest.NewLeadership(1)}
 	listeners := map[uint64]net.Listener{}
 	for id := uint64(1); id <= n; id++ {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -210,7 +201,7 @@ func (w *table) sit(id uint64, l net.Listener) *seat {
 	_, err = host.AddGroup(consensus.GroupOptions{ID: 1, Name: "tape", Machine: s.tape})
 	require.NoError(t, err)
 	s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
-	s.commands = leader.NewCommands(id, w.throne, s.mesh)
+	s.commands = leader.NewCommands(id, w.leadership, s.mesh)
 	s.mesh.Attach(s.runner, s.commands, files(filepath.Join(s.dir, "images")))
 	if hear := w.hear[id]; hear != nil {
 		s.mesh.deliver = hear

@@ -12,7 +12,7 @@ import (
 	"github.com/fxamacker/cbor/v2"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -81,11 +81,11 @@ func (a *witness) destroyed(_ *host, id cloud.VMID) {
 // follow reads a process's records as long as it lives. All that run are read; whoever shows a revision first counts.
 func (a *witness) follow(p *process) {
 	a.mu.Lock()
-	w := p.engine.Watch(mvcc.WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
+	w := p.engine.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
 	a.mu.Unlock()
 	p.work.Go(func() {
 		defer w.Close()
-		var revision []mvcc.Event
+		var revision []watch.Event
 		for {
 			b, err := w.Next(p.ctx)
 			if err != nil {
@@ -110,7 +110,7 @@ func (a *witness) follow(p *process) {
 }
 
 // commit takes one whole revision.
-func (a *witness) commit(p *process, events []mvcc.Event) {
+func (a *witness) commit(p *process, events []watch.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	revision := events[0].KV.ModRevision
@@ -133,10 +133,10 @@ func (a *witness) commit(p *process, events []mvcc.Event) {
 }
 
 // change takes one record's change.
-func (a *witness) change(e mvcc.Event) error {
+func (a *witness) change(e watch.Event) error {
 	key := string(e.KV.Key)
 	parts := strings.Split(key, "/")
-	deleted := e.Type == mvcc.EventDelete
+	deleted := e.Type == watch.EventDelete
 	switch parts[0] {
 	case "vm":
 		id := cloud.VMID(parts[2])

@@ -49,6 +49,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -102,7 +103,7 @@ func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		f = &fleet{
 			seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), key: clusterkey.Generate(),
-			counts: map[string]int{}, rushed: make(chan struct{}), byNode: map[cloud.NodeID]*host{}, imports: filepath.Join(dir, "import"),
+			counts: map[string]int{}, rushed: make(chan struct{}), byNode: map[cloud.NodeID]*host{}, imports: filepath.Join(dir, layout.ImportDir),
 		}
 		began := time.Now()
 		f.tail = 8 << f.rng.IntN(5)

@@ -23,12 +23,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
-
-const systemGroup = 1
 
 // seat is a member's place: its id, its disk, and the process that runs there now.
 type seat struct {
@@ -100,17 +99,17 @@ func (s *seat) current() *process {
 func (p *process) build() (err error) {
 	s, f := p.s, p.s.f
 	log := f.log.With("member", s.id)
-	if p.engine, err = mvcc.Open(s.disk, "system", mvcc.Options{Logger: log, CacheBytes: 1 << 20, MemTableBytes: 1 << 20}); err != nil {
+	if p.engine, err = mvcc.Open(s.disk, layout.SystemName, mvcc.Options{Logger: log, CacheBytes: 1 << 20, MemTableBytes: 1 << 20}); err != nil {
 		return err
 	}
 	p.machine = store.NewMachine(p.engine, store.MachineOptions{FlushBytes: 1})
 	p.mesh = &mesh{p}
 	host, err := consensus.Open(consensus.Options{
-		ID: s.id, Members: memberIDs, Dir: "raft", FS: s.disk, Transport: p.mesh, Log: log, ElectionTicks: 10,
+		ID: s.id, Members: memberIDs, Dir: layout.RaftDir, FS: s.disk, Transport: p.mesh, Log: log, ElectionTicks: 10,
 		Limits: consensus.Limits{TailEntries: f.tail},
 	})
 	if err == nil {
-		_, err = host.AddGroup(consensus.GroupOptions{ID: systemGroup, Name: "system", Machine: p.machine})
+		_, err = host.AddGroup(consensus.GroupOptions{ID: layout.SystemGroup, Name: layout.SystemName, Machine: p.machine})
 		if err != nil {
 			err = errors.Join(err, host.Close())
 		}
@@ -120,7 +119,7 @@ func (p *process) build() (err error) {
 		return errors.Join(err, p.engine.Close())
 	}
 	p.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 100 * time.Millisecond})
-	p.system = store.NewGroup(p.runner, systemGroup)
+	p.system = store.NewGroup(p.runner, layout.SystemGroup)
 	p.records = store.New(store.Options{Engine: p.engine, Proposer: p.system, PageKey: f.key.Derive("page-tokens")})
 	if err := p.serve(log); err != nil {
 		return errors.Join(err, p.end())
@@ -135,7 +134,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	p.identities = identity.New(identity.Options{
 		Store: p.records, Commands: p.commands, Key: f.key, Log: log, Issuer: "http://member", Audit: audit.New(audit.Options{Store: p.records, Commands: p.commands, Log: log}),
 	})
-	if p.files, err = image.OpenFiles(filepath.Join(s.dir, "images")); err != nil {
+	if p.files, err = image.OpenFiles(filepath.Join(s.dir, layout.ImagesDir)); err != nil {
 		return err
 	}
 	p.images = image.New(image.Options{

@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // check is what every member must agree with. It learns the log from the first member that applies an entry and the
@@ -19,15 +20,15 @@ import (
 type check struct {
 	w *world
 
-	entries map[uint64]entry       // by index
-	answers map[[16]byte]string    // of mvcc.EncodeResult, by proposal
-	digests map[uint64]uint32      // of states, by the index at which they were taken
-	leaders map[[2]uint64]uint64   // by group and term
-	votes   map[[3]uint64]uint64   // by group, term and voter
-	times   map[uint64]mvcc.Result // what the entry at an index answered
-	noteAt  map[string]place       // where each note is; nobody dedupes them, and each must be there once
-	newest  uint64                 // index
-	notes   map[place]note         // of the second group
+	entries map[uint64]entry          // by index
+	answers map[[16]byte]string       // of command.EncodeResult, by proposal
+	digests map[uint64]uint32         // of states, by the index at which they were taken
+	leaders map[[2]uint64]uint64      // by group and term
+	votes   map[[3]uint64]uint64      // by group, term and voter
+	times   map[uint64]command.Result // what the entry at an index answered
+	noteAt  map[string]place          // where each note is; nobody dedupes them, and each must be there once
+	newest  uint64                    // index
+	notes   map[place]note            // of the second group
 
 	history history
 	// frontier is the newest revision that anybody was told of: whoever asks from now on must see at least that.
@@ -47,7 +48,7 @@ type entry struct {
 func newCheck(w *world) *check {
 	return &check{
 		w: w, entries: map[uint64]entry{}, answers: map[[16]byte]string{}, digests: map[uint64]uint32{},
-		leaders: map[[2]uint64]uint64{}, votes: map[[3]uint64]uint64{}, times: map[uint64]mvcc.Result{}, notes: map[place]note{}, noteAt: map[string]place{},
+		leaders: map[[2]uint64]uint64{}, votes: map[[3]uint64]uint64{}, times: map[uint64]command.Result{}, notes: map[place]note{}, noteAt: map[string]place{},
 		history: newHistory(w), frontier: 1, never: map[string]string{},
 	}
 }
@@ -105,12 +106,12 @@ func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 		return
 	}
 	for i, e := range entries {
-		r, ok := answers[i].(mvcc.Result)
+		r, ok := answers[i].(command.Result)
 		if !ok {
 			c.w.fail("entry %d has the answer %v, which is no result", e.Index, answers[i])
 			continue
 		}
-		now := entry{e.Term, e.ID, crc32.ChecksumIEEE(e.Data), string(mvcc.EncodeResult(nil, r))}
+		now := entry{e.Term, e.ID, crc32.ChecksumIEEE(e.Data), string(command.EncodeResult(nil, r))}
 		c.w.trace.Add("%d applies %d/%d %x %08x: %x", m.id, e.Index, e.Term, e.ID[:4], now.sum, now.answer)
 		if m.aside != nil {
 			c.w.fail("member %d applies with an empty disk", m.id)
@@ -129,8 +130,8 @@ func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 }
 
 // learn takes a new entry of the log.
-func (c *check) learn(e consensus.Entry, r mvcc.Result) {
-	answer := string(mvcc.EncodeResult(nil, r))
+func (c *check) learn(e consensus.Entry, r command.Result) {
+	answer := string(command.EncodeResult(nil, r))
 	if first, again := c.answers[e.ID]; again {
 		c.w.count("proposals repeated")
 		if first != answer {
@@ -153,10 +154,10 @@ func (c *check) learn(e consensus.Entry, r mvcc.Result) {
 
 // answered hears that a member has acknowledged a proposal: it must be in the log, and applied.
 func (c *check) answered(m *member, id [16]byte, answer any) {
-	r, has := answer.(mvcc.Result)
+	r, has := answer.(command.Result)
 	if known, ok := c.answers[id]; !ok {
 		c.w.fail("member %d acknowledges proposal %x, which nobody has applied", m.id, id[:4])
-	} else if !has || string(mvcc.EncodeResult(nil, r)) != known {
+	} else if !has || string(command.EncodeResult(nil, r)) != known {
 		c.w.fail("member %d answers %v to proposal %x, which came to %x", m.id, answer, id[:4], known)
 	}
 }
@@ -175,7 +176,7 @@ func (c *check) state(m *member) {
 		return
 	}
 	var b strings.Builder
-	fmt.Fprintln(&b, s.Revision(), s.Floor(), s.Time())
+	fmt.Fprintln(&b, s.Revision(), s.CompactRevision(), s.Time())
 	for _, kv := range all.KVs {
 		fmt.Fprintln(&b, string(kv.Key), kv.CreateRevision, kv.ModRevision, kv.Version)
 		b.Write(kv.Value)

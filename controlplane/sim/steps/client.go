@@ -9,6 +9,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -153,9 +154,9 @@ type desk struct {
 }
 
 // Propose implements store.Proposer.
-func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (mvcc.Result, error) {
+func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if d.attempts++; d.attempts > 6 {
-		return mvcc.Result{}, errTired
+		return command.Result{}, errTired
 	}
 	m := d.m
 	for range 8 {
@@ -167,11 +168,11 @@ func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (mvcc.Result
 				d.c.w.count("retries answered")
 			}
 			d.unknown = false
-			r, _ := answer.(mvcc.Result) // check.answered has seen to it
+			r, _ := answer.(command.Result) // check.answered has seen to it
 			return r, nil
 		case errors.Is(err, errOver):
 			d.unknown = true
-			return mvcc.Result{}, err
+			return command.Result{}, err
 		case errors.As(err, &elsewhere):
 			if elsewhere.Leader != 0 {
 				m = d.c.w.member(elsewhere.Leader)
@@ -186,13 +187,13 @@ func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (mvcc.Result
 			m = d.c.some()
 		default:
 			d.c.w.fail("a proposal came to an error that nobody expects: %v", err)
-			return mvcc.Result{}, err
+			return command.Result{}, err
 		}
 		if err := d.c.wait(1+d.c.rng.IntN(6), nil); err != nil {
-			return mvcc.Result{}, err
+			return command.Result{}, err
 		}
 	}
-	return mvcc.Result{}, errTired
+	return command.Result{}, errTired
 }
 
 // ReadIndex implements store.Proposer.
@@ -266,7 +267,7 @@ func (c *client) expected(m *member, life int, err error) bool {
 		return m.refusals > 0
 	}
 	f, isFault := fault.From(err)
-	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.Floor() > 0
+	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.CompactRevision() > 0
 }
 
 // wiped says that a member ended because its disk was empty.

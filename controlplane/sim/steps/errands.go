@@ -262,7 +262,7 @@ func (c *client) leaf() error {
 		life := m.life
 		s, _ := c.at(m)
 		page, next, err := store.Page(context.Background(), s, accounts, store.PageRequest{Size: 2, Token: token}, func(*row) bool { return true })
-		if f, ok := fault.From(err); ok && f.Reason == "PAGE_TOKEN_EXPIRED" && m.engine.Floor() > frontier {
+		if f, ok := fault.From(err); ok && f.Reason == "PAGE_TOKEN_EXPIRED" && m.engine.CompactRevision() > frontier {
 			return err
 		}
 		if err != nil {
@@ -378,8 +378,8 @@ func (c *client) followOps() error {
 // skip goes on from the present when the history is gone.
 func (c *client) skip() error {
 	f, h := &c.follow, &c.w.check.history
-	if f.m.engine.Floor() < f.next {
-		c.w.fail("a watch from revision %d on member %d says that this is compacted, but the oldest is %d", f.next, f.m.id, f.m.engine.Floor())
+	if f.m.engine.CompactRevision() < f.next {
+		c.w.fail("a watch from revision %d on member %d says that this is compacted, but the oldest is %d", f.next, f.m.id, f.m.engine.CompactRevision())
 	}
 	f.watch.Close()
 	f.watch = nil

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fxamacker/cbor/v2"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -116,7 +116,7 @@ func newHistory(w *world) history {
 }
 
 // commit takes what a watcher saw of one whole revision.
-func (h *history) commit(m *member, revision int64, events []mvcc.Event) {
+func (h *history) commit(m *member, revision int64, events []watch.Event) {
 	text := spell(events)
 	if revision <= h.last {
 		if text != h.events[revision] {
@@ -157,7 +157,7 @@ func (h *history) commit(m *member, revision int64, events []mvcc.Event) {
 }
 
 // spell is what events say, in full.
-func spell(events []mvcc.Event) string {
+func spell(events []watch.Event) string {
 	var b strings.Builder
 	for _, e := range events {
 		fmt.Fprintf(&b, "%d %s %d/%d/%d was %d", e.Type, e.KV.Key, e.KV.CreateRevision, e.KV.ModRevision, e.KV.Version, e.PrevModRevision)
@@ -172,7 +172,7 @@ func spell(events []mvcc.Event) string {
 	return b.String()
 }
 
-func (h *history) change(e mvcc.Event) (c change, err error) {
+func (h *history) change(e watch.Event) (c change, err error) {
 	c.key = string(e.KV.Key)
 	if kept := h.newest(c.key); (kept == nil) != (e.Prev == nil) {
 		return c, fmt.Errorf("%s: its event says that there was %v before", c.key, e.Prev)
@@ -185,7 +185,7 @@ func (h *history) change(e mvcc.Event) (c change, err error) {
 			return c, fmt.Errorf("%s: its event says that it was %+v, but it was %+v", c.key, c.before, kept)
 		}
 	}
-	if e.Type == mvcc.EventPut {
+	if e.Type == watch.EventPut {
 		c.now, err = decode(c.key, e.KV.Value)
 	}
 	return c, err

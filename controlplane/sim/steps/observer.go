@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
 // ended is a context in which nothing waits: what is there is returned.
@@ -18,8 +20,8 @@ func ended() context.Context {
 type observer struct {
 	m      *member
 	now    context.Context
-	w      *mvcc.Watcher
-	events []mvcc.Event // of a revision that goes on
+	w      *watch.Watcher
+	events []watch.Event // of a revision that goes on
 }
 
 func (m *member) observe() *observer {
@@ -33,7 +35,7 @@ func (o *observer) open() {
 	if o.m.aside != nil {
 		from = 1
 	}
-	o.w = o.m.engine.Watch(mvcc.WatchOptions{Key: []byte{0}, End: []byte{0}, FromRevision: from, PrevKV: true, MaxEvents: 7, MaxBytes: 600})
+	o.w = o.m.engine.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: from, PrevKV: true, MaxEvents: 7, MaxBytes: 600})
 }
 
 func (o *observer) close() { o.w.Close() }
@@ -47,8 +49,8 @@ func (o *observer) poll() {
 		case errors.Is(err, context.Canceled):
 			return
 		case errors.Is(err, mvcc.ErrCompacted):
-			if o.m.engine.Floor() <= o.m.seen {
-				w.fail("the watch on member %d wants revision %d, the oldest is %d, and yet: %v", o.m.id, o.m.seen, o.m.engine.Floor(), err)
+			if o.m.engine.CompactRevision() <= o.m.seen {
+				w.fail("the watch on member %d wants revision %d, the oldest is %d, and yet: %v", o.m.id, o.m.seen, o.m.engine.CompactRevision(), err)
 			}
 			o.again()
 			continue
@@ -71,7 +73,7 @@ func (o *observer) again() {
 }
 
 // take splits a batch into revisions.
-func (o *observer) take(b mvcc.Batch) {
+func (o *observer) take(b watch.Batch) {
 	w := o.m.w
 	if o.m.aside != nil {
 		w.fail("member %d with an empty disk shows revision %d", o.m.id, b.Revision)
@@ -105,4 +107,4 @@ func (o *observer) flush() {
 }
 
 // position is how far the member's state is.
-func (m *member) position() mvcc.Position { return m.engine.Applied() }
+func (m *member) position() command.Position { return m.engine.Applied() }

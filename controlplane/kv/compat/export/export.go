@@ -21,13 +21,9 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
-)
-
-// The group of the key-value store, and where a member keeps the log, as the control plane has them.
-const (
-	kvGroup = 2
-	raftDir = "raft"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // Member is a member that has stopped.
@@ -56,7 +52,7 @@ func Requests(members []Member) ([]model.EtcdRequest, error) {
 
 func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 	memory := vfs.NewMem()
-	if ok, err := vfs.Clone(vfs.Default, memory, filepath.Join(m.DataDir, raftDir), raftDir); err != nil || !ok {
+	if ok, err := vfs.Clone(vfs.Default, memory, filepath.Join(m.DataDir, layout.RaftDir), layout.RaftDir); err != nil || !ok {
 		return nil, errors.Join(errors.New("copy the log"), err)
 	}
 	engine, err := mvcc.Open(memory, "engine", mvcc.Options{Quiet: true})
@@ -69,14 +65,14 @@ func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 		ids = append(ids, other.ID)
 	}
 	host, err := consensus.Open(consensus.Options{
-		ID: m.ID, Members: ids, Dir: raftDir, FS: memory, Transport: nowhere{}, Log: slog.New(slog.DiscardHandler), QuietLog: true,
+		ID: m.ID, Members: ids, Dir: layout.RaftDir, FS: memory, Transport: nowhere{}, Log: slog.New(slog.DiscardHandler), QuietLog: true,
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
 	machine := &machine{engine: engine}
-	if _, err := host.AddGroup(consensus.GroupOptions{ID: kvGroup, Name: "kv", Machine: machine}); err != nil {
+	if _, err := host.AddGroup(consensus.GroupOptions{ID: layout.KVGroup, Name: layout.KVName, Machine: machine}); err != nil {
 		return nil, err
 	}
 	for !host.Idle() {
@@ -96,9 +92,9 @@ type machine struct {
 var _ consensus.StateMachine = (*machine)(nil)
 
 func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
-	commands := make([]mvcc.Command, len(entries))
+	commands := make([]command.Command, len(entries))
 	for i, e := range entries {
-		commands[i] = mvcc.Command{Index: e.Index, Term: e.Term, Data: bytes.Clone(e.Data)}
+		commands[i] = command.Command{Index: e.Index, Term: e.Term, Data: bytes.Clone(e.Data)}
 	}
 	results, err := m.engine.Apply(commands)
 	if err != nil {
@@ -114,11 +110,11 @@ func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
 
 // note adds a request that the model knows. What was refused because others had gone before is proposed anew, and what
 // is refused for itself changes nothing, but the model would not know of the first.
-func (m *machine) note(e consensus.Entry, r mvcc.Result) error {
-	if len(e.Data) == 0 || r.Conflict || r.Refused != mvcc.RefusedNot {
+func (m *machine) note(e consensus.Entry, r command.Result) error {
+	if len(e.Data) == 0 || r.Conflict || r.Refused != command.RefusedNot {
 		return nil
 	}
-	p, compact, err := mvcc.ExplainCommand(e.Data)
+	p, compact, err := command.Explain(e.Data)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,9 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
@@ -21,21 +23,21 @@ import (
 func write(t *testing.T, commands ...[]byte) string {
 	t.Helper()
 	dir := t.TempDir()
-	engine, err := mvcc.Open(vfs.Default, filepath.Join(dir, "kv"), mvcc.Options{})
+	engine, err := mvcc.Open(vfs.Default, filepath.Join(dir, layout.KVName), mvcc.Options{})
 	require.NoError(t, err)
 	defer engine.Close()
 	machine := store.NewMachine(engine, store.MachineOptions{NoIDs: true})
 	defer machine.Close()
 	host, err := consensus.Open(consensus.Options{
-		ID: 1, Members: []uint64{1}, Dir: filepath.Join(dir, raftDir), Transport: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		ID: 1, Members: []uint64{1}, Dir: filepath.Join(dir, layout.RaftDir), Transport: nowhere{}, Log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
-	_, err = host.AddGroup(consensus.GroupOptions{ID: kvGroup, Name: "kv", Machine: machine})
+	_, err = host.AddGroup(consensus.GroupOptions{ID: layout.KVGroup, Name: layout.KVName, Machine: machine})
 	require.NoError(t, err)
 	runner := consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	group := store.NewGroup(runner, kvGroup)
+	group := store.NewGroup(runner, layout.KVGroup)
 	defer group.Close()
 	for leader := uint64(0); leader == 0; {
 		changed := group.Changed()
@@ -44,16 +46,16 @@ func write(t *testing.T, commands ...[]byte) string {
 		}
 	}
 	for i, data := range commands {
-		_, err := runner.Propose(ctx, kvGroup, [16]byte{1, byte(i)}, data)
+		_, err := runner.Propose(ctx, layout.KVGroup, [16]byte{1, byte(i)}, data)
 		require.NoError(t, err)
 	}
 	require.NoError(t, runner.Stop(ctx))
 	return dir
 }
 
-func program(t *testing.T, steps ...mvcc.Step) []byte {
+func program(t *testing.T, steps ...command.Step) []byte {
 	t.Helper()
-	data, err := mvcc.EncodeProgram(mvcc.Program{Steps: steps})
+	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(t, err)
 	return data
 }
@@ -61,16 +63,16 @@ func program(t *testing.T, steps ...mvcc.Step) []byte {
 // What a member agreed on is read from its directory in order, but for what was refused, and but for the last, which only
 // brings the commit index of those before it to the disk.
 func TestRequests(t *testing.T) {
-	put := mvcc.Step{Kind: mvcc.StepPut, Key: []byte("k"), Value: []byte("v")}
+	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
 	lost := put
 	lost.Lease = 77
 	dir := write(t,
-		program(t, mvcc.Step{Kind: mvcc.StepGrant, Lease: 5, TTL: 60}),
+		program(t, command.Step{Kind: command.StepGrant, Lease: 5, TTL: 60}),
 		program(t, put),
 		program(t, lost), // of a lease that does not exist
 		program(t, put),
-		mvcc.EncodeCompact(2),
-		program(t, mvcc.Step{Kind: mvcc.StepDelete, Key: []byte("k")}),
+		command.EncodeCompact(2),
+		program(t, command.Step{Kind: command.StepDelete, Key: []byte("k")}),
 		program(t, put),
 	)
 	got, err := Requests([]Member{{ID: 1, DataDir: dir}})

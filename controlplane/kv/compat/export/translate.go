@@ -5,21 +5,21 @@ import (
 
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
 // translate says in the model's words what a program asks for; nil when the model has no word for it, as for records,
 // which no read and no watch sees.
-func translate(steps []mvcc.Step) (*model.EtcdRequest, error) {
+func translate(steps []command.Step) (*model.EtcdRequest, error) {
 	if len(steps) == 1 {
 		switch s := steps[0]; s.Kind {
-		case mvcc.StepGrant:
+		case command.StepGrant:
 			return &model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{LeaseID: s.Lease}}, nil
-		case mvcc.StepRevoke:
+		case command.StepRevoke:
 			return &model.EtcdRequest{Type: model.LeaseRevoke, LeaseRevoke: &model.LeaseRevokeRequest{LeaseID: s.Lease}}, nil
-		case mvcc.StepSetRecord, mvcc.StepDeleteRecord:
+		case command.StepSetRecord, command.StepDeleteRecord:
 			return nil, nil
-		case mvcc.StepBranch:
+		case command.StepBranch:
 			return branch(s)
 		}
 	}
@@ -30,14 +30,14 @@ func translate(steps []mvcc.Step) (*model.EtcdRequest, error) {
 	return &model.EtcdRequest{Type: model.Txn, Txn: &model.TxnRequest{OperationsOnSuccess: ops}}, nil
 }
 
-func branch(s mvcc.Step) (*model.EtcdRequest, error) {
+func branch(s command.Step) (*model.EtcdRequest, error) {
 	txn := model.TxnRequest{Conditions: []model.EtcdCondition{}}
 	for _, c := range s.If {
 		condition := model.EtcdCondition{Key: string(c.Key)}
 		switch {
-		case c.Relation == mvcc.CompareEqual && len(c.End) == 0 && c.Target == mvcc.CompareVersion:
+		case c.Relation == command.CompareEqual && len(c.End) == 0 && c.Target == command.CompareVersion:
 			condition.ExpectedVersion = c.Number
-		case c.Relation == mvcc.CompareEqual && len(c.End) == 0 && c.Target == mvcc.CompareMod:
+		case c.Relation == command.CompareEqual && len(c.End) == 0 && c.Target == command.CompareMod:
 			condition.ExpectedRevision = c.Number
 		default:
 			return nil, fmt.Errorf("the model knows no comparison %+v", c)
@@ -54,19 +54,19 @@ func branch(s mvcc.Step) (*model.EtcdRequest, error) {
 	return &model.EtcdRequest{Type: model.Txn, Txn: &txn}, nil
 }
 
-func operations(steps []mvcc.Step) ([]model.EtcdOperation, error) {
+func operations(steps []command.Step) ([]model.EtcdOperation, error) {
 	ops := []model.EtcdOperation{}
 	for _, s := range steps {
 		switch s.Kind {
-		case mvcc.StepRange:
+		case command.StepRange:
 			ops = append(ops, model.EtcdOperation{Type: model.RangeOperation, Range: model.RangeOptions{
 				Start: string(s.Key), End: string(s.End), Limit: int64(s.Range.Limit), KeysOnly: s.Range.KeysOnly,
 			}})
-		case mvcc.StepPut:
+		case command.StepPut:
 			ops = append(ops, model.EtcdOperation{Type: model.PutOperation, Put: model.PutOptions{
 				Key: string(s.Key), Value: model.ToValueOrHash(string(s.Value)), LeaseID: s.Lease,
 			}})
-		case mvcc.StepDelete:
+		case command.StepDelete:
 			if len(s.End) > 0 {
 				return nil, fmt.Errorf("the model knows no delete of a range from %q", s.Key)
 			}

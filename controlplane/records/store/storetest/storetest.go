@@ -1,4 +1,5 @@
-// Package storetest is the suite that every store passes, whatever stands behind it.
+// Package storetest has the test suite that every store passes, and stores in memory for the tests of other packages: Open
+// returns one with a Quorum that a test can cut off or count, Clock is a clock that a test moves.
 package storetest
 
 import (
@@ -9,21 +10,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Memory is a store on a memory file system that agrees with nobody.
+// Memory returns a store in memory. A nil now is the machine's clock.
 func Memory(t testing.TB, now func() time.Time) *store.Store {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{CountIndex: true})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	return store.New(store.Options{Engine: engine, Proposer: store.NewDirect(engine), PageKey: make([]byte, 32), Now: now})
+	s, _ := Open(t, now)
+	return s
 }
 
 type account struct {
@@ -41,7 +38,7 @@ var (
 func Run(t *testing.T, open func(t *testing.T, now func() time.Time) *store.Store) {
 	for _, c := range []struct {
 		name string
-		run  func(*testing.T, *store.Store, *clock)
+		run  func(*testing.T, *store.Store, *Clock)
 	}{
 		{"what is written is read", readWritten},
 		{"an error changes nothing", errorsChangeNothing},
@@ -62,19 +59,11 @@ func Run(t *testing.T, open func(t *testing.T, now func() time.Time) *store.Stor
 		{"a path with a slash is no path", badPaths},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			clk := &clock{at: time.UnixMilli(1_000_000)}
-			c.run(t, open(t, clk.now), clk)
+			clock := NewClock(time.UnixMilli(1_000_000))
+			c.run(t, open(t, clock.Now), clock)
 		})
 	}
 }
-
-type clock struct {
-	mu sync.Mutex
-	at time.Time
-}
-
-func (c *clock) now() time.Time          { c.mu.Lock(); defer c.mu.Unlock(); return c.at }
-func (c *clock) advance(d time.Duration) { c.mu.Lock(); defer c.mu.Unlock(); c.at = c.at.Add(d) }
 
 func put(t *testing.T, s *store.Store, id string, balance int64) int64 {
 	t.Helper()
@@ -95,7 +84,7 @@ func get(t *testing.T, s *store.Store, id string) (a *account) {
 	return a
 }
 
-func readWritten(t *testing.T, s *store.Store, _ *clock) {
+func readWritten(t *testing.T, s *store.Store, _ *Clock) {
 	require.Nil(t, get(t, s, "a"))
 	first := put(t, s, "a", 1)
 	second := put(t, s, "a", 2)
@@ -116,7 +105,7 @@ func readWritten(t *testing.T, s *store.Store, _ *clock) {
 	}))
 }
 
-func errorsChangeNothing(t *testing.T, s *store.Store, _ *clock) {
+func errorsChangeNothing(t *testing.T, s *store.Store, _ *Clock) {
 	put(t, s, "a", 1)
 	before := s.Revision()
 	boom := errors.New("boom")
@@ -134,7 +123,7 @@ func errorsChangeNothing(t *testing.T, s *store.Store, _ *clock) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func ownWrites(t *testing.T, s *store.Store, _ *clock) {
+func ownWrites(t *testing.T, s *store.Store, _ *Clock) {
 	for _, id := range []string{"a", "b", "d"} {
 		put(t, s, id, 1)
 	}
@@ -155,7 +144,7 @@ func ownWrites(t *testing.T, s *store.Store, _ *clock) {
 	require.NoError(t, err)
 }
 
-func conflicts(t *testing.T, s *store.Store, _ *clock) {
+func conflicts(t *testing.T, s *store.Store, _ *Clock) {
 	put(t, s, "a", 0)
 	const writers, each = 8, 10
 	var wg sync.WaitGroup
@@ -182,7 +171,7 @@ func conflicts(t *testing.T, s *store.Store, _ *clock) {
 }
 
 // Two updates that each add a record when there are fewer than three must not both see room for the last.
-func phantoms(t *testing.T, s *store.Store, _ *clock) {
+func phantoms(t *testing.T, s *store.Store, _ *Clock) {
 	var wg sync.WaitGroup
 	for i := range 10 {
 		wg.Go(func() {
@@ -209,7 +198,7 @@ func phantoms(t *testing.T, s *store.Store, _ *clock) {
 	}))
 }
 
-func transfers(t *testing.T, s *store.Store, _ *clock) {
+func transfers(t *testing.T, s *store.Store, _ *Clock) {
 	const n = 4
 	for i := range n {
 		put(t, s, fmt.Sprint(i), 100)
@@ -274,7 +263,7 @@ func transfers(t *testing.T, s *store.Store, _ *clock) {
 
 func all(*account) bool { return true }
 
-func pages(t *testing.T, s *store.Store, _ *clock) {
+func pages(t *testing.T, s *store.Store, _ *Clock) {
 	for i := range 25 {
 		put(t, s, fmt.Sprintf("%02d", i), int64(i))
 	}
@@ -307,7 +296,7 @@ func pages(t *testing.T, s *store.Store, _ *clock) {
 	require.True(t, fault.Is(err, fault.InvalidArgument))
 }
 
-func listsOn(t *testing.T, s *store.Store, _ *clock) {
+func listsOn(t *testing.T, s *store.Store, _ *Clock) {
 	for _, id := range []string{"a", "c", "d"} {
 		put(t, s, id, 1)
 	}
@@ -330,7 +319,7 @@ func listsOn(t *testing.T, s *store.Store, _ *clock) {
 	}))
 }
 
-func forgedTokens(t *testing.T, s *store.Store, _ *clock) {
+func forgedTokens(t *testing.T, s *store.Store, _ *Clock) {
 	for i := range 5 {
 		put(t, s, fmt.Sprint(i), 0)
 	}
@@ -353,7 +342,7 @@ func forgedTokens(t *testing.T, s *store.Store, _ *clock) {
 	require.True(t, fault.Is(err, fault.InvalidArgument))
 }
 
-func oldPage(t *testing.T, s *store.Store, _ *clock) {
+func oldPage(t *testing.T, s *store.Store, _ *Clock) {
 	for i := range 5 {
 		put(t, s, fmt.Sprint(i), 0)
 	}
@@ -373,7 +362,7 @@ func oldPage(t *testing.T, s *store.Store, _ *clock) {
 	require.True(t, fault.Is(err, fault.OutOfRange), "%v", err)
 }
 
-func watches(t *testing.T, s *store.Store, _ *clock) {
+func watches(t *testing.T, s *store.Store, _ *Clock) {
 	first := put(t, s, "a", 1)
 	w := accounts.Watch(s, first, "p")
 	defer w.Close()
@@ -418,7 +407,7 @@ func watches(t *testing.T, s *store.Store, _ *clock) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func awaits(t *testing.T, s *store.Store, _ *clock) {
+func awaits(t *testing.T, s *store.Store, _ *Clock) {
 	put(t, s, "a", 1)
 	done := make(chan *account, 1)
 	started := make(chan struct{}, 16)
@@ -440,7 +429,7 @@ func awaits(t *testing.T, s *store.Store, _ *clock) {
 	require.Nil(t, <-done)
 }
 
-func idempotency(t *testing.T, s *store.Store, _ *clock) {
+func idempotency(t *testing.T, s *store.Store, _ *Clock) {
 	create := func(key, body string) (string, bool, error) {
 		var out string
 		var replayed bool
@@ -486,7 +475,7 @@ func idempotency(t *testing.T, s *store.Store, _ *clock) {
 	require.False(t, replayed)
 }
 
-func answersExpire(t *testing.T, s *store.Store, clk *clock) {
+func answersExpire(t *testing.T, s *store.Store, clock *Clock) {
 	runs := 0
 	do := func(key string) {
 		_, err := s.Update(t.Context(), func(tx *store.Tx) error {
@@ -507,12 +496,12 @@ func answersExpire(t *testing.T, s *store.Store, clk *clock) {
 	for i := range 5 {
 		do(fmt.Sprint(i))
 	}
-	clk.advance(23 * time.Hour)
+	clock.Advance(23 * time.Hour)
 	do("late")
 	sweep()
 	do("0")
 	require.Equal(t, 6, runs, "nothing was old enough")
-	clk.advance(2 * time.Hour)
+	clock.Advance(2 * time.Hour)
 	sweep()
 	do("late")
 	require.Equal(t, 6, runs)
@@ -520,7 +509,7 @@ func answersExpire(t *testing.T, s *store.Store, clk *clock) {
 	require.Equal(t, 7, runs, "its answer was forgotten")
 }
 
-func placeForgotten(t *testing.T, s *store.Store, clk *clock) {
+func placeForgotten(t *testing.T, s *store.Store, clock *Clock) {
 	runs := 0
 	do := func(place, key string) (out int) {
 		_, err := s.Update(t.Context(), func(tx *store.Tx) (err error) {
@@ -545,7 +534,7 @@ func placeForgotten(t *testing.T, s *store.Store, clk *clock) {
 	require.Equal(t, 4, do("p", "a"), "the answer is of before")
 	require.Equal(t, 4, do("p", "a"), "and this one is remembered, in the same millisecond")
 	require.Equal(t, 3, do("q", "a"), "another place is not touched")
-	clk.advance(25 * time.Hour)
+	clock.Advance(25 * time.Hour)
 	for more := true; more; {
 		_, err := s.Update(t.Context(), func(tx *store.Tx) (err error) { more, err = store.ForgetAnswers(tx, 1); return err })
 		require.NoError(t, err)
@@ -554,7 +543,7 @@ func placeForgotten(t *testing.T, s *store.Store, clk *clock) {
 	require.Equal(t, 5, do("p", "a"))
 }
 
-func monotone(t *testing.T, s *store.Store, clk *clock) {
+func monotone(t *testing.T, s *store.Store, clock *Clock) {
 	stamp := func() (at cloud.Time) {
 		_, err := s.Update(t.Context(), func(tx *store.Tx) error {
 			at = tx.Now()
@@ -565,11 +554,11 @@ func monotone(t *testing.T, s *store.Store, clk *clock) {
 		return at
 	}
 	first := stamp()
-	clk.advance(-time.Hour)
+	clock.Advance(-time.Hour)
 	require.GreaterOrEqual(t, stamp(), first)
 }
 
-func badPaths(t *testing.T, s *store.Store, _ *clock) {
+func badPaths(t *testing.T, s *store.Store, _ *Clock) {
 	put(t, s, "a", 1)
 	_, err := s.Update(t.Context(), func(tx *store.Tx) error {
 		accounts.Put(tx, &account{}, "p", "a/b")

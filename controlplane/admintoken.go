@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// A token is replaced adminTokenRenew before the end of its lifetime.
+const (
+	adminTokenLife  = 30 * 24 * time.Hour
+	adminTokenRenew = 24 * time.Hour
+)
+
+// runAdminToken keeps a valid token of the administrator in the data directory until ctx ends. Users who can read the
+// directory may use the token. valid returns an error unless a token is valid: a change of the administrator's password
+// revokes older tokens.
+func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
+	path := filepath.Join(dir, layout.AdminTokenFile)
+	for {
+		if err := renewAdminToken(ctx, key, path, valid, now()); err != nil {
+			log.Error("admin token", "err", err)
+		}
+		select {
+		case <-time.After(time.Minute):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// renewAdminToken writes a new token unless the old one is valid for at least another day. It takes the age of the token
+// from the file. If valid cannot tell, because there is no leader, the old token stays.
+func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, valid func(context.Context, string) error, now time.Time) error {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("read admin token: %w", err)
+	}
+	if info, err := os.Stat(path); err == nil && len(old) > 0 && now.Sub(info.ModTime()) < adminTokenLife-adminTokenRenew {
+		ask, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if err := valid(ask, strings.TrimSpace(string(old))); !fault.Is(err, fault.Unauthenticated) {
+			return nil
+		}
+	}
+	token, err := identity.HostToken(key, cloud.Tenant{}, now, adminTokenLife)
+	if err != nil {
+		return err
+	}
+	fresh := path + ".new"
+	if err := os.WriteFile(fresh, []byte(token+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write admin token: %w", err)
+	}
+	return os.Rename(fresh, path)
+}
+
+// tokenValidator returns a function that returns an error unless a token is valid.
+func tokenValidator(v auth.Verifier) func(context.Context, string) error {
+	return func(ctx context.Context, token string) error {
+		_, err := v.Verify(ctx, token)
+		return err
+	}
+}

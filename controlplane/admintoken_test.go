@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// The token in the data directory is renewed a day before it ends, and not earlier.
+func TestAdminTokenIsKept(t *testing.T) {
+	key, path := clusterkey.Generate(), filepath.Join(t.TempDir(), layout.AdminTokenFile)
+	now := time.Now()
+	read := func() string {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return string(text)
+	}
+	valid := func(context.Context, string) error { return nil }
+	renew := func(at time.Time) { require.NoError(t, renewAdminToken(t.Context(), key, path, valid, at)) }
+	renew(now)
+	first := read()
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	renew(now.Add(28 * 24 * time.Hour))
+	require.Equal(t, first, read())
+	renew(now.Add(29*24*time.Hour + time.Hour))
+	require.NotEqual(t, first, read())
+	second := read()
+	valid = func(context.Context, string) error { return fault.New(fault.Unavailable, "no leader") }
+	renew(now)
+	require.Equal(t, second, read(), "valid cannot tell without a leader")
+	valid = func(context.Context, string) error { return fault.New(fault.Unauthenticated, "no longer valid") }
+	renew(now.Add(time.Second))
+	require.NotEqual(t, second, read(), "the administrator's password was changed")
+	require.NoError(t, os.WriteFile(path, nil, 0o600)) // a crash left it empty
+	renew(now)
+	require.NotEmpty(t, read())
+}

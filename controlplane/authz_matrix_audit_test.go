@@ -1,0 +1,110 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// The audit has a record of every refused call: the method, the principal if it was authenticated, and the address. The
+// credentials of the caller are not in it.
+func TestRefusalsAreAudited(t *testing.T) {
+	h := startMember(t)
+	h.createResources()
+	tokens := &tokenCache{h, map[string]string{}}
+	token := func(name string) string { return tokens.token(columnNamed(name), row{}) }
+	machines, bills, who := vmv1.NewVmServiceClient(h.public), creditv1.NewCreditServiceClient(h.public), identityv1.NewIdentityServiceClient(h.public)
+	ofWeb := &vmv1.GetVmRequest{OrgId: string(web.Org), ProjectId: string(web.Project), VmId: h.resources["vm"]}
+
+	_, err := machines.DeleteVm(h.contextWithToken(token("project:viewer")), &vmv1.DeleteVmRequest{VmId: h.resources["vm"]})
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
+	_, err = machines.GetVm(h.contextWithToken(token("other org")), ofWeb)
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
+	_, err = machines.GetVm(h.contextWithToken(token("expired")), ofWeb)
+	require.Equal(t, codes.Unauthenticated, status.Code(err))
+	_, err = bills.TopUpWallet(h.contextWithToken(token("unproven")), &creditv1.TopUpWalletRequest{Amount: 5})
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
+	_, err = who.IssueToken(h.callContext(), &identityv1.IssueTokenRequest{Username: "memb", Password: wrongSecret})
+	require.Equal(t, codes.Unauthenticated, status.Code(err))
+	got, _ := h.outcome(call{
+		endpoint: endpoint{listener: boundListener{address: h.config.Address(h.config.Ports.VM)}, method: http.MethodGet}, path: "/api/v1/vms/" + h.resources["vm"],
+	})
+	require.Equal(t, "401 UNAUTHENTICATED", got)
+
+	for _, want := range []*identityv1.AuditRecord{
+		{Method: vms + "DeleteVm", Outcome: "PERMISSION_DENIED", Principal: "view", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
+		{Method: vms + "GetVm", Outcome: "PERMISSION_DENIED", Principal: "stranger", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
+		// With an expired token on gRPC and without one on REST: the principal is unknown.
+		{Method: vms + "GetVm", Outcome: "UNAUTHENTICATED"},
+		{Method: credits + "TopUpWallet", Outcome: "PERMISSION_DENIED", Proof: "none", Target: "claims=sys"},
+		// One record covers the attempts with two names within a second.
+		{Method: identityService + "IssueToken", Outcome: "UNAUTHENTICATED", Proof: "none", Target: "username="},
+	} {
+		var found *identityv1.AuditRecord
+		h.waitFor(func() bool {
+			list := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{Method: want.GetMethod(), Outcome: want.GetOutcome(), Principal: want.GetPrincipal()})
+			for _, r := range list.GetRecords() {
+				if strings.Contains(r.GetTarget(), want.GetTarget()) {
+					found = r
+				}
+			}
+			return found != nil
+		})
+		require.Equal(t, want.GetPrincipal(), found.GetPrincipal(), found)
+		require.Equal(t, want.GetProof(), found.GetProof(), found)
+		require.True(t, net.ParseIP(found.GetAddress()).IsLoopback(), found)
+		require.NotEmpty(t, found.GetRequestId(), found)
+		require.NotZero(t, found.GetTime(), found)
+	}
+	h.checkAuditHasNoSecrets(tokens)
+}
+
+// checkAuditHasNoSecrets fails if a record of the audit contains a password, a token or a key.
+func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
+	secrets := []string{secret, wrongSecret, h.resources["key"], h.resources["ticket"], "eyJ"}
+	for _, token := range tokens.tokens {
+		if len(token) > 20 {
+			secrets = append(secrets, token, token[strings.LastIndexByte(token, '.')+1:])
+		}
+	}
+	who, page, records := identityv1.NewIdentityServiceClient(h.public), "", 0
+	for {
+		list := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{PageSize: 1000, PageToken: page})
+		for _, r := range list.GetRecords() {
+			records++
+			text, err := protojson.Marshal(r)
+			require.NoError(h.t, err)
+			for _, s := range secrets {
+				if s != "" && strings.Contains(string(text), s) {
+					h.t.Errorf("a record of the audit holds a secret: %s", text)
+				}
+			}
+		}
+		if page = list.GetNextPageToken(); page == "" {
+			break
+		}
+	}
+	require.NotZero(h.t, records)
+	h.t.Logf("%d records of the audit, without a secret", records)
+}
+
+// waitFor calls so until it returns true. It fails after startTime.
+func (h *testMember) waitFor(so func() bool) {
+	h.t.Helper()
+	end := time.Now().Add(startTime)
+	for !so() {
+		require.True(h.t, time.Now().Before(end), "it did not happen within %v", startTime)
+		time.Sleep(10 * time.Millisecond)
+	}
+}

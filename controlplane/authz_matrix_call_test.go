@@ -1,0 +1,290 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+)
+
+// authClass is the way in which an endpoint authorizes callers.
+type authClass string
+
+const (
+	ruled authClass = "rule" // by auth.Rules
+	open  authClass = "open" // all callers are allowed, for the reason in openReason
+	etcd  authClass = "etcd" // by etcd's Auth
+	hosts authClass = "host" // by the certificate of a host
+	peers authClass = "peer" // by the certificate of a member
+)
+
+// endpoint is a gRPC method or a REST endpoint of a listener.
+type endpoint struct {
+	listener boundListener
+	class    authClass
+	// name is a full gRPC method name, or the listener, the HTTP method and the path.
+	name string
+	// row is the name of the endpoint's row: name, preceded by the listener if callers authenticate with certificates.
+	row string
+	// ruleMethod is the method whose rule applies.
+	ruleMethod auth.Method
+	// openReason is the reason why an open endpoint needs no credential.
+	openReason string
+	// method and path are those of HTTP, empty for gRPC.
+	method, path string
+	info         grpc.MethodInfo
+}
+
+// byCertificate lists the listeners whose callers authenticate with certificates.
+var byCertificate = map[string]authClass{"agents": hosts, "peers": peers}
+
+// standard lists the services that gRPC defines, with the reason why they are open.
+var standard = map[string]string{
+	"grpc.health.v1.Health":                    "says whether the port serves",
+	"grpc.reflection.v1.ServerReflection":      "describes the methods",
+	"grpc.reflection.v1alpha.ServerReflection": "describes the methods",
+}
+
+// endpoints lists the endpoints of a listener. The class is empty if none applies.
+func (d boundListener) endpoints() (all []endpoint, err error) {
+	if d.grpc != nil {
+		for service, info := range d.grpc.GetServiceInfo() {
+			for _, m := range info.Methods {
+				name := "/" + service + "/" + m.Name
+				e := endpoint{listener: d, name: name, row: name, ruleMethod: auth.Method(name), info: m}
+				_, isRuled := auth.Rules()[e.ruleMethod]
+				switch {
+				case byCertificate[d.name] != "":
+					e.class, e.row = byCertificate[d.name], d.name+" "+name
+				case strings.HasPrefix(name, etcdrpc.Prefix):
+					e.class = etcd
+				case isRuled && auth.Open[e.ruleMethod] == "":
+					e.class = ruled
+				case !isRuled && auth.Open[e.ruleMethod] != "":
+					e.class, e.openReason = open, auth.Open[e.ruleMethod]
+				case standard[service] != "":
+					e.class, e.openReason = open, standard[service]
+				}
+				all = append(all, e)
+			}
+		}
+	}
+	switch h := d.http.(type) {
+	case nil:
+	case interface{ Routes() []rest.Route }:
+		for _, r := range h.Routes() {
+			name := d.name + " " + r.Method + " " + r.Path
+			e := endpoint{listener: d, name: name, row: name, ruleMethod: r.As, openReason: r.Open, method: r.Method, path: r.Path}
+			_, isRuled := auth.Rules()[r.As]
+			switch {
+			case isRuled && r.Open == "":
+				e.class = ruled
+			case r.As == "" && r.Open != "":
+				e.class = open
+			}
+			all = append(all, e)
+		}
+	case interface{ Paths() []string }:
+		for _, path := range h.Paths() {
+			name := d.name + " GET " + path
+			all = append(all, endpoint{
+				listener: d, name: name, row: name, class: open, openReason: "as with etcd, for whoever reaches the port", method: http.MethodGet, path: path,
+			})
+		}
+	default:
+		return nil, fmt.Errorf("%s: a %T does not say what it serves", d.name, h)
+	}
+	slices.SortFunc(all, func(a, b endpoint) int { return strings.Compare(a.name, b.name) })
+	return all, nil
+}
+
+// call is a call of an endpoint.
+type call struct {
+	endpoint
+	token string
+	// conn is a connection to the listener, for gRPC.
+	conn *grpc.ClientConn
+	// drain makes invoke read a stream to its end.
+	drain bool
+	// path is that of the request over HTTP. body is its JSON, for gRPC too.
+	path, body string
+}
+
+// outcome makes a call and returns its gRPC code, or its HTTP status and error code, and the error message. It fails if the
+// message contains the token.
+func (h *testMember) outcome(v call) (result, message string) {
+	if v.method != "" {
+		result, message = h.rest(v)
+	} else {
+		result, message = h.rpc(v)
+	}
+	if len(v.token) > 20 {
+		require.NotContains(h.t, message, v.token, "%s shows the token", v.name)
+	}
+	return result, message
+}
+
+func (h *testMember) rest(v call) (result, message string) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, v.method, "http://"+v.listener.address+v.path, strings.NewReader(v.body))
+	require.NoError(h.t, err)
+	if v.body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	if v.token != "" {
+		r.Header.Set("Authorization", "Bearer "+v.token)
+	}
+	got, err := http.DefaultClient.Do(r)
+	require.NoError(h.t, err, v.name)
+	defer got.Body.Close()
+	body, err := io.ReadAll(got.Body)
+	require.NoError(h.t, err, v.name)
+	if got.StatusCode < 400 || v.method == http.MethodHead {
+		return fmt.Sprint(got.StatusCode), "" // no message: the response of the token endpoint contains a token
+	}
+	var said struct {
+		Error struct{ Code, Message string }
+	}
+	require.NoError(h.t, json.Unmarshal(body, &said), "%s: %s", v.name, body)
+	require.Equal(h.t, got.StatusCode == http.StatusUnauthorized, got.Header.Get("WWW-Authenticate") == "Bearer", v.name)
+	return strings.TrimSpace(fmt.Sprint(got.StatusCode, " ", said.Error.Code)), said.Error.Message
+}
+
+func (h *testMember) rpc(v call) (result, message string) {
+	err := h.invoke(v)
+	c := code.Code(status.Code(err)).String()
+	if err == nil {
+		return c, ""
+	}
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == "TENANT_NOT_FOUND" {
+			return noTenant, err.Error()
+		}
+	}
+	return c, err.Error()
+}
+
+// splitMethod splits the full name of a gRPC method.
+func splitMethod(name string) (service, method string) {
+	service, method, _ = strings.Cut(strings.TrimPrefix(name, "/"), "/")
+	return service, method
+}
+
+// invoke calls a gRPC method and reads the first response.
+func (h *testMember) invoke(v call) error {
+	service, method := splitMethod(v.name)
+	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service + "." + method))
+	require.NoError(h.t, err, v.name)
+	d := found.(protoreflect.MethodDescriptor)
+	in, out := dynamicpb.NewMessage(d.Input()), dynamicpb.NewMessage(d.Output())
+	require.NoError(h.t, protojson.Unmarshal([]byte(v.body), in), v.name)
+	// The cancellation ends streams that have no end.
+	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	defer cancel()
+	if v.token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+v.token)
+	}
+	if !v.info.IsServerStream && !v.info.IsClientStream {
+		return v.conn.Invoke(ctx, v.name, in, out)
+	}
+	s, err := v.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: v.info.IsServerStream, ClientStreams: v.info.IsClientStream}, v.name)
+	if err != nil {
+		return err
+	}
+	// RecvMsg returns the error of a stream that was refused.
+	if err := s.SendMsg(in); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if !v.info.IsServerStream || !v.info.IsClientStream {
+		if err := s.CloseSend(); err != nil {
+			return err
+		}
+	}
+	for more := true; more; more = v.drain {
+		if err := s.RecvMsg(out); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	// etcd refuses a watch in a response of the stream.
+	if f := d.Output().Fields().ByName("cancel_reason"); f != nil && out.Get(f).String() != "" {
+		return status.Error(codes.PermissionDenied, out.Get(f).String())
+	}
+	return nil
+}
+
+// placeholder matches $name, and $no-name for a resource that does not exist.
+var placeholder = regexp.MustCompile(`\$(no-)?([a-z]+)`)
+
+// placeholderMode is the way in which fillPlaceholders replaces placeholders.
+type placeholderMode uint8
+
+const (
+	fillAsWritten       placeholderMode = iota
+	fillAllWithExisting                 // $no-name, too, is the ID of an existing resource of project web
+	fillAllWithMissing                  // $name, too, is an ID that does not exist
+)
+
+// missingID is an ID that no resource has.
+const missingID = "6f1c6a52-0d0e-4f6b-9c39-3c1d3b6f2a11"
+
+// tenantResources are the placeholders of resources whose existence other tenants must not learn.
+var tenantResources = []string{"vm", "image", "reservation", "account"}
+
+// fillPlaceholders replaces the placeholders in a request.
+func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
+	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
+		found := placeholder.FindStringSubmatch(p)
+		switch name := found[2]; {
+		case name == "new":
+			return "n" + strings.ReplaceAll(uuid.NewString(), "-", "")
+		case name == "uuid":
+			return uuid.NewString()
+		case found[1] != "" && how != fillAllWithExisting, how == fillAllWithMissing && slices.Contains(tenantResources, name):
+			return missingID
+		default:
+			require.NotEmpty(h.t, h.resources[name], p)
+			return h.resources[name]
+		}
+	})
+}
+
+// withoutTenantFields returns a request without the fields that name a tenant.
+func withoutTenantFields(h *testMember, body string) string {
+	if body == "" {
+		return ""
+	}
+	var fields map[string]json.RawMessage
+	require.NoError(h.t, json.Unmarshal([]byte(body), &fields), body)
+	for _, field := range []string{"org_id", "project_id"} {
+		delete(fields, field)
+	}
+	out, err := json.Marshal(fields)
+	require.NoError(h.t, err)
+	return string(bytes.TrimSpace(out))
+}

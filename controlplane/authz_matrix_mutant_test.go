@@ -1,0 +1,42 @@
+//go:build mutant
+
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Each mutant makes cells of the matrix wrong in the column that the mutated rule is about.
+func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
+	h := startMember(t)
+	h.createResources()
+	tokens := &tokenCache{h, map[string]string{}}
+	callSome := func() *matrix {
+		b := &matrix{}
+		all, rows := listEndpoints(&matrix{}, h.listeners)
+		for _, d := range h.listeners {
+			some := slices.DeleteFunc(slices.Clone(all[d.name]), func(e endpoint) bool {
+				return e.name != vms+"GetVm" && e.name != identityService+"WhoAmI"
+			})
+			h.callWithTokens(b, d, some, rows, tokens, false)
+		}
+		return b
+	}
+	t.Cleanup(func() { mutant.Set("") })
+	mutant.Set("")
+	b := callSome()
+	require.NotZero(t, b.cells)
+	require.Empty(t, b.problems, "the rules")
+	for name, column := range map[string]string{
+		mutant.TrustUnproven: "unproven", mutant.ForeignTenant: "other project", mutant.AnyAudience: "wrong aud", mutant.IgnoreRevocation: "revoked",
+	} {
+		mutant.Set(name)
+		require.True(t, slices.ContainsFunc(callSome().problems, func(c string) bool { return strings.Contains(c, " with "+column+":") }), "%s is not noticed", name)
+	}
+}

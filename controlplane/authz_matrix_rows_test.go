@@ -1,0 +1,175 @@
+package main
+
+// The rows of gRPC methods, except for etcd's API, in the order of the .proto files. They are called in this order.
+
+const (
+	vms       = "/vmcontroller.v1.VmService/"
+	images    = "/vmcontroller.v1.ImageService/"
+	volumes   = "/vmcontroller.v1.VolumeService/"
+	nodes     = "/vmcontroller.v1.NodeService/"
+	operators = "/operator.v1.OperatorService/"
+)
+
+// webRequest returns a request about project web with further fields.
+func webRequest(more string) string { return `{"org_id":"$org","project_id":"$project"` + more + `}` }
+
+// missingVM is a request about a VM that does not exist. For callers of other tenants it names the VM that exists.
+var missingVM = webRequest(`,"vm_id":"$no-vm"`)
+
+var computeRows = []row{
+	{name: vms + "CreateVm", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
+	{name: vms + "GetVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: vms + "ListVms", body: webRequest(``), allowed: "OK"},
+	{name: vms + "UpdateVm", body: webRequest(`,"vm_id":"$vm","labels":{"a":"b"}`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: vms + "DeleteVm", body: missingVM, allowed: "NOT_FOUND"},
+	{name: vms + "StartVm", body: missingVM, allowed: "NOT_FOUND"},
+	{name: vms + "StopVm", body: missingVM, allowed: "NOT_FOUND"},
+	{name: vms + "RebootVm", body: missingVM, allowed: "NOT_FOUND"},
+	{name: vms + "ResetVm", body: missingVM, allowed: "NOT_FOUND"},
+	{name: vms + "MigrateVm", body: webRequest(`,"vm_id":"$vm","destination_node_id":"$uuid"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
+	{name: vms + "PrepareVmMigration", body: webRequest(`,"vm_id":"$vm","listen_uri":"tcp:h:1"`), allowed: "UNIMPLEMENTED"},
+	{name: vms + "RecoverVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "UNIMPLEMENTED"},
+	{name: vms + "AttachDisk", body: webRequest(`,"vm_id":"$vm","disk":{"id":"d","size_gib":1,"source":{"blank":true}}`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
+	{name: vms + "DetachDisk", body: webRequest(`,"vm_id":"$vm","disk_id":"d"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
+	{name: vms + "AttachNic", body: webRequest(`,"vm_id":"$vm","nic":{"id":"n"}`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
+	{name: vms + "DetachNic", body: webRequest(`,"vm_id":"$vm","nic_id":"n"`), allowed: "UNIMPLEMENTED", otherTenant: "NOT_FOUND"},
+	{name: vms + "WatchVm", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+
+	{name: images + "CreateImage", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
+	{name: images + "BeginImageUpload", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
+	{name: images + "UploadImagePart", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
+	{name: images + "CompleteImageUpload", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
+	{name: images + "AbortImageUpload", body: `{"org_id":"$org"}`, allowed: "INVALID_ARGUMENT"},
+	{name: images + "GetImage", body: `{"org_id":"$org","image_id":"$image"}`, allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: images + "ListImages", body: `{"org_id":"$org"}`, allowed: "OK"},
+	{name: images + "UpdateImage", body: `{"org_id":"$org","image_id":"$image","metadata":{"a":"b"}}`, allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: images + "DeleteImage", body: `{"org_id":"$org","image_id":"$no-image"}`, allowed: "NOT_FOUND"},
+
+	{name: volumes + "CreateVolume", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
+	{name: volumes + "GetVolume", body: webRequest(`,"volume_id":"$uuid"`), allowed: "UNIMPLEMENTED"},
+	{name: volumes + "ListVolumes", body: webRequest(``), allowed: "UNIMPLEMENTED"},
+	{name: volumes + "DeleteVolume", body: webRequest(`,"volume_id":"$uuid"`), allowed: "UNIMPLEMENTED"},
+	{name: volumes + "ResizeVolume", body: webRequest(`,"volume_id":"$uuid","size_gib":1`), allowed: "UNIMPLEMENTED"},
+	{name: volumes + "RegisterExternalVolume", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
+
+	{name: nodes + "ListNodes", body: `{}`, allowed: "OK"},
+	{name: nodes + "GetNode", body: `{"node_id":"$node"}`, allowed: "OK"},
+	{name: nodes + "CordonNode", body: `{"node_id":"$uuid"}`, allowed: "NOT_FOUND"},
+	{name: nodes + "UncordonNode", body: `{"node_id":"$uuid"}`, allowed: "NOT_FOUND"},
+	{name: nodes + "DrainNode", body: `{"node_id":"$uuid"}`, allowed: "UNIMPLEMENTED"},
+
+	{name: operators + "ClusterStatus", body: `{}`, allowed: "OK"},
+	{name: operators + "CreateNodeToken", body: `{}`, allowed: "OK"},
+	{name: operators + "EvictNode", body: `{"nodeId":"$uuid"}`, allowed: "NOT_FOUND"},
+	{name: operators + "BanNode", body: `{"nodeId":"$uuid"}`, allowed: "NOT_FOUND"},
+	{name: operators + "UnbanNode", body: `{"nodeId":"$uuid"}`, allowed: "NOT_FOUND"},
+	{name: operators + "ListBans", body: `{}`, allowed: "OK"},
+	{name: operators + "CreateMemberToken", body: `{}`, allowed: "OK"},
+	{name: operators + "AddMember", body: `{}`, allowed: "INVALID_ARGUMENT"},
+	{name: operators + "PromoteMember", body: `{"id":99}`, allowed: "FAILED_PRECONDITION"},
+	{name: operators + "RemoveMember", body: `{"id":99}`, allowed: "FAILED_PRECONDITION"},
+	{name: operators + "ReplaceMember", body: `{"id":99}`, allowed: "FAILED_PRECONDITION"},
+	{name: operators + "TransferLeader", body: `{"id":99}`, allowed: "FAILED_PRECONDITION"},
+	{name: operators + "BackupCluster", body: `{}`, allowed: "OK", drain: true},
+	{name: operators + "ReadConsoleLog", body: missingVM, allowed: "NOT_FOUND"},
+}
+
+const identityService = "/identity.v1.IdentityService/"
+
+var identityRows = []row{
+	{name: identityService + "IssueToken", body: `{"username":"view","password":"$secret"}`, allowed: "OK"},
+	{name: identityService + "ExchangeToken", body: `{"provider":"none"}`, allowed: "INVALID_ARGUMENT"},
+	{name: identityService + "ListLoginProviders", body: `{}`, allowed: "OK"},
+	{name: identityService + "VerifyToken", body: `{"token":"garbage"}`, allowed: "OK"},
+	{name: identityService + "WhoAmI", body: `{}`, allowed: "OK"},
+	{name: identityService + "RevokeToken", body: `{"token":"garbage"}`, allowed: "OK"},
+	{name: identityService + "RevokeTokens", body: `{"user_id":"spare"}`, allowed: "OK", exceptions: onlyThemselves},
+	{name: identityService + "CreateUser", body: `{"id":"$new"}`, allowed: "OK"},
+	{name: identityService + "GetUser", body: `{"id":"spare"}`, allowed: "OK"},
+	{name: identityService + "ListUsers", body: `{}`, allowed: "OK"},
+	{name: identityService + "DisableUser", body: `{"user_id":"ghost"}`, allowed: "NOT_FOUND"},
+	{name: identityService + "EnableUser", body: `{"user_id":"ghost"}`, allowed: "NOT_FOUND"},
+	{name: identityService + "DeleteUser", body: `{"user_id":"ghost"}`, allowed: "NOT_FOUND"},
+	{name: identityService + "SetPassword", body: `{"user_id":"spare","password":"another-horse"}`, allowed: "OK", exceptions: onlyThemselves},
+	{name: identityService + "LinkIdentity", body: `{"user_id":"spare","identity":{"provider":"none","subject":"s"}}`, allowed: "INVALID_ARGUMENT"},
+	{name: identityService + "UnlinkIdentity", body: `{"user_id":"spare","identity":{"provider":"none","subject":"s"}}`, allowed: "NOT_FOUND"},
+
+	{name: identityService + "BindRole", body: `{"user_id":"spare","binding":{"role":"project:viewer","org_id":"$org","project_id":"$project"}}`, allowed: "OK"},
+	{name: identityService + "UnbindRole", body: `{"user_id":"spare","binding":{"role":"project:viewer","org_id":"$org","project_id":"$project"}}`, allowed: "OK"},
+	{name: identityService + "ListBindings", body: webRequest(``), allowed: "OK"},
+	{name: identityService + "ListInvitations", body: `{}`, allowed: "OK", exceptions: onlyUsers},
+	{name: identityService + "AcceptInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: []exception{{
+		onlyThemselves[0].columns, "PERMISSION_DENIED", "a token of a part does not add to what its holder can do",
+	}}},
+	{name: identityService + "DeclineInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: []exception{{
+		onlyThemselves[0].columns, "PERMISSION_DENIED", "a token of a part does not hide what its holder is offered",
+	}}},
+
+	{name: identityService + "CreateServiceAccount", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
+	{name: identityService + "ListServiceAccounts", body: webRequest(``), allowed: "OK"},
+	{name: identityService + "DeleteServiceAccount", body: webRequest(`,"id":"$no-account"`), allowed: "NOT_FOUND"},
+
+	{name: identityService + "CreateOrg", body: `{"id":"$new"}`, allowed: "OK"},
+	{name: identityService + "GetOrg", body: `{"id":"$org"}`, allowed: "OK", exceptions: seesTheirs},
+	{name: identityService + "ListOrgs", body: `{}`, allowed: "OK"},
+	{name: identityService + "DeleteOrg", body: `{"id":"$org"}`, allowed: "FAILED_PRECONDITION"},
+
+	{name: identityService + "CreateProject", body: `{"id":"$new","org_id":"$org"}`, allowed: "OK", tokenScope: "org", exceptions: []exception{{
+		[]string{"system:admin of no project, naming none"}, "INVALID_ARGUMENT", "a project is made in an org",
+	}}},
+	{name: identityService + "GetProject", body: `{"id":"$project"}`, allowed: "OK", exceptions: append(seesTheirs, exception{
+		[]string{"other project", "other project, by id"}, "NOT_FOUND", "that org's other project is not the caller's",
+	})},
+	{name: identityService + "ListProjects", body: `{}`, allowed: "OK"},
+	{name: identityService + "DeleteProject", body: `{"id":"$project","org_id":"$org"}`, allowed: "FAILED_PRECONDITION", tokenScope: "org"},
+	{name: identityService + "SetQuota", body: webRequest(``), allowed: "OK"},
+	{name: identityService + "GetQuota", body: webRequest(``), allowed: "OK"},
+
+	{name: identityService + "ListKeys", body: `{}`, allowed: "OK"},
+	{name: identityService + "RotateKeys", body: `{}`, allowed: "FAILED_PRECONDITION"},
+	{name: identityService + "RevokeKey", body: `{"key_id":"0000000000000000"}`, allowed: "NOT_FOUND"},
+
+	{name: identityService + "ListAuditRecords", body: `{"org_id":"$org"}`, allowed: "OK", tokenScope: "org"},
+
+	{name: nodes + "HeartbeatNode", body: `{}`, allowed: "PERMISSION_DENIED"},
+	{name: "/grpc.health.v1.Health/Check", body: `{}`, allowed: "OK"},
+	{name: "/grpc.health.v1.Health/List", body: `{}`, allowed: "OK"},
+	{name: "/grpc.health.v1.Health/Watch", body: `{}`, allowed: "OK"},
+	{name: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", body: `{"list_services":""}`, allowed: "OK"},
+	{name: "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", body: `{"list_services":""}`, allowed: "OK"},
+}
+
+var onlyUsers = []exception{{[]string{"service account"}, "PERMISSION_DENIED", "only users are invited"}}
+
+var onlyThemselves = []exception{{
+	[]string{"proven without role", "system:admin", "other project", "other org", "other project, by id", "other org, by id", "org:admin", "project:admin",
+		"project:member", "project:viewer", "billing:admin", "service account"},
+	"PERMISSION_DENIED", "users may do this to themselves only, and it is about another",
+}}
+
+var seesTheirs = []exception{{
+	[]string{"proven without role", "other org", "other org, by id"}, "NOT_FOUND", "it shows what the caller has a role in",
+}}
+
+const credits = "/credit.v1.CreditService/"
+
+var creditRows = []row{
+	{name: credits + "CreateWallet", body: webRequest(``), allowed: "ALREADY_EXISTS"},
+	{name: credits + "GetWallet", body: webRequest(``), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: credits + "ListWallets", body: `{}`, allowed: "OK"},
+	{name: credits + "TopUpWallet", body: webRequest(`,"amount":5`), allowed: "OK"},
+	{name: credits + "ChargeWallet", body: webRequest(`,"amount":1`), allowed: "OK"},
+	{name: credits + "RefundCharge", body: webRequest(`,"amount":1,"charge_sequence":1`), allowed: "FAILED_PRECONDITION"},
+	{name: credits + "SuspendWallet", body: webRequest(``), allowed: "OK"},
+	{name: credits + "ResumeWallet", body: webRequest(``), allowed: "OK"},
+	{name: credits + "CloseWallet", body: webRequest(``), allowed: "FAILED_PRECONDITION"},
+	{name: credits + "ListTransactions", body: webRequest(``), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: credits + "WatchTransactions", body: webRequest(``), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: credits + "GetStatement", body: webRequest(``), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: credits + "CreateReservation", body: webRequest(`,"amount":1`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: credits + "GetReservation", body: webRequest(`,"reservation_id":"$reservation"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: credits + "ListReservations", body: webRequest(``), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: credits + "CommitReservation", body: webRequest(`,"reservation_id":"$no-reservation"`), allowed: "NOT_FOUND"},
+	{name: credits + "ReleaseReservation", body: webRequest(`,"reservation_id":"$no-reservation"`), allowed: "NOT_FOUND"},
+	{name: credits + "AuditLedger", body: `{}`, allowed: "OK"},
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/config"
+	"github.com/trivet-cloud/trivet/controlplane/engine/backup"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// backupWriter writes archives of the states of this member's groups.
+type backupWriter struct {
+	c       config.Config
+	key     *clusterkey.Key
+	engines map[uint64]*mvcc.Engine
+	runner  *consensus.Runner
+	// running has room for one value, which the backup that is under way holds.
+	running chan struct{}
+}
+
+func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, runner *consensus.Runner) *backupWriter {
+	a := &backupWriter{c: c, key: key, engines: engines, runner: runner, running: make(chan struct{}, 1)}
+	os.RemoveAll(a.dir()) // left by a crash
+	return a
+}
+
+func (a *backupWriter) dir() string { return filepath.Join(a.c.DataDir, layout.BackupDir) }
+
+// write passes an archive to its argument in pieces. The archive includes every write that was acknowledged before the
+// call. The state of each group is consistent; those of different groups are of different moments.
+func (a *backupWriter) write(ctx context.Context, write func([]byte) error) error {
+	select {
+	case a.running <- struct{}{}:
+		defer func() { <-a.running }()
+	default:
+		return fault.New(fault.Unavailable, "another backup of this member is under way").MayRetry()
+	}
+	if err := os.MkdirAll(a.dir(), 0o700); err != nil {
+		return fmt.Errorf("make room for a backup: %w", err)
+	}
+	defer os.RemoveAll(a.dir())
+	m := backup.Manifest{Cluster: a.key.ClusterID(), Made: time.Now().UTC(), By: version()}
+	dirs := map[string]string{}
+	for _, g := range layout.Groups() {
+		id, name := g.ID, g.Name
+		if err := a.runner.ReadIndex(ctx, id); err != nil {
+			return fault.New(fault.Unavailable, "no leader of %s: this member may be behind", name).Because(err).MayRetry()
+		}
+		dirs[name] = filepath.Join(a.dir(), name)
+		p, err := a.engines[id].Checkpoint(ctx, dirs[name])
+		if err != nil {
+			return fmt.Errorf("back up %s: %w", name, err)
+		}
+		m.Groups = append(m.Groups, backup.Group{ID: id, Name: name, Index: p.Index, Term: p.Term, Revision: a.engines[id].Revision()})
+	}
+	out := bufio.NewWriterSize(writerFunc(func(p []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return write(p)
+	}), 256<<10)
+	if err := backup.Write(out, a.key.Derive(backup.KeyPurpose), m, dirs); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+// writerFunc implements io.Writer with a function that takes all of its argument or fails.
+type writerFunc func([]byte) error
+
+func (w writerFunc) Write(p []byte) (int, error) {
+	if err := w(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/config"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/controlplane/records/transport"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// clusterKey loads the key that all members share. A single member creates the key on its first start. A member with a join
+// token gets the key from the members to join on its first start.
+func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*clusterkey.Key, error) {
+	if c.ClusterKey != "" || len(c.Join) == 0 {
+		return datadir.LoadKey(c.DataDir, c.ClusterKey)
+	}
+	own := filepath.Join(c.DataDir, layout.ClusterKeyFile)
+	key, err := clusterkey.Load(own)
+	if !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			err = checkKeyMatchesToken(c, key)
+		}
+		return key, err
+	}
+	if c.JoinToken == "" {
+		return nil, errors.New("a member that joins needs join_token, from `trivet cluster token`, or cluster_key, the file that the others have")
+	}
+	if err := jointoken.Bring(ctx, c.AgentAddresses(), c.JoinToken, own, log); err != nil {
+		return nil, err
+	}
+	return clusterkey.Load(own)
+}
+
+// checkKeyMatchesToken returns an error if the key belongs to another cluster than the join token: an earlier run has left
+// the key. The check is skipped if the token file can no longer be read.
+func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
+	if c.JoinToken == "" {
+		return nil
+	}
+	_, pin, err := jointoken.ReadToken(c.JoinToken)
+	if err != nil {
+		return nil
+	}
+	authority, err := key.Authority()
+	if err == nil && mtls.Pin(authority.Certificate()) != pin {
+		err = fmt.Errorf("%s holds the key of cluster %s, and the join token is of another: give an empty data directory", c.DataDir, key.Cluster())
+	}
+	return err
+}
+
+// resolveMemberID returns this member's ID, and whether the member joins an existing cluster. A member that Cluster lists
+// joins if its data directory is new and the others expect a new one, because the member was replaced.
+func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
+	fresh, err := isNewDataDir(c.DataDir)
+	if err != nil {
+		return 0, false, err
+	}
+	asker, err := transport.New(transport.Options{Self: c.NodeID, Certificate: memberCertificate(authority, c.NodeID, clock.Wall), Authority: authority, Log: log, Now: clock.Wall})
+	if err != nil {
+		return 0, false, err
+	}
+	if len(c.Join) == 0 {
+		joins = fresh && len(c.Cluster) > 1 && membership.Expected(ctx, asker, c.SeedAddresses(), c.NodeID, c.Address(c.Ports.Peers))
+		return c.NodeID, joins, nil
+	}
+	if c.NodeID != 0 {
+		return c.NodeID, true, nil
+	}
+	path := filepath.Join(c.DataDir, layout.NodeIDFile)
+	switch text, err := os.ReadFile(path); {
+	case err == nil:
+		id, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 63)
+		if err != nil {
+			return 0, false, fmt.Errorf("%s does not hold a member's id: %w", path, err)
+		}
+		return id, true, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return 0, false, fmt.Errorf("read the member's id: %w", err)
+	}
+	if id, err = membership.Locate(ctx, asker, c.SeedAddresses(), c.Address(c.Ports.Peers), log); err != nil {
+		return 0, false, fmt.Errorf("find out which member this is: %w", err)
+	}
+	if err := os.WriteFile(path, []byte(strconv.FormatUint(id, 10)+"\n"), 0o600); err != nil {
+		return 0, false, fmt.Errorf("keep the member's id: %w", err)
+	}
+	return id, true, nil
+}
+
+// isNewDataDir reports whether the data directory has no raft log.
+func isNewDataDir(dataDir string) (bool, error) {
+	_, err := os.Stat(filepath.Join(dataDir, layout.RaftLogDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return false, err
+}
+
+// firstMembers returns the records of the members of a new cluster.
+func firstMembers(c config.Config) (out []membership.Member) {
+	for id, host := range c.InitialMembers() {
+		out = append(out, membership.Member{
+			ID: id, Name: "node-" + strconv.FormatUint(id, 10), RaftAddr: "https://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.Peers))),
+			ClientURLs: []string{c.ClientURL(host)},
+		})
+	}
+	return out
+}
+
+// joinCluster announces a member that joins to the others, and connects to them. It does nothing for a member that did not
+// join, or that joined long ago. An error is permanent: the member cannot join with this data directory.
+func (m *member) joinCluster(ctx context.Context) error {
+	if !m.host.Joined() {
+		return nil
+	}
+	seeds := m.config.SeedAddresses()
+	for _, a := range m.mesh.Members() {
+		if !slices.Contains(seeds, a) {
+			seeds = append(seeds, a)
+		}
+	}
+	if len(seeds) == 0 {
+		return nil // it joined long ago, or learns the addresses of the others from its records
+	}
+	q := membership.JoinRequest{ID: m.config.NodeID, Birth: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
+	addresses, err := membership.Enter(ctx, m.mesh, seeds, q, m.log)
+	if err != nil {
+		return err
+	}
+	m.log.Info("let in as a member", "id", m.config.NodeID)
+	known := m.mesh.Members()
+	for id, a := range addresses {
+		known[id] = a
+	}
+	return m.mesh.SetMembers(known, nil)
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"crypto/tls"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/clock"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// memberCertificateLife is the lifetime of the certificate that a member issues to itself. It is renewed after half of it.
+const memberCertificateLife = 30 * 24 * time.Hour
+
+// memberCertificate returns a source of this member's certificate, which it issues and renews with the cluster's authority.
+func memberCertificate(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
+	var mu sync.Mutex
+	var current *tls.Certificate
+	return func() (*tls.Certificate, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := now(); current == nil || now.After(current.Leaf.NotAfter.Add(-memberCertificateLife/2)) {
+			c, err := authority.IssueFor(mtls.Member, strconv.FormatUint(member, 10), now, memberCertificateLife)
+			if err != nil {
+				return nil, err
+			}
+			current = c
+		}
+		return current, nil
+	}
+}
+
+// withAuthorityCertificate adds the authority's certificate to the chain, for agents that know only its hash.
+func withAuthorityCertificate(source mtls.Source, authority *mtls.Authority) mtls.Source {
+	return func() (*tls.Certificate, error) {
+		c, err := source()
+		if err != nil {
+			return nil, err
+		}
+		return mtls.WithAuthority(c, authority.Certificate()), nil
+	}
+}
+
+// withClock makes config verify certificates by the member's clock.
+func withClock(c *clock.Clock, config *tls.Config) *tls.Config {
+	config.Time = c.Now
+	return config
+}

@@ -1,0 +1,173 @@
+// Package nodetest builds the surroundings of services that need hosts, for their tests: one member that leads, with its
+// records in memory, a clock that stands still, and the node service. The test plays the agents of the hosts.
+package nodetest
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	grpcpeer "google.golang.org/grpc/peer"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+// World is one member that leads, with its hosts.
+type World struct {
+	T        testing.TB
+	Clock    *storetest.Clock
+	Store    *store.Store
+	Quorum   *storetest.Quorum
+	Commands *leader.Commands
+	Nodes    *node.Service
+	Log      *slog.Logger
+
+	authority  *mtls.Authority
+	heartbeats vmv1.NodeServiceServer
+	hosts      int
+}
+
+// New returns a world without hosts in which the tenants exist, each with its org and its project. change may change the
+// options of the node service; nil changes nothing. Call Attach before hosts are needed.
+func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *World {
+	w := &World{T: t, Clock: storetest.NewClock(time.UnixMilli(1_800_000_000_000)), Log: slog.New(slog.DiscardHandler)}
+	w.Store, w.Quorum = storetest.Open(t, w.Clock.Now)
+	w.Update(func(tx *store.Tx) error {
+		for _, t := range tenants {
+			if _, err := tenant.CreateOrg(tx, t.Org, ""); err != nil {
+				return err
+			}
+			if _, err := tenant.CreateProject(tx, t, "", tenant.Quota{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	var err error
+	w.authority, err = mtls.NewAuthority("test", make([]byte, 32))
+	require.NoError(t, err)
+	leadership := leadertest.NewLeadership(1)
+	w.Commands = leader.NewCommands(1, leadership, nil)
+	opts := node.Options{
+		Store: w.Store, Commands: w.Commands, Leadership: leadership, Self: 1, Authority: w.authority, Log: w.Log, Now: w.Clock.Now,
+	}
+	if change != nil {
+		change(&opts)
+	}
+	w.Nodes = node.New(opts)
+	w.Nodes.RegisterAgents(w)
+	return w
+}
+
+// Attach gives the node service the VMs of its hosts, and starts to follow the hosts.
+func (w *World) Attach(guests node.Guests) {
+	w.Nodes.Attach(guests, nil)
+	w.Go(w.Nodes.Follow)
+}
+
+// Go runs f until the end of the test.
+func (w *World) Go(f func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { f(ctx) })
+	w.T.Cleanup(func() { cancel(); running.Wait() })
+}
+
+// RegisterService implements grpc.ServiceRegistrar: it keeps the service to which agents send heartbeats.
+func (w *World) RegisterService(_ *grpc.ServiceDesc, impl any) {
+	if heartbeats, ok := impl.(vmv1.NodeServiceServer); ok {
+		w.heartbeats = heartbeats
+	}
+}
+
+// Update changes records directly.
+func (w *World) Update(f func(tx *store.Tx) error) {
+	w.T.Helper()
+	_, err := w.Store.Update(w.T.Context(), f)
+	require.NoError(w.T, err)
+}
+
+// AddHost adds a host and sends its first heartbeat, so that it is READY.
+func (w *World) AddHost(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
+	w.T.Helper()
+	id := w.AddSilentHost(name, has, change...)
+	w.Heartbeat(id)
+	return id
+}
+
+// AddSilentHost adds the record of a host that has sent no heartbeat yet, and waits until the leader knows it.
+func (w *World) AddSilentHost(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
+	w.T.Helper()
+	w.hosts++
+	n := cloud.Node{
+		ID: cloud.NodeID(fmt.Sprintf("00000000-0000-7000-a000-%012d", w.hosts)), Name: name, Declared: cloud.NodeReady, Capacity: has,
+		Allocatable: has, Hypervisors: []cloud.Hypervisor{cloud.KVM}, Architecture: cloud.X8664, CPUModels: []string{"EPYC"},
+	}
+	for _, f := range change {
+		f(&n)
+	}
+	w.Update(func(tx *store.Tx) error { node.Nodes.Put(tx, &n, string(n.ID)); return nil })
+	w.AwaitFleet()
+	return n.ID
+}
+
+// Heartbeat sends a heartbeat of a host as its record describes it, and waits until the leader knows its hosts.
+func (w *World) Heartbeat(id cloud.NodeID) {
+	w.T.Helper()
+	cert, err := w.authority.IssueFor(mtls.Node, string(id), w.Clock.Now(), time.Hour)
+	require.NoError(w.T, err)
+	ctx := grpcpeer.NewContext(w.T.Context(), &grpcpeer.Peer{
+		AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert.Leaf}}},
+	})
+	n := w.Node(id)
+	capacity := func(c cloud.Capacity) *vmv1.NodeCapacity {
+		return &vmv1.NodeCapacity{Vcpus: c.VCPUs, MemoryMib: c.MemoryMiB, StorageGib: c.StorageGiB}
+	}
+	_, err = w.heartbeats.HeartbeatNode(ctx, &vmv1.HeartbeatNodeRequest{
+		NodeId: string(id), Name: n.Name, State: vmv1.NodeState(n.Declared), Capacity: capacity(n.Capacity), Allocatable: capacity(n.Allocatable),
+		Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM}, Labels: n.Labels,
+	})
+	require.NoError(w.T, err)
+	w.AwaitFleet()
+}
+
+// AwaitFleet waits until the leader's copy of the hosts is what the records say.
+func (w *World) AwaitFleet() {
+	w.T.Helper()
+	require.Eventually(w.T, func() bool {
+		fleet := w.Nodes.Fleet()
+		for _, c := range fleet {
+			if n := w.Node(c.Node.ID); n.Allocated != c.Node.Allocated || n.Cordoned != c.Node.Cordoned {
+				return false
+			}
+		}
+		return len(fleet) == w.hosts
+	}, 10*time.Second, time.Millisecond)
+}
+
+// Node returns the record of a host.
+func (w *World) Node(id cloud.NodeID) (n *cloud.Node) {
+	w.T.Helper()
+	require.NoError(w.T, w.Store.Local(func(v *store.View) (err error) {
+		n, err = node.Nodes.Get(v, string(id))
+		return err
+	}))
+	return n
+}

@@ -1,0 +1,48 @@
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/trivet-cloud/trivet/controlplane/money/billing"
+)
+
+// Billing configures what VMs cost. Use the same values on all members: only the leader's are in effect.
+type Billing struct {
+	// Enabled charges projects for their VMs by the hour: creating a VM reserves credit. VMs that exist when billing is
+	// enabled are charged from then on.
+	Enabled bool           `yaml:"enabled"`
+	Prices  billing.Prices `yaml:"prices"`
+	// OnEmpty is the policy for running VMs whose hours cannot be paid. With keep, the default, they run on and their hours
+	// are still counted. With stop they are stopped. Both policies refuse new VMs.
+	OnEmpty billing.Policy `yaml:"on_empty"`
+	// TestHour is the length of a billed hour in tests, 1s to 1h. 0 means an hour.
+	TestHour time.Duration `yaml:"test_hour"`
+}
+
+// Rules returns the configuration in the form that package billing uses.
+func (b *Billing) Rules() billing.Rules {
+	return billing.Rules{Enabled: b.Enabled, Prices: b.Prices, OnEmpty: b.OnEmpty, Hour: b.TestHour}
+}
+
+// validate returns an error that names the first setting that is out of range.
+func (b *Billing) validate() error {
+	rules := b.Rules()
+	if err := rules.Check(); err != nil {
+		return fmt.Errorf("billing: %w", err)
+	}
+	return nil
+}
+
+// flags adds the flags of billing to f.
+func (b *Billing) flags(f *pflag.FlagSet) {
+	f.BoolVar(&b.Enabled, "billing-enabled", b.Enabled, "charge projects for their VMs by the hour")
+	f.Int64Var(&b.Prices.VCPUHour, "billing-vcpu-hour", b.Prices.VCPUHour, "credit for an hour of a vCPU of a running VM")
+	f.Int64Var(&b.Prices.MemoryGiBHour, "billing-memory-gib-hour", b.Prices.MemoryGiBHour, "credit for an hour of a GiB of a running VM's memory")
+	f.Int64Var(&b.Prices.DiskGiBHour, "billing-disk-gib-hour", b.Prices.DiskGiBHour, "credit for an hour of a GiB of a VM's disks, running or not")
+	f.StringVar((*string)(&b.OnEmpty), "billing-on-empty", string(b.OnEmpty), "what happens to running VMs that are not paid for: keep (also when empty) or stop")
+	f.DurationVar(&b.TestHour, "billing-test-hour", b.TestHour, "how long an hour is, for tests only")
+	_ = f.MarkHidden("billing-test-hour")
+}

@@ -1,0 +1,183 @@
+// Package config holds the configuration of a member. Load reads it from a YAML file, from environment variables and from
+// flags, Config.Validate and Config.ValidateTLS check it, and the other methods of Config derive addresses and URLs.
+//
+// Each flag, such as --kv-etcd-listen, has an environment variable, TRIVET_KV_ETCD_LISTEN, and a key in the file, for which
+// see the structs. identity.providers has only the key. Package config starts nothing and opens no file but the
+// configuration file.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/records/budget"
+)
+
+// Config is the configuration of a member. A flag takes precedence over an environment variable, which takes precedence
+// over the file, which takes precedence over Default.
+type Config struct {
+	// NodeID is this member's ID. 0 means 1, or with Join the ID of the member that was added with this address.
+	NodeID uint64 `yaml:"node_id"`
+	// Listen is the IP address on which the member serves all Ports.
+	Listen string `yaml:"listen"`
+	// DataDir is the directory of everything that the member must keep across restarts.
+	DataDir string `yaml:"data_dir"`
+	// Cluster lists the addresses of all members of a new cluster, this one included. It is empty for a single member.
+	Cluster Members `yaml:"cluster"`
+	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. It excludes Cluster.
+	// It has an effect only until the member has joined.
+	Join []string `yaml:"join"`
+	// ClusterKey is the file with the key that all members share. It is required with Cluster, and with Join unless
+	// JoinToken is set.
+	ClusterKey string `yaml:"cluster_key"`
+	// JoinToken is a file with a token by which a joining member gets the cluster key. It is needed once. The setting is
+	// never the token itself, because every user of the host can read command lines.
+	JoinToken string `yaml:"join_token"`
+	// Dev gives every caller the rights of an administrator in the project default. It requires a single member on
+	// loopback.
+	Dev bool `yaml:"dev"`
+	// MetricsListen is the host:port that serves /metrics to all callers. The VM port serves it to callers on loopback.
+	MetricsListen string `yaml:"metrics_listen"`
+	Ports         Ports  `yaml:"ports"`
+	Images        Images `yaml:"images"`
+	KV            KV     `yaml:"kv"`
+	// Identity configures tokens and external identity providers.
+	Identity Identity `yaml:"identity"`
+	Billing  Billing  `yaml:"billing"`
+	// Limits are the rate limits of tenants' changes.
+	Limits Limits `yaml:"limits"`
+	// REST configures the endpoints that need no credential.
+	REST REST `yaml:"rest"`
+	// TLS is the certificate of tenants' ports.
+	TLS TLS `yaml:"tls"`
+	// InsecurePlaintext allows plaintext on tenants' ports beyond loopback.
+	InsecurePlaintext bool `yaml:"insecure_plaintext"`
+	// Tick is the unit of raft's timers. The election timeout is 10 to 20 ticks.
+	Tick time.Duration `yaml:"tick"`
+	// LogFormat is text, json, or auto, which means json under systemd and text otherwise.
+	LogFormat string `yaml:"log_format"`
+}
+
+// Ports are the TCP ports of a member. All members use the same ones.
+type Ports struct {
+	KV       uint16 `yaml:"kv"`
+	Identity uint16 `yaml:"identity"`
+	VM       uint16 `yaml:"vm"`
+	GRPC     uint16 `yaml:"grpc"`
+	// Credit serves the REST API of credit. CreditGRPC serves credit.v1 alone, and GRPC serves it with the others.
+	Credit     uint16 `yaml:"credit"`
+	CreditGRPC uint16 `yaml:"credit_grpc"`
+	Agents     uint16 `yaml:"agents"`
+	Peers      uint16 `yaml:"peers"`
+}
+
+// Images configures the import of images.
+type Images struct {
+	// ImportDirs lists the directories of file:// sources. Empty means the directory import in DataDir, which only
+	// system:admin may use.
+	ImportDirs []image.ImportDir `yaml:"import_dirs"`
+}
+
+// Default returns the configuration of a cloud of one member on 127.0.0.1.
+func Default() Config {
+	return Config{
+		NodeID: 1, Listen: "127.0.0.1", DataDir: "trivet-data", Tick: 100 * time.Millisecond, LogFormat: "auto",
+		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Credit: 8086, CreditGRPC: 50057, Agents: 7443, Peers: 2380},
+		KV: KV{
+			Quota: kv.DefaultQuota, MaxRequestBytes: kv.DefaultRequestBytes, MaxTxnOps: kv.DefaultTxnOps, WatchProgress: kv.DefaultProgress,
+			TokenTTL: users.DefaultTokenLife, BcryptCost: users.DefaultCost, CorruptCheck: kv.DefaultCorruptCheck, StrictReconfig: true,
+		},
+		Limits: Limits{Limits: budget.Default},
+	}
+}
+
+// Validate returns an error that names the first setting that is out of range or contradicts another.
+func (c *Config) Validate() error {
+	if net.ParseIP(c.Listen) == nil {
+		return fmt.Errorf("listen: %q is not an IP address", c.Listen)
+	}
+	if c.NodeID == 0 && len(c.Join) == 0 || c.NodeID >= 1<<63 {
+		return errors.New("node_id must be 1 or more")
+	}
+	if c.DataDir == "" {
+		return errors.New("data_dir is required")
+	}
+	if c.Tick < 10*time.Millisecond || c.Tick > 10*time.Second {
+		return fmt.Errorf("tick must be 10ms to 10s, got %s", c.Tick)
+	}
+	if !slices.Contains([]string{"text", "json", "auto"}, c.LogFormat) {
+		return fmt.Errorf("log_format must be text, json or auto, got %q", c.LogFormat)
+	}
+	for _, d := range c.Images.ImportDirs {
+		if d.Path == "" {
+			return errors.New("images.import_dirs: a directory has no path")
+		}
+	}
+	for _, part := range []interface{ validate() error }{c.Ports, &c.KV, &c.Identity, &c.REST, &c.Billing, &c.Limits} {
+		if err := part.validate(); err != nil {
+			return err
+		}
+	}
+	if c.Dev && (len(c.Cluster) > 1 || len(c.Join) > 0 || !net.ParseIP(c.Listen).IsLoopback()) {
+		return errors.New("dev is for one member on a loopback address: it lets everybody in")
+	}
+	return c.validateCluster()
+}
+
+// validateCluster checks the settings by which a member creates or joins a cluster.
+func (c *Config) validateCluster() error {
+	if len(c.Cluster) > 0 && len(c.Join) > 0 {
+		return errors.New("cluster is for the first start of a cluster, join for a member that is added to one: give one of them")
+	}
+	for _, host := range c.Join {
+		if host == "" || strings.ContainsAny(host, " /") {
+			return fmt.Errorf("join: %q is not host or host:port", host)
+		}
+	}
+	switch {
+	case c.JoinToken != "" && len(c.Join) == 0:
+		return errors.New("join_token is for a member that is added to a cluster: say with join where that is")
+	case c.JoinToken != "" && c.ClusterKey != "":
+		return errors.New("join_token brings the cluster key, and cluster_key has it: give one of them")
+	case len(c.Join) > 0, len(c.Cluster) == 0:
+		return nil
+	case c.ClusterKey == "":
+		return errors.New("a cluster needs cluster_key: make one with `trivet-controlplane keygen > cluster.key; chmod 600 cluster.key` " +
+			"and give the same file to every member")
+	}
+	if c.Cluster[c.NodeID] == "" {
+		return fmt.Errorf("cluster does not list this member, %d", c.NodeID)
+	}
+	seen := map[string]uint64{}
+	for id, host := range c.Cluster {
+		if id == 0 {
+			return errors.New("cluster: member ids are 1 or more")
+		}
+		if net.ParseIP(host) == nil {
+			return fmt.Errorf("cluster: %q is not an IP address", host)
+		}
+		if other, twice := seen[host]; twice {
+			return fmt.Errorf("cluster: members %d and %d have the same address", min(id, other), max(id, other))
+		}
+		seen[host] = id
+	}
+	return nil
+}
+
+func (p Ports) validate() error {
+	seen := map[uint16]bool{}
+	for _, port := range []uint16{p.KV, p.Identity, p.VM, p.GRPC, p.Credit, p.CreditGRPC, p.Agents, p.Peers} {
+		if port == 0 || seen[port] {
+			return errors.New("ports must be set and all different")
+		}
+		seen[port] = true
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// BindFlags adds the flags of all settings but identity.providers, which has none, to f. The defaults of the flags are the values in c, and parsing f writes to c.
+func (c *Config) BindFlags(f *pflag.FlagSet) {
+	c.Billing.flags(f)
+	c.Limits.flags(f)
+	c.KV.flags(f)
+	f.Uint64Var(&c.NodeID, "node-id", c.NodeID, "this member's id")
+	f.StringVar(&c.Listen, "listen", c.Listen, "IP address that every port is served on")
+	f.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory for everything that must survive")
+	f.Var(&c.Cluster, "cluster", "all members, this one included")
+	f.StringSliceVar(&c.Join, "join", c.Join, "members of the cluster that this one is added to, as HOST or HOST:PORT")
+	f.StringVar(&c.ClusterKey, "cluster-key", c.ClusterKey, "file with the key that all members share")
+	f.StringVar(&c.JoinToken, "join-token", c.JoinToken, "file with the token of `trivet cluster token` that brings that key to a member that joins")
+	f.BoolVar(&c.Dev, "dev", c.Dev, "let everybody act in project default (one member, loopback only)")
+	f.StringVar(&c.MetricsListen, "metrics-listen", c.MetricsListen, "host:port for /metrics")
+	f.StringVar(&c.TLS.Cert, "tls-cert", c.TLS.Cert, "file with the certificate of tenants' ports; read again when it changes")
+	f.StringVar(&c.TLS.Key, "tls-key", c.TLS.Key, "file with its key, for its owner alone")
+	f.BoolVar(&c.InsecurePlaintext, "insecure-plaintext", c.InsecurePlaintext, "let tenants' ports be plaintext beyond loopback")
+	f.DurationVar(&c.Tick, "tick", c.Tick, "unit of raft's time; an election takes 10 to 20")
+	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text, json or auto")
+	for name, port := range map[string]*uint16{
+		"kv-port": &c.Ports.KV, "identity-port": &c.Ports.Identity, "vm-port": &c.Ports.VM, "grpc-port": &c.Ports.GRPC,
+		"credit-port": &c.Ports.Credit, "credit-grpc-port": &c.Ports.CreditGRPC, "agents-port": &c.Ports.Agents, "peers-port": &c.Ports.Peers,
+	} {
+		f.Uint16Var(port, name, *port, "port")
+	}
+	f.StringSliceVar(&c.REST.Open, "rest-open", c.REST.Open, "services that answer without a credential beyond loopback: kv, identity")
+	f.StringSliceVar(&c.REST.Hosts, "rest-host", c.REST.Hosts, "name by which endpoints that ask for no credential may be called; repeatable")
+	f.StringVar(&c.Identity.Issuer, "issuer", c.Identity.Issuer, "URL at which others find the keys that tokens are signed with (default: this member's own)")
+	f.Var(&importDirs{c}, "import-dir", "directory that images are imported from, as PATH or PATH=ORG,ORG; repeatable")
+}
+
+// importDirs is the flag of Images.ImportDirs. Each occurrence of the flag appends a directory.
+type importDirs struct{ c *Config }
+
+func (d *importDirs) String() string { return "" }
+func (d *importDirs) Type() string   { return "PATH[=ORG,…]" }
+
+func (d *importDirs) Set(text string) error {
+	path, orgs, ok := strings.Cut(text, "=")
+	dir := image.ImportDir{Path: path}
+	if ok {
+		for _, org := range strings.Split(orgs, ",") {
+			dir.Orgs = append(dir.Orgs, cloud.OrgID(org))
+		}
+	}
+	d.c.Images.ImportDirs = append(d.c.Images.ImportDirs, dir)
+	return nil
+}

@@ -1,0 +1,114 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+)
+
+// KV configures the key-value store.
+type KV struct {
+	// Open lets every caller who can reach the gRPC port read and write keys. Requests that change members or access still
+	// need a credential.
+	Open bool `yaml:"open"`
+	// EtcdListen lists host:port of the listeners for etcd's clients, which serve what an etcd serves: gRPC, /health,
+	// /version and /metrics.
+	EtcdListen []string `yaml:"etcd_listen"`
+	// EtcdCert and EtcdKey are the files of the certificate of EtcdListen. Without them EtcdListen is plaintext.
+	EtcdCert string `yaml:"etcd_cert"`
+	EtcdKey  string `yaml:"etcd_key"`
+	// EtcdClientCA is the CA file for client certificates on those ports; clients must present one. Until Auth is
+	// enabled every holder of such a certificate may change the members, so issue them to operators only. Once Auth is
+	// enabled, the common name is the user of a client without a token.
+	EtcdClientCA string `yaml:"etcd_client_ca"`
+	// EtcdTrustLoopback lets every process of this host change the members and etcd's users through EtcdListen without a
+	// credential until Auth is enabled, as etcd does. It is for test suites of etcd: any local process can take the cluster
+	// down. EtcdListen must be on loopback.
+	EtcdTrustLoopback bool `yaml:"etcd_trust_loopback"`
+	// Quota is the largest size of the keyspace with its history in bytes. A negative value means no limit.
+	Quota int64 `yaml:"quota"`
+	// CompactAge is how long history is kept. 0 means until a client compacts it, as in etcd.
+	CompactAge time.Duration `yaml:"compact_age"`
+	// CorruptCheck is the pause between two comparisons of the members' keyspaces, each of which reads all keys. 0 means
+	// never.
+	CorruptCheck time.Duration `yaml:"corrupt_check"`
+	// StrictReconfig refuses to add or remove members for etcd's clients unless all other members were heard from within
+	// the last five seconds.
+	StrictReconfig bool `yaml:"strict_reconfig"`
+	// MaxRequestBytes is the largest size of a request that writes. MaxTxnOps is the largest number of operations of a
+	// transaction.
+	MaxRequestBytes int `yaml:"max_request_bytes"`
+	MaxTxnOps       int `yaml:"max_txn_ops"`
+	// WatchProgress is the time between progress notifications to watches that requested them.
+	WatchProgress time.Duration `yaml:"watch_progress"`
+	// TokenTTL is the lifetime of a token of etcd's Auth.
+	TokenTTL time.Duration `yaml:"token_ttl"`
+	// BcryptCost is the bcrypt cost of passwords of etcd's Auth.
+	BcryptCost int `yaml:"bcrypt_cost"`
+}
+
+// Upper limits of settings of KV.
+const (
+	// maxRequestBytes is the size that fits into one entry of the raft log. The size of a value is limited to 1.5 MiB
+	// regardless.
+	maxRequestBytes = 7 << 20
+	maxTxnOps       = 10_000
+)
+
+// validate returns an error that names the first setting that is out of range or contradicts another.
+func (k *KV) validate() error {
+	for _, address := range k.EtcdListen {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return fmt.Errorf("kv.etcd_listen: %w", err)
+		}
+	}
+	if k.EtcdTrustLoopback && slices.ContainsFunc(k.EtcdListen, func(a string) bool { return !loopback(a) }) {
+		return errors.New("kv.etcd_trust_loopback is for test suites: the addresses of etcd_listen must be on loopback")
+	}
+	switch {
+	case (k.EtcdCert == "") != (k.EtcdKey == ""):
+		return errors.New("kv: etcd_cert and etcd_key go together")
+	case k.EtcdClientCA != "" && k.EtcdCert == "":
+		return errors.New("kv: etcd_client_ca needs etcd_cert and etcd_key")
+	case k.MaxRequestBytes < 1024 || k.MaxRequestBytes > maxRequestBytes:
+		return fmt.Errorf("kv.max_request_bytes must be 1024 to %d, got %d", maxRequestBytes, k.MaxRequestBytes)
+	case k.MaxTxnOps < 1 || k.MaxTxnOps > maxTxnOps:
+		return fmt.Errorf("kv.max_txn_ops must be 1 to %d, got %d", maxTxnOps, k.MaxTxnOps)
+	case k.WatchProgress < 100*time.Millisecond:
+		return fmt.Errorf("kv.watch_progress must be 100ms or more, got %s", k.WatchProgress)
+	case k.CompactAge < 0 || k.CompactAge > 0 && k.CompactAge < time.Second:
+		return fmt.Errorf("kv.compact_age must be 0 or 1s and more, got %s", k.CompactAge)
+	case k.CorruptCheck < 0 || k.CorruptCheck > 0 && k.CorruptCheck < time.Second:
+		return fmt.Errorf("kv.corrupt_check must be 0 or 1s and more, got %s", k.CorruptCheck)
+	case k.TokenTTL < time.Second:
+		return fmt.Errorf("kv.token_ttl must be 1s or more, got %s", k.TokenTTL)
+	case k.BcryptCost < users.MinCost || k.BcryptCost > users.MaxCost:
+		return fmt.Errorf("kv.bcrypt_cost must be %d to %d, got %d", users.MinCost, users.MaxCost, k.BcryptCost)
+	}
+	return nil
+}
+
+// flags adds the flags of the key-value store to f.
+func (k *KV) flags(f *pflag.FlagSet) {
+	f.BoolVar(&k.Open, "kv-open", k.Open, "let everybody who reaches the gRPC port read and write keys")
+	f.StringSliceVar(&k.EtcdListen, "kv-etcd-listen", k.EtcdListen, "host:port that serves what an etcd serves, for its clients; repeatable")
+	f.StringVar(&k.EtcdCert, "kv-etcd-cert", k.EtcdCert, "file with the certificate of those ports")
+	f.StringVar(&k.EtcdKey, "kv-etcd-key", k.EtcdKey, "file with its key")
+	f.StringVar(&k.EtcdClientCA, "kv-etcd-client-ca", k.EtcdClientCA, "file with the authority of certificates that clients of those ports must show")
+	f.BoolVar(&k.EtcdTrustLoopback, "kv-etcd-trust-loopback", k.EtcdTrustLoopback, "let every local process change members and etcd's users by those ports (for test suites)")
+	f.Int64Var(&k.Quota, "kv-quota", k.Quota, "bytes that keys and their history may take; negative: no limit")
+	f.DurationVar(&k.CompactAge, "kv-compact-age", k.CompactAge, "how long history is kept; 0: until somebody compacts it")
+	f.DurationVar(&k.CorruptCheck, "kv-corrupt-check", k.CorruptCheck, "time between comparisons of all members' keys; 0: never")
+	f.BoolVar(&k.StrictReconfig, "kv-strict-reconfig", k.StrictReconfig, "refuse etcd's clients to add or remove members while others were not heard for 5s")
+	f.IntVar(&k.MaxRequestBytes, "kv-max-request-bytes", k.MaxRequestBytes, "limit of a request that writes keys")
+	f.IntVar(&k.MaxTxnOps, "kv-max-txn-ops", k.MaxTxnOps, "limit of a transaction's operations")
+	f.DurationVar(&k.WatchProgress, "kv-watch-progress", k.WatchProgress, "time between notices to watches that asked for them")
+	f.DurationVar(&k.TokenTTL, "kv-token-ttl", k.TokenTTL, "how long a token of etcd's Auth lives")
+	f.IntVar(&k.BcryptCost, "kv-bcrypt-cost", k.BcryptCost, "cost of hashing passwords of etcd's Auth")
+}

@@ -1,0 +1,41 @@
+package datadir
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+)
+
+func TestSecondProcessIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	unlock, err := Lock(dir)
+	require.NoError(t, err)
+	_, err = Lock(dir)
+	require.ErrorContains(t, err, "another member runs in")
+	unlock()
+	unlock, err = Lock(dir)
+	require.NoError(t, err)
+	unlock()
+}
+
+// A directory takes the cluster of the first key, and refuses others from then on.
+func TestCheckCluster(t *testing.T) {
+	dir := t.TempDir()
+	key, other := clusterkey.Generate(), clusterkey.Generate()
+	id, err := ClusterID(dir)
+	require.NoError(t, err)
+	require.Zero(t, id)
+	require.NoError(t, CheckCluster(dir, key))
+	require.NoError(t, CheckCluster(dir, key))
+	id, err = ClusterID(dir)
+	require.NoError(t, err)
+	require.Equal(t, key.ClusterID(), id)
+	require.ErrorContains(t, CheckCluster(dir, other), "take the key that belongs to it")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, layout.ClusterFile), []byte("x\n"), 0o600))
+	require.ErrorContains(t, CheckCluster(dir, key), "does not hold a cluster's id")
+}

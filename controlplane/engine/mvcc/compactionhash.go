@@ -1,0 +1,115 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+)
+
+// compactionHashes holds the hashes that were computed for compactions, of the keyspace as it was before each. All
+// members compact at the same revisions, so their hashes can be compared although keys change meanwhile.
+type compactionHashes struct {
+	computing sync.Mutex // held while a hash is computed
+
+	mu      sync.Mutex
+	hashes  []Hash // oldest first
+	running int    // number of hashes that are computed or wait for it
+	written int64  // state.written when the last computation began
+}
+
+const (
+	// maxRemembered is the number of hashes that are kept, as in etcd.
+	maxRemembered = 10
+	// maxRunning bounds the computations at one time, since each keeps data from Scrub.
+	maxRunning = 2
+	// hashShare and hashAnyway bound the reading. A keyspace of more than hashAnyway bytes is hashed only if
+	// 1/hashShare of its size was written since the last computation. Members decide this alike, except after a
+	// restart.
+	hashShare  = 16
+	hashAnyway = 16 << 20
+	// hashRest is the ratio of pauses to work: only Scrub waits for a hash, and commands have priority.
+	hashRest = 4
+)
+
+// at returns the hash for the compaction at revision.
+func (r *compactionHashes) at(revision int64) (Hash, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.IndexFunc(r.hashes, func(h Hash) bool { return h.Revision == revision }); i >= 0 {
+		return r.hashes[i], true
+	}
+	return Hash{}, false
+}
+
+// add adds h and drops the oldest hashes beyond maxRemembered.
+func (r *compactionHashes) add(h Hash) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hashes = append(r.hashes, h)
+	r.hashes = slices.Delete(r.hashes, 0, max(len(r.hashes)-maxRemembered, 0))
+}
+
+// begin reports whether a compaction in state s is to be hashed. If so, the caller must call end.
+func (r *compactionHashes) begin(s *state) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running >= maxRunning || s.live > hashAnyway && s.written-r.written < s.live/hashShare {
+		return false
+	}
+	r.running++
+	r.written = s.written
+	return true
+}
+
+// end is called when a computation has ended.
+func (r *compactionHashes) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running--
+}
+
+// hashCompaction starts to hash what becomes unreadable with v, which is about to be published, if v compacts. The data
+// is pinned until the hash is computed.
+func (e *Engine) hashCompaction(v *view) {
+	before, g := e.published.Load(), v.gen
+	if !e.opts.HashOnCompact || e.opts.Quiet {
+		return
+	}
+	if before.gen != g || v.compactRevision == before.compactRevision || !g.hashes.begin(&v.state) {
+		return
+	}
+	g.mu.Lock()
+	g.pins[before.compactRevision]++
+	g.mu.Unlock()
+	h := Hash{Revision: v.compactRevision, Current: v.revision, CompactRevision: before.compactRevision}
+	e.builders.Go(func() {
+		r := &g.hashes
+		defer r.end()
+		defer g.unpin(h.CompactRevision)
+		r.computing.Lock()
+		defer r.computing.Unlock()
+		var err error
+		if h.Hash, err = g.hash(context.Background(), h.CompactRevision, h.Revision, hashRest); err == nil {
+			r.add(h)
+		} else if !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
+			e.opts.Logger.Error("mvcc hash before compaction", "dir", e.dir.path, "revision", h.Revision, "err", markCorrupt(err))
+		}
+	})
+}
+
+// CompactionHash returns the hash that was computed for the compaction at revision; ok is false if there is none. It
+// reads nothing from disk.
+func (e *Engine) CompactionHash(revision int64) (h Hash, ok bool) {
+	return e.published.Load().gen.hashes.at(revision)
+}
+
+// CompactionHashes returns the hashes computed for compactions, at most ten, newest first.
+func (e *Engine) CompactionHashes() []Hash {
+	r := &e.published.Load().gen.hashes
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := slices.Clone(r.hashes)
+	slices.Reverse(all)
+	return all
+}

@@ -1,0 +1,184 @@
+package mvcc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// generation is one Pebble database in use, with the state that was loaded from it.
+type generation struct {
+	number        uint64
+	db            *pebble.DB
+	loaded        state // state at the time of opening
+	proposals     *proposals
+	leases        leases
+	records       recordSet
+	freed         atomic.Int64 // total size of the versions that Scrub has removed, counted as by Size
+	scrubProgress scrubProgress
+	indexBuild    *indexBuild // nil without Options.KeyIndex
+	hashes        compactionHashes
+	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
+
+	// using is held shared while db is used, and exclusively to close it.
+	using     sync.RWMutex
+	closedErr error
+	done      chan struct{} // closed once closedErr is set
+
+	mu   sync.Mutex
+	pins map[int64]int // number of open readers by their compact revision; Scrub keeps what they can read
+}
+
+// openGeneration opens the Pebble database of a generation and loads its state.
+func (e *Engine) openGeneration(number uint64) (*generation, error) {
+	path, o := e.dir.generation(number), e.pebbleOptions()
+	if number == firstGeneration {
+		// The first generation may never have been flushed: a crash can then lose its directory.
+		if err := e.dir.fs.MkdirAll(path, 0o700); err != nil {
+			return nil, err
+		}
+		if err := e.dir.sync(e.dir.path); err != nil {
+			return nil, err
+		}
+	} else {
+		o.ErrorIfNotExists = true
+	}
+	g := &generation{number: number, pins: map[int64]int{}, done: make(chan struct{})}
+	usual := o.Experimental.ValueSeparationPolicy
+	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
+		p := usual()
+		if g.defragmenting.Load() > 0 {
+			p.MaxBlobReferenceDepth = 0
+		}
+		return p
+	}
+	db, err := pebble.Open(path, o)
+	if err != nil {
+		return nil, fmt.Errorf("open pebble: %w", markCorrupt(err))
+	}
+	g.db = db
+	if e.opts.KeyIndex {
+		g.indexBuild = &indexBuild{finished: make(chan struct{})}
+	}
+	if g.loaded, err = loadState(db); err == nil {
+		g.proposals, err = loadProposals(db, g.loaded.proposals)
+	}
+	if err == nil {
+		g.leases, err = loadLeases(db)
+	}
+	if err == nil {
+		g.records, err = loadRecords(db)
+	}
+	if err == nil {
+		err = g.loadFreed()
+	}
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return g, nil
+}
+
+// acquire permits the use of db until release is called. It fails with ErrClosed or ErrRestored once the generation is
+// retired.
+func (g *generation) acquire() error {
+	g.using.RLock()
+	if g.closedErr != nil {
+		g.using.RUnlock()
+		return g.closedErr
+	}
+	return nil
+}
+
+// release ends the use of db that acquire permitted.
+func (g *generation) release() { g.using.RUnlock() }
+
+// retire waits until db is not in use and closes it. Later calls of acquire return reason.
+func (g *generation) retire(reason error) error {
+	g.using.Lock()
+	defer g.using.Unlock()
+	if g.closedErr != nil {
+		return nil
+	}
+	g.closedErr = reason
+	close(g.done)
+	if err := g.db.Close(); err != nil {
+		return fmt.Errorf("close pebble: %w", err)
+	}
+	return nil
+}
+
+// flush waits until everything in memtables is on disk. The caller has acquired g.
+func (g *generation) flush(ctx context.Context) error {
+	flushed, err := g.db.AsyncFlush()
+	if err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	select {
+	case <-flushed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("flush: %w", ctx.Err())
+	}
+}
+
+// pin returns the published view and keeps Scrub from removing what it can read, until unpin. With index, the view's
+// index will not change any more. The generation is acquired: the caller must release it.
+func (e *Engine) pin(index bool) (*view, error) {
+	for {
+		g := e.published.Load().gen
+		if err := g.acquire(); err != nil {
+			if e.published.Load().gen != g {
+				continue // a Restore happened
+			}
+			return nil, err
+		}
+		g.mu.Lock()
+		if v := e.published.Load(); v.gen == g {
+			g.pins[v.compactRevision]++
+			v.indexShared = v.indexShared || index
+			g.mu.Unlock()
+			return v, nil
+		}
+		g.mu.Unlock()
+		g.release()
+	}
+}
+
+// unpin reverses pin for a view with that compact revision.
+func (g *generation) unpin(compactRevision int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.pins[compactRevision]--; g.pins[compactRevision] == 0 {
+		delete(g.pins, compactRevision)
+	}
+}
+
+// scrubLimit returns the revision below which nothing is read any more: the compact revision, or that of the oldest
+// reader. Compact revisions only rise, so the result stays valid after the lock is released.
+func (e *Engine) scrubLimit(g *generation) int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	v := e.published.Load()
+	if v.gen != g {
+		return 0
+	}
+	compactRevision := v.compactRevision
+	for pinned := range g.pins {
+		compactRevision = min(compactRevision, pinned)
+	}
+	return compactRevision
+}
+
+// pinned returns the number of open readers.
+func (g *generation) pinned() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, readers := range g.pins {
+		n += readers
+	}
+	return n
+}

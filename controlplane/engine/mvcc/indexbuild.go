@@ -1,0 +1,249 @@
+package mvcc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
+)
+
+// indexBuild is the index of a generation: first it is built in the background, then Apply maintains it.
+type indexBuild struct {
+	mu       sync.Mutex
+	index    keyindex.Index // belongs to the builder until complete, then to the applier
+	complete bool
+	backlog  []indexUpdate // changes since the builder's last step
+	failed   error         // why the builder has given up
+	finished chan struct{} // closed when the builder has ended, successfully or not
+}
+
+// indexUpdate is a key's new entry. The zero Entry means that the key was deleted.
+type indexUpdate struct {
+	key []byte
+	keyindex.Entry
+}
+
+// keysPerStep is the number of keys that the builder reads in one step. Between steps it applies the backlog.
+const keysPerStep = 4096
+
+// publish updates the index with changes and makes v, which they led to, visible to readers.
+func (e *Engine) publish(v *view, changes []change) {
+	e.hashCompaction(v)
+	x := v.gen.indexBuild
+	if x == nil {
+		e.published.Store(v)
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.complete {
+		for i := range changes {
+			if x.failed != nil {
+				break
+			}
+			if c := &changes[i]; !c.superseded {
+				x.backlog = append(x.backlog, indexUpdate{key: append([]byte(nil), c.key...), Entry: keyindex.NewEntry(c.after)})
+			}
+		}
+		e.published.Store(v)
+		return
+	}
+	// While gen.mu is held, no snapshot can be taken: an index that no snapshot shares can be changed in place. For a
+	// large batch that would delay snapshots too long, so it copies nodes instead.
+	const many = 1024
+	v.gen.mu.Lock()
+	inPlace := !e.published.Load().indexShared && len(changes) <= many
+	if !inPlace {
+		v.gen.mu.Unlock()
+		x.index.Freeze()
+	}
+	for i := range changes {
+		if c := &changes[i]; !c.superseded {
+			u := indexUpdate{key: c.key, Entry: keyindex.NewEntry(c.after)}
+			u.applyTo(&x.index)
+		}
+	}
+	given := x.index
+	v.index = &given
+	e.published.Store(v)
+	if inPlace {
+		v.gen.mu.Unlock()
+	}
+}
+
+// startIndexBuild builds the index of the published generation g: in the background, or at once with Options.Quiet.
+func (e *Engine) startIndexBuild(g *generation) {
+	build := func() {
+		defer close(g.indexBuild.finished)
+		err := e.buildIndex(g)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, ErrClosed) && !errors.Is(err, ErrRestored) {
+			e.opts.Logger.Error("build the index of keys: counts will read their range", "dir", e.dir.path, "err", err)
+		}
+		x := g.indexBuild
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.failed, x.backlog = markCorrupt(err), nil
+	}
+	switch {
+	case g.indexBuild == nil:
+	case e.opts.Quiet:
+		build()
+	default:
+		e.builders.Go(build)
+	}
+}
+
+// buildIndex reads all keys in steps, each at the revision that is current then. Changes to keys that were read before
+// arrive through the backlog; those to keys after the position are read.
+func (e *Engine) buildIndex(g *generation) error {
+	var position []byte // all keys before it were read
+	for whole := false; !whole; {
+		pinned, err := e.pin(false)
+		if err != nil {
+			return err
+		}
+		if pinned.gen == g {
+			position, whole, err = e.buildIndexStep(g, position)
+		} else {
+			err = ErrRestored
+		}
+		pinned.gen.unpin(pinned.compactRevision)
+		pinned.gen.release()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// buildIndexStep reads keys from position on, and returns the key at which the next step starts. At the end, complete
+// is true and the index is published.
+func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, whole bool, err error) {
+	x := g.indexBuild
+	x.mu.Lock()
+	v := e.published.Load()
+	for _, i := range x.backlog {
+		if bytes.Compare(i.key, position) < 0 {
+			i.applyTo(&x.index)
+		}
+	}
+	x.backlog = x.backlog[:0]
+	x.mu.Unlock()
+
+	it, err := g.db.NewIter(&pebble.IterOptions{LowerBound: appendPrefix(nil, position), UpperBound: []byte{tableKeys + 1}})
+	if err != nil {
+		return nil, false, err
+	}
+	next, err = fillIndex(&x.index, &reader{it: it, revision: v.revision})
+	if err = errors.Join(err, it.Close()); err != nil || next != nil {
+		return next, false, err
+	}
+
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, i := range x.backlog {
+		i.applyTo(&x.index)
+	}
+	x.backlog, x.complete = nil, true
+	given := x.index
+	// Apply publishes under x.mu, but Restore does not. Its view must not be overwritten by this older one.
+	if v = e.published.Load(); v.gen != g ||
+		!e.published.CompareAndSwap(v, &view{gen: g, state: v.state, records: v.records, index: &given}) {
+		return nil, false, ErrRestored
+	}
+	return nil, true, nil
+}
+
+// AwaitKeyIndex waits until the index is built: snapshots that are taken afterwards count ranges at their own revision
+// without reading them. It returns nil at once without Options.KeyIndex. It fails with the error of ctx, with ErrClosed,
+// and with ErrCorrupt if the index could not be built because data is damaged. If it could not be built for another
+// reason it returns nil, and counts read the range.
+func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
+	for {
+		g := e.published.Load().gen
+		if g.indexBuild == nil {
+			return nil
+		}
+		select {
+		case <-g.indexBuild.finished:
+			if e.published.Load().gen == g {
+				return g.indexBuild.damage()
+			}
+			continue
+		default:
+		}
+		select {
+		case <-g.indexBuild.finished:
+		case <-g.done:
+			if e.published.Load().gen == g {
+				return fmt.Errorf("await key index: %w", g.closedErr)
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("await key index: %w", ctx.Err())
+		}
+	}
+}
+
+// damage returns the error of the build if damaged data is its reason.
+func (x *indexBuild) damage() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if errors.Is(x.failed, ErrCorrupt) {
+		return x.failed
+	}
+	return nil
+}
+
+// applyTo sets or removes the key in t.
+func (i *indexUpdate) applyTo(t *keyindex.Index) {
+	if !i.Live() {
+		t.Remove(i.key)
+	} else {
+		t.Set(i.key, i.Entry)
+	}
+}
+
+// fillIndex adds the next keysPerStep keys of r to t, and returns the key after them; nil at the end.
+func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
+	for n := 0; ; n++ {
+		prefix, mod, ok, err := r.next(n == 0)
+		if err != nil || !ok {
+			return nil, err
+		}
+		if r.key, err = appendUserKey(r.key[:0], prefix); err != nil {
+			return nil, err
+		}
+		if n >= keysPerStep {
+			return bytes.Clone(r.key), nil
+		}
+		m, err := r.entry(mod)
+		if err != nil {
+			return nil, err
+		}
+		if m.Live() {
+			t.Set(r.key, m)
+		}
+	}
+}
+
+// unreadBytes is the size from which a separately stored value is not read for the index, as reading it would cost more
+// than the few bytes of metadata are worth. Its entry is partial: the first put over the key reads the version.
+const unreadBytes = 1 << 10
+
+// entry returns the entry of the version, written by revision mod, at r.it. It is the zero Entry for a
+// tombstone.
+func (r *reader) entry(mod int64) (keyindex.Entry, error) {
+	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
+		return keyindex.PartialEntry(mod), nil
+	}
+	h, err := r.keyState(mod)
+	return keyindex.NewEntry(h.Meta), err
+}

@@ -1,0 +1,38 @@
+package keyindex
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+)
+
+// An entry has all metadata but the lease, or, if partial, only the mod revision.
+func TestEntry(t *testing.T) {
+	const far = 1 << 40
+	for name, c := range map[string]struct {
+		v       command.Meta
+		partial bool
+	}{
+		"young":                  {command.Meta{CreateRevision: 7, ModRevision: 7, Version: 1}, false},
+		"at far revisions":       {command.Meta{CreateRevision: far, ModRevision: far + 9, Version: 3, Size: 8 << 20}, false},
+		"oldest that fits":       {command.Meta{CreateRevision: 1, ModRevision: 1 + math.MaxUint32, Version: math.MaxUint32, Size: math.MaxUint32 - 1}, false},
+		"created too long ago":   {command.Meta{CreateRevision: 1, ModRevision: 2 + math.MaxUint32, Version: 1}, true},
+		"put too often":          {command.Meta{CreateRevision: 1, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"put too often, lately":  {command.Meta{CreateRevision: far, ModRevision: far, Version: 1 + math.MaxUint32}, true},
+		"of an impossible value": {command.Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Size: math.MaxUint32}, true},
+		"leased":                 {command.Meta{CreateRevision: 1, ModRevision: 1, Version: 1, Lease: 5}, true},
+	} {
+		m := NewEntry(c.v)
+		require.True(t, m.Live(), name)
+		require.Equal(t, c.v.ModRevision, m.ModRevision(), name)
+		require.Equal(t, c.partial, m.Partial(), name)
+		if !c.partial {
+			require.Equal(t, c.v, m.Meta(), name)
+		}
+	}
+	require.Equal(t, Entry{}, NewEntry(command.Meta{}))
+	require.False(t, Entry{}.Live())
+}

@@ -1,0 +1,131 @@
+package watch
+
+import (
+	"bytes"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+)
+
+// Source reads the history that a Hub does not hold in memory.
+type Source interface {
+	// CompactRevision returns the oldest revision whose events can be read.
+	CompactRevision() int64
+
+	// ReadEvents adds the events of revisions c.From to c.To to c, oldest first, with Prev set if c.PrevKV. It returns
+	// early when c.HasRoom has reported false or after it has called c.StopAt. It fails with a CompactedError when
+	// c.From is below the compact revision, and with ErrRestored or ErrClosed.
+	ReadEvents(c *Collector) error
+
+	// ReadPrevious sets Prev of those events that replaced something. It fails like ReadEvents.
+	ReadPrevious(events []Event) error
+}
+
+// Collector collects the events of one Batch. For each change, in order, a Source calls Wants; if that is true,
+// HasRoom; and if that is true, Add.
+type Collector struct {
+	readSpan
+	*Options
+	skip int // number of changes of revision From that were delivered before
+
+	events []Event
+	bytes  int // total size of keys and values in events
+
+	// Where the next read continues, if this one stopped before To.
+	stopped     bool
+	next        int64 // revision
+	nextOrdinal int
+	partial     bool // events of revision next are in this batch
+}
+
+// complete returns the revision up to which everything is delivered with c's events.
+func (c *Collector) complete() int64 {
+	if c.stopped {
+		return c.next - 1
+	}
+	return c.To
+}
+
+// collectRecent collects events from memory.
+func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
+	c := Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
+	c.addBlocks()
+	if c.PrevKV && len(c.events) > 0 {
+		return c, w.hub.source.ReadPrevious(c.events)
+	}
+	return c, nil
+}
+
+// collectFromSource collects events that are no longer in memory.
+func (w *Watcher) collectFromSource(s readSpan) (Collector, error) {
+	c := &Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
+	err := w.hub.source.ReadEvents(c)
+	return *c, err
+}
+
+// addBlocks adds the wanted events of c.recent.
+func (c *Collector) addBlocks() {
+	for _, b := range c.recent {
+		for i := range b.events {
+			e := &b.events[i]
+			if !c.Wants(e.KV.Key, e.KV.ModRevision, int(e.ordinal)) {
+				continue
+			}
+			if !c.HasRoom(e.KV.ModRevision, int(e.ordinal)) {
+				return
+			}
+			if c.KeysOnly {
+				// Without the clone, the event would keep the memory of the whole block.
+				c.Add(Event{
+					Type: e.Type, PrevModRevision: e.PrevModRevision,
+					KV: command.KV{Key: bytes.Clone(e.KV.Key), ModRevision: e.KV.ModRevision},
+				})
+				continue
+			}
+			c.Add(*e)
+		}
+	}
+}
+
+// Wants reports whether the watcher has to see the change of key, which is the ordinal-th (from 0) of revision.
+func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
+	if revision < c.From || revision > c.To || revision == c.From && ordinal < c.skip {
+		return false
+	}
+	return command.InRange(key, c.Key, c.End)
+}
+
+// HasRoom reports whether the batch has room for the ordinal-th change of revision. If it has not, the Source must
+// stop; the next read continues at that change, or, if the batch also has events of older revisions, at the beginning
+// of revision.
+func (c *Collector) HasRoom(revision int64, ordinal int) bool {
+	if len(c.events) < c.MaxEvents && c.bytes < c.MaxBytes {
+		return true
+	}
+	if c.events[0].KV.ModRevision == revision {
+		c.StopAt(revision, ordinal)
+		c.partial = true
+		return false
+	}
+	n := len(c.events)
+	for c.events[n-1].KV.ModRevision == revision {
+		n--
+	}
+	c.events = c.events[:n]
+	c.StopAt(revision, 0)
+	return false
+}
+
+// StopAt makes the next read continue at the ordinal-th change of revision. The Source must stop after it.
+func (c *Collector) StopAt(revision int64, ordinal int) {
+	c.stopped, c.next, c.nextOrdinal = true, revision, ordinal
+}
+
+// Add adds e to the batch.
+func (c *Collector) Add(e Event) {
+	e.ordinal = 0
+	c.events = append(c.events, e)
+	c.bytes += len(e.KV.Key) + len(e.KV.Value)
+}
+
+// Events returns what was added so far. A Source may set Prev of these events.
+func (c *Collector) Events() []Event { return c.events }

@@ -1,0 +1,269 @@
+package watch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+)
+
+// Errors with which Next fails for good, besides CompactedError.
+var (
+	ErrRestored = errors.New("state was replaced by a snapshot")
+	ErrClosed   = errors.New("closed")
+)
+
+// Options selects the events of a Watcher and how Next returns them.
+type Options struct {
+	Key, End []byte // [Key, End); without End: Key alone; with End {0}: all keys from Key on
+
+	// FromRevision is the first revision to deliver, in the past or in the future; 0 means the next one.
+	FromRevision int64
+
+	PrevKV    bool // set Prev in events
+	KeysOnly  bool // deliver only Key and ModRevision in KV; not to be combined with PrevKV
+	MaxEvents int  // approximate limit of events in a Batch; default 1000
+	MaxBytes  int  // approximate limit of the bytes of keys and values in a Batch; default 1 MiB
+
+	// Notify, if set, is called when Next has something new to return, and again after Next returned only a part of it.
+	// With it, one goroutine can serve many watchers by calling Next with a context that has ended. Notify must not
+	// block and must not call methods of the watcher.
+	Notify func()
+}
+
+// EventType is the type of an Event.
+type EventType uint8
+
+// The event types.
+const (
+	EventPut    EventType = 1
+	EventDelete EventType = 2
+)
+
+// Event is one change of one key. Its bytes are shared with other watchers and must not be changed.
+type Event struct {
+	Type            EventType
+	ordinal         int32       // position among the changes of its revision; only set in a block
+	KV              command.KV  // for a delete: only Key, and the delete's revision as ModRevision
+	PrevModRevision int64       // mod revision of the replaced version; 0: the key did not exist
+	Prev            *command.KV // the replaced version; only with Options.PrevKV
+}
+
+// Batch is what Next returns: events in log order.
+type Batch struct {
+	// Revision is the revision up to which, and including which, all events were delivered with this batch and those
+	// before it.
+	Revision int64
+	Events   []Event
+	// Partial reports that the last event's revision has more events, which follow in the next batch.
+	Partial bool
+}
+
+// Watcher is a stream of events that its owner pulls with Next. While it is not read, it uses only its own memory.
+type Watcher struct {
+	hub  *Hub
+	opts Options
+	wake chan struct{}
+
+	nextMu    sync.Mutex // held while Next runs
+	delivered int        // number of changes of revision next that were delivered; owned by Next
+
+	// The fields below are guarded by hub.mu.
+	next    int64 // first revision that may have something to deliver; 0: none has
+	reading int64 // first revision of the read that Next is doing; 0: none
+	err     error // why the watcher ended; nil: it has not
+}
+
+// Watch starts a watcher, which the caller must close. If o.FromRevision is below the compact revision, Next fails with
+// a CompactedError.
+func (h *Hub) Watch(o Options) *Watcher {
+	if o.MaxEvents <= 0 {
+		o.MaxEvents = 1000
+	}
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = 1 << 20
+	}
+	o.Key, o.End = bytes.Clone(o.Key), bytes.Clone(o.End)
+	w := &Watcher{hub: h, opts: o, wake: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		w.err = ErrClosed
+		return w
+	}
+	switch compactRevision := h.source.CompactRevision(); {
+	case o.FromRevision == 0:
+		w.opts.FromRevision = h.revision + 1
+	case o.FromRevision < compactRevision:
+		w.err = &command.CompactedError{Revision: o.FromRevision, CompactRevision: compactRevision}
+		return w
+	case o.FromRevision <= h.revision:
+		w.next = o.FromRevision
+	}
+	h.add(w)
+	return w
+}
+
+// rangeEnd returns the end of the watcher's range as intervalTree writes it.
+func (w *Watcher) rangeEnd() string {
+	if command.IsFromKey(w.opts.End) {
+		return ""
+	}
+	return string(w.opts.End)
+}
+
+// markPending records that revision has something to deliver, and wakes Next. The caller holds hub.mu.
+func (w *Watcher) markPending(revision int64) {
+	if w.next != 0 || revision < w.opts.FromRevision {
+		return
+	}
+	w.next = revision
+	w.signal()
+}
+
+// signal wakes Next and calls Notify.
+func (w *Watcher) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+	if w.opts.Notify != nil {
+		w.opts.Notify()
+	}
+}
+
+// end ends the watcher with err, unless it has ended. The caller holds hub.mu.
+func (w *Watcher) end(err error) {
+	if w.err == nil {
+		w.err = err
+		w.hub.remove(w)
+	}
+	w.signal()
+}
+
+// Close ends the watcher. Calls of Next return ErrClosed.
+func (w *Watcher) Close() {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	w.end(ErrClosed)
+}
+
+// Progress returns the revision up to which Next has returned all events. It also advances while there are no events
+// for this watcher. It never runs ahead of delivered events if the goroutine that calls Next calls it, between two
+// calls.
+func (w *Watcher) Progress() int64 {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	return w.progress()
+}
+
+// progress is Progress for callers that hold hub.mu.
+func (w *Watcher) progress() int64 {
+	switch {
+	case w.reading != 0:
+		return w.reading - 1
+	case w.next != 0:
+		return w.next - 1
+	}
+	return w.hub.revision
+}
+
+// Next returns the next events. If there are none, it waits for them until ctx ends; events that exist already are
+// returned even if ctx has ended. Only one goroutine may call it at a time. It fails for good with a CompactedError
+// when events that were not delivered were compacted, with ErrRestored when the state was replaced by one that does not
+// contain what was delivered, and with ErrClosed.
+func (w *Watcher) Next(ctx context.Context) (Batch, error) {
+	w.nextMu.Lock()
+	defer w.nextMu.Unlock()
+	for {
+		t, err := w.beginRead()
+		if err != nil {
+			return Batch{}, err
+		}
+		if t.From == 0 {
+			select {
+			case <-w.wake:
+				continue
+			case <-ctx.Done():
+				return Batch{}, ctx.Err()
+			}
+		}
+		var c Collector
+		if t.recent != nil {
+			c, err = w.collectRecent(t)
+		} else {
+			c, err = w.collectFromSource(t)
+		}
+		if err := w.endRead(&c, err); err != nil {
+			return Batch{}, err
+		}
+		if len(c.events) > 0 {
+			return Batch{Revision: c.complete(), Events: c.events, Partial: c.partial}, nil
+		}
+		if c.stopped && ctx.Err() != nil {
+			return Batch{}, ctx.Err()
+		}
+	}
+}
+
+// readSpan is the range of revisions that one read covers.
+type readSpan struct {
+	From, To int64
+	more     bool     // blocks after To exist
+	recent   []*block // blocks with the events from From on; nil: they are no longer in memory
+}
+
+// beginRead claims what Next reads now. From is 0 when there is nothing to deliver.
+func (w *Watcher) beginRead() (readSpan, error) {
+	h := w.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if w.err != nil || w.next == 0 {
+		return readSpan{}, w.err
+	}
+	t := readSpan{From: w.next, To: h.revision}
+	t.recent, t.more = h.recent.since(t.From)
+	if t.more {
+		t.To = t.recent[len(t.recent)-1].last
+	}
+	// From here on, markPending records only revisions after the span.
+	w.reading, w.next = w.next, 0
+	return t, nil
+}
+
+// endRead records how far the read of c came. It returns the error that Next has to return.
+func (w *Watcher) endRead(c *Collector, err error) error {
+	h := w.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w.reading = 0
+	switch {
+	case w.err != nil:
+		return w.err
+	case c.To > h.revision:
+		w.end(ErrRestored)
+		return w.err
+	case errors.Is(err, ErrRestored):
+		// The state was replaced during the read: read again from the same revision.
+		w.next, c.events, c.stopped = c.From, nil, false
+		return nil
+	case errors.Is(err, command.ErrCompacted):
+		w.end(err)
+		return err
+	case err != nil:
+		w.next = c.From
+		return err
+	}
+	w.delivered = 0
+	switch {
+	case c.stopped:
+		w.next, w.delivered = c.next, c.nextOrdinal
+		w.signal()
+	case c.more:
+		w.next = c.To + 1
+		w.signal()
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+package offline
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/trivet-cloud/trivet/controlplane/config"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+)
+
+// seedRaft creates a raft log for the members of c in layout.NewRaftDir. The log of each group begins after the entry that
+// the group's state includes.
+func seedRaft(c config.Config, groups []consensus.SeedGroup) error {
+	fresh := filepath.Join(c.DataDir, layout.NewRaftDir)
+	if err := os.RemoveAll(fresh); err != nil {
+		return fmt.Errorf("remove an unfinished log: %w", err)
+	}
+	return consensus.Seed(consensus.Options{ID: c.NodeID, Members: c.MemberIDs(), Dir: fresh}, groups)
+}
+
+// installRaft replaces layout.RaftDir by layout.NewRaftDir. After a crash it can be called again.
+func installRaft(dir string) error {
+	raft, fresh, old := filepath.Join(dir, layout.RaftDir), filepath.Join(dir, layout.NewRaftDir), filepath.Join(dir, layout.OldRaftDir)
+	if err := os.RemoveAll(old); err != nil {
+		return fmt.Errorf("remove the old log: %w", err)
+	}
+	if err := os.Rename(raft, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("set the old log aside: %w", err)
+	}
+	if err := os.Rename(fresh, raft); err != nil {
+		return fmt.Errorf("put the new log in place: %w", err)
+	}
+	if err := datadir.Sync(dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(old)
+}

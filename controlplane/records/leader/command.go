@@ -1,0 +1,179 @@
+package leader
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Mode says whether Call may send a command again after its answer was lost.
+type Mode uint8
+
+const (
+	// Once: Call never sends the command again. The caller learns that the outcome is unknown.
+	Once Mode = iota
+	// Repeatable: Call sends the command again, since running it twice has the effect of running it once.
+	Repeatable
+	// Keyed: as Repeatable for a caller who gave an idempotency key, else as Once. The command stores its answer under
+	// the key (store.Idempotent), so that a repeated request returns the first answer.
+	Keyed
+)
+
+// repeatable reports whether a call of this caller may be sent again.
+func (m Mode) repeatable(caller *cloud.Caller) bool {
+	return m == Repeatable || m == Keyed && caller != nil && caller.IdempotencyKey != ""
+}
+
+// Command is an operation of a service of type S that runs on the leader and that every member may call. Q is the type of
+// the request, A that of the answer; both are encoded as CBOR between members.
+type Command[S, Q, A any] struct {
+	name string
+	mode Mode
+	run  func(S, context.Context, Q) (A, error)
+}
+
+// NewCommand returns the command that calls run on the leader. run is usually a method expression, such as
+// (*Service).createOnLeader. The command can be called after Register.
+func NewCommand[S, Q, A any](name string, mode Mode, run func(S, context.Context, Q) (A, error)) *Command[S, Q, A] {
+	return &Command[S, Q, A]{name, mode, run}
+}
+
+// Call runs the command on the leader, wherever that is, and returns its answer. See the package comment for what a
+// caller gets when there is no leader, or when the leader is lost.
+func (cmd *Command[S, Q, A]) Call(ctx context.Context, c *Commands, q Q) (a A, err error) {
+	run, ok := c.local[cmd.name].(func(context.Context, Q) (A, error))
+	if !ok {
+		return a, notRegistered(cmd.name)
+	}
+	err = c.route(ctx, cmd.mode, func(ctx context.Context, leader uint64) error {
+		if leader == c.self {
+			a, err = run(ctx, q)
+			return err
+		}
+		body, err := cbor.Marshal(q)
+		if err != nil {
+			return fmt.Errorf("encode %s: %w", cmd.name, err)
+		}
+		answer, err := c.peers.Call(ctx, leader, cmd.name, body, auth.CallerOf(ctx))
+		if err != nil {
+			return err
+		}
+		return cbor.Unmarshal(answer, &a)
+	})
+	return a, err
+}
+
+// register implements CommandOf.
+func (cmd *Command[S, Q, A]) register(c *Commands, s S) {
+	run := func(ctx context.Context, q Q) (a A, err error) {
+		if c.gate != nil {
+			if err := c.gate(ctx); err != nil {
+				return a, err
+			}
+		}
+		return cmd.run(s, ctx, q)
+	}
+	c.add(cmd.name, run)
+	c.served[cmd.name] = func(ctx context.Context, body []byte) ([]byte, error) {
+		var q Q
+		if err := cbor.Unmarshal(body, &q); err != nil {
+			return nil, fmt.Errorf("decode %s: %w", cmd.name, err)
+		}
+		a, err := run(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		return cbor.Marshal(a)
+	}
+}
+
+// Commands holds the registered commands of one member. Register all commands before serving.
+type Commands struct {
+	self       uint64
+	leadership Leadership
+	peers      Caller
+	gate       Gate
+
+	// local holds, by name, the typed function that runs a command or stream on this member.
+	local map[string]any
+	// served and streamed hold the same functions over encoded requests, for other members.
+	served   map[string]func(ctx context.Context, body []byte) ([]byte, error)
+	streamed map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
+}
+
+// NewCommands returns the commands of the member self, of which none is registered yet. peers may be nil in a cluster of
+// one member.
+func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
+	return &Commands{
+		self: self, leadership: leadership, peers: peers, local: map[string]any{},
+		served:   map[string]func(context.Context, []byte) ([]byte, error){},
+		streamed: map[string]func(context.Context, []byte, func([]byte) error) error{},
+	}
+}
+
+// CommandOf is a Command or a Stream of a service of type S.
+type CommandOf[S any] interface {
+	register(c *Commands, s S)
+}
+
+// Register makes the commands of a service callable on this member, and lets this member run them when it leads. It
+// panics if a command of the same name is registered already.
+func Register[S any](c *Commands, s S, list ...CommandOf[S]) {
+	for _, command := range list {
+		command.register(c, s)
+	}
+}
+
+func (c *Commands) add(name string, run any) {
+	if _, ok := c.local[name]; ok {
+		panic("command " + name + " is registered twice")
+	}
+	c.local[name] = run
+}
+
+// notRegistered returns the error of a call to a command that the service does not register: a defect of the program.
+func notRegistered(name string) error {
+	return fmt.Errorf("command %s is not registered", name)
+}
+
+// Gate decides whether a command may run for the caller in its context. It returns nil or a *fault.Fault, at once.
+type Gate func(ctx context.Context) error
+
+// SetGate makes the leader call g before it runs a command, also for calls that another member forwarded. Call SetGate
+// before serving. The gate does not apply to streams, which only read.
+func (c *Commands) SetGate(g Gate) { c.gate = g }
+
+// Serve runs a command that another member sent to this one. If this member does not lead, Serve returns ErrNotLeader: it
+// never forwards the command.
+func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	f, ok := c.served[name]
+	if !ok {
+		return nil, fault.New(fault.Unimplemented, "this member knows no command %s", name)
+	}
+	ctx, err := c.serving(ctx, caller)
+	if err != nil {
+		return nil, err
+	}
+	return f(ctx, body)
+}
+
+// serving returns the context of a command that another member sent, with the caller whom that member verified, or
+// ErrNotLeader.
+func (c *Commands) serving(ctx context.Context, caller *cloud.Caller) (context.Context, error) {
+	if leader, _ := c.leadership.Leader(); leader != c.self {
+		return ctx, ErrNotLeader
+	}
+	if caller != nil {
+		ctx = auth.With(ctx, caller, auth.RPC)
+	}
+	return ctx, nil
+}
+
+func (c *Commands) route(ctx context.Context, mode Mode, attempt func(ctx context.Context, leader uint64) error) error {
+	return Route(ctx, c.leadership, c.self, mode.repeatable(auth.CallerOf(ctx)), attempt)
+}

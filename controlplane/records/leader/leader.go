@@ -1,0 +1,106 @@
+// Package leader lets the services of every member do some of their work on one member only: the leader of the raft
+// group named system. It has two parts: commands, which any member may call and the leader runs, and tasks, which are
+// loops that run while this member leads.
+//
+// # Commands
+//
+// A Command is a package-level variable of a service. It joins the name of the command, its mode, and the method that
+// runs on the leader. By convention a method that any member may call is named Create, the variable createCommand, and
+// the method that runs on the leader createOnLeader:
+//
+//	var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
+//
+//	func New(opts Options) *Service {
+//		s := &Service{…}
+//		leader.Register(opts.Commands, s, createCommand, …)
+//		return s
+//	}
+//
+//	func (s *Service) Create(ctx context.Context, …) (Created, error) {
+//		return createCommand.Call(ctx, s.opts.Commands, createAsk{…})
+//	}
+//
+//	func (s *Service) createOnLeader(ctx context.Context, q createAsk) (Created, error) { … }
+//
+// Names are sent between members of different versions, so a name keeps its meaning and the type of its request. Each
+// service registers its commands in one place. A Stream is a command that answers with pieces of bytes and only reads.
+//
+// # Forwarding
+//
+// Call runs the method directly if this member leads. Otherwise it sends the request, encoded as CBOR, to the leader
+// with the verified caller and the deadline. There is one hop: a member that receives a command and does not lead
+// refuses it with ErrNotLeader, and the member where the call began tries again. Call waits up to NoLeaderTime for a
+// leader.
+//
+// # Modes
+//
+// If the connection breaks after the request was sent, the leader may or may not have run the command. The mode says
+// what Call does then:
+//   - Once: Call does not send the command again. It returns a fault of kind Unavailable that says that the outcome is
+//     unknown.
+//   - Repeatable: running the command twice has the effect of running it once, so Call sends it again, to the next
+//     leader if there is a new one.
+//   - Keyed: as Repeatable if the caller gave an idempotency key, else as Once. The command must store its answer under
+//     the key (store.Idempotent), so that a repeated request returns the first answer.
+//
+// # What a caller gets when the leader is lost
+//
+//   - No leader for NoLeaderTime: a fault of kind Unavailable. The command has not run, unless Call was already
+//     repeating it.
+//   - The leader changed before it ran the command: nothing; Call sends the command to the new leader.
+//   - The leader was lost before it answered: the answer of the repeated command, or, if the mode forbids to repeat it,
+//     a fault of kind Unavailable that says that the outcome is unknown.
+//   - The caller's context ended: the error of the context.
+//   - A Stream is sent again only if the request did not reach the leader.
+//
+// # Gate
+//
+// SetGate installs a check that the leader makes before it runs a command, for calls of its own and for forwarded ones.
+// It limits what one caller may make the cluster write. A command that it refuses does not run.
+//
+// # Tasks
+//
+// A Task is a loop over records, such as expiring or rebalancing them. Tasks runs each in its own goroutine while this
+// member leads, after the records are as new as the leadership. A task keeps no state that matters: started again on
+// another member, it continues from the records. While is the loop below Tasks, for other work of a leader; InTerm
+// limits a context to one term.
+//
+// The package must not know records or services.
+package leader
+
+import (
+	"context"
+	"errors"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// ErrNotLeader is returned by a command, or by a call to another member, if the member does not lead. The command has had
+// no effect, and Call tries again.
+var ErrNotLeader = errors.New("this member does not lead")
+
+// ErrNotSent is returned by a Caller if the request cannot have reached the other member.
+var ErrNotSent = errors.New("the call was not sent")
+
+// RemoteError is an internal error of the leader, as opposed to a fault. Text is the message of that error: it is for the
+// log, and no user may see it.
+type RemoteError struct{ Text string }
+
+func (e *RemoteError) Error() string { return "on the leader: " + e.Text }
+
+// Leadership is the view that a member has of who leads a raft group.
+type Leadership interface {
+	// Leader returns the leading member, 0 if none is known, and its term.
+	Leader() (member, term uint64)
+	// Changed returns a channel that is closed at the next change of Leader. Call it before Leader, so that no change is
+	// missed.
+	Changed() <-chan struct{}
+}
+
+// Caller sends a command to another member. It returns ErrNotLeader, ErrNotSent, a *fault.Fault or *RemoteError of the
+// command, or any other error if it is unknown whether the command took effect.
+type Caller interface {
+	Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error)
+	// Open is Call for a Stream. It passes each piece of the answer to send.
+	Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error
+}

@@ -1,0 +1,89 @@
+// Package leadertest provides what tests of leader commands and tasks need: a leadership that the test changes, commands
+// of a single member, and members in one process that forward commands to each other.
+package leadertest
+
+import (
+	"context"
+	"sync"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Leadership is a leader.Leadership that the test changes. It is safe for concurrent use.
+type Leadership struct {
+	mu      sync.Mutex
+	member  uint64
+	term    uint64
+	changed chan struct{}
+}
+
+// NewLeadership returns a leadership in which member leads in term 1; 0 for no leader.
+func NewLeadership(member uint64) *Leadership {
+	return &Leadership{member: member, term: 1, changed: make(chan struct{})}
+}
+
+// Leader implements leader.Leadership.
+func (l *Leadership) Leader() (member, term uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.member, l.term
+}
+
+// Changed implements leader.Leadership.
+func (l *Leadership) Changed() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.changed
+}
+
+// Elect begins a new term, in which member leads; 0 for no leader.
+func (l *Leadership) Elect(member uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.member = member
+	l.term++
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// Single returns the commands of member 1, which leads and is the only member.
+func Single() *leader.Commands { return leader.NewCommands(1, NewLeadership(1), nil) }
+
+// Members holds the commands of members in one process, by ID. It is the leader.Caller between them.
+type Members map[uint64]*leader.Commands
+
+// NewMembers returns the commands of members 1 to n, which forward to each other.
+func NewMembers(n int, l leader.Leadership) Members {
+	m := Members{}
+	for id := uint64(1); id <= uint64(n); id++ {
+		m[id] = leader.NewCommands(id, l, m)
+	}
+	return m
+}
+
+// Call implements leader.Caller.
+func (m Members) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+	return m[member].Serve(ctx, command, body, caller)
+}
+
+// Open implements leader.Caller.
+func (m Members) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
+	return m[member].ServeStream(ctx, command, body, caller, send)
+}
+
+// Handle registers f as a command of one member and returns the function that calls the command from that member.
+func Handle[Q, A any](c *leader.Commands, name string, mode leader.Mode, f func(context.Context, Q) (A, error)) func(context.Context, Q) (A, error) {
+	command := leader.NewCommand(name, mode, func(_ *leader.Commands, ctx context.Context, q Q) (A, error) { return f(ctx, q) })
+	leader.Register(c, c, command)
+	return func(ctx context.Context, q Q) (A, error) { return command.Call(ctx, c, q) }
+}
+
+// HandleStream is Handle for a stream.
+func HandleStream[Q any](c *leader.Commands, name string, f func(context.Context, Q, func([]byte) error) error) func(context.Context, Q, func([]byte) error) error {
+	stream := leader.NewStream(name, func(_ *leader.Commands, ctx context.Context, q Q, send func([]byte) error) error {
+		return f(ctx, q, send)
+	})
+	leader.Register(c, c, stream)
+	return func(ctx context.Context, q Q, send func([]byte) error) error { return stream.Call(ctx, c, q, send) }
+}

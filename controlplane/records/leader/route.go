@@ -1,0 +1,84 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// NoLeaderTime is how long a call waits for a leader.
+const NoLeaderTime = 5 * time.Second
+
+// Route calls attempt with the leader, which may be this member, and returns its error. It calls attempt again when the
+// earlier attempt had no effect: there was no leader, or the attempt returned ErrNotLeader or ErrNotSent. If repeatable is
+// set, Route also calls attempt again after the answer of another member was lost. It returns a fault of kind Unavailable
+// when there was no leader for NoLeaderTime, or when the outcome at a lost leader is unknown, and the error of ctx when ctx
+// has ended.
+func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, attempt func(ctx context.Context, leader uint64) error) error {
+	patience := time.NewTimer(NoLeaderTime)
+	defer patience.Stop()
+	pause := 5 * time.Millisecond
+	for {
+		changed := l.Changed()
+		if leader, _ := l.Leader(); leader != 0 {
+			err := attemptOn(ctx, l, self, leader, attempt)
+			var f *fault.Fault
+			var remote *RemoteError
+			switch {
+			case err == nil || errors.As(err, &f) || errors.As(err, &remote):
+				return err
+			case ctx.Err() != nil:
+				// The caller hung up, or its deadline passed. The error of the broken connection does not matter to it.
+				return fmt.Errorf("%w: %v", ctx.Err(), err)
+			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), repeatable && leader != self:
+			case leader == self:
+				return err
+			default:
+				return fault.New(fault.Unavailable, "the leader was lost before it answered; whether the call took effect is not known").
+					Because(err).MayRetry()
+			}
+		}
+		select {
+		case <-changed:
+			pause = 5 * time.Millisecond
+		case <-time.After(pause):
+			pause = min(2*pause, 100*time.Millisecond)
+		case <-patience.C:
+			return fault.New(fault.Unavailable, "no leader: fewer than a majority of the members can be reached").MayRetry()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// attemptOn calls attempt with a leader. If that is another member, it cancels the attempt when another leader is known:
+// a member that is cut off from the others would never answer.
+func attemptOn(ctx context.Context, l Leadership, self, leader uint64, attempt func(ctx context.Context, leader uint64) error) error {
+	if leader == self {
+		return attempt(ctx, leader)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			changed := l.Changed()
+			if now, _ := l.Leader(); now != leader && now != 0 {
+				cancel()
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	err := attempt(ctx, leader)
+	cancel()
+	<-done
+	return err
+}

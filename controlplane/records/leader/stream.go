@@ -1,0 +1,69 @@
+package leader
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Stream is a Command that answers with pieces of bytes until it returns. A stream must only read: the gate does not
+// check it.
+type Stream[S, Q any] struct {
+	name string
+	run  func(S, context.Context, Q, func([]byte) error) error
+}
+
+// NewStream returns the stream that calls run on the leader. The stream can be called after Register.
+func NewStream[S, Q any](name string, run func(s S, ctx context.Context, q Q, send func([]byte) error) error) *Stream[S, Q] {
+	return &Stream[S, Q]{name, run}
+}
+
+// Call runs the stream on the leader, wherever that is, and passes each piece of its answer to send. The request is sent
+// again only if it did not reach the leader.
+func (st *Stream[S, Q]) Call(ctx context.Context, c *Commands, q Q, send func([]byte) error) error {
+	run, ok := c.local[st.name].(func(context.Context, Q, func([]byte) error) error)
+	if !ok {
+		return notRegistered(st.name)
+	}
+	return c.route(ctx, Once, func(ctx context.Context, leader uint64) error {
+		if leader == c.self {
+			return run(ctx, q, send)
+		}
+		body, err := cbor.Marshal(q)
+		if err != nil {
+			return fmt.Errorf("encode %s: %w", st.name, err)
+		}
+		return c.peers.Open(ctx, leader, st.name, body, auth.CallerOf(ctx), send)
+	})
+}
+
+// register implements CommandOf.
+func (st *Stream[S, Q]) register(c *Commands, s S) {
+	run := func(ctx context.Context, q Q, send func([]byte) error) error { return st.run(s, ctx, q, send) }
+	c.add(st.name, run)
+	c.streamed[st.name] = func(ctx context.Context, body []byte, send func([]byte) error) error {
+		var q Q
+		if err := cbor.Unmarshal(body, &q); err != nil {
+			return fmt.Errorf("decode %s: %w", st.name, err)
+		}
+		return run(ctx, q, send)
+	}
+}
+
+// ServeStream is Serve for a stream.
+func (c *Commands) ServeStream(ctx context.Context, name string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
+	f, ok := c.streamed[name]
+	if !ok {
+		return fault.New(fault.Unimplemented, "this member knows no command %s", name)
+	}
+	ctx, err := c.serving(ctx, caller)
+	if err != nil {
+		return err
+	}
+	return f(ctx, body, send)
+}

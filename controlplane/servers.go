@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/shared/mtls"
+)
+
+const (
+	// stopTime is how long handing over the leadership may take when the member stops.
+	stopTime = 3 * time.Second
+	// drainTime is how long requests may take to end when the member stops. Streams of tenants do not end by themselves.
+	drainTime = 2 * time.Second
+)
+
+// servePeers starts to exchange messages with other members, so that raft can elect leaders.
+func (m *member) servePeers(context.Context) error {
+	m.mesh.Attach(m.runner, m.commands, m.files)
+	// Messages flow until the leadership is handed over, which happens after everything that later builders start has ended.
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() { m.mesh.Run(ctx) })
+	server, _ := rpc.New(rpc.Options{
+		Credentials: m.mesh.Credentials(withClock(m.clock, mtls.Server(m.certificate, m.authority.Certificate(), mtls.OnlyKind(mtls.Member)))),
+		Log:         m.log, Metrics: m.metrics.grpc, MaxMessage: message.MaxBytes + 1<<20,
+	})
+	m.mesh.Register(server)
+	m.peers = newListenerSet(m.log, m.opened, make(chan error, 1))
+	m.onStop(func() {
+		stopping, stopped := context.WithTimeout(context.Background(), stopTime)
+		defer stopped()
+		if err := m.runner.Stop(stopping); !errors.Is(err, consensus.ErrStopped) {
+			m.stopErr = err
+		}
+		cancel()
+		m.peers.close(0)
+		work.Wait()
+	})
+	return m.peers.serve("peers", m.config.Address(m.config.Ports.Peers), server.Server, nil, nil)
+}
+
+// serveClients opens the listeners for agents, tenants, operators and etcd's clients.
+func (m *member) serveClients(context.Context) error {
+	c := &m.config
+	m.metrics.register(m)
+	agents := m.newAgentServer()
+	public, creditOnly := m.newTenantServers()
+	kvREST := m.newKVREST()
+	m.onStop(kvREST.Close)
+	m.listeners = newListenerSet(m.log, m.opened, make(chan error, 16))
+	m.onStop(func() { m.listeners.close(drainTime) })
+	// The streams of agents do not end by themselves, and agents find another member at once: they are not drained.
+	agentListeners := newListenerSet(m.log, m.opened, m.listeners.failed)
+	m.onStop(func() { agentListeners.close(0) })
+
+	if err := agentListeners.serve("agents", c.Address(c.Ports.Agents), agents, nil, nil); err != nil {
+		return err
+	}
+	if err := m.listeners.serve("grpc", c.Address(c.Ports.GRPC), public, nil, nil); err != nil {
+		return err
+	}
+	if err := m.listeners.serve("credit rpc", c.Address(c.Ports.CreditGRPC), creditOnly, nil, nil); err != nil {
+		return err
+	}
+	for _, s := range m.services {
+		if s.rest == nil {
+			continue
+		}
+		if err := m.listeners.serve(s.rest.name, c.Address(s.rest.port), nil, m.newREST(s.rest), m.tenantTLS.rest); err != nil {
+			return err
+		}
+	}
+	for _, host := range kv.RESTAddresses(c.Listen) {
+		if err := m.listeners.serve("kv", net.JoinHostPort(host, strconv.Itoa(int(c.Ports.KV))), nil, kvREST, m.tenantTLS.kvREST); err != nil {
+			return err
+		}
+	}
+	for _, address := range c.KV.EtcdListen {
+		if err := m.listeners.serveEtcd(address, c.KV, m.etcdPorts, m.keys, m.metrics.grpc, m.metrics.handler); err != nil {
+			return err
+		}
+	}
+	if c.MetricsListen != "" {
+		return m.listeners.serve("metrics", c.MetricsListen, nil, m.metrics.handler, nil)
+	}
+	return nil
+}
+
+// newAgentServer builds the gRPC server for agents of hosts, which authenticate with certificates. Only the methods by which
+// hosts and members join need none.
+func (m *member) newAgentServer() *grpc.Server {
+	server, _ := rpc.New(rpc.Options{
+		Credentials: m.nodes.Credentials(withClock(m.clock, mtls.ServerOptional(withAuthorityCertificate(m.certificate, m.authority),
+			m.authority.Certificate(), mtls.OnlyKind(mtls.Node), node.RenewGrace))),
+		Log: m.log, Metrics: m.metrics.grpc, MaxMessage: node.MaxMessage,
+		Certified: true, Open: []string{node.OpenMethod, jointoken.OpenMethod},
+	})
+	for _, s := range m.services {
+		if s.agentRPC != nil {
+			s.agentRPC(server)
+		}
+	}
+	return server.Server
+}
+
+// newTenantServers builds the gRPC server of all services, and the one of credit alone. Callers authenticate with tokens.
+// Both servers share one limit of streams for each caller.
+func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
+	options := rpc.Options{
+		Credentials: m.tenantTLS.grpc(), Verifier: m.identities, Log: m.log, Metrics: m.metrics.grpc, Audit: m.audits, Public: true,
+		Streams: rpc.NewStreams(),
+	}
+	creditServer, creditHealth := rpc.New(options)
+	m.credits.Register(creditServer)
+	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+
+	options.Credentials = m.tenantTLS.grpc()
+	options.Guest = &rpc.Guest{
+		Prefix: etcdrpc.Prefix, Admit: m.etcd.Admits, MaxMessage: m.config.KV.MaxRequestBytes + etcdOverhead, Unary: m.etcd.Unary, Stream: m.etcd.Stream,
+		Streams: m.etcd.Streams(),
+	}
+	server, health := rpc.New(options)
+	for _, s := range m.services {
+		if s.rpc != nil {
+			s.rpc(server)
+		}
+	}
+	health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+	return server.Server, creditServer.Server
+}
+
+// newREST builds the server of a REST API.
+func (m *member) newREST(api *restAPI) http.Handler {
+	options := api.options
+	options.Name, options.Ready, options.Log, options.Metrics = api.name, m.ready, m.log, m.metrics.http
+	server := rest.New(options)
+	api.routes(server)
+	if api.metrics {
+		handler := localMetrics(m.metrics.handler, server, m.config.CredentialFreeHosts())
+		return routedHandler{handler, slices.Concat(server.Routes(), m.metrics.handler.routes)}
+	}
+	return server
+}
+
+// newKVREST builds the REST API of the key-value store, whose members forward requests to each other.
+func (m *member) newKVREST() *kv.REST {
+	c := &m.config
+	return kv.NewREST(kv.RESTOptions{
+		Keys: m.keys, Members: m.memberships, Group: m.kvRaft, GroupID: layout.KVGroup, Self: c.NodeID, Cluster: m.key.ClusterID(),
+		Key: m.key.Derive("kv-forwards"), Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: m.tenantTLS.forwardClient,
+		Log: m.log, Audit: m.audits, Metrics: m.metrics.http, Now: m.clock.Now,
+	})
+}
+
+// ready returns nil if the member can serve requests about the platform's records.
+func (m *member) ready(context.Context) error {
+	if leaderID, _ := m.system.Leader(); leaderID == 0 {
+		return errors.New("no leader: fewer than a majority of the members can be reached")
+	}
+	return m.identities.Ready()
+}

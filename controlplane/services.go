@@ -1,0 +1,286 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
+	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/operator"
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/config"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+	"github.com/trivet-cloud/trivet/controlplane/kv/users"
+	"github.com/trivet-cloud/trivet/controlplane/money/billing"
+	"github.com/trivet-cloud/trivet/controlplane/money/credit"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// service is what a service adds to the servers and to the background work of a member. All fields are optional.
+type service struct {
+	// rpc registers the service on the gRPC port that all services share.
+	rpc func(grpc.ServiceRegistrar)
+	// agentRPC registers what the service offers to agents of hosts and to joining members, on the port for agents.
+	agentRPC func(grpc.ServiceRegistrar)
+	// rest is the service's REST API.
+	rest *restAPI
+	// tasks run on the leader only, each in its own loop.
+	tasks []leader.Task
+	// run lists functions that run on every member until their context ends.
+	run []func(context.Context)
+}
+
+// restAPI is a REST API on a port of its own.
+type restAPI struct {
+	// name is that of the listener, and of the API in metrics and logs.
+	name string
+	port uint16
+	// options are those in which the API differs from others.
+	options rest.Options
+	routes  func(*rest.Server)
+	// metrics makes the port serve /metrics to callers on loopback.
+	metrics bool
+}
+
+// listServices lists the services of a member. To add a service, build it in the builder of its layer and list it here.
+// The order is that in which REST APIs are served.
+func (m *member) listServices(context.Context) error {
+	ports := m.config.Ports
+	tenantREST := func(s fault.Service) rest.Options {
+		return rest.Options{Service: s, Verifier: m.identities, Audit: m.audits}
+	}
+	m.services = []service{
+		{ // the platform's records
+			tasks: []leader.Task{
+				{Name: "forget answers", Every: time.Minute, Run: pruneAnswers(m.records)},
+				{Name: "compact", Every: compactEvery, Run: m.newCompactor().compact},
+			},
+		},
+		{ // members
+			tasks: []leader.Task{{Name: "settle members", Every: membership.SettleEvery, Run: m.memberships.Run}},
+			run:   []func(context.Context){m.memberships.Meet, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
+		},
+		{ // identity
+			rpc: m.identities.Register,
+			rest: &restAPI{
+				name: "identity", port: ports.Identity, options: rest.Options{Service: fault.Identity, Hosts: m.config.CredentialFreeHosts()},
+				routes: func(s *rest.Server) { m.identities.Routes(s, slices.Contains(m.config.REST.Open, "identity")) },
+			},
+			tasks: []leader.Task{
+				{Name: "bootstrap", Every: time.Minute, Run: m.identities.Bootstrap},
+				{Name: "tend keys", Every: time.Minute, Run: m.identities.Tend},
+			},
+		},
+		{ // audit
+			tasks: []leader.Task{{Name: "prune the audit", Every: audit.PruneEvery, Run: m.audits.Prune}},
+			run:   []func(context.Context){m.audits.Run},
+		},
+		{ // tenants
+			tasks: []leader.Task{{Name: "free IDs of deleted projects", Every: time.Hour, Run: m.pruneDeletedProjects}},
+		},
+		{ // credit
+			rpc:   m.credits.Register,
+			rest:  &restAPI{name: "credit", port: ports.Credit, options: tenantREST(fault.Credit), routes: m.credits.Routes},
+			tasks: []leader.Task{{Name: "expire reservations", Every: credit.SweepEvery, Run: m.credits.Sweep}},
+		},
+		{ // billing
+			tasks: []leader.Task{{Name: "bill", Every: m.bills.Every(), Run: m.bills.Run}},
+		},
+		{ // images
+			rpc:   m.images.Register,
+			tasks: []leader.Task{{Name: "settle images", Every: image.SettleEvery, Run: m.images.Settle}},
+			run:   []func(context.Context){m.images.Run},
+		},
+		{ // hosts
+			rpc: m.nodes.Register, agentRPC: m.nodes.RegisterAgents,
+			tasks: []leader.Task{
+				{Name: "follow nodes", Every: time.Second, Run: m.nodes.Follow},
+				{Name: "expire join tokens", Every: 10 * time.Minute, Run: m.nodes.Expire},
+			},
+			run: []func(context.Context){m.nodes.Guard},
+		},
+		{ // VMs
+			rpc:  m.vms.Register,
+			rest: &restAPI{name: "vm", port: ports.VM, options: tenantREST(fault.VM), routes: m.vms.Routes, metrics: true},
+			tasks: []leader.Task{
+				{Name: "follow vms", Every: time.Second, Run: m.vms.Follow},
+				{Name: "settle vms", Every: vm.SettleEvery, Run: m.vms.Settle},
+			},
+		},
+		{rpc: volume.Register},
+		{ // keys; their REST API has a server of its own
+			rpc: m.etcd.Register,
+			run: []func(context.Context){m.keys.Run, m.etcd.Run, m.etcdPorts.Run},
+		},
+		{ // tokens for members that join
+			agentRPC: m.joinTokens.Register,
+			tasks:    []leader.Task{{Name: "expire invitations", Every: 10 * time.Minute, Run: m.joinTokens.Expire}},
+		},
+		{rpc: m.registerOperator},
+	}
+	return nil
+}
+
+// newAccounts builds the audit and identity.
+func (m *member) newAccounts(context.Context) error {
+	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
+	m.identities = identity.New(identity.Options{
+		Store: m.records, Commands: m.commands, Key: m.key, Log: m.log, Audit: m.audits, Issuer: m.config.IssuerURL(), Providers: m.config.Identity.Providers,
+		Holds:  []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds(walletProject)},
+		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: m.config.Dev, Skew: m.clock.Skew,
+	})
+	return nil
+}
+
+// newCompute builds images, hosts and VMs, and the credit and billing of VMs, which depend on each other.
+func (m *member) newCompute(context.Context) error {
+	m.images = image.New(image.Options{
+		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Count: m.memberships.Count, Peers: m.mesh,
+		ImportDirs: importDirs(m.config), Log: m.log,
+	})
+	m.nodes = node.New(node.Options{
+		Store: m.records, Commands: m.commands, Leadership: m.system, Self: m.config.NodeID, Listeners: m.memberships.Listeners(m.config.Ports.Agents),
+		Authority: m.authority, Log: m.log, Now: m.clock.Now, Steady: m.clock.Steady,
+	})
+	m.credits = credit.New(credit.Options{
+		Store: m.records, Commands: m.commands, Log: m.log.With("service", "credit"), Project: walletProject, Metrics: m.metrics.registry,
+	})
+	m.bills = newBilling(m.config.Billing, m.records, m.credits, m.log)
+	options := vm.Options{Store: m.records, Commands: m.commands, Nodes: m.nodes, Log: m.log}
+	if m.config.Billing.Enabled {
+		options.Billing = m.bills
+	}
+	m.vms = vm.New(options)
+	m.bills.Attach(m.vms)
+	m.nodes.Attach(m.vms, m.files)
+	return nil
+}
+
+// newBilling builds the service that charges projects for their VMs. It charges nothing unless billing is enabled.
+func newBilling(b config.Billing, records *store.Store, credits *credit.Service, log *slog.Logger) *billing.Service {
+	log = log.With("service", "billing")
+	if b.Enabled && b.TestHour != 0 {
+		log.Warn("TEST: an hour is charged for every "+b.TestHour.String(), "setting", "billing.test_hour")
+	}
+	return billing.New(billing.Options{Store: records, Credits: credits, Log: log, Rules: b.Rules()})
+}
+
+// newKV builds the key-value store and the two servers of etcd's API.
+func (m *member) newKV(context.Context) error {
+	c := &m.config
+	m.kvRaft = kv.NewRaft(m.runner, layout.KVGroup, c.NodeID, m.kvLead)
+	m.keys = kv.New(kv.Options{
+		Engine: m.engines[layout.KVGroup], Agreement: m.kvRaft, Leases: m.leaseFeed, Peers: m.mesh,
+		Tokens: users.NewTokens(m.key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: m.key.ClusterID(),
+		Transfer: func(ctx context.Context, to uint64) error { return m.memberships.Transfer(ctx, to, layout.KVGroup) },
+		Members:  m.snapshotMembers, Election: electionTicks * c.Tick, Quota: c.KV.Quota, Full: m.space.Full,
+		CompactAge: c.KV.CompactAge, CorruptCheck: cmp.Or(c.KV.CorruptCheck, -1), BcryptCost: c.KV.BcryptCost,
+		Log: m.log.With("service", "kv"), Now: m.clock.Now,
+		Limits: kv.Limits{RequestBytes: c.KV.MaxRequestBytes, TxnOps: c.KV.MaxTxnOps, Progress: c.KV.WatchProgress},
+	})
+	options := etcdrpc.Options{
+		Service: m.keys, Members: m.memberships, Verifier: m.identities, Open: c.KV.Open, CommonName: c.KV.EtcdClientCA != "", Dir: c.DataDir,
+		Log: m.log.With("service", "kv"), StrictReconfig: c.KV.StrictReconfig, Audit: m.audits,
+	}
+	m.etcd = etcdrpc.New(options)
+	options.TrustLoopback, options.CountWith = c.KV.EtcdTrustLoopback, m.etcd
+	m.etcdPorts = etcdrpc.New(options)
+	return nil
+}
+
+// newCluster builds what operators use: tokens for members that join, and backups.
+func (m *member) newCluster(context.Context) error {
+	m.joinTokens = jointoken.New(jointoken.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log})
+	m.backups = newBackupWriter(m.config, m.key, m.engines, m.runner)
+	return nil
+}
+
+// registerOperator registers the service for operators.
+func (m *member) registerOperator(s grpc.ServiceRegistrar) {
+	operator.Register(s, operator.Options{
+		Version: version(), Cluster: m.authority.Cluster(), Members: m.memberships, Runner: m.runner, Commands: m.commands,
+		Groups: operatorGroups(m.engines), ElectionTicks: electionTicks, Nodes: m.nodes, Invites: m.joinTokens, VMs: m.vms,
+		Disks: m.space.Members, Backup: m.backups.write,
+	})
+}
+
+// operatorGroups returns the raft groups in the form that package operator uses.
+func operatorGroups(engines map[uint64]*mvcc.Engine) map[uint64]operator.Group {
+	out := map[uint64]operator.Group{}
+	for _, g := range layout.Groups() {
+		out[g.ID] = operator.Group{Name: g.Name, Revision: engines[g.ID].Revision}
+	}
+	return out
+}
+
+// followMembers connects to members as they are added, and disconnects from those that are removed. It returns when ctx
+// ends or on an error.
+func (m *member) followMembers(ctx context.Context) error {
+	if err := m.memberships.Follow(ctx); err != nil {
+		return fmt.Errorf("follow the members: %w", err)
+	}
+	return nil
+}
+
+// pruneDeletedProjects makes the IDs of projects available again some time after their deletion.
+func (m *member) pruneDeletedProjects(ctx context.Context) error {
+	return tenant.PruneDeleted(ctx, m.records)
+}
+
+// snapshotMembers returns the members in the form that snapshot files of etcd contain.
+func (m *member) snapshotMembers(ctx context.Context) ([]snapfile.Member, error) {
+	all, err := m.memberships.List(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]snapfile.Member, 0, len(all))
+	for _, m := range all {
+		if m.Proven() {
+			out = append(out, snapfile.Member{
+				ID: m.ID, Name: m.Name, PeerURLs: []string{m.RaftAddr}, ClientURLs: m.ClientURLs, Learner: !m.Votes(),
+			})
+		}
+	}
+	return out, nil
+}
+
+// importDirs returns the directories that images are imported from. Unless they are configured it creates the default one.
+func importDirs(c config.Config) []image.ImportDir {
+	if len(c.Images.ImportDirs) > 0 {
+		return c.Images.ImportDirs
+	}
+	dir := filepath.Join(c.DataDir, layout.ImportDir)
+	os.MkdirAll(dir, 0o700)
+	return []image.ImportDir{{Path: dir}}
+}
+
+// walletProject implements credit.Lookup with the records of package tenant.
+func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
+	p, err := tenant.Projects.Get(r, string(id))
+	if err != nil || p == nil {
+		return credit.Project{}, err
+	}
+	return credit.Project{Exists: p.DeletedAt == 0, Org: p.Org, Incarnation: p.Incarnation}, nil
+}

@@ -1,0 +1,205 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/console"
+	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
+	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// Options are the dependencies of a MachineSet. All are required.
+type Options struct {
+	QEMU    *qemu.Launcher
+	Homes   *qemu.Homes
+	Cgroups *cgroup.Tree
+	Images  *disk.Images
+	// Records is the directory of the records. New creates it if needed.
+	Records string
+	Accel   qemu.Accel
+	// Cluster returns the id of the host's cluster, or "" if the host has not joined one. It must not block.
+	Cluster func() string
+	// MachineType is the versioned machine type of new starts. CPUModel is the model of VMs that name none.
+	MachineType, CPUModel string
+}
+
+// MachineSet is the set of VMs on this host.
+type MachineSet struct {
+	o      Options
+	counts counts
+
+	mu   sync.Mutex // guards open
+	open map[cloud.VMID]*VM
+}
+
+type counts struct{ launches, launchFailures, builds, buildFailures, deaths atomic.Uint64 }
+
+// Counts are the numbers of events since the agent started.
+type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint64 }
+
+// New returns the MachineSet of a host.
+func New(o Options) (*MachineSet, error) {
+	if err := os.MkdirAll(o.Records, 0o700); err != nil {
+		return nil, fmt.Errorf("open records: %w", err)
+	}
+	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}}, nil
+}
+
+// List returns the ids of all VMs that have a record, a home or a control group on this host.
+func (s *MachineSet) List() ([]cloud.VMID, error) {
+	entries, err := os.ReadDir(s.o.Records)
+	if err != nil {
+		return nil, fmt.Errorf("list records: %w", err)
+	}
+	var ids []string
+	for _, e := range entries {
+		if id, ok := strings.CutSuffix(e.Name(), ".json"); ok {
+			ids = append(ids, id)
+		}
+	}
+	homes, err := s.o.Homes.List()
+	if err != nil {
+		return nil, err
+	}
+	groups, err := s.o.Cgroups.List()
+	if err != nil {
+		return nil, err
+	}
+	ids = slices.Concat(ids, homes, groups)
+	slices.Sort(ids)
+	var out []cloud.VMID
+	for _, id := range slices.Compact(ids) {
+		if cloud.CheckUUID("id", id) == nil {
+			out = append(out, cloud.VMID(id))
+		}
+	}
+	return out, nil
+}
+
+// present reports whether a VM has a home, complete or not, or a control group.
+func (s *MachineSet) present(id cloud.VMID) (bool, error) {
+	homes, err := s.o.Homes.List()
+	if err != nil {
+		return false, err
+	}
+	groups, err := s.o.Cgroups.List()
+	if err != nil {
+		return false, err
+	}
+	return slices.Contains(homes, string(id)) || slices.Contains(groups, string(id)), nil
+}
+
+// Open returns the VM with that id. The caller closes it before it opens the same VM again.
+func (s *MachineSet) Open(id cloud.VMID) reconcile.Reconciled {
+	v := &VM{set: s, id: id}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open[id] = v
+	return v
+}
+
+func (s *MachineSet) close(v *VM) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[v.id] == v {
+		delete(s.open, v.id)
+	}
+}
+
+func (s *MachineSet) machines() []*VM {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]*VM, 0, len(s.open))
+	for _, v := range s.open {
+		out = append(out, v)
+	}
+	return out
+}
+
+// Counts returns the present counts.
+func (s *MachineSet) Counts() Counts {
+	c := &s.counts
+	return Counts{c.launches.Load(), c.launchFailures.Load(), c.builds.Load(), c.buildFailures.Load(), c.deaths.Load()}
+}
+
+// UsedImages returns the SHA-256 sums of the images that are base images of disks on this host.
+func (s *MachineSet) UsedImages() (map[string]bool, error) {
+	ids, err := s.o.Homes.List()
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, id := range ids {
+		home, err := s.o.Homes.Open(id)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		disks, err := disk.List(home.Disks())
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range disks {
+			if d.Image != nil {
+				used[d.Image.SHA256] = true
+			}
+		}
+	}
+	return used, nil
+}
+
+// errNoConsole is the error of Console for a VM without a console log. Tenants see it.
+var errNoConsole = errors.New("the VM has no console log on this host")
+
+// Console writes the last tail bytes of a VM's console log to w, or all of the log if tail is 0. With follow it continues
+// with new output until ctx ends.
+func (s *MachineSet) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
+	home, err := s.o.Homes.Open(string(vm))
+	if err != nil {
+		return errNoConsole
+	}
+	log := home.Console()
+	n := int64(min(tail, console.KeepConsole))
+	if n == 0 {
+		n = console.KeepConsole
+	}
+	if follow {
+		err = log.Follow(ctx, n, func(c console.Chunk) error {
+			if c.Skipped > 0 {
+				if _, err := fmt.Fprintf(w, "\r\n[%d bytes are missing here]\r\n", c.Skipped); err != nil {
+					return err
+				}
+			}
+			_, err := w.Write(c.Data)
+			return err
+		})
+	} else {
+		var data []byte
+		if data, err = log.Tail(n); err == nil {
+			_, err = w.Write(data)
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return errNoConsole
+	}
+	return err
+}
+
+func (s *MachineSet) recordPath(id cloud.VMID) string {
+	return filepath.Join(s.o.Records, string(id)+".json")
+}
