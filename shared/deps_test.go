@@ -127,6 +127,7 @@ var others = map[string][]string{
 	"nodeagent":           {"nodeagent/…", "shared/…", "protos/…"},
 
 	"cli":                 {"cli/…", "protos/…", "shared/…", "controlplane/kv/snapfile"},
+	"docs/docstest":       {},
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},
 	"e2e/lab":             {"protos/…", "controlplane/engine/clusterkey", "nodeagent/cgroup"},
