@@ -137,7 +137,7 @@ func (m *member) joinCluster(ctx context.Context) error {
 	if len(seeds) == 0 {
 		return nil // it joined long ago, or learns the addresses of the others from its records
 	}
-	q := membership.JoinRequest{ID: m.config.NodeID, Birth: m.host.Birth(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
+	q := membership.JoinRequest{ID: m.config.NodeID, Birth: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
 	addresses, err := membership.Enter(ctx, m.mesh, seeds, q, m.log)
 	if err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/restapi"
@@ -40,7 +41,7 @@ func (m *member) servePeers(context.Context) error {
 	work.Go(func() { m.mesh.Run(ctx) })
 	server, _ := rpc.New(rpc.Options{
 		Credentials: m.mesh.Credentials(withClock(m.clock, mtls.Server(m.certificate, m.authority.Certificate(), mtls.OnlyKind(mtls.Member)))),
-		Log:         m.log, Metrics: m.metrics.grpc, MaxMessage: consensus.MaxEnvelopeBytes + 1<<20,
+		Log:         m.log, Metrics: m.metrics.grpc, MaxMessage: message.MaxBytes + 1<<20,
 	})
 	m.mesh.Register(server)
 	m.peers = newListenerSet(m.log, m.opened, make(chan error, 1))

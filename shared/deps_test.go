@@ -45,10 +45,14 @@ var outside = map[string][]string{
 
 // inside lists which packages of its own layer a package may import. A package without an entry imports none.
 var inside = map[string][]string{
-	"engine/mvcc":          {"engine/mvcc/…"},
-	"engine/mvcc/keyindex": {"engine/mvcc/command"},
-	"engine/mvcc/watch":    {"engine/mvcc/command"},
-	"engine/datadir":       {"engine/clusterkey", "engine/layout"},
+	"engine/consensus":          {"engine/consensus/…"},
+	"engine/consensus/raftlog":  {"engine/consensus/raftconf", "engine/consensus/internal/codec"},
+	"engine/consensus/message":  {"engine/consensus/raftconf", "engine/consensus/internal/codec"},
+	"engine/consensus/raftconf": {"engine/consensus/internal/codec"},
+	"engine/mvcc":               {"engine/mvcc/…"},
+	"engine/mvcc/keyindex":      {"engine/mvcc/command"},
+	"engine/mvcc/watch":         {"engine/mvcc/command"},
+	"engine/datadir":            {"engine/clusterkey", "engine/layout"},
 
 	"edge/rest": {"edge/auth", "edge/loopback"},
 	"edge/rpc":  {"edge/auth", "edge/delay"},

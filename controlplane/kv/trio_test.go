@@ -15,6 +15,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -37,7 +38,7 @@ type seat struct {
 }
 
 // Send implements consensus.Transport.
-func (s *seat) Send(e consensus.Envelope) {
+func (s *seat) Send(e message.Envelope) {
 	select {
 	case <-s.trio.ready:
 	default:
@@ -47,7 +48,7 @@ func (s *seat) Send(e consensus.Envelope) {
 	if err != nil {
 		panic(err)
 	}
-	copied, err := consensus.ParseEnvelope(b)
+	copied, err := message.Parse(b)
 	if err != nil {
 		panic(err)
 	}
@@ -55,7 +56,7 @@ func (s *seat) Send(e consensus.Envelope) {
 }
 
 // SendSnapshot implements consensus.Transport: nobody falls behind here.
-func (s *seat) SendSnapshot(e consensus.Envelope, _ string) {
+func (s *seat) SendSnapshot(e message.Envelope, _ string) {
 	go s.runner.ReportSnapshot(e.Group, e.To, false)
 }
 

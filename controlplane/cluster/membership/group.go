@@ -129,7 +129,7 @@ func (s *Service) onOwn(ctx context.Context, a act) error {
 // reasons says consensus's refusals to callers.
 var reasons = map[consensus.MembersReason]string{
 	consensus.ReasonUnknown:     ReasonNotFound,
-	consensus.ReasonOtherBirth:  ReasonExists,
+	consensus.ReasonOtherDirID:  ReasonExists,
 	consensus.ReasonNotCaughtUp: ReasonNotReady,
 	consensus.ReasonNoQuorum:    ReasonQuorum,
 	consensus.ReasonLastVoter:   ReasonLastVoter,

@@ -135,7 +135,7 @@ func (w *world) ChangeMembers(_ context.Context, group uint64, changes []consens
 				continue
 			}
 			g.Learners = append(g.Learners, c.Member)
-			w.births[c.Member] = c.Birth
+			w.births[c.Member] = c.DirID
 		case consensus.Promote:
 			if slices.Contains(g.Voters, c.Member) {
 				continue

@@ -133,7 +133,7 @@ func (s *Service) settle(ctx context.Context, m *Member) error {
 		})
 		return err
 	case Joined:
-		return s.advance(ctx, m, consensus.Change{Kind: consensus.AddLearner, Member: m.ID, Birth: m.Birth}, Learning)
+		return s.advance(ctx, m, consensus.Change{Kind: consensus.AddLearner, Member: m.ID, DirID: m.Birth}, Learning)
 	case Learning:
 		if m.Wanted != Voter {
 			return nil

@@ -4,6 +4,9 @@ import (
 	"fmt"
 
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
 // A group's state machine has a thread of its own: what it shall do is a job, and jobs are done in order. Driven by
@@ -18,8 +21,8 @@ type job struct {
 
 	// Of a job that applies entries.
 	entries *entries
-	last    position
-	reply   func(asker, Result, error) // set before run
+	last    raftconf.Position
+	reply   func(callback, Result, error) // set before run
 }
 
 // entries are what a job applies, and who waits for it.
@@ -31,7 +34,7 @@ type entries struct {
 
 	// What is given to the state machine in one call, and who waits for each.
 	list []Entry
-	asks []asker
+	asks []callback
 }
 
 // enqueue adds a job.
@@ -53,7 +56,7 @@ func (g *Group) apply(m *raftpb.Message) error {
 	}
 	e := j.entries
 	for _, ent := range m.Entries {
-		at := position{ent.GetIndex(), ent.GetTerm()}
+		at := raftconf.Position{Index: ent.GetIndex(), Term: ent.GetTerm()}
 		g.handed, j.last = at, at
 		if ent.GetType() != raftpb.EntryNormal {
 			g.claim(at, nil)
@@ -64,7 +67,7 @@ func (g *Group) apply(m *raftpb.Message) error {
 			g.claim(at, nil)
 			continue // raft's own, at the begin of a term
 		}
-		id, err := idOf(ent)
+		id, err := message.EntryID(ent)
 		if err != nil {
 			return err
 		}
@@ -109,13 +112,13 @@ func (e *entries) open(first int, limit uint64) (last int, err error) {
 	size := uint64(0)
 	for last = first; last < len(e.raw) && (last == first || size < limit); last++ {
 		began, p := len(e.list), e.claimed[last]
-		if e.list, err = entriesOf(e.list, e.raw[last]); err != nil {
+		if e.list, err = decodeEntries(e.list, e.raw[last]); err != nil {
 			return last, err
 		}
 		fresh := e.list[began:]
 		switch {
 		case p == nil:
-			e.asks = append(e.asks, make([]asker, len(fresh))...)
+			e.asks = append(e.asks, make([]callback, len(fresh))...)
 		case p.parts == nil:
 			e.asks = append(e.asks, p.done)
 		default:
@@ -133,7 +136,7 @@ func (e *entries) open(first int, limit uint64) (last int, err error) {
 }
 
 // abandon answers who waits for a job that will not be done, or was not done to its end.
-func (j *job) abandon(reply func(asker, Result, error), err error) {
+func (j *job) abandon(reply func(callback, Result, error), err error) {
 	if j.entries == nil {
 		return
 	}
@@ -142,7 +145,7 @@ func (j *job) abandon(reply func(asker, Result, error), err error) {
 			continue
 		}
 		j.entries.claimed[i] = nil
-		p.tell(reply, Result{}, err)
+		p.reply(reply, Result{}, err)
 	}
 }
 
@@ -154,7 +157,7 @@ func (g *Group) finishApply(j *job) error {
 		}
 	}
 	g.applied = j.last
-	g.storage.applied = j.last.index
+	g.storage.SetApplied(j.last.Index)
 	g.deliver(e.responses)
 	g.reads.release(g)
 	clear(e.raw)

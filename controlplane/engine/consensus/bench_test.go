@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // null is a state machine that counts.
@@ -30,7 +32,7 @@ type benchNet struct {
 	bytes   atomic.Int64
 }
 
-func (n *benchNet) Send(e Envelope) {
+func (n *benchNet) Send(e message.Envelope) {
 	b, err := e.AppendTo(nil)
 	if err != nil {
 		panic(err)
@@ -39,7 +41,7 @@ func (n *benchNet) Send(e Envelope) {
 	n.deliver(e.To, b)
 }
 
-func (n *benchNet) SendSnapshot(Envelope, string) { panic("no member is behind") }
+func (n *benchNet) SendSnapshot(message.Envelope, string) { panic("no member is behind") }
 
 func openBench(b *testing.B, net *benchNet) map[uint64]*Host {
 	hosts := map[uint64]*Host{}
@@ -74,7 +76,7 @@ func BenchmarkTrio(b *testing.B) {
 					now := queue
 					queue = nil
 					for _, p := range now {
-						e, err := ParseEnvelope(p.b)
+						e, err := message.Parse(p.b)
 						require.NoError(b, err)
 						require.NoError(b, hosts[p.to].Step(e))
 					}
@@ -134,7 +136,7 @@ func BenchmarkRunners(b *testing.B) {
 				var runners [4]atomic.Pointer[Runner]
 				net := &benchNet{deliver: func(to uint64, buf []byte) {
 					if r := runners[to].Load(); r != nil {
-						e, err := ParseEnvelope(buf)
+						e, err := message.Parse(buf)
 						if err != nil {
 							panic(err)
 						}

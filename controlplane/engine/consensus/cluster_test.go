@@ -15,6 +15,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // cluster is some members and the network between them, driven by the test: nothing happens but by its calls, and the
@@ -24,7 +27,7 @@ type cluster struct {
 	ids     []uint64
 	members map[uint64]*member
 	net     []packet
-	drop    func(Envelope) bool // loses what it says true to
+	drop    func(message.Envelope) bool // loses what it says true to
 	seed    *mathrand.ChaCha8
 	limits  Limits
 	first   []uint64 // the first configuration; ids, unless set
@@ -54,7 +57,7 @@ type member struct {
 	leads   []Leadership
 	logged  bytes.Buffer
 	arrived int
-	onSend  func(*member, Envelope)
+	onSend  func(*member, message.Envelope)
 }
 
 const testGroup = 7
@@ -87,7 +90,7 @@ func startCluster(t testing.TB, n int, seed byte) *cluster {
 	return c
 }
 
-func (m *member) Send(e Envelope) {
+func (m *member) Send(e message.Envelope) {
 	if m.onSend != nil {
 		m.onSend(m, e)
 	}
@@ -96,7 +99,7 @@ func (m *member) Send(e Envelope) {
 	m.c.net = append(m.c.net, packet{b: b, from: m})
 }
 
-func (m *member) SendSnapshot(e Envelope, dir string) {
+func (m *member) SendSnapshot(e message.Envelope, dir string) {
 	b, err := e.AppendTo(nil)
 	require.NoError(m.c.t, err)
 	m.c.net = append(m.c.net, packet{b: b, dir: dir, from: m})
@@ -198,7 +201,7 @@ func (c *cluster) deliver() {
 }
 
 func (c *cluster) deliverOne(p packet) {
-	e, err := ParseEnvelope(p.b)
+	e, err := message.Parse(p.b)
 	require.NoError(c.t, err)
 	to := c.members[e.To]
 	lost := to == nil || !to.up || c.drop != nil && c.drop(e)
@@ -266,7 +269,7 @@ func (c *cluster) elect(among ...*member) *member {
 func (c *cluster) leader(among ...*member) *member {
 	if len(among) == 0 {
 		for _, id := range c.ids {
-			if m := c.members[id]; m.up && m.host.Err() == nil && m.host.births.vouched {
+			if m := c.members[id]; m.up && m.host.Err() == nil && m.host.dirIDs.vouched {
 				among = append(among, m)
 			}
 		}
@@ -274,7 +277,7 @@ func (c *cluster) leader(among ...*member) *member {
 	var lead *member
 	for _, m := range among {
 		l := c.members[m.group.leader]
-		if l == nil || !slices.Contains(among, l) || lead != nil && l != lead || !l.up || l.group.applied.term != m.group.term {
+		if l == nil || !slices.Contains(among, l) || lead != nil && l != lead || !l.up || l.group.applied.Term != m.group.term {
 			return nil
 		}
 		lead = l
@@ -305,7 +308,7 @@ func (c *cluster) others(m *member) []*member {
 
 // isolate loses everything from and to the members.
 func (c *cluster) isolate(ms ...*member) {
-	c.drop = func(e Envelope) bool {
+	c.drop = func(e message.Envelope) bool {
 		return slices.ContainsFunc(ms, func(m *member) bool { return m.id == e.From || m.id == e.To })
 	}
 }
@@ -378,7 +381,7 @@ func (c *cluster) state() string {
 func (c *cluster) count(typ raftpb.MessageType) int {
 	n := 0
 	for _, p := range c.net {
-		if e, err := ParseEnvelope(p.b); err == nil && e.Kind == KindRaft && e.Raft.GetType() == typ {
+		if e, err := message.Parse(p.b); err == nil && e.Kind == message.KindRaft && e.Raft.GetType() == typ {
 			n++
 		}
 	}
@@ -386,3 +389,13 @@ func (c *cluster) count(typ raftpb.MessageType) int {
 }
 
 func countLines(s, part string) int { return strings.Count(s, part) }
+
+// openTestLogAt opens a copy of a member's log.
+func openTestLogAt(t testing.TB, fs vfs.FS, dir string, group uint64) (*raftlog.Engine, *raftlog.Log, bool) {
+	e, err := raftlog.OpenEngine(fs, dir, true, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.Close()) })
+	l, fresh, err := raftlog.Open(e, group, nil, 1000)
+	require.NoError(t, err)
+	return e, l, fresh
+}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // written is how many bytes this process has given to disks, 0 where the system does not tell.
@@ -48,7 +50,7 @@ func BenchmarkDisk(b *testing.B) {
 				var runners [4]atomic.Pointer[Runner]
 				net := &benchNet{deliver: func(to uint64, buf []byte) {
 					if r := runners[to].Load(); r != nil {
-						e, err := ParseEnvelope(buf)
+						e, err := message.Parse(buf)
 						if err != nil {
 							panic(err)
 						}

@@ -3,6 +3,9 @@ package consensus
 import (
 	"errors"
 	"fmt"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // Sentinels of proposals and reads. Test them with errors.Is.
@@ -13,9 +16,9 @@ var (
 	// ErrOverloaded says that a bound on queued work is reached; nothing was done.
 	ErrOverloaded = errors.New("too much work is queued on this member")
 	// ErrTooLarge says that a proposal is larger than Limits.ProposalBytes; nothing was done.
-	ErrTooLarge = errors.New("the proposal is too large")
-	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks; or a proposal none that
-	// took it within Limits.ProposalTicks: it was not applied and will not be.
+	ErrTooLarge = message.ErrTooLarge
+	// ErrNoLeader says that a read found no leader, or none that answered, within Limits.ReadTicks; or a proposal none
+	// that took it within Limits.ProposalTicks: it was not applied and will not be.
 	ErrNoLeader = errors.New("no leader answered in time")
 	// ErrTransferFailed says that another member did not take the leadership within two election time-outs.
 	ErrTransferFailed = errors.New("the leadership was not taken over in time")
@@ -23,9 +26,9 @@ var (
 	ErrAlone = errors.New("no other member can be reached")
 	// ErrStopped says that the member was closed; what had not been proposed by then was not done.
 	ErrStopped = errors.New("the member is stopped")
-	// ErrDamaged says that what this member's disk holds is not what was written there, or less than others were told: it
-	// must not take part with it.
-	ErrDamaged = errors.New("the member's log is damaged")
+	// ErrDamaged is returned when this member's disk does not hold what was written, or less than what the member has
+	// acknowledged. The member must not take part with such a disk.
+	ErrDamaged = raftlog.ErrDamaged
 	// ErrNoGroup says that this host does not hold the group.
 	ErrNoGroup = errors.New("this member does not hold the group")
 )
@@ -59,9 +62,3 @@ func (p *raftPanic) Error() string { return "raft: " + p.text }
 
 // Is says that what raft cannot survive is taken for ErrDamaged: its state contradicts what it hears.
 func (p *raftPanic) Is(target error) bool { return target == ErrDamaged }
-
-// storageError marks a failed read of the log, which raft turns into a panic, for Host.guard.
-type storageError struct{ err error }
-
-func (e *storageError) Error() string { return e.err.Error() }
-func (e *storageError) Unwrap() error { return e.err }

@@ -1,30 +1,21 @@
 package consensus
 
 import (
-	"fmt"
-
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// A member that does not lead sends its proposals to the one that does (GroupOptions.Forward), and answers each when it
-// applies the entry itself, which it knows by the proposal's id.
+// With GroupOptions.Forward, a member that does not lead sends its proposals to the leader. It calls the callback of a
+// proposal when it applies the entry itself; it recognizes the entry by the proposal's ID.
 //
-// None is applied twice by that. An envelope names the term that its sender takes the leader to lead, and the leader
-// appends it in that term or not at all, and once however often the network brings it; it refuses only what it knows that
-// it has not appended. So a proposal may be sent again when the leader has refused it, and when an entry of a later term
-// was applied: terms do not go back along a log. Until then, or Limits.ProposalTicks have passed, its outcome is not known.
+// Forwarding never applies a proposal twice. The envelope names a term. The leader appends the proposals in that term or
+// not at all, and once, even if the network repeats the envelope. It refuses an envelope only if it certainly has not
+// appended it. So a proposal may be sent again when the leader has refused it, or when an entry of a later term was applied,
+// because terms never decrease along a log. Until then, or until Limits.ProposalTicks have passed, its outcome is unknown.
 
-// Refusal says why a leader did not append what was forwarded to it.
-type Refusal uint8
-
-// The refusals. Their numbers are on the wire.
-const (
-	RefusedNotLeader  Refusal = 1 // it does not lead in that term, or is about to hand over
-	RefusedOverloaded Refusal = 2
-)
-
-// sent are proposals whose entry a leader may have appended, in the order of their sending.
+// sent holds the forwarded proposals whose entry a leader may have appended, in the order of sending.
 type sent struct {
 	count int    // of those that wait
 	term  uint64 // of the last entry applied
@@ -99,7 +90,7 @@ func (s *sent) drain(match func(*proposal) bool) []*proposal {
 	return out
 }
 
-// sendTo sends proposals to the leader in one envelope.
+// sendTo forwards proposals to the leader in one envelope.
 func (g *Group) sendTo(leader uint64, ps []*proposal) {
 	g.forwarded++
 	payloads := make([][]byte, len(ps))
@@ -108,18 +99,18 @@ func (g *Group) sendTo(leader uint64, ps []*proposal) {
 		payloads[i] = p.data
 		g.sent.add(p)
 	}
-	e := g.envelope(leader, KindForward)
-	e.Term, e.Life, e.Number, e.Payloads = ps[0].at.term, g.host.nonce, g.forwarded, payloads
+	e := g.envelope(leader, message.KindForward)
+	e.Term, e.Life, e.Number, e.Payloads = ps[0].at.Term, g.host.nonce, g.forwarded, payloads
 	g.host.opts.Transport.Send(e)
 }
 
-// takeForward takes what another member forwards, to append or to refuse all of it.
-func (g *Group) takeForward(e Envelope) {
-	if !g.storage.members.has(e.From) {
+// handleForward queues a forwarded envelope, whose proposals are appended or refused together.
+func (g *Group) handleForward(e message.Envelope) {
+	if !g.storage.Members().Has(e.From) {
 		return
 	}
 	if e.Term != g.arrived.term || !g.arrived.first(&e) {
-		return // it was decided before, or may have been: that it is not in the log cannot be said
+		return // it may be in the log already, so a refusal would be wrong
 	}
 	g.mail = append(g.mail, e)
 	for _, p := range e.Payloads {
@@ -134,7 +125,7 @@ func (g *Group) proposeMail(s *raft.BasicStatus) {
 	g.mail = nil
 	for len(mail) > 0 {
 		if e := mail[0]; s.RaftState != raft.StateLeader || s.GetTerm() != e.Term || s.LeadTransferee != 0 {
-			g.refuse(e, RefusedNotLeader)
+			g.refuse(e, message.RefusedNotLeader)
 			mail = mail[1:]
 			continue
 		}
@@ -149,22 +140,22 @@ func (g *Group) proposeMail(s *raft.BasicStatus) {
 		}
 		if err := g.node.Step(&raftpb.Message{Type: raftpb.MsgProp.Enum(), From: &g.host.opts.ID, Entries: entries}); err != nil {
 			for _, e := range mail[:n] {
-				g.refuse(e, RefusedOverloaded)
+				g.refuse(e, message.RefusedOverloaded)
 			}
 		}
 		mail = mail[n:]
 	}
 }
 
-// refuse says to the member that forwarded an envelope that nothing in it was appended.
-func (g *Group) refuse(e Envelope, why Refusal) {
-	answer := g.envelope(e.From, KindRefuse)
+// refuse informs the sender of a forwarded envelope that none of its proposals was appended.
+func (g *Group) refuse(e message.Envelope, why message.Refusal) {
+	answer := g.envelope(e.From, message.KindRefuse)
 	answer.Term, answer.Life, answer.Number, answer.Refusal = e.Term, e.Life, e.Number, why
 	g.host.opts.Transport.Send(answer)
 }
 
-// hearRefusal takes the leader's word that an envelope of this life was not appended.
-func (g *Group) hearRefusal(e Envelope) {
+// handleRefusal queues the proposals of a refused envelope again, or fails them with ErrOverloaded.
+func (g *Group) handleRefusal(e message.Envelope) {
 	if e.Life != g.host.nonce {
 		return
 	}
@@ -172,7 +163,7 @@ func (g *Group) hearRefusal(e Envelope) {
 	if len(refused) == 0 {
 		return
 	}
-	if e.Refusal == RefusedOverloaded {
+	if e.Refusal == message.RefusedOverloaded {
 		g.answer(refused, ErrOverloaded)
 		return
 	}
@@ -181,30 +172,31 @@ func (g *Group) hearRefusal(e Envelope) {
 	}
 	g.queue = append(refused, g.queue...)
 	if g.leader == e.From && g.term == e.Term {
-		g.hold = g.host.now + 1 // there must be news soon
+		g.hold = g.host.now + 1 // a change of leader must follow soon
 	}
 	g.host.schedule(g)
 }
 
-// arrivals knows which envelopes of forwarded proposals were decided on in the term that this member led last, in this
-// life. Of other terms it knows nothing.
+// arrivals records which forwarded envelopes this member has taken in the last term that it led, to recognize
+// repetitions.
 type arrivals struct {
 	term  uint64
 	lives []arrival // the one heard from last is last
 }
 
-// arrival is what was decided of one life of a member: bit i of seen is envelope newest-i.
+// arrival records the envelopes of one run of a member: bit i of seen is set if envelope newest-i was taken.
 type arrival struct {
 	member, life uint64
 	newest       uint64
 	seen         uint64
 }
 
-// maxLives of members are remembered in one term of a leader; packets do not live as long as that many restarts.
+// maxLives limits arrivals. A repeated envelope is not delayed for as long as that many restarts of members take.
 const maxLives = 32
 
-// first says whether the envelope is new, once. One that is late by 64 is taken for a repetition.
-func (a *arrivals) first(e *Envelope) bool {
+// first reports whether the envelope is new, and records it. An envelope that is 64 numbers late counts as a
+// repetition.
+func (a *arrivals) first(e *message.Envelope) bool {
 	for i, l := range a.lives {
 		if l.member != e.From || l.life != e.Life {
 			continue
@@ -233,17 +225,4 @@ func (l *arrival) first(number uint64) bool {
 	}
 	l.seen |= bit
 	return true
-}
-
-// checkForward refuses forwarded proposals that could not be proposed here.
-func (e *Envelope) checkForward(limit int) error {
-	if e.Term == 0 || e.Life == 0 || e.Number == 0 || len(e.Payloads) == 0 {
-		return fmt.Errorf("%d forwarded proposals of term %d, life %d, number %d", len(e.Payloads), e.Term, e.Life, e.Number)
-	}
-	for _, p := range e.Payloads {
-		if err := checkPayload(p, limit); err != nil {
-			return fmt.Errorf("a forwarded entry of %d bytes: %w", len(p), err)
-		}
-	}
-	return nil
 }

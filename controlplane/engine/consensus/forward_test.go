@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // startForwarding makes a cluster with a leader whose followers take proposals, too.
@@ -21,10 +23,10 @@ func startForwarding(t testing.TB, n int, seed byte) *cluster {
 }
 
 // envelopes returns those on the network of a kind.
-func (c *cluster) envelopes(kind Kind) []Envelope {
-	var out []Envelope
+func (c *cluster) envelopes(kind message.Kind) []message.Envelope {
+	var out []message.Envelope
 	for _, p := range c.net {
-		if e, err := ParseEnvelope(p.b); err == nil && e.Kind == kind {
+		if e, err := message.Parse(p.b); err == nil && e.Kind == kind {
 			out = append(out, e)
 		}
 	}
@@ -38,7 +40,7 @@ func TestForward(t *testing.T) {
 	require.Zero(t, as[0].n)
 	c.frozen = true
 	c.settle()
-	sent := c.envelopes(KindForward)
+	sent := c.envelopes(message.KindForward)
 	require.Len(t, sent, 1, "what waited goes in one envelope")
 	require.Len(t, sent[0].Payloads, 2)
 	require.Equal(t, 2, f.host.Status().Groups[0].Proposals)
@@ -90,7 +92,7 @@ func TestForwardSharesEnvelopes(t *testing.T) {
 	c.frozen = true
 	c.follower().propose(data...)
 	c.settle()
-	require.Len(t, c.envelopes(KindForward), 3, "four proposals fit into one")
+	require.Len(t, c.envelopes(message.KindForward), 3, "four proposals fit into one")
 	c.frozen = false
 	c.converge(data...)
 }
@@ -104,7 +106,7 @@ func TestForwardedTogether(t *testing.T) {
 		f.propose("a=1", "a=2")
 	}
 	c.settle()
-	require.Len(t, c.envelopes(KindForward), 2)
+	require.Len(t, c.envelopes(message.KindForward), 2)
 	c.deliver()
 	c.settle()
 	require.Equal(t, 2, c.count(raftpb.MsgApp), "one to each member")
@@ -120,13 +122,13 @@ func TestForwardedOnce(t *testing.T) {
 	c.frozen = true
 	a := f.propose("a=1")[0]
 	c.settle()
-	again := c.envelopes(KindForward)[0]
+	again := c.envelopes(message.KindForward)[0]
 	c.frozen = false
 	c.settle()
 	require.NoError(t, a.err)
 	require.NoError(t, l.host.Step(again))
 	c.settle()
-	require.Empty(t, c.envelopes(KindRefuse), "nobody is told that it was not appended")
+	require.Empty(t, c.envelopes(message.KindRefuse), "nobody is told that it was not appended")
 	other := c.others(l)[0]
 	if other == f {
 		other = c.others(l)[1]
@@ -134,8 +136,8 @@ func TestForwardedOnce(t *testing.T) {
 	l.group.TransferLeader(other.id, func(err error) { require.NoError(t, err) })
 	c.settle()
 	require.NoError(t, l.host.Step(again))
-	require.NoError(t, other.host.Step(Envelope{
-		From: f.id, To: other.id, FromBirth: again.FromBirth, Kind: KindForward, Group: again.Group, Term: again.Term,
+	require.NoError(t, other.host.Step(message.Envelope{
+		From: f.id, To: other.id, FromDirID: again.FromDirID, Kind: message.KindForward, Group: again.Group, Term: again.Term,
 		Life: again.Life, Number: again.Number, Payloads: again.Payloads,
 	}))
 	c.settle()
@@ -147,7 +149,9 @@ func TestForwardedOnce(t *testing.T) {
 func TestForwardToTheNextLeader(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()
-	c.drop = func(e Envelope) bool { return e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgTimeoutNow }
+	c.drop = func(e message.Envelope) bool {
+		return e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgTimeoutNow
+	}
 	l.group.TransferLeader(f.id, func(error) {})
 	c.settle()
 	own, far := l.propose("a=1")[0], f.propose("a=2")[0]
@@ -228,7 +232,9 @@ func TestForwardOverloaded(t *testing.T) {
 		c.members[id].start()
 	}
 	l := c.elect()
-	c.drop = func(e Envelope) bool { return e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgAppResp }
+	c.drop = func(e message.Envelope) bool {
+		return e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgAppResp
+	}
 	var as []*answer
 	for i := range 4 {
 		for _, f := range c.others(l) {
@@ -259,7 +265,7 @@ func TestForwardAcrossSnapshot(t *testing.T) {
 	l := c.elect()
 	f := c.others(l)[0]
 	a := f.propose("a=1")[0]
-	c.drop = func(e Envelope) bool { return e.To == f.id }
+	c.drop = func(e message.Envelope) bool { return e.To == f.id }
 	c.settle()
 	for i := range 40 {
 		c.put(l, fmt.Sprintf("b=%d", i))
@@ -275,7 +281,7 @@ func TestForwardAcrossSnapshot(t *testing.T) {
 func TestArrivals(t *testing.T) {
 	var a arrivals
 	first := func(member, life, number uint64) bool {
-		return a.first(&Envelope{From: member, Life: life, Number: number})
+		return a.first(&message.Envelope{From: member, Life: life, Number: number})
 	}
 	require.True(t, first(2, 1, 10))
 	require.False(t, first(2, 1, 10))
@@ -301,7 +307,7 @@ func TestRefusalsAreSure(t *testing.T) {
 	c.frozen = true
 	f.propose("a=1")
 	c.settle()
-	again := c.envelopes(KindForward)[0]
+	again := c.envelopes(message.KindForward)[0]
 	c.deliver()
 	c.settle() // it is in the leader's log
 	c.net = nil
@@ -313,18 +319,18 @@ func TestRefusalsAreSure(t *testing.T) {
 	require.NotEqual(t, "Leader", l.group.Status().Role)
 	require.NoError(t, l.host.Step(again))
 	c.settle()
-	require.Empty(t, c.envelopes(KindRefuse))
+	require.Empty(t, c.envelopes(message.KindRefuse))
 	later := again
 	later.Number++
 	require.NoError(t, l.host.Step(later))
 	c.settle()
-	require.Len(t, c.envelopes(KindRefuse), 1, "this one it has not appended, and never will")
+	require.Len(t, c.envelopes(message.KindRefuse), 1, "this one it has not appended, and never will")
 	l.crash()
 	l.start()
 	later.Number++
 	require.NoError(t, l.host.Step(later))
 	c.settle()
-	require.Empty(t, c.envelopes(KindRefuse)[1:], "another life knows nothing")
+	require.Empty(t, c.envelopes(message.KindRefuse)[1:], "another life knows nothing")
 	c.net, c.frozen = nil, false
 	c.tick(60)
 	c.put(f, "b=1")
@@ -344,7 +350,7 @@ func FuzzForward(f *testing.F) {
 		var a arrivals
 		seen := map[byte]bool{}
 		for _, n := range b {
-			if a.first(&Envelope{Term: 1, From: 2, Life: 3, Number: uint64(n) + 1}) {
+			if a.first(&message.Envelope{Term: 1, From: 2, Life: 3, Number: uint64(n) + 1}) {
 				require.False(t, seen[n])
 			}
 			seen[n] = true

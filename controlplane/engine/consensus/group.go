@@ -5,6 +5,10 @@ import (
 	"log/slog"
 
 	"go.etcd.io/raft/v3"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // Entry is one committed proposal.
@@ -14,30 +18,31 @@ type Entry struct {
 	Index uint64
 	Term  uint64
 	ID    [16]byte
-	// Wanted says that somebody on this member waits for the answer to this entry. It may differ from member to member, and
-	// so must not change the state.
+	// Wanted says that somebody on this member waits for the answer to this entry. It may differ from member to member,
+	// and so must not change the state.
 	Wanted bool
 	// Data belongs to the log: it must not be changed, nor kept after Apply returned.
 	Data []byte
 }
 
 // StateMachine is what a group replicates. Its methods are called by one goroutine at a time, which a Runner has for each
-// group: a machine that is slow delays its own group's answers and nothing else. It need not sync what it applies: after a
-// crash it may come back at any earlier index that Flush returned, or later.
+// group: a machine that is slow delays its own group's answers and nothing else. It need not sync what it applies:
+// after a crash it may come back at any earlier index that Flush returned, or later.
 type StateMachine interface {
-	// Apply changes the state by the entries, in order, and returns one answer each, which counts where Entry.Wanted only.
-	// The index and term of the last entry are part of the state and change with it atomically, and so do all entries of one
-	// index. It depends on nothing but the state and the entries. A refusal is an answer; an error says that the state
-	// cannot be written and ends the host.
+	// Apply changes the state by the entries, in order, and returns one answer each, which counts where Entry.Wanted
+	// only. The index and term of the last entry are part of the state and change with it atomically, and so do all
+	// entries of one index. It depends on nothing but the state and the entries. A refusal is an answer; an error says
+	// that the state cannot be written and ends the host.
 	Apply([]Entry) ([]any, error)
 	// Applied returns the place of the last entry in the state, zeroes if there is none.
 	Applied() (index, term uint64)
 	// Flush returns the index up to which the state would survive a crash. It may make that true first, but must not take
-	// long: a machine with much to write does so in the background and returns what holds until then. An error ends the host.
+	// long: a machine with much to write does so in the background and returns what holds until then. An error ends the
+	// host.
 	Flush() (index uint64, err error)
 	// Checkpoint writes the state to files in dir, which exists and is empty, or in directories below, and returns its
-	// place. The files need not be synced. It should be quick (links), for what is to be applied waits; after an error raft
-	// tries again.
+	// place. The files need not be synced. It should be quick (links), for what is to be applied waits; after an error
+	// raft tries again.
 	Checkpoint(dir string) (index, term uint64, err error)
 	// Restore replaces the state by that of a checkpoint's files, which it may move. It is atomic and durable: after a
 	// crash at any moment the machine has the old or the new state and no need of dir.
@@ -67,7 +72,7 @@ type Group struct {
 	id      uint64
 	log     *slog.Logger
 	machine StateMachine
-	storage *groupLog
+	storage *raftlog.Log
 	node    *raft.RawNode
 	queued  bool // in host.work
 
@@ -77,31 +82,31 @@ type Group struct {
 	term   uint64
 	commit uint64
 
-	handed  position // the last entry given to the state machine
-	applied position // the last one that it has applied
+	handed  raftconf.Position // the last entry given to the state machine
+	applied raftconf.Position // the last one that it has applied
 
 	forward       bool
-	queue         []*proposal // not yet given to raft, nor sent to the leader
-	fresh         int         // the last ones of inflight, whose index the next Ready tells
-	inflight      []*proposal // in the log of this leader, by index
-	sent          sent        // perhaps in the log of a leader
-	proposalBytes uint64      // of all three
-	hold          uint64      // the tick before which nothing is sent to the leader
-	forwarded     uint64      // envelopes, for their numbers
-	packs         uint64      // made, for their ids
-	arrived       arrivals    // of other members, for the leader
-	mail          []Envelope  // the same, not yet given to raft
-	waiting       uint64      // about how many bytes are in queue and mail
+	queue         []*proposal        // not yet given to raft, nor sent to the leader
+	fresh         int                // the last ones of inflight, whose index the next Ready tells
+	inflight      []*proposal        // in the log of this leader, by index
+	sent          sent               // perhaps in the log of a leader
+	proposalBytes uint64             // of all three
+	hold          uint64             // the tick before which nothing is sent to the leader
+	forwarded     uint64             // envelopes, for their numbers
+	batches       uint64             // made, for their ids
+	arrived       arrivals           // of other members, for the leader
+	mail          []message.Envelope // the same, not yet given to raft
+	waiting       uint64             // about how many bytes are in queue and mail
 	reads         reads
 	transfer      *transfer
 	change        *memberChange
 	removed       bool              // as another member says
-	guests        map[uint64]uint64 // directories of members that spoke and are not of the group, as far as it is known here
+	unlisted      map[uint64]uint64 // directory IDs of senders that are not in the group as of the last applied entry
 	flushAfter    uint64            // the last index from which another Flush is worth asking,
 	flushBytes    uint64            // or how large the log is then
 
 	flushing bool
-	asked    position // the highest number of reads that a heartbeat of the term asked to confirm
+	asked    raftconf.Position // the highest number of reads that a heartbeat of the term asked to confirm
 
 	incoming   []incomingSnapshot
 	installing *installation
@@ -117,7 +122,7 @@ func (g *Group) open() error {
 	h := g.host
 	var err error
 	var fresh bool
-	if g.storage, fresh, err = openLog(h.engine, g.id, h.opts.Members, h.opts.Limits.CacheBytes); err != nil {
+	if g.storage, fresh, err = raftlog.Open(h.engine, g.id, h.opts.Members, h.opts.Limits.CacheBytes); err != nil {
 		return err
 	}
 	if err := g.reconcile(fresh); err != nil {
@@ -129,7 +134,7 @@ func (g *Group) open() error {
 		ElectionTick:              h.opts.ElectionTicks,
 		HeartbeatTick:             h.opts.HeartbeatTicks,
 		Storage:                   g.storage,
-		Applied:                   g.applied.index,
+		Applied:                   g.applied.Index,
 		MaxSizePerMsg:             limits.MessageBytes,
 		MaxCommittedSizePerReady:  limits.ApplyBytes,
 		MaxUncommittedEntriesSize: 2 * limits.UncommittedBytes, // Propose is stricter
@@ -146,14 +151,14 @@ func (g *Group) open() error {
 	if err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
-	g.term, g.commit, g.handed = g.storage.hard.GetTerm(), g.storage.hard.GetCommit(), g.applied
+	g.term, g.commit, g.handed = g.storage.HardState().GetTerm(), g.storage.HardState().GetCommit(), g.applied
 	h.schedule(g) // committed entries may wait to be applied again
 	return nil
 }
 
 // start lets a group of one begin without waiting for an election that nobody else takes part in.
 func (g *Group) start() {
-	if voters := g.storage.members.conf.GetVoters(); len(voters) == 1 && voters[0] == g.host.opts.ID {
+	if voters := g.storage.Members().Conf.GetVoters(); len(voters) == 1 && voters[0] == g.host.opts.ID {
 		if err := g.node.Campaign(); err != nil {
 			g.log.Warn("campaign alone", "err", err)
 		}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 func TestElectAndPropose(t *testing.T) {
@@ -169,7 +171,7 @@ func TestCommittedIsAnswered(t *testing.T) {
 	for len(c.net) > 0 {
 		var acks, rest []packet
 		for _, p := range c.net {
-			if e, _ := ParseEnvelope(p.b); e.To == l.id {
+			if e, _ := message.Parse(p.b); e.To == l.id {
 				acks = append(acks, p)
 			} else {
 				rest = append(rest, p)
@@ -180,8 +182,8 @@ func TestCommittedIsAnswered(t *testing.T) {
 				c.deliverOne(p)
 			}
 			f := c.others(l)[0]
-			require.NoError(t, l.host.Step(Envelope{
-				From: f.id, To: l.id, FromBirth: f.host.births.own, Kind: KindRaft, Group: testGroup,
+			require.NoError(t, l.host.Step(message.Envelope{
+				From: f.id, To: l.id, FromDirID: f.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup,
 				Raft: &raftpb.Message{Type: raftpb.MsgAppResp.Enum(), From: &f.id, To: &l.id, Term: new(l.group.term + 1)},
 			}))
 			c.net = nil
@@ -203,7 +205,9 @@ func TestProposalTimesOut(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	// Followers answer heartbeats, so the leader stays, but their acknowledgements are lost.
-	c.drop = func(e Envelope) bool { return e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgAppResp }
+	c.drop = func(e message.Envelope) bool {
+		return e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgAppResp
+	}
 	a := l.propose("a=1")[0]
 	c.tick(49)
 	require.Zero(t, a.n)

@@ -1,35 +1,3 @@
-// Package consensus keeps many raft groups on one host: a Host owns one durable log for all of them, tells its peers what
-// they need to hear, and drives a StateMachine per group. It knows bytes only: not what a proposal means, how messages
-// travel, or who may speak for a member (the transport has proven that).
-//
-// # Core and Runner
-//
-// Host and Group are a core without goroutine, clock or chance of their own: Tick, Step, Propose and ReadIndex put work
-// in, Process does it, callbacks and the Transport carry results out. A simulation drives several hosts from one
-// goroutine and replays them; raft itself takes its election time-outs from crypto/rand.Reader, which a simulation
-// replaces. A Runner puts goroutines around a Host for real use: one for the core, one for the log, and one for each
-// group's state machine. The core hands out what the others do (write, job) and takes note of it when it is done; driven
-// by steps it does that itself, so that both ways are the same core.
-//
-// # Decisions
-//
-//   - One durable write. Entries, votes and the cut of the log of all groups that are ready go into one batch and one
-//     fsync. State machines do not sync; the log is cut only below what they have flushed.
-//   - raft never waits for a disk (AsyncStorageWrites): while a write is under way the next one grows, heartbeats and
-//     appends leave, and a leader commits what the others hold. What says that something is durable is sent when it is.
-//   - A leader whose log does not finish a write within Options.StallTicks hands over.
-//   - The commit index alone is never worth a write. It is stored with the next entries and is found again after a
-//     restart from the state machine, which applies nothing that is not committed.
-//   - Reads go through ReadIndex of raft's safe kind, one question under way and all others on the next one. There are
-//     no lease reads.
-//   - A member that does not lead forwards proposals if the group says so, many in one envelope, and answers when it
-//     applies them itself; it applies none twice by its own doing (forward.go). Otherwise it says who leads.
-//   - Heartbeats of all groups between two hosts share an envelope.
-//   - A failed write of the log or the state ends the host: what the disk holds then is not known.
-//   - PreVote and CheckQuorum are on. The first configuration is Options.Members on all members, without entries that
-//     say so; who joins later begins with a snapshot that says it (members.go). An entry of a version that is not known
-//     ends the host.
-//   - A wiped directory must not vote twice: see births.go.
 package consensus
 
 import (
@@ -40,51 +8,53 @@ import (
 	"io"
 	"slices"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It is
-// called by the goroutine that drives the host and must not call the host back from there.
+// Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It
+// is called by the goroutine that drives the host and must not call the host back from there.
 type Transport interface {
-	Send(Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not, the
-	// host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
-	SendSnapshot(e Envelope, dir string)
+	Send(message.Envelope)
+	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not,
+	// the host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
+	SendSnapshot(e message.Envelope, dir string)
 }
 
-// Leadership is who leads a group as far as this member knows; Leader 0 is nobody.
+// Leadership is the leader of a group as far as this member knows; Leader is 0 if none is known.
 type Leadership struct {
 	Group, Leader, Term uint64
 }
 
-// Host is one member's share of all its groups. It is not safe for concurrent use: see Runner.
+// Host runs all groups of one member. It is not safe for concurrent use; a Runner is.
 type Host struct {
 	opts   Options
-	engine *engine
-	births births
+	engine *raftlog.Engine
+	dirIDs dirIDs
 	groups []*Group // by id
-	err    error    // why the host has stopped
+	err    error    // set when the host has stopped
 
 	removed bool // from all groups
 
 	now       uint64 // in ticks
 	heard     map[uint64]uint64
-	lost      map[uint64]bool // members that could not be reached and were not heard from since
-	nonce     uint64          // of this life, in the names of questions
+	lost      map[uint64]bool // members that ReportUnreachable named and that sent nothing since
+	nonce     uint64          // random number of this run, part of the IDs of read requests, batches and forwarded envelopes
 	questions uint64
 	snapshots uint64 // directories made
 	onLeader  func(Leadership)
 
 	work        []*Group
 	next        *write
-	beats       []beats
-	threads     *threads // of a Runner; nil: the caller's
+	heartbeats  []heartbeats
+	threads     *threads // set by a Runner; nil if the caller of Process does all work
 	fled        bool     // whether a stall of the disk was logged
 	completions []completion
 	spare       []completion
 }
 
-// Open opens a member's directory, or makes it. Groups are added next; only then may the host be driven.
+// Open opens the data directory of a member, or creates it. The caller adds all groups before the first call of Tick,
+// Step or Process.
 func Open(opts Options) (*Host, error) {
 	if err := opts.ensureDefaults(); err != nil {
 		return nil, fmt.Errorf("open consensus: %w", err)
@@ -99,25 +69,21 @@ func Open(opts Options) (*Host, error) {
 
 func (h *Host) open() (err error) {
 	fs := h.opts.FS
-	logs := fs
-	if vfs.Root(fs) == vfs.Default {
-		logs = roomy{fs, logFileBytes}
-	}
-	if h.engine, err = openEngine(logs, fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
+	if h.engine, err = raftlog.OpenEngine(raftlog.Preallocate(fs), fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, h.engine.close())
+			err = errors.Join(err, h.engine.Close())
 		}
 	}()
 	if h.nonce, err = random(h.opts.Rand); err != nil {
 		return err
 	}
-	if err := h.openBirths(); err != nil {
+	if err := h.openDirIDs(); err != nil {
 		return err
 	}
-	// What an earlier life was sending or receiving has no reader any more.
+	// Files of snapshots that an earlier run was sending or receiving are of no use.
 	if err := fs.RemoveAll(h.SnapshotDir()); err != nil {
 		return fmt.Errorf("clear old snapshots: %w", err)
 	}
@@ -127,7 +93,7 @@ func (h *Host) open() (err error) {
 	return nil
 }
 
-// random returns a number above 0.
+// random returns a random number above 0.
 func random(r io.Reader) (uint64, error) {
 	var b [8]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -136,8 +102,8 @@ func random(r io.Reader) (uint64, error) {
 	return max(binary.LittleEndian.Uint64(b[:]), 1), nil
 }
 
-// AddGroup opens a group, made with the members of the first configuration if it is new here. It refuses a state machine
-// and a log that do not belong together.
+// AddGroup opens a group. A new group is created with Options.Members. AddGroup returns an error if the log and the
+// state machine do not belong together, for example after one of them was restored.
 func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	if h.err != nil {
 		return nil, h.err
@@ -163,7 +129,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 		return nil, err
 	}
 	h.groups = slices.Insert(h.groups, at, g)
-	if h.births.vouched {
+	if h.dirIDs.vouched {
 		g.start()
 	}
 	return g, nil
@@ -179,7 +145,7 @@ func (h *Host) Group(id uint64) *Group {
 	return nil
 }
 
-// Tick lets time pass: elections, heartbeats, and the patience of what waits.
+// Tick advances time by one tick: elections, heartbeats, and the timeouts of proposals and reads.
 func (h *Host) Tick() (err error) {
 	if h.err != nil {
 		return h.err
@@ -192,11 +158,11 @@ func (h *Host) Tick() (err error) {
 	if h.removed {
 		return h.fail(&RemovedError{h.opts.ID})
 	}
-	if !h.births.vouched {
-		h.askBirths()
+	if !h.dirIDs.vouched {
+		h.requestDirIDs()
 	}
 	for _, g := range h.groups {
-		if h.births.vouched {
+		if h.dirIDs.vouched {
 			g.node.Tick()
 			if g.node.HasReady() {
 				h.schedule(g)
@@ -209,9 +175,9 @@ func (h *Host) Tick() (err error) {
 	return nil
 }
 
-// Step takes an envelope from another member. What a faulty or foreign one sends is dropped and logged; an error says
-// that this host has stopped.
-func (h *Host) Step(e Envelope) (err error) {
+// Step takes an envelope from another member. Malformed envelopes and those of unknown members are dropped and logged.
+// An error means that this host has stopped.
+func (h *Host) Step(e message.Envelope) (err error) {
 	if h.err != nil {
 		return h.err
 	}
@@ -221,15 +187,15 @@ func (h *Host) Step(e Envelope) (err error) {
 		return nil
 	}
 	switch e.Kind {
-	case KindBirthAsk, KindBirthTell:
+	case message.KindDirIDRequest, message.KindDirIDResponse:
 		switch {
 		case !slices.Contains(h.opts.Members, e.From):
-		case e.Kind == KindBirthAsk:
-			return h.answerBirth(e)
+		case e.Kind == message.KindDirIDRequest:
+			return h.answerDirIDRequest(e)
 		default:
-			return h.hearBirth(e)
+			return h.handleDirIDResponse(e)
 		}
-	case KindRaft:
+	case message.KindRaft:
 		if g, err := h.admit(e); g == nil || err != nil {
 			return err
 		} else if e.Raft.Snapshot != nil {
@@ -237,35 +203,35 @@ func (h *Host) Step(e Envelope) (err error) {
 		} else {
 			g.step(e)
 		}
-	case KindBeats:
-		return h.stepBeats(e)
-	case KindRemoved:
+	case message.KindHeartbeats:
+		return h.stepHeartbeats(e)
+	case message.KindRemoved:
 		if g := h.Group(e.Group); g != nil {
-			g.hearRemoved(e)
+			g.handleRemoved(e)
 		}
-	case KindForward, KindRefuse:
+	case message.KindForward, message.KindRefuse:
 		if g, err := h.admit(e); g == nil || err != nil {
 			return err
-		} else if e.Kind == KindForward {
-			g.takeForward(e)
+		} else if e.Kind == message.KindForward {
+			g.handleForward(e)
 		} else {
-			g.hearRefusal(e)
+			g.handleRefusal(e)
 		}
 	}
 	return nil
 }
 
-// admit checks a group's envelope and where it comes from; a nil group drops it.
-func (h *Host) admit(e Envelope) (*Group, error) {
+// admit checks the sender and the content of an envelope and returns its group; nil if the envelope is to be dropped.
+func (h *Host) admit(e message.Envelope) (*Group, error) {
 	g := h.Group(e.Group)
 	if g == nil {
 		h.opts.Log.Debug("dropped a message for a group that is not here", "from", e.From, "id", e.Group)
 		return nil, nil
 	}
-	if ok, err := g.hears(e); !ok || err != nil {
+	if ok, err := g.accepts(e); !ok || err != nil {
 		return nil, err
 	}
-	if err := e.check(&h.opts.Limits); err != nil {
+	if err := e.Check(h.opts.Limits.ProposalBytes); err != nil {
 		h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", err)
 		return nil, nil
 	}
@@ -274,7 +240,7 @@ func (h *Host) admit(e Envelope) (*Group, error) {
 	return g, nil
 }
 
-// leads passes on who leads.
+// leads reports a change of leadership.
 func (h *Host) leads(l Leadership) {
 	h.opts.OnLeader(l)
 	h.onLeader(l)
@@ -283,20 +249,20 @@ func (h *Host) leads(l Leadership) {
 // later calls f with the other callbacks.
 func (h *Host) later(f func()) { h.completions = append(h.completions, completion{other: f}) }
 
-// guard turns what raft cannot survive into the end of the host.
+// guard, deferred, stops the host when raft panics because of a failed read of the log or a violated invariant.
 func (h *Host) guard(err *error) {
 	switch r := recover().(type) {
 	case nil:
 	case *raftPanic:
 		*err = h.fail(r)
-	case *storageError:
+	case *raftlog.ReadError:
 		*err = h.fail(r)
 	default:
 		panic(r)
 	}
 }
 
-// fail stops the host for good and answers everything that waits.
+// fail stops the host for good and calls the callbacks of all waiting proposals and reads with an error.
 func (h *Host) fail(err error) error {
 	if h.err == nil {
 		h.err = err
@@ -311,17 +277,17 @@ func (h *Host) fail(err error) error {
 	return h.err
 }
 
-// Err returns why the host has stopped, nil while it has not.
+// Err returns the error that stopped the host, nil while the host runs.
 func (h *Host) Err() error { return h.err }
 
-// Close answers everything that waits with ErrStopped and closes the log. State machines are the caller's to close,
+// Close fails waiting proposals and reads with ErrStopped and closes the log. The caller closes the state machines
 // afterwards.
 func (h *Host) Close() error {
 	if h.engine == nil {
 		return nil
 	}
 	h.fail(ErrStopped)
-	err := h.engine.close()
+	err := h.engine.Close()
 	h.engine = nil
 	return err
 }

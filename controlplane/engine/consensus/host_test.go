@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 func TestOptionsAreChecked(t *testing.T) {
@@ -128,7 +130,7 @@ func TestUnknownEntries(t *testing.T) {
 	require.NoError(t, err)
 	for want, ent := range map[string]*raftpb.Entry{
 		"has version 9":       {Data: append([]byte{9}, make([]byte, 16)...)},
-		"is broken":           {Data: []byte{1}},
+		"is malformed":        {Data: []byte{1}},
 		"changes the members": {Type: raftpb.EntryConfChangeV2.Enum(), Data: change},
 	} {
 		c := newCluster(t, 1, 1)
@@ -146,7 +148,7 @@ func TestRaftPanicEndsHost(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
-	err := f.host.Step(Envelope{From: l.id, To: f.id, FromBirth: l.host.births.own, Kind: KindBeats, Beats: []Beat{
+	err := f.host.Step(message.Envelope{From: l.id, To: f.id, FromDirID: l.host.dirIDs.own, Kind: message.KindHeartbeats, Heartbeats: []message.Heartbeat{
 		{Group: testGroup, Term: l.group.term, Commit: 999},
 	}})
 	require.ErrorContains(t, err, "tocommit(999) is out of range")
@@ -196,8 +198,8 @@ func TestWhatLeavesBeforeTheSync(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	kinds := map[raftpb.MessageType]int{}
 	early := 0
-	check := func(m *member, e Envelope) {
-		if e.Kind != KindRaft || !m.up {
+	check := func(m *member, e message.Envelope) {
+		if e.Kind != message.KindRaft || !m.up {
 			return
 		}
 		typ, term := e.Raft.GetType(), e.Raft.GetTerm()
@@ -205,19 +207,19 @@ func TestWhatLeavesBeforeTheSync(t *testing.T) {
 		_, disk, _ := openTestLogAt(t, m.fs.CrashClone(vfs.CrashCloneCfg{}), "/consensus/log", testGroup)
 		switch typ {
 		case raftpb.MsgAppResp:
-			require.GreaterOrEqual(t, disk.last.index, e.Raft.GetIndex())
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
+			require.GreaterOrEqual(t, disk.Last().Index, e.Raft.GetIndex())
+			require.GreaterOrEqual(t, disk.HardState().GetTerm(), term)
 		case raftpb.MsgVote:
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
-			require.Equal(t, m.id, disk.stored.GetVote())
+			require.GreaterOrEqual(t, disk.HardState().GetTerm(), term)
+			require.Equal(t, m.id, disk.HardState().GetVote())
 		case raftpb.MsgVoteResp:
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term)
+			require.GreaterOrEqual(t, disk.HardState().GetTerm(), term)
 			if !e.Raft.GetReject() {
-				require.Equal(t, e.To, disk.stored.GetVote())
+				require.Equal(t, e.To, disk.HardState().GetVote())
 			}
 		case raftpb.MsgApp:
-			require.GreaterOrEqual(t, disk.stored.GetTerm(), term, "a leader's vote is synced before anything else")
-			if n := len(e.Raft.Entries); n > 0 && disk.last.index < e.Raft.Entries[n-1].GetIndex() {
+			require.GreaterOrEqual(t, disk.HardState().GetTerm(), term, "a leader's vote is synced before anything else")
+			if n := len(e.Raft.Entries); n > 0 && disk.Last().Index < e.Raft.Entries[n-1].GetIndex() {
 				early++
 			}
 		}
@@ -312,7 +314,9 @@ func TestUnreadableLogEndsHost(t *testing.T) {
 	slow := c.others(l)[0]
 	c.isolate(slow)
 	c.put(l, "a=1", "a=2", "a=3", "a=4", "a=5", "a=6")
-	require.NoError(t, l.host.engine.db.Delete(entryKey(testGroup, 3), nil))
+	b := l.host.engine.NewBatch()
+	require.NoError(t, b.Delete(logKey(testGroup, 'l', 3), nil))
+	require.NoError(t, l.host.engine.Commit(b))
 	c.heal()
 	c.tick(5)
 	require.ErrorContains(t, l.host.Err(), "entry 3 is missing")

@@ -7,6 +7,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 	"go.etcd.io/raft/v3/tracker"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
@@ -16,7 +17,7 @@ func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error
 		return nil, refuse(ReasonMalformed, "no change of members was given")
 	}
 	cc := &raftpb.ConfChangeV2{}
-	now := g.storage.members
+	now := g.storage.Members()
 	seen := map[uint64]bool{}
 	for _, c := range changes {
 		if c.Member == 0 || raft.IsLocalMsgTarget(c.Member) || seen[c.Member] {
@@ -34,13 +35,13 @@ func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error
 	if len(cc.Changes) == 0 {
 		return nil, nil
 	}
-	if joint(now.conf) {
+	if raftconf.IsJoint(now.Conf) {
 		return nil, refuse(ReasonPending, "the group is changing its members: try again")
 	}
-	if leaves := len(now.conf.Voters) - removals(cc, now.conf.Voters); leaves == 0 && len(now.conf.Voters) > 0 {
+	if leaves := len(now.Conf.Voters) - removals(cc, now.Conf.Voters); leaves == 0 && len(now.Conf.Voters) > 0 {
 		return nil, refuse(ReasonLastVoter, "no voter would be left")
 	}
-	next, err := now.after(cc)
+	next, err := now.After(cc)
 	if err != nil {
 		return nil, refuse(ReasonMalformed, "change the members: %v", err)
 	}
@@ -58,17 +59,17 @@ func removals(cc *raftpb.ConfChangeV2, voters []uint64) (n int) {
 }
 
 // judgeOne is raft's name of a change, nil when it is true already.
-func (g *Group) judgeOne(now membership, c Change) (*raftpb.ConfChangeType, error) {
-	voter, learner := slices.Contains(now.conf.Voters, c.Member), slices.Contains(now.conf.Learners, c.Member)
+func (g *Group) judgeOne(now raftconf.Membership, c Change) (*raftpb.ConfChangeType, error) {
+	voter, learner := slices.Contains(now.Conf.Voters, c.Member), slices.Contains(now.Conf.Learners, c.Member)
 	switch c.Kind {
 	case AddLearner:
 		switch {
-		case c.Birth == 0:
-			return nil, refuse(ReasonMalformed, "member %d cannot be added without its birth", c.Member)
-		case now.gone[c.Member] == c.Birth:
-			return nil, refuse(ReasonOtherBirth, "this directory of member %d was removed, and does not come back", c.Member)
-		case (voter || learner) && now.births[c.Member] != c.Birth:
-			return nil, refuse(ReasonOtherBirth, "member %d is of the group, with another directory", c.Member)
+		case c.DirID == 0:
+			return nil, refuse(ReasonMalformed, "member %d cannot be added without its data-directory ID", c.Member)
+		case now.Removed[c.Member] == c.DirID:
+			return nil, refuse(ReasonOtherDirID, "this directory of member %d was removed, and does not come back", c.Member)
+		case (voter || learner) && now.DirIDs[c.Member] != c.DirID:
+			return nil, refuse(ReasonOtherDirID, "member %d is of the group, with another directory", c.Member)
 		case voter || learner:
 			return nil, nil
 		case mutant.On(mutant.LearnerVotes):
@@ -103,7 +104,7 @@ func (g *Group) judgeProgress(member uint64) error {
 			match = pr.Match
 		}
 	})
-	switch last := g.storage.last.index; {
+	switch last := g.storage.Last().Index; {
 	case !g.host.hearing(member):
 		return refuse(ReasonNotCaughtUp, "member %d was not heard from lately", member)
 	case match < last*caughtUp/100 || match == 0:
@@ -113,16 +114,16 @@ func (g *Group) judgeProgress(member uint64) error {
 }
 
 // judgeQuorum says whether those who would vote could agree.
-func (g *Group) judgeQuorum(now, next membership, force bool) error {
-	before, after := len(now.conf.Voters), len(next.conf.Voters)
-	if mutant.On(mutant.LearnerVotes) || slices.Equal(slices.Sorted(slices.Values(now.conf.Voters)), slices.Sorted(slices.Values(next.conf.Voters))) {
+func (g *Group) judgeQuorum(now, next raftconf.Membership, force bool) error {
+	before, after := len(now.Conf.Voters), len(next.Conf.Voters)
+	if mutant.On(mutant.LearnerVotes) || slices.Equal(slices.Sorted(slices.Values(now.Conf.Voters)), slices.Sorted(slices.Values(next.Conf.Voters))) {
 		return nil
 	}
 	if after < before && after == 1 && !force {
 		return refuse(ReasonLastVoter, "one voter would be left, which could not fail: an operator may remove it by force")
 	}
 	heard := 0
-	for _, id := range next.conf.Voters {
+	for _, id := range next.Conf.Voters {
 		if g.host.hearing(id) {
 			heard++
 		}

@@ -7,33 +7,36 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// The members of a group change by entries of its log, one change under way at a time, and several at once through a
-// joint configuration that leaves itself.
+// A membership change is an entry of the group's log. One change at a time is under way; a change of several members
+// uses a joint configuration, which raft leaves by itself.
 //
-// Who belongs to the group is a function of the log: what it begins with and the changes after that, up to the entry in
-// question. So only that it is committed is stored when a change is applied: the log holds the change, its begin holds
-// what was before, and a member that starts computes what is true as of the entries that its state machine has, and
-// applies the rest before it does anything else. A change takes effect when it is applied, in order with everything else.
+// The membership is a function of the log: the membership at the log's begin plus the changes up to the entry in
+// question. So when a change is applied, only its commit is stored. A member that starts computes the membership as of
+// the entry that its state machine has applied, and applies later changes before anything else. A change takes effect
+// when it is applied, in order with all other entries.
 //
-// A new member joins empty (Options.Join) and must not guess at the first configuration. So the log of a group begins
-// after entry 1, which no log holds: whoever has less needs a snapshot, and that says who the members are.
+// A member that joins starts with an empty log (Options.Join) and must not assume the first configuration. Therefore
+// logs begin after entry 1: the new member needs a snapshot, which contains the membership.
 //
-// A member that is added is bound to one directory, its birth, by the change that adds it. In the group no other
-// directory of that id is heard or spoken to (births.go). A member that is replaced therefore comes back as a learner
-// with a birth of its own, and what the lost directory had said never counts together with what the new one says.
+// A change that adds a member names its data-directory ID. From then on the group accepts and sends messages of that
+// member ID only with this directory (dirid.go). A member that lost its disk comes back by removal and addition, as a
+// learner with another directory, so its old acknowledgements never count together with new ones.
 
-// ChangeKind says what a Change does.
+// ChangeKind is the kind of a Change.
 type ChangeKind uint8
 
 // The kinds of change.
 const (
-	// AddLearner adds a member that receives the log and does not count.
+	// AddLearner adds a member that receives the log and does not vote.
 	AddLearner ChangeKind = 1
 	// Promote makes a learner a voter.
 	Promote ChangeKind = 2
-	// Remove takes a voter or a learner out.
+	// Remove removes a voter or a learner.
 	Remove ChangeKind = 3
 )
 
@@ -41,25 +44,25 @@ const (
 type Change struct {
 	Kind   ChangeKind
 	Member uint64
-	// Birth, of AddLearner, is the one directory that the member is: no other is listened to. Required there.
-	Birth uint64
+	// DirID is the ID of the data directory of the member. Required with AddLearner, ignored otherwise.
+	DirID uint64
 }
 
-// MembersReason says why a change of members is refused.
+// MembersReason is the reason why a membership change is refused.
 type MembersReason uint8
 
 // The reasons.
 const (
-	ReasonUnknown     MembersReason = 1 // the member is not of the group
-	ReasonOtherBirth  MembersReason = 2 // the member is of the group, with another directory
-	ReasonNotCaughtUp MembersReason = 3 // the learner was not heard from, or does not hold enough of the log
-	ReasonNoQuorum    MembersReason = 4 // too few of those who would vote were heard from
+	ReasonUnknown     MembersReason = 1 // the member is not in the group
+	ReasonOtherDirID  MembersReason = 2 // the member is in the group with another data directory
+	ReasonNotCaughtUp MembersReason = 3 // no recent message from the learner, or it has too little of the log
+	ReasonNoQuorum    MembersReason = 4 // no recent message from a quorum of the new voters
 	ReasonLastVoter   MembersReason = 5 // one voter would be left, or none
 	ReasonPending     MembersReason = 6 // another change is under way
-	ReasonMalformed   MembersReason = 7 // the changes make no sense
+	ReasonMalformed   MembersReason = 7 // the changes are not valid
 )
 
-// MembersError refuses a change of members. Nothing was done.
+// MembersError is returned for a refused membership change. Nothing was changed.
 type MembersError struct {
 	Reason MembersReason
 	Text   string
@@ -71,17 +74,17 @@ func refuse(reason MembersReason, format string, args ...any) error {
 	return &MembersError{reason, fmt.Sprintf(format, args...)}
 }
 
-// RemovedError ends a member that is in no group any more.
+// RemovedError stops a host whose member was removed from all groups.
 type RemovedError struct{ Member uint64 }
 
 func (e *RemovedError) Error() string {
 	return fmt.Sprintf("member %d was removed from the cluster", e.Member)
 }
 
-// caughtUp is how much of the leader's log a learner must hold to be promoted, in percent (etcd's figure).
+// caughtUp is the share of the leader's log that a learner must have to be promoted, in percent, as in etcd.
 const caughtUp = 90
 
-// JudgeMembers says whether ChangeMembers would refuse the changes now.
+// JudgeMembers returns the error with which ChangeMembers would refuse the changes now, nil if it would accept them.
 func (g *Group) JudgeMembers(changes []Change, force bool) error {
 	switch {
 	case g.host.err != nil:
@@ -93,9 +96,10 @@ func (g *Group) JudgeMembers(changes []Change, force bool) error {
 	return err
 }
 
-// ChangeMembers asks for the group's members to be changed, all at once. done is called once: without error when the
-// change is applied here, or was true already; with a *NotLeaderError, a *MembersError or ErrStopped when nothing was
-// done; with ErrUncertain when it may be done yet. The last voter but one is removed by force only, the last one never.
+// ChangeMembers proposes changes of the group's members, to be applied together. done is called once: with nil when the
+// change is applied here or nothing had to be changed; with a *NotLeaderError, a *MembersError or ErrStopped when
+// nothing was changed; with ErrUncertain when the change may still be applied. Removing the last voter but one requires
+// force. The last voter cannot be removed.
 func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	if err := g.JudgeMembers(changes, force); err != nil {
 		done(err)
@@ -114,7 +118,7 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	case status.LeadTransferee != 0:
 		done(&NotLeaderError{status.LeadTransferee})
 		return
-	case g.change != nil || joint(g.storage.members.conf) || g.applied.term != g.term:
+	case g.change != nil || raftconf.IsJoint(g.storage.Members().Conf) || g.applied.Term != g.term:
 		done(refuse(ReasonPending, "the group is changing its members: try again"))
 		return
 	}
@@ -123,7 +127,13 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 		done(err)
 		return
 	}
-	cc.Context = appendChange(nil, token, changes)
+	dirIDs := map[uint64]uint64{}
+	for _, c := range changes {
+		if c.Kind == AddLearner {
+			dirIDs[c.Member] = c.DirID
+		}
+	}
+	cc.Context = raftconf.AppendChange(nil, token, dirIDs)
 	data, err := proto.Marshal(cc)
 	if err != nil {
 		done(fmt.Errorf("encode a change of members: %w", err))
@@ -137,7 +147,7 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	g.host.schedule(g)
 }
 
-// stepChange gives raft a change to append.
+// stepChange passes an encoded change to raft as a proposal.
 func (g *Group) stepChange(data []byte) (err error) {
 	defer g.host.guard(&err)
 	err = g.node.Step(&raftpb.Message{Type: raftpb.MsgProp.Enum(), From: &g.host.opts.ID, Entries: []*raftpb.Entry{
@@ -149,16 +159,16 @@ func (g *Group) stepChange(data []byte) (err error) {
 	return nil
 }
 
-// memberChange is a change that was proposed here.
+// memberChange is a membership change that this member has proposed.
 type memberChange struct {
 	token    uint64
 	deadline uint64 // in ticks
 	term     uint64
-	applied  bool // and not yet durably so
+	applied  bool // but its commit index is not durable yet
 	done     func(error)
 }
 
-// endChange answers the change that is under way.
+// endChange calls the callback of the change that is under way.
 func (g *Group) endChange(err error) {
 	if c := g.change; c != nil {
 		g.change = nil
@@ -169,29 +179,29 @@ func (g *Group) endChange(err error) {
 	}
 }
 
-// checkChange gives up a change whose outcome cannot be awaited any more.
+// checkChange ends a change with ErrUncertain at its deadline or when this member does not lead any more.
 func (g *Group) checkChange(now uint64) {
 	if c := g.change; c != nil && !c.applied && (c.deadline <= now || g.role != raft.StateLeader || g.term != c.term) {
 		g.endChange(ErrUncertain)
 	}
 }
 
-// applyMembers applies a committed change.
+// applyMembers applies a committed membership change.
 func (g *Group) applyMembers(ent *raftpb.Entry) error {
-	cc, token, births, err := parseChange(ent)
+	cc, token, dirIDs, err := raftconf.ParseChange(ent)
 	if err != nil {
 		return fmt.Errorf("entry %d changes the members: %w", ent.GetIndex(), err)
 	}
-	next, err := g.storage.members.after(cc)
+	next, err := g.storage.Members().After(cc)
 	if err != nil {
 		return fmt.Errorf("entry %d changes the members: %w", ent.GetIndex(), err)
 	}
-	next.bind(births, g.host.births.known, g.storage.members)
+	next.RecordDirIDs(dirIDs, g.host.dirIDs.known, g.storage.Members())
 	conf := g.node.ApplyConfChange(cc)
-	if err := conf.Equivalent(next.conf); err != nil {
+	if err := conf.Equivalent(next.Conf); err != nil {
 		return fmt.Errorf("entry %d changes the members: raft takes it differently: %w", ent.GetIndex(), err)
 	}
-	g.storage.changeMembers(ent.GetIndex(), next)
+	g.storage.SetMembers(ent.GetIndex(), next)
 	g.log.Info("members changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
 	asked := g.change != nil && token == g.change.token
 	if asked {
@@ -206,15 +216,13 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 	})
 }
 
-// keepCommit makes it durable that an entry is committed, and calls then. Of other entries that is found out again by a
-// quorum of the members; but who they are is what this one says, and those that it has removed may be gone for good.
+// keepCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members can
+// establish that again after a restart. A membership change determines who forms the quorum, and removed members may
+// not run any more.
 func (g *Group) keepCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
-	if l.stored.GetCommit() < index && g.installing == nil {
-		if l.hard.GetCommit() < index {
-			l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: &index}
-		}
-		if err := l.putHard(h.batch()); err != nil {
+	if g.installing == nil {
+		if err := l.PutCommit(h.batch(), index); err != nil {
 			return err
 		}
 	}
@@ -223,35 +231,35 @@ func (g *Group) keepCommit(index uint64, then func() error) error {
 	return nil
 }
 
-// removedFrom ends the host when it was a member of a group and is one of none now, or was told so.
+// removedFrom marks the host as removed if it is a member of none of its groups any more.
 func (h *Host) removedFrom() {
 	if len(h.groups) == 0 {
 		return
 	}
 	for _, g := range h.groups {
-		if !g.removed && (g.storage.members.has(h.opts.ID) || len(g.storage.members.conf.GetVoters()) == 0) {
+		if !g.removed && (g.storage.Members().Has(h.opts.ID) || len(g.storage.Members().Conf.GetVoters()) == 0) {
 			return
 		}
 	}
 	h.removed = true
 }
 
-// tellRemoved says to a member that the group has removed it: it may never have heard of it.
-func (g *Group) tellRemoved(e Envelope) {
-	answer := g.envelope(e.From, KindRemoved)
-	answer.ToBirth = e.FromBirth
+// sendRemoved informs the sender of e that the group has removed it: it may not have received the change.
+func (g *Group) sendRemoved(e message.Envelope) {
+	answer := g.envelope(e.From, message.KindRemoved)
+	answer.ToDirID = e.FromDirID
 	g.host.opts.Transport.Send(answer)
 }
 
-// hearRemoved takes another member's word: what it knows is committed.
-func (g *Group) hearRemoved(e Envelope) {
-	if e.ToBirth == g.host.births.own {
+// handleRemoved marks this member as removed from the group. The sender has applied the removal, so it is committed.
+func (g *Group) handleRemoved(e message.Envelope) {
+	if e.ToDirID == g.host.dirIDs.own {
 		g.removed = true
 		g.host.removedFrom()
 	}
 }
 
-// JudgeMembers says whether ChangeMembers would refuse; see Group.JudgeMembers.
+// JudgeMembers returns the error with which ChangeMembers would refuse the changes; see Group.JudgeMembers.
 func (r *Runner) JudgeMembers(ctx context.Context, group uint64, changes []Change, force bool) error {
 	return r.ask(ctx, group, func(g *Group, done func(error)) { done(g.JudgeMembers(changes, force)) })
 }
@@ -261,10 +269,10 @@ func (r *Runner) ChangeMembers(ctx context.Context, group uint64, changes []Chan
 	return r.ask(ctx, group, func(g *Group, done func(error)) { g.ChangeMembers(changes, force, done) })
 }
 
-// Removed ends the host: another member has said that this one was removed.
+// Removed stops the host because another member reported that this member was removed.
 func (r *Runner) Removed() { _ = r.call(func() { r.host.removed = true }, true) }
 
-// ask calls f with a group, for the answer that done gets.
+// ask calls f with a group on the Runner's goroutine and waits for done.
 func (r *Runner) ask(ctx context.Context, group uint64, f func(g *Group, done func(error))) error {
 	ended := make(chan error, 1)
 	err := r.call(func() {

@@ -73,9 +73,9 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 	}
 	// agreed says that all members know the same members: a leader of the past might know others.
 	agreed := func(l *member) bool {
-		for _, id := range l.group.storage.members.conf.Voters {
+		for _, id := range l.group.storage.Members().Conf.Voters {
 			m := c.members[id]
-			if !lost[id] && (!m.up || m.group.applied.index == 0 || m.group.storage.members.conf.Equivalent(l.group.storage.members.conf) != nil) {
+			if !lost[id] && (!m.up || m.group.applied.Index == 0 || m.group.storage.Members().Conf.Equivalent(l.group.storage.Members().Conf) != nil) {
 				return false
 			}
 		}
@@ -85,7 +85,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 	ask := func(l *member, force bool, changes ...Change) {
 		for _, ch := range changes {
 			if ch.Kind == Remove {
-				removed[l.group.storage.members.births[ch.Member]] = true
+				removed[l.group.storage.Members().DirIDs[ch.Member]] = true
 			}
 		}
 		l.group.ChangeMembers(changes, force, func(err error) {
@@ -108,30 +108,30 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 			c.heal()
 		case r < 22 && len(c.ids) < 6: // a newcomer
 			c.newcomer(uint64(len(c.ids) + 1))
-		case r < 23 && l != nil && m != l && len(lost) == 0 && agreed(l) && len(l.group.storage.members.conf.Voters) > 2:
+		case r < 23 && l != nil && m != l && len(lost) == 0 && agreed(l) && len(l.group.storage.Members().Conf.Voters) > 2:
 			c.newcomer(m.id) // its disk is lost
-			if l.group.storage.members.has(m.id) {
+			if l.group.storage.Members().Has(m.id) {
 				lost[m.id] = true
 			}
 		case r < 38 && l != nil: // what an operator does about it
-			switch has := l.group.storage.members; {
+			switch has := l.group.storage.Members(); {
 			case lost[m.id]:
-				if has.has(m.id) {
+				if has.Has(m.id) {
 					ask(l, false, Change{Kind: Remove, Member: m.id})
 					break
 				}
 				if agreed(l) {
 					delete(lost, m.id)
 				}
-			case m.up && m.joins && !has.has(m.id):
-				if removed[m.host.births.own] { // what was removed does not come back
+			case m.up && m.joins && !has.Has(m.id):
+				if removed[m.host.dirIDs.own] { // what was removed does not come back
 					c.newcomer(m.id)
 					m = c.members[m.id]
 				}
-				ask(l, false, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own})
-			case slices.Contains(has.conf.Learners, m.id):
+				ask(l, false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
+			case slices.Contains(has.Conf.Learners, m.id):
 				ask(l, false, Change{Kind: Promote, Member: m.id})
-			case rng.IntN(4) == 0 && len(has.conf.Voters) > 3 && m.joins:
+			case rng.IntN(4) == 0 && len(has.Conf.Voters) > 3 && m.joins:
 				ask(l, false, Change{Kind: Remove, Member: m.id})
 			}
 		case r < 58 && m.up:
@@ -193,7 +193,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 	var l *member
 	for range 300 {
 		c.tick(1)
-		if l = leads(); l != nil && l.group.applied.term == l.group.term {
+		if l = leads(); l != nil && l.group.applied.Term == l.group.term {
 			end := l.propose("end=1")[0]
 			c.settle()
 			if end.n == 1 && end.err == nil {

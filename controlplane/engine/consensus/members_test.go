@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // newcomer makes a member with an empty disk that joins, started.
@@ -47,7 +51,7 @@ func (c *cluster) mustChange(m *member, changes ...Change) {
 // grow adds a member and makes it a voter.
 func (c *cluster) grow(l, m *member) {
 	c.t.Helper()
-	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
 	c.tick(3)
 	c.mustChange(l, Change{Kind: Promote, Member: m.id})
 }
@@ -131,7 +135,7 @@ func TestLearnerDoesNotCount(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	c.first = []uint64{1}
 	l := c.leader()
-	c.mustChange(l, Change{Kind: AddLearner, Member: 9, Birth: 99})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 9, DirID: 99})
 	c.tick(50)
 	c.put(l, "a=1")
 	require.Equal(t, []uint64{9}, l.group.Status().Learners)
@@ -147,7 +151,7 @@ func TestPromoteTooEarly(t *testing.T) {
 	promote := Change{Kind: Promote, Member: 2}
 	require.Equal(t, ReasonUnknown, reason(l.change(false, promote).err))
 	c.isolate(m)
-	c.mustChange(l, Change{Kind: AddLearner, Member: 2, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 2, DirID: m.host.dirIDs.own})
 	c.tick(5)
 	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err))
 	c.heal()
@@ -231,7 +235,7 @@ func TestJointChange(t *testing.T) {
 	gone := c.others(l)[0]
 	stays := c.others(l)[1]
 	four, five := c.newcomer(4), c.newcomer(5)
-	c.mustChange(l, Change{Kind: AddLearner, Member: 4, Birth: four.host.births.own}, Change{Kind: AddLearner, Member: 5, Birth: five.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: four.host.dirIDs.own}, Change{Kind: AddLearner, Member: 5, DirID: five.host.dirIDs.own})
 	c.tick(5)
 	second := l.change(false, Change{Kind: Promote, Member: 4}, Change{Kind: Remove, Member: gone.id})
 	require.Equal(t, ReasonPending, reason(l.change(false, Change{Kind: Promote, Member: 5}).err), "one at a time")
@@ -271,7 +275,7 @@ func TestCrashWhileChanging(t *testing.T) {
 			l := c.leader()
 			c.put(l, "a=1")
 			m := c.newcomer(4)
-			c.mustChange(l, Change{Kind: AddLearner, Member: 4, Birth: m.host.births.own})
+			c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: m.host.dirIDs.own})
 			c.tick(3)
 			l = c.leader(c.members[1], c.members[2], c.members[3], m)
 			require.NotNil(t, l)
@@ -339,7 +343,7 @@ func TestReplacedMember(t *testing.T) {
 	c.put(c.leader(), "a=1")
 	c.tick(2)
 	victim := c.follower()
-	old := victim.host.births.own
+	old := victim.host.dirIDs.own
 	l := c.leader()
 	other := c.others(l)[0]
 	if other == victim {
@@ -352,17 +356,17 @@ func TestReplacedMember(t *testing.T) {
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 	require.Empty(t, m.group.Status().Voters)
-	require.Equal(t, ReasonOtherBirth, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own}).err))
+	require.Equal(t, ReasonOtherDirID, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own}).err))
 
 	// An old message of the lost directory is still under way.
-	var kept []Envelope
+	var kept []message.Envelope
 	for _, typ := range []raftpb.MessageType{raftpb.MsgPreVote, raftpb.MsgVote} {
-		kept = append(kept, Envelope{From: m.id, To: other.id, FromBirth: old, ToBirth: other.host.births.own, Kind: KindRaft, Group: testGroup,
+		kept = append(kept, message.Envelope{From: m.id, To: other.id, FromDirID: old, ToDirID: other.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup,
 			Raft: &raftpb.Message{Type: typ.Enum(), From: &m.id, To: &other.id, Term: new(l.group.term + 9), Index: new(uint64(99)), LogTerm: new(l.group.term)}})
 	}
 	c.mustChange(l, Change{Kind: Remove, Member: m.id})
 	c.tick(2)
-	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
 	c.tick(5)
 	require.Equal(t, []string{"a=1"}, m.machine.Log)
 	term := other.group.term
@@ -383,7 +387,7 @@ func TestReplacedMember(t *testing.T) {
 	c.tick(30)
 	for _, m := range []*member{l, other, m} {
 		require.Equal(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log)
-		require.Equal(t, m.host.births.own, c.members[m.id].host.births.own)
+		require.Equal(t, m.host.dirIDs.own, c.members[m.id].host.dirIDs.own)
 	}
 
 	// Wiped once more: nobody hears the third directory.
@@ -392,7 +396,7 @@ func TestReplacedMember(t *testing.T) {
 	require.Zero(t, m.group.Status().Term)
 }
 
-// A member that was away while another was replaced learns of it by a snapshot, births and all.
+// A member that was away while another was replaced learns of it by a snapshot, with the data-directory IDs.
 func TestReplacedWhileAway(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4
@@ -410,7 +414,7 @@ func TestReplacedWhileAway(t *testing.T) {
 	c.mustChange(l, Change{Kind: Remove, Member: lost.id})
 	lost.crash()
 	lost = c.newcomer(lost.id)
-	c.mustChange(l, Change{Kind: AddLearner, Member: lost.id, Birth: lost.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: lost.id, DirID: lost.host.dirIDs.own})
 	c.putMany(l, 0, 30)
 	c.tick(3)
 	c.mustChange(l, Change{Kind: Promote, Member: lost.id})
@@ -419,7 +423,7 @@ func TestReplacedWhileAway(t *testing.T) {
 	c.tick(20)
 	require.Positive(t, away.arrived, "it came by snapshot")
 	require.Equal(t, l.machine.Log, away.machine.Log)
-	require.Equal(t, l.group.storage.members.births, away.group.storage.members.births)
+	require.Equal(t, l.group.storage.Members().DirIDs, away.group.storage.Members().DirIDs)
 	// Away and the replaced one are a quorum of four with the fourth.
 	l.crash()
 	next := c.elect(away, lost, four)
@@ -453,10 +457,10 @@ func TestSnapshotAfterChange(t *testing.T) {
 	m := c.newcomer(2)
 	var disk *vfs.MemFS
 	m.machine.restored = func() { disk = m.fs.CrashClone(vfs.CrashCloneCfg{}) }
-	c.mustChange(l, Change{Kind: AddLearner, Member: 2, Birth: m.host.births.own})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 2, DirID: m.host.dirIDs.own})
 	c.tick(3)
 	require.NotNil(t, disk)
-	require.Greater(t, m.group.storage.begin.index, m.machine.Index)
+	require.Greater(t, m.group.storage.Begin().Index, m.machine.Index)
 	m.crashTo(disk)
 	m.start()
 	require.Contains(t, m.logged.String(), "finished the installation")
@@ -484,16 +488,16 @@ func TestCutBetweenChanges(t *testing.T) {
 		if i%2 == 1 {
 			kind = Remove
 		}
-		c.mustChange(l, Change{Kind: kind, Member: 9, Birth: uint64(90 + i)})
+		c.mustChange(l, Change{Kind: kind, Member: 9, DirID: uint64(90 + i)})
 		c.putMany(l, i*2, 1+i%3)
-		want := l.group.storage.members
+		want := l.group.storage.Members()
 		l.crash()
 		l.start()
 		c.elect(l)
-		got := l.group.storage.members
-		require.NoError(t, got.conf.Equivalent(want.conf))
-		require.Equal(t, want.births, got.births)
-		require.Equal(t, want.gone, got.gone)
+		got := l.group.storage.Members()
+		require.NoError(t, got.Conf.Equivalent(want.Conf))
+		require.Equal(t, want.DirIDs, got.DirIDs)
+		require.Equal(t, want.Removed, got.Removed)
 	}
 }
 
@@ -502,17 +506,26 @@ func TestLayout1IsRewritten(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	m := c.members[1]
 	c.put(m, "a=1")
-	b := m.host.engine.db.NewBatch()
-	require.NoError(t, b.Set([]byte(keyFormat), []byte{1}, nil))
-	conf, err := membership{conf: &raftpb.ConfState{Voters: []uint64{1}}}.appendTo(nil)
+	b := m.host.engine.NewBatch()
+	require.NoError(t, b.Set([]byte("f"), []byte{1}, nil))
+	conf, err := proto.Marshal(&raftpb.ConfState{Voters: []uint64{1}})
 	require.NoError(t, err)
-	require.NoError(t, b.Set(groupKey(testGroup, kindTrunc), append([]byte{0, 0}, conf[2:]...), nil))
-	require.NoError(t, b.Set(entryKey(testGroup, 1), []byte{byte(raftpb.EntryNormal), 1}, nil))
-	require.NoError(t, m.host.engine.commit(b))
+	require.NoError(t, b.Set(logKey(testGroup, 't'), append([]byte{0, 0}, conf...), nil))
+	require.NoError(t, b.Set(logKey(testGroup, 'l', 1), []byte{byte(raftpb.EntryNormal), 1}, nil))
+	require.NoError(t, m.host.engine.Commit(b))
 	m.crash()
 	m.start()
 	c.put(c.elect(), "a=2")
 	require.Equal(t, []string{"a=1", "a=2"}, m.machine.Log)
 	c.grow(m, c.newcomer(2))
 	c.converge("a=1", "a=2")
+}
+
+// logKey spells out a key of the log's layout: group, kind and, for an entry, its index.
+func logKey(group uint64, kind byte, index ...uint64) []byte {
+	key := append(binary.BigEndian.AppendUint64([]byte{'g'}, group), kind)
+	for _, i := range index {
+		key = binary.BigEndian.AppendUint64(key, i)
+	}
+	return key
 }

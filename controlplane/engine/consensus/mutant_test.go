@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
@@ -40,8 +41,8 @@ func TestMutants(t *testing.T) {
 			l := c.leader()
 			disks := map[*member]*vfs.MemFS{}
 			for _, f := range c.others(l) {
-				f.onSend = func(m *member, e Envelope) {
-					if e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgAppResp && disks[m] == nil {
+				f.onSend = func(m *member, e message.Envelope) {
+					if e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgAppResp && disks[m] == nil {
 						disks[m] = m.fs.CrashClone(vfs.CrashCloneCfg{})
 					}
 				}
@@ -60,10 +61,10 @@ func TestMutants(t *testing.T) {
 			c := newCluster(t, 3, 1)
 			forgotten := 0
 			for _, id := range c.ids {
-				c.members[id].onSend = func(m *member, e Envelope) {
-					if e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgVoteResp && !e.Raft.GetReject() {
+				c.members[id].onSend = func(m *member, e message.Envelope) {
+					if e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgVoteResp && !e.Raft.GetReject() {
 						_, disk, _ := openTestLogAt(t, m.fs.CrashClone(vfs.CrashCloneCfg{}), "/consensus/log", testGroup)
-						if disk.stored.GetVote() != e.To {
+						if disk.HardState().GetVote() != e.To {
 							forgotten++
 						}
 					}
@@ -87,7 +88,7 @@ func TestMutants(t *testing.T) {
 		mutant.LearnerVotes: func(t *testing.T) {
 			c := startCluster(t, 1, 1)
 			l := c.leader()
-			l.change(false, Change{Kind: AddLearner, Member: 9, Birth: 99})
+			l.change(false, Change{Kind: AddLearner, Member: 9, DirID: 99})
 			c.settle()
 			a := l.propose("a=1")[0]
 			c.tick(8)

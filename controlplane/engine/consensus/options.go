@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/raft/v3"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // Options open a Host.
@@ -20,12 +22,13 @@ type Options struct {
 	Dir       string    // required; the host makes log/ and snap/ in it
 	Transport Transport // required
 
-	// Join makes a directory that is empty that of a member which is added to a cluster that is there: it begins without a
-	// configuration, hears only who knows its birth, and learns everything by snapshots. Members do not count then.
+	// Join creates the data directory of a member that is added to an existing cluster. The member starts without a
+	// configuration, accepts only envelopes that name its data-directory ID, and gets its state by snapshots. Members is
+	// ignored then. Join has no effect on a directory that exists.
 	Join bool
 
 	FS   vfs.FS       // default: the operating system's
-	Rand io.Reader    // for births and names of questions; default: crypto/rand.Reader
+	Rand io.Reader    // for data-directory IDs and IDs of read requests; default: crypto/rand.Reader
 	Log  *slog.Logger // default: slog.Default()
 
 	// ElectionTicks without a word from the leader start an election, after at most twice as many; default 10. A leader
@@ -66,7 +69,7 @@ func (o *Options) ensureDefaults() error {
 		return fmt.Errorf("member %d is not in the list of members %d", o.ID, o.Members)
 	case o.Dir == "" || o.Transport == nil:
 		return errors.New("a host needs a directory and a transport")
-	case o.Limits.ProposalBytes > MaxEnvelopeBytes/2:
+	case o.Limits.ProposalBytes > message.MaxBytes/2:
 		return fmt.Errorf("proposals of %d bytes do not fit into messages", o.Limits.ProposalBytes)
 	}
 	if o.Join {

@@ -8,11 +8,14 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"go.etcd.io/raft/v3/tracker"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
 // completion is one callback that is due.
 type completion struct {
-	proposal asker
+	proposal callback
 	read     *Read
 	other    func()
 	result   Result
@@ -29,10 +32,10 @@ func (h *Host) schedule(g *Group) {
 
 // complete tells all who wait for a proposal the same.
 func (h *Host) complete(p *proposal, result Result, err error) {
-	p.tell(h.reply, result, err)
+	p.reply(h.reply, result, err)
 }
 
-func (h *Host) reply(ask asker, result Result, err error) {
+func (h *Host) reply(ask callback, result Result, err error) {
 	h.completions = append(h.completions, completion{proposal: ask, result: result, err: err})
 }
 
@@ -93,7 +96,7 @@ func (h *Host) Process() (err error) {
 				}
 			}
 		}
-		h.sendBeats()
+		h.sendHeartbeats()
 		moved, err := h.advance()
 		if err != nil {
 			return h.fail(err)
@@ -107,17 +110,17 @@ func (h *Host) Process() (err error) {
 }
 
 // envelope begins one of the group to another member.
-func (g *Group) envelope(to uint64, kind Kind) Envelope {
-	return Envelope{From: g.host.opts.ID, To: to, FromBirth: g.host.births.own, ToBirth: g.birthOf(to), Kind: kind, Group: g.id}
+func (g *Group) envelope(to uint64, kind message.Kind) message.Envelope {
+	return message.Envelope{From: g.host.opts.ID, To: to, FromDirID: g.host.dirIDs.own, ToDirID: g.dirIDOf(to), Kind: kind, Group: g.id}
 }
 
 // send hands a raft message to the transport.
 func (h *Host) send(g *Group, m *raftpb.Message) {
-	if isBeat(m) {
-		g.beat(m)
+	if message.IsHeartbeat(m) {
+		g.addHeartbeat(m)
 		return
 	}
-	e := g.envelope(m.GetTo(), KindRaft)
+	e := g.envelope(m.GetTo(), message.KindRaft)
 	e.Raft = m
 	if m.GetType() == raftpb.MsgSnap {
 		g.sendSnapshot(e)
@@ -177,9 +180,9 @@ func (h *Host) rest() error {
 // trim lets the log be cut when it is a quarter longer than the tail that is kept for followers.
 func (g *Group) trim() {
 	limits, l := &g.host.opts.Limits, g.storage
-	count, bytes := l.last.index-l.begin.index, l.sizes.bytes()
+	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()
 	if count <= limits.TailEntries+limits.TailEntries/4 && bytes <= limits.TailBytes+limits.TailBytes/4 ||
-		l.cut.index > 0 || l.last.index < g.flushAfter && bytes < g.flushBytes || g.flushing || g.installing != nil {
+		l.Truncating() || l.Last().Index < g.flushAfter && bytes < g.flushBytes || g.flushing || g.installing != nil {
 		return
 	}
 	g.flushing = true
@@ -201,21 +204,21 @@ func (g *Group) trim() {
 // cut lets the next write cut the log below what the state machine has flushed.
 func (g *Group) cut(flushed uint64) error {
 	limits, l := &g.host.opts.Limits, g.storage
-	to := l.sizes.tail(limits.TailBytes)
-	if count := l.last.index - l.begin.index; count > limits.TailEntries {
-		to = max(to, l.last.index-limits.TailEntries)
+	to := l.Tail(limits.TailBytes)
+	if count := l.Last().Index - l.Begin().Index; count > limits.TailEntries {
+		to = max(to, l.Last().Index-limits.TailEntries)
 	}
-	to = min(to, flushed, g.applied.index)
+	to = min(to, flushed, g.applied.Index)
 	to = g.keepFor(to)
-	g.flushAfter, g.flushBytes = l.last.index+limits.TailEntries/8+1, l.sizes.bytes()+limits.TailBytes/8+1
-	if to <= l.begin.index || g.installing != nil {
+	g.flushAfter, g.flushBytes = l.Last().Index+limits.TailEntries/8+1, l.Bytes()+limits.TailBytes/8+1
+	if to <= l.Begin().Index || g.installing != nil {
 		return nil
 	}
 	term, err := l.Term(to)
 	if err != nil {
 		return err
 	}
-	l.cut = position{to, term}
+	l.TruncateLater(raftconf.Position{Index: to, Term: term})
 	g.flushAfter, g.flushBytes = 0, 0
 	return nil
 }
@@ -224,15 +227,15 @@ func (g *Group) cut(flushed uint64) error {
 // bounds: a member that was away for a moment needs no state, and one that is being sent the state goes on from there.
 func (g *Group) keepFor(to uint64) uint64 {
 	limits, l := &g.host.opts.Limits, g.storage
-	count, bytes := l.last.index-l.begin.index, l.sizes.bytes()
+	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()
 	if bytes < 16*limits.TailBytes {
 		for _, out := range g.outgoing {
-			to = min(to, out.at.index)
+			to = min(to, out.at.Index)
 		}
 	}
 	if count < 2*limits.TailEntries && bytes < 4*limits.TailBytes && g.role == raft.StateLeader {
 		g.node.WithProgress(func(_ uint64, _ raft.ProgressType, p tracker.Progress) {
-			if p.Match >= l.begin.index {
+			if p.Match >= l.Begin().Index {
 				to = min(to, p.Match)
 			}
 		})

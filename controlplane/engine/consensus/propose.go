@@ -6,24 +6,26 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// asker is told once what became of a proposal.
-type asker func(Result, error)
+// callback receives the result of a proposal, once.
+type callback func(Result, error)
 
 // proposal waits for its entry to be applied.
 type proposal struct {
 	id       [16]byte
 	data     []byte // as in the log; nil once raft has it and nobody will need it again
 	size     uint64
-	at       position // index 0: not known. The term is the only one in which its entry can be
-	deadline uint64   // in ticks
-	done     asker
+	at       raftconf.Position // index 0: not known. The term is the only one in which its entry can be
+	deadline uint64            // in ticks
+	done     callback
 
-	// Of a pack: who waits for each of its proposals, and that no more of them come.
-	parts  []asker
-	sealed bool
+	// Of a batch: the callbacks of its proposals, and whether the batch is closed.
+	parts  []callback
+	closed bool
 
 	// While in Group.sent.
 	envelope uint64 // that it went to the leader in; 0 if it was this member's own log
@@ -31,8 +33,8 @@ type proposal struct {
 	twin     *proposal // the next one with the same id
 }
 
-// tell replies the same to all who wait for it, once.
-func (p *proposal) tell(reply func(asker, Result, error), r Result, err error) {
+// reply calls send with the same result for every callback of the proposal, once.
+func (p *proposal) reply(reply func(callback, Result, error), r Result, err error) {
 	for _, ask := range p.parts {
 		reply(ask, r, err)
 	}
@@ -62,7 +64,7 @@ func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 		done(Result{}, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(data), limits.ProposalBytes))
 		return
 	}
-	size := uint64(payloadHeader + len(data))
+	size := uint64(message.EntryHeaderBytes + len(data))
 	if g.proposalBytes > 0 && g.proposalBytes+size > limits.UncommittedBytes {
 		done(Result{}, fmt.Errorf("%w: %d bytes of proposals are not committed yet", ErrOverloaded, g.proposalBytes))
 		return
@@ -72,13 +74,10 @@ func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 		done = func(Result, error) {}
 	}
 	if g.forward && id == [16]byte{} {
-		g.pack(data, done)
+		g.addToBatch(data, done)
 		return
 	}
-	buf := make([]byte, payloadHeader, size)
-	buf[0] = payloadVersion
-	copy(buf[1:], id[:])
-	g.queue = append(g.queue, &proposal{id: id, data: append(buf, data...), size: size, done: done, deadline: g.host.now + limits.ProposalTicks})
+	g.queue = append(g.queue, &proposal{id: id, data: message.NewEntry(id, data), size: size, done: done, deadline: g.host.now + limits.ProposalTicks})
 	g.proposalBytes += size
 	g.waiting += size
 	g.host.schedule(g)
@@ -144,8 +143,8 @@ func (g *Group) propose() {
 		n, size := 0, uint64(0)
 		for n < len(queue) && (n == 0 || size+queue[n].size <= g.host.opts.Limits.MessageBytes) {
 			size += queue[n].size
-			queue[n].seal()
-			queue[n].at, queue[n].envelope = position{term: status.GetTerm()}, 0
+			queue[n].closeBatch()
+			queue[n].at, queue[n].envelope = raftconf.Position{Term: status.GetTerm()}, 0
 			n++
 		}
 		if leads {
@@ -179,19 +178,19 @@ func (g *Group) append(ps []*proposal) {
 // number tells the proposals just given to raft their index: raft appended them last.
 func (g *Group) number(entries []*raftpb.Entry) {
 	for i := range g.fresh {
-		g.inflight[len(g.inflight)-1-i].at.index = entries[len(entries)-1-i].GetIndex()
+		g.inflight[len(g.inflight)-1-i].at.Index = entries[len(entries)-1-i].GetIndex()
 	}
 	g.fresh = 0
 }
 
 // claim takes the proposal whose entry is about to be applied, nil when nobody here waits for it, and settles those
 // that it shows to be lost. raft's own entries have no id: nil.
-func (g *Group) claim(at position, id *[16]byte) (found *proposal) {
-	for len(g.inflight) > 0 && g.inflight[0].at.index <= at.index {
+func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
+	for len(g.inflight) > 0 && g.inflight[0].at.Index <= at.Index {
 		switch p := g.takeInflight(); {
 		case p.at == at:
 			found = p
-		case p.at.index == at.index:
+		case p.at.Index == at.Index:
 			g.lost(p)
 		default:
 			g.host.complete(p, Result{}, ErrUncertain)
@@ -205,13 +204,13 @@ func (g *Group) claim(at position, id *[16]byte) (found *proposal) {
 			g.proposalBytes -= found.size
 		}
 	}
-	if at.term > g.sent.term {
+	if at.Term > g.sent.term {
 		// Terms do not go back along a log: what went to the leader of an earlier one is not in it.
-		for _, p := range g.sent.drain(func(p *proposal) bool { return p.at.term < at.term }) {
+		for _, p := range g.sent.drain(func(p *proposal) bool { return p.at.Term < at.Term }) {
 			g.proposalBytes -= p.size
 			g.lost(p)
 		}
-		g.sent.term = at.term
+		g.sent.term = at.Term
 	}
 	return found
 }
@@ -239,11 +238,11 @@ func (g *Group) takeInflight() *proposal {
 // With forwarding all of them are found in the log again, or shown not to be there.
 func (g *Group) lose() {
 	if g.forward {
-		if g.role != raft.StateLeader || len(g.inflight) > 0 && g.inflight[0].at.term != g.term {
+		if g.role != raft.StateLeader || len(g.inflight) > 0 && g.inflight[0].at.Term != g.term {
 			inflight := g.inflight
 			g.inflight = nil
 			for _, p := range inflight {
-				if p.at.term < g.handed.term {
+				if p.at.Term < g.handed.Term {
 					g.proposalBytes -= p.size
 					g.lost(p)
 				} else {
@@ -255,7 +254,7 @@ func (g *Group) lose() {
 	}
 	keep := g.inflight[:0]
 	for _, p := range g.inflight {
-		if p.at.index <= g.commit || g.role == raft.StateLeader && p.at.term == g.term {
+		if p.at.Index <= g.commit || g.role == raft.StateLeader && p.at.Term == g.term {
 			keep = append(keep, p)
 			continue
 		}

@@ -41,7 +41,7 @@ func (g *Group) ReadIndex(done func(index uint64, err error)) *Read {
 	case g.host.err != nil:
 		done(0, g.host.err)
 	case mutant.On(mutant.StaleRead):
-		done(g.applied.index, nil)
+		done(g.applied.Index, nil)
 	case g.reads.count >= g.host.opts.Limits.Reads:
 		done(0, fmt.Errorf("%w: %d reads are waiting", ErrOverloaded, g.reads.count))
 	default:
@@ -58,7 +58,7 @@ func (rs *reads) due(g *Group) bool {
 		return false
 	}
 	// A leader knows what is committed once it has committed something itself.
-	if g.role == raft.StateLeader && g.applied.term != g.term {
+	if g.role == raft.StateLeader && g.applied.Term != g.term {
 		return false
 	}
 	return len(rs.asked) == 0 || rs.resend <= g.host.now
@@ -99,7 +99,7 @@ func (rs *reads) hear(g *Group, states []raft.ReadState) {
 // release answers the reads that the state machine has reached.
 func (rs *reads) release(g *Group) {
 	if len(rs.waiting) > 0 {
-		reached := func(r *Read) bool { return r.index <= g.applied.index }
+		reached := func(r *Read) bool { return r.index <= g.applied.Index }
 		rs.waiting = rs.answer(g, rs.waiting, reached, nil)
 	}
 }
@@ -131,7 +131,7 @@ func (rs *reads) answer(g *Group, list []*Read, match func(*Read) bool, err erro
 			continue
 		}
 		rs.count--
-		g.host.completions = append(g.host.completions, completion{read: r, result: Result{Index: g.applied.index}, err: err})
+		g.host.completions = append(g.host.completions, completion{read: r, result: Result{Index: g.applied.Index}, err: err})
 	}
 	clear(list[len(keep):])
 	return keep

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 func TestReadEverywhere(t *testing.T) {
@@ -28,8 +30,8 @@ func TestReadsShareQuestions(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
 	questions := 0
-	c.drop = func(e Envelope) bool {
-		if e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgReadIndex {
+	c.drop = func(e message.Envelope) bool {
+		if e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgReadIndex {
 			questions++
 		}
 		return false
@@ -79,8 +81,8 @@ func TestLostQuestionIsRepeated(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
 	lost := 0
-	c.drop = func(e Envelope) bool {
-		if lost < 2 && e.Kind == KindRaft && (e.Raft.GetType() == raftpb.MsgReadIndex || e.Raft.GetType() == raftpb.MsgReadIndexResp) {
+	c.drop = func(e message.Envelope) bool {
+		if lost < 2 && e.Kind == message.KindRaft && (e.Raft.GetType() == raftpb.MsgReadIndex || e.Raft.GetType() == raftpb.MsgReadIndexResp) {
 			lost++
 			return true
 		}
@@ -136,8 +138,8 @@ func TestDeposedLeaderDoesNotAnswer(t *testing.T) {
 func TestReadWaitsForState(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
-	c.drop = func(e Envelope) bool {
-		return e.To == f.id && e.Kind == KindRaft && e.Raft.GetType() == raftpb.MsgApp
+	c.drop = func(e message.Envelope) bool {
+		return e.To == f.id && e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgApp
 	}
 	c.put(c.leader(), "a=1")
 	_, a := f.read()
@@ -186,7 +188,7 @@ func TestReadOnNewLeader(t *testing.T) {
 	to := c.others(l)[0]
 	l.group.TransferLeader(to.id, func(error) {})
 	var a *answer
-	c.drop = func(e Envelope) bool {
+	c.drop = func(e message.Envelope) bool {
 		if a == nil && to.group.Status().Role == "Leader" {
 			_, a = to.read()
 		}

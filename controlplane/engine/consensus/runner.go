@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // RunnerOptions start a Runner. Zero fields mean their default.
@@ -37,7 +39,7 @@ type Runner struct {
 
 // inbox is what waits for the goroutine.
 type inbox struct {
-	envelopes []Envelope
+	envelopes []message.Envelope
 	calls     []func()
 }
 
@@ -187,7 +189,7 @@ func (r *Runner) call(f func(), always bool) error {
 }
 
 // Deliver takes an envelope from another member; false says that it was dropped because too many wait.
-func (r *Runner) Deliver(e Envelope) bool {
+func (r *Runner) Deliver(e message.Envelope) bool {
 	r.mu.Lock()
 	ok := r.stopped == nil && len(r.in.envelopes) < r.opts.Envelopes
 	if ok {
@@ -203,7 +205,7 @@ func (r *Runner) Deliver(e Envelope) bool {
 
 // DeliverSnapshot takes an envelope with the files that came with it; see Host.StepSnapshot. The transport bounds how
 // many it receives at a time.
-func (r *Runner) DeliverSnapshot(e Envelope, dir string) error {
+func (r *Runner) DeliverSnapshot(e message.Envelope, dir string) error {
 	return r.call(func() { _ = r.host.StepSnapshot(e, dir) }, true)
 }
 

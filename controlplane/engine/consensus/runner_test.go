@@ -14,6 +14,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // wire is a network in memory between runners.
@@ -47,13 +49,13 @@ func (m *runnerMember) reach(id uint64) *runnerMember {
 	return m.w.to[id]
 }
 
-func (m *runnerMember) Send(e Envelope) {
+func (m *runnerMember) Send(e message.Envelope) {
 	if to := m.reach(e.To); to != nil {
 		to.Deliver(e)
 	}
 }
 
-func (m *runnerMember) SendSnapshot(e Envelope, dir string) {
+func (m *runnerMember) SendSnapshot(e message.Envelope, dir string) {
 	to := m.reach(e.To)
 	ok := false
 	if to != nil {
@@ -219,7 +221,7 @@ func TestStopHandsOver(t *testing.T) {
 		_, err := l.Propose(ctx, testGroup, [16]byte{}, []byte("a=1"))
 		require.ErrorIs(t, err, ErrStopped)
 		require.ErrorIs(t, l.ReadIndex(ctx, testGroup), ErrStopped)
-		require.False(t, l.Deliver(Envelope{}))
+		require.False(t, l.Deliver(message.Envelope{}))
 		changes, _ := l.Leads(testGroup)
 		_, open := <-changes
 		require.False(t, open)
@@ -287,7 +289,7 @@ func TestRunnerInboxIsBounded(t *testing.T) {
 	require.NoError(t, m.call(func() { close(held); <-hold }, true))
 	<-held
 	for i := range 5 {
-		require.Equal(t, i < 3, m.Deliver(Envelope{}))
+		require.Equal(t, i < 3, m.Deliver(message.Envelope{}))
 	}
 	calls := 0 // the runner's own threads may have some there, too
 	for m.call(func() {}, false) == nil {

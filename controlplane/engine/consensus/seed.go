@@ -5,13 +5,17 @@ import (
 	"fmt"
 
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
 // SeedGroup is a group whose state machine holds a state already.
 type SeedGroup struct {
 	ID          uint64
 	Index, Term uint64 // where the state machine is; zeroes if it is empty
-	// Known is a term that has been; new ones are above it. 0 is Term.
+	// Known is a term that was used; new terms are higher. 0 means Term.
 	Known uint64
 }
 
@@ -31,26 +35,20 @@ func Seed(o Options, groups []SeedGroup) (err error) {
 	if _, err := o.FS.Stat(dir); err == nil {
 		return fmt.Errorf("seed consensus: %s is there already", dir)
 	}
-	e, err := openEngine(o.FS, dir, o.QuietLog, o.Log)
+	e, err := raftlog.OpenEngine(o.FS, dir, o.QuietLog, o.Log)
 	if err != nil {
 		return fmt.Errorf("seed consensus: %w", err)
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
-	b := e.db.NewBatch()
+	defer func() { err = errors.Join(err, e.Close()) }()
+	b := e.NewBatch()
 	defer b.Close()
 	for _, g := range groups {
-		l := &groupLog{e: e, group: g.ID, members: membership{conf: &raftpb.ConfState{Voters: o.Members}}}
-		l.floor = position{g.Index, g.Term}
-		if l.begin = l.floor; l.begin.index < firstEntry.index {
-			l.begin = firstEntry
-		}
-		l.past = history{{l.begin.index, l.members}}
-		l.hard = &raftpb.HardState{Term: new(max(l.begin.term, g.Known)), Vote: new(uint64(0)), Commit: new(l.begin.index)}
-		if err := errors.Join(l.putHard(b), l.putBegin(b)); err != nil {
+		term := max(g.Term, g.Known)
+		if err := raftlog.Seed(e, b, g.ID, raftconf.Position{Index: g.Index, Term: g.Term}, term, o.Members); err != nil {
 			return fmt.Errorf("seed group %d: %w", g.ID, err)
 		}
 	}
-	return e.commit(b)
+	return e.Commit(b)
 }
 
 // Salvage applies to a state machine all that the group's log in the directory holds beyond it, whether a majority is
@@ -70,24 +68,24 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	if _, err := o.FS.Stat(dir); err != nil {
 		return 0, err
 	}
-	e, err := openEngine(o.FS, dir, o.QuietLog, o.Log)
+	e, err := raftlog.OpenEngine(o.FS, dir, o.QuietLog, o.Log)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, e.close()) }()
-	l, fresh, err := openSalvage(e, group)
+	defer func() { err = errors.Join(err, e.Close()) }()
+	l, fresh, err := raftlog.OpenExisting(e, group)
 	if err != nil || fresh {
 		return 0, errors.Join(err, errors.New("there is no log of it"))
 	}
 	index, _ := m.Applied()
-	if index < l.begin.index && index < l.floor.index {
-		return 0, fmt.Errorf("the state is at entry %d, but the log begins after %d", index, l.begin.index)
+	if index < l.Begin().Index && index < l.State().Index {
+		return 0, fmt.Errorf("the state is at entry %d, but the log begins after %d", index, l.Begin().Index)
 	}
-	err = l.scan(max(index, l.begin.index)+1, ^uint64(0), func(ent *raftpb.Entry) (bool, error) {
+	err = l.Scan(max(index, l.Begin().Index)+1, ^uint64(0), func(ent *raftpb.Entry) (bool, error) {
 		if ent.GetType() != raftpb.EntryNormal || len(ent.Data) == 0 {
 			return true, nil
 		}
-		list, err := entriesOf(nil, ent)
+		list, err := decodeEntries(nil, ent)
 		if err != nil {
 			return false, err
 		}
@@ -96,23 +94,11 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 		}
 		return true, nil
 	})
-	return max(l.last.term, l.hard.GetTerm()), err
+	return max(l.Last().Term, l.HardState().GetTerm()), err
 }
 
 // nowhere is the transport of a directory that is not driven.
 type nowhere struct{}
 
-func (nowhere) Send(Envelope)                 {}
-func (nowhere) SendSnapshot(Envelope, string) {}
-
-// openSalvage is openLog for a log that must be there.
-func openSalvage(e *engine, group uint64) (l *groupLog, fresh bool, err error) {
-	v, err := e.get(groupKey(group, kindTrunc))
-	if err != nil || v == nil {
-		return nil, true, err
-	}
-	if v, err = e.get(groupKey(group, kindMarker)); err != nil || v != nil {
-		return nil, false, errors.Join(err, errors.New("a snapshot was being installed: start the member once as it was, so that it finishes"))
-	}
-	return openLog(e, group, nil, 0)
-}
+func (nowhere) Send(message.Envelope)                 {}
+func (nowhere) SendSnapshot(message.Envelope, string) {}

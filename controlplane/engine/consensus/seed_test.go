@@ -5,6 +5,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // seed makes a member's disk one in which the group begins with a state.
@@ -51,11 +53,11 @@ func TestSalvage(t *testing.T) {
 	l := c.leader()
 	left := c.others(l)[0]
 	c.put(l, "a=1")
-	c.mustChange(l, Change{Kind: AddLearner, Member: 9, Birth: 99})
+	c.mustChange(l, Change{Kind: AddLearner, Member: 9, DirID: 99})
 	c.put(l, "a=2")
 	_, err := left.machine.Flush()
 	require.NoError(t, err)
-	c.drop = func(e Envelope) bool { return e.From == left.id } // its answers are lost: it has, and nobody knows
+	c.drop = func(e message.Envelope) bool { return e.From == left.id } // its answers are lost: it has, and nobody knows
 	late := l.propose("a=3")[0]
 	c.settle()
 	c.heal()

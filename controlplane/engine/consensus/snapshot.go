@@ -1,64 +1,31 @@
 package consensus
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// Snapshots bring a member up whose next entry the leader's log does not have any more. raft only says whom to send one
-// and from where on; what travels is a checkpoint of the state machine, made when the message is about to leave, and the
-// message is rewritten to where that checkpoint is. It is made inline: a state machine on Pebble links files.
+// A snapshot goes to a member whose next entry the leader's log does not have any more. raft decides who needs one.
+// Before the message is sent, the state machine writes a checkpoint, and the message gets the position of the checkpoint.
 //
-// On the way in, a marker in the log is synced before the state machine takes the files, and removed by the batch that
-// makes the log begin after them. So a crash in between is seen on Open and finished.
+// The receiver durably stores a marker in the log before the state machine installs the files. The batch that makes the
+// log begin after the snapshot removes the marker. So AddGroup sees a crash in between and completes the installation.
 
-// outgoingSnapshot is one on its way to a member.
+// outgoingSnapshot is a snapshot that is being made for, or sent to, a member.
 type outgoingSnapshot struct {
-	at  position
+	at  raftconf.Position
 	dir string
 }
 
-// A snapshot is at the last entry that was applied. The state machine is before that, if the entries since were not for
-// it: raft's own, and changes of the members. What raft's message says beside the configuration:
-//
-//	version, index and term of the state machine, births, removed members
-const snapshotVersion = 1
-
-func appendSnapshot(state position, m membership) []byte {
-	b := []byte{snapshotVersion}
-	b = binary.AppendUvarint(b, state.index)
-	b = binary.AppendUvarint(b, state.term)
-	return appendBirths(appendBirths(b, m.births), m.gone)
-}
-
-// parseSnapshot is the place where the log begins after a snapshot.
-func parseSnapshot(s *raftpb.Snapshot) (p begin, err error) {
-	meta := s.GetMetadata()
-	p.at = position{meta.GetIndex(), meta.GetTerm()}
-	p.floor, p.members.conf = p.at, meta.GetConfState()
-	if len(s.GetData()) == 0 {
-		return p, nil // of a member that cannot change the members
-	}
-	if v := s.Data[0]; v != snapshotVersion {
-		return p, fmt.Errorf("the snapshot has version %d, this program knows %d only", v, snapshotVersion)
-	}
-	r := reader{b: s.Data[1:]}
-	p.floor = position{r.uvarint(), r.uvarint()}
-	p.members.births, p.members.gone = r.births(), r.births()
-	if r.short || r.bad || len(r.b) > 0 || p.floor.index > p.at.index || p.floor.term > p.at.term {
-		return p, errors.New("the snapshot's place is malformed")
-	}
-	return p, nil
-}
-
-// incomingSnapshot has arrived and was offered to raft.
+// incomingSnapshot is a snapshot that was received and passed to raft.
 type incomingSnapshot struct {
-	at  position
+	at  raftconf.Position
 	dir string
 }
 
@@ -79,7 +46,7 @@ func (g *Group) discard(dir string) {
 
 // sendSnapshot lets the state machine make the checkpoint that raft's message asks for, and gives both to the transport.
 // What goes wrong is told to raft, which tries again.
-func (g *Group) sendSnapshot(e Envelope) {
+func (g *Group) sendSnapshot(e message.Envelope) {
 	h := g.host
 	if _, under := g.outgoing[e.To]; under {
 		g.node.ReportSnapshot(e.To, raft.SnapshotFailure)
@@ -88,22 +55,22 @@ func (g *Group) sendSnapshot(e Envelope) {
 	h.snapshots++
 	dir := h.opts.FS.PathJoin(h.SnapshotDir(), fmt.Sprintf("out-%d-%d-%d", g.id, e.To, h.snapshots))
 	g.outgoing[e.To] = outgoingSnapshot{dir: dir} // at entry 0: nothing is cut before it is done
-	var state position
+	var state raftconf.Position
 	var failure error
 	g.enqueue(&job{
 		run: func() error {
 			if failure = h.opts.FS.MkdirAll(dir, 0o700); failure == nil {
-				state.index, state.term, failure = g.machine.Checkpoint(dir)
+				state.Index, state.Term, failure = g.machine.Checkpoint(dir)
 			}
 			return nil
 		},
 		then: func() error {
 			at := state
-			if at.index < g.applied.index {
+			if at.Index < g.applied.Index {
 				at = g.applied // what was applied since was not for the state machine
 			}
-			if failure == nil && at.index < g.storage.begin.index {
-				failure = fmt.Errorf("the checkpoint is at entry %d, the log begins after %d", at.index, g.storage.begin.index)
+			if failure == nil && at.Index < g.storage.Begin().Index {
+				failure = fmt.Errorf("the checkpoint is at entry %d, the log begins after %d", at.Index, g.storage.Begin().Index)
 			}
 			if failure != nil {
 				g.log.Warn("make a snapshot", "to", e.To, "err", failure)
@@ -113,9 +80,9 @@ func (g *Group) sendSnapshot(e Envelope) {
 				h.schedule(g)
 				return nil
 			}
-			members := g.storage.past.at(at.index)
-			e.Raft.Snapshot = &raftpb.Snapshot{Data: appendSnapshot(state, members), Metadata: &raftpb.SnapshotMetadata{
-				Index: &at.index, Term: &at.term, ConfState: members.conf,
+			members := g.storage.MembersAt(at.Index)
+			e.Raft.Snapshot = &raftpb.Snapshot{Data: message.AppendSnapshotData(state, members), Metadata: &raftpb.SnapshotMetadata{
+				Index: &at.Index, Term: &at.Term, ConfState: members.Conf,
 			}}
 			g.outgoing[e.To] = outgoingSnapshot{at, dir}
 			h.opts.Transport.SendSnapshot(e, dir)
@@ -150,7 +117,7 @@ func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 }
 
 // StepSnapshot takes an envelope that came with the files of a snapshot, now in dir, which is the host's from here on.
-func (h *Host) StepSnapshot(e Envelope, dir string) (err error) {
+func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	if h.err != nil {
 		return h.err
 	}
@@ -166,41 +133,41 @@ func (h *Host) StepSnapshot(e Envelope, dir string) (err error) {
 		return nil
 	}
 	m := e.Raft.GetSnapshot().GetMetadata()
-	g.incoming = append(g.incoming, incomingSnapshot{position{m.GetIndex(), m.GetTerm()}, dir})
+	g.incoming = append(g.incoming, incomingSnapshot{raftconf.Position{Index: m.GetIndex(), Term: m.GetTerm()}, dir})
 	g.step(e)
 	return nil
 }
 
-// installation is a snapshot on its way into the state machine. What raft wants to keep meanwhile comes after it.
+// installation is a snapshot that the state machine is installing. held is what raft wants to be stored after it.
 type installation struct {
-	begin begin
+	begin raftconf.LogStart
 	held  []stored
 }
 
-// install makes the state machine take the snapshot that raft accepted, between two writes: the first one marks in the
-// log that it is about to, the second one makes the log begin behind it.
+// install starts the installation of a snapshot that raft accepted. It takes two writes: the first stores the marker, the
+// second, after the state machine has installed the files, makes the log begin after the snapshot.
 func (g *Group) install(s stored) error {
-	p, err := parseSnapshot(s.m.Snapshot)
+	p, err := message.ParseSnapshot(s.m.Snapshot)
 	if err != nil {
 		return fmt.Errorf("install a snapshot: %w", err)
 	}
 	g.installing = &installation{begin: p}
 	h := g.host
-	if err := putBegin(h.batch(), groupKey(g.id, kindMarker), p); err != nil {
+	if err := g.storage.PutSnapshotMarker(h.batch(), p); err != nil {
 		return err
 	}
-	var state position
+	var state raftconf.Position
 	restore := &job{
 		run: func() error {
 			if err := g.machine.Restore(s.dir); err != nil {
-				return fmt.Errorf("install a snapshot at entry %d: %w", p.at.index, err)
+				return fmt.Errorf("install a snapshot at entry %d: %w", p.At.Index, err)
 			}
-			state.index, state.term = g.machine.Applied()
+			state.Index, state.Term = g.machine.Applied()
 			return nil
 		},
 		then: func() error {
-			if state != p.floor {
-				return fmt.Errorf("install a snapshot with the state at entry %d of term %d: it is at %d of %d", p.floor.index, p.floor.term, state.index, state.term)
+			if state != p.State {
+				return fmt.Errorf("install a snapshot with the state at entry %d of term %d: it is at %d of %d", p.State.Index, p.State.Term, state.Index, state.Term)
 			}
 			return g.finishInstallation(s)
 		},
@@ -212,22 +179,22 @@ func (g *Group) install(s stored) error {
 	return nil
 }
 
-// finishInstallation lets the log begin behind the snapshot that the state machine holds now.
+// finishInstallation makes the log begin after the snapshot that the state machine has installed.
 func (g *Group) finishInstallation(s stored) error {
 	h, in := g.host, g.installing
 	p := in.begin
 	g.installing = nil
-	g.log.Info("installed a snapshot", "index", p.at.index)
-	g.applied, g.handed = p.at, p.at
-	for len(g.inflight) > 0 && g.inflight[0].at.index <= p.at.index {
+	g.log.Info("installed a snapshot", "index", p.At.Index)
+	g.applied, g.handed = p.At, p.At
+	for len(g.inflight) > 0 && g.inflight[0].at.Index <= p.At.Index {
 		h.complete(g.takeInflight(), Result{}, ErrUncertain)
 	}
 	g.answer(g.sent.drain(func(*proposal) bool { return true }), ErrUncertain)
 	g.discard(s.dir)
-	if err := g.storage.reset(h.batch(), p.at, p.floor, p.members); err != nil {
+	if err := g.storage.Reset(h.batch(), p.At, p.State, p.Members); err != nil {
 		return err
 	}
-	if err := g.storage.write(h.batch(), hardState(s.m), s.m.Entries); err != nil {
+	if err := g.storage.Write(h.batch(), hardState(s.m), s.m.Entries); err != nil {
 		return err
 	}
 	h.next.after = append(h.next.after, after{g: g, responses: s.m.Responses})
@@ -244,8 +211,8 @@ func (g *Group) finishInstallation(s stored) error {
 	return nil
 }
 
-// takeIncoming returns the files of a snapshot that has arrived, which are the caller's from here on.
-func (g *Group) takeIncoming(at position) string {
+// takeIncoming returns the directory with the files of a received snapshot, which the caller has to remove.
+func (g *Group) takeIncoming(at raftconf.Position) string {
 	for i, in := range g.incoming {
 		if in.at == at {
 			g.incoming = slices.Delete(g.incoming, i, i+1)
@@ -255,7 +222,7 @@ func (g *Group) takeIncoming(at position) string {
 	return ""
 }
 
-// dropIncoming removes the files that raft had no use for.
+// dropIncoming removes the files of snapshots that raft refused.
 func (g *Group) dropIncoming() {
 	for _, in := range g.incoming {
 		g.discard(in.dir)
@@ -263,94 +230,58 @@ func (g *Group) dropIncoming() {
 	g.incoming = g.incoming[:0]
 }
 
-// reconcile compares the log with the state machine at the start, finishes the installation of a snapshot, and moves
-// the commit index up to what is applied.
+// reconcile checks that log and state machine belong together, completes an interrupted installation of a snapshot, and
+// raises the commit index to what is applied. fresh says that the log was just created.
 func (g *Group) reconcile(fresh bool) error {
 	l := g.storage
 	index, term := g.machine.Applied()
 	if fresh && index != 0 {
 		return fmt.Errorf("the state is at entry %d, but there is no log of it", index)
 	}
-	if err := g.finishInstall(position{index, term}); err != nil {
+	if err := g.finishInstall(raftconf.Position{Index: index, Term: term}); err != nil {
 		return err
 	}
-	applied := position{index, term}
-	if index < l.begin.index && applied == l.floor {
-		applied = l.begin // what is between was not for the state machine
+	applied := raftconf.Position{Index: index, Term: term}
+	if index < l.Begin().Index && applied == l.State() {
+		applied = l.Begin() // what is between was not for the state machine
 	}
 	switch {
-	case applied.index < l.begin.index:
-		return fmt.Errorf("the state is at entry %d, but the log begins after %d: the state has lost what it had flushed", index, l.begin.index)
-	case index > l.last.index || l.hard.GetCommit() > l.last.index:
-		return fmt.Errorf("the state is at entry %d, but the log ends at %d: the log has lost what it had acknowledged", index, l.last.index)
+	case applied.Index < l.Begin().Index:
+		return fmt.Errorf("the state is at entry %d, but the log begins after %d: the state has lost what it had flushed", index, l.Begin().Index)
+	case index > l.Last().Index || l.HardState().GetCommit() > l.Last().Index:
+		return fmt.Errorf("the state is at entry %d, but the log ends at %d: the log has lost what it had acknowledged", index, l.Last().Index)
 	}
-	logTerm, err := l.Term(applied.index)
+	logTerm, err := l.Term(applied.Index)
 	if err != nil {
 		return err
 	}
-	if logTerm != applied.term {
+	if logTerm != applied.Term {
 		return fmt.Errorf("entry %d is of term %d in the state, but of term %d in the log", index, term, logTerm)
 	}
-	if applied.index > l.hard.GetCommit() {
-		l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: new(applied.index)}
-	}
-	if applied, err = g.hideFirst(applied); err != nil {
+	l.RaiseCommit(applied.Index)
+	if applied, err = l.HideFirstEntry(applied); err != nil {
 		return err
 	}
 	g.applied = applied
-	l.applied = applied.index
-	return l.changesTo(applied.index, g.host.births.known)
+	l.SetApplied(applied.Index)
+	return l.ApplyChanges(applied.Index, g.host.dirIDs.known)
 }
 
-// hideFirst cuts entry 1 from a log that was made when logs began with it: a member that joins must not begin there.
-// It is raft's own, at the begin of the first term.
-func (g *Group) hideFirst(applied position) (position, error) {
+// finishInstall completes or drops an installation that a crash interrupted. applied is the position of the state
+// machine.
+func (g *Group) finishInstall(applied raftconf.Position) error {
 	l := g.storage
-	if l.begin.index != 0 || l.hard.GetCommit() == 0 || len(l.members.conf.GetVoters()) == 0 {
-		return applied, nil
-	}
-	term, err := l.Term(1)
-	if err != nil {
-		return applied, err
-	}
-	b := l.e.db.NewBatch()
-	defer b.Close()
-	first := position{1, term}
-	if err := l.truncate(b, first); err != nil {
-		return applied, err
-	}
-	if applied.index == 0 {
-		l.floor, applied = position{}, first
-		if err := l.putBegin(b); err != nil {
-			return applied, err
-		}
-	}
-	return applied, l.e.commit(b)
-}
-
-func (g *Group) finishInstall(applied position) error {
-	l, key := g.storage, groupKey(g.id, kindMarker)
-	v, err := l.e.get(key)
-	if v == nil || err != nil {
+	p, found, err := l.SnapshotMarker()
+	if !found || err != nil {
 		return err
 	}
-	p, err := decodeBegin(v)
-	if err != nil {
-		return fmt.Errorf("read the marker of a snapshot: %w", err)
-	}
-	b := l.e.db.NewBatch()
-	defer b.Close()
 	switch {
-	case applied == p.floor:
-		g.log.Info("finished the installation of a snapshot", "index", p.at.index)
-		err = l.reset(b, p.at, p.floor, p.members)
-	case applied.index < p.floor.index:
-		err = b.Delete(key, nil) // the state machine did not get to it
+	case applied == p.State:
+		g.log.Info("finished the installation of a snapshot", "index", p.At.Index)
+		return l.FinishSnapshot(p)
+	case applied.Index < p.State.Index:
+		return l.DeleteSnapshotMarker() // the state machine did not install it
 	default:
-		err = fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.index, p.at.index)
+		return fmt.Errorf("the state is at entry %d, beyond the snapshot at %d that was being installed", applied.Index, p.At.Index)
 	}
-	if err != nil {
-		return err
-	}
-	return l.e.commit(b)
 }

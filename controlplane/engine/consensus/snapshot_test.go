@@ -8,6 +8,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // shortLogs makes a cluster that keeps few entries for slow members.
@@ -70,7 +72,7 @@ func TestSnapshotIsOvertaken(t *testing.T) {
 	all := c.putMany(l, 0, 20)
 	c.heal()
 	held := 0
-	c.drop = func(e Envelope) bool {
+	c.drop = func(e message.Envelope) bool {
 		if e.Raft.GetType() == raftpb.MsgSnap && held == 0 {
 			held++
 			return true
@@ -92,7 +94,7 @@ func TestLogIsKeptForSnapshotUnderWay(t *testing.T) {
 	c.putMany(l, 0, 20)
 	c.heal()
 	var snap []packet
-	c.drop = func(e Envelope) bool { return false }
+	c.drop = func(e message.Envelope) bool { return false }
 	c.frozen = true
 	for range 5 {
 		require.NoError(t, l.host.Tick())
@@ -111,7 +113,7 @@ func TestLogIsKeptForSnapshotUnderWay(t *testing.T) {
 	c.frozen = false
 	require.Len(t, snap, 1)
 	all := c.putMany(l, 20, 40)
-	require.LessOrEqual(t, l.group.Status().First, l.group.outgoing[slow.id].at.index+1)
+	require.LessOrEqual(t, l.group.Status().First, l.group.outgoing[slow.id].at.Index+1)
 	c.net = append(c.net, snap...)
 	c.converge(all...)
 	require.Equal(t, 1, slow.arrived, "one was enough")
@@ -168,9 +170,9 @@ func TestCrashBeforeInstallation(t *testing.T) {
 	slow.crash()
 	slow.start()
 	require.Equal(t, uint64(3), slow.group.Status().Last, "it goes on with what it had")
-	v, err := slow.host.engine.get(groupKey(testGroup, kindMarker))
+	_, found, err := slow.group.storage.SnapshotMarker()
 	require.NoError(t, err)
-	require.Nil(t, v)
+	require.False(t, found)
 	c.tick(5)
 	require.Equal(t, l.machine.Log, slow.machine.Log)
 }
@@ -182,7 +184,7 @@ func TestStrayFiles(t *testing.T) {
 	f := c.others(l)[0]
 	c.put(l, "a=1")
 	c.tick(1)
-	e := Envelope{From: l.id, To: f.id, FromBirth: l.host.births.own, Kind: KindRaft, Group: testGroup}
+	e := message.Envelope{From: l.id, To: f.id, FromDirID: l.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup}
 	conf := &raftpb.ConfState{Voters: c.ids}
 	for name, m := range map[string]*raftpb.Message{
 		"old":       {Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(1)), Term: new(uint64(1)), ConfState: conf}}},
@@ -197,7 +199,7 @@ func TestStrayFiles(t *testing.T) {
 		c.settle()
 		require.Empty(t, f.snapshotDirs(), name)
 	}
-	require.NoError(t, f.host.Step(Envelope{From: l.id, To: f.id, FromBirth: l.host.births.own, Kind: KindRaft, Group: testGroup, Raft: &raftpb.Message{
+	require.NoError(t, f.host.Step(message.Envelope{From: l.id, To: f.id, FromDirID: l.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup, Raft: &raftpb.Message{
 		Type: raftpb.MsgSnap.Enum(), From: &l.id, To: &f.id, Term: &l.group.term,
 		Snapshot: &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(99)), Term: new(uint64(1)), ConfState: conf}},
 	}}), "a snapshot without its files")

@@ -7,14 +7,16 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"go.etcd.io/raft/v3/tracker"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // Status is what a host knows of itself.
 type Status struct {
 	ID      uint64
-	Birth   uint64
-	Vouched bool  // whether it may take part; see births.go
-	Err     error // why it has stopped
+	DirID   uint64 // of the data directory
+	Vouched bool   // whether the data directory may take part, see dirid.go
+	Err     error  // why it has stopped
 	// Heard tells for each other member how many ticks ago its last message came; absent if none did.
 	Heard  map[uint64]uint64
 	Groups []GroupStatus // by id
@@ -34,7 +36,7 @@ type GroupStatus struct {
 	Voters         []uint64
 	Learners       []uint64
 	Outgoing       []uint64          // voters of before, while the members change together
-	Proposals      int               // waiting, in this member; those of one pack count once
+	Proposals      int               // waiting, in this member; those of one batch count once
 	Reads          int               // waiting, in this member
 	Match          map[uint64]uint64 // on the leader: the last entry known to be on each member
 	Active         map[uint64]bool   // on the leader: who was heard from in the last election time-out
@@ -49,7 +51,7 @@ var roles = map[raft.StateType]string{
 
 // Status describes the host and its groups.
 func (h *Host) Status() Status {
-	s := Status{ID: h.opts.ID, Birth: h.births.own, Vouched: h.births.vouched, Err: h.err, Heard: map[uint64]uint64{}}
+	s := Status{ID: h.opts.ID, DirID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Err: h.err, Heard: map[uint64]uint64{}}
 	for m, at := range h.heard {
 		s.Heard[m] = h.now - at
 	}
@@ -64,10 +66,10 @@ func (g *Group) Status() GroupStatus {
 	b := g.node.BasicStatus()
 	s := GroupStatus{
 		ID: g.id, Role: roles[b.RaftState], Leader: b.Lead, Transferee: b.LeadTransferee,
-		Term: b.GetTerm(), Vote: b.GetVote(), Commit: b.GetCommit(), Applied: g.applied.index,
-		First: g.storage.begin.index + 1, Last: g.storage.last.index, LogBytes: g.storage.sizes.bytes(),
-		Voters: g.storage.members.conf.GetVoters(), Learners: g.storage.members.conf.GetLearners(),
-		Outgoing: g.storage.members.conf.GetVotersOutgoing(), Proposals: len(g.queue) + len(g.inflight) + g.sent.count, Reads: g.reads.count,
+		Term: b.GetTerm(), Vote: b.GetVote(), Commit: b.GetCommit(), Applied: g.applied.Index,
+		First: g.storage.Begin().Index + 1, Last: g.storage.Last().Index, LogBytes: g.storage.Bytes(),
+		Voters: g.storage.Members().Conf.GetVoters(), Learners: g.storage.Members().Conf.GetLearners(),
+		Outgoing: g.storage.Members().Conf.GetVotersOutgoing(), Proposals: len(g.queue) + len(g.inflight) + g.sent.count, Reads: g.reads.count,
 		SnapshotsUnder: len(g.outgoing),
 	}
 	if b.RaftState == raft.StateLeader {
@@ -123,7 +125,7 @@ func (g *Group) TransferLeader(to uint64, done func(error)) {
 func (g *Group) transferTo(to uint64) (err error) {
 	defer g.host.guard(&err)
 	known := false
-	for _, id := range g.storage.members.conf.GetVoters() {
+	for _, id := range g.storage.Members().Conf.GetVoters() {
 		known = known || id == to
 	}
 	if !known {
@@ -158,8 +160,8 @@ func (g *Group) checkTransfer(now uint64) {
 	}
 }
 
-// loseTransferee goes on with a transfer whose target cannot be reached: to another where any will do, or to its end, since
-// nothing would come of waiting.
+// loseTransferee goes on with a transfer whose target cannot be reached: to another where any will do, or to its end,
+// since nothing would come of waiting.
 func (g *Group) loseTransferee(member uint64) {
 	t := g.transfer
 	if t == nil || t.to != member {
@@ -190,8 +192,8 @@ func (g *Group) endTransfer(err error) {
 	}
 }
 
-// ReportUnreachable says that messages to a member were lost, so that its groups stop sending ahead, and wait no longer for
-// it to lead.
+// ReportUnreachable says that messages to a member were lost, so that its groups stop sending ahead, and wait no longer
+// for it to lead.
 func (h *Host) ReportUnreachable(member uint64) (err error) {
 	if h.err != nil {
 		return h.err
@@ -206,13 +208,13 @@ func (h *Host) ReportUnreachable(member uint64) (err error) {
 }
 
 // step gives raft a message that was checked. raft's own refusals (an unknown peer, a dropped proposal) need no answer.
-func (g *Group) step(e Envelope) {
+func (g *Group) step(e message.Envelope) {
 	if e.Raft.GetType() == raftpb.MsgReadIndex && g.role != raft.StateLeader {
 		return // it asks another member by now; raft would pass it on in the name of the first
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
-		// So a member answers a leader of an older term, to tell it the term. Of this term it says nothing; but raft would
-		// take a member that it probes for one that has nothing, and send it all there is.
+		// So a member answers a leader of an older term, to tell it the term. Of this term it says nothing; but raft
+		// would take a member that it probes for one that has nothing, and send it all there is.
 		return
 	}
 	if err := g.node.Step(e.Raft); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) && !errors.Is(err, raft.ErrProposalDropped) {

@@ -48,7 +48,7 @@ func (t *threads) stop() {
 
 // runJobs does jobs, and answers those who wait from here.
 func runJobs(js []*job) error {
-	reply := func(ask asker, r Result, err error) { ask(r, err) }
+	reply := func(ask callback, r Result, err error) { ask(r, err) }
 	for i, j := range js {
 		j.reply = reply
 		if err := j.run(); err != nil {
@@ -70,7 +70,7 @@ func (t *threads) advance(h *Host) (moved bool, err error) {
 		}
 		if w.batch == nil {
 			moved = true
-			if err := h.said(w); err != nil {
+			if err := h.finish(w); err != nil {
 				return false, err
 			}
 			continue
@@ -85,7 +85,7 @@ func (t *threads) advance(h *Host) (moved bool, err error) {
 			g.jobs = nil
 		}
 	}
-	return moved, h.engine.failure()
+	return moved, h.engine.Err()
 }
 
 // finishWrite takes note of a write that has ended.
@@ -97,7 +97,7 @@ func (h *Host) finishWrite(w *write, failure error) {
 	defer h.guard(&err)
 	h.threads.writing = nil
 	if failure == nil {
-		failure = h.said(w)
+		failure = h.finish(w)
 	}
 	if failure != nil {
 		_ = h.fail(failure)

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // ends collects what became of transfers.
@@ -82,8 +84,8 @@ func TestTransfereeIsLostWhileItTakesOver(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	to := c.others(l)[0]
-	c.drop = func(e Envelope) bool {
-		return e.From == to.id && (e.Kind != KindRaft || e.Raft.GetType() != raftpb.MsgVote)
+	c.drop = func(e message.Envelope) bool {
+		return e.From == to.id && (e.Kind != message.KindRaft || e.Raft.GetType() != raftpb.MsgVote)
 	}
 	var ends ends
 	l.group.TransferLeader(to.id, ends.done)

@@ -7,43 +7,45 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The log has a thread of its own. What all groups want to keep until it is free goes into one batch and one fsync; what
-// depends on that (acknowledgements, votes, what raft tells itself) is said when it is durable. Driven by steps, the
-// thread is the caller's; a Runner has a goroutine for it, and raft's goes on meanwhile: it takes proposals, sends them
-// on, hears the followers, and commits what a majority of the others holds.
+// The log is written by its own goroutine if a Runner drives the host, otherwise by the caller of Process. While a
+// write is under way, the writes of all groups collect in the next batch, and raft goes on: it takes proposals, sends
+// appends, handles the followers' answers, and commits what a majority of the other members has stored. Messages that
+// depend on a write (acknowledgements, votes, raft's messages to itself) are delivered after its fsync.
 
-// write is one batch of the log.
+// write is one batch of the log and what follows when the batch is durable.
 type write struct {
-	batch *pebble.Batch // nil if there is nothing to keep, only something to say after the writes before
+	batch *pebble.Batch // nil if nothing is to be stored and after only has to wait for earlier writes
 	after []after
-	since uint64 // the tick in which it was begun
-	cuts  bool   // a log is shorter after it
+	since uint64 // the tick in which the write was started
+	cuts  bool   // whether the batch truncates a log
 }
 
-// after is what waits for a write.
+// after is what a group does when a write is durable: it delivers responses, then calls then.
 type after struct {
 	g         *Group
 	responses []*raftpb.Message
 	then      func() error // optional
 }
 
-// batch is the one that the next write keeps.
+// batch returns the Pebble batch of the next write, and creates it if needed.
 func (h *Host) batch() *pebble.Batch {
 	if h.next.batch == nil {
-		h.next.batch = h.engine.db.NewBatch()
+		h.next.batch = h.engine.NewBatch()
 	}
 	return h.next.batch
 }
 
-// keep makes what raft wants to be durable part of the next write.
+// keep adds what raft wants to be stored to the next write. During the installation of a snapshot it is held back.
 func (g *Group) keep(m *raftpb.Message) error {
 	s := stored{m, ""}
 	if m.Snapshot != nil {
 		meta := m.Snapshot.GetMetadata()
-		if s.dir = g.takeIncoming(position{meta.GetIndex(), meta.GetTerm()}); s.dir == "" {
+		if s.dir = g.takeIncoming(raftconf.Position{Index: meta.GetIndex(), Term: meta.GetTerm()}); s.dir == "" {
 			return fmt.Errorf("install a snapshot at entry %d: its files are missing", meta.GetIndex())
 		}
 	}
@@ -54,21 +56,22 @@ func (g *Group) keep(m *raftpb.Message) error {
 	return g.store(s)
 }
 
-// stored is what raft wants to be durable, and the files of its snapshot if it is one.
+// stored is raft's message to the log, and the directory with the files of its snapshot, if it has one.
 type stored struct {
 	m   *raftpb.Message
 	dir string
 }
 
+// store adds a message to the next write, or starts the installation of its snapshot.
 func (g *Group) store(s stored) error {
 	if s.m.Snapshot != nil {
 		return g.install(s)
 	}
-	begin := g.storage.begin.index
-	if err := g.storage.write(g.host.batch(), hardState(s.m), s.m.Entries); err != nil {
+	begin := g.storage.Begin().Index
+	if err := g.storage.Write(g.host.batch(), hardState(s.m), s.m.Entries); err != nil {
 		return err
 	}
-	g.host.next.cuts = g.host.next.cuts || g.storage.begin.index > begin
+	g.host.next.cuts = g.host.next.cuts || g.storage.Begin().Index > begin
 	if mutant.On(mutant.AckBeforeSync) {
 		g.deliver(s.m.Responses)
 		return nil
@@ -77,12 +80,12 @@ func (g *Group) store(s stored) error {
 	return nil
 }
 
-// hardState is that of a message for the log, empty if it does not change.
+// hardState returns the HardState in raft's message to the log, empty if it does not change.
 func hardState(m *raftpb.Message) *raftpb.HardState {
 	return &raftpb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
 }
 
-// due takes the next write, nil if there is nothing to do.
+// due returns the collected write and begins a new one; nil if there is nothing to write.
 func (h *Host) due() *write {
 	if h.next.batch == nil && len(h.next.after) == 0 {
 		return nil
@@ -91,32 +94,22 @@ func (h *Host) due() *write {
 	h.next = &write{}
 	w.since = h.now
 	if w.batch != nil && w.batch.Empty() {
-		_ = w.batch.Close() // nothing was ever in it
+		_ = w.batch.Close() // an empty batch
 		w.batch = nil
 	}
 	return w
 }
 
-// run makes the write durable, on the log's thread.
-func (w *write) run(e *engine) error {
+// run makes the write durable, on the log's goroutine.
+func (w *write) run(e *raftlog.Engine) error {
 	if w.batch == nil {
 		return nil
 	}
-	e.fresh += w.batch.Len()
-	if err := e.commit(w.batch); err != nil {
-		return err
-	}
-	if err := w.batch.Close(); err != nil {
-		return fmt.Errorf("write the log: %w", err)
-	}
-	if w.cuts {
-		return e.tidy()
-	}
-	return nil
+	return e.Write(w.batch, w.cuts)
 }
 
-// said tells everybody what the write was waited for.
-func (h *Host) said(w *write) error {
+// finish does what waits for a write that is durable.
+func (h *Host) finish(w *write) error {
 	for _, a := range w.after {
 		a.g.deliver(a.responses)
 		if a.then != nil {
@@ -129,11 +122,11 @@ func (h *Host) said(w *write) error {
 	return nil
 }
 
-// deliver sends messages to where they are for, which may be raft here.
+// deliver sends messages to other members, or passes them to this member's raft.
 func (g *Group) deliver(ms []*raftpb.Message) {
 	for _, m := range ms {
 		if m.GetTo() == g.host.opts.ID {
-			_ = g.node.Step(m) // raft has no use for what it has outlived
+			_ = g.node.Step(m) // raft refuses messages of earlier terms
 		} else {
 			g.host.send(g, m)
 		}
@@ -141,7 +134,7 @@ func (g *Group) deliver(ms []*raftpb.Message) {
 	g.host.schedule(g)
 }
 
-// take carries out one Ready.
+// take carries out one Ready of raft.
 func (h *Host) take(g *Group, rd *raft.Ready) error {
 	g.number(rd.Entries)
 	g.observe(rd)
@@ -164,7 +157,7 @@ func (h *Host) take(g *Group, rd *raft.Ready) error {
 	return nil
 }
 
-// advance lets the threads go on, and says whether raft may have more to do by that.
+// advance starts or does the work of the log and of the state machines, and reports whether raft may have more to do.
 func (h *Host) advance() (bool, error) {
 	if h.threads != nil {
 		return h.threads.advance(h)
@@ -175,7 +168,7 @@ func (h *Host) advance() (bool, error) {
 		if err := w.run(h.engine); err != nil {
 			return false, err
 		}
-		if err := h.said(w); err != nil {
+		if err := h.finish(w); err != nil {
 			return false, err
 		}
 	}
@@ -187,5 +180,5 @@ func (h *Host) advance() (bool, error) {
 			}
 		}
 	}
-	return moved, h.engine.failure()
+	return moved, h.engine.Err()
 }

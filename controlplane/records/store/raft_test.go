@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
@@ -22,7 +23,7 @@ type wire struct {
 	ready   chan struct{}
 }
 
-func (w *wire) Send(e consensus.Envelope) {
+func (w *wire) Send(e message.Envelope) {
 	select {
 	case <-w.ready:
 	default:
@@ -32,14 +33,14 @@ func (w *wire) Send(e consensus.Envelope) {
 	if err != nil {
 		panic(err)
 	}
-	copied, err := consensus.ParseEnvelope(b)
+	copied, err := message.Parse(b)
 	if err != nil {
 		panic(err)
 	}
 	w.runners[e.To].Deliver(copied)
 }
 
-func (w *wire) SendSnapshot(e consensus.Envelope, _ string) {
+func (w *wire) SendSnapshot(e message.Envelope, _ string) {
 	go w.runners[w.self].ReportSnapshot(e.Group, e.To, false)
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // spent is the processor time of this process.
@@ -26,22 +26,22 @@ func BenchmarkRoundTrip(b *testing.B) {
 		b.Run(fmt.Sprintf("flight=%d/payload=%d", c.flight, c.payload), func(b *testing.B) {
 			var two atomic.Pointer[Mesh]
 			back := make(chan struct{}, c.flight)
-			w := newEars(b, map[uint64]func(consensus.Envelope) bool{
-				1: func(e consensus.Envelope) bool {
+			w := newEars(b, map[uint64]func(message.Envelope) bool{
+				1: func(e message.Envelope) bool {
 					if e.Group == 99 {
 						back <- struct{}{}
 					}
 					return true
 				},
-				2: func(e consensus.Envelope) bool {
+				2: func(e message.Envelope) bool {
 					if m := two.Load(); m != nil && e.Group == 99 {
-						m.Send(consensus.Envelope{From: 2, To: 1, Kind: consensus.KindForward, Group: 99, Payloads: e.Payloads})
+						m.Send(message.Envelope{From: 2, To: 1, Kind: message.KindForward, Group: 99, Payloads: e.Payloads})
 					}
 					return true
 				},
 			}, 2)
 			two.Store(w.seats[2].mesh)
-			e := consensus.Envelope{From: 1, To: 2, Kind: consensus.KindForward, Group: 99, Payloads: [][]byte{make([]byte, c.payload)}}
+			e := message.Envelope{From: 1, To: 2, Kind: message.KindForward, Group: 99, Payloads: [][]byte{make([]byte, c.payload)}}
 			for connected := false; !connected; {
 				w.seats[1].mesh.Send(e)
 				select {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -48,11 +48,11 @@ type lane struct {
 	wake chan struct{} // capacity 1: something waits, or is half written
 
 	mu      sync.Mutex
-	waiting []consensus.Envelope // at most queue
-	wire    *wire                // nil without a connection
-	busy    bool                 // the wire is the writer's alone
-	last    time.Time            // when something was sent
-	frame   []byte               // encoded by who sends
+	waiting []message.Envelope // at most queue
+	wire    *wire              // nil without a connection
+	busy    bool               // the wire is the writer's alone
+	last    time.Time          // when something was sent
+	frame   []byte             // encoded by who sends
 }
 
 func newLane() *lane { return &lane{wake: make(chan struct{}, 1)} }
@@ -66,7 +66,7 @@ func (l *lane) ring() {
 
 // send takes an envelope, or forgets it when too many wait: raft sends again. It does not wait for the network. The error
 // is that of an envelope that cannot be encoded.
-func (l *lane) send(e *consensus.Envelope) error {
+func (l *lane) send(e *message.Envelope) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
@@ -98,8 +98,8 @@ func (l *lane) send(e *consensus.Envelope) error {
 }
 
 // light says whether an envelope is small enough to be written by who sends it.
-func light(e *consensus.Envelope) bool {
-	if len(e.Raft.GetEntries())+len(e.Payloads)+len(e.Beats) > 256 {
+func light(e *message.Envelope) bool {
+	if len(e.Raft.GetEntries())+len(e.Payloads)+len(e.Heartbeats) > 256 {
 		return false
 	}
 	size := 0
@@ -113,7 +113,7 @@ func light(e *consensus.Envelope) bool {
 }
 
 // appendFrame appends an envelope and its length. buf stays as it was when it cannot be encoded.
-func appendFrame(buf []byte, e *consensus.Envelope) ([]byte, error) {
+func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	start := len(buf)
 	out, err := e.AppendTo(append(buf, make([]byte, headBytes)...))
 	if err != nil {
@@ -139,7 +139,7 @@ func (l *lane) close() {
 }
 
 // take is what waits; the wire is the writer's until there is nothing more.
-func (l *lane) take() []consensus.Envelope {
+func (l *lane) take() []message.Envelope {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	batch := l.waiting
@@ -261,7 +261,7 @@ func (m *Mesh) drain(l *link, w *wire) error {
 		if buf, err = appendFrame(buf, &batch[i]); err != nil {
 			m.lost(l, err)
 		}
-		batch[i] = consensus.Envelope{}
+		batch[i] = message.Envelope{}
 		if len(buf) < frameBytes && i < len(batch)-1 {
 			continue
 		}

@@ -15,14 +15,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
 // numbered is an envelope that means nothing to consensus; a payload makes it heavy.
-func numbered(from, to, number uint64, payload int) consensus.Envelope {
-	e := consensus.Envelope{From: from, To: to, Kind: consensus.KindForward, Group: 99, Number: number}
+func numbered(from, to, number uint64, payload int) message.Envelope {
+	e := message.Envelope{From: from, To: to, Kind: message.KindForward, Group: 99, Number: number}
 	if payload > 0 {
 		e.Payloads = [][]byte{make([]byte, payload)}
 	}
@@ -65,34 +65,34 @@ func (w *table) speak(to uint64, own mtls.Source, protocol string, bytes []byte)
 
 // A member speaks for itself, to whom it reaches, in frames and a version that are known; when it does not it hears why.
 func TestSpeaksForItself(t *testing.T) {
-	heard := make(chan consensus.Envelope, 100)
-	hear := func(e consensus.Envelope) bool { heard <- e; return true }
-	w := newEars(t, map[uint64]func(consensus.Envelope) bool{1: hear}, 3, 2, 3)
-	frame := func(e consensus.Envelope) []byte {
+	heard := make(chan message.Envelope, 100)
+	hear := func(e message.Envelope) bool { heard <- e; return true }
+	w := newEars(t, map[uint64]func(message.Envelope) bool{1: hear}, 3, 2, 3)
+	frame := func(e message.Envelope) []byte {
 		b, err := e.AppendTo(nil)
 		require.NoError(t, err)
 		return b
 	}
-	good := frame(consensus.Envelope{From: 2, To: 1, Kind: consensus.KindBirthAsk})
+	good := frame(message.Envelope{From: 2, To: 1, Kind: message.KindDirIDRequest})
 	future := append([]byte{9}, good[1:]...)
 	for name, c := range map[string]struct {
 		bytes []byte
 		kind  fault.Kind
 		says  string
 	}{
-		"for another":    {frames(frame(consensus.Envelope{From: 3, To: 1, Kind: consensus.KindBirthAsk})), fault.PermissionDenied, "may not send from 3"},
-		"for us":         {frames(frame(consensus.Envelope{From: 1, To: 1, Kind: consensus.KindBirthAsk})), fault.PermissionDenied, "may not send from 1"},
-		"to another":     {frames(frame(consensus.Envelope{From: 2, To: 3, Kind: consensus.KindBirthAsk})), fault.PermissionDenied, "to 3 here"},
+		"for another":    {frames(frame(message.Envelope{From: 3, To: 1, Kind: message.KindDirIDRequest})), fault.PermissionDenied, "may not send from 3"},
+		"for us":         {frames(frame(message.Envelope{From: 1, To: 1, Kind: message.KindDirIDRequest})), fault.PermissionDenied, "may not send from 1"},
+		"to another":     {frames(frame(message.Envelope{From: 2, To: 3, Kind: message.KindDirIDRequest})), fault.PermissionDenied, "to 3 here"},
 		"garbage":        {frames([]byte("garbage")), fault.InvalidArgument, "envelope"},
 		"cut short":      {frames(good[:5]), fault.InvalidArgument, "envelope"},
 		"another future": {frames(future), fault.InvalidArgument, "the peer speaks version 9"},
-		"too large":      {binary.BigEndian.AppendUint32(nil, consensus.MaxEnvelopeBytes+1), fault.InvalidArgument, "are more than"},
+		"too large":      {binary.BigEndian.AppendUint32(nil, message.MaxBytes+1), fault.InvalidArgument, "are more than"},
 		"no frames":      {[]byte("GET / HTTP/1.1\r\n\r\n"), fault.InvalidArgument, "are more than"},
 	} {
 		err := w.speak(1, w.as("2"), raftProtocol, append(frames(good), c.bytes...))
 		require.True(t, fault.Is(err, c.kind), "%s: %v", name, err)
 		require.ErrorContains(t, err, c.says, name)
-		require.Equal(t, consensus.KindBirthAsk, (<-heard).Kind, "%s: what came before was good", name)
+		require.Equal(t, message.KindDirIDRequest, (<-heard).Kind, "%s: what came before was good", name)
 		require.Empty(t, heard, name)
 	}
 	_, err := w.greet(1, w.as("2"), "trivet-raft/2")
@@ -143,7 +143,7 @@ type ears struct {
 	numbers []uint64
 }
 
-func (s *ears) hear(e consensus.Envelope) bool {
+func (s *ears) hear(e message.Envelope) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.Group == 99 {
@@ -168,7 +168,7 @@ func (s *ears) beyond(number uint64) bool {
 // What is sent comes in order and once, light or heavy, by many senders' hands; also after the other side has been away.
 func TestOrderAndReturn(t *testing.T) {
 	two := &ears{}
-	w := newEars(t, map[uint64]func(consensus.Envelope) bool{2: two.hear}, 2)
+	w := newEars(t, map[uint64]func(message.Envelope) bool{2: two.hear}, 2)
 	one := w.seats[1].mesh
 	for round := range uint64(2) {
 		base := round * 1_000_000
@@ -290,7 +290,7 @@ func TestSlowReader(t *testing.T) {
 		body := make([]byte, binary.BigEndian.Uint32(head[:]))
 		_, err = io.ReadFull(conn, body)
 		require.NoError(t, err)
-		e, err := consensus.ParseEnvelope(body)
+		e, err := message.Parse(body)
 		require.NoError(t, err)
 		require.Greater(t, e.Number, last)
 		last = e.Number
@@ -357,19 +357,19 @@ func TestNothingWaitsForTheAbsent(t *testing.T) {
 	w := newTable(t, 2, 2)
 	l := w.seats[1].mesh.link(2).lane
 	for range 2 * queue {
-		w.seats[1].mesh.Send(consensus.Envelope{From: 1, To: 2, Kind: consensus.KindBirthAsk})
+		w.seats[1].mesh.Send(message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest})
 	}
 	require.Eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.waiting) < queue/2 }, 10*time.Second, time.Millisecond)
-	w.seats[1].mesh.Send(consensus.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
+	w.seats[1].mesh.Send(message.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
 }
 
 // An envelope that cannot be encoded harms no other, whoever writes it.
 func TestLost(t *testing.T) {
 	b := newLab(t, patience{ask: time.Hour, answer: time.Second, quiet: time.Hour})
 	conn := b.next(t)
-	bad := consensus.Envelope{From: 1, To: 2, Kind: 99}
-	heavy := consensus.Envelope{From: 1, To: 2, Kind: 99, Payloads: [][]byte{make([]byte, lightBytes+1)}}
-	for _, e := range []consensus.Envelope{bad, numbered(1, 2, 1, 0), heavy, bad, numbered(1, 2, 2, 0), heavy} {
+	bad := message.Envelope{From: 1, To: 2, Kind: 99}
+	heavy := message.Envelope{From: 1, To: 2, Kind: 99, Payloads: [][]byte{make([]byte, lightBytes+1)}}
+	for _, e := range []message.Envelope{bad, numbered(1, 2, 1, 0), heavy, bad, numbered(1, 2, 2, 0), heavy} {
 		b.Send(e)
 	}
 	for range 2 {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -72,7 +72,7 @@ func TestMembersChange(t *testing.T) {
 	require.NoError(t, one.SetMembers(w.addresses, []uint64{3}))
 	require.Same(t, kept, one.link(2), "who stays is not disturbed")
 	require.Nil(t, one.link(3))
-	one.Send(consensus.Envelope{From: 1, To: 3, Kind: consensus.KindBirthAsk})
+	one.Send(message.Envelope{From: 1, To: 3, Kind: message.KindDirIDRequest})
 	_, err = one.Direct(ctx, 3, "who", nil)
 	require.ErrorIs(t, err, leader.ErrNotSent)
 	_, err = three.Ask(ctx, w.addresses[1], "who", nil)

@@ -29,6 +29,7 @@ import (
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
@@ -36,7 +37,7 @@ import (
 
 const (
 	// maxMessage is the limit of a message of gRPC on this port.
-	maxMessage = consensus.MaxEnvelopeBytes + 1<<20
+	maxMessage = message.MaxBytes + 1<<20
 	// reachTime is how long a call waits for a connection.
 	reachTime = time.Second
 )
@@ -73,7 +74,7 @@ type Mesh struct {
 	commands *leader.Commands
 	images   Images
 	direct   map[string]direct
-	deliver  func(consensus.Envelope) bool
+	deliver  func(message.Envelope) bool
 
 	patience patience
 
@@ -142,7 +143,7 @@ func (m *Mesh) Run(ctx context.Context) {
 }
 
 // Send implements consensus.Transport.
-func (m *Mesh) Send(e consensus.Envelope) {
+func (m *Mesh) Send(e message.Envelope) {
 	l := m.link(e.To)
 	if l == nil {
 		return

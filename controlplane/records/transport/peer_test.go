@@ -26,6 +26,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -139,7 +140,7 @@ type seat struct {
 // table is members that know of each other; cluster is the authority that signs them.
 type table struct {
 	t          testing.TB
-	hear       map[uint64]func(consensus.Envelope) bool // takes what members get in the place of consensus; may be nil
+	hear       map[uint64]func(message.Envelope) bool // takes what members get in the place of consensus; may be nil
 	authority  *mtls.Authority
 	addresses  map[uint64]string
 	seats      map[uint64]*seat
@@ -164,7 +165,7 @@ func issued(t testing.TB, a *mtls.Authority, kind mtls.Kind, name string, at tim
 func newTable(t testing.TB, n uint64, absent ...uint64) *table { return newEars(t, nil, n, absent...) }
 
 // newEars is newTable with members that hear envelopes themselves.
-func newEars(t testing.TB, hear map[uint64]func(consensus.Envelope) bool, n uint64, absent ...uint64) *table {
+func newEars(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *table {
 	w := &table{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, leadership: leadertest.NewLeadership(1)}
 	listeners := map[uint64]net.Listener{}
 	for id := uint64(1); id <= n; id++ {

@@ -14,7 +14,7 @@ import (
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -120,8 +120,8 @@ func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
 			}
 			continue
 		}
-		if n > consensus.MaxEnvelopeBytes {
-			return fault.New(fault.InvalidArgument, "envelope: %d bytes are more than %d", n, consensus.MaxEnvelopeBytes)
+		if n > message.MaxBytes {
+			return fault.New(fault.InvalidArgument, "envelope: %d bytes are more than %d", n, message.MaxBytes)
 		}
 		if frame, err = readFrame(in, frame[:0], int(n), func() { quiet.Reset(m.patience.quiet) }); err != nil {
 			return err
@@ -204,8 +204,8 @@ func (m *Mesh) refuse(conn net.Conn, f *fault.Fault) {
 	}
 }
 
-func (m *Mesh) accept(frame []byte, from uint64) (consensus.Envelope, error) {
-	e, err := consensus.ParseEnvelope(frame)
+func (m *Mesh) accept(frame []byte, from uint64) (message.Envelope, error) {
+	e, err := message.Parse(frame)
 	if err != nil {
 		return e, fault.New(fault.InvalidArgument, "envelope: %v", err)
 	}

@@ -13,7 +13,7 @@ import (
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -23,7 +23,7 @@ const snapshotStall = 30 * time.Second
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // SendSnapshot implements consensus.Transport.
-func (m *Mesh) SendSnapshot(e consensus.Envelope, dir string) {
+func (m *Mesh) SendSnapshot(e message.Envelope, dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	ctx := m.ctx
@@ -40,7 +40,7 @@ func (m *Mesh) SendSnapshot(e consensus.Envelope, dir string) {
 	})
 }
 
-func (m *Mesh) sendSnapshot(ctx context.Context, e consensus.Envelope, dir string) error {
+func (m *Mesh) sendSnapshot(ctx context.Context, e message.Envelope, dir string) error {
 	l := m.link(e.To)
 	if l == nil {
 		return errors.New("no such member")

@@ -21,7 +21,7 @@ import (
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -120,7 +120,7 @@ func TestBadSnapshots(t *testing.T) {
 	ctx := limited(t)
 	head := func(from, to uint64) *peerv1.SnapshotChunk {
 		kind := raftpb.MsgSnap
-		e := consensus.Envelope{From: from, To: to, Kind: consensus.KindRaft, Group: 1, Raft: &raftpb.Message{Type: &kind, From: &from, To: &to}}
+		e := message.Envelope{From: from, To: to, Kind: message.KindRaft, Group: 1, Raft: &raftpb.Message{Type: &kind, From: &from, To: &to}}
 		b, err := e.AppendTo(nil)
 		require.NoError(t, err)
 		return &peerv1.SnapshotChunk{Envelope: b}
@@ -172,7 +172,7 @@ func TestSnapshotsArriving(t *testing.T) {
 	s := w.seats[1]
 	var streams []peerv1.PeerService_SendSnapshotClient
 	var cancels []context.CancelFunc
-	e := consensus.Envelope{From: 2, To: 1, Kind: consensus.KindBirthAsk}
+	e := message.Envelope{From: 2, To: 1, Kind: message.KindDirIDRequest}
 	frame, err := e.AppendTo(nil)
 	require.NoError(t, err)
 	l := s.mesh.links[2]
@@ -203,16 +203,16 @@ func TestSnapshotRefused(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tape"), large, 0o600))
 	ctx := limited(t)
 	// Envelopes may go from here to 2 in the name of 1 only: the refusal says so, and is not just a broken stream.
-	err := m.sendSnapshot(ctx, consensus.Envelope{From: 7, To: 2, Kind: consensus.KindBirthAsk}, dir)
+	err := m.sendSnapshot(ctx, message.Envelope{From: 7, To: 2, Kind: message.KindDirIDRequest}, dir)
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 	require.Empty(t, w.seats[2].snapshots())
 	m.links[2].snapshots <- struct{}{}
-	require.ErrorContains(t, m.sendSnapshot(ctx, consensus.Envelope{From: 1, To: 2}, dir), "under way")
+	require.ErrorContains(t, m.sendSnapshot(ctx, message.Envelope{From: 1, To: 2}, dir), "under way")
 	<-m.links[2].snapshots
-	require.ErrorContains(t, m.sendSnapshot(ctx, consensus.Envelope{From: 1, To: 5}, dir), "no such member")
+	require.ErrorContains(t, m.sendSnapshot(ctx, message.Envelope{From: 1, To: 5}, dir), "no such member")
 	stopped, stop := context.WithCancel(ctx)
 	stop()
-	require.ErrorContains(t, m.sendSnapshot(stopped, consensus.Envelope{From: 1, To: 2, Kind: consensus.KindBirthAsk}, dir), "canceled")
+	require.ErrorContains(t, m.sendSnapshot(stopped, message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest}, dir), "canceled")
 	require.Empty(t, m.links[2].snapshots, "the place is free again")
 }
 

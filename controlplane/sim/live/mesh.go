@@ -8,7 +8,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -26,7 +26,7 @@ const (
 )
 
 // Send implements consensus.Transport.
-func (m *mesh) Send(e consensus.Envelope) {
+func (m *mesh) Send(e message.Envelope) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.seat(e.To)
 	b, err := e.AppendTo(nil)
@@ -38,7 +38,7 @@ func (m *mesh) Send(e consensus.Envelope) {
 			return
 		}
 		if p := to.current(); p != nil && !p.gone() {
-			if e, err := consensus.ParseEnvelope(b); err == nil {
+			if e, err := message.Parse(b); err == nil {
 				p.runner.Deliver(e)
 			}
 		}
@@ -46,7 +46,7 @@ func (m *mesh) Send(e consensus.Envelope) {
 }
 
 // SendSnapshot implements consensus.Transport.
-func (m *mesh) SendSnapshot(e consensus.Envelope, dir string) {
+func (m *mesh) SendSnapshot(e message.Envelope, dir string) {
 	m.p.s.f.behind.Go(func() {
 		err := m.sendSnapshot(e, dir)
 		m.p.s.f.trace.Add("%s sends a snapshot to m%d: %v", m.p.s.name, e.To, err)
@@ -55,7 +55,7 @@ func (m *mesh) SendSnapshot(e consensus.Envelope, dir string) {
 	})
 }
 
-func (m *mesh) sendSnapshot(e consensus.Envelope, dir string) error {
+func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 	f, from := m.p.s.f, m.p.s
 	to := f.seat(e.To)
 	b, err := e.AppendTo(nil)
@@ -84,7 +84,7 @@ func (m *mesh) sendSnapshot(e consensus.Envelope, dir string) error {
 	if err := sim.CopyFiles(from.disk, dir, to.disk, into); err != nil {
 		return err
 	}
-	copied, err := consensus.ParseEnvelope(b)
+	copied, err := message.Parse(b)
 	if err != nil {
 		return err
 	}

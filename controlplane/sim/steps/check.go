@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
@@ -54,9 +55,9 @@ func newCheck(w *world) *check {
 
 // sent looks at what a member says: nobody votes twice in a term, also not in another life, and who was refused says
 // nothing at all.
-func (c *check) sent(m *member, e *consensus.Envelope) {
+func (c *check) sent(m *member, e *message.Envelope) {
 	switch e.Kind {
-	case consensus.KindBirthAsk, consensus.KindBirthTell:
+	case message.KindDirIDRequest, message.KindDirIDResponse:
 		return
 	}
 	if m.aside != nil {
@@ -65,7 +66,7 @@ func (c *check) sent(m *member, e *consensus.Envelope) {
 	}
 	var candidate uint64
 	switch {
-	case e.Kind != consensus.KindRaft:
+	case e.Kind != message.KindRaft:
 		return
 	case e.Raft.GetType() == raftpb.MsgVoteResp && !e.Raft.GetReject():
 		candidate = e.To

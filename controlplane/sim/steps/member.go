@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
@@ -105,10 +106,10 @@ func (m *member) frozen() bool { return m.up && m.w.step < m.frozeUntil }
 func (m *member) clock() time.Time { return m.w.now().Add(m.skew) }
 
 // Send implements consensus.Transport.
-func (m *member) Send(e consensus.Envelope) { m.w.network.carry(m, e, "") }
+func (m *member) Send(e message.Envelope) { m.w.network.carry(m, e, "") }
 
 // SendSnapshot implements consensus.Transport.
-func (m *member) SendSnapshot(e consensus.Envelope, dir string) { m.w.network.carry(m, e, dir) }
+func (m *member) SendSnapshot(e message.Envelope, dir string) { m.w.network.carry(m, e, dir) }
 
 // start opens the member's disk. Whatever a crash left there must open.
 func (m *member) start(trip *tripwire) {

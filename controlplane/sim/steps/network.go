@@ -7,7 +7,7 @@ import (
 
 	"go.etcd.io/raft/v3/raftpb"
 
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 )
 
@@ -30,7 +30,7 @@ type packet struct {
 }
 
 // carry takes an envelope from a member.
-func (n *network) carry(m *member, e consensus.Envelope, dir string) {
+func (n *network) carry(m *member, e message.Envelope, dir string) {
 	w := n.w
 	if m.dying() {
 		return
@@ -89,7 +89,7 @@ func (n *network) deliver() {
 
 func (n *network) hand(p packet) {
 	to := n.w.member(p.to)
-	e, err := consensus.ParseEnvelope(p.b)
+	e, err := message.Parse(p.b)
 	if err != nil {
 		n.w.fail("an envelope of member %d cannot be read: %v", p.sender.id, err)
 		return
@@ -122,23 +122,23 @@ func (n *network) hand(p packet) {
 }
 
 // describe is an envelope for the trace.
-func describe(e *consensus.Envelope, b []byte) string {
+func describe(e *message.Envelope, b []byte) string {
 	sum := crc32.ChecksumIEEE(b)
 	switch e.Kind {
-	case consensus.KindBirthAsk:
+	case message.KindDirIDRequest:
 		return fmt.Sprintf("birth? claim=%v %08x", e.Claim, sum)
-	case consensus.KindBirthTell:
+	case message.KindDirIDResponse:
 		return fmt.Sprintf("birth! claim=%v known=%v %08x", e.Claim, e.Known != 0, sum)
 	}
 	m := e.Raft
 	switch {
-	case e.Kind == consensus.KindBeats:
-		return fmt.Sprintf("beats %+v %08x", e.Beats, sum)
-	case e.Kind == consensus.KindRemoved:
+	case e.Kind == message.KindHeartbeats:
+		return fmt.Sprintf("beats %+v %08x", e.Heartbeats, sum)
+	case e.Kind == message.KindRemoved:
 		return fmt.Sprintf("%d removed %08x", e.Group, sum)
-	case e.Kind == consensus.KindForward:
+	case e.Kind == message.KindForward:
 		return fmt.Sprintf("%d forwards %d in t%d, number %d %08x", e.Group, len(e.Payloads), e.Term, e.Number, sum)
-	case e.Kind == consensus.KindRefuse:
+	case e.Kind == message.KindRefuse:
 		return fmt.Sprintf("%d refuses number %d in t%d: %d %08x", e.Group, e.Number, e.Term, e.Refusal, sum)
 	}
 	switch m.GetType() {

@@ -55,7 +55,7 @@ var ids = []uint64{1, 2, 3}
 type world struct {
 	seed    uint64
 	rng     *rand.Rand
-	chance  *rand.ChaCha8 // for births, questions and raft's election time-outs
+	chance  *rand.ChaCha8 // for data-directory IDs, read requests and raft's election time-outs
 	step    int
 	weather weather
 	trio    [members]*member

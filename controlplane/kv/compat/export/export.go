@@ -20,6 +20,7 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
@@ -146,5 +147,5 @@ func (m *machine) Restore(string) error { return errors.New("the log begins with
 // nowhere is a transport to nobody.
 type nowhere struct{}
 
-func (nowhere) Send(consensus.Envelope)                 {}
-func (nowhere) SendSnapshot(consensus.Envelope, string) {}
+func (nowhere) Send(message.Envelope)                 {}
+func (nowhere) SendSnapshot(message.Envelope, string) {}

@@ -1,4 +1,4 @@
-package consensus
+package raftlog
 
 import (
 	"bytes"
@@ -18,12 +18,12 @@ import (
 func TestDamagedLog(t *testing.T) {
 	const writes = 200
 	fs := vfs.NewMem()
-	e, err := openEngine(fs, "log", true, slog.New(slog.DiscardHandler))
+	e, err := OpenEngine(fs, "log", true, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	for i := range writes {
 		b := e.db.NewBatch()
 		require.NoError(t, b.Set(entryKey(1, uint64(i)), bytes.Repeat([]byte{byte(i)}, 500), nil))
-		require.NoError(t, e.commit(b))
+		require.NoError(t, e.Commit(b))
 		require.NoError(t, b.Close())
 	}
 	last := newest(t, fs, ".log")
@@ -33,7 +33,7 @@ func TestDamagedLog(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, writes-1, entries)
 
-	require.NoError(t, e.close())
+	require.NoError(t, e.Close())
 	whole := contents(t, fs, last)
 	for at := 3; at < len(bytes.TrimRight(whole, "\x00"))/2; at += 499 {
 		text := bytes.Clone(whole)
@@ -52,15 +52,15 @@ func reopened(t *testing.T, fs vfs.FS, name string, text []byte, writes int) (en
 	require.NoError(t, err)
 	_, err = f.Write(text)
 	require.NoError(t, errors.Join(err, f.Close()))
-	e, err := openEngine(copied, "log", true, slog.New(slog.DiscardHandler))
+	e, err := OpenEngine(copied, "log", true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return 0, err
 	}
-	defer e.close()
+	defer e.Close()
 	for i := range writes {
 		v, err := e.get(entryKey(1, uint64(i)))
 		if err != nil {
-			return entries, damaged(err)
+			return entries, wrapDamage(err)
 		}
 		if v != nil {
 			entries++

@@ -4,10 +4,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 // Heartbeats of all groups share an envelope, and so do the answers.
-func TestBeats(t *testing.T) {
+func TestHeartbeats(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.groups = 4
 	for _, id := range c.ids {
@@ -26,28 +28,28 @@ func TestBeats(t *testing.T) {
 	c.frozen = true
 	require.NoError(t, l.host.Tick())
 	c.settle()
-	sent := c.envelopes(KindBeats)
+	sent := c.envelopes(message.KindHeartbeats)
 	require.Len(t, sent, 2, "one to each member")
-	require.Len(t, sent[0].Beats, 1+c.groups)
+	require.Len(t, sent[0].Heartbeats, 1+c.groups)
 	require.Len(t, c.net, 2, "and nothing else")
 	c.deliver()
 	c.settle()
-	sent = c.envelopes(KindBeats)
+	sent = c.envelopes(message.KindHeartbeats)
 	require.Len(t, sent, 2, "one answer of each")
-	require.Len(t, sent[1].Beats, 1+c.groups)
+	require.Len(t, sent[1].Heartbeats, 1+c.groups)
 	c.frozen = false
 	c.settle()
 }
 
 // A member that confirms reads that nobody asked does not bring the leader down.
-func TestBeatsConfirmWhatWasAsked(t *testing.T) {
+func TestHeartbeatsConfirmWhatWasAsked(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	for _, f := range c.others(l) {
 		for _, reads := range []uint64{1, 1 << 40} {
-			require.NoError(t, l.host.Step(Envelope{
-				From: f.id, To: l.id, FromBirth: f.host.births.own, Kind: KindBeats, Beats: []Beat{
-					{Group: testGroup, Answer: true, Term: l.group.term, Reads: l.group.asked.index + reads},
+			require.NoError(t, l.host.Step(message.Envelope{
+				From: f.id, To: l.id, FromDirID: f.host.dirIDs.own, Kind: message.KindHeartbeats, Heartbeats: []message.Heartbeat{
+					{Group: testGroup, Answer: true, Term: l.group.term, Reads: l.group.asked.Index + reads},
 					{Group: testGroup, Answer: true}, {Group: 99},
 				},
 			}))

@@ -1,4 +1,4 @@
-package consensus
+package raftlog
 
 import (
 	"log/slog"
@@ -11,13 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A log file that is longer than what is in it loses nothing and adds nothing, after a crash at any length.
-func TestRoomyLogs(t *testing.T) {
+// After a crash at any length, a preallocated log file holds exactly the records that were synced.
+func TestPreallocatedLogs(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	rng := rand.New(rand.NewPCG(1, 2))
 	const bytes = 256 << 10
 	for life := range 20 {
-		e, err := openEngine(roomy{fs, bytes}, "/log", true, slog.New(slog.DiscardHandler))
+		e, err := OpenEngine(preallocatingFS{fs, bytes}, "/log", true, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		files, err := fs.List("/log")
 		require.NoError(t, err)
@@ -41,10 +41,10 @@ func TestRoomyLogs(t *testing.T) {
 		require.Nil(t, v)
 		b := e.db.NewBatch()
 		require.NoError(t, b.Set([]byte{'x', byte(life)}, make([]byte, rng.IntN(100_000)), nil))
-		require.NoError(t, e.commit(b))
+		require.NoError(t, e.Commit(b))
 		require.NoError(t, e.db.Set([]byte{'y'}, make([]byte, rng.IntN(1000)), pebble.NoSync))
 		next := fs.CrashClone(vfs.CrashCloneCfg{})
-		require.NoError(t, e.close())
+		require.NoError(t, e.Close())
 		fs = next
 	}
 }

@@ -1,4 +1,4 @@
-package consensus
+package raftlog
 
 import (
 	"fmt"
@@ -14,12 +14,14 @@ import (
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-func openTestLog(t testing.TB, fs vfs.FS, cache int) (*engine, *groupLog, bool) {
-	e, err := openEngine(fs, "/log", true, slog.New(slog.DiscardHandler))
+func openTestLog(t testing.TB, fs vfs.FS, cache int) (*Engine, *Log, bool) {
+	e, err := OpenEngine(fs, "/log", true, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
-	l, fresh, err := openLog(e, 1, nil, cache)
+	l, fresh, err := Open(e, 1, nil, cache)
 	require.NoError(t, err)
 	return e, l, fresh
 }
@@ -36,15 +38,15 @@ func entry(index, term uint64, data string) *raftpb.Entry {
 func TestLog(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	e, l, _ := openTestLog(t, fs, 1000)
-	defer func() { require.NoError(t, e.close()) }()
+	defer func() { require.NoError(t, e.Close()) }()
 	batch := e.db.NewBatch()
 	show := func() string {
 		var b strings.Builder
-		fmt.Fprintf(&b, "begin %d/%d last %d/%d", l.begin.index, l.begin.term, l.last.index, l.last.term)
+		fmt.Fprintf(&b, "begin %d/%d last %d/%d", l.begin.Index, l.begin.Term, l.last.Index, l.last.Term)
 		if l.stored != nil {
 			fmt.Fprintf(&b, " term %d vote %d commit %d", l.stored.GetTerm(), l.stored.GetVote(), l.stored.GetCommit())
 		}
-		for i := l.begin.index + 1; i <= l.last.index; i++ {
+		for i := l.begin.Index + 1; i <= l.last.Index; i++ {
 			ents, err := l.Entries(i, i+1, 1)
 			if err != nil {
 				return err.Error()
@@ -71,27 +73,27 @@ func TestLog(t *testing.T) {
 			for i, line := range strings.Fields(d.Input) {
 				ents = append(ents, entry(num("index")+uint64(i), num("term"), line))
 			}
-			err = l.write(batch, nil, ents)
+			err = l.Write(batch, nil, ents)
 		case "hard":
-			err = l.write(batch, &raftpb.HardState{Term: new(num("term")), Vote: new(num("vote")), Commit: new(num("commit"))}, nil)
+			err = l.Write(batch, &raftpb.HardState{Term: new(num("term")), Vote: new(num("vote")), Commit: new(num("commit"))}, nil)
 		case "cut":
 			term, err := l.Term(num("to"))
 			require.NoError(t, err)
-			l.cut = position{num("to"), term}
+			l.cut = raftconf.Position{Index: num("to"), Term: term}
 			return "with the next batch"
 		case "reset":
-			err = l.reset(batch, position{num("index"), num("term")}, position{num("index"), num("term")}, l.members)
+			err = l.Reset(batch, raftconf.Position{Index: num("index"), Term: num("term")}, raftconf.Position{Index: num("index"), Term: num("term")}, l.members)
 		case "commit":
 			if batch.Empty() {
 				return "nothing to write"
 			}
-			err = e.commit(batch)
+			err = e.Commit(batch)
 			require.NoError(t, batch.Close())
 			batch = e.db.NewBatch()
 		case "crash", "reopen":
 			require.NoError(t, batch.Close())
 			clone := fs.CrashClone(vfs.CrashCloneCfg{})
-			require.NoError(t, e.close())
+			require.NoError(t, e.Close())
 			if d.Cmd == "crash" {
 				fs = clone
 			}
@@ -130,38 +132,38 @@ func TestLogAgainstModel(t *testing.T) {
 					ents = append(ents, entry(at+i, term, strings.Repeat("x", rng.IntN(60))))
 				}
 				hard := &raftpb.HardState{Term: &term, Vote: new(uint64(1)), Commit: new(at - 1)}
-				require.NoError(t, l.write(b, hard, ents))
+				require.NoError(t, l.Write(b, hard, ents))
 				require.NoError(t, model.Append(ents))
 			case op < 8 && last >= first:
 				to := first + rng.Uint64N(last-first+1)
 				logTerm, err := l.Term(to)
 				require.NoError(t, err)
-				require.NoError(t, l.truncate(b, position{to, logTerm}))
+				require.NoError(t, l.truncate(b, raftconf.Position{Index: to, Term: logTerm}))
 				require.NoError(t, model.Compact(to))
 			case op < 9:
-				p := position{last + 1 + rng.Uint64N(5), term}
-				require.NoError(t, l.reset(b, p, p, l.members))
-				require.NoError(t, model.ApplySnapshot(&raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: &p.index, Term: &p.term, ConfState: l.members.conf}}))
+				p := raftconf.Position{Index: last + 1 + rng.Uint64N(5), Term: term}
+				require.NoError(t, l.Reset(b, p, p, l.members))
+				require.NoError(t, model.ApplySnapshot(&raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: &p.Index, Term: &p.Term, ConfState: l.members.Conf}}))
 			}
 			if !b.Empty() {
-				require.NoError(t, e.commit(b))
+				require.NoError(t, e.Commit(b))
 			}
 			require.NoError(t, b.Close())
 			if rng.IntN(10) == 0 {
-				require.NoError(t, e.close())
+				require.NoError(t, e.Close())
 				e, l, _ = openTestLog(t, fs, 400)
 			}
 			compareLogs(t, rng, model, l)
 		}
-		require.NoError(t, e.close())
+		require.NoError(t, e.Close())
 	}
 }
 
-func compareLogs(t *testing.T, rng *mathrand.Rand, model *raft.MemoryStorage, l *groupLog) {
+func compareLogs(t *testing.T, rng *mathrand.Rand, model *raft.MemoryStorage, l *Log) {
 	first, _ := model.FirstIndex()
 	last, _ := model.LastIndex()
-	require.Equal(t, first, l.begin.index+1)
-	require.Equal(t, last, l.last.index)
+	require.Equal(t, first, l.begin.Index+1)
+	require.Equal(t, last, l.last.Index)
 	bytes := 0
 	for i := max(first, 2) - 2; i <= last+1; i++ {
 		want, wantErr := model.Term(i)
@@ -229,13 +231,13 @@ func TestGapInLog(t *testing.T) {
 	fs := vfs.NewMem()
 	e, l, _ := openTestLog(t, fs, 1000)
 	b := e.db.NewBatch()
-	require.NoError(t, l.write(b, nil, []*raftpb.Entry{entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 1, "c")}))
+	require.NoError(t, l.Write(b, nil, []*raftpb.Entry{entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 1, "c")}))
 	require.NoError(t, b.Delete(entryKey(1, 2), nil))
-	require.NoError(t, e.commit(b))
+	require.NoError(t, e.Commit(b))
 	require.NoError(t, b.Close())
-	_, _, err := openLog(e, 1, nil, 1000)
+	_, _, err := Open(e, 1, nil, 1000)
 	require.ErrorContains(t, err, "entry 2 is missing before 3")
-	require.NoError(t, e.close())
+	require.NoError(t, e.Close())
 }
 
 func TestLayoutOfAnotherVersion(t *testing.T) {
@@ -243,19 +245,9 @@ func TestLayoutOfAnotherVersion(t *testing.T) {
 	e, _, _ := openTestLog(t, fs, 1000)
 	b := e.db.NewBatch()
 	require.NoError(t, b.Set([]byte(keyFormat), []byte{9}, nil))
-	require.NoError(t, e.commit(b))
+	require.NoError(t, e.Commit(b))
 	require.NoError(t, b.Close())
-	require.NoError(t, e.close())
-	_, err := openEngine(fs, "/log", true, slog.New(slog.DiscardHandler))
+	require.NoError(t, e.Close())
+	_, err := OpenEngine(fs, "/log", true, slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, "the log has layout 9, this program knows 2 only")
-}
-
-// openTestLogAt opens a copy of a member's log.
-func openTestLogAt(t testing.TB, fs vfs.FS, dir string, group uint64) (*engine, *groupLog, bool) {
-	e, err := openEngine(fs, dir, true, slog.New(slog.DiscardHandler))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.close()) })
-	l, fresh, err := openLog(e, group, nil, 1000)
-	require.NoError(t, err)
-	return e, l, fresh
 }

@@ -1,4 +1,4 @@
-package consensus
+package raftlog
 
 import (
 	"sort"
@@ -6,16 +6,17 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// entryCache holds the newest entries of a log, without a gap, up to about limit bytes.
+// entryCache holds the newest entries of a log, without a gap, in about limit bytes, but at least one.
 type entryCache struct {
 	limit int
 	bytes int
 	ents  []*raftpb.Entry
 }
 
+// cost returns the bytes of an entry with overhead.
 func cost(ent *raftpb.Entry) int { return len(ent.Data) + entryOverhead }
 
-// first is the index of the oldest entry held; the largest number when there is none.
+// first returns the index of the oldest cached entry, the largest uint64 if the cache is empty.
 func (c *entryCache) first() uint64 {
 	if len(c.ents) == 0 {
 		return ^uint64(0)
@@ -23,7 +24,7 @@ func (c *entryCache) first() uint64 {
 	return c.ents[0].GetIndex()
 }
 
-// entry returns nil for an entry that is not held.
+// entry returns a cached entry, nil if the entry is not in the cache.
 func (c *entryCache) entry(index uint64) *raftpb.Entry {
 	if first := c.first(); index < first || index-first >= uint64(len(c.ents)) {
 		return nil
@@ -31,7 +32,7 @@ func (c *entryCache) entry(index uint64) *raftpb.Entry {
 	return c.ents[index-c.first()]
 }
 
-// append adds the entry that follows the newest one, or replaces one held and drops all after it.
+// append adds the entry after the newest one, or replaces a cached entry and drops all later ones.
 func (c *entryCache) append(ent *raftpb.Entry) {
 	index := ent.GetIndex()
 	switch first := c.first(); {
@@ -67,17 +68,18 @@ func (c *entryCache) truncateTo(index uint64) {
 
 func (c *entryCache) clear() { c.ents, c.bytes = nil, 0 }
 
-// markEvery is how many bytes of log share one mark of sizeMarks.
+// markEvery is the distance of two marks of sizeMarks in bytes.
 const markEvery = 64 << 10
 
-// sizeMarks knows to within markEvery how many bytes of log follow an index, in memory of some bytes per 64 KiB of log.
+// sizeMarks estimates to within markEvery how many bytes of a log follow an index, with 16 bytes of memory per 64 KiB
+// of log.
 type sizeMarks struct {
 	total uint64 // bytes ever added and not taken back
 	base  uint64 // of those, bytes before the log begins
 	marks []sizeMark
 }
 
-// sizeMark says that total was at bytes after the entry.
+// sizeMark is the value of sizeMarks.total after the entry index.
 type sizeMark struct{ index, bytes uint64 }
 
 func (s *sizeMarks) add(index uint64, bytes int) {
@@ -87,7 +89,7 @@ func (s *sizeMarks) add(index uint64, bytes int) {
 	}
 }
 
-// truncateFrom takes back the entries from index on.
+// truncateFrom subtracts the entries from index on.
 func (s *sizeMarks) truncateFrom(index uint64) {
 	n := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].index >= index })
 	if n == len(s.marks) {
@@ -100,7 +102,7 @@ func (s *sizeMarks) truncateFrom(index uint64) {
 	}
 }
 
-// truncateTo forgets the entries up to index.
+// truncateTo subtracts the entries up to index.
 func (s *sizeMarks) truncateTo(index uint64) {
 	n := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].index > index })
 	if n > 0 {
@@ -109,10 +111,10 @@ func (s *sizeMarks) truncateTo(index uint64) {
 	}
 }
 
-// bytes is the size of the log.
+// bytes returns the size of the log.
 func (s *sizeMarks) bytes() uint64 { return s.total - s.base }
 
-// tail returns an index after which at most about bytes of log follow; 0 when the whole log is smaller.
+// tail returns an index after which at most about bytes bytes of the log follow, 0 if the whole log is smaller.
 func (s *sizeMarks) tail(bytes uint64) uint64 {
 	if s.bytes() <= bytes {
 		return 0

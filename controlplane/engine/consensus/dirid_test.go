@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
 func wiped(m *member) bool {
@@ -22,7 +24,7 @@ func TestFirstStartWaitsForAll(t *testing.T) {
 		s := c.members[id].host.Status()
 		require.False(t, s.Vouched)
 		require.Equal(t, uint64(1), s.Groups[0].Term, "no part in elections before the third is there")
-		require.Empty(t, c.members[id].host.births.known, "and nothing to be remembered for")
+		require.Empty(t, c.members[id].host.dirIDs.known, "and nothing to be remembered for")
 	}
 	// A directory that was a mistake is not held against member 2.
 	c.members[2].wipe()
@@ -31,7 +33,7 @@ func TestFirstStartWaitsForAll(t *testing.T) {
 	c.elect()
 	for _, m := range c.members {
 		require.True(t, m.host.Status().Vouched)
-		require.Len(t, m.host.births.known, 2)
+		require.Len(t, m.host.dirIDs.known, 2)
 	}
 }
 
@@ -98,17 +100,17 @@ func TestDiskComesBack(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// Crashes at every step of vouching: the member keeps its birth, asks again and is vouched for in the end.
+// Crashes at every step of vouching: the directory keeps its ID, asks again and is vouched for in the end.
 func TestCrashWhileVouching(t *testing.T) {
 	for crashAfter := range 12 {
 		c := newCluster(t, 3, byte(crashAfter))
 		for _, id := range c.ids {
 			c.members[id].start()
 		}
-		birth := c.members[2].host.births.own
+		dirID := c.members[2].host.dirIDs.own
 		n := 0
-		c.drop = func(e Envelope) bool {
-			if e.Kind == KindRaft || e.From != 2 && e.To != 2 {
+		c.drop = func(e message.Envelope) bool {
+			if e.Kind == message.KindRaft || e.From != 2 && e.To != 2 {
 				return false
 			}
 			n++
@@ -118,9 +120,9 @@ func TestCrashWhileVouching(t *testing.T) {
 		c.members[2].crash()
 		c.heal()
 		c.members[2].start()
-		require.Equal(t, birth, c.members[2].host.births.own)
+		require.Equal(t, dirID, c.members[2].host.dirIDs.own)
 		c.elect()
-		require.True(t, c.members[2].host.births.vouched)
+		require.True(t, c.members[2].host.dirIDs.vouched)
 		c.put(c.leader(), "a=1")
 		c.converge("a=1")
 	}
@@ -133,8 +135,8 @@ func TestOldMessagesDoNotCount(t *testing.T) {
 		c.members[id].start()
 	}
 	var kept []packet
-	c.drop = func(e Envelope) bool {
-		if e.From == 2 && e.Kind == KindRaft {
+	c.drop = func(e message.Envelope) bool {
+		if e.From == 2 && e.Kind == message.KindRaft {
 			b, err := e.AppendTo(nil)
 			require.NoError(t, err)
 			kept = append(kept, packet{b: b, from: c.members[2]})
@@ -151,13 +153,13 @@ func TestOldMessagesDoNotCount(t *testing.T) {
 	require.True(t, wiped(c.members[2]), "the promise to vouch for it was enough to remember it")
 }
 
-func TestForeignBirthIsDropped(t *testing.T) {
+func TestForeignDirIDIsDropped(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
-	var forged Envelope
-	c.drop = func(e Envelope) bool {
-		if e.Kind == KindRaft && e.From == l.id && e.To == f.id {
+	var forged message.Envelope
+	c.drop = func(e message.Envelope) bool {
+		if e.Kind == message.KindRaft && e.From == l.id && e.To == f.id {
 			forged = e
 		}
 		return false
@@ -170,18 +172,18 @@ func TestForeignBirthIsDropped(t *testing.T) {
 	c.isolate(l, f)
 	c.tick(1)
 	heard := f.host.heard[l.id]
-	for _, change := range []func(*Envelope){
-		func(e *Envelope) { e.FromBirth++ },
-		func(e *Envelope) { e.ToBirth++ },
-		func(e *Envelope) { e.From = 9; e.Raft.From = new(uint64(9)) },
-		func(e *Envelope) { e.From = f.id },
-		func(e *Envelope) { e.To = l.id },
-		func(e *Envelope) { e.Group = 99 },
-		func(e *Envelope) { e.Raft.From = new(c.others(l)[1].id) },
+	for _, change := range []func(*message.Envelope){
+		func(e *message.Envelope) { e.FromDirID++ },
+		func(e *message.Envelope) { e.ToDirID++ },
+		func(e *message.Envelope) { e.From = 9; e.Raft.From = new(uint64(9)) },
+		func(e *message.Envelope) { e.From = f.id },
+		func(e *message.Envelope) { e.To = l.id },
+		func(e *message.Envelope) { e.Group = 99 },
+		func(e *message.Envelope) { e.Raft.From = new(c.others(l)[1].id) },
 	} {
 		b, err := forged.AppendTo(nil)
 		require.NoError(t, err)
-		e, err := ParseEnvelope(b)
+		e, err := message.Parse(b)
 		require.NoError(t, err)
 		change(&e)
 		for range 3 {

@@ -1,0 +1,221 @@
+package consensus
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// dirIDs is what a host knows about data-directory IDs.
+//
+// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, there could be two leaders
+// of one term, or an acknowledged write could be lost. So each data directory has a random ID, and each member accepts
+// messages of another member from one directory only, forever.
+//
+// A new directory starts in two steps before the member takes part (before that it has no tick, no vote, no append):
+//
+//  1. It asks every other member which directory of this member it has recorded. All must answer: none.
+//  2. It asks every other member to record this directory. All must answer that they have recorded it.
+//
+// A record is durable before the answer is sent and is never replaced. If an answer names another directory, the host
+// stops with a WipedError. Two steps are needed so that a member that is started with a wrong directory, or before the
+// others run, is not recorded by some of them.
+//
+// Guarantees:
+//   - After a crash between the steps the directory has the same ID, asks again and gets the same answers.
+//   - Every other member has recorded the directory before its first message counts. So one member with an intact disk
+//     suffices to refuse a wiped one. Of two wiped members neither gets back in, though each would accept the other.
+//     Delayed messages of the old directory never count together with those of a new one.
+//   - A member answers before it takes part itself, because at the first start no member takes part yet.
+//
+// Limits: if every member is wiped, the result is a new, empty cluster; so it is with a wiped cluster of one. A member
+// that was wiped between the steps may have to be replaced although it had not voted.
+type dirIDs struct {
+	own     uint64
+	vouched bool              // whether both steps are done
+	joined  bool              // created with Options.Join: no steps, and only envelopes to this directory ID are accepted
+	known   map[uint64]uint64 // the recorded directory of each member
+	warned  map[uint64]uint64 // the last refused directory that was logged, by member
+
+	claim    bool            // in the second step
+	answered map[uint64]bool // by member, in this step
+	nextAsk  uint64          // in ticks
+}
+
+// DirID returns the ID of this host's data directory.
+func (h *Host) DirID() uint64 { return h.dirIDs.own }
+
+// Joined reports whether the data directory was created with Options.Join.
+func (h *Host) Joined() bool { return h.dirIDs.joined }
+
+// openDirIDs reads the ID of this data directory, or draws one for a new directory.
+func (h *Host) openDirIDs() error {
+	h.dirIDs = dirIDs{known: map[uint64]uint64{}, warned: map[uint64]uint64{}, answered: map[uint64]bool{}}
+	d, found, err := h.engine.Directory()
+	if err != nil {
+		return err
+	}
+	if !found {
+		if h.dirIDs.own, err = random(h.opts.Rand); err != nil {
+			return err
+		}
+		h.dirIDs.vouched = len(h.opts.Members) <= 1
+		h.dirIDs.joined = len(h.opts.Members) == 0
+		return h.writeDirectory()
+	}
+	switch {
+	case d.Member != h.opts.ID:
+		return fmt.Errorf("this directory is of member %d, not of member %d", d.Member, h.opts.ID)
+	case len(d.Members) > 0 && len(h.opts.Members) > 0 && !slices.Equal(d.Members, h.opts.Members):
+		return fmt.Errorf("this directory was made for the members %d, not for %d", d.Members, h.opts.Members)
+	}
+	h.dirIDs.own, h.dirIDs.vouched = d.ID, d.Vouched
+	h.opts.Members, h.dirIDs.joined = d.Members, len(d.Members) == 0
+	h.dirIDs.known, err = h.engine.PeerDirIDs()
+	return err
+}
+
+// writeDirectory durably stores the ID and state of this data directory.
+func (h *Host) writeDirectory() error {
+	return h.engine.PutDirectory(raftlog.Directory{
+		ID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Member: h.opts.ID, Members: h.opts.Members,
+	})
+}
+
+// recordDirID durably records the one directory of another member that messages are accepted from.
+func (h *Host) recordDirID(member, dirID uint64) error {
+	if err := h.engine.PutPeerDirID(member, dirID); err != nil {
+		return err
+	}
+	h.dirIDs.known[member] = dirID
+	return nil
+}
+
+// dirIDOf returns the directory of a member to which the group sends, 0 if it is not known.
+func (g *Group) dirIDOf(member uint64) uint64 {
+	if dirID, added := g.storage.Members().DirIDs[member]; added {
+		return dirID
+	}
+	if dirID, spoke := g.unlisted[member]; spoke && !g.storage.Members().Has(member) {
+		return dirID
+	}
+	return g.host.dirIDs.known[member]
+}
+
+// requestDirIDs sends a request to each member that has not answered in this step, once per ElectionTicks.
+func (h *Host) requestDirIDs() {
+	if h.now < h.dirIDs.nextAsk {
+		return
+	}
+	h.dirIDs.nextAsk = h.now + uint64(h.opts.ElectionTicks)
+	for _, m := range h.opts.Members {
+		if m != h.opts.ID && !h.dirIDs.answered[m] {
+			h.opts.Transport.Send(message.Envelope{
+				From: h.opts.ID, To: m, FromDirID: h.dirIDs.own, Kind: message.KindDirIDRequest, Claim: h.dirIDs.claim,
+			})
+		}
+	}
+}
+
+// answerDirIDRequest answers with the recorded directory of the sender. If none is recorded and the request is a claim,
+// the sender's directory is recorded first.
+func (h *Host) answerDirIDRequest(e message.Envelope) error {
+	known := h.dirIDs.known[e.From]
+	switch {
+	case mutant.On(mutant.ForgetBirths):
+		known = 0
+		if e.Claim {
+			known = e.FromDirID
+		}
+	case known == 0 && e.Claim:
+		if err := h.recordDirID(e.From, e.FromDirID); err != nil {
+			return h.fail(err)
+		}
+		known = e.FromDirID
+	}
+	h.opts.Transport.Send(message.Envelope{
+		From: h.opts.ID, To: e.From, FromDirID: h.dirIDs.own, ToDirID: e.FromDirID, Kind: message.KindDirIDResponse,
+		Claim: e.Claim, Known: known,
+	})
+	return nil
+}
+
+// handleDirIDResponse counts an answer and moves on to the next step when all members have answered. Answers to an
+// earlier directory of this member, of another step, or from a directory that is not accepted, are ignored.
+func (h *Host) handleDirIDResponse(e message.Envelope) error {
+	d := &h.dirIDs
+	known, foreign := d.known[e.From]
+	if d.vouched || e.ToDirID != d.own || e.Claim != d.claim || foreign && known != e.FromDirID {
+		return nil
+	}
+	if e.Known != d.own && (e.Known != 0 || d.claim) {
+		return h.fail(&WipedError{h.opts.ID})
+	}
+	d.answered[e.From] = true
+	if len(d.answered) < len(h.opts.Members)-1 {
+		return nil
+	}
+	d.answered, d.nextAsk = map[uint64]bool{}, 0
+	if !d.claim {
+		d.claim = true
+		h.requestDirIDs()
+		return nil
+	}
+	d.vouched = true
+	if err := h.writeDirectory(); err != nil {
+		return h.fail(err)
+	}
+	h.opts.Log.Info("every member has recorded this new data directory; taking part")
+	for _, g := range h.groups {
+		g.start()
+	}
+	return nil
+}
+
+// accepts reports whether the group may process an envelope. The directory of an added member is that of the membership
+// change. The directory of a member of the first configuration is recorded with the first envelope from it. Envelopes
+// from a member that is not in the group are accepted unless it was removed: this member may not have applied its
+// addition yet.
+func (g *Group) accepts(e message.Envelope) (bool, error) {
+	h, d := g.host, &g.host.dirIDs
+	if mutant.On(mutant.ForgetBirths) {
+		return d.vouched, nil
+	}
+	if !d.vouched || e.ToDirID != d.own && (e.ToDirID != 0 || d.joined) {
+		return false, nil
+	}
+	members := g.storage.Members()
+	if members.Refuses(e.From, e.FromDirID) {
+		if e.Kind != message.KindRemoved {
+			g.sendRemoved(e)
+		}
+		return false, nil
+	}
+	known, ok := members.DirIDs[e.From]
+	switch {
+	case ok:
+	case !members.Has(e.From) && len(members.Conf.GetVoters()) > 0:
+		if g.unlisted == nil || len(g.unlisted) > raftconf.MaxRemoved {
+			g.unlisted = map[uint64]uint64{}
+		}
+		g.unlisted[e.From] = e.FromDirID
+		return true, nil
+	default:
+		known, ok = d.known[e.From]
+	}
+	if !ok {
+		if err := h.recordDirID(e.From, e.FromDirID); err != nil {
+			return false, h.fail(err)
+		}
+		return true, nil
+	}
+	if known != e.FromDirID && d.warned[e.From] != e.FromDirID {
+		d.warned[e.From] = e.FromDirID
+		h.opts.Log.Warn("dropping messages of a member whose directory is not the one known", "from", e.From)
+	}
+	return known == e.FromDirID, nil
+}

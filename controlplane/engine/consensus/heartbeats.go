@@ -1,0 +1,74 @@
+package consensus
+
+import (
+	"fmt"
+
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+)
+
+// heartbeats collects the heartbeats, and the answers to heartbeats, of all groups to one member, which Process sends
+// as one envelope per round.
+type heartbeats struct {
+	to, dirID uint64
+	list      []message.Heartbeat
+}
+
+// addHeartbeat adds raft's heartbeat, or answer to a heartbeat, to the next envelope to its receiver.
+func (g *Group) addHeartbeat(m *raftpb.Message) {
+	b := message.HeartbeatOf(g.id, m)
+	if !b.Answer {
+		if g.asked.Term != b.Term {
+			g.asked = raftconf.Position{Term: b.Term}
+		}
+		g.asked.Index = max(g.asked.Index, b.Reads)
+	}
+	h, dirID := g.host, g.dirIDOf(m.GetTo())
+	for i := range h.heartbeats {
+		if h.heartbeats[i].to == m.GetTo() && h.heartbeats[i].dirID == dirID {
+			h.heartbeats[i].list = append(h.heartbeats[i].list, b)
+			return
+		}
+	}
+	h.heartbeats = append(h.heartbeats, heartbeats{m.GetTo(), dirID, []message.Heartbeat{b}})
+}
+
+// sendHeartbeats sends the collected heartbeats.
+func (h *Host) sendHeartbeats() {
+	for _, b := range h.heartbeats {
+		h.opts.Transport.Send(message.Envelope{
+			From: h.opts.ID, To: b.to, FromDirID: h.dirIDs.own, ToDirID: b.dirID, Kind: message.KindHeartbeats, Heartbeats: b.list,
+		})
+	}
+	clear(h.heartbeats)
+	h.heartbeats = h.heartbeats[:0]
+}
+
+// stepHeartbeats passes each heartbeat of an envelope to its group.
+func (h *Host) stepHeartbeats(e message.Envelope) error {
+	for _, b := range e.Heartbeats {
+		part := e
+		part.Group, part.Heartbeats, part.Raft = b.Group, nil, b.Message(&e)
+		g, err := h.admit(part)
+		if err != nil {
+			return err
+		}
+		switch {
+		case g == nil:
+		case b.Answer && !g.hasAskedFor(b):
+			// raft panics on an answer to a read request that does not exist.
+			h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", fmt.Sprintf("it confirms read %d", b.Reads))
+		default:
+			g.step(part)
+		}
+	}
+	return nil
+}
+
+// hasAskedFor reports whether this leader has sent the read request that an answer confirms. raft ignores answers of
+// other terms.
+func (g *Group) hasAskedFor(b message.Heartbeat) bool {
+	return b.Reads == 0 || b.Term != g.term || b.Term == g.asked.Term && b.Reads <= g.asked.Index
+}

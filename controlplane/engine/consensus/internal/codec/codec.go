@@ -1,0 +1,69 @@
+// Package codec reads and writes the fields of the binary formats of consensus.
+package codec
+
+import "encoding/binary"
+
+// AppendBool appends one byte, 0 or 1.
+func AppendBool(buf []byte, v bool) []byte {
+	if v {
+		return append(buf, 1)
+	}
+	return append(buf, 0)
+}
+
+// Reader reads fields from the start of Rest. After an error the methods return zero values; Short is set if a field
+// was cut off, Malformed if a field was not valid. Callers check both, and that Rest is empty, after the last field.
+type Reader struct {
+	Rest             []byte
+	Short, Malformed bool
+}
+
+// Take returns the next n bytes, which alias Rest.
+func (r *Reader) Take(n int) []byte {
+	if len(r.Rest) < n {
+		r.Short, r.Rest = true, nil
+		return nil
+	}
+	v := r.Rest[:n]
+	r.Rest = r.Rest[n:]
+	return v
+}
+
+// Byte returns the next byte.
+func (r *Reader) Byte() byte {
+	if v := r.Take(1); v != nil {
+		return v[0]
+	}
+	return 0
+}
+
+// Bool returns what AppendBool wrote.
+func (r *Reader) Bool() bool {
+	v := r.Byte()
+	r.Malformed = r.Malformed || v > 1
+	return v == 1
+}
+
+// Fixed64 returns the next 8 bytes as a little-endian number.
+func (r *Reader) Fixed64() uint64 {
+	if v := r.Take(8); v != nil {
+		return binary.LittleEndian.Uint64(v)
+	}
+	return 0
+}
+
+// Uvarint returns the next number in the encoding of binary.AppendUvarint.
+func (r *Reader) Uvarint() uint64 {
+	v, n := binary.Uvarint(r.Rest)
+	switch {
+	case n == 0:
+		r.Short = true
+		return 0
+	case n < 0:
+		r.Malformed = true
+		r.Rest = nil
+		return 0
+	}
+	r.Rest = r.Rest[n:]
+	return v
+}

@@ -1,0 +1,183 @@
+package message
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
+)
+
+// Kind is the kind of content of an Envelope.
+type Kind uint8
+
+// The kinds of envelope. Their numbers are on the wire.
+const (
+	KindRaft          Kind = 1 // a raft message of one group
+	KindDirIDRequest  Kind = 2 // asks which data directory of the sender the receiver accepts messages from
+	KindDirIDResponse Kind = 3 // answers a KindDirIDRequest
+	KindForward       Kind = 4 // proposals of one group, for the leader to append, all or none
+	KindRefuse        Kind = 5 // the proposals of a KindForward were not appended
+	KindRemoved       Kind = 6 // the group has removed the receiver with the receiver's data directory
+	KindHeartbeats    Kind = 7 // heartbeats, and answers to heartbeats, of many groups
+)
+
+// Refusal is the reason why forwarded proposals were not appended.
+type Refusal uint8
+
+// The refusals. Their numbers are on the wire.
+const (
+	RefusedNotLeader  Refusal = 1 // the member does not lead in the term of the request, or hands leadership over
+	RefusedOverloaded Refusal = 2 // too many proposals are not committed yet
+)
+
+// Envelope is the unit of communication between two hosts. The transport must have authenticated the sender as member
+// From.
+type Envelope struct {
+	From, To uint64
+	// FromDirID is the data-directory ID of the sender. ToDirID is that of the receiver: in a response that of the
+	// requester, otherwise the one that the sender accepts messages from, 0 if none.
+	FromDirID, ToDirID uint64
+	Kind               Kind
+
+	// Group is set in all kinds but KindDirIDRequest, KindDirIDResponse and KindHeartbeats.
+	Group uint64
+
+	// Raft is set in KindRaft. The message and its entries are shared with raft and must not be changed.
+	Raft *raftpb.Message
+
+	// Of KindForward and KindRefuse: Term is the only term in which the receiver may append, Life the random number
+	// that the requester drew when it started, Number the sequence number of the request in that life. Payloads, of
+	// KindForward, are the data of entries, shared like Raft. Refusal is of KindRefuse.
+	Term, Life, Number uint64
+	Payloads           [][]byte
+	Refusal            Refusal
+
+	// Heartbeats are of KindHeartbeats.
+	Heartbeats []Heartbeat
+
+	// Claim, of KindDirIDRequest and KindDirIDResponse, asks the receiver to record the sender's directory if it has
+	// recorded none. Known, of KindDirIDResponse, is the recorded directory, 0 if none.
+	Claim bool
+	Known uint64
+}
+
+const (
+	envelopeVersion = 1
+	// MaxBytes limits an encoded envelope. The largest proposal that Limits allows fits.
+	MaxBytes = 32 << 20
+)
+
+// AppendTo appends the encoding of e to buf: version, kind, From, To, FromDirID, ToDirID, then the fields of the kind.
+func (e *Envelope) AppendTo(buf []byte) ([]byte, error) {
+	start := len(buf)
+	buf = append(buf, envelopeVersion, byte(e.Kind))
+	buf = binary.AppendUvarint(buf, e.From)
+	buf = binary.AppendUvarint(buf, e.To)
+	buf = binary.LittleEndian.AppendUint64(buf, e.FromDirID)
+	buf = binary.LittleEndian.AppendUint64(buf, e.ToDirID)
+	switch e.Kind {
+	case KindRaft:
+		if e.Raft == nil {
+			return nil, errors.New("encode an envelope: no raft message in it")
+		}
+		buf = binary.AppendUvarint(buf, e.Group)
+		var err error
+		if buf, err = (proto.MarshalOptions{}).MarshalAppend(buf, e.Raft); err != nil {
+			return nil, fmt.Errorf("encode an envelope: %w", err)
+		}
+	case KindRemoved:
+		buf = binary.AppendUvarint(buf, e.Group)
+	case KindHeartbeats:
+		for _, b := range e.Heartbeats {
+			buf = b.appendTo(buf)
+		}
+	case KindForward, KindRefuse:
+		buf = binary.AppendUvarint(buf, e.Group)
+		buf = binary.AppendUvarint(buf, e.Term)
+		buf = binary.LittleEndian.AppendUint64(buf, e.Life)
+		buf = binary.AppendUvarint(buf, e.Number)
+		if e.Kind == KindRefuse {
+			buf = append(buf, byte(e.Refusal))
+			break
+		}
+		for _, p := range e.Payloads {
+			buf = binary.AppendUvarint(buf, uint64(len(p)))
+			buf = append(buf, p...)
+		}
+	case KindDirIDRequest:
+		buf = codec.AppendBool(buf, e.Claim)
+	case KindDirIDResponse:
+		buf = codec.AppendBool(buf, e.Claim)
+		buf = binary.LittleEndian.AppendUint64(buf, e.Known)
+	default:
+		return nil, fmt.Errorf("encode an envelope: kind %d is unknown", e.Kind)
+	}
+	if n := len(buf) - start; n > MaxBytes {
+		return nil, fmt.Errorf("encode an envelope: %d bytes are more than %d", n, MaxBytes)
+	}
+	return buf, nil
+}
+
+// Parse decodes an envelope, which must be all of b. The envelope does not alias b.
+func Parse(b []byte) (Envelope, error) {
+	if len(b) > MaxBytes {
+		return Envelope{}, fmt.Errorf("decode an envelope: %d bytes are more than %d", len(b), MaxBytes)
+	}
+	if len(b) > 0 && b[0] != envelopeVersion {
+		return Envelope{}, fmt.Errorf("decode an envelope: the peer speaks version %d, this program version %d", b[0], envelopeVersion)
+	}
+	r := codec.Reader{Rest: b}
+	r.Byte()
+	e := Envelope{Kind: Kind(r.Byte()), From: r.Uvarint(), To: r.Uvarint(), FromDirID: r.Fixed64(), ToDirID: r.Fixed64()}
+	switch e.Kind {
+	case KindRaft:
+		e.Group = r.Uvarint()
+		if r.Short {
+			break
+		}
+		e.Raft = &raftpb.Message{}
+		if err := proto.Unmarshal(r.Rest, e.Raft); err != nil {
+			return Envelope{}, fmt.Errorf("decode an envelope: %w", err)
+		}
+		r.Rest = nil
+	case KindRemoved:
+		e.Group = r.Uvarint()
+	case KindHeartbeats:
+		for len(r.Rest) > 0 && !r.Short && !r.Malformed {
+			e.Heartbeats = append(e.Heartbeats, readHeartbeat(&r))
+		}
+	case KindForward, KindRefuse:
+		e.Group, e.Term, e.Life, e.Number = r.Uvarint(), r.Uvarint(), r.Fixed64(), r.Uvarint()
+		if e.Kind == KindRefuse {
+			e.Refusal = Refusal(r.Byte())
+			r.Malformed = r.Malformed || e.Refusal != RefusedNotLeader && e.Refusal != RefusedOverloaded
+			break
+		}
+		r.Rest = slices.Clone(r.Rest) // once for all payloads
+		for len(r.Rest) > 0 && !r.Short && !r.Malformed {
+			n := r.Uvarint()
+			e.Payloads = append(e.Payloads, r.Take(int(min(n, MaxBytes+1))))
+		}
+	case KindDirIDRequest:
+		e.Claim = r.Bool()
+	case KindDirIDResponse:
+		e.Claim = r.Bool()
+		e.Known = r.Fixed64()
+	default:
+		if !r.Short {
+			return Envelope{}, fmt.Errorf("decode an envelope: kind %d is unknown", e.Kind)
+		}
+	}
+	if r.Short {
+		return Envelope{}, errors.New("decode an envelope: cut short")
+	}
+	if r.Malformed || len(r.Rest) > 0 {
+		return Envelope{}, errors.New("decode an envelope: it is malformed")
+	}
+	return e, nil
+}

@@ -1,0 +1,60 @@
+package message
+
+import (
+	"encoding/binary"
+
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
+)
+
+// Heartbeat is raft's MsgHeartbeat or MsgHeartbeatResp of one group.
+type Heartbeat struct {
+	Group  uint64
+	Answer bool
+	Term   uint64
+	Commit uint64 // not of an answer: the commit index up to which the receiver has the entries
+	Reads  uint64 // raft's context: the number of the last ReadIndex request that an answer confirms; 0: none
+}
+
+// IsHeartbeat reports whether m is sent as a Heartbeat.
+func IsHeartbeat(m *raftpb.Message) bool {
+	return m.GetType() == raftpb.MsgHeartbeat || m.GetType() == raftpb.MsgHeartbeatResp
+}
+
+// HeartbeatOf converts raft's heartbeat, or raft's answer to one, of a group.
+func HeartbeatOf(group uint64, m *raftpb.Message) Heartbeat {
+	b := Heartbeat{Group: group, Answer: m.GetType() == raftpb.MsgHeartbeatResp, Term: m.GetTerm(), Commit: m.GetCommit()}
+	if len(m.Context) == 8 {
+		b.Reads = binary.LittleEndian.Uint64(m.Context)
+	}
+	return b
+}
+
+// Message converts b to raft's message. The envelope gives sender and receiver.
+func (b Heartbeat) Message(e *Envelope) *raftpb.Message {
+	m := &raftpb.Message{
+		Type: raftpb.MsgHeartbeat.Enum(), From: new(e.From), To: new(e.To), Term: new(b.Term), Commit: new(b.Commit),
+	}
+	if b.Answer {
+		m.Type = raftpb.MsgHeartbeatResp.Enum()
+	}
+	if b.Reads > 0 {
+		m.Context = binary.LittleEndian.AppendUint64(nil, b.Reads)
+	}
+	return m
+}
+
+// appendTo appends the encoding of b.
+func (b Heartbeat) appendTo(buf []byte) []byte {
+	buf = codec.AppendBool(binary.AppendUvarint(buf, b.Group), b.Answer)
+	for _, n := range []uint64{b.Term, b.Commit, b.Reads} {
+		buf = binary.AppendUvarint(buf, n)
+	}
+	return buf
+}
+
+// readHeartbeat reads what appendTo wrote.
+func readHeartbeat(r *codec.Reader) Heartbeat {
+	return Heartbeat{Group: r.Uvarint(), Answer: r.Bool(), Term: r.Uvarint(), Commit: r.Uvarint(), Reads: r.Uvarint()}
+}

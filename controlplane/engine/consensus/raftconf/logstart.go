@@ -1,0 +1,53 @@
+package raftconf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
+)
+
+// LogStart describes where a log begins, or will begin when a snapshot is installed.
+type LogStart struct {
+	At      Position
+	State   Position // reached by the state machine at least; At, or before At if no entry between was for it
+	Members Membership
+}
+
+// AppendTo appends the encoding of p: index and term of At, index and term of State, membership.
+func (p LogStart) AppendTo(v []byte) ([]byte, error) {
+	for _, n := range []uint64{p.At.Index, p.At.Term, p.State.Index, p.State.Term} {
+		v = binary.AppendUvarint(v, n)
+	}
+	v, err := p.Members.AppendTo(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode the members: %w", err)
+	}
+	return v, nil
+}
+
+// ParseLogStart decodes what AppendTo wrote.
+func ParseLogStart(v []byte) (p LogStart, err error) {
+	r := codec.Reader{Rest: v}
+	p.At, p.State = Position{r.Uvarint(), r.Uvarint()}, Position{r.Uvarint(), r.Uvarint()}
+	if r.Short || r.Malformed {
+		return p, errors.New("the position is malformed")
+	}
+	p.Members, err = ParseMembership(r.Rest)
+	return p, err
+}
+
+// ParseLogStart1 decodes the format of layout 1 of raftlog: index and term of At, ConfState.
+func ParseLogStart1(v []byte) (p LogStart, err error) {
+	r := codec.Reader{Rest: v}
+	p.At = Position{r.Uvarint(), r.Uvarint()}
+	if r.Short || r.Malformed {
+		return p, errors.New("the position is malformed")
+	}
+	p.State, p.Members.Conf = p.At, &raftpb.ConfState{}
+	return p, proto.Unmarshal(r.Rest, p.Members.Conf)
+}

@@ -1,0 +1,62 @@
+package raftlog
+
+import (
+	"errors"
+
+	"github.com/cockroachdb/pebble/v2"
+	"go.etcd.io/raft/v3/raftpb"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
+)
+
+// Seed adds a log without entries to the batch, with voters as the members. state is the position of the state machine:
+// the log begins there, or at firstEntry if the state machine is empty. New terms will be higher than term.
+func Seed(e *Engine, b *pebble.Batch, group uint64, state raftconf.Position, term uint64, voters []uint64) error {
+	l := &Log{e: e, group: group, state: state, members: raftconf.Membership{Conf: &raftpb.ConfState{Voters: voters}}}
+	if l.begin = l.state; l.begin.Index < firstEntry.Index {
+		l.begin = firstEntry
+	}
+	l.past = raftconf.History{{Index: l.begin.Index, Membership: l.members}}
+	l.hard = &raftpb.HardState{Term: new(max(l.begin.Term, term)), Vote: new(uint64(0)), Commit: new(l.begin.Index)}
+	return errors.Join(l.putHard(b), l.putBegin(b))
+}
+
+// OpenExisting opens a log for reading. missing reports that the engine has no such log; OpenExisting creates none. It
+// returns an error if the installation of a snapshot was interrupted.
+func OpenExisting(e *Engine, group uint64) (l *Log, missing bool, err error) {
+	v, err := e.get(groupKey(group, kindTrunc))
+	if err != nil || v == nil {
+		return nil, true, err
+	}
+	if v, err = e.get(groupKey(group, kindMarker)); err != nil || v != nil {
+		return nil, false, errors.Join(err, errors.New("a snapshot was being installed: start the member once as it was, so that it finishes"))
+	}
+	return Open(e, group, nil, 0)
+}
+
+// HideFirstEntry removes entry 1, which raft appended at the begin of the first term, from a log of layout 1. A log of
+// layout
+// 2 has no entry 1, so that a joining member with an empty log needs a snapshot. applied is the position of the state
+// machine; the result is the position from which raft continues.
+func (l *Log) HideFirstEntry(applied raftconf.Position) (raftconf.Position, error) {
+	if l.begin.Index != 0 || l.hard.GetCommit() == 0 || len(l.members.Conf.GetVoters()) == 0 {
+		return applied, nil
+	}
+	term, err := l.Term(1)
+	if err != nil {
+		return applied, err
+	}
+	b := l.e.NewBatch()
+	defer b.Close()
+	first := raftconf.Position{Index: 1, Term: term}
+	if err := l.truncate(b, first); err != nil {
+		return applied, err
+	}
+	if applied.Index == 0 {
+		l.state, applied = raftconf.Position{}, first
+		if err := l.putBegin(b); err != nil {
+			return applied, err
+		}
+	}
+	return applied, l.e.Commit(b)
+}

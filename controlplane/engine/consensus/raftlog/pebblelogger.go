@@ -1,0 +1,29 @@
+package raftlog
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+)
+
+// pebbleLogger passes Pebble's log lines to slog and keeps the first fatal one for Engine.Err. Pebble expects Fatalf to
+// end the process. Here Fatalf returns; nothing wrong is acknowledged, because Engine.Commit returns the error.
+type pebbleLogger struct {
+	log   *slog.Logger
+	fatal atomic.Pointer[error]
+}
+
+func (l *pebbleLogger) Infof(f string, v ...any) {
+	if l.log.Enabled(context.Background(), slog.LevelDebug-4) {
+		l.log.Log(context.Background(), slog.LevelDebug-4, fmt.Sprintf(f, v...))
+	}
+}
+
+func (l *pebbleLogger) Errorf(f string, v ...any) { l.log.Error(fmt.Sprintf(f, v...)) }
+
+func (l *pebbleLogger) Fatalf(f string, v ...any) {
+	err := fmt.Errorf(f, v...)
+	l.fatal.CompareAndSwap(nil, &err)
+	l.log.Error("the log engine cannot go on", "err", err)
+}
