@@ -253,7 +253,8 @@ func run(ctx context.Context, c Config, floor *floor, opened func(door)) (err er
 	}
 
 	// Edges.
-	registry.MustRegister(grpcMetrics, clk, space, &collector{runner: runner, engines: engines, names: names}, kv.NewCollector(keys))
+	registry.MustRegister(grpcMetrics, clk, space, &collector{runner: runner, engines: engines, names: names},
+		&costs{runner: runner, engines: engines, names: names, identities: identities}, kv.NewCollector(keys))
 	if tenants.pair != nil {
 		registry.MustRegister(tenants.pair)
 	}

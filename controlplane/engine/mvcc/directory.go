@@ -201,6 +201,8 @@ type generation struct {
 	remembered remembered
 	rewriting  atomic.Int32 // of those that defragment: values in files of their own are written anew
 
+	reads readCounts
+
 	// using is held shared while db is in use, and exclusively to close it.
 	using sync.RWMutex
 	ended error

@@ -116,6 +116,9 @@ func (s *Snapshot) readable(revision int64) (int64, error) {
 	return revision, nil
 }
 
+// readCounts counts what snapshots read; see Stats.
+type readCounts struct{ gets, ranges, keys atomic.Int64 }
+
 // Get reads one key; ok is false when it does not exist.
 func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	if err := s.acquire(); err != nil {
@@ -127,6 +130,7 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 			return KV{}, false, nil
 		}
 	}
+	s.gen.reads.gets.Add(1)
 	it, err := s.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", marked(err))
@@ -134,6 +138,9 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	kv, ok, err = get(it, key, s.revision)
 	if err = errors.Join(err, it.Close()); err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", marked(err))
+	}
+	if ok {
+		s.gen.reads.keys.Add(1)
 	}
 	return kv, ok, nil
 }
@@ -201,7 +208,10 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	if err != nil {
 		return RangeResult{}, err
 	}
-	return readRange(s.gen.db, s.index.unless(revision != s.revision), o, revision)
+	res, err = readRange(s.gen.db, s.index.unless(revision != s.revision), o, revision)
+	s.gen.reads.ranges.Add(1)
+	s.gen.reads.keys.Add(int64(len(res.KVs)))
+	return res, err
 }
 
 // emptyRange reports whether no key can be in [key, end).
