@@ -260,7 +260,7 @@ func (h *testMember) joinHost() string {
 }
 
 func (h *testMember) heartbeat(id string) *vmv1.HeartbeatNodeRequest {
-	room := &vmv1.NodeCapacity{Vcpus: 8, MemoryMib: 16384, StorageGib: 100}
+	room := &vmv1.NodeCapacity{Vcpus: 512, MemoryMib: 1 << 20, StorageGib: 10_000}
 	return &vmv1.HeartbeatNodeRequest{
 		NodeId: id, Name: "rack-1", State: vmv1.NodeState_NODE_STATE_READY, AgentVersion: "1.0", Capacity: room,
 		Allocatable: proto.CloneOf(room), Hypervisors: []vmv1.HypervisorType{vmv1.HypervisorType_HYPERVISOR_TYPE_KVM},

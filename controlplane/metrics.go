@@ -35,7 +35,8 @@ func newMetrics() *metrics {
 
 // register adds the metrics of the parts of a member.
 func (m *metrics) register(of *member) {
-	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines}, kv.NewCollector(of.keys))
+	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines},
+		&costs{runner: of.runner, engines: of.engines, identities: of.identities}, kv.NewCollector(of.keys))
 	if of.tenantTLS.pair != nil {
 		m.registry.MustRegister(of.tenantTLS.pair)
 	}

@@ -34,6 +34,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic/go-freelru"
@@ -91,9 +92,11 @@ type Service struct {
 	providers *oidc.Providers
 	// checked holds tokens whose signature was verified, and holders what the records say about their holders.
 	checked *freelru.SyncedLRU[[32]byte, signed]
-	holders *store.Memo[*holder]
-	opened  opened
-	names   nameGate
+	// signatures counts the token signatures that were verified.
+	signatures atomic.Int64
+	holders    *store.Memo[*holder]
+	opened     opened
+	names      nameGate
 	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
 	unknown, exchanges *rate.Limiter
 	misses             *missReads

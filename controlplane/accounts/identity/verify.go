@@ -162,6 +162,7 @@ func (j *judgement) checkSignature(v *store.View, s *Service) (known bool, err e
 	if err != nil || public == nil {
 		return false, err
 	}
+	s.signatures.Add(1)
 	claims, err := j.parsed.Verify(public, s.opts.Key.Cluster())
 	if err != nil {
 		return true, err
@@ -175,6 +176,9 @@ func (j *judgement) checkSignature(v *store.View, s *Service) (known bool, err e
 	s.checked.Add(j.sum, signed{j.kid, claims})
 	return true, nil
 }
+
+// SignaturesVerified returns how many signatures of tokens this member has verified since it started.
+func (s *Service) SignaturesVerified() int64 { return s.signatures.Load() }
 
 // holder is what the records say about the holder of a token. It is kept and shared: nothing of it may be modified.
 type holder struct {

@@ -42,8 +42,21 @@ type admission struct {
 	mu     sync.Mutex
 	method Method
 	tenant cloud.Tenant
+	// roles are those of the caller in tenant that the policy allowed to call method.
+	roles []cloud.Role
 	// count is the function that was given to OnAdmit, or nil.
 	count func(cloud.Tenant) error
+}
+
+// covers reports whether the policy has already allowed this caller to call method in tenant with these roles. A REST
+// handler calls Admit before it reads the body and again with the tenant that the body names, which is mostly the same.
+func (a *admission) covers(method Method, tenant cloud.Tenant, roles []cloud.Role) bool {
+	if a == nil {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.method == method && a.tenant == tenant && slices.Equal(a.roles, roles)
 }
 
 type key struct{}
@@ -118,12 +131,13 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 		return cloud.Tenant{}, err
 	}
 	c.Tenant = tenant
-	if !court.permitted(c, method, tenant, rule.rolesAt(c, tenant)) {
+	roles := rule.rolesAt(c, tenant)
+	if !e.let.covers(method, tenant, roles) && !court.permitted(c, method, tenant, roles) {
 		return cloud.Tenant{}, refusal(c, method, rule, tenant)
 	}
 	if e.let != nil {
 		e.let.mu.Lock()
-		e.let.method, e.let.tenant = method, tenant
+		e.let.method, e.let.tenant, e.let.roles = method, tenant, roles
 		count := e.let.count
 		e.let.mu.Unlock()
 		if count != nil {

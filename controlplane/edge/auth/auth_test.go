@@ -222,3 +222,37 @@ func TestTheAuditIsTold(t *testing.T) {
 		require.Equal(t, x.want, a, x.method)
 	}
 }
+
+// A second Admit of a call evaluates the policy only if the method, the tenant or the caller's roles there differ from
+// those that were allowed. A refusal is evaluated each time.
+func TestAdmitTwice(t *testing.T) {
+	const get, create = vms + "GetVm", vms + "CreateVm"
+	c := caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.ProjectMember, "o", "p"), in(cloud.ProjectMember, "o", "q"), in(cloud.ProjectViewer, "x", "p"))
+	ctx := With(t.Context(), c, REST)
+	for _, step := range []struct {
+		method       Method
+		org, project string
+		allowed      bool
+		evaluations  int64
+	}{
+		{create, "o", "p", true, 1},
+		{create, "o", "p", true, 0},
+		{get, "o", "p", true, 1},
+		{get, "o", "q", true, 1},
+		{create, "x", "p", false, 1},
+		{create, "x", "p", false, 1},
+		{get, "o", "q", true, 0},
+	} {
+		before := Evaluations()
+		_, err := Admit(ctx, step.method, step.org, step.project)
+		require.Equal(t, step.allowed, err == nil, "%s in %s/%s: %v", step.method, step.org, step.project, err)
+		require.Equal(t, step.evaluations, Evaluations()-before, "%s in %s/%s", step.method, step.org, step.project)
+	}
+
+	// The same call with other roles.
+	_, err := Admit(ctx, create, "o", "p")
+	require.NoError(t, err)
+	c.Bindings = []cloud.Binding{in(cloud.ProjectViewer, "o", "p")}
+	_, err = Admit(ctx, create, "o", "p")
+	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+}

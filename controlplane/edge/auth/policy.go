@@ -3,6 +3,7 @@ package auth
 import (
 	_ "embed"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cedar-policy/cedar-go"
 
@@ -16,14 +17,19 @@ var policyText []byte
 type judge struct {
 	policy  *cedar.PolicySet
 	actions cedar.EntityMap
+	// evaluations counts the calls of permitted.
+	evaluations *atomic.Int64
 }
+
+// Evaluations returns how often the policy was evaluated since the program started.
+func Evaluations() int64 { return court.evaluations.Load() }
 
 // court is the judge of policyText and rules.
 var court = mustJudge(policyText, rules)
 
 func newJudge(text []byte, table map[Method]Rule) (judge, error) {
 	set, err := cedar.NewPolicySetFromBytes("policy.cedar", text)
-	return judge{set, actionsOf(table)}, err
+	return judge{set, actionsOf(table), new(atomic.Int64)}, err
 }
 
 func mustJudge(text []byte, table map[Method]Rule) judge {
@@ -52,6 +58,7 @@ func actionsOf(table map[Method]Rule) cedar.EntityMap {
 
 // permitted asks the policy whether a caller with those roles at a place may call a method.
 func (j judge) permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
+	j.evaluations.Add(1)
 	held := make([]cedar.Value, len(roles))
 	for i, role := range roles {
 		held[i] = cedar.String(role)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -141,7 +142,7 @@ func TestAWrongPolicyIsNoticed(t *testing.T) {
 				other.Roles = slices.DeleteFunc(other.Roles, func(r cloud.Role) bool { return r == role })
 			}
 			held := slices.DeleteFunc(bindings(), func(b cloud.Binding) bool { return b.Role != role })
-			j := judge{court.policy, actionsOf(map[Method]Rule{m: other})}
+			j := judge{court.policy, actionsOf(map[Method]Rule{m: other}), new(atomic.Int64)}
 			_, wrong := compare(j, map[Method]Rule{m: rule}, []*cloud.Caller{{User: "u", Proof: cloud.ProofPassword, Bindings: held}})
 			require.NotEmpty(t, wrong, "%s for %s", m, role)
 		}

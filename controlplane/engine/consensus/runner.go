@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
@@ -35,6 +36,26 @@ type Runner struct {
 	watchers map[*watcher]bool
 
 	waiters sync.Pool
+	work    map[uint64]*work // of each group; the map does not change
+}
+
+// work counts what callers of this member have asked of a group since Start.
+type work struct{ proposals, proposedBytes, readIndexes atomic.Int64 }
+
+// Work is how much callers of this member have asked of a group since Start.
+type Work struct {
+	Proposals     int64
+	ProposedBytes int64 // data of these proposals
+	ReadIndexes   int64 // calls of ReadIndex; concurrent ones share a round
+}
+
+// Work returns what callers of this member have asked of a group since Start; zero for an unknown group.
+func (r *Runner) Work(group uint64) Work {
+	w := r.work[group]
+	if w == nil {
+		return Work{}
+	}
+	return Work{w.proposals.Load(), w.proposedBytes.Load(), w.readIndexes.Load()}
 }
 
 // inbox is what waits for the goroutine.
@@ -66,7 +87,7 @@ func Start(h *Host, opts RunnerOptions) *Runner {
 	r := &Runner{
 		host: h, opts: opts,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
-		leaders: map[uint64]Leadership{}, watchers: map[*watcher]bool{},
+		leaders: map[uint64]Leadership{}, watchers: map[*watcher]bool{}, work: map[uint64]*work{},
 	}
 	r.waiters.New = func() any {
 		w := &waiter{ch: make(chan struct{}, 1)}
@@ -75,6 +96,7 @@ func Start(h *Host, opts RunnerOptions) *Runner {
 		return w
 	}
 	for _, g := range h.groups {
+		r.work[g.id] = &work{}
 		r.leaders[g.id] = Leadership{Group: g.id, Leader: g.leader, Term: g.term}
 	}
 	h.onLeader = r.observe
@@ -225,6 +247,10 @@ func (r *Runner) ReportUnreachable(member uint64) {
 // Propose returns the state machine's answer to data. The errors are those of Group.Propose and ErrNoGroup; when the
 // context ends first, ErrUncertain with the context's error.
 func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []byte) (any, error) {
+	if n := r.work[group]; n != nil {
+		n.proposals.Add(1)
+		n.proposedBytes.Add(int64(len(data)))
+	}
 	w := r.waiters.Get().(*waiter)
 	err := r.call(func() {
 		if g := r.host.Group(group); g != nil {
@@ -251,6 +277,9 @@ func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []
 // ReadIndex returns when reads of the group's state machine are linearizable as of the call. The errors are those of
 // Group.ReadIndex, ErrNoGroup and the context's.
 func (r *Runner) ReadIndex(ctx context.Context, group uint64) error {
+	if n := r.work[group]; n != nil {
+		n.readIndexes.Add(1)
+	}
 	w := r.waiters.Get().(*waiter)
 	var read *Read
 	err := r.call(func() {

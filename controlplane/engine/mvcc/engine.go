@@ -177,6 +177,9 @@ type Stats struct {
 	Snapshots       int   // open snapshots and other reads of history
 	DiskErrors      int64 // errors of Pebble's background work since Open; while the number grows, nothing becomes durable
 	WriteStalls     int64 // times that Apply had to wait for Pebble since Open
+	Gets            int64 // calls of Snapshot.Get that read a key from Pebble, since Open or Restore
+	Ranges          int64 // calls of Snapshot.Range, since Open or Restore
+	KeysRead        int64 // keys that these calls returned
 }
 
 // Stats returns the figures. Those of Pebble are 0 once the engine is closed.
@@ -186,6 +189,8 @@ func (e *Engine) Stats() Stats {
 		Applied: v.applied, Revision: v.revision, CompactRevision: v.compactRevision, Time: v.time, Keys: v.keys,
 		DiskErrors: e.diskErrors.Load(), WriteStalls: e.writeStalls.Load(),
 	}
+	reads := &v.gen.reads
+	s.Gets, s.Ranges, s.KeysRead = reads.gets.Load(), reads.ranges.Load(), reads.keys.Load()
 	s.Watchers, s.RecentBytes = e.hub.Stats()
 	if v.gen.acquire() == nil {
 		defer v.gen.release()

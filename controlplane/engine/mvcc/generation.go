@@ -21,6 +21,7 @@ type generation struct {
 	freed         atomic.Int64 // total size of the versions that Scrub has removed, counted as by Size
 	scrubProgress scrubProgress
 	indexBuild    *indexBuild // nil without Options.KeyIndex
+	reads         readCounts
 	hashes        compactionHashes
 	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
 

@@ -71,6 +71,9 @@ func (s *Snapshot) readable(revision int64) (int64, error) {
 	return revision, nil
 }
 
+// readCounts counts what snapshots read; see Stats.
+type readCounts struct{ gets, ranges, keys atomic.Int64 }
+
 // Get reads the newest version of key; ok is false if key does not exist.
 func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	if err := s.acquire(); err != nil {
@@ -82,6 +85,7 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 			return KV{}, false, nil
 		}
 	}
+	s.gen.reads.gets.Add(1)
 	it, err := s.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", markCorrupt(err))
@@ -89,6 +93,9 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	kv, ok, err = get(it, key, s.revision)
 	if err = errors.Join(err, it.Close()); err != nil {
 		return KV{}, false, fmt.Errorf("read key: %w", markCorrupt(err))
+	}
+	if ok {
+		s.gen.reads.keys.Add(1)
 	}
 	return kv, ok, nil
 }
@@ -157,10 +164,14 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	if err != nil {
 		return RangeResult{}, err
 	}
+	index := s.index
 	if revision != s.revision {
-		return readRange(s.gen.db, nil, o, revision)
+		index = nil
 	}
-	return readRange(s.gen.db, s.index, o, revision)
+	res, err = readRange(s.gen.db, index, o, revision)
+	s.gen.reads.ranges.Add(1)
+	s.gen.reads.keys.Add(int64(len(res.KVs)))
+	return res, err
 }
 
 // readRange reads the versions that were the newest at revision, which db must contain. counts, unless nil, is the

@@ -61,9 +61,10 @@ type Options struct {
 // Store is a set of tables.
 type Store struct {
 	opts Options
-	// turn is held by an update that met a conflict, so that such updates run one after the other and each gets
-	// through.
-	turn chan struct{}
+	// turn is held by an update that conflicted with another, so that such updates run one after the other and each
+	// commits in the end.
+	turn     chan struct{}
+	inflight inflight
 	// fresh is when this member last proved to be up to date, in nanoseconds of Elapsed; 0 when it never has.
 	fresh atomic.Int64
 	// freshening is held by the one whose proof serves all who wait for it.
@@ -82,7 +83,7 @@ func New(opts Options) *Store {
 	if opts.Rand == nil {
 		opts.Rand = rand.Reader
 	}
-	return &Store{opts: opts, turn: make(chan struct{}, 1), freshening: make(chan struct{}, 1)}
+	return &Store{opts: opts, turn: make(chan struct{}, 1), inflight: inflight{keys: map[string]*flight{}}, freshening: make(chan struct{}, 1)}
 }
 
 // Revision is the newest revision applied here.
@@ -151,8 +152,10 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 			<-s.turn
 		}
 	}()
+	var own flight
+	defer s.inflight.end(&own)
 	for proven := false; ; {
-		result, seen, err := s.attempt(ctx, f)
+		result, seen, busy, err := s.attempt(ctx, f, &own, locked)
 		if _, refused := fault.From(err); !proven && seen != 0 && (refused || err == nil) {
 			if err := s.Barrier(ctx); err != nil {
 				return 0, err
@@ -175,14 +178,22 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 				return 0, ctx.Err()
 			}
 		}
+		if busy != nil {
+			select {
+			case <-busy:
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}
 	}
 }
 
-// attempt is one run of an update against the records as they are here. A member that is behind fails its guards. When
-// nothing was proposed, seen is the revision that f saw.
-func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result command.Result, seen int64, err error) {
+// attempt runs an update once against the records of this member. If this member is behind, the guards of the update
+// fail. If f failed or wrote nothing, seen is the revision that f read. If another proposal in flight would make the
+// guards fail, attempt proposes nothing: the result is a conflict, and busy is closed when that proposal has ended.
+func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, locked bool) (result command.Result, seen int64, busy <-chan struct{}, err error) {
 	if err := ctx.Err(); err != nil {
-		return result, 0, err
+		return result, 0, nil, err
 	}
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
@@ -191,35 +202,40 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error) (result command.
 		now:  max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime()),
 	}
 	if err := f(tx); err != nil {
-		return result, snap.Revision(), err
+		return result, snap.Revision(), nil, err
 	}
 	if len(tx.writes) == 0 && tx.err == nil {
 		// What was read was true at the snapshot, and Update sees to it that this was the newest.
-		return command.Result{Revision: snap.Revision(), Time: tx.now}, snap.Revision(), nil
+		return command.Result{Revision: snap.Revision(), Time: tx.now}, snap.Revision(), nil, nil
 	}
 	if s.opts.Stamp != nil {
 		s.opts.Stamp(ctx, tx)
 	}
 	if tx.err != nil {
-		return result, 0, tx.err
+		return result, 0, nil, tx.err
+	}
+	if busy := s.inflight.begin(own, tx, locked); busy != nil {
+		return command.Result{Conflict: true}, 0, busy, nil
 	}
 	data, err := command.EncodeTxn(tx.txn())
 	if err != nil {
-		return result, 0, fmt.Errorf("encode transaction: %w", err)
+		return result, 0, nil, fmt.Errorf("encode transaction: %w", err)
 	}
 	if s.opts.Spend != nil {
 		if err := s.opts.Spend(ctx, len(data)); err != nil {
-			return result, 0, err
+			return result, 0, nil, err
 		}
 	}
 	var id [16]byte
 	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
-		return result, 0, fmt.Errorf("draw proposal id: %w", err)
+		return result, 0, nil, fmt.Errorf("draw proposal id: %w", err)
 	}
-	if result, err = s.opts.Proposer.Propose(ctx, id, data); err != nil || result.Conflict {
-		return result, 0, err
+	result, err = s.opts.Proposer.Propose(ctx, id, data)
+	s.inflight.end(own)
+	if err != nil || result.Conflict {
+		return result, 0, nil, err
 	}
-	return result, 0, result.Err()
+	return result, 0, nil, result.Err()
 }
 
 // Compact forgets the history before a revision: watches and pages from there fail from now on.
