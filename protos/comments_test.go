@@ -39,10 +39,10 @@ func TestEveryRPCHasAComment(t *testing.T) {
 
 var routeLine = regexp.MustCompile(`(?m)^(?:GET|POST|PUT|DELETE) (/\S+)`)
 
-// Every HTTP path that a member serves is in docs/api.md. The table in testdata/doors.txt, which TestDoors of
-// controlplane writes and checks, lists them.
+// Every HTTP path that a member serves is in docs/api.md. The paths are listed in testdata/authorization_matrix.txt,
+// which TestAuthorizationMatrix of package controlplane writes and checks.
 func TestEveryPathIsInTheAPIPage(t *testing.T) {
-	table, err := os.ReadFile("../controlplane/testdata/doors.txt")
+	table, err := os.ReadFile("../controlplane/testdata/authorization_matrix.txt")
 	require.NoError(t, err)
 	page, err := os.ReadFile("../docs/api.md")
 	require.NoError(t, err)

@@ -65,9 +65,9 @@ func newBudget(calls, callsOf, bytesOf int) *budget {
 
 // enter counts one more call until leave is called. It returns ResourceExhausted if the budget or a share is full.
 func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error) {
-	parts := b.parts(from, holder)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	parts := b.parts(from, holder)
 	if b.all.calls >= b.calls {
 		return nil, errBusy("%d unfinished calls", b.calls)
 	}

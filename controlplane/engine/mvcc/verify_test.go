@@ -67,7 +67,7 @@ func TestFlippedTable(t *testing.T) {
 	e := mustOpen(t, fs)
 	want, hash := content(t, e), must(e.HashKV(context.Background(), 0))(t)
 	require.NoError(t, e.Close())
-	said, unindexed := 0, 0
+	said := 0
 	for path, size := range tables(t, fs, "data/1") {
 		for at := int64(7); at < size; at += max(size/16, 1) {
 			flip(t, fs, path, at)
@@ -77,11 +77,6 @@ func TestFlippedTable(t *testing.T) {
 				said++
 				flip(t, fs, path, at)
 				continue
-			}
-			built := e.AwaitKeyIndex(context.Background())
-			if built != nil {
-				require.ErrorIs(t, built, ErrCorrupt)
-				unindexed++
 			}
 			s := e.Snapshot()
 			res, err := s.Range(RangeOptions{Key: []byte{0}, End: []byte{0}})
@@ -117,7 +112,6 @@ func TestFlippedTable(t *testing.T) {
 		}
 	}
 	require.Greater(t, said, 6)
-	require.Positive(t, unindexed, "damage that the build of the index reports")
 }
 
 // A checkpoint with a flipped byte in any block of a table is refused, and the engine continues with its state.
