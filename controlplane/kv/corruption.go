@@ -22,15 +22,16 @@ import (
 // Nothing is repaired.
 //
 // Two kinds of hashes are compared. Hashes that members remember from compactions are cheap, and are compared every
-// minute. A hash of the current keyspace needs a full read on every member; these are compared at most once every
-// Options.CorruptCheck, and seldom enough to take no more than a fiftieth of the time, however large the keyspace is.
+// minute. A hash of the current keyspace needs a full read on every member; these are compared about every
+// Options.CorruptCheck, and seldom enough to take no more than about a fiftieth of the time, however large the keyspace
+// is.
 
-// DefaultCorruptCheck is the minimum pause between two comparisons of the whole keyspace.
+// DefaultCorruptCheck is the pause between two comparisons of the whole keyspace.
 const DefaultCorruptCheck = 10 * time.Minute
 
 const (
 	rememberedCheck = time.Minute
-	// hashPause is the minimum pause after a hash, as a multiple of the time that the hash took.
+	// hashPause is the pause after a hash, as a multiple of the time that the hash took, before jitter.
 	hashPause = 50
 	// damageLook is the interval at which the engine's count of damaged data is polled.
 	damageLook = time.Second

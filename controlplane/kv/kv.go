@@ -26,8 +26,8 @@
 //   - Under Auth, a lease may be revoked by a user who may write all its keys. The proposal carries a digest of those
 //     keys: if the lease has other keys when the proposal is executed, the engine refuses it, and the keys are checked
 //     again.
-//   - The value of a put may have Limits.RequestBytes, whatever the size of its key; for a transaction the limit
-//     applies to the whole request. etcd applies the limit to the whole request in both cases.
+//   - For a put, Limits.RequestBytes limits the value, whatever the size of its key; for a transaction it limits the
+//     whole request. In etcd it limits the whole request in both cases.
 //   - Keys are limited to 4 KiB (mvcc.MaxKeyBytes); etcd has no such limit.
 //   - The quota applies to the engine's use of disk and memory. Compaction and Defragment reduce that use; no request
 //     waits for them.
@@ -114,8 +114,8 @@ type Options struct {
 	Full func() bool
 	// CompactAge is how long history is kept; with 0, history is kept until a client compacts it.
 	CompactAge time.Duration
-	// CorruptCheck is the minimum pause between two comparisons of all members' keys. 0 means DefaultCorruptCheck; with a
-	// negative value, members are never compared.
+	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; it is longer for a large keyspace. 0
+	// means DefaultCorruptCheck; with a negative value, members are never compared.
 	CorruptCheck time.Duration
 	// BcryptCost is the bcrypt cost of passwords; 0 means users.DefaultCost.
 	BcryptCost int

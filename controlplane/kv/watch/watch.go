@@ -130,8 +130,9 @@ type watch struct {
 	closed bool // no longer in stream.watches
 }
 
-// Serve handles the requests that receive returns, until ctx ends, receive fails or a response cannot be sent. receive
-// is called by a goroutine that ends when receive fails; receive must fail once Serve has returned.
+// Serve handles the requests that receive returns, until ctx ends, a response cannot be sent, or receive fails. After
+// an io.EOF from receive, the client sends no more requests and the stream continues. receive is called by a goroutine
+// that ends when receive fails; receive must fail once Serve has returned.
 func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest, error), send Send) error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
