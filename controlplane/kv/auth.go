@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// administer carries out a request of Auth that changes the records, as the user root may.
+// administer executes an Auth request that changes the records. The caller needs the role root.
 func administer[Q, A any](
 	ctx context.Context, s *Service, r Q, decide func(*users.State, Q) ([]command.Step, A, error),
 ) (answer A, header int64, err error) {
@@ -37,7 +37,7 @@ func administer[Q, A any](
 	return answer, 0, failure(ctx, err)
 }
 
-// fresh is the policy as of everything acknowledged before the call.
+// fresh returns the policy as of everything acknowledged before the call.
 func (s *Service) fresh(ctx context.Context) (*policy, error) {
 	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
 		return nil, failure(ctx, err)
@@ -45,7 +45,7 @@ func (s *Service) fresh(ctx context.Context) (*policy, error) {
 	return s.newest()
 }
 
-// inspect answers a request of Auth that reads, as of everything acknowledged before the call.
+// inspect serves a read-only Auth request, as of everything acknowledged before the call.
 func inspect[A any](ctx context.Context, s *Service, c check, read func(*users.State) (A, error)) (answer A, err error) {
 	p, err := s.fresh(ctx)
 	if err != nil {
@@ -57,16 +57,16 @@ func inspect[A any](ctx context.Context, s *Service, c check, read func(*users.S
 	return read(p.users)
 }
 
-// Bounds of what whoever asks can make a member do: it hashes so many passwords at once, which takes long on purpose, and
-// so many more wait, that long.
+// Limits of the password hashing that a client can cause, which is slow on purpose: maxHashing passwords are hashed at
+// once, and up to maxQueue more requests wait for at most hashWait.
 const (
 	maxHashing = 4
 	maxQueue   = 256
 	hashWait   = 10 * time.Second
 )
 
-// hash runs what hashes a password, when it is its turn. When that would take too long it fails with
-// ErrGRPCRequestTooManyRequests.
+// hash runs f, which hashes a password, within the limits above. It fails with ErrGRPCRequestTooManyRequests if the
+// queue is full or the wait exceeds hashWait.
 func (s *Service) hash(ctx context.Context, f func() error) error {
 	select {
 	case s.queue <- struct{}{}:
@@ -89,7 +89,7 @@ func (s *Service) hash(ctx context.Context, f func() error) error {
 
 func mustBeAdmin(p *policy, user string) error { return p.users.CanAdmin(user) }
 
-// Authenticate answers a token to whoever knows a user's password.
+// Authenticate checks a user's password and returns a token.
 func (s *Service) Authenticate(ctx context.Context, r *pb.AuthenticateRequest) (*pb.AuthenticateResponse, error) {
 	p, err := s.fresh(ctx)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *Service) Authenticate(ctx context.Context, r *pb.AuthenticateRequest) (
 	return out, nil
 }
 
-// AuthEnable asks everybody who they are from now on.
+// AuthEnable enables Auth.
 func (s *Service) AuthEnable(ctx context.Context, r *pb.AuthEnableRequest) (*pb.AuthEnableResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).Enable)
 	if err != nil {
@@ -116,7 +116,7 @@ func (s *Service) AuthEnable(ctx context.Context, r *pb.AuthEnableRequest) (*pb.
 	return out, nil
 }
 
-// AuthDisable asks nobody any more.
+// AuthDisable disables Auth.
 func (s *Service) AuthDisable(ctx context.Context, r *pb.AuthDisableRequest) (*pb.AuthDisableResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).Disable)
 	if err != nil {
@@ -126,7 +126,7 @@ func (s *Service) AuthDisable(ctx context.Context, r *pb.AuthDisableRequest) (*p
 	return out, nil
 }
 
-// AuthStatus says whether Auth is enabled.
+// AuthStatus reports whether Auth is enabled.
 func (s *Service) AuthStatus(ctx context.Context, r *pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
 	out, err := inspect(ctx, s, nil, func(u *users.State) (*pb.AuthStatusResponse, error) { return u.Status(r) })
 	if err != nil {
@@ -136,15 +136,15 @@ func (s *Service) AuthStatus(ctx context.Context, r *pb.AuthStatusRequest) (*pb.
 	return out, nil
 }
 
-// AuthEnabled says whether Auth is enabled as far as this member knows.
+// AuthEnabled reports whether Auth is enabled, according to this member's records.
 func (s *Service) AuthEnabled() bool {
 	p, err := s.current()
-	return err != nil || p.users.Enabled() // when nobody knows, ask everybody
+	return err != nil || p.users.Enabled() // if the records cannot be read, assume that Auth is enabled
 }
 
 // UserAdd adds a user.
 func (s *Service) UserAdd(ctx context.Context, r *pb.AuthUserAddRequest) (*pb.AuthUserAddResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the hash is made
+	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the slow hash
 		return nil, failure(ctx, err)
 	}
 	if err := s.hash(ctx, func() error { return users.HashAdd(r, s.opts.BcryptCost) }); err != nil {
@@ -158,7 +158,7 @@ func (s *Service) UserAdd(ctx context.Context, r *pb.AuthUserAddRequest) (*pb.Au
 	return out, nil
 }
 
-// UserDelete removes a user.
+// UserDelete deletes a user.
 func (s *Service) UserDelete(ctx context.Context, r *pb.AuthUserDeleteRequest) (*pb.AuthUserDeleteResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).UserDelete)
 	if err != nil {
@@ -168,9 +168,9 @@ func (s *Service) UserDelete(ctx context.Context, r *pb.AuthUserDeleteRequest) (
 	return out, nil
 }
 
-// UserChangePassword gives a user another password.
+// UserChangePassword changes a user's password.
 func (s *Service) UserChangePassword(ctx context.Context, r *pb.AuthUserChangePasswordRequest) (*pb.AuthUserChangePasswordResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the hash is made
+	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the slow hash
 		return nil, failure(ctx, err)
 	}
 	if err := s.hash(ctx, func() error { return users.HashChange(r, s.opts.BcryptCost) }); err != nil {
@@ -184,7 +184,7 @@ func (s *Service) UserChangePassword(ctx context.Context, r *pb.AuthUserChangePa
 	return out, nil
 }
 
-// UserGrantRole gives a user a role.
+// UserGrantRole grants a role to a user.
 func (s *Service) UserGrantRole(ctx context.Context, r *pb.AuthUserGrantRoleRequest) (*pb.AuthUserGrantRoleResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).UserGrantRole)
 	if err != nil {
@@ -194,7 +194,7 @@ func (s *Service) UserGrantRole(ctx context.Context, r *pb.AuthUserGrantRoleRequ
 	return out, nil
 }
 
-// UserRevokeRole takes a role from a user.
+// UserRevokeRole revokes a role from a user.
 func (s *Service) UserRevokeRole(ctx context.Context, r *pb.AuthUserRevokeRoleRequest) (*pb.AuthUserRevokeRoleResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).UserRevokeRole)
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *Service) UserRevokeRole(ctx context.Context, r *pb.AuthUserRevokeRoleRe
 	return out, nil
 }
 
-// UserGet answers a user's roles.
+// UserGet returns a user's roles.
 func (s *Service) UserGet(ctx context.Context, r *pb.AuthUserGetRequest) (*pb.AuthUserGetResponse, error) {
 	out, err := inspect(ctx, s, func(p *policy, user string) error { return p.users.CanGetUser(user, r) },
 		func(u *users.State) (*pb.AuthUserGetResponse, error) { return u.UserGet(r) })
@@ -215,7 +215,7 @@ func (s *Service) UserGet(ctx context.Context, r *pb.AuthUserGetRequest) (*pb.Au
 	return out, nil
 }
 
-// UserList answers all users' names.
+// UserList returns all users' names.
 func (s *Service) UserList(ctx context.Context, r *pb.AuthUserListRequest) (*pb.AuthUserListResponse, error) {
 	out, err := inspect(ctx, s, mustBeAdmin, func(u *users.State) (*pb.AuthUserListResponse, error) { return u.UserList(r) })
 	if err != nil {
@@ -235,7 +235,7 @@ func (s *Service) RoleAdd(ctx context.Context, r *pb.AuthRoleAddRequest) (*pb.Au
 	return out, nil
 }
 
-// RoleDelete removes a role, from all users too.
+// RoleDelete deletes a role and revokes it from all users.
 func (s *Service) RoleDelete(ctx context.Context, r *pb.AuthRoleDeleteRequest) (*pb.AuthRoleDeleteResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).RoleDelete)
 	if err != nil {
@@ -245,7 +245,7 @@ func (s *Service) RoleDelete(ctx context.Context, r *pb.AuthRoleDeleteRequest) (
 	return out, nil
 }
 
-// RoleGet answers a role's permissions.
+// RoleGet returns a role's permissions.
 func (s *Service) RoleGet(ctx context.Context, r *pb.AuthRoleGetRequest) (*pb.AuthRoleGetResponse, error) {
 	out, err := inspect(ctx, s, func(p *policy, user string) error { return p.users.CanGetRole(user, r) },
 		func(u *users.State) (*pb.AuthRoleGetResponse, error) { return u.RoleGet(r) })
@@ -256,7 +256,7 @@ func (s *Service) RoleGet(ctx context.Context, r *pb.AuthRoleGetRequest) (*pb.Au
 	return out, nil
 }
 
-// RoleList answers all roles' names.
+// RoleList returns all roles' names.
 func (s *Service) RoleList(ctx context.Context, r *pb.AuthRoleListRequest) (*pb.AuthRoleListResponse, error) {
 	out, err := inspect(ctx, s, mustBeAdmin, func(u *users.State) (*pb.AuthRoleListResponse, error) { return u.RoleList(r) })
 	if err != nil {
@@ -266,7 +266,7 @@ func (s *Service) RoleList(ctx context.Context, r *pb.AuthRoleListRequest) (*pb.
 	return out, nil
 }
 
-// RoleGrantPermission gives a role a permission.
+// RoleGrantPermission grants a permission to a role.
 func (s *Service) RoleGrantPermission(ctx context.Context, r *pb.AuthRoleGrantPermissionRequest) (*pb.AuthRoleGrantPermissionResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).RoleGrantPermission)
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *Service) RoleGrantPermission(ctx context.Context, r *pb.AuthRoleGrantPe
 	return out, nil
 }
 
-// RoleRevokePermission takes a permission from a role.
+// RoleRevokePermission revokes a permission from a role.
 func (s *Service) RoleRevokePermission(ctx context.Context, r *pb.AuthRoleRevokePermissionRequest) (*pb.AuthRoleRevokePermissionResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).RoleRevokePermission)
 	if err != nil {
@@ -286,12 +286,12 @@ func (s *Service) RoleRevokePermission(ctx context.Context, r *pb.AuthRoleRevoke
 	return out, nil
 }
 
-// MustBeKnown says whether the caller is somebody: everybody, until Auth is enabled.
+// MustBeKnown returns an error if Auth is enabled and the caller is not authenticated.
 func (s *Service) MustBeKnown(ctx context.Context) error {
 	return failure(ctx, s.checked(ctx, mustBeKnown))
 }
 
-// MustBeAdmin says whether the caller may administrate: everybody, until Auth is enabled.
+// MustBeAdmin returns an error if Auth is enabled and the caller does not have the role root.
 func (s *Service) MustBeAdmin(ctx context.Context) error {
 	return failure(ctx, s.checked(ctx, mustBeAdmin))
 }

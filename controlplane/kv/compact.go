@@ -8,7 +8,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// ager finds out which revisions are older than an age, by looking from time to time.
+// ager determines which revisions are older than age, from samples of the current revision.
 type ager struct {
 	age   time.Duration
 	marks []mark
@@ -19,8 +19,8 @@ type mark struct {
 	revision int64
 }
 
-// due notes that a revision is current now, and returns the newest one known to have been current an age ago; 0 when
-// that is none, or was returned before.
+// due records that revision is current at now. It returns the newest recorded revision that was current at least age
+// ago, or 0 if there is none that was not returned before.
 func (a *ager) due(now time.Duration, revision int64) (old int64) {
 	a.marks = append(a.marks, mark{now, revision})
 	last := -1
@@ -33,8 +33,8 @@ func (a *ager) due(now time.Duration, revision int64) (old int64) {
 	return old
 }
 
-// compactByAge lets go of history that is older than Options.CompactAge while this member leads. What it remembers of
-// ages dies with the leadership: a new leader keeps more for a while, as etcd's does.
+// compactByAge compacts history that is older than Options.CompactAge while this member leads. The recorded ages are
+// lost with leadership, so a new leader keeps more history for a while, as in etcd.
 func (s *Service) compactByAge(ctx context.Context) {
 	const marksPerAge = 10
 	tick := time.NewTicker(max(s.opts.CompactAge/marksPerAge, time.Second))

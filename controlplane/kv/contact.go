@@ -14,29 +14,29 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// Contacts is whom the leader hears.
+// Contacts describes which members the leader is in contact with.
 type Contacts struct {
 	Leader uint64
 	Voters []uint64
-	// Heard is how long each other member has been heard without a break, to within ContactLook and since the leader has
-	// led; absent if it is not heard.
+	// Heard maps each other member to how long the leader has received messages from it without interruption. The time
+	// counts from the start of the leader's term, with a precision of ContactLook. Members without contact are absent.
 	Heard map[uint64]time.Duration
 }
 
-// ContactLook is the pause between two looks at whom the leader hears.
+// ContactLook is the interval at which the leader records which members it is in contact with.
 const ContactLook = 250 * time.Millisecond
 
-// contactCommand asks the leader for its Contacts.
+// contactCommand is the name of the request for the leader's Contacts.
 const contactCommand = "kv.contacts"
 
-// contacts remembers since when the leader hears each member.
+// contacts records since when the leader has been in contact with each member.
 type contacts struct {
 	mu    sync.Mutex
 	term  uint64
 	since map[uint64]time.Duration
 }
 
-// look takes note of what the group's status says at a time.
+// look updates the record from the group's status at the time now.
 func (c *contacts) look(now time.Duration, self uint64, g *consensus.GroupStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +54,7 @@ func (c *contacts) look(now time.Duration, self uint64, g *consensus.GroupStatus
 	}
 }
 
-// keepContacts looks whom this member hears while it leads.
+// keepContacts updates the contacts regularly while this member leads, until ctx ends.
 func (s *Service) keepContacts(ctx context.Context) {
 	tick := time.NewTicker(ContactLook)
 	defer tick.Stop()
@@ -74,7 +74,7 @@ func (s *Service) keepContacts(ctx context.Context) {
 	}
 }
 
-// Contacts asks the leader whom it hears. It fails with ErrGRPCNoLeader, or when the leader cannot be asked.
+// Contacts returns the leader's contacts. It fails with ErrGRPCNoLeader, or if the request to the leader fails.
 func (s *Service) Contacts(ctx context.Context) (out Contacts, err error) {
 	leader := s.Leader()
 	switch {

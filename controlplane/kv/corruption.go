@@ -16,47 +16,49 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// Members that hold different data are found by their leader, as by etcd's with --corrupt-check-time and
-// --compact-hash-check-enabled: it compares the hashes of all, and raises the alarm CORRUPT for whoever does not have the
-// hash of the majority, or for member 0, meaning everybody, when there is no majority. Nothing is repaired.
+// The leader detects members that hold different data, as etcd does with --corrupt-check-time and
+// --compact-hash-check-enabled: it compares the hashes of all members and raises the alarm CORRUPT for each member
+// whose hash differs from the majority's. Without a majority it raises the alarm for member 0, which means all members.
+// Nothing is repaired.
 //
-// Two kinds of hashes are compared. Those that members remember of compactions cost nothing to ask for, and are compared
-// every minute. Hashing the keyspace as it is reads all of it on every member; that is done every Options.CorruptCheck, and
-// so seldom that it takes no more than a fiftieth of the time, however large the keyspace is.
+// Two kinds of hashes are compared. Hashes that members remember from compactions are cheap, and are compared every
+// minute. A hash of the current keyspace needs a full read on every member; these are compared about every
+// Options.CorruptCheck, and seldom enough to take no more than about a fiftieth of the time, however large the keyspace
+// is.
 
 // DefaultCorruptCheck is the pause between two comparisons of the whole keyspace.
 const DefaultCorruptCheck = 10 * time.Minute
 
 const (
 	rememberedCheck = time.Minute
-	// hashPause is how many times longer than a hash the pause after it is.
+	// hashPause is the pause after a hash, as a multiple of the time that the hash took, before jitter.
 	hashPause = 50
-	// damageLook is how often the engine is asked whether it met damaged data.
+	// damageLook is the interval at which the engine's count of damaged data is polled.
 	damageLook = time.Second
 )
 
-// hashCommand asks a member for its hash.
+// hashCommand is the name of the request for a member's hash.
 const hashCommand = "kv.hash"
 
-// hashAsk is what the leader asks.
+// hashAsk is the leader's request for a hash.
 type hashAsk struct {
 	Revision int64
-	// Remembered: only for what is remembered of a compaction at Revision.
+	// Remembered requests the hash remembered from a compaction at Revision, and no other.
 	Remembered bool
 }
 
-// hashTold is the answer.
+// hashTold is a member's response to hashAsk.
 type hashTold struct {
 	Hash  uint32
 	Floor int64
-	// Unknown: it is not remembered, or was compacted.
+	// Unknown means that no such hash is remembered, or that the revision was compacted.
 	Unknown bool
-	// Behind: the member has carried out all that the leader had acknowledged, and did not come to the revision.
+	// Behind means that the member executed everything the leader had acknowledged, and did not reach the revision.
 	Behind bool
 }
 
-// differing is who has other data than most of members, some of which may not have told anything: member 0, for all, when
-// no majority has the same. all says whether every member could be compared.
+// differing returns the members whose data differs from the majority's, or member 0 (all members) if no majority has
+// the same data. Members without a response are not compared; all reports whether every member could be compared.
 func differing(self uint64, told map[uint64]hashTold, members int) (who []uint64, all bool) {
 	same := map[hashTold][]uint64{}
 	compared := 0
@@ -64,7 +66,7 @@ func differing(self uint64, told map[uint64]hashTold, members int) (who []uint64
 		if h.Behind {
 			h = hashTold{Behind: true}
 		} else if h.Unknown || h.Floor != told[self].Floor {
-			continue // hashes of what different floors leave cannot be compared
+			continue // hashes after compactions at different revisions cannot be compared
 		}
 		compared++
 		same[h] = append(same[h], member)
@@ -87,7 +89,7 @@ func differing(self uint64, told map[uint64]hashTold, members int) (who []uint64
 	return []uint64{0}, all
 }
 
-// hashKeys hashes the keyspace. Damage that it finds is this member's alarm.
+// hashKeys hashes the keyspace. If it finds damaged data, it raises this member's CORRUPT alarm.
 func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, error) {
 	began := time.Now()
 	h, err := s.opts.Engine.HashKV(ctx, revision)
@@ -98,7 +100,7 @@ func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, erro
 	return h, err
 }
 
-// tellHash answers the leader. One hash is computed at a time.
+// tellHash computes the response to the leader's hash request. Only one hash of the keyspace is computed at a time.
 func (s *Service) tellHash(ctx context.Context, ask hashAsk) (hashTold, error) {
 	if ask.Remembered {
 		h, ok := s.opts.Engine.CompactionHash(ask.Revision)
@@ -135,8 +137,8 @@ func (s *Service) handleHash() {
 	})
 }
 
-// compare asks all members for a hash that is known here, and raises the alarm for those who have another one. all says
-// whether every member could be compared.
+// compare requests a hash from all other members, compares them with mine, and raises the alarm for members that
+// differ. all reports whether every member could be compared.
 func (s *Service) compare(ctx context.Context, ask hashAsk, mine mvcc.Hash, patience time.Duration) (all bool, err error) {
 	g, err := s.opts.Agreement.Status(ctx)
 	if err != nil {
@@ -185,7 +187,7 @@ func (s *Service) compare(ctx context.Context, ask hashAsk, mine mvcc.Hash, pati
 	return all, err
 }
 
-// compareNow compares the keyspace as it is, and says how long it took to hash it.
+// compareNow compares the current keyspace of all members, and returns how long hashing it took on this member.
 func (s *Service) compareNow(ctx context.Context) (took time.Duration, err error) {
 	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
 		return 0, err
@@ -196,13 +198,13 @@ func (s *Service) compareNow(ctx context.Context) (took time.Duration, err error
 	if err != nil {
 		return took, err
 	}
-	const slower = 10 // than this member another may be
+	const slower = 10 // how many times slower than this member another one may be
 	_, err = s.compare(ctx, hashAsk{Revision: mine.Revision}, mine, s.requestTime()+slower*took)
 	return took, err
 }
 
-// compareRemembered compares hashes of compactions, from the newest on until all members could be compared, and returns
-// the revision below which there is nothing more to compare; checked is what it returned last.
+// compareRemembered compares hashes of compactions, from the newest on, until all members could be compared. It returns
+// the revision up to which nothing is left to compare; checked is the result of the previous call.
 func (s *Service) compareRemembered(ctx context.Context, checked int64) (int64, error) {
 	for _, mine := range s.opts.Engine.CompactionHashes() {
 		if mine.Revision <= checked {
@@ -219,12 +221,12 @@ func (s *Service) compareRemembered(ctx context.Context, checked int64) (int64, 
 	return checked, nil
 }
 
-// compareHashes compares members' data while this one leads.
+// compareHashes compares members' data regularly while this member leads, until ctx ends.
 func (s *Service) compareHashes(ctx context.Context) {
 	interval := cmp.Or(s.opts.CorruptCheck, DefaultCorruptCheck)
 	tick := time.NewTicker(min(rememberedCheck, interval))
 	defer tick.Stop()
-	// Clusters that share hosts and were started together shall not all do so at the same time.
+	// The jitter keeps clusters that share hosts and were started together from hashing at the same time.
 	pause := func(took time.Duration) time.Duration {
 		return time.Duration(float64(max(interval, hashPause*took)) * (3 + 2*rand.Float64()) / 4)
 	}
@@ -252,8 +254,8 @@ func (s *Service) compareHashes(ctx context.Context) {
 	}
 }
 
-// reportDamage raises this member's alarm when its engine has met data that does not have its checksum. Once it is
-// disarmed, it is raised again when more is met.
+// reportDamage raises this member's alarm when its engine has found data with a wrong checksum. After the alarm is
+// disarmed, further damage raises it again.
 func (s *Service) reportDamage(ctx context.Context) {
 	tick := time.NewTicker(damageLook)
 	defer tick.Stop()

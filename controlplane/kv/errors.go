@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// told is what clients are told of errors below, the first that matches. What a client can be told is one of etcd's
-// errors; everything else is ours, and goes to the log at the edge.
+// told maps errors of lower layers to etcd's client errors; the first match applies. Errors that are not in the table
+// are internal, and are logged by the RPC layer.
 var told = []struct{ is, as error }{
 	{consensus.ErrOverloaded, rpctypes.ErrGRPCRequestTooManyRequests},
 	{consensus.ErrTooLarge, rpctypes.ErrGRPCRequestTooLarge},
@@ -37,8 +37,8 @@ var told = []struct{ is, as error }{
 	{mvcc.ErrClosed, rpctypes.ErrGRPCStopped},
 }
 
-// failure is what the client is told of an error. One that is a status already stays as it is, one that nobody can be told
-// too.
+// failure converts an error to the one for the client. Errors that already are a gRPC status, and internal errors, are
+// returned unchanged.
 func failure(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -67,7 +67,8 @@ func failure(ctx context.Context, err error) error {
 	return err
 }
 
-// refusals is what clients are told of commands that changed nothing. RefusedEpoch never gets here.
+// refusals maps refusals of commands that changed nothing to client errors. RefusedEpoch is handled before this table
+// is used.
 var refusals = map[command.Refusal]error{
 	command.RefusedCompacted:     rpctypes.ErrGRPCCompacted,
 	command.RefusedFuture:        rpctypes.ErrGRPCFutureRev,
@@ -77,7 +78,7 @@ var refusals = map[command.Refusal]error{
 	command.RefusedKeyNotFound:   rpctypes.ErrGRPCKeyNotFound,
 }
 
-// refusal is what the client is told of a result.
+// refusal returns the client error for a result, or nil if the command was not refused.
 func refusal(r *command.Result) error {
 	if r.Refused == command.RefusedNot {
 		return nil

@@ -1,32 +1,35 @@
-// Package kv is the users' keys: etcd's service over one raft group of ours, by gRPC (etcdrpc) and by REST (rest.go).
+// Package kv implements the tenants' keyspace: etcd's v3 API over one raft group, served by gRPC (package etcdrpc) and
+// by REST (package restapi).
 //
-// A Service takes etcd's requests and gives etcd's answers and errors (rpctypes), so that whatever speaks etcd works
-// unchanged. What is written becomes a program that is agreed on and carried out by every member (wire, mvcc); what is
-// read comes from a snapshot of the engine here, after a read index unless the client takes an old answer. The leader of
-// the group alone decides when leases end (lessor). It must not know how requests arrive, TLS or ports, and keeps nothing
-// of its own: the keyspace's records (users and alarms) and leases are in the engine.
+// A Service takes etcd's requests and returns etcd's responses and errors (rpctypes), so that unmodified etcd clients
+// work. A write becomes a program that the raft group commits and every member executes (packages translate, command
+// and mvcc). A read uses a snapshot of the local engine, after a ReadIndex unless the client asked for a serializable
+// read. Only the leader of the group decides when leases expire (package lessor). The package must not know about
+// transports, TLS or ports. It stores nothing of its own: the keyspace's records (users and alarms) and leases are in
+// the engine.
 //
-// # Who may
+// # Authorization
 //
-// While etcd's Auth is disabled everybody who gets here may do everything: who gets here is the edge's affair. Once it is
-// enabled etcd's rules hold. A request is checked against the records as this member has them, and what it proposes
-// carries their epoch: when they have changed meanwhile the engine refuses it, and it is checked and proposed anew. A
-// check that fails is made again with newer records first, if there are any.
+// While etcd's Auth is disabled, every caller may do everything; the listeners restrict who can connect. Once Auth is
+// enabled, etcd's rules apply. A request is checked against this member's copy of the records, and its proposal carries
+// their epoch. If the records have changed meanwhile, the engine refuses the proposal, and the request is checked and
+// proposed again. A failed check is repeated with newer records first, if there are any.
 //
-// # Choices
+// # Decisions
 //
-//   - A proposal whose outcome is not known is told to the client as etcd tells it, and not proposed again. One that was
-//     refused before it was agreed on (no leader, a change of leaders) is said to be so at once: etcd lets it time out.
-//   - Of what must not be forwarded, the ending of leases by a leader that does not know yet that it is deposed, the
-//     engine decides: a new leader writes its term as a record, which moves the epoch on, and ends leases under that
-//     epoch only. What an old leader still has under way is refused.
-//   - A renewal is acknowledged by a leader that has asked a quorum whether it leads, every time.
-//   - Under Auth a lease is ended by whoever may write all its keys. What is proposed says which keys those are: if the lease
-//     has others by the time it would be ended, it is not, and they are checked anew.
-//   - A put may carry a value of Limits.RequestBytes, whatever its key is; of a transaction the whole request counts. etcd
-//     counts the whole of both.
-//   - Keys are limited to 4 KiB (mvcc.MaxKeyBytes), which etcd does not do.
-//   - The quota counts what the engine takes on disk and in memory. Compaction and Defragment bring it down; no request
+//   - A proposal whose outcome is unknown returns the same error as in etcd and is not proposed again. A proposal that
+//     was dropped before it was committed (no leader, a change of leaders) fails at once; etcd lets it time out.
+//   - The engine rejects lease revocations by a leader that does not know yet that it is deposed: a new leader writes
+//     its term as a record, which increments the epoch, and revokes expired leases under that epoch only. Proposals
+//     that the old leader still has in flight are therefore refused.
+//   - The leader runs ReadIndex before it acknowledges a lease renewal, every time.
+//   - Under Auth, a lease may be revoked by a user who may write all its keys. The proposal carries a digest of those
+//     keys: if the lease has other keys when the proposal is executed, the engine refuses it, and the keys are checked
+//     again.
+//   - For a put, Limits.RequestBytes limits the value, whatever the size of its key; for a transaction it limits the
+//     whole request. In etcd it limits the whole request in both cases.
+//   - Keys are limited to 4 KiB (mvcc.MaxKeyBytes); etcd has no such limit.
+//   - The quota applies to the engine's use of disk and memory. Compaction and Defragment reduce that use; no request
 //     waits for them.
 package kv
 
@@ -48,34 +51,34 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// Agreement is how the members agree on commands: one group of consensus, whose errors it has.
+// Agreement commits commands through one raft group. Its errors are those of package consensus.
 type Agreement interface {
-	// Propose returns what came of a command, and of its steps, once it is carried out here. One that is alone shares no
-	// index with others; see command.Command.
+	// Propose returns the result of a command and of its steps, after this member has executed it. With alone, the
+	// command does not share its raft index with other commands; see command.Command.
 	Propose(ctx context.Context, data []byte, alone bool) (command.Result, error)
-	// ReadIndex returns when everything acknowledged before the call is carried out here.
+	// ReadIndex returns when this member has executed everything that was acknowledged before the call.
 	ReadIndex(ctx context.Context) error
-	// Status describes the group as this member knows it.
+	// Status returns the state of the group as this member knows it.
 	Status(ctx context.Context) (consensus.GroupStatus, error)
-	// Self is this member.
+	// Self returns this member's ID.
 	Self() uint64
 	leader.Leadership
 }
 
-// Peers reaches a certain member; *transport.Mesh. Errors are as those of leader.Caller.
+// Peers sends requests to a given member; *transport.Mesh implements it. Errors are the same as of leader.Caller.
 type Peers interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 }
 
-// Limits of requests. Zero fields mean etcd's defaults.
+// Limits holds the limits of requests. Zero fields mean etcd's defaults.
 type Limits struct {
-	RequestBytes int           // of a transaction that writes, and of a put's value; default 1.5 MiB
-	TxnOps       int           // of a transaction; default 128
-	Progress     time.Duration // between notices to a watch that asked for them; default 10 min, at least 100 ms
+	RequestBytes int           // size of a writing transaction, and of a put's value; default 1.5 MiB
+	TxnOps       int           // operations in a transaction; default 128
+	Progress     time.Duration // interval of a watch's progress notifications; default 10 min, at least 100 ms
 }
 
-// Etcd's defaults.
+// The defaults of Limits and Options.Quota are etcd's.
 const (
 	DefaultRequestBytes = 3 << 19
 	DefaultTxnOps       = 128
@@ -84,63 +87,63 @@ const (
 	leastProgress       = 100 * time.Millisecond
 )
 
-// Options of a Service. All are required but where it says otherwise.
+// Options configures a Service. Fields are required unless their comment says otherwise.
 type Options struct {
 	Engine    *mvcc.Engine
 	Agreement Agreement
-	// Leases is what the engine's OnLeases tells.
+	// Leases receives the lease changes from the engine's OnLeases.
 	Leases *LeaseFeed
-	// Tokens issues and opens the tokens of etcd's Auth.
+	// Tokens issues and verifies the tokens of etcd's Auth.
 	Tokens *users.Tokens
-	// Peers may be nil in a cluster of one.
+	// Peers may be nil in a cluster of one member.
 	Peers Peers
-	// Transfer makes a member lead the group; nil where nobody can be asked to.
+	// Transfer transfers leadership of the group to a member; nil if that is not possible.
 	Transfer func(ctx context.Context, to uint64) error
-	// Members is who belongs to the cluster, for snapshot files; nobody when nil.
+	// Members returns the members of the cluster, for snapshot files; if nil, snapshot files list no members.
 	Members func(ctx context.Context) ([]snapfile.Member, error)
-	// Self is this member, Cluster the cluster's id.
+	// Self is this member's ID, Cluster the cluster's ID.
 	Self, Cluster uint64
-	// Election is the election time-out, from which the shortest TTL of a lease follows as in etcd.
+	// Election is the election timeout. The minimum TTL of a lease is derived from it, as in etcd.
 	Election time.Duration
 
 	Limits Limits
-	// Quota is how large the keyspace may become, in bytes; 0 is DefaultQuota, below 0 none.
+	// Quota limits the size of the keyspace, in bytes; 0 means DefaultQuota, a negative value means no limit.
 	Quota int64
 	// Full reports whether a member's disk is nearly full. Requests that add data then fail with the same error as over
-	// Quota, but without etcd's alarm, so that they succeed again when there is space. Optional.
+	// Quota, but no NOSPACE alarm is raised, so they succeed again as soon as there is space. Optional.
 	Full func() bool
-	// CompactAge is how long history is kept, 0: until somebody compacts it.
+	// CompactAge is how long history is kept; with 0, history is kept until a client compacts it.
 	CompactAge time.Duration
-	// CorruptCheck is the pause between two comparisons of all members' keys, at least: 0 is DefaultCorruptCheck, below 0
-	// members are never compared.
+	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; it is longer for a large keyspace. 0
+	// means DefaultCorruptCheck; with a negative value, members are never compared.
 	CorruptCheck time.Duration
-	// BcryptCost of passwords; 0 is bcrypt's default.
+	// BcryptCost is the bcrypt cost of passwords; 0 means users.DefaultCost.
 	BcryptCost int
 	Log        *slog.Logger
-	// Now is time.Now unless set.
+	// Now returns the current time; time.Now if nil.
 	Now func() time.Time
-	// Clock, by which leases end, goes forward only; the process's own unless set.
+	// Clock is the monotonic clock for lease expiry; if nil, the time since New.
 	Clock func() time.Duration
 }
 
-// Service serves the keyspace on one member. Run its work.
+// Service serves the keyspace on one member. Its Run method must be running.
 type Service struct {
 	opts  Options
 	watch watch.Options
-	grant int64 // shortest TTL of a lease, seconds
+	grant int64 // minimum TTL of a lease, seconds
 
 	policy   atomic.Pointer[policy]
-	reloads  sync.Mutex    // held while a policy is read
+	reloads  sync.Mutex    // held while a policy is loaded
 	raising  sync.Mutex    // held while an alarm is raised
 	telling  sync.Mutex    // held while the keyspace is hashed for the leader
-	queue    chan struct{} // passwords that are hashed or wait for it
-	hashing  chan struct{} // those that are hashed
+	queue    chan struct{} // semaphore: passwords being hashed or waiting to be hashed
+	hashing  chan struct{} // semaphore: passwords being hashed
 	lessor   tenure
 	contacts contacts
 	counters counters
 }
 
-// New makes the service.
+// New creates the service.
 func New(opts Options) *Service {
 	l := &opts.Limits
 	if l.RequestBytes <= 0 {
@@ -183,14 +186,14 @@ func New(opts Options) *Service {
 	return s
 }
 
-// leastTTL is etcd's: one and a half election time-outs in whole seconds.
+// leastTTL returns the minimum TTL of a lease as in etcd: 1.5 election timeouts, rounded up to whole seconds.
 func leastTTL(election time.Duration) int64 {
 	least := election * 3 / 2
 	return int64((least + time.Second - 1) / time.Second)
 }
 
-// Run does the work of the background until ctx ends: the leader's with leases and hashes, compaction by
-// age, alarms of damage, figures.
+// Run runs the background work until ctx ends: lease expiry and hash comparison on the leader, compaction by age,
+// corruption alarms and metrics.
 func (s *Service) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -207,25 +210,26 @@ func (s *Service) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// Self is this member's id.
+// Self returns this member's ID.
 func (s *Service) Self() uint64 { return s.opts.Self }
 
-// Leader is the member that leads the group, 0 when none is known.
+// Leader returns the ID of the group's leader, or 0 if none is known.
 func (s *Service) Leader() uint64 {
 	leaderID, _ := s.opts.Agreement.Leader()
 	return leaderID
 }
 
-// LeaderChanged is closed at the next change of Leader. Ask for it first.
+// LeaderChanged returns a channel that is closed at the next change of Leader. Call LeaderChanged before Leader, so
+// that no change is missed.
 func (s *Service) LeaderChanged() <-chan struct{} { return s.opts.Agreement.Changed() }
 
-// Limits are those in force.
+// Limits returns the limits in force.
 func (s *Service) Limits() Limits { return s.opts.Limits }
 
-// Election is the election time-out.
+// Election returns the election timeout.
 func (s *Service) Election() time.Duration { return s.opts.Election }
 
-// Header makes the header of an answer as of now.
+// Header returns a response header with the current revision.
 func (s *Service) Header() *pb.ResponseHeader { return s.header(s.opts.Engine.Revision()) }
 
 func (s *Service) header(revision int64) *pb.ResponseHeader {
@@ -236,12 +240,12 @@ func (s *Service) header(revision int64) *pb.ResponseHeader {
 	return &pb.ResponseHeader{ClusterId: s.opts.Cluster, MemberId: s.opts.Self, Revision: revision, RaftTerm: term}
 }
 
-// Watch serves a stream of watches; see watch.Serve.
+// Watch serves a watch stream; see watch.Serve.
 func (s *Service) Watch(ctx context.Context, receive func() (*pb.WatchRequest, error), send watch.Send) error {
 	return watch.Serve(ctx, &s.watch, receive, send)
 }
 
-// permitWatch is asked by watches, who do not read records.
+// permitWatch checks whether the caller may read the range of a watch.
 func (s *Service) permitWatch(ctx context.Context, key, end []byte) error {
 	return s.checked(ctx, func(p *policy, user string) error { return p.users.CanRange(user, key, end) })
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// LeaseGrant makes a lease. One without an id gets one, of 1 to 2^53-1, so that every JSON reader keeps it exactly.
+// LeaseGrant creates a lease. If the request has no ID, the lease gets one of 1 to 2^53-1, so that every JSON parser
+// keeps the number exact.
 func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
 	if r.TTL > lessor.MaxTTL {
 		return nil, rpctypes.ErrGRPCLeaseTTLTooLarge
@@ -47,21 +48,21 @@ func newLeaseID() int64 {
 	return int64(binary.LittleEndian.Uint64(b[:])>>11) | 1
 }
 
-// LeaseRevoke ends a lease and removes its keys, all of which the caller must be allowed to write under Auth. Were keys
-// attached or detached since they were checked, they are checked again.
+// LeaseRevoke revokes a lease and deletes its keys. Under Auth the caller needs write permission on all of them. If
+// keys were attached or detached after the check, they are checked again.
 func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
 	if r.ID == 0 {
 		return nil, rpctypes.ErrGRPCLeaseNotFound
 	}
 	if s.AuthEnabled() {
-		// Keys that others attached elsewhere are to be seen here.
+		// Without ReadIndex the check would miss keys that were attached through other members.
 		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
 			return nil, failure(ctx, err)
 		}
 	}
 	steps := []command.Step{{Kind: command.StepRevoke, Lease: r.ID}}
 	found, err := s.write(ctx, steps, 0, func(p *policy, user string) error {
-		steps[0].Value = nil // whoever may write everything is asked for no keys
+		steps[0].Value = nil // CanWriteLease calls its function neither for root nor while Auth is disabled
 		if err := p.users.MustBeKnown(user); err != nil {
 			return err
 		}
@@ -77,9 +78,10 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 	return &pb.LeaseRevokeResponse{Header: s.header(found.Revision)}, nil
 }
 
-// LeaseKeepAlive gives a lease its whole TTL again; the answer's TTL is 0 when it has ended.
+// LeaseKeepAlive renews a lease to its full TTL; the response's TTL is 0 if the lease has ended.
 func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {
-	// The revision is one at which the lease was not yet removed, if the answer says that it lives.
+	// The header is taken before the renewal: if the response reports the lease as alive, the lease existed at its
+	// revision.
 	out := &pb.LeaseKeepAliveResponse{Header: s.Header(), ID: r.ID}
 	if err := s.checked(ctx, func(p *policy, user string) error {
 		if err := p.users.MustBeKnown(user); err != nil {
@@ -99,8 +101,8 @@ func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveReques
 	return out, nil
 }
 
-// LeaseTimeToLive says how long a lease lives; the answer's TTL is -1 when there is none. That is no secret among users, as
-// in etcd; its keys are shown to those who may read them.
+// LeaseTimeToLive returns the remaining TTL of a lease, or -1 if the lease does not exist. As in etcd, every user may
+// read the TTL; the keys of the lease are returned only to users who may read them.
 func (s *Service) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
 	if err := s.checked(ctx, mustBeKnown); err != nil {
 		return nil, failure(ctx, err)
@@ -131,7 +133,7 @@ func (s *Service) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequ
 	return out, nil
 }
 
-// LeaseLeases lists the leases by id.
+// LeaseLeases lists the leases, sorted by ID.
 func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error) {
 	snap, err := s.snapshot(ctx, false)
 	if err != nil {
@@ -143,7 +145,7 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 		return nil, failure(ctx, err)
 	}
 	out := &pb.LeaseLeasesResponse{Header: s.header(snap.Revision())}
-	// A lease is shown to those who may read its keys.
+	// A user must be allowed to read the keys of every lease.
 	if err := s.checked(ctx, func(p *policy, user string) error {
 		if err := p.users.MustBeKnown(user); err != nil || p.users.CanAdmin(user) == nil {
 			return err
@@ -164,19 +166,19 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 	return out, nil
 }
 
-// leaseAsk is what members ask the leader of a lease.
+// leaseAsk is a member's request about a lease to the leader.
 type leaseAsk struct {
 	ID    int64
 	Renew bool
 }
 
-// leaseTold is its answer, in seconds.
+// leaseTold is the leader's response; times are in seconds.
 type leaseTold struct {
 	Found        bool
 	TTL, Granted int64
 }
 
-// leaseCommand is the name of leaseAsk between members.
+// leaseCommand is the name of the leaseAsk request between members.
 const leaseCommand = "kv.lease"
 
 func (s *Service) handlePeers() {
@@ -193,7 +195,7 @@ func (s *Service) handlePeers() {
 	})
 }
 
-// askLessor asks the leader, and the next one when there is another. Both questions may be asked twice.
+// askLessor sends a request to the leader, and to the next leader after a change. Both kinds of request are idempotent.
 func (s *Service) askLessor(ctx context.Context, ask leaseAsk) (leaseTold, error) {
 	limit := s.requestTime()
 	deadline := time.Now().Add(limit)
@@ -224,7 +226,7 @@ func (s *Service) askLessor(ctx context.Context, ask leaseAsk) (leaseTold, error
 	}
 }
 
-// requestTime is how long a request may take, as in etcd.
+// requestTime returns the timeout of a request, as in etcd.
 func (s *Service) requestTime() time.Duration { return 5*time.Second + 2*s.opts.Election }
 
 func (s *Service) askLeader(ctx context.Context, leaderID uint64, ask leaseAsk) (told leaseTold, err error) {
@@ -240,7 +242,7 @@ func (s *Service) askLeader(ctx context.Context, leaderID uint64, ask leaseAsk) 
 	if err != nil {
 		return told, fmt.Errorf("encode %s: %w", leaseCommand, err)
 	}
-	// A leader that was cut off would never answer.
+	// A leader that is partitioned away would never respond.
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
 	answer, err := s.opts.Peers.Direct(ctx, leaderID, leaseCommand, body)
@@ -250,7 +252,8 @@ func (s *Service) askLeader(ctx context.Context, leaderID uint64, ask leaseAsk) 
 	return told, cbor.Unmarshal(answer, &told)
 }
 
-// again says whether an answer may be had by asking again. What a member could not do for itself is not for clients.
+// again reports whether a failed request may succeed if it is sent again. A remote member's own failure (RemoteError)
+// is final. Other errors of remote requests are retried; of local ones, only ErrNotLeader and ErrNotSent.
 func again(err error, remote bool) bool {
 	var failed *leader.RemoteError
 	if errors.As(err, &failed) {
@@ -259,9 +262,10 @@ func again(err error, remote bool) bool {
 	return remote || errors.Is(err, leader.ErrNotLeader) || errors.Is(err, leader.ErrNotSent)
 }
 
-// lessorSays answers for the leader.
+// lessorSays serves a leaseAsk request on the leader.
 func (s *Service) lessorSays(ctx context.Context, ask leaseAsk) (leaseTold, error) {
-	// Whoever renews a lease promises that it lives on, so it must lead: the others' next leader counts from later on.
+	// A renewal promises that the lease stays alive, so this member must still lead: every later leader then restarts all
+	// TTLs after this renewal.
 	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
 		return leaseTold{}, fmt.Errorf("%w: %w", leader.ErrNotLeader, err)
 	}

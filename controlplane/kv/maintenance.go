@@ -58,7 +58,7 @@ func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmRespo
 	return out, nil
 }
 
-// setAlarm raises or clears an alarm and returns it; nil when there is none.
+// setAlarm raises or clears an alarm and returns the alarm, or nil if there was none to clear.
 func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb.AlarmMember, error) {
 	if a.Alarm != pb.AlarmType_NOSPACE && a.Alarm != pb.AlarmType_CORRUPT {
 		return nil, nil
@@ -95,7 +95,7 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 	return nil, err
 }
 
-// raise raises an alarm of this member, unless somebody does already, and returns told.
+// raise raises an alarm of this member, unless another goroutine is raising one, and returns told.
 func (s *Service) raise(ctx context.Context, kind pb.AlarmType, told error) error {
 	if !s.raising.TryLock() {
 		return told
@@ -107,7 +107,7 @@ func (s *Service) raise(ctx context.Context, kind pb.AlarmType, told error) erro
 	return told
 }
 
-// Alarms are those that are active as far as this member knows.
+// Alarms returns the active alarms according to this member's records.
 func (s *Service) Alarms() []*pb.AlarmMember {
 	p, err := s.newest()
 	if err != nil {
@@ -116,10 +116,10 @@ func (s *Service) Alarms() []*pb.AlarmMember {
 	return p.alarms
 }
 
-// emptyBytes is what an empty keyspace is said to take: etcdctl divides by the size.
+// emptyBytes is the reported size of an empty keyspace. It is not 0, because etcdctl divides by the size.
 const emptyBytes = 16 << 10
 
-// Status describes this member.
+// Status returns the status of this member.
 func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
 	if err := s.checked(ctx, mustBeKnown); err != nil {
 		return nil, failure(ctx, err)
@@ -143,7 +143,8 @@ func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusRe
 	return out, nil
 }
 
-// Defragment gives back what compactions have freed on this member, and answers when that is done. Nothing waits for it.
+// Defragment releases the space that compactions have freed on this member, and returns when done. No other request
+// waits for it.
 func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
@@ -162,7 +163,7 @@ func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.
 	return &pb.DefragmentResponse{Header: s.Header()}, nil
 }
 
-// HashKV hashes the keyspace up to a revision: the same number on all members that have the same history.
+// HashKV hashes the keyspace up to a revision. Members with the same history return the same hash.
 func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVResponse, error) {
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
@@ -171,13 +172,13 @@ func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVRe
 	if err != nil {
 		return nil, failure(ctx, err)
 	}
-	const none = -1 // etcd's word for no compaction
+	const none = -1 // etcd's value for no compaction
 	return &pb.HashKVResponse{
 		Header: s.header(h.Current), Hash: h.Hash, HashRevision: h.Revision, CompactRevision: cmp.Or(h.CompactRevision, none),
 	}, nil
 }
 
-// Hash hashes the keyspace as it is on this member.
+// Hash hashes this member's current keyspace.
 func (s *Service) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.HashResponse, error) {
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
@@ -189,7 +190,7 @@ func (s *Service) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.HashResponse
 	return &pb.HashResponse{Header: s.header(h.Current), Hash: h.Hash}, nil
 }
 
-// MoveLeader makes another member lead. Only the leader does it.
+// MoveLeader transfers leadership to another member. Members other than the leader return ErrGRPCNotLeader.
 func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
@@ -212,13 +213,15 @@ func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.
 	return &pb.MoveLeaderResponse{Header: s.Header()}, nil
 }
 
-// timedOut says whether the member that was to lead did not take over, rather than that it may not.
+// timedOut reports whether a transfer failed because the target did not take over, rather than because it must not
+// lead.
 func timedOut(err error) bool {
 	f, ok := fault.From(err)
 	return ok && f.Reason == "TRANSFER_FAILED"
 }
 
-// Snapshot makes a file of the keyspace as of now, in a directory for what is temporary. Close it.
+// Snapshot writes the current keyspace to a file in dir, a directory for temporary files. The caller must close the
+// result.
 func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.Made, error) {
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
@@ -242,8 +245,8 @@ func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.Made, err
 	return snapfile.Make(ctx, dir, c)
 }
 
-// contents is what a snapshot of the engine holds, for a file. Its keys are read while the file is made. Leases are as they
-// are now: of one that has ended since, the file says by its keys that it is about to end.
+// contents returns what a snapshot file of snap must hold. Its keys are read while the file is written. Leases are the
+// current ones: if a lease has ended since, its keys in the file mark it as about to expire.
 func contents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 	p, err := loadPolicy(snap)
 	if err != nil {
@@ -280,7 +283,7 @@ func contents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 	return c, nil
 }
 
-// Downgrade is not possible: the answers are those of an etcd that cannot either.
+// Downgrade always fails: it returns the same errors as an etcd that cannot downgrade.
 func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
 	if err := s.checked(ctx, mustBeAdmin); err != nil {
 		return nil, failure(ctx, err)
@@ -291,7 +294,8 @@ func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.Do
 	return nil, rpctypes.ErrGRPCInvalidDowngradeTargetVersion
 }
 
-// Warm fails while counting keys means to read them, as on a member that started lately.
+// Warm fails while the key index is not loaded, for example shortly after a start; until then counting keys reads them
+// all.
 func (s *Service) Warm() error {
 	now, end := context.WithCancel(context.Background())
 	end()
@@ -301,8 +305,8 @@ func (s *Service) Warm() error {
 	return nil
 }
 
-// Check says whether this member can serve, as etcd's /health has it: no alarm but those that are excepted, a leader and
-// a read that works, or, serializable, just a read here.
+// Check reports whether this member can serve, with the rules of etcd's /health: no alarms other than those that except
+// returns true for, and a leader and a linearizable read. If serializable, a local read is enough.
 func (s *Service) Check(ctx context.Context, serializable bool, except func(pb.AlarmType) bool) error {
 	for _, a := range s.Alarms() {
 		if !except(a.Alarm) {

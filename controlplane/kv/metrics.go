@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// counters are what is counted while the service runs.
+// counters holds the service's own metrics.
 type counters struct {
-	pending atomic.Int64 // proposals under way
+	pending atomic.Int64 // proposals in flight
 	failed  atomic.Int64 // proposals whose outcome was an error
-	expired atomic.Int64 // leases that this member has ended
-	leaders atomic.Int64 // changes of the leader seen
+	expired atomic.Int64 // expired leases that this member has revoked
+	leaders atomic.Int64 // leader changes seen
 	learner atomic.Bool
-	term    atomic.Uint64 // for headers; 0 until Run
+	term    atomic.Uint64 // for response headers; 0 until Run
 
 	compared      atomic.Int64 // comparisons of members' hashes
 	defragmenting atomic.Int64
@@ -27,7 +27,7 @@ type counters struct {
 	defragments   prometheus.Histogram
 }
 
-// histograms makes those of etcd, with its buckets.
+// histograms creates etcd's histograms, with etcd's buckets.
 func (c *counters) histograms() {
 	c.hashes = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "etcd_mvcc_hash_rev_duration_seconds", Help: "The latency distribution of storage hash by revision operation.",
@@ -39,10 +39,10 @@ func (c *counters) histograms() {
 	})
 }
 
-// learnerEvery is how old the answer of IsLearner may be.
+// learnerEvery is the interval at which the value of IsLearner is updated.
 const learnerEvery = time.Second
 
-// follow counts leaders, and looks from time to time whether this member votes.
+// follow counts leader changes, and polls whether this member is a learner.
 func (c *counters) follow(ctx context.Context, a Agreement) {
 	tick := time.NewTicker(learnerEvery)
 	defer tick.Stop()
@@ -67,16 +67,16 @@ func (c *counters) follow(ctx context.Context, a Agreement) {
 	}
 }
 
-// IsLearner says whether this member does not vote; the answer may be a second old.
+// IsLearner reports whether this member is a learner; the value may be one second old.
 func (s *Service) IsLearner() bool { return s.counters.learner.Load() }
 
-// Collector shows the service to Prometheus, in etcd's words where etcd has them.
+// Collector exports the service's metrics to Prometheus, under etcd's names where etcd has the same metric.
 type Collector struct {
 	s     *Service
 	table []figure
 }
 
-// figures are what one look at the service finds.
+// figures holds the values of one collection.
 type figures struct {
 	group  consensus.GroupStatus
 	engine mvcc.Stats
@@ -89,7 +89,7 @@ type figure struct {
 	value func(*figures) float64
 }
 
-// NewCollector makes one. It looks only when it is asked.
+// NewCollector creates a Collector. Values are read only in Collect.
 func NewCollector(s *Service) *Collector {
 	c := &Collector{s: s}
 	add := func(name, help string, kind prometheus.ValueType, value func(*figures) float64) {
@@ -158,7 +158,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	f := figures{s: c.s, engine: c.s.opts.Engine.Stats()}
-	// Without an answer the figures of the group are those of one that has no leader.
+	// On an error the group's metrics are those of a group without a leader.
 	f.group, _ = c.s.opts.Agreement.Status(ctx)
 	for i := range c.table {
 		g := &c.table[i]

@@ -16,17 +16,17 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// The records beside those of package users.
+// Names of the records other than those of package users.
 const (
 	prefixAlarm  = "alarm/" // an alarm of a member: alarm/<type>/<member>
-	recordLessor = "lessor" // who ends leases: the term and the member
+	recordLessor = "lessor" // the leader that expires leases: term and member
 )
 
-// policy is what the records of one epoch say.
+// policy holds the decoded records of one epoch.
 type policy struct {
 	epoch   int64
 	users   *users.State
-	alarms  []*pb.AlarmMember // by type, then member
+	alarms  []*pb.AlarmMember // sorted by type, then member
 	noSpace bool
 	corrupt bool
 	lessor  lessorRecord
@@ -43,7 +43,7 @@ func alarmRecord(a *pb.AlarmMember) (name, value []byte, err error) {
 	return name, value, err
 }
 
-// lessorRecord says which leader ends leases.
+// lessorRecord names the leader that expires leases.
 type lessorRecord struct{ term, member uint64 }
 
 func (l lessorRecord) encode() []byte {
@@ -67,7 +67,7 @@ func (l *lessorRecord) decode(b []byte) error {
 	return nil
 }
 
-// loadPolicy reads the records of a snapshot.
+// loadPolicy decodes the records of a snapshot.
 func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
 	p := &policy{epoch: snap.Epoch()}
 	var err error
@@ -97,7 +97,7 @@ func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
 	return p, nil
 }
 
-// current is the policy of the records as this member has them; what follows may see them change.
+// current returns the policy of this member's records. The records may change after the call.
 func (s *Service) current() (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == s.opts.Engine.Epoch() {
 		return p, nil
@@ -105,14 +105,14 @@ func (s *Service) current() (*policy, error) {
 	return s.newest()
 }
 
-// newest is the policy of the records as they are here.
+// newest returns the policy of a new local snapshot.
 func (s *Service) newest() (*policy, error) {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
 	return s.policyOf(snap)
 }
 
-// policyOf is the policy as of a snapshot.
+// policyOf returns the policy as of a snapshot, from the cache if possible.
 func (s *Service) policyOf(snap *mvcc.Snapshot) (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == snap.Epoch() {
 		return p, nil
@@ -127,7 +127,7 @@ func (s *Service) policyOf(snap *mvcc.Snapshot) (*policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	// After a restore the epoch may be lower; that of the engine decides.
+	// After a restore the epoch may be lower, so it is compared with the engine's epoch rather than with the cached one.
 	if known == nil || p.epoch == s.opts.Engine.Epoch() {
 		s.policy.Store(p)
 	}
@@ -136,16 +136,16 @@ func (s *Service) policyOf(snap *mvcc.Snapshot) (*policy, error) {
 
 type callerKey struct{}
 
-// As makes a context whose calls are a user's, by name, whose identity somebody else has proved. While etcd's Auth is
-// disabled it makes no difference.
+// As returns a context whose calls run as the named user. The caller of As must have authenticated the user. While
+// etcd's Auth is disabled, As has no effect.
 func As(ctx context.Context, user string) context.Context {
 	return context.WithValue(ctx, callerKey{}, user)
 }
 
 type claimKey struct{}
 
-// Begin is the context for a stream: the token that came with it is opened now, and need not live as long as the stream.
-// One that is not valid is told to whoever asks for something that needs one.
+// Begin returns the context for a stream. The stream's token is verified now, so that the stream may outlive the token.
+// An invalid token fails later, in the calls on the stream that need a user.
 func (s *Service) Begin(ctx context.Context) context.Context {
 	if claim, ok, err := s.claim(ctx); ok && err == nil {
 		return context.WithValue(ctx, claimKey{}, claim)
@@ -153,10 +153,10 @@ func (s *Service) Begin(ctx context.Context) context.Context {
 	return ctx
 }
 
-// bearer is before the token in an authorization header.
+// bearer is the prefix of the token in an authorization header.
 const bearer = "Bearer "
 
-// claim is what the caller's token says; ok is false when there is none.
+// claim returns the verified content of the caller's token; ok is false if the call has no token.
 func (s *Service) claim(ctx context.Context) (claim users.Claim, ok bool, err error) {
 	if claim, ok = ctx.Value(claimKey{}).(users.Claim); ok {
 		return claim, true, nil
@@ -173,7 +173,7 @@ func (s *Service) claim(ctx context.Context) (claim users.Claim, ok bool, err er
 	return claim, true, err
 }
 
-// user is who calls; "" when nobody said, or while Auth is disabled.
+// user returns the name of the calling user; "" without a token, or while Auth is disabled.
 func (s *Service) user(ctx context.Context, p *policy) (string, error) {
 	if !p.users.Enabled() {
 		return "", nil
@@ -205,13 +205,13 @@ func (s *Service) Caller(ctx context.Context) string {
 	return user
 }
 
-// errBehind says that a token is newer than the records here; what clients see of it is that the token is not valid.
+// errBehind means that a token is newer than this member's records. Clients see it as an invalid token.
 var errBehind = fmt.Errorf("the records here are old: %w", rpctypes.ErrGRPCInvalidAuthToken)
 
-// check is asked whether a user may do something.
+// check returns an error if a policy forbids a user's request.
 type check func(p *policy, user string) error
 
-// allowed asks a check of a policy.
+// allowed authenticates the caller and runs c; a nil c permits every caller.
 func (s *Service) allowed(ctx context.Context, p *policy, c check) error {
 	user, err := s.user(ctx, p)
 	if err != nil || c == nil {
@@ -220,8 +220,8 @@ func (s *Service) allowed(ctx context.Context, p *policy, c check) error {
 	return c(p, user)
 }
 
-// checked asks a check of the newest policy that can matter: the one that is known, and if that refuses, the one that is
-// here now.
+// checked runs c with the cached policy. If that fails and the records have changed, it repeats c with the newest
+// policy.
 func (s *Service) checked(ctx context.Context, c check) error {
 	p, err := s.current()
 	if err != nil {
@@ -240,7 +240,7 @@ func (s *Service) checked(ctx context.Context, c check) error {
 	}
 }
 
-// retry gives the policy by which a check that failed is to be made again, or the error to tell.
+// retry returns the newer policy for repeating a failed check, or the error to return to the client.
 func (s *Service) retry(ctx context.Context, p *policy, failed error) (*policy, error) {
 	if errors.Is(failed, errBehind) {
 		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
@@ -258,7 +258,7 @@ func (s *Service) retry(ctx context.Context, p *policy, failed error) (*policy, 
 	return newer, nil
 }
 
-// permitRead asks a check as of a snapshot that the answer comes from.
+// permitRead checks a read against the policy of the snapshot that the response is read from.
 func (s *Service) permitRead(ctx context.Context, snap *mvcc.Snapshot, c check) error {
 	p, err := s.policyOf(snap)
 	if err != nil {
@@ -272,7 +272,7 @@ func (s *Service) permitRead(ctx context.Context, snap *mvcc.Snapshot, c check) 
 		if err != nil {
 			return err
 		}
-		// The snapshot is older than the records that permit it: a token that was just issued, say.
+		// The snapshot may be older than the records that permit the read, for example if the token was issued just now.
 		if err := s.allowed(ctx, newer, c); err != nil {
 			if errors.Is(err, errBehind) {
 				return rpctypes.ErrGRPCInvalidAuthToken

@@ -12,29 +12,30 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// Raft is an Agreement by a group of a Runner, whose machine answers with mvcc.Results and whose members forward what
-// they cannot append themselves.
+// Raft implements Agreement with one group of a Runner. The group's state machine must return command.Results.
+// Followers forward proposals to the leader.
 type Raft struct {
 	runner  *consensus.Runner
 	group   uint64
 	self    uint64
 	changes leader.Leadership
 
-	// Of ids, which only proposals that are alone have: random for each start, and counted.
+	// Proposal IDs, used only for proposals with alone set: a random prefix for each process start, and a counter.
 	begin   [8]byte
 	counted atomic.Uint64
 }
 
 var _ Agreement = (*Raft)(nil)
 
-// NewRaft makes one for the member self. changes tells of new leaders; *store.Group.
+// NewRaft creates a Raft for the member self. changes reports new leaders; *store.Group implements it.
 func NewRaft(runner *consensus.Runner, group, self uint64, changes leader.Leadership) *Raft {
 	r := &Raft{runner: runner, group: group, self: self, changes: changes}
 	rand.Read(r.begin[:]) // never fails
 	return r
 }
 
-// Propose implements Agreement. It is proposed once: what the engine refuses is proposed anew, under another id.
+// Propose implements Agreement. It proposes once: after a refusal by the engine the caller proposes again, and that
+// proposal gets another ID.
 func (r *Raft) Propose(ctx context.Context, data []byte, alone bool) (command.Result, error) {
 	var id [16]byte
 	if alone {
@@ -72,8 +73,8 @@ func (r *Raft) Status(ctx context.Context) (consensus.GroupStatus, error) {
 // Self implements Agreement.
 func (r *Raft) Self() uint64 { return r.self }
 
-// Leader implements leader.Leadership, as the runner has it this moment: a read index that another leader answered is not
-// before the news of that.
+// Leader implements leader.Leadership. It reads the runner's current state, because the notification of a new leader
+// may arrive later than the result of a ReadIndex that this leader has served.
 func (r *Raft) Leader() (member, term uint64) {
 	l := r.runner.Leader(r.group)
 	return l.Leader, l.Term

@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// snapshot is the keyspace as new as everything acknowledged before the call, or, if that will do, as it is here.
+// snapshot returns a snapshot that includes everything acknowledged before the call or, if serializable, the local
+// state.
 func (s *Service) snapshot(ctx context.Context, serializable bool) (*mvcc.Snapshot, error) {
 	if !serializable {
 		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
@@ -47,7 +48,7 @@ func (s *Service) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespo
 
 func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if len(r.RangeEnd) == 0 && r.Revision <= 0 && !r.KeysOnly {
-		// One key as it is now, which the engine finds by a filter.
+		// A single current key: Get uses the engine's filter.
 		kv, ok, err := snap.Get(r.Key)
 		if err != nil {
 			return nil, err
@@ -73,16 +74,16 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 	return translate.RangeAnswer(r, &found), nil
 }
 
-// answerBytes is the most that one answer holds: all of it is in memory, and a message of gRPC ends at 2 GiB.
+// answerBytes limits the size of one response: it is held in memory, and gRPC messages are limited to 2 GiB.
 const answerBytes = 1 << 30
 
 var errAnswerTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: answer is too large: ask for less with a limit, or by RangeStream")
 
-// streamBytes is about how much of keys and values a piece of a streamed range holds.
+// streamBytes is the approximate size of the keys and values in one message of a streamed range.
 const streamBytes = 1 << 20
 
-// RangeStream reads keys, all as of one revision, and gives them piece by piece. The last piece, and only that, has a
-// header, the count and More.
+// RangeStream reads keys as of one revision, and sends them in several messages. Only the last message has a header,
+// the count and More.
 func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
 	if err := translate.CheckRangeStream(r); err != nil {
 		return err
@@ -135,7 +136,7 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 	}
 }
 
-// streamSorted is RangeStream in an order that only all of the keys together have: they are held at once, as by Range.
+// streamSorted implements RangeStream for orders other than by key. They need all keys in memory at once, as in Range.
 func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
 	all, err := readRange(snap, r)
 	if err != nil {
@@ -161,7 +162,7 @@ func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.R
 	}
 }
 
-// readTxn carries out a transaction that only reads.
+// readTxn executes a read-only transaction on a snapshot.
 func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	snap, err := s.snapshot(ctx, translate.Serializable(r))
 	if err != nil {
@@ -197,7 +198,7 @@ func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnRespons
 	return out, nil
 }
 
-// compare decides a condition by a snapshot as the engine does when it carries out a program.
+// compare evaluates a condition on a snapshot, with the same result as in the engine's execution of a program.
 func compare(snap *mvcc.Snapshot, c *command.Compare) (bool, error) {
 	found, err := snap.Range(mvcc.RangeOptions{Key: c.Key, End: c.End, KeysOnly: c.Target != command.CompareValue})
 	if err != nil {

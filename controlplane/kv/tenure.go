@@ -13,14 +13,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// LeaseFeed brings the engine's changes of leases to the service that is made after it.
+// LeaseFeed passes the engine's lease changes to the Service, which is created after the engine.
 type LeaseFeed struct {
 	mu    sync.Mutex
 	to    *tenure
 	clock func() time.Duration
 }
 
-// Changed is for the engine's OnLeases.
+// Changed handles a lease change; set it as the engine's OnLeases.
 func (f *LeaseFeed) Changed(c mvcc.LeaseChanges) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -36,18 +36,18 @@ func (f *LeaseFeed) attach(to *tenure, clock func() time.Duration) {
 	f.to, f.clock = to, clock
 }
 
-// tenure is this member's time as the leader that ends leases.
+// tenure holds the state of lease expiry during this member's term as leader.
 type tenure struct {
-	wake chan struct{} // capacity 1: the next lease may end sooner than thought, or all have changed
+	wake chan struct{} // capacity 1: the next lease may expire earlier than expected, or all leases have changed
 
 	mu      sync.Mutex
-	term    uint64         // 0: this member is not in charge
-	lessor  *lessor.Lessor // nil: the leases are not read yet
+	term    uint64         // 0: this member does not expire leases
+	lessor  *lessor.Lessor // nil: the leases have not been read yet
 	missed  []mvcc.LeaseChanges
 	unsound bool // the state was replaced: the leases must be read again
 }
 
-// follow keeps up with what was granted and revoked.
+// follow applies granted and revoked leases.
 func (t *tenure) follow(c mvcc.LeaseChanges, now time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -71,7 +71,7 @@ func (t *tenure) apply(c mvcc.LeaseChanges, now time.Duration) {
 	for _, l := range c.Granted {
 		t.lessor.Add(lessor.Lease{ID: l.ID, TTL: l.TTL}, now)
 		if slices.Contains(c.Revoked, l.ID) {
-			t.unsound = true // which came first is not told
+			t.unsound = true // the order of the grant and the revocation is unknown
 		}
 	}
 	for _, id := range c.Revoked {
@@ -79,7 +79,7 @@ func (t *tenure) apply(c mvcc.LeaseChanges, now time.Duration) {
 	}
 }
 
-// begin takes charge. read gives all leases; what changes meanwhile is not lost.
+// begin starts lease expiry for a term. read returns all leases; changes that arrive during read are applied after it.
 func (t *tenure) begin(term uint64, read func() ([]command.Lease, error), clock func() time.Duration) error {
 	t.mu.Lock()
 	t.term, t.lessor, t.missed, t.unsound = term, nil, nil, false
@@ -103,7 +103,7 @@ func (t *tenure) begin(term uint64, read func() ([]command.Lease, error), clock 
 	return nil
 }
 
-// end lays the charge down.
+// end stops lease expiry for the term.
 func (t *tenure) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,12 +113,12 @@ func (t *tenure) end() {
 	t.term, t.lessor, t.missed = 0, nil, nil
 }
 
-// renew renews a lease for the leader of a term. One that has expired it sees to its end.
+// renew renews a lease for the leader of a term. If the lease has expired, renew waits until it is revoked.
 func (t *tenure) renew(ctx context.Context, id int64, term uint64, now time.Duration) (leaseTold, error) {
 	t.mu.Lock()
 	if t.lessor == nil || t.term != term {
 		t.mu.Unlock()
-		return leaseTold{}, leader.ErrNotLeader // or not yet in charge
+		return leaseTold{}, leader.ErrNotLeader // or lease expiry has not started yet
 	}
 	ttl, gone, ok := t.lessor.Renew(id, now)
 	t.mu.Unlock()
@@ -136,12 +136,12 @@ func (t *tenure) renew(ctx context.Context, id int64, term uint64, now time.Dura
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.term != term {
-		return leaseTold{}, leader.ErrNotLeader // it was not ended, the tenure was
+		return leaseTold{}, leader.ErrNotLeader // the term ended, the lease was not revoked
 	}
 	return leaseTold{}, nil
 }
 
-// remaining says how long a lease has to live.
+// remaining returns how long a lease has to live.
 func (t *tenure) remaining(id int64, term uint64, now time.Duration) (leaseTold, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -152,7 +152,8 @@ func (t *tenure) remaining(id int64, term uint64, now time.Duration) (leaseTold,
 	return leaseTold{Found: ok, TTL: int64(left / time.Second), Granted: l.TTL}, nil
 }
 
-// expired hands out leases to end, and says how long there is nothing more to do.
+// expired returns up to most expired leases, and how long to wait until the next one expires. It returns sound=false if
+// the leases must be read again.
 func (t *tenure) expired(now time.Duration, most int) (ids []int64, wait time.Duration, sound bool) {
 	const idle = time.Hour
 	t.mu.Lock()
@@ -168,7 +169,7 @@ func (t *tenure) expired(now time.Duration, most int) (ids []int64, wait time.Du
 	return ids, min(max(next-now, 0), idle), true
 }
 
-// count is how many leases are known; 0 while this member is not in charge.
+// count returns the number of leases, or 0 while this member does not expire leases.
 func (t *tenure) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,11 +179,11 @@ func (t *tenure) count() int {
 	return t.lessor.Len()
 }
 
-// errDeposed is returned when the records name another member, or a later term, as the one that ends leases.
+// errDeposed is returned when the records name another member, or a later term, as the one that expires leases.
 var errDeposed = errors.New("another member leads")
 
-// endLeases revokes expired leases for one term in which this member leads, until ctx ends with the term. After an error
-// it pauses and returns, so that leader.While calls it again.
+// endLeases revokes expired leases for one term in which this member leads, until ctx ends with the term. After an
+// error it pauses and returns, so that leader.While calls it again.
 func (s *Service) endLeases(ctx context.Context, term uint64) {
 	if err := s.endLeasesOf(ctx, term); err != nil && ctx.Err() == nil {
 		s.opts.Log.Warn("leases are not looked after", "term", term, "err", err)
@@ -193,7 +194,7 @@ func (s *Service) endLeases(ctx context.Context, term uint64) {
 	}
 }
 
-// endLeasesOf is one attempt of endLeases. It returns nil when ctx has ended or the leases must be read again.
+// endLeasesOf runs endLeases once. It returns nil when ctx has ended or the leases must be read again.
 func (s *Service) endLeasesOf(ctx context.Context, term uint64) error {
 	if err := s.takeCharge(ctx, term); err != nil {
 		if ctx.Err() != nil {
@@ -212,11 +213,11 @@ func (s *Service) endLeasesOf(ctx context.Context, term uint64) error {
 	}
 	s.opts.Log.Info("looking after leases", "term", term, "leases", s.lessor.count())
 	for ctx.Err() == nil {
-		// As many as are ended side by side, as in etcd.
+		// etcd revokes as many leases concurrently.
 		const atOnce = 16
 		ids, wait, sound := s.lessor.expired(s.opts.Clock(), atOnce)
 		if !sound {
-			return nil // begin again
+			return nil // the caller reads the leases again
 		}
 		if len(ids) > 0 {
 			if err := s.expire(ctx, term, ids); err != nil {
@@ -235,8 +236,8 @@ func (s *Service) endLeasesOf(ctx context.Context, term uint64) error {
 	return nil
 }
 
-// takeCharge writes this member's term into the records, so that nothing that an earlier leader still has under way can
-// end a lease.
+// takeCharge writes this member's term into the records, so that the engine refuses lease revocations that an earlier
+// leader still has in flight.
 func (s *Service) takeCharge(ctx context.Context, term uint64) error {
 	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
 		return err
@@ -260,7 +261,7 @@ func (s *Service) takeCharge(ctx context.Context, term uint64) error {
 	return ctx.Err()
 }
 
-// expire ends leases side by side. Those that could not be ended are handed out again later.
+// expire revokes leases concurrently. Leases whose revocation failed are returned by expired again later.
 func (s *Service) expire(ctx context.Context, term uint64, ids []int64) error {
 	mine := lessorRecord{term: term, member: s.opts.Self}
 	errs := make([]error, len(ids))
@@ -300,7 +301,7 @@ func (s *Service) endLease(ctx context.Context, mine lessorRecord, id int64) err
 			}
 			continue
 		case command.RefusedLeaseNotFound:
-			// Somebody was faster. The feed says so, unless it did before the leases were read.
+			// The lease was revoked by another caller. The feed reports that, unless it did so before the leases were read.
 			s.lessor.forget(id)
 		case command.RefusedNot:
 			s.counters.expired.Add(1)
@@ -309,7 +310,7 @@ func (s *Service) endLease(ctx context.Context, mine lessorRecord, id int64) err
 	}
 }
 
-// forget drops a lease that is not there.
+// forget removes a lease that does not exist in the engine.
 func (t *tenure) forget(id int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,7 +319,7 @@ func (t *tenure) forget(id int64) {
 	}
 }
 
-// refusalOf is an error for any refusal that is not expected when a lease is ended.
+// refusalOf returns an error for every refusal except RefusedLeaseNotFound, which is expected when a lease is revoked.
 func refusalOf(r command.Result) error {
 	if r.Refused == command.RefusedLeaseNotFound {
 		return nil

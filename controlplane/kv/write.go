@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// write agrees on a program that a check permits, as often as the records change under it. cost is what it may add to the
-// size of the keyspace.
+// write proposes a program that the check c permits, and repeats check and proposal when the records changed meanwhile.
+// cost is the maximum number of bytes that the program may add to the keyspace.
 func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c check) (command.Result, error) {
 	p, err := s.current()
 	for err == nil {
@@ -41,7 +41,7 @@ func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c
 	return command.Result{}, failure(ctx, err)
 }
 
-// propose agrees on a program, once.
+// propose commits a program through the raft group. It does not retry.
 func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step) (command.Result, error) {
 	data, err := command.EncodeProgram(command.Program{Epoch: epoch, Steps: steps})
 	if err != nil {
@@ -57,7 +57,7 @@ func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step
 	return r, nil
 }
 
-// writable says whether an alarm forbids what costs so much.
+// writable returns the error of an active alarm that forbids a write of this cost.
 func (p *policy) writable(cost int64) error {
 	switch {
 	case p.corrupt:
@@ -68,7 +68,7 @@ func (p *policy) writable(cost int64) error {
 	return nil
 }
 
-// fits says whether the keyspace may grow by so much.
+// fits reports whether the keyspace may grow by cost bytes without exceeding the quota.
 func (s *Service) fits(cost int64) bool {
 	return s.opts.Quota < 0 || s.opts.Engine.Size()+cost < s.opts.Quota
 }
@@ -92,7 +92,7 @@ func (s *Service) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, e
 	return out, nil
 }
 
-// DeleteRange removes keys.
+// DeleteRange deletes keys.
 func (s *Service) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	if err := translate.CheckDelete(r); err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (s *Service) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*p
 	return out, nil
 }
 
-// Txn carries out a transaction. One that can only read is not agreed on.
+// Txn executes a transaction. A read-only transaction is served from a snapshot, without a proposal.
 func (s *Service) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	if err := translate.CheckTxn(r, s.opts.Limits.TxnOps); err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (s *Service) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, e
 	return out, nil
 }
 
-// Compact lets go of history before a revision, and with Physical waits until this member has removed it.
+// Compact discards history before a revision. With Physical it waits until this member has removed the data.
 func (s *Service) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error) {
 	if err := s.checked(ctx, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
 		return nil, failure(ctx, err)
@@ -162,7 +162,7 @@ func (s *Service) compact(ctx context.Context, revision int64) error {
 	return refusal(&found)
 }
 
-// leaseKeys lists the keys of a lease for checks.
+// leaseKeys returns the keys of a lease, for permission checks.
 func (s *Service) leaseKeys(id int64) ([][]byte, error) {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()

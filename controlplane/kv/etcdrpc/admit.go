@@ -19,17 +19,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// class says which callers a method is for; see the package doc.
+// class groups methods by the callers that may call them; see the package doc.
 type class uint8
 
 const (
-	governing      class = iota // for callers with a credential, on loopback too; methods that are not listed are governing
+	governing      class = iota // for callers with a credential, on loopback too; includes all unlisted methods
 	administration              // for callers on loopback or with a credential
-	data                        // keys, and logging in
-	own                         // of Auth, what users may ask about themselves
+	data                        // keys, and Authenticate
+	own                         // Auth methods with which users query themselves
 )
 
-// classes are the methods that are not governing, but for the services of keys.
+// classes maps methods to their class, except governing methods and the services KV, Watch and Lease.
 var classes = map[string]class{
 	pb.Cluster_MemberList_FullMethodName:     administration,
 	pb.Maintenance_Alarm_FullMethodName:      administration,
@@ -48,7 +48,7 @@ var classes = map[string]class{
 func classOf(method string) class {
 	rest, ours := strings.CutPrefix(method, Prefix)
 	if !ours {
-		return administration // gRPC's own: health
+		return administration // gRPC's own services: health
 	}
 	switch service, _, _ := strings.Cut(rest, "/"); service {
 	case "KV", "Watch", "Lease":
@@ -57,14 +57,14 @@ func classOf(method string) class {
 	return classes[method]
 }
 
-// admission is the result of authorizing a call.
+// admission holds the result of authorizing a call.
 type admission struct {
 	server *Server
 	method string
 	// token is set if the call was admitted only because of that cloud token; a stream is then closed when the token
 	// becomes invalid.
 	token string
-	// known is set if the caller is on loopback or showed a credential.
+	// known is set if the caller is on loopback or presented a credential.
 	known bool
 	err   error
 }
@@ -72,9 +72,9 @@ type admission struct {
 type admissionKey struct{}
 
 // admit authorizes a call and returns the context for its handler. The context holds the admission, so that the intake
-// and the interceptor of a call authorize it once. Between the two the message of a call with one message arrives,
-// which takes rpc.ReceiveTime at most. What changes meanwhile is noticed by the Service, which checks the rights of
-// etcd's users when it carries out a request.
+// and the interceptor of a call authorize it only once. In between, the message of a unary call is received, which
+// takes rpc.ReceiveTime at most. If rights change meanwhile, the Service notices: it checks the rights of etcd's users
+// when it executes a request.
 func (s *Server) admit(ctx context.Context, method string) (context.Context, *admission) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission); ok && a.server == s && a.method == method {
 		return ctx, a
@@ -89,7 +89,7 @@ func (s *Server) admit(ctx context.Context, method string) (context.Context, *ad
 	return context.WithValue(ctx, admissionKey{}, a), a
 }
 
-// authorize authorizes a call of a method that is not governing. It sets the token of a, and known.
+// authorize authorizes a call of a non-governing method. It sets a.token and a.known.
 func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, error) {
 	class := classOf(a.method)
 	from, _ := peer.FromContext(ctx)
@@ -125,8 +125,8 @@ func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, 
 	return ctx, rpctypes.ErrGRPCPermissionDenied
 }
 
-// admitGoverning is authorize for a method that requires a credential. The returned context holds the caller for the
-// audit.
+// admitGoverning authorizes a call of a governing method, which requires a credential. The returned context holds the
+// caller for the audit.
 func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token string, err error) {
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
@@ -162,15 +162,16 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 	return ctx, "", rpctypes.ErrGRPCPermissionDenied
 }
 
-// asCommonName reports whether the common name of the caller's certificate is the call's user, which it is for a call
-// without a token.
+// asCommonName reports whether the call runs as the user named in the caller's certificate: with Options.CommonName,
+// for calls without a token.
 func (s *Server) asCommonName(ctx context.Context, name string, certified bool) bool {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return s.opts.CommonName && certified && name != "" && len(md[rpctypes.TokenFieldNameGRPC])+len(md[rpctypes.TokenFieldNameSwagger]) == 0
 }
 
-// denied is what whoever may not administrate is told, whether that is a user or nobody. Every other error stays as it is:
-// of a token that is not valid any more clients get another one by themselves.
+// denied converts ErrGRPCUserEmpty and ErrGRPCUserNotFound to ErrGRPCPermissionDenied, so that every caller without
+// admin rights gets the same error. Other errors are unchanged: after one about an invalid token clients get a new
+// token.
 func denied(err error) error {
 	for _, no := range []error{rpctypes.ErrGRPCUserEmpty, rpctypes.ErrGRPCUserNotFound} {
 		if errors.Is(err, no) {
@@ -208,7 +209,7 @@ func cloudToken(ctx context.Context) string {
 		token = header[0]
 	}
 	if etcdusers.IsToken(token) {
-		return "" // Auth's, which needs no scheme
+		return "" // a token of etcd's Auth, which is also accepted without the scheme Bearer
 	}
 	return token
 }
@@ -216,8 +217,8 @@ func cloudToken(ctx context.Context) string {
 func governs(c *cloud.Caller) bool { return c.Node == "" && c.Proven() && c.Governs() }
 
 // whileGoverning returns a context that is canceled when the token becomes invalid or its holder loses system:admin. If
-// the token cannot be verified now, the stream goes on: a member without a quorum has nothing new to send. For an empty
-// token it returns ctx.
+// the token cannot be verified at the moment, the stream continues: a member without a quorum has no new data to send.
+// For an empty token it returns ctx.
 func (s *Server) whileGoverning(ctx context.Context, token string) (context.Context, func()) {
 	if token == "" {
 		return ctx, func() {}
@@ -233,7 +234,7 @@ func (s *Server) whileGoverning(ctx context.Context, token string) (context.Cont
 
 func onLoopback(p *peer.Peer) bool { return p != nil && loopback.Both(p.LocalAddr, p.Addr) }
 
-// certificate is the common name of the certificate that the client showed, if it showed one that was verified.
+// certificate returns the common name of the client's certificate; ok is false without a verified certificate.
 func certificate(p *peer.Peer) (name string, ok bool) {
 	if p == nil {
 		return "", false

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Members is who belongs to the cluster; *member.Service.
+// Members lists and changes the members of the cluster; *membership.Service implements it.
 type Members interface {
 	List(ctx context.Context, serializable bool) ([]membership.Member, error)
 	Add(ctx context.Context, q membership.AddRequest) (added membership.Member, all []membership.Member, err error)
@@ -24,7 +24,7 @@ type Members interface {
 	Update(ctx context.Context, q membership.UpdateRequest) ([]membership.Member, error)
 }
 
-// cluster serves Cluster.
+// cluster implements pb.ClusterServer.
 type cluster struct {
 	pb.UnsafeClusterServer
 	members Members
@@ -32,8 +32,8 @@ type cluster struct {
 	strict  bool
 }
 
-// MemberAdd implements Cluster. Whatever is asked for, a member begins as a learner; one that was not to stay one is
-// promoted when it is caught up.
+// MemberAdd implements Cluster. Every member starts as a learner; unless the request asks for a learner, the member is
+// promoted once it has caught up.
 func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.MemberAddResponse, error) {
 	if err := c.service.MustBeAdmin(ctx); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (
 	if err := c.strictly(ctx, func(now *kv.Contacts) error { return mayRemove(now, r.ID) }); err != nil {
 		return nil, err
 	}
-	// A caller without a credential gets here only with TrustLoopback.
+	// Without a credential a caller can call this method only with TrustLoopback.
 	caller := auth.CallerOf(ctx)
 	all, err := c.members.Remove(ctx, r.ID, caller != nil && caller.Proven())
 	if err != nil {
@@ -107,7 +107,7 @@ func (c *cluster) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest)
 	return &pb.MemberPromoteResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
 
-// checkURLs checks the addresses of a member: one that can be parsed, for there is one address to a member.
+// checkURLs checks the peer URLs of a member: exactly one valid URL, because a member has one address.
 func checkURLs(all []string) error {
 	if len(all) == 0 {
 		return rpctypes.ErrGRPCMemberBadURLs
@@ -132,7 +132,8 @@ func membersOf(all []membership.Member) []*pb.Member {
 	return out
 }
 
-// memberOf shows a member. One that nobody has proved to be has no name, as with etcd one that has not started.
+// memberOf converts a member to etcd's type. A member whose identity is not proven yet has no name, as in etcd a member
+// that has not started.
 func memberOf(m *membership.Member) *pb.Member {
 	out := &pb.Member{ID: m.ID, PeerURLs: []string{m.RaftAddr}, IsLearner: !m.Votes()}
 	if m.Proven() {
@@ -141,7 +142,7 @@ func memberOf(m *membership.Member) *pb.Member {
 	return out
 }
 
-// reasons is what clients are told of refusals.
+// reasons maps fault reasons of package membership to etcd's errors.
 var reasons = map[string]error{
 	membership.ReasonExists:       rpctypes.ErrGRPCMemberExist,
 	membership.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,
@@ -155,7 +156,7 @@ var reasons = map[string]error{
 	membership.ReasonBusy:         rpctypes.ErrGRPCUnhealthy,
 }
 
-// refused is what the client is told of an error of the members' service.
+// refused converts an error of Members to the client's error.
 func refused(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()

@@ -1,48 +1,50 @@
-// Package etcdrpc serves the users' keys by etcd's own gRPC API: KV, Watch, Lease, Cluster, Maintenance and Auth.
+// Package etcdrpc serves the tenants' keyspace by etcd's gRPC API: KV, Watch, Lease, Cluster, Maintenance and Auth.
 //
-// The servers are thin: what a request means is the Service's affair. This package says who may come in, ends streams of
-// clients who will not do without a leader, counts and logs, and keeps etcd's statuses as they are. It must not know
+// The servers are thin: kv.Service implements the requests. This package authorizes calls, ends streams of clients that
+// require a leader when there is none, logs, limits streams, and passes etcd's statuses on unchanged. It must not know
 // records, engines or consensus.
 //
 // # Authorization
 //
-// A call is on loopback when both addresses of its connection are loopback addresses (package loopback). A credential is
+// A call is on loopback when both addresses of its connection are loopback addresses (package loopback). Credentials
+// are:
 //
 //   - a bearer token of system:admin without a scope;
-//   - a client certificate that the port verified. Only the ports of kv.etcd_listen verify any, with kv.etcd_client_ca set:
-//     until Auth is enabled, each holder of a certificate of that CA counts as an operator of the cluster; then the
-//     certificate's common name is the user;
+//   - a client certificate that the listener verified. Only the listeners of kv.etcd_listen verify certificates, if
+//     kv.etcd_client_ca is set: until Auth is enabled, each holder of a certificate of that CA counts as an operator of
+//     the cluster; then the certificate's common name is the user;
 //   - with etcd's Auth enabled, a token of a user with the role root.
 //
 // The rules for the classes of methods are:
 //
-//   - Keys (KV, Watch, Lease, Authenticate): on loopback or with a credential. Everybody with Options.Open, or once Auth is
-//     enabled, whose rules apply then.
+//   - Keys (KV, Watch, Lease, Authenticate): on loopback or with a credential. With Options.Open, and once Auth is
+//     enabled, all callers are admitted; Auth's rules apply then.
 //   - Administration that changes neither the cluster nor who has access (MemberList, Status, Alarm, Defragment, Hash,
-//     HashKV, UserList, RoleList): on loopback or with a credential, as with etcd. These methods read, or concern the users'
-//     keys, which a caller on loopback may delete anyway. Defragment and the hashes cost I/O, as reading all keys does.
-//   - Governing (MemberAdd, MemberRemove, MemberUpdate, MemberPromote, MoveLeader, Downgrade, Snapshot, changes of Auth, and
-//     any method that is not listed): with a credential, on loopback too, since every local process is on loopback. The
-//     members also run the platform's own raft group, so a change of them can stop the cloud. Changes of Auth are
-//     governing because the role root is a credential: a local process could otherwise make itself root. Snapshot is
-//     governing because its file holds the hashes of the users' passwords, and takes disk space from the platform's
-//     records for as long as the client reads it.
-//   - Queries of Auth about the caller itself (AuthStatus, UserGet, RoleGet): as administration, and for every caller
+//     HashKV, UserList, RoleList): on loopback or with a credential, as in etcd. These methods read, or concern the
+//     tenants' keys, which a caller on loopback may delete anyway. Defragment and the hashes cost I/O, as reading all
+//     keys does.
+//   - Governing (MemberAdd, MemberRemove, MemberUpdate, MemberPromote, MoveLeader, Downgrade, Snapshot, changes of
+//     Auth, and any method that is not listed): with a credential, on loopback too, since every local process is on
+//     loopback. The members also run the platform's own raft group, so a change of them can stop the cloud. Changes of
+//     Auth are governing because the role root is a credential: a local process could otherwise make itself root.
+//     Snapshot is governing because its file holds the hashes of the users' passwords, and takes disk space from the
+//     platform's records for as long as the client reads it.
+//   - Queries of Auth about the caller itself (AuthStatus, UserGet, RoleGet): like administration, and for every caller
 //     once Auth is enabled.
 //
 // All other calls get PERMISSION_DENIED. Options.TrustLoopback makes loopback a credential while Auth is disabled, as
 // in etcd; it is for test suites. Governing calls are recorded in the audit with the caller's address, also if they are
 // refused.
 //
-// With Auth enabled a token of system:admin acts as the user root, so that a cloud's operator is not locked out by a lost
-// password. Callers on loopback need a token of Auth then, as with etcd.
+// With Auth enabled a token of system:admin acts as the user root, so that a cloud's operator is not locked out by a
+// lost password. Callers on loopback then need a token of Auth, as in etcd.
 //
 // A token of Auth is sent in the metadata "token", as clientv3 does. The metadata "authorization" may hold a cloud
-// token or a token of Auth. A cloud token may also come as "token": `etcdctl --auth-jwt-token "$(cat admin.token)"
-// member add …` sends it there, and `etcdctl --user root:… ` and `etcdctl --cert … --key …` show the other two
+// token or a token of Auth. A cloud token may also be sent as "token", as by `etcdctl --auth-jwt-token "$(cat
+// admin.token)" member add …`. `etcdctl --user root:…` and `etcdctl --cert … --key …` present the other two
 // credentials. The token of a stream is verified when the stream begins; whether its user still has access is checked
-// for each request. A stream that only a token of system:admin admitted ends within a second or two when that token or
-// the role does.
+// for each request. A stream that was admitted only by a token of system:admin ends within a second or two after that
+// token or the role becomes invalid.
 package etcdrpc
 
 import (
@@ -67,36 +69,36 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// Prefix is what the names of all methods served here begin with.
+// Prefix starts the full names of all methods served by this package.
 const Prefix = "/etcdserverpb."
 
-// Options of a Server. All are required but where it says otherwise.
+// Options configures a Server. Fields are required unless their comment says otherwise.
 type Options struct {
 	Service *kv.Service
-	// Members answers Cluster; without it that is not served.
+	// Members implements Cluster; if nil, Cluster is not served.
 	Members Members
-	// StrictReconfig refuses to add and remove members while others were not heard for five seconds, as etcd does unless it is
-	// told otherwise. Without it a change is judged by who is heard now.
+	// StrictReconfig refuses to add and remove members if too few members have been in contact with the leader for five
+	// seconds, as etcd does by default. Without it, only the present contact is checked.
 	StrictReconfig bool
-	// Verifier checks the cloud's bearer tokens; nil where there are none.
+	// Verifier verifies the cloud's bearer tokens; if nil, no cloud tokens are accepted.
 	Verifier auth.Verifier
-	// Open lets everybody read and write keys.
+	// Open lets every caller read and write keys.
 	Open bool
 	// TrustLoopback lets callers on loopback call governing methods without a credential until Auth is enabled, as etcd
 	// does. It is for test suites: any process of the host can then stop the cluster.
 	TrustLoopback bool
-	// CountWith is a server whose streams count against the same bounds as the new server's; optional.
+	// CountWith is a server whose streams count against the same limits as the new server's; optional.
 	CountWith *Server
 	// Audit records governing calls; optional.
 	Audit auth.Auditor
-	// CommonName makes the common name of a client's certificate the user of whoever shows no token.
+	// CommonName makes the common name of a client's certificate the user of calls without a token.
 	CommonName bool
-	// Dir is for files that are made to be sent.
+	// Dir is the directory for temporary snapshot files.
 	Dir string
 	Log *slog.Logger
 }
 
-// Server serves one port or more.
+// Server serves etcd's API on one or more ports.
 type Server struct {
 	opts    Options
 	checks  *auth.Rechecker // of the tokens that opened streams
@@ -106,7 +108,7 @@ type Server struct {
 	slow    slowLog
 }
 
-// New makes a server. Run it.
+// New creates a server. Its Run method must be running.
 func New(opts Options) *Server {
 	s := &Server{opts: opts, checks: auth.NewRechecker(opts.Verifier), open: &openStreams{}, unsent: rpc.NewStreams(), slow: slowLog{log: opts.Log}}
 	if opts.CountWith != nil {
@@ -115,14 +117,14 @@ func New(opts Options) *Server {
 	return s
 }
 
-// Streams counts the watch streams of the server. The credentials of its gRPC servers must be wrapped by
+// Streams returns the limiter of the server's watch streams. The credentials of its gRPC servers must be wrapped by
 // Streams().Credentials, and the servers need rpc.Codec.
 func (s *Server) Streams() *rpc.Streams { return s.unsent }
 
-// Run ends streams while there is no leader, until ctx ends.
+// Run ends streams that require a leader while there is none, until ctx ends.
 func (s *Server) Run(ctx context.Context) { s.waiting.run(ctx, s.opts.Service) }
 
-// Register adds the services to a gRPC server, which must have Unary and Stream as interceptors of these methods.
+// Register registers the services on a gRPC server, which must use Unary and Stream as interceptors of these methods.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterKVServer(g, &keys{Service: s.opts.Service})
 	pb.RegisterWatchServer(g, &watches{service: s.opts.Service})
@@ -134,7 +136,7 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	}
 }
 
-// Unary is the interceptor of all methods with Prefix.
+// Unary is the interceptor of all unary methods with Prefix.
 func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	begin := time.Now()
 	defer func() {
@@ -166,7 +168,7 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// forLearner says whether a member that does not vote answers.
+// forLearner reports whether a learner serves the request, as in etcd.
 func forLearner(req any) bool {
 	switch r := req.(type) {
 	case *pb.StatusRequest:
@@ -177,7 +179,7 @@ func forLearner(req any) bool {
 	return false
 }
 
-// Stream is the interceptor of all streams with Prefix.
+// Stream is the interceptor of all streaming methods with Prefix.
 func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	ctx := ss.Context()
 	defer func() {
@@ -208,8 +210,8 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 }
 
 // carry runs the handler of a stream with the context and the admission that admit returned. It ends the stream when
-// its token becomes invalid, if the client requires a leader, when there is none, and a watch stream also when its
-// client reads nothing and others need the memory.
+// its token becomes invalid, and when there is no leader if the client requires one. It also ends a watch stream whose
+// client does not read while other streams need the memory.
 func (s *Server) carry(ctx context.Context, a *admission, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
 	user := s.opts.Service.Caller(ctx)
@@ -243,7 +245,7 @@ func (s *Server) carry(ctx context.Context, a *admission, wantsLeader bool, srv 
 	return err
 }
 
-// stream is a stream with another context.
+// stream wraps a stream with another context.
 type stream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -251,8 +253,8 @@ type stream struct {
 
 func (s *stream) Context() context.Context { return s.ctx }
 
-// wantsLeader says whether the client will not do without a leader, and fails when there is none, or when what it says of
-// itself cannot be.
+// wantsLeader reports whether the client requires a leader. It fails if there is none, or if the client's API version
+// is not valid UTF-8.
 func (s *Server) wantsLeader(ctx context.Context) (bool, error) {
 	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataClientAPIVersionKey); len(v) > 0 && !utf8.ValidString(v[0]) {
 		return false, rpctypes.ErrGRPCInvalidClientAPIVersion
@@ -266,7 +268,7 @@ func (s *Server) wantsLeader(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// failure keeps statuses as they are. What is none is ours: the log has it.
+// failure returns statuses unchanged. Other errors are internal: they are logged, and the client gets codes.Internal.
 func (s *Server) failure(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
@@ -279,7 +281,7 @@ func (s *Server) failure(ctx context.Context, method string, err error) error {
 		return status.Error(codes.Canceled, "etcdserver: request canceled")
 	}
 	if st, ok := status.FromError(err); ok && st.Code() != codes.Unknown {
-		return st.Err() // gRPC's own, of a stream that broke
+		return st.Err() // gRPC's own status of a broken stream
 	}
 	s.opts.Log.Error("call failed", "method", method, "err", err)
 	return status.Error(codes.Internal, "etcdserver: internal error")

@@ -12,9 +12,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// HTTP answers what an etcd answers by HTTP beside its gRPC: /health, /livez, /readyz, /version, and /metrics by the
-// handler that is given. A member is not ready before it counts keys without reading them: who restarts members one by one
-// waits for that. As with etcd everybody may ask who reaches the port.
+// HTTP serves etcd's HTTP paths other than gRPC: /health, /livez, /readyz, /version, and /metrics by the given handler.
+// /readyz fails until the key index is loaded, so that a rolling restart waits for it. As in etcd, the paths need no
+// authorization.
 func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	p := &Pages{}
 	p.add("/metrics", metrics.ServeHTTP)
@@ -34,7 +34,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	})
 	for path, serializable := range map[string]bool{"/livez": true, "/readyz": false} {
 		p.add(path, func(w http.ResponseWriter, r *http.Request) {
-			// What is alive and ready does not depend on room for new keys.
+			// Liveness and readiness do not depend on space for new keys.
 			except := func(a pb.AlarmType) bool { return serializable || a != pb.AlarmType_CORRUPT }
 			if err := service.Check(r.Context(), serializable, except); err != nil {
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -54,7 +54,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	return p
 }
 
-// Pages are what HTTP answers.
+// Pages serves the paths of HTTP.
 type Pages struct {
 	mux   http.ServeMux
 	paths []string
@@ -68,7 +68,7 @@ func (p *Pages) add(path string, h http.HandlerFunc) {
 // ServeHTTP makes Pages an http.Handler.
 func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.mux.ServeHTTP(w, r) }
 
-// Paths lists the pages, for the tests that walk all of them.
+// Paths lists the paths, for tests that request all of them.
 func (p *Pages) Paths() []string { return p.paths }
 
 type health struct {
@@ -79,6 +79,6 @@ type health struct {
 func answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// Whoever hung up is not told.
+	// An error means that the client has disconnected.
 	_ = json.NewEncoder(w).Encode(body)
 }

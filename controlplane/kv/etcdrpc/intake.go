@@ -6,9 +6,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 )
 
-// Admits authorizes a call by its headers and connection, before its message is read. Unary and Stream use its result
+// Admits authorizes a call by its headers and connection, before its message is read. Unary and Stream reuse the result
 // if they get the returned context, and otherwise apply the same rules. known reports whether the caller is on loopback
-// or showed a credential.
+// or presented a credential.
 func (s *Server) Admits(ctx context.Context, method string) (_ context.Context, known bool, err error) {
 	ctx, a := s.admit(ctx, method)
 	return ctx, a.known, a.err

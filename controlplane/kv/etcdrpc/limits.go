@@ -10,13 +10,13 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 )
 
-// Bounds on the streams (Watch, LeaseKeepAlive, RangeStream, Snapshot) that are open at a time on one member, over all of
-// its ports. One more is ResourceExhausted. etcd has no such bound; its clients carry all watches of a program over a
-// few streams.
+// Limits of the streams (Watch, LeaseKeepAlive, RangeStream, Snapshot) that are open at a time on one member, on all of
+// its ports together. A stream beyond the limits fails with ResourceExhausted. etcd has no such limits; its clients
+// multiplex all watches of a program over a few streams.
 const (
-	// maxClientStreams bounds one user of etcd's Auth or, where no user is known, one address (an IPv6 /64).
+	// maxClientStreams limits one user of etcd's Auth or, if the user is unknown, one address (an IPv6 /64).
 	maxClientStreams = 2048
-	// maxStreams bounds all clients of a member.
+	// maxStreams limits all clients of a member together.
 	maxStreams = 8192
 )
 
@@ -27,7 +27,7 @@ type openStreams struct {
 	clients map[string]int
 }
 
-// clientOf identifies the client of a call for bounds: the user of etcd's Auth or, if there is none, the address.
+// clientOf identifies the client of a call for limits: the user of etcd's Auth or, if there is none, the address.
 func clientOf(ctx context.Context, user string) string {
 	if user != "" {
 		return "user " + user
@@ -35,12 +35,13 @@ func clientOf(ctx context.Context, user string) string {
 	return "address " + rpc.Network(ctx).String()
 }
 
-// errSlowReader ends a watch stream whose client reads nothing while others wait for memory. etcd's client opens the
-// stream again after UNAVAILABLE, and each of its watches goes on from its revision.
+// errSlowReader ends a watch stream whose client does not read while other streams need memory. etcd's client reopens
+// the stream after UNAVAILABLE, and resumes each of its watches from its revision.
 var errSlowReader = status.Error(codes.Unavailable,
 	"etcdserver: the watch stream was ended because its client reads nothing and the member needs the memory: read faster")
 
-// take counts one more stream of the client of ctx, or returns ResourceExhausted. Call done when the stream has ended.
+// take counts a new stream of the client of ctx, or returns ResourceExhausted. The caller calls done when the stream
+// has ended.
 func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
 	client := clientOf(ctx, user)
 	o.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
 
-// keys serves KV.
+// keys implements pb.KVServer.
 type keys struct {
 	pb.UnsafeKVServer
 	*kv.Service
@@ -26,7 +26,7 @@ func (k *keys) RangeStream(r *pb.RangeRequest, stream pb.KV_RangeStreamServer) e
 	})
 }
 
-// watches serves Watch.
+// watches implements pb.WatchServer.
 type watches struct {
 	pb.UnsafeWatchServer
 	service *kv.Service
@@ -49,7 +49,7 @@ func (w *watches) Watch(stream pb.Watch_WatchServer) error {
 	return err
 }
 
-// leases serves Lease.
+// leases implements pb.LeaseServer.
 type leases struct {
 	pb.UnsafeLeaseServer
 	*kv.Service
@@ -58,7 +58,7 @@ type leases struct {
 // LeaseKeepAlive implements Lease.
 func (l *leases) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 	ended := make(chan error, 1)
-	// It ends when the stream does, which it does when this returns: Recv waits for nothing else.
+	// The goroutine ends with the stream: Recv fails once this function has returned.
 	go func() { ended <- l.keepAlive(stream) }()
 	select {
 	case err := <-ended:
@@ -87,20 +87,20 @@ func (l *leases) keepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 	}
 }
 
-// users serves Auth.
+// users implements pb.AuthServer.
 type users struct {
 	pb.UnsafeAuthServer
 	*kv.Service
 }
 
-// maintenance serves Maintenance.
+// maintenance implements pb.MaintenanceServer.
 type maintenance struct {
 	pb.UnsafeMaintenanceServer
 	*kv.Service
 	dir string
 }
 
-// Snapshot implements Maintenance: a file for etcdutl, in pieces, and its SHA-256 as the last.
+// Snapshot implements Maintenance. It sends a snapshot file for etcdutl in pieces; the last piece is the SHA-256.
 func (m *maintenance) Snapshot(_ *pb.SnapshotRequest, stream pb.Maintenance_SnapshotServer) error {
 	file, err := m.Service.Snapshot(stream.Context(), m.dir)
 	if err != nil {
@@ -110,13 +110,13 @@ func (m *maintenance) Snapshot(_ *pb.SnapshotRequest, stream pb.Maintenance_Snap
 	return file.Stream(stream.Context(), &pieces{stream: stream, left: file.Size()})
 }
 
-// pieces sends what is written to it.
+// pieces is an io.Writer that sends its input as SnapshotResponses.
 type pieces struct {
 	stream pb.Maintenance_SnapshotServer
 	left   int64
 }
 
-// pieceBytes is the size of a piece, as in etcd.
+// pieceBytes is the maximum size of a piece, as in etcd.
 const pieceBytes = 32 << 10
 
 // Write implements io.Writer.
@@ -124,7 +124,7 @@ func (p *pieces) Write(b []byte) (n int, err error) {
 	for len(b) > 0 {
 		size := min(len(b), pieceBytes)
 		p.left = max(p.left-int64(size), 0)
-		// gRPC may encode it after Send has returned.
+		// gRPC may encode the message after Send has returned.
 		blob := append([]byte(nil), b[:size]...)
 		if err := p.stream.Send(&pb.SnapshotResponse{RemainingBytes: uint64(p.left), Blob: blob, Version: snapfile.StorageVersion}); err != nil {
 			return n, err

@@ -11,24 +11,24 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// slow is how long a request may take before it is worth a line in the log: etcd's --warning-unary-request-duration.
+// slow is the duration above which a request is logged: etcd's default of --warning-unary-request-duration.
 const slow = 300 * time.Millisecond
 
-// slowPerSecond is how many lines are written in a second. Under a load at which all requests are slow the log must not
-// make them slower.
+// slowPerSecond is the maximum number of log lines per second. Under a load that makes all requests slow, logging must
+// not make them slower.
 const slowPerSecond = 5
 
-// slowLog tells of slow requests, and of how many it did not tell.
+// slowLog logs slow requests, and the number of slow requests that it did not log.
 type slowLog struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
-	second time.Time // when the present one began
-	told   int       // in it
-	untold int       // since the last line
+	second time.Time // start of the current second
+	told   int       // lines in the current second
+	untold int       // requests suppressed since the last line
 }
 
-// turn says whether a line may be written now, and how many were not before it.
+// turn reports whether a line may be written now, and how many requests were suppressed before it.
 func (l *slowLog) turn(now time.Time) (ok bool, untold int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,7 +44,7 @@ func (l *slowLog) turn(now time.Time) (ok bool, untold int) {
 	return true, untold
 }
 
-// add says of a request that was slow what it was about, never what it carried.
+// add logs a slow request with its method, keys and sizes, but never with values.
 func (l *slowLog) add(ctx context.Context, method string, req, resp any, took time.Duration, err error) {
 	if took <= slow {
 		return
@@ -53,7 +53,7 @@ func (l *slowLog) add(ctx context.Context, method string, req, resp any, took ti
 		return
 	}
 	if r, ok := req.(*pb.CompactionRequest); ok && r.Physical {
-		return // it waits on purpose
+		return // a physical compaction waits on purpose
 	}
 	ok, untold := l.turn(time.Now())
 	if !ok {
@@ -93,7 +93,7 @@ func about(req, resp any) []any {
 	return nil
 }
 
-// clip bounds what of a key goes to the log.
+// clip shortens a key for the log.
 func clip(key []byte) string {
 	const most = 64
 	if len(key) > most {

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Splitter shares one listener between gRPC and HTTP/1, by how a connection begins: HTTP/2 is gRPC's. With TLS the
-// protocol that was agreed on in the handshake decides.
+// Splitter shares one listener between gRPC and HTTP/1. Without TLS it checks whether a connection starts with the
+// HTTP/2 preface; such connections are gRPC's. With TLS the negotiated ALPN protocol decides.
 type Splitter struct {
 	listener net.Listener
 	tls      *tls.Config // nil: plaintext
@@ -22,21 +22,21 @@ type Splitter struct {
 	http     *half
 
 	mu    sync.Mutex
-	fresh map[net.Conn]struct{} // that have not said anything yet
+	fresh map[net.Conn]struct{} // connections whose protocol is not known yet
 	done  bool
 	work  sync.WaitGroup
 }
 
-// Of connections that have not said what they speak.
+// Limits of connections whose protocol is not known yet.
 const (
 	freshTime = 10 * time.Second
 	mostFresh = 1024
 )
 
-// preface is how HTTP/2 begins without TLS (RFC 9113, 3.4).
+// preface is the start of an HTTP/2 connection without TLS (RFC 9113, 3.4).
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// Split shares a listener, which is the Splitter's from here on. config may be nil.
+// Split creates a Splitter, which takes over the listener. With a nil config there is no TLS.
 func Split(listener net.Listener, config *tls.Config) *Splitter {
 	s := &Splitter{listener: listener, fresh: map[net.Conn]struct{}{}}
 	if config != nil {
@@ -47,10 +47,10 @@ func Split(listener net.Listener, config *tls.Config) *Splitter {
 	return s
 }
 
-// GRPC is the listener of a gRPC server, which needs Credentials.
+// GRPC returns the listener for a gRPC server, which must use Credentials.
 func (s *Splitter) GRPC() net.Listener { return s.grpc }
 
-// HTTP is the listener of an HTTP server.
+// HTTP returns the listener for an HTTP server.
 func (s *Splitter) HTTP() net.Listener { return s.http }
 
 // Serve accepts connections until the Splitter is closed, or the listener fails.
@@ -62,7 +62,7 @@ func (s *Splitter) Serve() error {
 		if err != nil {
 			var passing interface{ Temporary() bool }
 			if errors.As(err, &passing) && passing.Temporary() {
-				time.Sleep(10 * time.Millisecond) // no file descriptors, say
+				time.Sleep(10 * time.Millisecond) // for example, out of file descriptors
 				continue
 			}
 			s.mu.Lock()
@@ -104,7 +104,7 @@ func (s *Splitter) end() {
 	s.http.Close()
 }
 
-// sort finds out what a connection speaks.
+// sort detects the protocol of a connection and passes it to the gRPC or HTTP listener.
 func (s *Splitter) sort(conn net.Conn) {
 	defer s.work.Done()
 	defer func() {
@@ -129,7 +129,7 @@ func (s *Splitter) sort(conn net.Conn) {
 		}
 		sorted = t
 	} else {
-		first := make([]byte, 4) // no method of HTTP/1 begins like the preface
+		first := make([]byte, 4) // no HTTP/1 method begins with the first 4 bytes of the preface
 		n, err := io.ReadFull(conn, first)
 		if err != nil {
 			conn.Close()
@@ -145,7 +145,7 @@ func (s *Splitter) sort(conn net.Conn) {
 	}
 }
 
-// begun is a connection of which some was read.
+// begun is a connection whose first bytes were already read.
 type begun struct {
 	net.Conn
 	first []byte
@@ -160,7 +160,7 @@ func (c *begun) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// half is a listener of connections that are given to it.
+// half is a net.Listener for connections passed to give.
 type half struct {
 	addr  net.Addr
 	conns chan net.Conn
@@ -200,12 +200,12 @@ func (h *half) Close() error {
 // Addr implements net.Listener.
 func (h *half) Addr() net.Addr { return h.addr }
 
-// Credentials tell a gRPC server behind a Splitter of the certificate that a client showed.
+// Credentials returns transport credentials with which a gRPC server behind a Splitter gets the client's certificate.
 func Credentials() credentials.TransportCredentials { return shown{} }
 
 type shown struct{}
 
-// ServerHandshake implements credentials.TransportCredentials: the handshake was made.
+// ServerHandshake implements credentials.TransportCredentials. The Splitter has already made the TLS handshake.
 func (shown) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	t, ok := conn.(*tls.Conn)
 	if !ok {
@@ -216,13 +216,13 @@ func (shown) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, err
 	}, nil
 }
 
-// plain is what is known of a connection without TLS.
+// plain is the AuthInfo of a connection without TLS.
 type plain struct{ credentials.CommonAuthInfo }
 
 // AuthType implements credentials.AuthInfo.
 func (plain) AuthType() string { return "insecure" }
 
-// ClientHandshake implements credentials.TransportCredentials: these are a server's.
+// ClientHandshake implements credentials.TransportCredentials. It always fails, since the credentials are for servers.
 func (shown) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("these credentials are for servers")
 }
@@ -235,5 +235,5 @@ func (shown) Info() credentials.ProtocolInfo {
 // Clone implements credentials.TransportCredentials.
 func (shown) Clone() credentials.TransportCredentials { return shown{} }
 
-// OverrideServerName implements credentials.TransportCredentials: a server's has none.
+// OverrideServerName implements credentials.TransportCredentials. It does nothing, since it is for clients.
 func (shown) OverrideServerName(string) error { return nil }

@@ -10,17 +10,17 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// patience is after how many election time-outs without a leader streams end that will not do without, as in etcd: to
-// begin them anew costs more than to wait.
+// patience is the number of election timeouts without a leader after which streams that require a leader end, as in
+// etcd. Reopening streams costs more than waiting.
 const patience = 3
 
-// streams are those that end when there is no leader.
+// streams holds the open streams that require a leader.
 type streams struct {
 	mu  sync.Mutex
 	all map[*context.CancelCauseFunc]struct{}
 }
 
-// add adds one; call what it returns when the stream has ended.
+// add adds a stream. The caller calls remove when the stream has ended.
 func (s *streams) add(cancel context.CancelCauseFunc) (remove func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,7 +35,7 @@ func (s *streams) add(cancel context.CancelCauseFunc) (remove func()) {
 	}
 }
 
-// end ends all of them.
+// end ends all streams.
 func (s *streams) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,7 +45,7 @@ func (s *streams) end() {
 	clear(s.all)
 }
 
-// run ends streams whenever the leader has been gone for too long.
+// run ends the streams whenever there has been no leader for patience election timeouts.
 func (s *streams) run(ctx context.Context, service *kv.Service) {
 	gone := time.NewTimer(time.Hour)
 	defer gone.Stop()
@@ -65,7 +65,7 @@ func (s *streams) run(ctx context.Context, service *kv.Service) {
 		case <-gone.C:
 			if !led {
 				s.end()
-				gone.Reset(patience * service.Election()) // for those that begin meanwhile
+				gone.Reset(patience * service.Election()) // for streams that begin meanwhile
 			}
 		case <-ctx.Done():
 			return

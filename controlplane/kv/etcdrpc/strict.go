@@ -10,11 +10,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// steadyTime is how long a member must have been heard to count for a change of the members, as with etcd's
-// --strict-reconfig-check (HealthInterval).
+// steadyTime is how long a member must have been in contact with the leader to count as healthy in a membership change,
+// as with etcd's --strict-reconfig-check (HealthInterval).
 const steadyTime = 5*time.Second - kv.ContactLook
 
-// steady counts the voters that the leader has heard for long enough, itself included.
+// steady counts the voters that have been in contact with the leader for steadyTime, including the leader.
 func steady(c *kv.Contacts) (n int) {
 	for _, id := range c.Voters {
 		if heard, ok := c.Heard[id]; id == c.Leader || ok && heard >= steadyTime {
@@ -24,7 +24,7 @@ func steady(c *kv.Contacts) (n int) {
 	return n
 }
 
-// mayAdd is etcd's rule for one more member, which is thought of as one that votes and is not heard.
+// mayAdd applies etcd's rule for adding a member: the new member counts as a voter without contact.
 func mayAdd(c *kv.Contacts) error {
 	if n := len(c.Voters); n > 1 && steady(c) < (n+1)/2+1 {
 		return rpctypes.ErrGRPCUnhealthy
@@ -32,8 +32,8 @@ func mayAdd(c *kv.Contacts) error {
 	return nil
 }
 
-// mayRemove is etcd's rule for one less: a learner or one that is not heard may go, else those who stay must be enough
-// without it. Whether a voter would be left is for others to say.
+// mayRemove applies etcd's rule for removing a member: a learner, or a member without contact, may be removed;
+// otherwise the remaining members must have enough healthy voters. Whether any voter would remain is checked elsewhere.
 func mayRemove(c *kv.Contacts, id uint64) error {
 	_, heard := c.Heard[id]
 	n := len(c.Voters)
@@ -46,7 +46,8 @@ func mayRemove(c *kv.Contacts, id uint64) error {
 	return nil
 }
 
-// strictly asks a rule of whom the leader hears, if there shall be rules. Where nobody can be asked, nobody is healthy.
+// strictly applies a rule to the leader's contacts if strict is set. If they cannot be read, it returns
+// ErrGRPCUnhealthy.
 func (c *cluster) strictly(ctx context.Context, rule func(*kv.Contacts) error) error {
 	if !c.strict {
 		return nil

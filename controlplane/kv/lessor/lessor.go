@@ -1,12 +1,13 @@
-// Package lessor decides when leases end: what the leader of the keyspace knows of them beyond their records.
+// Package lessor decides when leases expire. Its Lessor holds the expiry times that the leader of the keyspace keeps in
+// memory; the leases themselves are records in the engine.
 //
-// It is pure: times are handed in, from a clock that only goes forward, and what has expired is handed out. It must not
-// know who leads, how a lease is ended or where leases are stored, and starts nothing.
+// The package is pure: the caller passes the time, from a monotonic clock, and receives the expired leases. It must not
+// know who leads, how a lease is revoked or where leases are stored, and starts no goroutines.
 //
-// A lease lives for its TTL from when it was added, renewed or taken over. A new leader takes over all of them as if they
-// had just been renewed: it cannot know when they were, and a lease that lives a little longer breaks no promise, one
-// that ends early does. So that a whole fleet's leases do not end in one moment after that, leases beyond what can be
-// ended in a second are spread out by a second each.
+// A lease lives for its TTL from when it was added, renewed or taken over. A new leader takes over all leases as if
+// they had just been renewed, because it does not know when they were: a lease may live longer than promised, but must
+// not expire early. To keep many leases from expiring at the same moment after that, at most three quarters of
+// RevokesPerSecond are scheduled for each second, and the rest for the next seconds.
 package lessor
 
 import (
@@ -16,50 +17,51 @@ import (
 	"time"
 )
 
-// RevokesPerSecond is how many leases are ended in a second at most, as in etcd.
+// RevokesPerSecond is the maximum number of leases that Expired returns per second, as in etcd.
 const RevokesPerSecond = 1000
 
-// retryAfter is when a lease that was handed out by Expired and is still there is handed out again.
+// retryAfter is the time after which Expired returns a lease again if it has not been removed.
 const retryAfter = 3 * time.Second
 
-// MaxTTL is the longest time to live in seconds, as in etcd.
+// MaxTTL is the maximum TTL in seconds, as in etcd.
 const MaxTTL = 9_000_000_000
 
-// forever is longer than any clock runs; MaxTTL does not fit into a Duration.
+// forever is the expiry time of leases whose TTL does not fit into a Duration; MaxTTL does not.
 const forever = time.Duration(1<<63 - 1)
 
-// Lease is a lease as it is stored.
+// Lease holds the stored properties of a lease.
 type Lease struct {
 	ID  int64
 	TTL int64 // seconds
 }
 
-// Lessor holds the leases. It is not safe for concurrent use. Times are durations since a moment of the caller's.
+// Lessor holds the leases. It is not safe for concurrent use. Times are durations since an origin that the caller
+// chooses.
 type Lessor struct {
 	leases map[int64]*entry
 	queue  queue
 
-	// The budget of Expired.
-	second time.Duration // when the present second began
+	// The rate limit of Expired.
+	second time.Duration // start of the current second
 	spent  int
 }
 
 type entry struct {
 	Lease
 	expires time.Duration
-	due     time.Duration // place in queue: expires, or later when it is being ended
+	due     time.Duration // sort key of queue: expires, or the time of the retry once Expired has returned the lease
 	ending  bool
 	place   int
 	gone    chan struct{} // closed when the lease is removed
 }
 
-// New takes over leases at now.
+// New returns a Lessor that takes over the leases at now.
 func New(all []Lease, now time.Duration) *Lessor {
 	l := &Lessor{leases: make(map[int64]*entry, len(all)), second: now}
 	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b Lease) int { return cmp.Or(cmp.Compare(a.TTL, b.TTL), cmp.Compare(a.ID, b.ID)) })
 	const perSecond = RevokesPerSecond * 3 / 4
-	var window time.Duration // begin of the second that is being filled
+	var window time.Duration // start of the second that is being filled
 	filled := 0
 	for _, lease := range all {
 		expires := after(now, lease.TTL)
@@ -74,7 +76,7 @@ func New(all []Lease, now time.Duration) *Lessor {
 	return l
 }
 
-// after is now and seconds later, or forever.
+// after returns now plus seconds, or forever if the sum would overflow.
 func after(now time.Duration, seconds int64) time.Duration {
 	if seconds > int64((forever-now)/time.Second) {
 		return forever
@@ -88,14 +90,14 @@ func (l *Lessor) insert(lease Lease, expires time.Duration) {
 	heap.Push(&l.queue, e)
 }
 
-// Add adds a lease that was granted. One that is there already stays as it is.
+// Add adds a granted lease. If the ID exists already, Add does nothing.
 func (l *Lessor) Add(lease Lease, now time.Duration) {
 	if l.leases[lease.ID] == nil {
 		l.insert(lease, after(now, lease.TTL))
 	}
 }
 
-// Remove forgets a lease that has ended.
+// Remove removes a lease that has ended.
 func (l *Lessor) Remove(id int64) {
 	if e := l.leases[id]; e != nil {
 		delete(l.leases, id)
@@ -104,18 +106,18 @@ func (l *Lessor) Remove(id int64) {
 	}
 }
 
-// Close lets go of whoever waits for the end of a lease.
+// Close removes all leases, which closes the channels returned by Renew.
 func (l *Lessor) Close() {
 	for id := range l.leases {
 		l.Remove(id)
 	}
 }
 
-// Len is how many leases there are.
+// Len returns the number of leases.
 func (l *Lessor) Len() int { return len(l.leases) }
 
-// Renew gives a lease its whole TTL again. Of a lease that is not there ok is false. One that has expired is not renewed:
-// gone is closed when it has ended.
+// Renew renews a lease to its full TTL, in seconds. If the lease does not exist, ok is false. An expired lease is not
+// renewed: gone is then not nil, and closed when the lease is removed.
 func (l *Lessor) Renew(id int64, now time.Duration) (ttl int64, gone <-chan struct{}, ok bool) {
 	e := l.leases[id]
 	switch {
@@ -130,7 +132,7 @@ func (l *Lessor) Renew(id int64, now time.Duration) (ttl int64, gone <-chan stru
 	return e.TTL, nil, true
 }
 
-// Remaining is the time that a lease has to live; 0 when it has expired.
+// Remaining returns how long a lease has to live; 0 if it has expired.
 func (l *Lessor) Remaining(id int64, now time.Duration) (left time.Duration, lease Lease, ok bool) {
 	e := l.leases[id]
 	if e == nil {
@@ -139,7 +141,7 @@ func (l *Lessor) Remaining(id int64, now time.Duration) (left time.Duration, lea
 	return max(e.expires-now, 0), e.Lease, true
 }
 
-// Soonest are all leases, those first that end first.
+// Soonest returns the IDs of all leases, sorted by expiry time.
 func (l *Lessor) Soonest() []int64 {
 	all := make([]*entry, 0, len(l.leases))
 	for _, e := range l.leases {
@@ -153,8 +155,8 @@ func (l *Lessor) Soonest() []int64 {
 	return ids
 }
 
-// Expired hands out leases that are to be ended, at most so many, and RevokesPerSecond in a second. A lease that has not
-// been removed 3 s later is handed out again.
+// Expired returns up to most expired leases, and no more than RevokesPerSecond in a second. A lease that has not been
+// removed 3 s later is returned again.
 func (l *Lessor) Expired(now time.Duration, most int) []int64 {
 	if now-l.second >= time.Second {
 		l.second, l.spent = now, 0
@@ -171,7 +173,7 @@ func (l *Lessor) Expired(now time.Duration, most int) []int64 {
 	return ids
 }
 
-// Next is when Expired may have something to hand out; ok is false when there are no leases.
+// Next returns the earliest time at which Expired may return a lease; ok is false if there are no leases.
 func (l *Lessor) Next() (at time.Duration, ok bool) {
 	if len(l.queue) == 0 {
 		return 0, false
@@ -183,7 +185,7 @@ func (l *Lessor) Next() (at time.Duration, ok bool) {
 	return at, true
 }
 
-// queue is a heap by due.
+// queue is a heap ordered by due.
 type queue []*entry
 
 func (q queue) Len() int           { return len(q) }

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// restKinds lists the error kinds of etcd's errors. All others are fault.Internal.
+// restKinds maps etcd's errors to fault kinds. All others are fault.Internal.
 var restKinds = map[error]fault.Kind{
 	rpctypes.ErrEmptyKey:         fault.InvalidArgument,
 	rpctypes.ErrRequestTooLarge:  fault.TooLarge,

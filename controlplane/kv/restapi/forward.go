@@ -49,7 +49,7 @@ type seal struct {
 	now func() time.Time
 }
 
-// forwarded is a verified header, with the hash of the body that is not verified yet.
+// forwarded holds a verified header, with the hash of the body that is not verified yet.
 type forwarded struct {
 	body    [sha256.Size]byte
 	nonce   string
@@ -116,7 +116,7 @@ type onceOnly struct {
 func (o *onceOnly) first(nonce string, now time.Time) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// A forward is valid from one skew before its time to one after it.
+	// A header is valid from forwardSkew before its time to forwardSkew after it, so nonces are kept for twice that time.
 	if now.Sub(o.turned) > 2*forwardSkew || o.new == nil {
 		o.old, o.new, o.turned = o.new, map[string]struct{}{}, now
 	}
@@ -216,7 +216,7 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 
 var errSilentLeader = errors.New("it did not answer in time")
 
-// proxyFailed returns the fault for a failed request to the leader. The leader may have carried the request out.
+// proxyFailed returns the fault for a failed request to the leader. The leader may have executed the request.
 func proxyFailed(to uint64, err error) error {
 	reason := "the way to it broke: what was asked for may have been done"
 	var op *net.OpError
@@ -232,7 +232,7 @@ func proxyFailed(to uint64, err error) error {
 	return fault.New(fault.BadGateway, "forward to member %d, the leader: %s", to, reason).MayRetry().Because(err)
 }
 
-// tail is the body of a leader's response, which is passed on while it arrives.
+// tail streams the body of a leader's response to the client.
 type tail struct {
 	body  io.ReadCloser
 	to    uint64

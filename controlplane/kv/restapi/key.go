@@ -74,8 +74,8 @@ func queryOf(r *http.Request) (q listQuery, err error) {
 	return q, nil
 }
 
-// item is a key with its value in JSON. Invalid UTF-8 is replaced by U+FFFD (docs/api.md). The exact bytes are
-// then added in base64, an extension of the contract.
+// item holds a key and its value for JSON. Invalid UTF-8 is replaced by U+FFFD (docs/api.md). In that case the exact
+// bytes are added in base64, an extension of the contract.
 type item struct {
 	Key         string `json:"key"`
 	Value       string `json:"value"`

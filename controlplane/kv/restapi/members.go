@@ -60,7 +60,8 @@ func (s *Server) audited(method, path, as string, h handler) {
 	})
 }
 
-// clusterStatus is the state of the raft group as this member sees it. The role of a learner is Follower, as in raft.
+// clusterStatus holds the state of the raft group as this member sees it. The role of a learner is Follower, as in
+// raft.
 type clusterStatus struct {
 	NodeID    uint64 `json:"node_id"`
 	ClusterID uint64 `json:"cluster_id"`

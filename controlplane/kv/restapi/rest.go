@@ -1,5 +1,5 @@
 // Package restapi serves the REST API of the key-value store and of the cluster's members. The main type is Server.
-// gRPC clients, which speak etcd's API, are served by package etcdrpc.
+// gRPC clients use etcd's API, which package etcdrpc serves.
 //
 // Decisions:
 //   - The API has no credentials, because its contract has none. A Server therefore accepts requests on the loopback
@@ -68,7 +68,7 @@ type Group interface {
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 }
 
-// Options of a Server. Fields are required unless documented as optional.
+// Options configures a Server. Fields are required unless documented as optional.
 type Options struct {
 	Keys    Keyspace
 	Members Membership
@@ -112,7 +112,7 @@ type Server struct {
 	lists   *semaphore.Weighted
 }
 
-// New returns a Server. The caller closes it.
+// New returns a Server. The caller must close it.
 func New(opts Options) *Server {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -164,7 +164,7 @@ func Addresses(own string) []string {
 	return []string{own, "127.0.0.1"}
 }
 
-// request is an accepted request.
+// request holds an accepted request.
 type request struct {
 	*http.Request
 	w *rest.Response
@@ -218,7 +218,7 @@ func (s *Server) admit(r *http.Request) (*forwarded, error) {
 	return nil, s.server.NotABrowser(r)
 }
 
-// hop is the decision which member serves a request.
+// hop holds the decision which member serves a request.
 type hop struct {
 	// here is set if this member serves the request, stale if it does so from local data because no leader is known.
 	here, stale bool
@@ -254,8 +254,8 @@ func (s *Server) hand(r request, to hop, body []byte, limit time.Duration, list 
 // keyPath is the path prefix of a key.
 const keyPath = "/api/v1/kv/"
 
-// key returns the key of the path as it was sent. It does not use the variable of the router, which decodes encoded
-// slashes in paths that are not valid in RFC 3986.
+// key returns the key in the path as the client sent it. It does not use the router's variable, because the router
+// decodes encoded slashes in paths that are invalid by RFC 3986.
 func (r request) key() (string, error) {
 	sent := r.URL.RawPath
 	if sent == "" {

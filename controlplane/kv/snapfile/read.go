@@ -18,41 +18,41 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ErrForeign is of a file that is no snapshot of etcd's.
+// ErrForeign is returned for a file that is not an etcd snapshot.
 var ErrForeign = errors.New("not a snapshot of etcd")
 
-// ErrBroken is of a snapshot that was cut off or changed.
+// ErrBroken is returned for a snapshot that was truncated or changed.
 var ErrBroken = errors.New("the snapshot is broken")
 
-// Counts says how much is in a file.
+// Counts holds the numbers of objects in a file.
 type Counts struct {
 	Keys      int64 // live
-	Bytes     int64 // of live keys and their values
-	Revisions int64 // entries of the history, the live keys among them
+	Bytes     int64 // size of live keys and their values
+	Revisions int64 // entries in the history, including the live keys
 	Leases    int
 	Users     int
 	Roles     int
 }
 
-// File is a snapshot that was opened and found whole. It is not to be used by several goroutines.
+// File is an open snapshot whose content was checked. It is not safe for concurrent use.
 type File struct {
 	Revision int64  // the newest
-	Version  string // of etcd's storage; empty before 3.6
+	Version  string // etcd's storage version; empty before 3.6
 	Leases   []Lease
 	Auth     Auth
 	Counts   Counts
-	Verified bool // by a SHA-256; without one only the structure was checked
+	Verified bool // the SHA-256 matched; false if the file has none and only the structure was checked
 
 	db   *bbolt.DB
-	live *sorter // by create revision and place: the places of the live keys
+	live *sorter // revisions of the live keys, sorted by create revision, then revision
 }
 
-// indexRoom is how much of the keys is sorted in memory.
+// indexRoom is the memory limit of each sorter, in bytes.
 const indexRoom = 32 << 20
 
-// Open opens a snapshot, as etcdctl saves it or as an etcd that does not run left it in its data directory, and checks all of
-// it: the file is read twice. Its errors wrap ErrForeign, ErrBroken or what the disk said. What does not fit into memory
-// goes to the directory for temporary files. Nobody may write to the file until Close.
+// Open opens a snapshot saved by etcdctl, or the database in the data directory of a stopped etcd, and checks all of
+// it, which reads the file twice. Its errors wrap ErrForeign, ErrBroken or the I/O error. Sorting may use files in the
+// directory for temporary files. The file must not be written to until Close.
 func Open(path string) (_ *File, err error) {
 	defer func() {
 		if err != nil {
@@ -77,10 +77,10 @@ func Open(path string) (_ *File, err error) {
 	return f, nil
 }
 
-// Close lets go of the file.
+// Close closes the snapshot and removes its temporary files.
 func (f *File) Close() error { return errors.Join(f.live.close(), f.db.Close()) }
 
-// verify checks what can be told without looking into the database.
+// verify checks the file's size, its SHA-256 if there is one, and the structure of the database.
 func verify(path string) (verified bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -94,7 +94,7 @@ func verify(path string) (verified bool, err error) {
 	if !info.Mode().IsRegular() {
 		return false, fmt.Errorf("%w: not a regular file", ErrForeign)
 	}
-	// A database is made of whole pages.
+	// A database consists of whole pages.
 	const sector = 512
 	size := info.Size()
 	rest := size % sector
@@ -124,7 +124,7 @@ func verify(path string) (verified bool, err error) {
 	return true, checkTree(file)
 }
 
-// view runs read with the database. A fault of the disk under the mapped file, or in bbolt, is an error.
+// view runs read in a transaction. It returns an error for an I/O fault of the mapped file and for a panic in bbolt.
 func (f *File) view(read func(*bbolt.Tx) error) error {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	return f.db.View(func(tx *bbolt.Tx) (err error) {
@@ -144,7 +144,7 @@ func (f *File) load(tx *bbolt.Tx) error {
 		}
 	}
 	byKey := newSorter("", indexRoom)
-	defer byKey.close() // nothing can be lost
+	defer byKey.close() // an unlinked file, its content is no longer needed
 	if err := f.loadHistory(tx.Bucket(bucketKey), byKey); err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (f *File) load(tx *bbolt.Tx) error {
 	return nil
 }
 
-// loadHistory sorts all revisions by key, the newest of a key last.
+// loadHistory sorts all revisions by key; the newest revision of each key is last.
 func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 	kv := &mvccpb.KeyValue{}
 	var place []byte
@@ -187,7 +187,7 @@ func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 		f.Revision = max(f.Revision, main)
 		f.Counts.Revisions++
 		if len(kv.Key) == 0 {
-			return nil // etcdutl's --bump-revision writes one
+			return nil // etcdutl's --bump-revision writes an entry without a key
 		}
 		place = binary.BigEndian.AppendUint64(place[:0], uint64(kv.CreateRevision))
 		place = binary.BigEndian.AppendUint64(place, uint64(len(kv.Key)+len(kv.Value)))
@@ -195,7 +195,7 @@ func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 	})
 }
 
-// loadLive sorts the newest revision of each key that is live by where the key was created.
+// loadLive sorts the newest revision of each live key by its create revision.
 func (f *File) loadLive(byKey *sorter) error {
 	var key, newest []byte
 	take := func() error {
@@ -276,8 +276,8 @@ func each(tx *bbolt.Tx, bucket []byte, visit func(value []byte) error) error {
 	})
 }
 
-// Keys yields the live keys in the order in which they were created, with their revisions, versions and leases. A key is
-// the caller's to keep. After an error there is no more.
+// Keys yields the live keys in the order of their creation, with their revisions, versions and leases. The caller may
+// keep a key. Iteration ends at the first error.
 func (f *File) Keys() iter.Seq2[*mvccpb.KeyValue, error] {
 	return func(yield func(*mvccpb.KeyValue, error) bool) {
 		for e, err := range f.live.sorted() {

@@ -1,21 +1,22 @@
-// Package snapfile writes and reads etcd's snapshot files: a bbolt database as the server of etcd 3.7 keeps it, followed
-// by its SHA-256. What it writes, `etcdutl snapshot status` and `restore` take, and an etcd started from the restore
+// Package snapfile writes and reads etcd's snapshot files: a bbolt database in the format of etcd 3.7, followed by its
+// SHA-256. `etcdutl snapshot status` and `restore` accept the written files, and an etcd started from the restore
 // serves the same keys with their revisions, versions and leases, and the same users and roles.
 //
-// It must not know our engine: what is to be written comes in as Contents, in etcd's own types.
+// The package must not know Trivet's engine: the caller passes Contents, in etcd's own types.
 //
-// # Choices
+// # Decisions
 //
-//   - A file holds the live state at one revision, and says that everything before was compacted. Reads and watches of
-//     older revisions are answered as compacted by whoever restores it; all revision numbers stay, and go on from there.
-//   - When the last revision only deleted, no live key has it. Then a tombstone of a key that does not exist stands for
-//     it, so that `etcdutl snapshot status` and `restore --bump-revision` see the right revision.
-//   - No alarms are written: they are about the quota of members that the restored cluster does not have.
-//   - Keys come in any order and bbolt wants them in the order of revisions: they are sorted in files. So writing takes a
-//     bounded amount of memory, and room on disk for the data twice. The files have no name while they are written, so
-//     nothing is left of them, however the process ends.
-//   - Reading gives the latest live state in the order of the keys' creation, which is what recipes for locks and
-//     elections go by. The whole file is checked before the first key is given out.
+//   - A file holds the live state at one revision, and marks all earlier revisions as compacted. After a restore, reads
+//     and watches of older revisions fail as compacted. Revision numbers are kept, and continue from there.
+//   - If the last revision only deleted keys, no live key has that revision. Then the file gets a tombstone of a
+//     nonexistent key at that revision, so that `etcdutl snapshot status` and `restore --bump-revision` find the right
+//     revision.
+//   - Alarms are not written: they concern the quota of members that the restored cluster does not have.
+//   - Keys arrive in any order, and bbolt needs them sorted by revision: an external sort uses temporary files. So
+//     writing needs a bounded amount of memory, and disk space for twice the data. The files are unlinked while they
+//     are written, so nothing remains of them, however the process ends.
+//   - Reading returns the latest live state in the order of the keys' creation, on which recipes for locks and
+//     elections rely. The whole file is checked before the first key is returned.
 package snapfile
 
 import (
@@ -29,41 +30,41 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// StorageVersion is what the files are of: etcd's version of the format.
+// StorageVersion is etcd's version of the file format.
 const StorageVersion = "3.7.0"
 
-// Contents is what a file is to hold.
+// Contents holds the data to write to a file.
 type Contents struct {
 	Revision int64 // the keyspace's; at least that of every key
 
-	// Keys are the live keys. Whoever yields may use a key and its bytes again afterwards. An error ends the writing.
+	// Keys yields the live keys. It may reuse a key and its bytes after yielding it. An error ends the writing.
 	Keys iter.Seq2[*mvccpb.KeyValue, error]
 
-	// Leases may lack some that keys have: those ended after the keys were read, and are written with a TTL of a second.
+	// Leases may lack leases that keys refer to, if they ended after the keys were read. Those get a TTL of one second.
 	Leases []Lease
 	Auth   Auth
 
-	// Of the raft group that the snapshot is taken from. etcdutl replaces all of it.
+	// The state of the raft group at the snapshot. etcdutl replaces all of it.
 	Index, Term uint64
 	Members     []Member
 }
 
-// Lease is a lease. Its keys are those that say so.
+// Lease holds a lease. Its keys refer to it by its ID.
 type Lease struct {
 	ID        int64
 	TTL       int64 // seconds, as granted
 	Remaining int64 // seconds left; 0: as granted
 }
 
-// Auth is etcd's Auth.
+// Auth holds the state of etcd's Auth.
 type Auth struct {
 	Enabled  bool
 	Revision uint64
-	Users    []*authpb.User // with their passwords' hashes
+	Users    []*authpb.User // with their password hashes
 	Roles    []*authpb.Role
 }
 
-// Member is a member of the raft group.
+// Member describes a member of the raft group.
 type Member struct {
 	ID         uint64
 	Name       string
@@ -72,7 +73,7 @@ type Member struct {
 	Learner    bool
 }
 
-// The buckets of etcd's database.
+// Bucket names of etcd's database.
 var (
 	bucketKey            = []byte("key")
 	bucketMeta           = []byte("meta")
@@ -86,7 +87,7 @@ var (
 	bucketAuthRoles      = []byte("authRoles")
 )
 
-// The keys of the buckets meta, auth and cluster.
+// Keys in the buckets meta, auth and cluster.
 var (
 	metaIndex            = []byte("consistent_index")
 	metaTerm             = []byte("term")
@@ -99,11 +100,11 @@ var (
 	clusterVersion       = []byte("clusterVersion")
 )
 
-// errMalformed is of a revision or a lease that cannot be read.
+// errMalformed is returned for a revision or a lease that cannot be decoded.
 var errMalformed = errors.New("malformed")
 
-// A revision is a key of the bucket key: the revision, an underscore, the place among the revision's changes; for a
-// delete also a t.
+// The keys of the bucket key are revisions: the revision, an underscore, the index of the change within the revision,
+// and a t for a delete.
 const (
 	revisionBytes  = 8 + 1 + 8
 	tombstoneBytes = revisionBytes + 1
@@ -128,7 +129,7 @@ func splitRevision(b []byte) (main, sub int64, tombstone bool, err error) {
 	return main, sub, tombstone, nil
 }
 
-// A lease in the bucket lease is etcd's leasepb.Lease, which is not in its API: its fields.
+// The fields of etcd's leasepb.Lease, the value in the bucket lease. The type is not in etcd's API module.
 const (
 	leaseID        protowire.Number = 1
 	leaseTTL       protowire.Number = 2

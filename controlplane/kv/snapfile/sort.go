@@ -13,11 +13,11 @@ import (
 	"slices"
 )
 
-// sorter sorts records by their keys; equal ones keep their order. What does not fit into memory waits, in sorted runs
-// one after another, in a file without a name.
+// sorter sorts records by their keys; the sort is stable. Records that exceed the memory limit are stored as sorted
+// runs, one after another, in an unlinked file.
 type sorter struct {
-	dir  string // for the file
-	room int    // bytes in memory
+	dir  string // directory of the file
+	room int    // maximum memory in bytes
 
 	arena   []byte
 	records []record
@@ -27,20 +27,20 @@ type sorter struct {
 	runs    []run
 }
 
-// record is a record in the arena.
+// record locates a record in the arena: offset, key length and value length.
 type record struct{ at, key, value int }
 
-// run is where a run is in the file.
+// run holds the start and end offset of a run in the file.
 type run struct{ from, to int64 }
 
-const recordBytes = 24 // of a record besides key and value
+const recordBytes = 24 // size of a record value, without the key and value bytes
 
 func newSorter(dir string, room int) *sorter { return &sorter{dir: dir, room: room} }
 
 func (r record) keyIn(arena []byte) []byte   { return arena[r.at : r.at+r.key] }
 func (r record) valueIn(arena []byte) []byte { return arena[r.at+r.key : r.at+r.key+r.value] }
 
-// add adds a record, of which it keeps a copy.
+// add adds a copy of a record.
 func (s *sorter) add(key, value []byte) error {
 	if len(s.records) > 0 && len(s.arena)+len(key)+len(value)+recordBytes*len(s.records) > s.room {
 		if err := s.spill(); err != nil {
@@ -56,7 +56,7 @@ func (s *sorter) sortArena() {
 	slices.SortStableFunc(s.records, func(a, b record) int { return bytes.Compare(a.keyIn(s.arena), b.keyIn(s.arena)) })
 }
 
-// spill moves what is in memory into the file.
+// spill moves the records in memory to the file, as one run.
 func (s *sorter) spill() error {
 	if s.file == nil {
 		f, err := nameless(s.dir)
@@ -86,7 +86,8 @@ func (s *sorter) spill() error {
 	return nil
 }
 
-// sorted yields all records, which are valid until the next. It can be walked again; nothing can be added any more.
+// sorted yields all records; each is valid until the next one. It can be iterated again, but no record can be added
+// after it.
 func (s *sorter) sorted() iter.Seq2[entry, error] {
 	return func(yield func(entry, error) bool) {
 		s.sortArena()
@@ -104,7 +105,7 @@ func (s *sorter) sorted() iter.Seq2[entry, error] {
 	}
 }
 
-// merge yields the records of all runs and of the memory, which is the last one.
+// merge yields the records of all runs and of the memory, which counts as the last run.
 func (s *sorter) merge(yield func(entry, error) bool) error {
 	buffer := max(4<<10, min(256<<10, s.room/len(s.runs)))
 	var all heads
@@ -148,10 +149,10 @@ func (s *sorter) close() error {
 	return s.file.Close()
 }
 
-// entry is a record.
+// entry holds the key and value of a record.
 type entry struct{ key, value []byte }
 
-// head is the first record of a run that is left.
+// head reads a run; entry is its current record.
 type head struct {
 	entry
 	run int
@@ -159,11 +160,11 @@ type head struct {
 	in  *bufio.Reader
 	buf []byte
 
-	memory *sorter // instead of in
+	memory *sorter // set instead of in for the records in memory
 	left   []record
 }
 
-// next moves to the next record; io.EOF says that there is none.
+// next reads the next record; it returns io.EOF at the end of the run.
 func (h *head) next() error {
 	if h.memory != nil {
 		if len(h.left) == 0 {
@@ -176,7 +177,7 @@ func (h *head) next() error {
 	}
 	key, err := binary.ReadUvarint(h.in)
 	if err != nil {
-		return err // io.EOF only where a record would begin
+		return err // io.EOF only at a record boundary
 	}
 	value, err := binary.ReadUvarint(h.in)
 	if err != nil {
@@ -190,7 +191,7 @@ func (h *head) next() error {
 	return nil
 }
 
-// heads is a heap: the least key first, of equal ones that of the first run.
+// heads is a heap ordered by key, then by run.
 type heads []*head
 
 func (h heads) Len() int { return len(h) }
@@ -209,7 +210,7 @@ func (h *heads) Pop() any {
 	return last
 }
 
-// nameless makes a file in dir that is gone once it is closed.
+// nameless creates an unlinked temporary file in dir.
 func nameless(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "snapshot-")
 	if err != nil {

@@ -7,21 +7,22 @@ import (
 	"io"
 )
 
-// bbolt maps the file and trusts what it finds: a page that points outside of it ends the process. So the structure of a
-// file from elsewhere is checked first, by reading it: https://github.com/etcd-io/bbolt, internal/common.
+// bbolt maps the file and trusts its content: a page that points outside of the file crashes the process. So the
+// structure of a file from elsewhere is checked first, by reading it. Format: https://github.com/etcd-io/bbolt,
+// internal/common.
 
-// Of a page: its id (8), flags (2), count of elements (2), pages that follow and belong to it (4), the elements.
+// Page layout: ID (8 bytes), flags (2), number of elements (2), number of overflow pages (4), the elements.
 const (
 	pageHeader    = 16
 	branchPage    = 0x01
 	leafPage      = 0x02
 	metaPage      = 0x04
 	pageElement   = 16
-	bucketElement = 0x01 // flag of a leaf's element
-	bucketHeader  = 16   // before a bucket's own page
+	bucketElement = 0x01 // flag of a leaf element
+	bucketHeader  = 16   // before an inline bucket's page
 )
 
-// Of a meta page.
+// Meta page layout, and limits.
 const (
 	metaMagic   = 0xED0CDAED
 	metaFormat  = 2
@@ -29,15 +30,15 @@ const (
 	metaBytes   = metaSummed + 8
 	minPageSize = 1 << 10
 	maxPageSize = 16 << 20
-	maxDepth    = 64 // of buckets and pages; etcd's files have about 5
+	maxDepth    = 64 // nesting of buckets and pages; etcd's files have about 5
 )
 
-// meta is what a meta page says.
+// meta holds the content of a meta page.
 type meta struct {
 	pageSize, root, pages, txid uint64
 }
 
-// readMeta reads the newer of the two meta pages that hold.
+// readMeta returns the newer of the two meta pages whose checksum is valid.
 func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
 	look := func(at int64) error {
 		b := make([]byte, pageHeader+metaBytes)
@@ -82,7 +83,7 @@ func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
 	return best, known, magic, nil
 }
 
-// checkMeta answers how many bytes the database has.
+// checkMeta checks the meta pages and returns the size of the database in bytes.
 func checkMeta(r io.ReaderAt) (need int64, err error) {
 	m, known, magic, err := readMeta(r)
 	switch {
@@ -98,7 +99,8 @@ func checkMeta(r io.ReaderAt) (need int64, err error) {
 	return int64(m.pages * m.pageSize), nil
 }
 
-// checkTree walks all pages in use: each is inside the file, of the right kind, met once, and so are its elements.
+// checkTree walks all used pages and checks that each is inside the file, of the right kind and referenced once, and
+// that its elements are inside the page.
 func checkTree(r io.ReaderAt) error {
 	m, _, _, err := readMeta(r)
 	if err != nil {
@@ -111,7 +113,7 @@ func checkTree(r io.ReaderAt) error {
 type tree struct {
 	r io.ReaderAt
 	meta
-	seen []uint64 // a bit for each page
+	seen []uint64 // one bit per page
 }
 
 func broken(id uint64, what string) error {
@@ -169,13 +171,13 @@ func (t *tree) read(b []byte, id, at uint64) error {
 	return nil
 }
 
-// inside says whether the data of the element at i of the table lies behind the table and in the page.
+// inside reports whether the data of the element at offset i of the table lies after the table and inside the page.
 func inside(i int, position, data uint64, table []byte, length uint64) bool {
 	start := pageHeader + uint64(i) + position
 	return start >= pageHeader+uint64(len(table)) && start+data <= length
 }
 
-// branch checks elements of the position (4) and length (4) of the key, and the page (8).
+// branch checks branch elements: position (4 bytes) and length (4) of the key, page ID (8).
 func (t *tree) branch(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		e := table[i:]
@@ -189,7 +191,7 @@ func (t *tree) branch(id uint64, depth int, table []byte, length uint64) error {
 	return nil
 }
 
-// leaf checks elements of flags (4), the position (4) and length (4) of the key, and the length of the value (4).
+// leaf checks leaf elements: flags (4 bytes), position (4) and length (4) of the key, length of the value (4).
 func (t *tree) leaf(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		bucket, at, key, value, ok := leafElement(i, table, length)
@@ -225,7 +227,7 @@ func leafElement(i int, table []byte, length uint64) (bucket bool, at, key, valu
 	return bucket, pageHeader + uint64(i) + position, key, value, inside(i, position, key+value, table, length)
 }
 
-// inlineLeaf checks a small bucket's page, which stands in the value: a leaf without buckets.
+// inlineLeaf checks the page of an inline bucket, which is part of the value: a leaf without nested buckets.
 func inlineLeaf(b []byte) bool {
 	if len(b) < pageHeader || binary.LittleEndian.Uint16(b[8:]) != leafPage {
 		return false

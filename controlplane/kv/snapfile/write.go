@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	sortRoom = 32 << 20 // bytes of keys and values that are sorted in memory
+	sortRoom = 32 << 20 // maximum size of keys and values that are sorted in memory, in bytes
 
-	// A transaction of bbolt keeps what it writes in memory until it is committed.
+	// A bbolt transaction keeps its writes in memory until it is committed.
 	batchBytes = 16 << 20
 	batchKeys  = 10_000
 
 	endedTTL = 1 // second
 )
 
-// Stream writes to w the file of what c holds, and its SHA-256, as etcd's Maintenance.Snapshot sends it. It first makes
-// the file in dir, which takes about twice the size of the keys and values. The SHA-256 is the last of the writes, of 32
-// bytes.
+// Stream writes a snapshot file with the contents c to w, followed by its SHA-256, in the format of etcd's
+// Maintenance.Snapshot. It first makes the file in dir, which needs about twice the size of the keys and values. The
+// SHA-256 is written by the last Write call, of 32 bytes.
 func Stream(ctx context.Context, w io.Writer, dir string, c Contents) error {
 	f, err := Make(ctx, dir, c)
 	if err != nil {
@@ -39,10 +39,10 @@ func Stream(ctx context.Context, w io.Writer, dir string, c Contents) error {
 	return errors.Join(f.Stream(ctx, w), f.Close())
 }
 
-// Made is a file that was made and waits to be sent. Close it.
+// Made is a snapshot file that is ready to be sent. The caller must close it.
 type Made struct{ db *bbolt.DB }
 
-// Make makes the file in dir, without a name.
+// Make makes the file in dir, and unlinks it.
 func Make(ctx context.Context, dir string, c Contents) (*Made, error) {
 	m, err := create(dir)
 	if err != nil {
@@ -60,7 +60,7 @@ func create(dir string) (*Made, error) {
 		return nil, err
 	}
 	name := f.Name()
-	// What is left by a crash is of no use: nothing needs to be durable.
+	// A file left by a crash has no use, so nothing needs to be durable.
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType})
 	if err = errors.Join(err, f.Close(), os.Remove(name)); err != nil {
 		if db != nil {
@@ -71,12 +71,12 @@ func create(dir string) (*Made, error) {
 	return &Made{db}, nil
 }
 
-// Close lets the file go.
+// Close closes the file, which also frees its disk space.
 func (m *Made) Close() error { return m.db.Close() }
 
-// Size of the file in bytes, without the SHA-256.
+// Size returns the size of the file in bytes, without the SHA-256.
 func (m *Made) Size() (size int64) {
-	// View fails only when it is closed.
+	// View fails only if the database is closed.
 	_ = m.db.View(func(tx *bbolt.Tx) error {
 		size = tx.Size()
 		return nil
@@ -103,7 +103,7 @@ func (m *Made) Stream(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// untilDone writes until ctx is done, and keeps the error that ended it: bbolt passes on the text alone.
+// untilDone writes until ctx is done, and keeps the error of the last write, because bbolt returns only its text.
 type untilDone struct {
 	ctx context.Context
 	w   io.Writer
@@ -153,7 +153,7 @@ func (c *Contents) fillMeta(b *bbolt.Bucket) error {
 		return err
 	}
 	values := []entry{{metaConfState, voters}, {metaStorageVersion, []byte(StorageVersion)}}
-	if c.Index > 0 { // etcd takes 0 for unknown
+	if c.Index > 0 { // etcd treats 0 as unknown
 		values = append(values, entry{metaIndex, fixed64(c.Index)}, entry{metaTerm, fixed64(c.Term)})
 	}
 	if c.Revision > 1 {
@@ -163,7 +163,7 @@ func (c *Contents) fillMeta(b *bbolt.Bucket) error {
 	return put(b, values...)
 }
 
-// fillMembers writes the members as etcd's server keeps them, in JSON.
+// fillMembers writes the members in the JSON format of etcd's server.
 func (c *Contents) fillMembers(tx *bbolt.Tx) error {
 	for _, m := range c.Members {
 		text, err := json.Marshal(struct {
@@ -259,7 +259,7 @@ func (m *Made) fillKeys(ctx context.Context, c Contents, byRevision *sorter) err
 		if _, known := ended[kv.Lease]; kv.Lease != 0 && !known {
 			ended[kv.Lease] = true
 		}
-		// A key of zeros only, and of more than any that is live.
+		// absent must differ from every live key: it consists of zeros only, and is longer than any such key.
 		if len(kv.Key) >= len(absent) && len(bytes.Trim(kv.Key, "\x00")) == 0 {
 			absent = make([]byte, len(kv.Key)+1)
 		}
@@ -291,7 +291,7 @@ func (m *Made) fillKeys(ctx context.Context, c Contents, byRevision *sorter) err
 	return errors.Join(t.commit(), m.fillEnded(ended))
 }
 
-// fillEnded writes the leases that keys have and that are not there any more: what was left of them.
+// fillEnded writes the leases that keys refer to but that no longer exist, with a TTL of endedTTL.
 func (m *Made) fillEnded(ended map[int64]bool) error {
 	var leases Contents
 	for id, is := range ended {
@@ -302,7 +302,7 @@ func (m *Made) fillEnded(ended map[int64]bool) error {
 	return m.db.Update(func(tx *bbolt.Tx) error { return leases.fillLeases(tx.Bucket(bucketLease)) })
 }
 
-// batch writes to the bucket key in transactions of bounded size.
+// batch writes to the bucket key in transactions of limited size.
 type batch struct {
 	ctx   context.Context
 	db    *bbolt.DB
@@ -312,7 +312,8 @@ type batch struct {
 	bytes int
 }
 
-// put adds what comes after all before. It keeps neither key nor value; bbolt would keep the value.
+// put adds a key that sorts after all previous ones. The caller may reuse key and value: value is cloned, because bbolt
+// would keep it.
 func (t *batch) put(key, value []byte) (err error) {
 	if t.keys >= batchKeys || t.bytes >= batchBytes {
 		if err := t.commit(); err != nil {
@@ -327,7 +328,7 @@ func (t *batch) put(key, value []byte) (err error) {
 			return err
 		}
 		t.to = t.tx.Bucket(bucketKey)
-		t.to.FillPercent = 0.95 // what comes goes behind all that is there
+		t.to.FillPercent = 0.95 // all writes append at the end
 		t.keys, t.bytes = 0, 0
 	}
 	t.keys++

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The checks say what is wrong with a request by itself, as one of etcd's errors; nil is nothing.
+// The checks return one of etcd's errors for a request that is invalid in itself, and nil otherwise.
 
 // CheckRange checks a range.
 func CheckRange(r *pb.RangeRequest) error {
@@ -24,7 +24,7 @@ func CheckRange(r *pb.RangeRequest) error {
 	return nil
 }
 
-// CheckRangeStream checks a range that is to be answered in pieces.
+// CheckRangeStream checks a range for RangeStream.
 func CheckRangeStream(r *pb.RangeRequest) error {
 	if err := CheckRange(r); err != nil {
 		return err
@@ -59,7 +59,8 @@ func CheckDelete(r *pb.DeleteRangeRequest) error {
 	return nil
 }
 
-// CheckTxn checks a transaction with at most so many compares, and operations of either branch; nested ones share them.
+// CheckTxn checks a transaction. Its compares and the operations of each branch are limited to mostOps each; a nested
+// transaction gets what its parents have left over.
 func CheckTxn(r *pb.TxnRequest, mostOps int) error {
 	if err := checkTxn(r, mostOps); err != nil {
 		return err
@@ -114,18 +115,18 @@ func checkOp(op *pb.RequestOp, mostOps int) error {
 	case *pb.RequestOp_RequestTxn:
 		return checkTxn(r.RequestTxn, mostOps)
 	}
-	return rpctypes.ErrGRPCKeyNotFound // etcd's word for an operation that is none
+	return rpctypes.ErrGRPCKeyNotFound // etcd's error for an unknown operation
 }
 
-// deletion is the keys of [begin, end) that are deleted; open: all from begin on.
+// deletion holds the deleted range [begin, end); with open set, the range has no end.
 type deletion struct {
 	begin, end []byte
 	open       bool
 }
 
-// changed are the keys that operations may put and delete, unless a key is put twice or put and deleted. Of a nested
-// transaction only one branch comes about: its branches do not clash with each other. As in etcd a nested transaction may
-// delete what one before it puts.
+// changed returns the keys that operations may put and delete, or ErrGRPCDuplicateKey if a key is put twice, or put and
+// deleted. The two branches of a nested transaction do not conflict with each other, because only one of them is
+// executed. As in etcd, a nested transaction may delete keys that an earlier one puts.
 func changed(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []deletion, err error) {
 	puts = map[string]struct{}{}
 	for _, op := range ops {
@@ -165,7 +166,7 @@ func changed(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []deletion,
 	return puts, deletes, nil
 }
 
-// add puts more keys into puts, unless one is there or deleted.
+// add adds keys to puts. It fails if one of them is in puts already, or deleted.
 func add(puts, more map[string]struct{}, deletes []deletion) error {
 	for key := range more {
 		if _, twice := puts[key]; twice || covers(deletes, key) {
@@ -186,7 +187,7 @@ func deletionOf(r *pb.DeleteRangeRequest) deletion {
 	return deletion{begin: r.Key, end: r.RangeEnd}
 }
 
-// unite sorts deletions and joins those that overlap.
+// unite sorts deletions and merges those that overlap.
 func unite(all []deletion) []deletion {
 	all = slices.DeleteFunc(all, func(d deletion) bool { return !d.open && bytes.Compare(d.begin, d.end) >= 0 })
 	slices.SortFunc(all, func(a, b deletion) int { return bytes.Compare(a.begin, b.begin) })
@@ -206,7 +207,7 @@ func unite(all []deletion) []deletion {
 	return out
 }
 
-// covers says whether a key is in one of united deletions.
+// covers reports whether a key is in one of the deletions, which must be sorted and merged.
 func covers(deletes []deletion, key string) bool {
 	at, exact := slices.BinarySearchFunc(deletes, key, func(d deletion, key string) int { return bytes.Compare(d.begin, []byte(key)) })
 	if exact {
@@ -215,7 +216,7 @@ func covers(deletes []deletion, key string) bool {
 	return at > 0 && (deletes[at-1].open || bytes.Compare([]byte(key), deletes[at-1].end) < 0)
 }
 
-// ReadOnly says whether a transaction can change nothing, so that it need not be agreed on.
+// ReadOnly reports whether a transaction has only range operations, so that it needs no proposal.
 func ReadOnly(r *pb.TxnRequest) bool {
 	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
 		for _, op := range branch {
@@ -227,8 +228,8 @@ func ReadOnly(r *pb.TxnRequest) bool {
 	return true
 }
 
-// Serializable says whether all that a read-only transaction reads may be old. One that reads nothing but its conditions
-// may not.
+// Serializable reports whether all range operations of a read-only transaction are serializable. It returns false for a
+// transaction without operations.
 func Serializable(r *pb.TxnRequest) bool {
 	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
 		for _, op := range branch {
@@ -240,16 +241,17 @@ func Serializable(r *pb.TxnRequest) bool {
 	return len(r.Success)+len(r.Failure) > 0
 }
 
-// What etcd estimates that keys and leases cost beside their bytes.
+// etcd's estimates of the overhead per key and lease, in bytes.
 const (
 	keyCost   = 256
 	LeaseCost = 64
 )
 
-// PutCost is what a put may add to the size of the store, in bytes.
+// PutCost returns the maximum number of bytes that a put may add to the size of the store.
 func PutCost(r *pb.PutRequest) int64 { return keyCost + int64(len(r.Key)) + int64(len(r.Value)) }
 
-// TxnCost is what a transaction may add to the size of the store, in bytes: what the more expensive branch puts.
+// TxnCost returns the maximum number of bytes that a transaction may add to the size of the store: the cost of the puts
+// in the more expensive branch.
 func TxnCost(r *pb.TxnRequest) int64 { return max(opsCost(r.Success), opsCost(r.Failure)) }
 
 func opsCost(ops []*pb.RequestOp) (sum int64) {

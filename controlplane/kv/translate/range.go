@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// RangeOptions is what the engine is to read for a range. What it cannot do itself, orders other than by key and bounds
-// of revisions, is left to RangeAnswer, and all keys are read for it.
+// RangeOptions returns the engine's options for a range. The engine cannot sort by anything but the key and cannot
+// filter by revision: for such requests it reads all keys, and RangeAnswer sorts and filters.
 func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
 	o := command.RangeOptions{
 		Key: r.Key, End: r.RangeEnd, Revision: max(r.Revision, 0), KeysOnly: r.KeysOnly && r.SortTarget != pb.RangeRequest_VALUE,
@@ -28,15 +28,15 @@ func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
 	return o
 }
 
-// Plain says whether the engine alone can order and limit the range.
+// Plain reports whether the engine alone can order and limit the range.
 func Plain(r *pb.RangeRequest) bool { return !bounded(r) && r.SortTarget == pb.RangeRequest_KEY }
 
-// bounded says whether keys are left out for their revisions.
+// bounded reports whether the request filters keys by revision.
 func bounded(r *pb.RangeRequest) bool {
 	return r.MinModRevision != 0 || r.MaxModRevision != 0 || r.MinCreateRevision != 0 || r.MaxCreateRevision != 0
 }
 
-// RangeAnswer is the answer to a range, but for its header. It changes the order and number of found.KVs.
+// RangeAnswer returns the response to a range, without its header. It changes the order and number of found.KVs.
 func RangeAnswer(r *pb.RangeRequest, found *command.RangeResult) *pb.RangeResponse {
 	out := &pb.RangeResponse{Count: found.Count, More: found.More}
 	if r.CountOnly {
@@ -66,7 +66,7 @@ func outside(r *pb.RangeRequest, kv *command.KV) bool {
 		r.MinCreateRevision != 0 && kv.CreateRevision < r.MinCreateRevision
 }
 
-// orders compares keys by each of etcd's targets.
+// orders holds the comparison function of each sort target.
 var orders = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
 	pb.RangeRequest_KEY:     func(a, b command.KV) int { return bytes.Compare(a.Key, b.Key) },
 	pb.RangeRequest_VERSION: func(a, b command.KV) int { return cmp.Compare(a.Version, b.Version) },
@@ -75,7 +75,8 @@ var orders = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
 	pb.RangeRequest_VALUE:   func(a, b command.KV) int { return bytes.Compare(a.Value, b.Value) },
 }
 
-// order sorts keys that come in ascending order. A target without an order is ascending, as in etcd.
+// order sorts kvs, which must be sorted by key in ascending order. A request without sort order is sorted ascending, as
+// in etcd.
 func order(r *pb.RangeRequest, kvs []command.KV) {
 	compare := orders[r.SortTarget]
 	if r.SortOrder == pb.RangeRequest_DESCEND {

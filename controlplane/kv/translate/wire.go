@@ -1,11 +1,10 @@
-// Package wire turns etcd's requests into programs of the engine, and what the engine found into etcd's answers.
+// Package translate converts etcd's requests to programs of the engine, and the engine's results to etcd's responses.
 //
-// Everything is a pure function over messages of etcdserverpb: what is wrong with a request (in etcd's words), what it
-// would cost, which program it is, what the answer looks like. It must not know who asks, whether they may, who proposes
-// or when: no engine that is open, no consensus, no clock.
+// All functions are pure and work on messages of etcdserverpb: they validate a request (with etcd's errors), estimate
+// its cost, build its program and its response. The package must not know who the caller is, whether the caller is
+// authorized, who proposes or when: no open engine, no consensus, no clock.
 //
-// A transaction whose conditions have a target or relation that etcd does not know is refused; etcd lets it pass with a
-// meaning that nobody could have meant.
+// A transaction with an unknown compare target or relation is refused; etcd accepts it, with an arbitrary meaning.
 package translate
 
 import (
@@ -15,14 +14,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// KeyValue is a key as etcd shows it. The bytes are shared.
+// KeyValue converts a key to etcd's type. Key and value are shared, not copied.
 func KeyValue(kv *command.KV) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{
 		Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease,
 	}
 }
 
-// KeyValues are keys as etcd shows them. The bytes are shared.
+// KeyValues converts keys to etcd's type. Keys and values are shared, not copied.
 func KeyValues(kvs []command.KV) []*mvccpb.KeyValue {
 	if len(kvs) == 0 {
 		return nil
@@ -39,7 +38,7 @@ func KeyValues(kvs []command.KV) []*mvccpb.KeyValue {
 	return out
 }
 
-// PutProgram is the program of a put.
+// PutProgram returns the program of a put.
 func PutProgram(r *pb.PutRequest) []command.Step { return []command.Step{putStep(r)} }
 
 func putStep(r *pb.PutRequest) command.Step {
@@ -49,14 +48,14 @@ func putStep(r *pb.PutRequest) command.Step {
 	}
 }
 
-// DeleteProgram is the program of a delete.
+// DeleteProgram returns the program of a delete.
 func DeleteProgram(r *pb.DeleteRangeRequest) []command.Step { return []command.Step{deleteStep(r)} }
 
 func deleteStep(r *pb.DeleteRangeRequest) command.Step {
 	return command.Step{Kind: command.StepDelete, Key: r.Key, End: r.RangeEnd, PrevKV: r.PrevKv}
 }
 
-// TxnProgram is the program of a transaction.
+// TxnProgram returns the program of a transaction.
 func TxnProgram(r *pb.TxnRequest) []command.Step { return []command.Step{branchStep(r)} }
 
 func branchStep(r *pb.TxnRequest) command.Step {
@@ -84,7 +83,7 @@ func steps(ops []*pb.RequestOp) []command.Step {
 	return out
 }
 
-// Compares are the conditions of a transaction.
+// Compares converts the conditions of a transaction.
 func Compares(all []*pb.Compare) []command.Compare {
 	if len(all) == 0 {
 		return nil
@@ -114,7 +113,7 @@ var relations = map[pb.Compare_CompareResult]command.CompareRelation{
 	pb.Compare_NOT_EQUAL: command.CompareNotEqual,
 }
 
-// PutAnswer is the answer to a put, but for its header.
+// PutAnswer returns the response to a put, without its header.
 func PutAnswer(found *command.StepResult) *pb.PutResponse {
 	out := &pb.PutResponse{}
 	if len(found.Range.KVs) > 0 {
@@ -123,13 +122,13 @@ func PutAnswer(found *command.StepResult) *pb.PutResponse {
 	return out
 }
 
-// DeleteAnswer is the answer to a delete, but for its header.
+// DeleteAnswer returns the response to a delete, without its header.
 func DeleteAnswer(found *command.StepResult) *pb.DeleteRangeResponse {
 	return &pb.DeleteRangeResponse{Deleted: found.Count, PrevKvs: KeyValues(found.Range.KVs)}
 }
 
-// TxnAnswer is the answer to a transaction, but for its own header. revision is the one that it made, or found when it
-// wrote nothing.
+// TxnAnswer returns the response to a transaction, without its own header. revision is the revision that the
+// transaction created, or the current one if it wrote nothing.
 func TxnAnswer(r *pb.TxnRequest, found *command.StepResult, revision int64) *pb.TxnResponse {
 	before := revision
 	if writes(found.Steps) {
@@ -139,7 +138,7 @@ func TxnAnswer(r *pb.TxnRequest, found *command.StepResult, revision int64) *pb.
 	return a.txn(r, found)
 }
 
-// writes says whether any of the steps changed something.
+// writes reports whether any of the steps changed a key.
 func writes(found []command.StepResult) bool {
 	for i := range found {
 		f := &found[i]
@@ -150,10 +149,10 @@ func writes(found []command.StepResult) bool {
 	return false
 }
 
-// answers fills in the revisions of nested headers: what a step could see.
+// answers fills in the headers of nested responses: each has the revision that was visible to its step.
 type answers struct {
-	revision int64 // so far
-	next     int64 // once something was written
+	revision int64 // current revision at this step
+	next     int64 // revision after the first write
 }
 
 func (a *answers) txn(r *pb.TxnRequest, found *command.StepResult) *pb.TxnResponse {

@@ -15,11 +15,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Each request of etcd's Auth service is a method that answers the steps that carry it out, none when there is nothing to
-// change, and the response without a header; or the error for the client, and then nothing is to be changed. Who asks
-// has been checked before (CanAdmin, CanGetUser, CanGetRole; Status is for everybody).
+// Each request of etcd's Auth service has a method that returns the steps to propose (none if nothing changes) and the
+// response without its header. If the method returns an error, which is meant for the client, nothing must be changed.
+// The caller must have checked permissions before (CanAdmin, CanGetUser, CanGetRole; Status needs none).
 
-// Enable turns auth on; the user root must exist and have the role root.
+// Enable enables auth; the user root must exist and have the role root.
 func (s *State) Enable(*pb.AuthEnableRequest) ([]command.Step, *pb.AuthEnableResponse, error) {
 	if s.enabled {
 		return nil, &pb.AuthEnableResponse{}, nil
@@ -36,7 +36,7 @@ func (s *State) Enable(*pb.AuthEnableRequest) ([]command.Step, *pb.AuthEnableRes
 	return []command.Step{set(recordSettings, next.encode())}, &pb.AuthEnableResponse{}, nil
 }
 
-// Disable turns auth off. All tokens are void for good.
+// Disable disables auth. All tokens become permanently invalid.
 func (s *State) Disable(*pb.AuthDisableRequest) ([]command.Step, *pb.AuthDisableResponse, error) {
 	if !s.enabled {
 		return nil, &pb.AuthDisableResponse{}, nil
@@ -45,12 +45,12 @@ func (s *State) Disable(*pb.AuthDisableRequest) ([]command.Step, *pb.AuthDisable
 	return []command.Step{set(recordSettings, next.encode())}, &pb.AuthDisableResponse{}, nil
 }
 
-// Status answers whether auth is on, and its revision.
+// Status returns whether auth is enabled, and the auth revision.
 func (s *State) Status(*pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
 	return &pb.AuthStatusResponse{Enabled: s.enabled, AuthRevision: s.revision}, nil
 }
 
-// UserAdd adds a user; HashAdd has replaced the password by its hash.
+// UserAdd adds a user. HashAdd must have replaced the password by its hash.
 func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]command.Step, *pb.AuthUserAddResponse, error) {
 	if r.Name == "" {
 		return nil, nil, rpctypes.ErrGRPCUserEmpty
@@ -75,7 +75,7 @@ func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]command.Step, *pb.AuthUserA
 	return steps, &pb.AuthUserAddResponse{}, err
 }
 
-// UserDelete removes a user: not root while auth is on.
+// UserDelete deletes a user. The user root cannot be deleted while auth is enabled.
 func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]command.Step, *pb.AuthUserDeleteResponse, error) {
 	if s.enabled && r.Name == Root {
 		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
@@ -87,8 +87,8 @@ func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]command.Step, *pb.Aut
 	return steps, &pb.AuthUserDeleteResponse{}, err
 }
 
-// UserChangePassword gives a user another password, whose hash HashChange made; the user's tokens are void. A user
-// without password stays one. Without password and hash nobody can log in as the user, as in etcd.
+// UserChangePassword changes a user's password to one that HashChange has hashed, and invalidates the user's tokens.
+// For a user without password the password stays unset. A request without password and hash disables login, as in etcd.
 func (s *State) UserChangePassword(r *pb.AuthUserChangePasswordRequest) ([]command.Step, *pb.AuthUserChangePasswordResponse, error) {
 	u := s.users[r.Name]
 	if u == nil {
@@ -105,7 +105,7 @@ func (s *State) UserChangePassword(r *pb.AuthUserChangePasswordRequest) ([]comma
 	return steps, &pb.AuthUserChangePasswordResponse{}, err
 }
 
-// UserGet answers a user's roles.
+// UserGet returns a user's roles.
 func (s *State) UserGet(r *pb.AuthUserGetRequest) (*pb.AuthUserGetResponse, error) {
 	u := s.users[r.Name]
 	if u == nil {
@@ -114,7 +114,7 @@ func (s *State) UserGet(r *pb.AuthUserGetRequest) (*pb.AuthUserGetResponse, erro
 	return &pb.AuthUserGetResponse{Roles: slices.Clone(u.Roles)}, nil
 }
 
-// UserList answers all users' names, sorted.
+// UserList returns all users' names, sorted.
 func (s *State) UserList(*pb.AuthUserListRequest) (*pb.AuthUserListResponse, error) {
 	r := &pb.AuthUserListResponse{Users: make([]string, 0, len(s.users))}
 	for _, u := range s.Users() {
@@ -123,7 +123,8 @@ func (s *State) UserList(*pb.AuthUserListRequest) (*pb.AuthUserListResponse, err
 	return r, nil
 }
 
-// UserGrantRole gives a user a role, which must exist unless it is root. One that the user has changes nothing.
+// UserGrantRole grants a role to a user. The role must exist unless it is root. If the user has the role already,
+// nothing changes.
 func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]command.Step, *pb.AuthUserGrantRoleResponse, error) {
 	u := s.users[r.User]
 	if u == nil {
@@ -141,7 +142,7 @@ func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]command.Step, *
 	return steps, &pb.AuthUserGrantRoleResponse{}, err
 }
 
-// UserRevokeRole takes a role from a user: root not from root while auth is on.
+// UserRevokeRole revokes a role from a user. While auth is enabled, root's role root cannot be revoked.
 func (s *State) UserRevokeRole(r *pb.AuthUserRevokeRoleRequest) ([]command.Step, *pb.AuthUserRevokeRoleResponse, error) {
 	if s.enabled && r.Name == Root && r.Role == Root {
 		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
@@ -165,13 +166,13 @@ func without(u *user, role string) *authpb.User {
 	return withRoles(u, slices.DeleteFunc(slices.Clone(u.Roles), func(r string) bool { return r == role }))
 }
 
-// edit is a step, or why there can be none.
+// edit holds a step, or the error that prevented it.
 type edit struct {
 	step command.Step
 	err  error
 }
 
-// changed is the program of some edits and the next revision.
+// changed returns the steps of some edits, after the step that increments the auth revision.
 func (s *State) changed(edits ...edit) ([]command.Step, error) {
 	next := s.settings
 	next.revision++
@@ -214,7 +215,7 @@ func put(name, noun string, value []byte, err error) edit {
 	return edit{step: set(name, value)}
 }
 
-// bounded refuses one more of what there are already have.
+// bounded fails if the name is too long, or if adding one more to the existing number would exceed most.
 func bounded(noun, name string, have, most int) error {
 	if len(name) > MaxNameBytes {
 		return status.Errorf(codes.InvalidArgument, "etcdserver: %s name of %d bytes, at most %d", noun, len(name), MaxNameBytes)
@@ -225,7 +226,7 @@ func bounded(noun, name string, have, most int) error {
 	return nil
 }
 
-// givenHash is the hash that a request brings.
+// givenHash returns the password hash of a request.
 func givenHash(password, hashed string) ([]byte, error) {
 	if password != "" {
 		return nil, fmt.Errorf("a password was not hashed: %w", errUnhashed)

@@ -7,24 +7,24 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// The checks answer nil, or the error that the client is to see: ErrGRPCUserEmpty when user is empty, else
-// ErrGRPCPermissionDenied. All of them are nil while auth is not enabled. An end is as in requests: none for the one
-// key, {0} for all from key on.
+// The checks return nil if the user has the permission, and nil for every user while auth is not enabled. Otherwise
+// they return the client's error: ErrGRPCUserEmpty if user is empty, else ErrGRPCPermissionDenied. An end is encoded as
+// in requests: empty for a single key, {0} for all keys from key on.
 
-// LeaseKeys lists the keys attached to a lease: none when there is no such lease.
+// LeaseKeys returns the keys attached to a lease, or none if the lease does not exist.
 type LeaseKeys func(lease int64) ([][]byte, error)
 
-// CanRange permits reading, watching and comparing.
+// CanRange checks the permission to read, watch and compare.
 func (s *State) CanRange(user string, key, end []byte) error {
 	return s.permit(user, func(g *grants) bool { return g.mayRead(spanOf(key, end)) })
 }
 
-// CanPut permits writing a key.
+// CanPut checks the permission to write a key.
 func (s *State) CanPut(user string, key []byte) error {
 	return s.permit(user, func(g *grants) bool { return g.mayWrite(spanOf(key, nil)) })
 }
 
-// CanDelete permits removing.
+// CanDelete checks the permission to delete a range.
 func (s *State) CanDelete(user string, key, end []byte) error {
 	return s.permit(user, func(g *grants) bool { return g.mayWrite(spanOf(key, end)) })
 }
@@ -43,11 +43,11 @@ func (s *State) permit(name string, may func(*grants) bool) error {
 	return nil
 }
 
-// isRoot says whether the user has the role root, which may do everything.
+// isRoot reports whether the user has the role root, which may do everything.
 func (u *user) isRoot() bool { return slices.Contains(u.Roles, Root) }
 
-// CanPutRequest permits a put: with prev_kv the key must be readable, with a lease all keys attached to it writable, for
-// whoever could not end the lease shall not tie a key to it.
+// CanPutRequest checks a put. With prev_kv the key must be readable. With a lease all keys attached to it must be
+// writable, because a user who cannot revoke a lease must not attach keys to it.
 func (s *State) CanPutRequest(user string, r *pb.PutRequest, keys LeaseKeys) error {
 	if err := s.CanPut(user, r.Key); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *State) CanPutRequest(user string, r *pb.PutRequest, keys LeaseKeys) err
 	return nil
 }
 
-// CanDeleteRequest permits a delete: with prev_kv the range must be readable too.
+// CanDeleteRequest checks a delete. With prev_kv the range must be readable too.
 func (s *State) CanDeleteRequest(user string, r *pb.DeleteRangeRequest) error {
 	if err := s.CanDelete(user, r.Key, r.RangeEnd); err != nil || !r.PrevKv {
 		return err
@@ -69,8 +69,8 @@ func (s *State) CanDeleteRequest(user string, r *pb.DeleteRangeRequest) error {
 	return s.CanRange(user, r.Key, r.RangeEnd)
 }
 
-// CanTxn permits a transaction when all of it is permitted, compares and both branches, at every depth. How deep it may
-// be is the caller's to limit.
+// CanTxn checks all of a transaction: compares and both branches, at every nesting level. The caller must limit the
+// depth.
 func (s *State) CanTxn(user string, r *pb.TxnRequest, keys LeaseKeys) error {
 	if !s.enabled {
 		return nil
@@ -106,13 +106,13 @@ func (s *State) canOp(user string, op *pb.RequestOp, keys LeaseKeys) error {
 	return nil
 }
 
-// CanWriteLease permits attaching keys to a lease, keeping it alive and ending it: all its keys must be writable. Lease 0
-// is no lease.
+// CanWriteLease checks the permission to attach keys to a lease, to renew it and to revoke it: all its keys must be
+// writable. Lease 0 means no lease.
 func (s *State) CanWriteLease(user string, lease int64, keys LeaseKeys) error {
 	return s.canLease(user, lease, keys, (*State).CanPut)
 }
 
-// CanReadLease permits seeing a lease: all its keys must be readable.
+// CanReadLease checks the permission to see a lease: all its keys must be readable.
 func (s *State) CanReadLease(user string, lease int64, keys LeaseKeys) error {
 	return s.canLease(user, lease, keys, func(s *State, user string, key []byte) error { return s.CanRange(user, key, nil) })
 }
@@ -133,7 +133,7 @@ func (s *State) canLease(user string, lease int64, keys LeaseKeys, can func(*Sta
 	return nil
 }
 
-// MustBeKnown permits what any user may: granting a lease, reading alarms and the status.
+// MustBeKnown checks that there is a user, which is enough to grant a lease and to read alarms and the status.
 func (s *State) MustBeKnown(user string) error {
 	if s.enabled && user == "" {
 		return rpctypes.ErrGRPCUserEmpty
@@ -141,7 +141,7 @@ func (s *State) MustBeKnown(user string) error {
 	return nil
 }
 
-// CanAdmin permits administration, to users with the role root. An unknown user is ErrGRPCUserNotFound.
+// CanAdmin checks for the role root. It returns ErrGRPCUserNotFound for an unknown user.
 func (s *State) CanAdmin(user string) error {
 	if !s.enabled {
 		return nil
@@ -159,7 +159,7 @@ func (s *State) CanAdmin(user string) error {
 	return nil
 }
 
-// CanGetUser permits UserGet: to administrators, and to everybody for themselves.
+// CanGetUser checks the permission for UserGet: administrators, and every user for itself.
 func (s *State) CanGetUser(user string, r *pb.AuthUserGetRequest) error {
 	if err := s.CanAdmin(user); err != nil && r.Name != user {
 		return err
@@ -167,7 +167,7 @@ func (s *State) CanGetUser(user string, r *pb.AuthUserGetRequest) error {
 	return nil
 }
 
-// CanGetRole permits RoleGet: to administrators, and to those who have the role.
+// CanGetRole checks the permission for RoleGet: administrators, and users who have the role.
 func (s *State) CanGetRole(user string, r *pb.AuthRoleGetRequest) error {
 	if err := s.CanAdmin(user); err != nil && !s.hasRole(user, r.Role) {
 		return err

@@ -11,23 +11,23 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Hashing is slow on purpose (bcrypt; some 50 ms at the default cost, twice that with each step more). HashAdd,
-// HashChange and CheckPassword do it: the caller limits how many run at once, and calls them before it proposes.
+// Hashing is slow on purpose (bcrypt: about 50 ms at the default cost, twice as long for each increment). HashAdd,
+// HashChange and CheckPassword hash: the caller must limit how many run at once, and call them before it proposes.
 
-// The cost of new hashes.
+// Costs of new hashes.
 const (
 	DefaultCost = bcrypt.DefaultCost
 	MinCost     = bcrypt.MinCost
-	MaxCost     = 16 // some 5 s; a hash that a client brings is refused above it, too
+	MaxCost     = 16 // about 5 s; hashes supplied by clients are refused above it, too
 )
 
-// errNoPasswordUser has no code of its own in etcd, nor a text in rpctypes.
+// errNoPasswordUser has etcd's text; etcd has no code for this error, and rpctypes does not contain it.
 var errNoPasswordUser = status.Error(codes.Unknown, "auth: authentication failed, password was given for no password user")
 
 var errUnhashed = errors.New("HashAdd or HashChange must come first")
 
-// HashAdd replaces the password of a new user by its hash, unless the user is to have none. A password of more than 72
-// bytes is refused. A hash that the client gave is not taken.
+// HashAdd replaces the password of a new user by its hash, or clears it if the user has no password. It returns an
+// error for a password of more than 72 bytes. A hash in the request is ignored.
 func HashAdd(r *pb.AuthUserAddRequest, cost int) (err error) {
 	if r.Options.GetNoPassword() {
 		r.Password, r.HashedPassword = "", ""
@@ -38,8 +38,8 @@ func HashAdd(r *pb.AuthUserAddRequest, cost int) (err error) {
 	return err
 }
 
-// HashChange replaces a new password by its hash. Without a password, a bcrypt hash (in base64) that the client gave
-// stays, as in etcd: this is how hashes are taken over from elsewhere.
+// HashChange replaces a new password by its hash. Without a password it keeps the bcrypt hash (in base64) in the
+// request, as in etcd, which allows importing hashes from other systems.
 func HashChange(r *pb.AuthUserChangePasswordRequest, cost int) (err error) {
 	if r.Password == "" {
 		return nil
@@ -62,12 +62,12 @@ func isHash(hash []byte) bool {
 	return err == nil && cost <= MaxCost
 }
 
-// nobody is compared with when there is no such user, so that the answer takes as long: of cost DefaultCost, of nothing
-// known.
+// nobody is the hash that CheckPassword uses for unknown users, so that the response takes as long as for a known one.
+// It has cost DefaultCost, and no known password.
 const nobody = "$2a$10$7EqJtq98hPqEX7fNZaFWoOhi5lsYbGZ6gI2cRjYzqfTq5JkPZ4bZC"
 
-// CheckPassword proves a password, slowly. Its errors are ErrGRPCAuthNotEnabled, ErrGRPCAuthFailed and etcd's text for a
-// user without password. The state should be the newest: whoever has just been given a password uses it next.
+// CheckPassword checks a password, slowly. It returns ErrGRPCAuthNotEnabled, ErrGRPCAuthFailed or etcd's text for a
+// user without a password. The caller should pass the newest state, since new passwords are often used at once.
 func (s *State) CheckPassword(name, password string) error {
 	if !s.enabled {
 		return rpctypes.ErrGRPCAuthNotEnabled
@@ -86,7 +86,7 @@ func (s *State) CheckPassword(name, password string) error {
 	return nil
 }
 
-// Authenticate is CheckPassword and a token that proves it.
+// Authenticate runs CheckPassword and returns a token.
 func (s *State) Authenticate(r *pb.AuthenticateRequest, t *Tokens, now Time) (*pb.AuthenticateResponse, error) {
 	if err := s.CheckPassword(r.Name, r.Password); err != nil {
 		return nil, err

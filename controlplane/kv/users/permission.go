@@ -9,16 +9,16 @@ import (
 	"go.etcd.io/etcd/api/v3/authpb"
 )
 
-// span is the keys of [begin, end); no end: all from begin on.
+// span holds a range of keys, [begin, end). An empty end means that the range is unbounded.
 type span struct{ begin, end []byte }
 
-// spans are disjoint, in order, and do not touch.
+// spans holds disjoint, non-adjacent ranges in ascending order.
 type spans []span
 
-// isOpen says whether end is how requests write that a range has none.
+// isOpen reports whether end is {0}, which in requests means an unbounded range.
 func isOpen(end []byte) bool { return len(end) == 1 && end[0] == 0 }
 
-// spanOf is what a permission, or a request, with this key and end is about.
+// spanOf returns the range of a permission or request with this key and end.
 func spanOf(key, end []byte) span {
 	switch {
 	case len(end) == 0:
@@ -29,12 +29,12 @@ func spanOf(key, end []byte) span {
 	return span{key, end}
 }
 
-// before compares two ends, of which none is the highest.
+// before reports whether end a is lower than end b; an empty end is the highest.
 func before(a, b []byte) bool {
 	return len(a) > 0 && (len(b) == 0 || bytes.Compare(a, b) < 0)
 }
 
-// unite makes spans of any list of them.
+// unite sorts and merges ranges.
 func unite(all []span) spans {
 	slices.SortFunc(all, func(a, b span) int { return bytes.Compare(a.begin, b.begin) })
 	var united spans
@@ -49,8 +49,8 @@ func unite(all []span) spans {
 	return united
 }
 
-// cover says whether all of s is in one of the spans. Of a span whose end is not after its begin both must lie inside
-// one, as in etcd.
+// cover reports whether one of the spans contains all of s. If the end of s is not after its begin, both must be inside
+// the same span, as in etcd.
 func (ss spans) cover(s span) bool {
 	backwards := len(s.end) > 0 && bytes.Compare(s.begin, s.end) >= 0
 	if backwards {
@@ -61,12 +61,12 @@ func (ss spans) cover(s span) bool {
 	return i >= 0 && !before(ss[i].end, s.end)
 }
 
-// validPermission says whether a role can be granted [key, end).
+// validPermission reports whether a role can be granted [key, end).
 func validPermission(key, end []byte) bool {
 	return len(key) > 0 && (len(end) == 0 || isOpen(end) || bytes.Compare(key, end) < 0)
 }
 
-// grants is what a user's roles come to, worked out when first asked.
+// grants computes the permissions of a user's roles, at the first use.
 type grants struct {
 	user  *authpb.User
 	roles map[string]*authpb.Role

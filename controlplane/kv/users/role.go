@@ -27,7 +27,7 @@ func (s *State) RoleAdd(r *pb.AuthRoleAddRequest) ([]command.Step, *pb.AuthRoleA
 	return steps, &pb.AuthRoleAddResponse{}, err
 }
 
-// RoleGet answers a role's permissions; root's is everything, whatever it was granted.
+// RoleGet returns a role's permissions. For root it returns one on all keys, whatever root was granted.
 func (s *State) RoleGet(r *pb.AuthRoleGetRequest) (*pb.AuthRoleGetResponse, error) {
 	role := s.roles[r.Role]
 	if role == nil {
@@ -40,7 +40,7 @@ func (s *State) RoleGet(r *pb.AuthRoleGetRequest) (*pb.AuthRoleGetResponse, erro
 	return &pb.AuthRoleGetResponse{Perm: clone(role).KeyPermission}, nil
 }
 
-// RoleList answers all roles' names, sorted.
+// RoleList returns all roles' names, sorted.
 func (s *State) RoleList(*pb.AuthRoleListRequest) (*pb.AuthRoleListResponse, error) {
 	r := &pb.AuthRoleListResponse{Roles: make([]string, 0, len(s.roles))}
 	for _, role := range s.Roles() {
@@ -49,7 +49,7 @@ func (s *State) RoleList(*pb.AuthRoleListRequest) (*pb.AuthRoleListResponse, err
 	return r, nil
 }
 
-// RoleDelete removes a role, also from all users that have it: not root while auth is on.
+// RoleDelete deletes a role and revokes it from all users. The role root cannot be deleted while auth is enabled.
 func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]command.Step, *pb.AuthRoleDeleteResponse, error) {
 	if s.enabled && r.Role == Root {
 		return nil, nil, rpctypes.ErrGRPCInvalidAuthMgmt
@@ -68,7 +68,7 @@ func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]command.Step, *pb.Aut
 	return steps, &pb.AuthRoleDeleteResponse{}, err
 }
 
-// RoleGrantPermission gives a role a permission, in place of the one it has on the same key and end.
+// RoleGrantPermission grants a permission to a role, and replaces the role's permission on the same key and end.
 func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]command.Step, *pb.AuthRoleGrantPermissionResponse, error) {
 	if r.Perm == nil {
 		return nil, nil, rpctypes.ErrGRPCPermissionNotGiven
@@ -93,7 +93,7 @@ func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]com
 	return steps, &pb.AuthRoleGrantPermissionResponse{}, err
 }
 
-// RoleRevokePermission takes from a role the permission on exactly this key and end.
+// RoleRevokePermission revokes a role's permission on exactly this key and end.
 func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]command.Step, *pb.AuthRoleRevokePermissionResponse, error) {
 	role := s.roles[r.Role]
 	if role == nil {
@@ -109,7 +109,7 @@ func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]c
 	return steps, &pb.AuthRoleRevokePermissionResponse{}, err
 }
 
-// compareRanges is the order of a role's permissions: by key, then by end.
+// compareRanges orders a role's permissions by key, then by end.
 func compareRanges(a, b *authpb.Permission) int {
 	return cmp.Or(bytes.Compare(a.Key, b.Key), bytes.Compare(a.RangeEnd, b.RangeEnd))
 }

@@ -11,24 +11,24 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// Time is a moment that the caller read from its clock.
+// Time is a time that the caller read from its clock.
 type Time = time.Time
 
-// DefaultTokenLife is etcd's.
+// DefaultTokenLife is the lifetime of a token, as in etcd.
 const DefaultTokenLife = 5 * time.Minute
 
-// tokenPrefix tells our tokens from the cloud's, which may come in the same header.
+// tokenPrefix distinguishes these tokens from the cloud's, which may be sent in the same header.
 const tokenPrefix = "kv1."
 
 const maxToken = len(tokenPrefix) + 2*(MaxNameBytes+2*binary.MaxVarintLen64+sha256.Size)
 
-// Tokens issues and opens tokens. It may be used from several goroutines, and on every member that has the key.
+// Tokens issues and verifies tokens. It is safe for concurrent use. Every member with the same key accepts the tokens.
 type Tokens struct {
 	key  []byte
 	life time.Duration
 }
 
-// NewTokens makes tokens under key, 32 secret bytes that serve nothing else. A life of 0 is DefaultTokenLife.
+// NewTokens returns a Tokens with a key of 32 secret bytes that has no other use. A life of 0 means DefaultTokenLife.
 func NewTokens(key []byte, life time.Duration) *Tokens {
 	if life <= 0 {
 		life = DefaultTokenLife
@@ -36,13 +36,13 @@ func NewTokens(key []byte, life time.Duration) *Tokens {
 	return &Tokens{key: key, life: life}
 }
 
-// Claim is what a token says; that it was issued, and had not expired when it was opened, is proved.
+// Claim holds the content of a verified token, which had not expired when Open verified it.
 type Claim struct {
 	User     string
 	Revision uint64 // the auth revision when the password was checked
 }
 
-// Issue makes the token of a user who has proved to be that at an auth revision.
+// Issue returns a token for a user who was authenticated at an auth revision.
 func (t *Tokens) Issue(user string, revision uint64, now Time) string {
 	b := binary.AppendUvarint(nil, revision)
 	b = binary.AppendUvarint(b, uint64(now.Add(t.life).UnixMilli()))
@@ -56,13 +56,13 @@ func (t *Tokens) mac(b []byte) []byte {
 	return h.Sum(nil)
 }
 
-// IsToken says whether text looks like one of ours.
+// IsToken reports whether text has the prefix of these tokens.
 func IsToken(text string) bool { return strings.HasPrefix(text, tokenPrefix) }
 
-// Open proves a token; all that is wrong with one is ErrGRPCInvalidAuthToken.
+// Open verifies a token; it returns ErrGRPCInvalidAuthToken for every defect.
 func (t *Tokens) Open(token string, now Time) (Claim, error) {
 	encoded, ours := strings.CutPrefix(token, tokenPrefix)
-	// The decoder would skip line ends.
+	// The decoder would ignore line breaks.
 	if !ours || len(token) > maxToken || strings.ContainsAny(token, "\r\n") {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
@@ -85,13 +85,13 @@ func (t *Tokens) Open(token string, now Time) (Claim, error) {
 	return Claim{User: string(b), Revision: revision}, nil
 }
 
-// Behind says whether the claim is of a later state than s, for which Accept would refuse it: whoever can should first
-// get the newest state (after a read index).
+// Behind reports whether the claim is from a later revision than s, so that Accept refuses it. The caller should then
+// load the newest state (after a ReadIndex) and try again.
 func (s *State) Behind(c Claim) bool { return c.Revision > s.revision }
 
-// Accept answers who the claim's user is in s: ErrGRPCInvalidAuthToken when the user is gone or has another password
-// since, when auth was disabled, and when s is behind (its history is another: a backup was restored). While auth is not
-// enabled everybody is "".
+// Accept returns the user of a claim. It returns ErrGRPCInvalidAuthToken if the user was deleted or got another
+// password since, if auth was disabled since, or if the claim is from a later revision than s (after a restore from
+// backup, the history may be another one). While auth is not enabled, Accept returns "" for every claim.
 func (s *State) Accept(c Claim) (user string, err error) {
 	if !s.enabled {
 		return "", nil

@@ -1,28 +1,31 @@
-// Package users is etcd's Auth for one keyspace: users, roles, permissions, passwords and tokens, as values and pure
-// functions. A State is what the keyspace's records say; an admin's request becomes the steps of a program that changes
-// the records; a check is a question to a State.
+// Package users implements etcd's Auth for one keyspace: users, roles, permissions, passwords and tokens, as values and
+// pure functions. A State is decoded from the keyspace's records. An admin request on a State returns the steps of a
+// program that changes the records; a check on a State returns nil or the client's error.
 //
-// It must not know how requests arrive, who proposes or when: no gRPC server, no consensus, no clock (times are handed in).
+// The package must not know how requests arrive, who proposes or when: no gRPC server, no consensus, no clock (the
+// caller passes the time).
 //
 // # Semantics
 //
-// They are etcd's (server/auth of v3.7), with its error texts. Whoever proposes what a State permitted gives the program
-// the epoch of the records that the State was loaded from: when they have changed, the engine refuses it and the check is
-// made again. So a check never answers "revision of auth store is old"; only what outlives a State can be old.
+// The rules and the error texts are etcd's (server/auth of v3.7). A program that was checked with a State must carry
+// the epoch of the records that the State was loaded from. If the records have changed, the engine refuses the program,
+// and the caller repeats the check. So a check never returns "revision of auth store is old"; only tokens can be
+// outdated.
 //
-// # Choices
+// # Decisions
 //
-//   - Tokens are stateless: user, auth revision, expiry and a MAC by a key that every member derives. As with etcd's simple
-//     tokens a password change or the user's deletion voids them, and disabling auth voids all; other changes do not, so
-//     one grant does not make every client hash its password again. They live from when they were issued, not from
-//     their last use. An expired one is "invalid auth token": clientv3 then renews by itself, but for a further watch on
-//     a stream that it has. So whoever serves a stream opens its token once and keeps the Claim, for which Accept is
-//     asked again and again: a stream is as good as the token that it began with was, until that is void.
-//   - An empty state is revision 1, as in etcd. Enabling does not raise the revision; all other changes do.
-//   - Granting a permission that the role has on the same range replaces it, wherever it stands. etcd compares only the
-//     first of several permissions that begin at the same key and may keep both.
-//   - A role that is not there is the same as one without permissions.
-//   - Numbers and sizes are bounded (see the constants): all of it is in memory, and is read anew after each change.
+//   - Tokens are stateless: user, auth revision, expiry and a MAC with a key that every member derives. As with etcd's
+//     simple tokens, a password change or the user's deletion revokes the user's tokens, and disabling auth revokes
+//     all. Other changes do not, so one grant does not make every client hash its password again. The lifetime counts
+//     from the issue, not from the last use. An expired token gets "invalid auth token"; clientv3 then renews it by
+//     itself, except for a further watch on an existing stream. So a stream's server opens the token once and keeps the
+//     Claim, which it passes to Accept for every request: the stream is authenticated until its first token is revoked.
+//   - An empty state has revision 1, as in etcd. Enabling does not increment the revision; all other changes do.
+//   - Granting a permission replaces the role's permission on the same range, if any. etcd compares only the first of
+//     several permissions that begin at the same key, and may keep both.
+//   - A role that does not exist is treated as a role without permissions.
+//   - Numbers and sizes are limited (see the constants): the state is held in memory, and loaded again after each
+//     change.
 package users
 
 import (
@@ -39,18 +42,18 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Bounds that etcd does not have.
+// Limits that etcd does not have.
 const (
-	MaxNameBytes   = 1 << 10   // of a user's or role's name
-	MaxUsers       = 5_000     // so that one program can take a role from all of them
-	MaxRoles       = 5_000     //
-	MaxRecordBytes = 512 << 10 // of a role with its permissions, a user with its roles' names
+	MaxNameBytes   = 1 << 10   // in a user's or role's name
+	MaxUsers       = 5_000     // small enough that one program can revoke a role from all users
+	MaxRoles       = 5_000     // in a keyspace
+	MaxRecordBytes = 512 << 10 // a role with its permissions, or a user with the names of its roles
 )
 
-// Root is the user that administrates, and the role that may do everything.
+// Root is the name of the administrator, and of the role that may do everything.
 const Root = "root"
 
-// Prefix is what the names of all records of this package begin with.
+// Prefix starts the names of all records of this package.
 const Prefix = "auth/"
 
 const (
@@ -59,12 +62,12 @@ const (
 	prefixRole     = Prefix + "role/"
 )
 
-// ErrUnknownFormat is of records that a newer program wrote.
+// ErrUnknownFormat is returned for records that a newer version wrote.
 var ErrUnknownFormat = errors.New("unknown format")
 
 var errCorrupt = errors.New("corrupt record")
 
-// State is who may do what. It does not change and may be used from several goroutines.
+// State holds users, roles and permissions. It is immutable and safe for concurrent use.
 type State struct {
 	settings
 	users map[string]*user
@@ -74,18 +77,18 @@ type State struct {
 type settings struct {
 	enabled  bool
 	revision uint64
-	voided   uint64 // tokens of older revisions are void: when auth was last disabled
+	voided   uint64 // revision at which auth was last disabled; tokens of older revisions are invalid
 }
 
-// user is a user's record, and what its roles come to.
+// user holds a user's record and the permissions of the user's roles.
 type user struct {
 	*authpb.User
-	since  uint64 // tokens of older revisions are void: when the user was added or got another password
+	since  uint64 // revision of the user's creation or last password change; tokens of older revisions are invalid
 	grants *grants
 }
 
-// Load makes the state of the keyspace's records whose names begin with Prefix; others are skipped. No record at all is
-// the state of a new keyspace. It fails with ErrUnknownFormat, or when a record cannot be read.
+// Load decodes the state from the keyspace's records whose names begin with Prefix; other records are skipped. Without
+// records it returns the state of a new keyspace. It fails with ErrUnknownFormat, or when a record cannot be decoded.
 func Load(records iter.Seq2[[]byte, []byte]) (*State, error) {
 	s := &State{settings: settings{revision: 1}, users: map[string]*user{}, roles: map[string]*authpb.Role{}}
 	for name, value := range records {
@@ -128,13 +131,13 @@ func named(is []byte, want string) error {
 	return nil
 }
 
-// Enabled says whether anybody is asked who they are.
+// Enabled reports whether auth is enabled.
 func (s *State) Enabled() bool { return s.enabled }
 
-// Revision is the auth revision: from 1, one more with each change but that auth was enabled.
+// Revision returns the auth revision. It starts at 1 and grows by one with each change except enabling auth.
 func (s *State) Revision() uint64 { return s.revision }
 
-// Users are all users by name, with their passwords' hashes. They are not to be changed.
+// Users returns all users sorted by name, with their password hashes. The caller must not change them.
 func (s *State) Users() []*authpb.User {
 	all := make([]*authpb.User, 0, len(s.users))
 	for _, name := range slices.Sorted(maps.Keys(s.users)) {
@@ -143,7 +146,7 @@ func (s *State) Users() []*authpb.User {
 	return all
 }
 
-// Roles are all roles by name. They are not to be changed.
+// Roles returns all roles sorted by name. The caller must not change them.
 func (s *State) Roles() []*authpb.Role {
 	all := make([]*authpb.Role, 0, len(s.roles))
 	for _, name := range slices.Sorted(maps.Keys(s.roles)) {
@@ -152,7 +155,7 @@ func (s *State) Roles() []*authpb.Role {
 	return all
 }
 
-// Every record begins with its format.
+// format is the first byte of every record.
 const format = 1
 
 func header(b []byte) ([]byte, error) {

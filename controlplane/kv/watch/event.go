@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// events are those that the watch wants, as etcd shows them. The bytes are shared.
+// events converts the events that pass the watch's filters to etcd's type. Keys and values are shared, not copied.
 func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	type block struct {
 		event mvccpb.Event
@@ -37,8 +37,8 @@ func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	return out
 }
 
-// fragments cuts an answer into pieces of at most Options.FragmentBytes, or one event. partial says that more of the
-// last revision follows in the next batch.
+// fragments splits a response into pieces of at most Options.FragmentBytes, or of one event. partial means that the
+// last revision continues in the next batch.
 func (s *Stream) fragments(r *pb.WatchResponse, partial bool) (pieces []*pb.WatchResponse) {
 	base := proto.Size(r) - eventsSize(r.Events)
 	events := r.Events
@@ -68,7 +68,7 @@ func eventsSize(all []*mvccpb.Event) (sum int) {
 	return sum
 }
 
-// eventSize is what an event takes in an answer.
+// eventSize returns the size of an event in an encoded response.
 func eventSize(e *mvccpb.Event) int {
 	const overhead = 1 + 5 // tag and length
 	return proto.Size(e) + overhead

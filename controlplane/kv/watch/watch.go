@@ -1,27 +1,28 @@
-// Package watch serves streams of etcd's Watch: many watches over one stream, each from its own revision.
+// Package watch serves etcd's Watch streams: many watches over one stream, each from its own revision.
 //
-// It reads events from the engine and speaks etcdserverpb; who the client is and what it may see is asked through
-// Options.Permit. It must not know gRPC, members or consensus.
+// A Stream reads events from the engine and uses the messages of etcdserverpb; Options.Permit checks the client's
+// permissions. The package must not know gRPC, members or consensus.
 //
-// A stream has one goroutine that sends, which owns all of its watches, and one that receives. A watch costs no
-// goroutine and no queue: the engine tells the stream which watches have something to see, and the stream asks them in
-// turn for one batch each while the client takes what is sent. A batch is read only when the server lets the stream
-// send: then the client has taken what was sent before, and the member has memory for one more. So a slow client holds
-// back nothing but itself, and memory is bounded by the requests that wait (16), the keys of the watches (maxKeyBytes)
-// and the batch that is being sent.
+// A stream has two goroutines: one sends and owns all watches of the stream, the other receives. A watch needs no
+// goroutine and no queue: the engine notifies the stream which watches may have events, and the stream sends one batch
+// per watch in rotation. A batch is read only when Send lets the stream send: by then the client has received the
+// previous data, and the member has memory for another batch. So a slow client delays only its own stream, and memory
+// is bounded by the waiting requests (16), the keys of the watches (maxKeyBytes) and the batch that is being sent.
 //
 // # Progress
 //
-// A revision in a header that carries no event says that all events up to it were sent: it is read from the watch, never
-// from the engine (etcd#15220). What a client asks for is answered when nothing is left to send, and not at all while a
-// watch of the stream begins in the future, or there is none; etcd drops the question too when something is left.
+// The revision in a header without events means that all events up to that revision were sent. It is read from the
+// watch, never from the engine (etcd#15220). A progress request is answered once nothing is left to send. It is dropped
+// if a watch of the stream begins in the future, or if the stream has no watch; etcd also drops it when something is
+// left.
 //
-// # Choices
+// # Decisions
 //
-//   - A revision is sent whole, in one answer, unless the watch asked for fragments.
-//   - A revision with more than Options.FragmentBytes is cut for a watch with fragments where that size is reached;
-//     answers hold about batchBytes, or one revision, otherwise.
-//   - An event whose past was compacted before it could be read ends a watch with prev_kv: etcd leaves prev_kv out.
+//   - All events of a revision are sent in one response, unless the watch asked for fragments.
+//   - For a watch with fragments, a revision with more than Options.FragmentBytes is split at that size. Otherwise
+//     responses hold about batchBytes, or one revision.
+//   - A watch with prev_kv is canceled if the previous value of an event was compacted before it could be read; etcd
+//     leaves out prev_kv.
 package watch
 
 import (
@@ -41,55 +42,55 @@ import (
 	mvccwatch "github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// Options of streams; all are required.
+// Options configures streams; all fields are required.
 type Options struct {
 	Engine *mvcc.Engine
-	// Header makes the header of an answer as of a revision.
+	// Header returns a response header with the given revision.
 	Header func(revision int64) *pb.ResponseHeader
-	// Permit says whether the client whose context it is may watch [key, end). It answers one of etcd's errors.
+	// Permit checks whether the client of ctx may watch [key, end). It returns one of etcd's errors.
 	Permit func(ctx context.Context, key, end []byte) error
-	// Progress is the time between two notices to a watch that asked for them and sees no events; a tenth is added at
-	// random, so that not all are sent at once.
+	// Progress is the interval of progress notifications to a watch that asked for them and has no events. A random extra
+	// of up to a tenth keeps streams from sending at the same time.
 	Progress time.Duration
-	// FragmentBytes is how large an answer to a watch with fragments becomes.
+	// FragmentBytes is the maximum size of a response to a watch with fragments, unless a single event is larger.
 	FragmentBytes int
 }
 
-// invalidID stands for no watch, or all.
+// invalidID is the watch ID in responses that belong to no watch, or to all.
 const invalidID = -1
 
-// Texts that clients know.
+// Error texts that clients parse.
 const (
 	duplicateID = "mvcc: duplicate watch ID provided on the WatchStream"
 	emptyRange  = "mvcc: watcher range is empty"
 )
 
-// Bounds on the watches of one stream. Each watch costs the member about 1 KiB plus its keys. A watch beyond the bounds
-// is refused and the stream stays open. etcd has no such bounds.
+// Limits of the watches of one stream. Each watch costs the member about 1 KiB plus its keys. A watch beyond the limits
+// is refused and the stream stays open. etcd has no such limits.
 const (
 	maxWatches  = 1 << 16
 	maxKeyBytes = 16 << 20
 )
 
-// Texts of refusals that are not etcd's.
+// Error texts that etcd does not have.
 const (
 	tooManyWatches = "etcdserver: too many watches on this stream: open another one"
 	tooManyKeys    = "etcdserver: the keys of the watches on this stream are too long together: open another one"
 )
 
-// batchBytes is about how many bytes of keys and values a batch has, unless one revision has more. It is less than
-// etcd's 1 MiB because the bytes that clients have not taken are bounded, and a stream that waits for its client holds
-// one batch.
+// batchBytes is the approximate size of the keys and values in a batch; one revision may be larger. It is less than
+// etcd's 1 MiB, because the memory for unsent data is limited, and each stream that waits for its client holds one
+// batch.
 const batchBytes = 256 << 10
 
-// waiting is how many requests of a stream may wait to be carried out.
+// waiting is the maximum number of queued requests per stream.
 const waiting = 16
 
-// Send sends an answer. It calls make once the stream may send, and sends nothing if make returns nil. It returns the
+// Send sends a response. It calls make once the stream may send, sends nothing if make returns nil, and returns the
 // error of make.
 type Send func(make func() (*pb.WatchResponse, error)) error
 
-// Stream is the watches of one client's stream.
+// Stream holds the watches of one client stream.
 type Stream struct {
 	opts *Options
 	ctx  context.Context
@@ -98,39 +99,40 @@ type Stream struct {
 	// Owned by Serve.
 	watches  map[int64]*watch
 	nextID   int64
-	keyBytes int  // of the ranges of all watches
-	asked    bool // for progress, and not answered
+	keyBytes int  // sum of the range bounds of all watches
+	asked    bool // a progress request is unanswered
 	notices  *time.Ticker
-	now      context.Context // ended: Next returns what is there
+	now      context.Context // a canceled context, with which Next does not wait
 	progress <-chan time.Time
 
 	wake chan struct{} // capacity 1
 
 	mu    sync.Mutex
-	ready []*watch // that may have something to see
+	ready []*watch // watches that may have events
 }
 
-// watch is one watch of a stream.
+// watch holds the state of one watch of a stream.
 type watch struct {
 	stream   *Stream
 	id       int64
 	from     int64
-	keyBytes int // of its range
+	keyBytes int // of its range bounds
 	w        *mvccwatch.Watcher
 	noPut    bool
 	noDelete bool
 	prevKV   bool
 	fragment bool
 	notify   bool
-	quiet    bool              // nothing was sent since the last notice was due
-	held     []mvccwatch.Event // the begin of a revision that is sent whole
+	quiet    bool              // nothing was sent since the last progress notification was due
+	held     []mvccwatch.Event // the beginning of a revision that is sent whole
 
 	queued bool // in stream.ready; guarded by stream.mu
 	closed bool // no longer in stream.watches
 }
 
-// Serve answers the requests that receive returns until ctx or the client ends the stream, or an answer cannot be sent.
-// receive is called by a goroutine that ends when receive fails, which it must once Serve has returned.
+// Serve handles the requests that receive returns, until ctx ends, a response cannot be sent, or receive fails. After
+// an io.EOF from receive, the client sends no more requests and the stream continues. receive is called by a goroutine
+// that ends when receive fails; receive must fail once Serve has returned.
 func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest, error), send Send) error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -144,7 +146,7 @@ func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest,
 		for {
 			r, err := receive()
 			if errors.Is(err, io.EOF) {
-				return // the client asks nothing more, and goes on listening
+				return // the client sends no more requests, but still receives
 			}
 			if err != nil {
 				ended <- err
@@ -188,7 +190,7 @@ func (s *Stream) close() {
 	}
 }
 
-// carryOut does what the client asks for.
+// carryOut executes a request.
 func (s *Stream) carryOut(r *pb.WatchRequest) error {
 	switch r := r.RequestUnion.(type) {
 	case *pb.WatchRequest_CreateRequest:
@@ -252,7 +254,7 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		s.notices = time.NewTicker(s.opts.Progress + rand.N(s.opts.Progress/10+1))
 		s.progress = s.notices.C
 	}
-	// A client that named no revision goes on from this one after it was cut off.
+	// A client that named no start revision resumes from this revision after a disconnect.
 	revision := w.w.Progress()
 	if r.StartRevision > 0 {
 		revision = s.opts.Engine.Revision()
@@ -264,12 +266,12 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 	return nil
 }
 
-// answer sends an answer that is there already.
+// answer sends a response that needs no further data.
 func (s *Stream) answer(r *pb.WatchResponse) error {
 	return s.send(func() (*pb.WatchResponse, error) { return r, nil })
 }
 
-// refuse answers a request for a watch that cannot be had.
+// refuse sends the response to a create request that is refused.
 func (s *Stream) refuse(reason string) error {
 	return s.answer(&pb.WatchResponse{
 		Header: s.opts.Header(s.opts.Engine.Revision()), WatchId: invalidID, Created: true, Canceled: true, CancelReason: reason,
@@ -283,7 +285,7 @@ func (s *Stream) remove(w *watch) {
 	w.w.Close()
 }
 
-// ready queues the watch. The engine calls it too, and must not wait for it.
+// ready queues the watch. The engine calls ready too, so it must not block.
 func (w *watch) ready() {
 	s := w.stream
 	s.mu.Lock()
@@ -302,7 +304,7 @@ func (w *watch) ready() {
 	}
 }
 
-// drain sends one batch of each watch that is ready. Those that have more to see queue again by themselves.
+// drain sends one batch of each ready watch. The engine queues a watch again if it has more events.
 func (s *Stream) drain() error {
 	s.mu.Lock()
 	list := s.ready
@@ -345,11 +347,11 @@ func (s *Stream) pass(w *watch) error {
 	return err
 }
 
-// next returns the next batch of a watch as answers, or how the watch ended. There is more than one answer if the watch
-// has fragments.
+// next returns the responses with the next batch of a watch, or with its cancellation. Only watches with fragments have
+// more than one response.
 func (s *Stream) next(w *watch) ([]*pb.WatchResponse, error) {
 	batch, err := w.w.Next(s.now)
-	// The rest of a revision is read at once: otherwise each watch of the stream could hold the beginning of one.
+	// The rest of a revision is read at once: otherwise every watch of the stream could hold an incomplete revision.
 	for err == nil && batch.Partial && !w.fragment {
 		w.held = append(w.held, batch.Events...)
 		batch, err = w.w.Next(s.now)
@@ -374,7 +376,7 @@ func (s *Stream) next(w *watch) ([]*pb.WatchResponse, error) {
 	return s.fragments(r, batch.Partial), nil
 }
 
-// end returns the answer that a watch is over, or nothing if it only has nothing to see.
+// end returns the response that cancels a watch after an error of Next, or nothing if there are just no events.
 func (s *Stream) end(w *watch, err error) ([]*pb.WatchResponse, error) {
 	if errors.Is(err, context.Canceled) {
 		return nil, nil
@@ -385,7 +387,7 @@ func (s *Stream) end(w *watch, err error) ([]*pb.WatchResponse, error) {
 	switch {
 	case errors.As(err, &compacted):
 		r.CompactRevision = compacted.CompactRevision
-	// The client goes on from where it was, elsewhere or here: it does after an error that says unavailable.
+	// These errors have the code Unavailable, after which the client resumes its watches here or on another member.
 	case errors.Is(err, mvcc.ErrRestored):
 		return nil, rpctypes.ErrGRPCLeaderChanged
 	case errors.Is(err, mvcc.ErrClosed):
@@ -397,7 +399,7 @@ func (s *Stream) end(w *watch, err error) ([]*pb.WatchResponse, error) {
 	return []*pb.WatchResponse{r}, nil
 }
 
-// notice tells watches that see no events how far they are.
+// notice sends the due progress notifications to watches without events.
 func (s *Stream) notice() error {
 	for _, w := range s.watches {
 		if !w.notify {
@@ -418,7 +420,7 @@ func (s *Stream) notice() error {
 	return nil
 }
 
-// current is how far a watch is, and whether that is as far as it could be.
+// current returns the watch's progress, and whether all events up to it were sent.
 func (w *watch) current() (revision int64, current bool) {
 	revision = w.w.Progress()
 	w.stream.mu.Lock()
@@ -426,13 +428,13 @@ func (w *watch) current() (revision int64, current bool) {
 	return revision, !w.queued && len(w.held) == 0
 }
 
-// answerProgress answers the client's question once nothing is left to send.
+// answerProgress responds to a progress request once nothing is left to send.
 func (s *Stream) answerProgress() error {
 	least := int64(-1)
 	for _, w := range s.watches {
 		revision, current := w.current()
 		if !current {
-			return nil // asked again after the next batch
+			return nil // drain calls answerProgress again
 		}
 		if revision < w.from {
 			s.asked = false
