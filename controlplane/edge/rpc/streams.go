@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bounds on the streams that are open at a time on one member, over all of its ports for tenants. One more is
+// Bounds on the streams that are open at a time on one member, over all of its ports for tenants. A further stream gets
 // ResourceExhausted.
 const (
 	// MaxPrincipalStreams bounds one user or service account. A program that watches each VM of a project needs one
