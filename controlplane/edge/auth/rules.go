@@ -186,7 +186,7 @@ var rules = map[Method]Rule{
 	credits + "AuditLedger":        {Nowhere, nil},
 }
 
-// AnyProven, in a rule, stands for every authenticated caller.
+// AnyProven represents every authenticated caller in a rule.
 const AnyProven cloud.Role = "anybody proven"
 
 var anyProven = []cloud.Role{AnyProven}

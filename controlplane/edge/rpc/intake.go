@@ -58,8 +58,8 @@ const (
 	maxUnproven = 2048
 	// maxUnprovenOf bounds the unauthenticated calls from one address.
 	maxUnprovenOf = 512
-	// maxProven bounds the calls of callers with a valid credential and, separately, the calls that such callers make to
-	// another protocol's methods (Admission.Foreign).
+	// maxProven bounds the calls of authenticated callers and, separately, their calls to methods of another protocol
+	// (Admission.Foreign).
 	maxProven = 2048
 	// maxProvenOf bounds the authenticated calls from one address.
 	maxProvenOf = 1024
@@ -100,9 +100,9 @@ type Admission struct {
 	Most bool
 	// Time is the time limit for the arrival of a message; 0 means ReceiveTime.
 	Time time.Duration
-	// Foreign is set for a method of another protocol, such as etcd's: its errors are gRPC's own. Proven callers of such
-	// methods have a separate budget, which one address may use up: they are the operator's programs, often on one host.
-	// Others count as unauthenticated callers.
+	// Foreign is set for a method of another protocol, such as etcd's. Its errors are gRPC's own. Authenticated callers
+	// of such methods have a separate budget, which one address may use up: they are the operator's programs, often on
+	// one host. Other callers of such methods count as unauthenticated.
 	Foreign bool
 }
 
@@ -263,8 +263,8 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls the Intake's admit function and returns its context. If the message is incomplete, the call meanwhile
-// counts against the budget judged.
+// admits calls the Intake's admit function and returns its context. If the message is incomplete, the call counts
+// against the budget r.intake.judged meanwhile.
 func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -63,7 +63,7 @@ func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, 
 	return value, err
 }
 
-// guard adds guards to those of the transaction of v, if v belongs to one.
+// guard adds guards to the transaction of v, if v belongs to one.
 func (v *View) guard(guards []command.Guard) {
 	if v.reads == nil {
 		return

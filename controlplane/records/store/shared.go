@@ -20,7 +20,7 @@ type Shared[T, V any] struct {
 
 	mu    sync.Mutex
 	made  map[madeKey]*made[V]
-	order list.List // of *made, the last used first; those that are ready
+	order list.List // of *made: the entries that are ready, most recently used first
 	bytes int
 }
 

@@ -50,8 +50,8 @@ func (m *Mesh) Ask(ctx context.Context, address, command string, body []byte) ([
 	return answer.GetBody(), nil
 }
 
-// Verify fails unless the member answers at the address (host:port) with its own certificate. It closes the connection
-// after the TLS handshake, which verifies the certificate and its key.
+// Verify returns an error unless the server at the address (host:port) has the member's certificate. It closes the
+// connection after the TLS handshake, which verifies the certificate and its key.
 func (m *Mesh) Verify(ctx context.Context, address string, member uint64) error {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), func(other mtls.ID) error { return isMember(other, member) })
 	config.Time, config.NextProtos = m.opts.Now, []string{"h2"}
