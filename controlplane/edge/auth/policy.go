@@ -13,7 +13,7 @@ import (
 //go:embed policy.cedar
 var policyText []byte
 
-// judge is a policy with the authorization table in the form of Cedar entities.
+// judge holds a Cedar policy and the authorization table as Cedar entities.
 type judge struct {
 	policy  *cedar.PolicySet
 	actions cedar.EntityMap

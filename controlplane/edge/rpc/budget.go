@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// budget bounds the number of calls whose message is incomplete, and the bytes of incomplete messages longer than small:
-// in total, per address, and per holder of a credential.
+// budget bounds the number of calls whose message is incomplete, and the bytes of incomplete messages longer than
+// small: in total, per address, and per holder of a credential.
 type budget struct {
 	calls, callsOf, bytesOf int
 
@@ -22,9 +22,8 @@ type budget struct {
 	queue []*waiter // waiters for bytes, oldest first
 }
 
-// maxPasses is how often a message that waits for bytes may see a later one reserve its bytes first. Otherwise a
-// message of 16 MiB would keep all later ones waiting although there is room for them, and small ones could keep it
-// waiting for ever.
+// maxPasses is how many later messages may reserve their bytes before a message that waits. With 0 a message of 16 MiB
+// would block all later ones although there is room for them; without a limit small messages could block it forever.
 const maxPasses = 64
 
 // waiter is a message that waits for bytes.

@@ -17,9 +17,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bounds on the bytes of messages that streams hold because their clients have not read them. gRPC keeps such a message,
-// whole, from the moment it is sent until its last byte was written to the connection, also after the handler has
-// returned. A message that several streams send counts for each of them.
+// Bounds on the bytes of messages that streams hold because their clients have not read them. gRPC keeps such a message
+// completely from the time when it is sent until its last byte is written to the connection, even if the handler has
+// returned. A message that several streams send counts once per stream.
 const (
 	// MaxOrgUnsent bounds the streams of one org, in bytes. It is a quarter of MaxUnsent, so that fewer than four orgs
 	// cannot make the streams of others wait.

@@ -122,7 +122,7 @@ type CommandOf[S any] interface {
 }
 
 // Register makes the commands of a service callable on this member, and lets this member run them when it leads. It
-// panics if a command of the same name is registered already.
+// panics if a command of the same name is already registered.
 func Register[S any](c *Commands, s S, list ...CommandOf[S]) {
 	for _, command := range list {
 		command.register(c, s)
@@ -149,8 +149,8 @@ type Gate func(ctx context.Context) error
 // before serving. The gate does not apply to streams, which only read.
 func (c *Commands) SetGate(g Gate) { c.gate = g }
 
-// Serve runs a command that another member sent to this one. If this member does not lead, Serve returns ErrNotLeader: it
-// never forwards the command.
+// Serve runs a command that another member sent to this one. If this member does not lead, Serve returns ErrNotLeader
+// and does not forward the command.
 func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, ok := c.served[name]
 	if !ok {

@@ -75,15 +75,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// ErrNotLeader is returned by a command, or by a call to another member, if the member does not lead. The command has had
-// no effect, and Call tries again.
+// ErrNotLeader is returned by a command, or by a call to another member, if the member does not lead. The command has
+// had no effect, and Call sends it again.
 var ErrNotLeader = errors.New("this member does not lead")
 
 // ErrNotSent is returned by a Caller if the request cannot have reached the other member.
 var ErrNotSent = errors.New("the call was not sent")
 
-// RemoteError is an internal error of the leader, as opposed to a fault. Text is the message of that error: it is for the
-// log, and no user may see it.
+// RemoteError is an internal error of the leader, as opposed to a fault. Text is the message of that error. It is for
+// the log and must not be shown to users.
 type RemoteError struct{ Text string }
 
 func (e *RemoteError) Error() string { return "on the leader: " + e.Text }
@@ -92,8 +92,8 @@ func (e *RemoteError) Error() string { return "on the leader: " + e.Text }
 type Leadership interface {
 	// Leader returns the leading member, 0 if none is known, and its term.
 	Leader() (member, term uint64)
-	// Changed returns a channel that is closed at the next change of Leader. Call it before Leader, so that no change is
-	// missed.
+	// Changed returns a channel that is closed at the next change of Leader. Call Changed before Leader, so that no
+	// change is missed.
 	Changed() <-chan struct{}
 }
 

@@ -69,7 +69,8 @@ type Task struct {
 type Tasks struct {
 	Self       uint64
 	Leadership Leadership
-	// Ready returns once this member has applied every write that was acknowledged before the call. No task runs before.
+	// Ready returns once this member has applied every write that was acknowledged before the call. No task runs
+	// before.
 	Ready func(context.Context) error
 	Log   *slog.Logger
 	List  []Task

@@ -64,9 +64,10 @@ func (p Place) bare() string {
 	return p.id
 }
 
-// Idempotent runs do at most once per caller, method and idempotency key, and stores its answer. A repeated call with
-// the same body returns the stored answer and replayed set to true, even if the resource no longer exists. A repeated
-// call with another body gets InvalidArgument. Without a key Idempotent only runs do. If do fails, nothing is stored.
+// Idempotent runs do and stores its answer under the place, the caller, the method and the idempotency key. For
+// KeepAnswers, a repeated call with the same body does not run do: it returns the stored answer and replayed set to
+// true, even if the resource no longer exists. A repeated call with another body gets InvalidArgument. Without a key
+// Idempotent only runs do. If do fails, nothing is stored.
 func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, body [32]byte, do func() (A, error)) (out A, replayed bool, err error) {
 	if caller == nil || caller.IdempotencyKey == "" {
 		out, err = do()
@@ -215,8 +216,8 @@ func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 				answerTurns.Put(tx, t, place)
 				return true, nil
 			}
-			// The numbers of the place begin again at 0, and Forgotten is lost. That makes no forgotten answer valid again,
-			// because the place has none: every answer has a number from First up to Next.
+			// The numbers of the place start again at 0, and Forgotten is lost. This makes no forgotten answer valid
+			// again, because the place has no answers: every answer has a number from First up to Next.
 			answerTurns.Delete(tx, place)
 			limit--
 		case t.First != first:

@@ -119,8 +119,8 @@ func (t Table[T]) List(r Reader, limit int, path ...string) (records []Record[T]
 	return t.list(r, start, end, limit)
 }
 
-// ListAfter lists the records that follow the path after, at which no record needs to exist. An empty after starts at
-// the first record.
+// ListAfter returns the same as List, but only records that follow the path after. No record needs to exist at after.
+// An empty after starts at the first record.
 func (t Table[T]) ListAfter(r Reader, limit int, after []string, path ...string) (records []Record[T], more bool, err error) {
 	if len(after) == 0 {
 		return t.List(r, limit, path...)

@@ -89,7 +89,7 @@ type Mesh struct {
 	mu      sync.RWMutex
 	links   map[uint64]*link
 	removed map[uint64]bool
-	inbound map[net.Conn]uint64 // incoming connections for envelopes, with the member ID, or 0 until the member is verified
+	inbound map[net.Conn]uint64 // incoming connections for envelopes; 0 until the member is verified
 	ctx     context.Context
 	over    bool
 
