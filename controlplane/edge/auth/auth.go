@@ -1,9 +1,11 @@
-// Package auth says who makes a call and whether they may: the half of authentication that all services share.
+// Package auth authorizes calls. It is shared by all services and both edges.
 //
-// An edge (rest, rpc) verifies a bearer token through a Verifier and puts the Caller into the context. Each handler then
-// asks Admit, once, before it looks at anything else: Admit resolves the tenant (the order of precedence is in tenant.go)
-// and asks the policy (Cedar: policy.cedar, over the one table of rules in rules.go), and notes on the Caller what was let
-// in, for the audit. It knows no records and no transport.
+// An edge (package rest or rpc) verifies a bearer token with a Verifier and puts the Caller into the context. Each
+// handler then calls Admit once, before it reads any record. Admit resolves the tenant of the call (tenant.go),
+// evaluates the policy (Cedar: policy.cedar, over the authorization table in rules.go), and sets the method and the
+// tenant of the Caller for the audit. For open streams, Again and Rechecker (recheck.go) repeat the check.
+//
+// The package must not know records or transports.
 package auth
 
 import (
@@ -18,12 +20,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Verifier turns a bearer token into who holds it. A token that is not valid is Unauthenticated.
+// Verifier verifies bearer tokens.
 type Verifier interface {
 	Verify(ctx context.Context, token string) (*cloud.Caller, error)
 }
 
-// Edge says over what a call came, where the two differ.
+// Edge is the protocol of a call. It matters only where the two differ.
 type Edge uint8
 
 const (
@@ -37,19 +39,19 @@ type entry struct {
 	let    *admission
 }
 
-// admission is what a call was let in for, for whoever asks again while it goes on.
+// admission is what a call was admitted for, for repeated checks of the same call.
 type admission struct {
 	mu     sync.Mutex
 	method Method
 	tenant cloud.Tenant
-	// roles are those of the caller in tenant that the policy allowed to call method.
+	// roles holds the caller's roles in tenant, for which the policy allowed the method.
 	roles []cloud.Role
 	// count is the function that was given to OnAdmit, or nil.
 	count func(cloud.Tenant) error
 }
 
 // covers reports whether the policy has already allowed this caller to call method in tenant with these roles. A REST
-// handler calls Admit before it reads the body and again with the tenant that the body names, which is mostly the same.
+// handler calls Admit before it reads the body, and again with the tenant in the body, which is usually the same.
 func (a *admission) covers(method Method, tenant cloud.Tenant, roles []cloud.Role) bool {
 	if a == nil {
 		return false
@@ -61,15 +63,15 @@ func (a *admission) covers(method Method, tenant cloud.Tenant, roles []cloud.Rol
 
 type key struct{}
 
-// With puts the caller of a call into its context.
+// With returns a context for a call of the caller.
 func With(ctx context.Context, caller *cloud.Caller, edge Edge) context.Context {
 	return context.WithValue(ctx, key{}, entry{caller, edge, &admission{}})
 }
 
-// Without is a context that belongs to no call.
+// Without returns a context that belongs to no call.
 func Without(ctx context.Context) context.Context { return context.WithValue(ctx, key{}, entry{}) }
 
-// CallerOf is the caller that an edge verified; nil when none was.
+// CallerOf returns the caller that an edge verified, or nil if the context has none.
 func CallerOf(ctx context.Context) *cloud.Caller {
 	e, _ := ctx.Value(key{}).(entry)
 	return e.caller
@@ -85,7 +87,7 @@ func OnAdmit(ctx context.Context, f func(cloud.Tenant) error) {
 	}
 }
 
-// Bearer takes the token out of an Authorization header.
+// Bearer returns the token in an Authorization header, or Unauthenticated if there is none.
 func Bearer(header string) (string, error) {
 	if header == "" {
 		return "", fault.New(fault.Unauthenticated, "no token: send Authorization: Bearer <token>")
@@ -98,7 +100,8 @@ func Bearer(header string) (string, error) {
 	return token, nil
 }
 
-// CheckIdempotencyKey says whether a caller's key is one; empty is none.
+// CheckIdempotencyKey returns InvalidArgument, naming field, if an idempotency key is malformed. An empty key is valid
+// and means none.
 func CheckIdempotencyKey(field, key string) error {
 	if len(key) > cloud.MaxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return fault.Invalid(field, "must be at most %d bytes of printable ASCII", cloud.MaxIdempotencyKey)
@@ -106,8 +109,9 @@ func CheckIdempotencyKey(field, key string) error {
 	return nil
 }
 
-// Admit lets the call in or says why not, and resolves whose resources it is about. org and project are what the
-// request names; empty leaves the choice to the metadata of the call, the token, and the defaults of its holder.
+// Admit authorizes a call and returns its tenant, or the fault with which the call is to be refused. org and project
+// are the IDs in the request. If they are empty, the tenant is chosen by the call's metadata, the token's scope, and
+// the defaults of the token's holder, in this order (tenant.go).
 func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenant, error) {
 	rule, ok := rules[method]
 	if !ok {
@@ -149,8 +153,8 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	return tenant, nil
 }
 
-// Again says whether a call that was let in would be let in now, by who its caller has become. What was not let in yet is
-// not judged.
+// Again returns nil if a call that was admitted would be admitted now, with the caller's present roles, and
+// PermissionDenied otherwise. It returns nil for a call that was not admitted yet.
 func Again(ctx context.Context, now *cloud.Caller) error {
 	e, _ := ctx.Value(key{}).(entry)
 	if e.let == nil {
@@ -168,21 +172,22 @@ func Again(ctx context.Context, now *cloud.Caller) error {
 	return nil
 }
 
-// Auditor is told of calls that were refused, and of those that were to change something and failed.
+// Auditor records calls that write no record themselves.
 type Auditor interface {
 	Failed(c *cloud.Caller, outcome, message string)
-	// Done is told of calls that were carried out and wrote no record.
+	// Done records a call that succeeded and wrote no record.
 	Done(c *cloud.Caller)
 }
 
-// Carried tells an auditor of a call that was carried out, if nothing else has.
+// Carried reports a call that succeeded to the auditor if its method writes no record.
 func Carried(a Auditor, c *cloud.Caller, m Method) {
 	if a != nil && c != nil && slices.Contains(unwritten, m) {
 		a.Done(c)
 	}
 }
 
-// Report tells an auditor of a call that ended with a fault, if that is worth a record. The caller may be nil.
+// Report reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method that
+// changes something. The caller may be nil.
 func Report(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
 	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
 	if a == nil || m.Reads() && !refused {
@@ -200,7 +205,8 @@ func Report(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, add
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {
 	needs := rule.Roles
 	if rule.Scope == OfPlace || rule.Scope == OfProjectOrOrg && tenant.Project == "" {
-		// What rules a part does not rule the whole.
+		// A role in a project grants no rights in its org or in the whole cloud, and a role in an org none in the whole
+		// cloud.
 		needs = slices.DeleteFunc(slices.Clone(needs), func(r cloud.Role) bool {
 			return tenant.Org == "" || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
 		})

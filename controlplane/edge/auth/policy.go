@@ -13,7 +13,7 @@ import (
 //go:embed policy.cedar
 var policyText []byte
 
-// judge is a policy, and what a table of rules says of each method.
+// judge holds a Cedar policy and the authorization table as Cedar entities.
 type judge struct {
 	policy  *cedar.PolicySet
 	actions cedar.EntityMap
@@ -24,7 +24,7 @@ type judge struct {
 // Evaluations returns how often the policy was evaluated since the program started.
 func Evaluations() int64 { return court.evaluations.Load() }
 
-// court is the judge of policyText and rules.
+// court evaluates policyText over rules.
 var court = mustJudge(policyText, rules)
 
 func newJudge(text []byte, table map[Method]Rule) (judge, error) {
@@ -42,7 +42,7 @@ func mustJudge(text []byte, table map[Method]Rule) judge {
 
 func actionOf(m Method) cedar.EntityUID { return cedar.NewEntityUID("Action", cedar.String(m)) }
 
-// actionsOf puts each method's action into a group for each role that may call it.
+// actionsOf returns an action per method. The parents of an action are a group per role that may call the method.
 func actionsOf(table map[Method]Rule) cedar.EntityMap {
 	out := cedar.EntityMap{}
 	for m, rule := range table {
@@ -56,7 +56,7 @@ func actionsOf(table map[Method]Rule) cedar.EntityMap {
 	return out
 }
 
-// permitted asks the policy whether a caller with those roles at a place may call a method.
+// permitted evaluates the policy for a caller with these roles at a place and a method.
 func (j judge) permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
 	j.evaluations.Add(1)
 	held := make([]cedar.Value, len(roles))

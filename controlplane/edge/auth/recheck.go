@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// RecheckEvery is the time between two verifications of the token of an open stream. A stream outlives its token, or
-// the role that admitted it, by at most this time plus the duration of one verification.
+// RecheckEvery is the time between two verifications of the token of an open stream. A stream continues after its
+// token, or the role that admitted it, became invalid for at most this time plus the duration of one verification.
 const RecheckEvery = time.Second
 
 // Rechecker verifies the tokens of open streams every RecheckEvery. All streams of one token share one verification.
@@ -32,10 +32,9 @@ type recheck struct {
 
 // Check is the result of one verification. All streams of the token share it.
 type Check struct {
-	// Caller is the token's holder with their present roles; nil when Err is set.
+	// Caller is the token's holder with their present roles; nil if Err is set.
 	Caller *cloud.Caller
-	// Err is Unauthenticated when the token is no longer valid, and another error when this member cannot verify it
-	// now.
+	// Err is Unauthenticated if the token is no longer valid, and another error if this member cannot verify it now.
 	Err error
 
 	admitted map[admitted]error
@@ -52,9 +51,9 @@ func NewRechecker(verifier Verifier) *Rechecker {
 	return &Rechecker{verifier: verifier, tokens: map[[sha256.Size]byte]*recheck{}}
 }
 
-// Subscribe calls f with the outcome of each verification of token until stop is called. All calls for one token are made
-// by one goroutine, one after the other: f must return at once, and must not call stop. After stop has returned, f may
-// run once more if it was about to.
+// Subscribe calls f with the result of each verification of token until stop is called. One goroutine makes all calls
+// for a token, one after the other: f must return at once, and must not call stop. f may run once more after stop has
+// returned.
 func (r *Rechecker) Subscribe(token string, f func(*Check)) (stop func()) {
 	sum := sha256.Sum256([]byte(token))
 	r.mu.Lock()
@@ -114,9 +113,9 @@ func (r *Rechecker) run(ctx context.Context, c *recheck) {
 	}
 }
 
-// Again returns nil if the call of ctx would be admitted now, like the function Again. Streams of the token with the
-// same method and tenant share one evaluation of the policy. Call it only within the function that was passed to
-// Subscribe.
+// Again returns nil if the call of ctx would be admitted now, and otherwise the same error as the function Again.
+// Streams of the token with the same method and tenant share one evaluation of the policy. Call it only within the
+// function that was passed to Subscribe.
 func (c *Check) Again(ctx context.Context) error {
 	if c.Err != nil {
 		return c.Err

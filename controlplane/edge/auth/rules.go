@@ -8,32 +8,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Method is a gRPC method's full name. REST asks for the method that it stands for.
+// Method is the full name of a gRPC method. Each REST route is authorized as one of these methods.
 type Method string
 
-// verb is the bare name, for people.
+// verb returns the method's name without its service, for messages.
 func (m Method) verb() string { return string(m[strings.LastIndexByte(string(m), '/')+1:]) }
 
-// Scope is what a method's resources belong to.
+// Scope is the kind of tenant that a method's resources belong to.
 type Scope uint8
 
 const (
-	// Nowhere: to the cloud itself.
+	// Nowhere means the cloud itself: the method has no tenant.
 	Nowhere Scope = iota
 	OfOrg
 	OfProject
-	// OfNamedProject: to a project that the request itself names, on REST too. Whoever may act in every project needs no
-	// token of that one, and need not say its org: ids of projects are unique in the cloud.
+	// OfNamedProject means a project that the request itself names, on REST too. A caller who may act in every project
+	// needs no token for that project and need not name its org: project IDs are unique in the cloud.
 	OfNamedProject
-	// OfPlace: to the place that the request itself names: an org, a project, or with neither the cloud. The token must
-	// reach there.
+	// OfPlace means the place that the request itself names: an org, a project, or the whole cloud if it names neither.
+	// It must be within the token's scope.
 	OfPlace
 	// OfProjectOrOrg is OfPlace for a request that names an org and no project, and OfNamedProject for any other
 	// request.
 	OfProjectOrOrg
 )
 
-// Rule says who may call a method. system:admin may call each.
+// Rule is the authorization of one method. system:admin may call every method.
 type Rule struct {
 	Scope Scope
 	Roles []cloud.Role
@@ -42,9 +42,9 @@ type Rule struct {
 var (
 	read  = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember, cloud.ProjectViewer}
 	write = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember}
-	// bill is for what makes or takes credit: a tenant cannot.
+	// bill is for methods that create or remove credit, which a tenant must not.
 	bill = []cloud.Role{cloud.BillingAdmin}
-	// govern is for what an org decides, manage for what a project decides of itself.
+	// govern is for decisions of an org, manage for decisions of a project about itself.
 	govern = []cloud.Role{cloud.OrgAdmin}
 	manage = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin}
 	look   = append([]cloud.Role{cloud.BillingAdmin}, read...)
@@ -60,9 +60,9 @@ const (
 	credits   = "/credit.v1.CreditService/"
 )
 
-// rules is the whole policy of this version: role × method. What is not listed is refused. Methods open to whoever asks
-// (IssueToken, health, reflection) never ask Admit. A rule with no roles is for system:admin; a nil one with anyProven
-// for every proven caller.
+// rules is the authorization table: the roles that may call each method. A method that is not listed is refused.
+// Methods without authentication (Open, health, reflection) do not call Admit. A rule without roles admits only
+// system:admin, one with anyProven every authenticated caller.
 var rules = map[Method]Rule{
 	vms + "CreateVm":           {OfProject, write},
 	vms + "GetVm":              {OfProject, read},
@@ -99,7 +99,7 @@ var rules = map[Method]Rule{
 	volumes + "ResizeVolume":           {OfProject, write},
 	volumes + "RegisterExternalVolume": {OfProject, nil},
 
-	// Any proven caller sees something of a node; the handler shows system:admin the rest.
+	// Every authenticated caller gets part of a node's fields; the handler returns the rest to system:admin.
 	nodes + "ListNodes":    {Nowhere, anyProven},
 	nodes + "GetNode":      {Nowhere, anyProven},
 	nodes + "CordonNode":   {Nowhere, nil},
@@ -121,12 +121,12 @@ var rules = map[Method]Rule{
 	operators + "BackupCluster":     {Nowhere, nil},
 	operators + "ReadConsoleLog":    {OfProject, read},
 
-	// Whoever is proven may ask: the handlers let users do these things to themselves only.
+	// Every authenticated caller may call these: the handlers let users act only on themselves.
 	identity + "WhoAmI":       {Nowhere, anyProven},
 	identity + "SetPassword":  {Nowhere, anyProven},
 	identity + "RevokeToken":  {Nowhere, anyProven},
 	identity + "RevokeTokens": {Nowhere, anyProven},
-	// And these show what the caller has a role in.
+	// These return only orgs and projects in which the caller has a role.
 	identity + "GetOrg":       {Nowhere, anyProven},
 	identity + "ListOrgs":     {Nowhere, anyProven},
 	identity + "GetProject":   {Nowhere, anyProven},
@@ -186,12 +186,12 @@ var rules = map[Method]Rule{
 	credits + "AuditLedger":        {Nowhere, nil},
 }
 
-// AnyProven stands in a rule for every proven caller.
+// AnyProven represents every authenticated caller in a rule.
 const AnyProven cloud.Role = "anybody proven"
 
 var anyProven = []cloud.Role{AnyProven}
 
-// Open are the methods that never ask Admit, and why they need not.
+// Open holds the methods that do not call Admit, with the reason.
 var Open = map[Method]string{
 	identity + "IssueToken":         "gives a token to whoever proves who they are",
 	identity + "ExchangeToken":      "gives a token to whoever another provider vouches for",
@@ -200,10 +200,11 @@ var Open = map[Method]string{
 	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
 }
 
-// unwritten are the methods that act without changing a record, so that the audit must be told.
+// unwritten lists the methods that act without changing a record: the audit gets no record of them unless Carried
+// reports them.
 var unwritten = []Method{operators + "BackupCluster", operators + "TransferLeader"}
 
-// rolesAt are the caller's roles at a place.
+// rolesAt returns the caller's roles at a place.
 func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	for _, role := range cloud.Roles() {
 		// Images belong to orgs: a role in any of the org's projects counts.
@@ -214,7 +215,7 @@ func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	return roles
 }
 
-// allows reports whether one of a caller's roles at a place may call it.
+// allows reports whether one of the caller's roles at a place permits the method.
 func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
 	return slices.ContainsFunc(r.rolesAt(c, at), func(role cloud.Role) bool {
 		return role == cloud.SystemAdmin || slices.Contains(r.Roles, role)
@@ -233,10 +234,10 @@ func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
 	return false
 }
 
-// Rules is a copy of the table, for the test that walks every served method.
+// Rules returns a copy of the authorization table, for the test that calls every method.
 func Rules() map[Method]Rule { return maps.Clone(rules) }
 
-// reading are the beginnings of the names of methods that change nothing.
+// reading lists name prefixes of the methods that change nothing.
 var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger"}
 
 // Reads reports whether a method changes nothing.

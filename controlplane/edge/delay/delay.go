@@ -1,8 +1,8 @@
-// Package delay delays answers to callers that make a member refuse many calls, so that a client that waits for its
-// answers sends few calls. A refusal costs little, but on a small host thousands of them a second slow the calls of
-// others.
+// Package delay delays responses to callers whose calls a member refuses often, so that a client that waits for each
+// response sends fewer calls. A refusal costs little, but on a small host thousands of them per second slow down other
+// callers. The main type is Answers.
 //
-// It knows no calls and no callers: a key identifies the caller, such as an address or an org.
+// The package must not know calls or callers: a key identifies the caller, such as an address or an org.
 package delay
 
 import (
@@ -13,27 +13,27 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits are the limits of the answers to one caller.
+// Limits are the limits of the responses to one caller.
 type Limits struct {
-	// Burst and Every are the rate of undelayed answers: a number at once, and then one every so often.
+	// Burst is how many responses may be sent at once without delay. Above Burst, one per Every is sent without delay.
 	Burst int
 	Every time.Duration
-	// Longest is the longest delay of one answer.
+	// Longest is the longest delay of a response.
 	Longest time.Duration
 }
 
-// Bounds of what Answers keeps. An answer beyond the first two is not delayed, because each delayed one holds a
-// goroutine and a stream or a connection.
+// Bounds of Answers: the delayed responses per caller and in total, and the callers in memory. A response beyond the
+// first two bounds is not delayed, because each delayed one holds a goroutine and a stream or a connection.
 const (
 	maxDelayedOf = 256
 	maxDelayed   = 2048
 	maxCallers   = 10_000
 )
 
-// Answers delays answers by caller. Its methods may be called concurrently.
+// Answers delays responses by caller. Its methods may be called concurrently.
 type Answers struct {
 	limits Limits
-	// Now and Sleep are a steady clock; tests replace them.
+	// Now is a monotonic clock and Sleep waits on it. Tests replace them.
 	Now   func() time.Time
 	Sleep func(context.Context, time.Duration)
 
@@ -48,12 +48,13 @@ type caller struct {
 	delayed int
 }
 
-// New returns Answers that have delayed none yet.
+// New returns Answers without any callers.
 func New(limits Limits) *Answers {
 	return &Answers{limits: limits, Now: time.Now, Sleep: sleep, callers: map[string]*caller{}}
 }
 
-// Wait counts an answer to a caller and, if there were too many, waits until its turn or until the context ends.
+// Wait counts a response to a caller. If the caller is above its rate, Wait waits until the response is due or the
+// context ends.
 func (a *Answers) Wait(ctx context.Context, key string) {
 	wait, c := a.take(key)
 	if wait <= 0 {
@@ -66,7 +67,7 @@ func (a *Answers) Wait(ctx context.Context, key string) {
 	a.delayed--
 }
 
-// take counts an answer and returns how long it has to wait. If that is more than 0, it counts as delayed.
+// take counts a response and returns its delay. If that is more than 0, the response counts as delayed.
 func (a *Answers) take(key string) (time.Duration, *caller) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -82,7 +83,7 @@ func (a *Answers) take(key string) (time.Duration, *caller) {
 	turn := c.rate.ReserveN(now, 1)
 	wait := turn.DelayFrom(now)
 	if wait > a.limits.Longest {
-		// The turns of later answers are not moved further away.
+		// Do not let later responses wait even longer.
 		turn.CancelAt(now)
 		wait = a.limits.Longest
 	}
@@ -94,7 +95,7 @@ func (a *Answers) take(key string) (time.Duration, *caller) {
 	return wait, c
 }
 
-// evict removes, from a sample of callers without delayed answers, the one with the most undelayed answers left.
+// evict removes one caller without delayed responses: of a sample of up to 16, the one furthest below its rate.
 func (a *Answers) evict(now time.Time) {
 	least, most, sampled := "", -1.0, 0
 	for key, c := range a.callers {

@@ -10,8 +10,8 @@ package loopback
 
 import "net"
 
-// Both reports whether the local and the remote address of a TCP connection are loopback addresses. An address that is
-// unknown or of another network is not.
+// Both reports whether the local and the remote address of a TCP connection are loopback addresses. It returns false
+// for unknown addresses and those of other networks.
 func Both(local, remote net.Addr) bool { return is(local) && is(remote) }
 
 func is(a net.Addr) bool {

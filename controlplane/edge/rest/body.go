@@ -28,7 +28,7 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
 		}
 		if f, ok := fault.From(err); ok {
-			return nil, f // a service has wrapped the body in a reader of its own
+			return nil, f // the service has replaced the body by a reader of its own
 		}
 		return nil, fault.New(fault.InvalidArgument, "the request body is incomplete: the connection ended before its end").Because(err)
 	}

@@ -1,9 +1,9 @@
-// Package rest is the half of every HTTP service that does not depend on the service: the envelope (the spec's part
-// 2.1), errors (part 7), strict JSON bodies, authentication, limits, /health and /ready, metrics and the access log.
+// Package rest builds the HTTP servers of all services: the JSON envelope (part 2.1 of the wire contract, docs/api.md),
+// errors (part 7), strict JSON bodies, authentication, limits, /health and /ready, metrics and the access log.
 //
-// A service gives a Server its routes; a Handler returns data or an error and never writes itself. What is too long to be
-// held is a Stream, which is written as it is made; what another member answered is Verbatim. It knows no records and no
-// service.
+// A service registers its routes on a Server. A Handler returns data or an error and does not write the response
+// itself. A response that is too long for memory is a Stream, which is written while it is made. The response of
+// another member is passed on as Verbatim. The package must not know records or services.
 package rest
 
 import (
@@ -30,42 +30,43 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// MaxBody is the limit of a request body in bytes, unless a service has another.
+// MaxBody is the default limit of a request body in bytes.
 const MaxBody = 1 << 20
 
-// Handler answers a request with the payload of `data` and a status.
+// Handler handles a request. It returns the value of `data` in the envelope, or an error.
 type Handler func(w *Response, r *http.Request) (data any, err error)
 
-// Response is what a handler may add to its answer.
+// Response holds what a handler may set in its response.
 type Response struct {
 	// Status is 200 unless set.
 	Status int
-	// Failure is the code of an internal error, for an operation to which the spec gives one of its own.
+	// Failure is the code of internal errors, for operations to which the wire contract gives a code of their own.
 	Failure string
 	header  http.Header
 }
 
-// Header is the answer's.
+// Header returns the header of the response.
 func (w *Response) Header() http.Header { return w.header }
 
 // Options of a Server.
 type Options struct {
-	// Service picks the column of the error table.
+	// Service selects the column of the error table.
 	Service fault.Service
 	// Name labels metrics and log lines.
 	Name string
 	// Verifier checks bearer tokens. Nil for a service whose routes need none.
 	Verifier auth.Verifier
-	// Ready says why the service cannot work just now; nil when it can.
+	// Ready returns nil if the service can work, and otherwise the reason that /ready reports.
 	Ready func(context.Context) error
 	Log   *slog.Logger
-	// Metrics takes the request counters; required.
+	// Metrics records the requests; required.
 	Metrics *Metrics
-	// MaxBody is the limit of a request body in bytes; 0 is the constant of that name.
+	// MaxBody is the limit of a request body in bytes; 0 means the constant MaxBody.
 	MaxBody int64
-	// Audit is told of calls that were refused, or failed to change something; optional.
+	// Audit records calls that were refused, and changes that failed. Optional.
 	Audit auth.Auditor
-	// Hosts are names, beside IP addresses and localhost, by which routes without a token may be called.
+	// Hosts lists the host names, in addition to IP addresses and localhost, by which routes without a token may be
+	// called.
 	Hosts []string
 }
 
@@ -76,18 +77,19 @@ type Server struct {
 	routes []Route
 }
 
-// Route is one way to call a server.
+// Route is a method and a path of a server.
 type Route struct {
 	Method, Path string
-	// As is the RPC that the route stands for, by which its callers are judged. Without one, Open says why none is.
+	// As is the gRPC method as which calls of the route are authorized. If it is empty, Open is the reason why the
+	// route needs no authorization.
 	As   auth.Method
 	Open string
 }
 
-// Routes lists what a server serves, for the tests that walk all of it.
+// Routes returns all routes of the server, for tests that call each of them.
 func (s *Server) Routes() []Route { return s.routes }
 
-// New makes a server with /health and /ready.
+// New returns a server with the routes /health and /ready.
 func New(opts Options) *Server {
 	if opts.MaxBody == 0 {
 		opts.MaxBody = MaxBody
@@ -117,7 +119,7 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	s.write(w, http.StatusOK, envelope{Data: map[string]string{"status": "ready"}}, id)
 }
 
-// Handle adds a route for callers with a valid token. It stands for an RPC: who may call that may call it.
+// Handle adds a route for callers with a valid token. The route is authorized as the gRPC method as.
 func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	s.open(method, path, as, "", func(w *Response, r *http.Request) (_ any, err error) {
 		var caller *cloud.Caller
@@ -150,7 +152,7 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	})
 }
 
-// Remote is the address that a request came from, without the port.
+// Remote returns the address that a request came from, without the port.
 func Remote(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
@@ -166,8 +168,8 @@ func FromLoopback(r *http.Request) bool {
 	return err == nil && loopback.Both(local, net.TCPAddrFromAddrPort(remote))
 }
 
-// HandleOpen adds a route that asks for no token; why says why it need not. A page in a browser on an operator's laptop
-// can reach it too, so it refuses what only a browser sends, or would be tricked into sending.
+// HandleOpen adds a route that requires no token; why is the reason. Web pages in a browser on an operator's computer
+// can reach the route too, so it refuses requests that fail NotABrowser.
 func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	s.open(method, path, "", why, func(w *Response, r *http.Request) (any, error) {
 		if err := s.NotABrowser(r); err != nil {
@@ -177,19 +179,19 @@ func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	})
 }
 
-// HandleBare adds a route that admits everybody: its handler sees to that itself, as why says.
+// HandleBare adds a route without any checks, because its handler makes its own; why is the reason.
 func (s *Server) HandleBare(method, path, why string, h Handler) { s.open(method, path, "", why, h) }
 
 func (s *Server) open(method, path string, as auth.Method, why string, h Handler) {
 	s.routes = append(s.routes, Route{method, path, as, why})
 	methods := []string{method}
 	if method == http.MethodGet {
-		methods = append(methods, http.MethodHead) // the answer without its body: RFC 9110 part 9.3.2
+		methods = append(methods, http.MethodHead) // the response without its body: RFC 9110, section 9.3.2
 	}
 	s.router.Handle(path, s.handler(path, h)).Methods(methods...)
 }
 
-// allowed lists the methods that the path of a request takes.
+// allowed returns the methods of the routes that match the path of a request.
 func (s *Server) allowed(r *http.Request) (methods []string) {
 	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete} {
 		ask := *r
@@ -202,18 +204,18 @@ func (s *Server) allowed(r *http.Request) (methods []string) {
 	return methods
 }
 
-// ServeHTTP makes a Server an http.Handler.
+// ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.router.ServeHTTP(w, r) }
 
 type requestID struct{}
 
-// RequestID is the id of the request that a context belongs to.
+// RequestID returns the ID of the request that a context belongs to, or "".
 func RequestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestID{}).(string)
 	return id
 }
 
-// handler wraps a Handler: id, limits, recovery, envelope, log and metrics.
+// handler wraps a Handler with a request ID, limits, panic recovery, the envelope, the log and metrics.
 func (s *Server) handler(route string, h Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -243,12 +245,13 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 			if r.Context().Err() == nil {
 				s.opts.Log.Error("answer broke off", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
 			}
-			panic(http.ErrAbortHandler) // net/http cuts the connection and says nothing of it
+			panic(http.ErrAbortHandler) // net/http closes the connection and logs nothing
 		}
 	})
 }
 
-// answer writes what a handler returned. An error leaves the answer unfinished; began says whether something was sent.
+// answer writes the value that a handler returned. After an error the response is incomplete; began reports whether
+// part of it was sent.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data any, id string) (began bool, err error) {
 	switch data := data.(type) {
 	case Stream:
@@ -260,7 +263,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data
 	return true, nil
 }
 
-// call runs a handler; a panic is an internal error of this request alone.
+// call runs a handler and returns a panic as an error.
 func (s *Server) call(h Handler, w *Response, r *http.Request) (data any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -270,8 +273,8 @@ func (s *Server) call(h Handler, w *Response, r *http.Request) (data any, err er
 	return h(w, r)
 }
 
-// faultOf is what the caller may read of an error. What is not a Fault is ours: the log has it, the caller the
-// request's id.
+// faultOf returns the fault to send for an error. An error that is not a Fault is logged, and the caller gets only the
+// request ID.
 func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 	if f, ok := fault.From(err); ok {
 		return f
@@ -283,10 +286,10 @@ func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 	return fault.New(fault.Internal, "internal error, request %s", id)
 }
 
-// maxMessage bounds what of a request comes back in the message that refuses it, in bytes.
+// maxMessage is the most bytes of an error's message, which may quote the request.
 const maxMessage = 2 << 10
 
-// failure is the body of an error; code, when set, is that of an internal one.
+// failure returns the status and the body of an error. code, if set, replaces the code of an internal error.
 func (s *Server) failure(f *fault.Fault, code string) (int, envelope) {
 	shape := f.Kind.REST(s.opts.Service)
 	if f.Kind == fault.Internal && code != "" {
@@ -350,10 +353,10 @@ func metaOf(id string) meta {
 	return meta{RequestID: id, Timestamp: time.Now().UTC().Format(time.RFC3339Nano)}
 }
 
-// Metrics counts requests of all services.
+// Metrics records the duration of the requests of all services.
 type Metrics struct{ seconds *prometheus.HistogramVec }
 
-// NewMetrics registers the counters.
+// NewMetrics returns Metrics that are registered with reg.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "trivet_http_request_seconds", Help: "Time to answer HTTP requests.",
@@ -367,7 +370,7 @@ func (m *Metrics) observe(service, route, method string, status int, d time.Dura
 	switch method {
 	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete:
 	default:
-		method = "other" // a caller chooses it; a label must not grow with that
+		method = "other" // callers choose the method: without this they could add any number of label values
 	}
 	m.seconds.WithLabelValues(service, route, method, fmt.Sprint(status)).Observe(d.Seconds())
 }

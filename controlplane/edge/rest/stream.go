@@ -9,21 +9,22 @@ import (
 	"time"
 )
 
-// Stream is a payload of `data` that is written piece by piece, as one JSON value. When it fails after something was sent
-// the connection is cut, so that nobody takes a part for the whole.
+// Stream writes the value of `data` piece by piece, as one JSON value. If it fails after something was sent, the
+// connection is closed, so that the client does not take the part for the whole.
 type Stream func(w io.Writer) error
 
-// Verbatim is an answer that another member made, envelope and all. It is written as it comes, and cut when it breaks off.
-// The handler's Response has its status.
+// Verbatim is the complete response of another member, including the envelope. It is copied while it is received; if it
+// ends early, the connection is closed. Response.Status is its status.
 type Verbatim struct{ Body io.ReadCloser }
 
-// chunkTime is how long a client may take to read a piece of a stream.
+// chunkTime is how long a client may take to read one piece of a stream.
 const chunkTime = 30 * time.Second
 
-// chunkBytes of a stream are gathered before anything is sent: until then it can still fail with an answer of its own.
+// chunkBytes is how many bytes of a stream are buffered before anything is sent. Until then an error can still be sent
+// as an error response.
 const chunkBytes = 64 << 10
 
-// pieces is an answer that begins with its first write, and puts the deadline of the connection off with each.
+// pieces is a writer that sends the header before the first write, and extends the connection's write deadline at each.
 type pieces struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
@@ -32,7 +33,7 @@ type pieces struct {
 }
 
 func (p *pieces) Write(b []byte) (int, error) {
-	// A writer that knows no deadlines is that of a test.
+	// The writers of tests do not support deadlines.
 	_ = p.control.SetWriteDeadline(time.Now().Add(chunkTime))
 	if !p.began {
 		p.began = true
@@ -41,7 +42,8 @@ func (p *pieces) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// inPieces lets body write an answer. To HEAD it is not even asked for one.
+// inPieces writes a response with body, which it does not call for HEAD requests. It reports whether something was
+// sent.
 func inPieces(w http.ResponseWriter, r *http.Request, status int, body func(io.Writer) error) (bool, error) {
 	if r.Method == http.MethodHead {
 		begin(w, status)

@@ -11,26 +11,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// budget bounds the number of calls whose message is incomplete, and the bytes of incomplete messages longer than small:
-// in total, per address, and per holder of a credential.
+// budget bounds the number of calls whose message is incomplete, and the bytes of incomplete messages longer than
+// small: in total, per address, and per holder of a credential.
 type budget struct {
 	calls, callsOf, bytesOf int
 
 	mu    sync.Mutex
 	all   use
 	of    map[share]use
-	queue []*waiter // for bytes, in the order in which they came
+	queue []*waiter // waiters for bytes, oldest first
 }
 
-// maxPasses is how often a message that waits for bytes may see a later one reserve its bytes first. Otherwise a
-// message of 16 MiB would keep all later ones waiting although there is room for them, and small ones could keep it
-// waiting for ever.
+// maxPasses is how many later messages may reserve their bytes before a message that waits. With 0 a message of 16 MiB
+// would block all later ones although there is room for them; without a limit small messages could block it forever.
 const maxPasses = 64
 
 // waiter is a message that waits for bytes.
 type waiter struct {
 	bytes  int
-	passes int           // how many later messages have reserved theirs meanwhile
+	passes int           // how many later messages have reserved their bytes meanwhile
 	ready  chan struct{} // closed when the bytes are reserved
 }
 
@@ -130,8 +129,8 @@ func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, by
 	}, nil
 }
 
-// free gives back the bytes of a message, of which so many were reserved, and the part of each share. The caller holds
-// mu.
+// free releases bytes of each share, and the reserved ones of the total: 0 if the message was still waiting. The caller
+// holds mu.
 func (b *budget) free(parts []part, reserved, bytes int) {
 	b.all.bytes -= reserved
 	b.add(parts, use{bytes: -bytes})
@@ -163,11 +162,11 @@ func errBusy(format string, args ...any) error {
 	return refusal{fault.New(fault.ResourceExhausted, "this member already has "+format+": try again", args...).MayRetry()}
 }
 
-// refusal is a Fault that is a gRPC status as well, for the interceptors of other protocols.
+// refusal is a Fault that is also a gRPC status, for the interceptors of other protocols.
 type refusal struct{ *fault.Fault }
 
-// GRPCStatus is the status of the Fault.
+// GRPCStatus returns the status of the Fault.
 func (r refusal) GRPCStatus() *status.Status { return Status(r.Fault) }
 
-// Unwrap gives the Fault.
+// Unwrap returns the Fault.
 func (r refusal) Unwrap() error { return r.Fault }

@@ -41,7 +41,7 @@ func (f *flow) lose() {
 // connKey returns a map key for a connection: its remote and local address.
 func connKey(remote, local net.Addr) string { return remote.String() + " " + local.String() }
 
-// connOf is the key of the connection of a call.
+// connOf returns the key of the connection of a call, or "" if it is unknown.
 func connOf(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil || p.LocalAddr == nil {
@@ -50,7 +50,7 @@ func connOf(ctx context.Context) string {
 	return connKey(p.Addr, p.LocalAddr)
 }
 
-// counted registers the connections that the wrapped credentials accept.
+// counted registers the connections that the embedded credentials accept with s.
 type counted struct {
 	credentials.TransportCredentials
 	s *Streams

@@ -25,15 +25,15 @@ import (
 
 // Limits of the memory that a gRPC server uses for calls whose messages have not reached a handler.
 const (
-	// MaxStreams is how many calls one connection may have open. Clients queue further calls themselves. It is above the
-	// bounds on the streams of one user, so that a client meets an error there before its own queue here.
+	// MaxStreams is how many calls one connection may have open. Clients queue further calls themselves. It is above
+	// the limits on the streams of one user, so that a client gets the error of these limits before it queues.
 	MaxStreams = 512
 	// MaxHeaders bounds the headers of a call, in bytes. A token has less than 9 KiB.
 	MaxHeaders = 16 << 10
 	// MaxOpen bounds a message of a method that callers without a credential may call, in bytes.
 	MaxOpen = window
 	// ReceiveTime is the time limit for the arrival of a message, from the headers of its call or, in a client stream,
-	// from the message's first byte. A message longer than small has the same time again from when its length is known.
+	// from the message's first byte. For a message longer than small the time starts again when the length is known.
 	// MaxPlain bytes then need 1.3 Mbit/s.
 	ReceiveTime = 10 * time.Second
 	// PartTime is ReceiveTime for image parts, which are ten times as large as other messages.
@@ -50,72 +50,75 @@ const (
 	small = 32 << 10
 )
 
-// Bounds of one server. A further call is ResourceExhausted. The first five are on calls whose message is incomplete.
+// Bounds of one server. A further call gets ResourceExhausted. The first five bounds apply to calls whose message is
+// incomplete.
 const (
 	// maxUnproven bounds the calls of unauthenticated callers. Each holds at most MaxHeaders and a window, in buffers
 	// up to 1.5 times as large: 112 KiB each, 224 MiB in total.
 	maxUnproven = 2048
-	// maxUnprovenOf bounds those of them that come from one address.
+	// maxUnprovenOf bounds the unauthenticated calls from one address.
 	maxUnprovenOf = 512
-	// maxProven bounds the calls of callers with a valid credential and, separately, the calls that such callers make to
-	// another protocol's methods (Admission.Foreign).
+	// maxProven bounds the calls of authenticated callers and, separately, their calls to methods of another protocol
+	// (Admission.Foreign).
 	maxProven = 2048
-	// maxProvenOf bounds those of them that come from one address.
+	// maxProvenOf bounds the authenticated calls from one address.
 	maxProvenOf = 1024
-	// maxProvenBy bounds those of them of one org, or of one user or host without one, from however many addresses.
+	// maxProvenBy bounds the authenticated calls of one org, or of one user or host without an org, from all addresses.
 	maxProvenBy = 512
-	// maxConns bounds the connections; a further one is closed. Each has 48 KiB of buffers when it has been used.
+	// maxConns bounds the connections; a further one is closed. Each uses 48 KiB for buffers once it has received data.
 	maxConns = 16384
 	// maxConnsOf bounds the connections from one address.
 	maxConnsOf = 1024
-	// maxLarge bounds the bytes of all messages longer than small that are incomplete. Further ones wait for ReceiveTime.
+	// maxLarge bounds the bytes of all incomplete messages that are longer than small. Further messages wait for up to
+	// ReceiveTime.
 	maxLarge = 64 << 20
-	// maxLargeOf bounds the bytes of those that come from one address. A further one is ResourceExhausted.
+	// maxLargeOf bounds the bytes of such messages from one address. A further message gets ResourceExhausted.
 	maxLargeOf = 32 << 20
-	// maxUnprovenLargeOf is maxLargeOf for unauthenticated callers, so that fewer than four addresses cannot use all bytes
-	// of such callers. It is longer than the longest message of another protocol.
+	// maxUnprovenLargeOf is maxLargeOf for unauthenticated callers, so that it takes at least four addresses to use up
+	// the bytes of such callers. It is longer than the longest message of another protocol.
 	maxUnprovenLargeOf = maxLarge / 4
-	// maxLargeBy bounds the bytes of those of one org, or of one user or host without one. It is the longest message.
+	// maxLargeBy bounds the bytes of such messages of one org, or of one user or host without an org. It is the size of
+	// the longest message.
 	maxLargeBy = 16 << 20
 )
 
-// refusalLimits are the limits of the answers RESOURCE_EXHAUSTED to calls of one holder of a credential. A client that
-// makes too many calls and does not wait between them gets later answers late.
+// refusalLimits limits the rate of RESOURCE_EXHAUSTED responses to one holder of a credential. Responses above the rate
+// are delayed, to slow down a client that makes too many calls without waiting between them.
 var refusalLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: time.Second}
 
 // Admission is the result of an Intake's admit function for a call.
 type Admission struct {
-	// Proven says that the caller showed a valid credential or, for a foreign method, that it is on loopback.
+	// Proven reports that the caller showed a valid credential or, for a foreign method, that it is on loopback.
 	Proven bool
 	// Holder identifies the holder of the credential for maxProvenBy, maxLargeBy and refusalLimits. It is empty for an
 	// unauthenticated caller.
 	Holder string
 	// Limit is the longest message that the call may send, in bytes.
 	Limit int
-	// Most is set if Limit is the server's limit for all methods: a longer message then gets gRPC's own error,
+	// Most is set if Limit is the server's limit for all methods. A longer message then gets gRPC's own error,
 	// ResourceExhausted.
 	Most bool
-	// Time is how long a message may take to arrive; 0 is ReceiveTime.
+	// Time is the time limit for the arrival of a message; 0 means ReceiveTime.
 	Time time.Duration
-	// Foreign is set for a method of another protocol, such as etcd's: its errors are gRPC's own. Proven callers of such
-	// methods have a separate budget, which one address may use up: they are the operator's programs, often on one host.
-	// Others count as unauthenticated callers.
+	// Foreign is set for a method of another protocol, such as etcd's. Its errors are gRPC's own. Authenticated callers
+	// of such methods have a separate budget, which one address may use up: they are the operator's programs, often on
+	// one host. Other callers of such methods count as unauthenticated.
 	Foreign bool
 }
 
-// Intake decides which calls of a gRPC server may have their messages read, and bounds the memory of those that are
-// incomplete. Without it a client fills the server's memory with calls that it never finishes: gRPC reads the message of
-// a unary call before any interceptor runs, and holds as many as there are streams.
+// Intake decides for which calls of a gRPC server the messages are read, and bounds the memory of incomplete messages.
+// Otherwise a client could fill the server's memory with calls that it never finishes: gRPC reads the message of a
+// unary call before any interceptor runs, and holds one per open stream.
 //
 //   - A call that admit refuses is refused by its headers; its message is not read.
 //   - Until its message is read, a call holds at most one flow-control window of the message.
-//   - A message is read once it has arrived as a whole, or, if it is longer than that window allows, once its announced
-//     length is within the call's limit and was reserved from a budget.
-//   - A message that does not arrive in time ends its call, as does one that is over a bound.
+//   - A message is read once it has arrived completely. If it is longer than the window allows, it is read once its
+//     announced length is within the call's limit and has been reserved in a budget.
+//   - A call ends with an error if its message does not arrive in time, or exceeds a bound.
 //
-// Lengths are known from a meter on each connection. The tap handle refuses nothing: it runs on the connection's reading
-// goroutine, which a verification must not block, and gRPC (1.85) leaks the deadline timer of a call that the tap handle
-// refuses, for as long as the client asked.
+// A meter on each connection parses the lengths of messages. The tap handle never refuses a call because of its
+// credentials: it runs on the connection's reading goroutine, which a verification must not block, and gRPC (1.85)
+// leaks the deadline timer of a call that the tap handle refuses, for as long as the deadline that the client set.
 type Intake struct {
 	admit   func(ctx context.Context, method string) (context.Context, Admission, error)
 	streams int           // per connection
@@ -124,7 +127,7 @@ type Intake struct {
 	// methods holds the registered methods. Calls of other methods are not metered, because gRPC answers them itself.
 	methods  map[string]bool
 	meters   sync.Map // of *meter by net.Addr
-	judged   *budget  // calls that admit has not answered; apart, so that strangers do not keep out who has a credential
+	judged   *budget  // calls while admit runs; separate, so that unauthenticated callers do not keep out callers with a credential
 	unproven *budget
 	proven   *budget
 	foreign  *budget
@@ -132,9 +135,9 @@ type Intake struct {
 	refusals *delay.Answers // of RESOURCE_EXHAUSTED, by Admission.Holder
 }
 
-// NewIntake makes an Intake of one server with connections of so many streams. admit decides by the headers of a call; it
-// runs in the call's own goroutine and may block. The context that it returns, also with an error, is that of the
-// interceptor and the handler of a unary call. The interceptor of a stream runs before admit.
+// NewIntake returns an Intake for one server that allows the given number of streams per connection. admit decides by
+// the headers of a call. It runs in the call's own goroutine and may block. The context that it returns, also with an
+// error, is passed to the interceptor and the handler of a unary call. The interceptor of a stream runs before admit.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
@@ -144,11 +147,11 @@ func NewIntake(streams int, admit func(ctx context.Context, method string) (cont
 	}
 }
 
-// buffers is the pool for the data that connections read. gRPC's default pool would use a buffer of 16 KiB for a frame
-// of 5 KiB.
+// buffers is the pool of buffers for received data. It has more sizes than gRPC's default pool, which would use a
+// buffer of 16 KiB for a frame of 5 KiB.
 var buffers = mem.NewTieredBufferPool(256, 1<<10, 3<<9, 2<<10, 3<<10, 4<<10, 6<<10, 8<<10, 12<<10, 16<<10, 32<<10, 64<<10, 1<<20)
 
-// Settings returns the options of a server behind i. Nil credentials mean plaintext.
+// Settings returns the server options that i needs. Nil credentials mean plaintext.
 func (i *Intake) Settings(c credentials.TransportCredentials) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(metered{c, i}), grpc.InTapHandle(i.tap), grpc.ReadBufferSize(0), grpc.MaxHeaderListSize(MaxHeaders),
@@ -157,7 +160,7 @@ func (i *Intake) Settings(c credentials.TransportCredentials) []grpc.ServerOptio
 	}
 }
 
-// metered wraps each connection that other credentials accept in a meter; nil credentials mean plaintext.
+// metered wraps each connection that the embedded credentials accept in a meter. Nil credentials mean plaintext.
 type metered struct {
 	credentials.TransportCredentials
 	intake *Intake
@@ -199,7 +202,7 @@ func (m metered) Clone() credentials.TransportCredentials {
 
 type callKey struct{}
 
-// tap puts the call into its context.
+// tap is the tap handle of the server. It adds the call to its context.
 func (i *Intake) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || ctx.Err() != nil || !i.methods[info.FullMethodName] {
@@ -260,8 +263,8 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls admit and returns its context. Meanwhile a call whose message is incomplete counts against a budget of
-// its own.
+// admits calls the Intake's admit function and returns its context. If the message is incomplete, the call counts
+// against the budget r.intake.judged meanwhile.
 func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -299,9 +302,9 @@ func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (r
 	return false, recv()
 }
 
-// wait waits until the next message can be read, or fails when its time is over. The time begins with the headers of
-// the call or, in a client stream, with the first byte of the message; before that byte the stream is idle and not
-// counted.
+// wait waits until the next message can be read, and returns an error when the time limit has passed. The time starts
+// with the headers of the call or, in a client stream, with the first byte of the message. Before that byte the stream
+// is idle and does not count against a budget.
 func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 	counted, late := false, (<-chan time.Time)(nil)
 	for {
@@ -327,7 +330,7 @@ func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 		case <-late:
 			return 0, errLate(r.time())
 		case <-ctx.Done():
-			return 0, nil // recv returns why
+			return 0, nil // recv returns the reason
 		}
 	}
 }
@@ -353,7 +356,7 @@ func errLate(after time.Duration) error {
 	return refusal{fault.New(fault.DeadlineExceeded, "the message did not arrive within %s", after)}
 }
 
-// large reads a message of a known length, within the budget for such messages and in time.
+// large reads a message of a known length, after reserving its length in the budget, within the time limit.
 func (r *receiver) large(call context.Context, length int, recv func() error) (refused bool, err error) {
 	ctx, cancel := context.WithTimeout(call, r.time())
 	defer cancel()

@@ -8,20 +8,16 @@ import (
 	"sync"
 )
 
-// meter is a net.Conn of a gRPC server. It parses the client's HTTP/2 frames (RFC 9113) while the server reads them,
-// and tracks how much of each call's message has arrived.
-//
-// A Read never returns bytes of two frames. So when the server's tap handle runs, the last HEADERS frame that was read is
-// that of the call which the tap handle is about.
+// A Read never returns bytes of two frames. So when the server's tap handle runs, the last HEADERS frame that was read
+// belongs to the call that the tap handle is called for.
 type meter struct {
 	net.Conn
-	// remote is the client's address, in a copy that belongs to this connection: its pointer is the key of
-	// Intake.meters.
+	// remote is a copy of the client's address that only this connection uses: the pointer is its key in Intake.meters.
 	remote net.Addr
 	intake *Intake
 	in     *bufio.Reader
 
-	// The fields up to mu are those of the goroutine that reads.
+	// Only the goroutine that reads uses the fields up to mu.
 	preface int    // bytes left of the client's preface
 	head    int    // bytes left of the frame's header
 	left    int    // bytes left of the frame's payload
@@ -40,7 +36,7 @@ type meter struct {
 	release func() // gives the connection back to the intake's count, once
 }
 
-// Frame types and flags of HTTP/2 that a meter heeds.
+// Frame types and flags of HTTP/2 that a meter evaluates.
 const (
 	frameHeader = 9
 
@@ -52,10 +48,10 @@ const (
 	flagPadded    = 8
 )
 
-// prefaceBytes is the length of what an HTTP/2 client sends first.
+// prefaceBytes is the length of the client connection preface (RFC 9113, section 3.4).
 const prefaceBytes = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
-// readAhead is the size of a meter's buffer in bytes. gRPC has none of its own behind a meter.
+// readAhead is the size of a meter's buffer in bytes. gRPC uses no read buffer of its own with a meter.
 const readAhead = 16 << 10
 
 func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
@@ -68,10 +64,10 @@ func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
 	return m
 }
 
-// otherAddr is an address that is not TCP's.
+// otherAddr is a copy of an address of a network other than TCP.
 type otherAddr struct{ net.Addr }
 
-// ownAddr copies an address, so that two connections never share a pointer.
+// ownAddr returns a copy of an address, so that no two connections share a pointer.
 func ownAddr(a net.Addr) net.Addr {
 	if tcp, ok := a.(*net.TCPAddr); ok {
 		c := *tcp
@@ -187,8 +183,8 @@ func (m *meter) drop(stream uint32) {
 	delete(m.calls, stream)
 }
 
-// open begins to follow the call whose headers were read last. It returns nil when the connection has far more calls than
-// streams: only a client that abuses the protocol gets there.
+// open starts to track the call whose headers were read last. It returns nil if the connection has twice as many calls
+// as it may have streams, which only a client that violates the protocol reaches.
 func (m *meter) open() *call {
 	c := &call{meter: m, stream: m.last, length: -1, ended: m.ended, changed: make(chan struct{}, 1)}
 	if m.ended {
@@ -203,15 +199,15 @@ func (m *meter) open() *call {
 	return c
 }
 
-// prefixBytes is the length of what gRPC sends before each message: a flag and the length of the message.
+// prefixBytes is the size of the prefix of each gRPC message: a flag and the length of the message.
 const prefixBytes = 5
 
-// call is a call whose messages a meter follows as they arrive.
+// call tracks the messages of one call as they arrive.
 type call struct {
 	meter  *meter
 	stream uint32
 
-	// The fields up to mu are those of the goroutine that reads.
+	// Only the goroutine that reads uses the fields up to mu.
 	prefix [prefixBytes]byte
 	have   int // bytes of the prefix
 	left   int // bytes of the message that have not arrived
@@ -281,9 +277,10 @@ func (c *call) signal() {
 // forget stops tracking the call.
 func (c *call) forget() { c.meter.drop(c.stream) }
 
-// poll takes the next message if it can be read now; ready is false otherwise. length is 0 for a message that has arrived
-// as a whole and for the end of what the client sends, and the announced length for a message longer than small. Without
-// many the message has arrived when the client has also said that it is the only one, which gRPC waits for as well.
+// poll takes the next message if it can be read now, and reports in ready whether it can. length is 0 for a message
+// that has arrived completely and for the end of the client's messages, and the announced length for an incomplete
+// message longer than small. Without many, a message counts as complete only once the client has ended its half of the
+// stream, which gRPC also waits for.
 func (c *call) poll(small int, many bool) (length int, ready bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,15 +1,16 @@
-// Package rpc is the half of every gRPC service that does not depend on the service: request ids, bearer tokens,
-// errors with google.rpc details, recovery, deadlines, limits, metrics, reflection and the standard health service.
+// Package rpc builds the gRPC servers of all services: request IDs, bearer tokens, errors with google.rpc details,
+// panic recovery, deadlines, limits, metrics, reflection and the standard health service.
 //
-// A service registers itself on the Server that New builds and returns fault.Faults. It knows no records and no service.
+// New returns a Server, on which a service registers itself. Handlers return *fault.Fault errors. The package must not
+// know records or services.
 //
-// Before a handler runs, an Intake bounds the memory that callers can make a server use: it refuses calls by their
-// headers, and lets a message be read only if it has arrived or fits its method's limit and a budget. See Intake for
-// the reasons.
+// Before a handler runs, an Intake bounds the memory that callers can make a server use. It refuses calls by their
+// headers, and lets a message be read only once the message has arrived, or if it fits its method's limit and a budget.
+// The reasons are in the comment of Intake.
 //
-// Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do not
-// read (unsent.go). SendMsg of such a stream waits until the client has taken what was sent before; a handler that
-// sends a Late encodes its message only then.
+// Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do
+// not read (unsent.go). SendMsg of such a stream waits until the client has taken the earlier messages. A handler that
+// passes a Late to SendMsg has its message encoded only after this wait.
 package rpc
 
 import (
@@ -48,23 +49,24 @@ import (
 
 // Limits of a server.
 const (
-	// MaxMessage is for image parts; everything else must fit MaxPlain.
+	// MaxMessage is the limit of an image part, MaxPlain that of all other messages, in bytes.
 	MaxMessage = 16 << 20
 	MaxPlain   = 3 << 19
-	// MaxUnary bounds a call whose client set no deadline. It exceeds the longest wait, a stop of 600 s and its margin.
+	// MaxUnary is the deadline of a unary call whose client set none or a later one. It exceeds the longest wait: a
+	// stop of 600 s and its margin.
 	MaxUnary = 11 * time.Minute
-	// Workers are the goroutines that carry out calls before new ones are made: their stacks have grown already, which
-	// costs a short call a sixth of its time.
+	// Workers is the number of goroutines that are kept for calls; further calls start new ones. The stacks of kept
+	// goroutines have already grown, which otherwise costs a short call a sixth of its time.
 	Workers = 1024
 )
 
 // Options of a server.
 type Options struct {
-	// Verifier checks bearer tokens; nil for a port whose callers prove themselves by certificate.
+	// Verifier verifies bearer tokens. It is nil for a port whose callers authenticate with a certificate.
 	Verifier auth.Verifier
-	// Credentials of the listener; nil for plaintext.
+	// Credentials holds the credentials of the listener; nil for plaintext.
 	Credentials credentials.TransportCredentials
-	// CallerOf reads the caller from the connection, where there is no Verifier.
+	// CallerOf returns the caller of a connection, on a port without a Verifier.
 	CallerOf func(context.Context) (*cloud.Caller, error)
 	// Certified limits callers without a certificate to the methods in Open (full names). It is for ports without a
 	// Verifier that accept connections of such callers.
@@ -72,37 +74,39 @@ type Options struct {
 	Open      []string
 	Log       *slog.Logger
 	Metrics   *grpcprom.ServerMetrics
-	// Audit is told of calls that were refused, or failed to change something; optional.
+	// Audit records calls that were refused, and changes that failed. Optional.
 	Audit auth.Auditor
-	// Reflection and the health service are registered when set.
+	// Public registers reflection and the health service.
 	Public bool
-	// MaxMessage is the limit of a message in bytes. 0 is what tenants may send.
+	// MaxMessage is the limit of a message in bytes. 0 means the limits for tenants: MaxPlain, and MaxMessage for image
+	// parts.
 	MaxMessage int
-	// Guest serves another protocol's methods beside ours; optional.
+	// Guest serves the methods of another protocol, such as etcd's, on the same port. Optional.
 	Guest *Guest
-	// Streams counts the streams of callers with tokens; the servers of a member share one. If nil, the server makes
-	// its own.
+	// Streams counts the streams of callers with tokens. All servers of a member share one. If it is nil, the server
+	// makes its own.
 	Streams *Streams
 }
 
-// Guest are services whose errors, metadata and callers are another protocol's: nothing of ours is done to their calls
-// but counting them.
+// Guest configures the services of another protocol, with its own errors, metadata and callers. The interceptors of
+// this package do not handle calls of these services; only the metrics count them.
 type Guest struct {
-	// Prefix is what the full names of their methods begin with.
+	// Prefix is the common prefix of the full names of the methods.
 	Prefix string
-	// Admit refuses a call by its headers, before its message is read. The interceptors refuse it for the same reasons;
-	// they get the returned context, so that they need not authorize the call again. known reports whether the caller is
-	// on loopback or showed a credential.
+	// Admit admits or refuses a call by its headers, before its message is read. The interceptors below make the same
+	// checks; they get the returned context, so that they need not authorize the call again. known reports whether the
+	// caller is on loopback or has shown a credential.
 	Admit func(ctx context.Context, method string) (_ context.Context, known bool, err error)
 	// MaxMessage is the limit of a message in bytes.
 	MaxMessage int
 	Unary      grpc.UnaryServerInterceptor
 	Stream     grpc.StreamServerInterceptor
-	// Streams is what Stream calls Bound of; optional.
+	// Streams is the value on which Stream calls Bound. Optional.
 	Streams *Streams
 }
 
-// New builds a server. It has an Intake unless every caller shows a certificate when connecting.
+// New returns a server and its health service. The server has an Intake unless every caller must show a certificate
+// when it connects.
 func New(opts Options) (*Server, *health.Server) {
 	limit := opts.MaxMessage
 	if limit == 0 {
@@ -153,15 +157,15 @@ type edge struct {
 	checks *auth.Rechecker // nil without a Verifier
 }
 
-// name gives a call its id.
+// name assigns a request ID to a call and sends it in the response header x-request-id.
 func name(ctx context.Context) (context.Context, string) {
 	id := uuid.NewString()
 	grpc.SetHeader(ctx, metadata.Pairs("x-request-id", id))
 	return context.WithValue(ctx, requestID{}, id), id
 }
 
-// admit puts the verified caller into the context. A call without a token goes on without a caller: Admit refuses it,
-// and the calls that need none never ask.
+// admit returns a context with the verified caller. A call without a token gets no caller: auth.Admit then refuses it,
+// and methods that need no caller do not call auth.Admit.
 func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var caller *cloud.Caller
@@ -202,7 +206,7 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 
 type requestID struct{}
 
-// RequestID is the id of the call that a context belongs to.
+// RequestID returns the ID of the call that a context belongs to, or "".
 func RequestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestID{}).(string)
 	return id
@@ -236,7 +240,7 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	return resp, nil
 }
 
-// report tells the audit of a call that failed.
+// report records a failed call in the audit.
 func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, err error) {
 	f, ok := fault.From(err)
 	if !ok {
@@ -284,7 +288,7 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	return e.failure(id, info.FullMethod, err)
 }
 
-// stream is a stream with a caller.
+// stream is a ServerStream whose context holds the caller.
 type stream struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -303,7 +307,7 @@ func (s *stream) RecvMsg(m any) error {
 	return nil
 }
 
-// call runs f; a panic is an internal error of this call alone.
+// call runs f and returns a panic as an error.
 func (e *edge) call(f func() (any, error)) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -313,7 +317,8 @@ func (e *edge) call(f func() (any, error)) (resp any, err error) {
 	return f()
 }
 
-// failure makes a status of an error. What is neither a Fault nor a status is ours: the log has it.
+// failure converts an error to a gRPC status. An error that is neither a Fault nor a status is logged, and the caller
+// gets an internal error with the request ID.
 func (e *edge) failure(id, method string, err error) error {
 	if err == nil {
 		return nil
@@ -324,7 +329,7 @@ func (e *edge) failure(id, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	// A status below a wrapping is what another program said to us, not to the caller.
+	// A wrapped status is the error of another program and is not meant for the caller.
 	s, _ := status.FromError(err)
 	switch {
 	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
@@ -336,13 +341,14 @@ func (e *edge) failure(id, method string, err error) error {
 	return Status(fault.New(fault.Internal, "internal error, request %s", id)).Err()
 }
 
-// domain of the ErrorInfo that every error carries.
+// domain is the domain of the ErrorInfo in every error.
 const domain = "trivet"
 
-// maxMessage bounds what of a request comes back in the message that refuses it: it travels in a header.
+// maxMessage is the most bytes of an error's message. It may quote the request, and is sent in a header.
 const maxMessage = 2 << 10
 
-// Status is a Fault as gRPC says it: ErrorInfo always, BadRequest for a field, RetryInfo where a retry may help.
+// Status converts a Fault to a gRPC status. The details always contain ErrorInfo, BadRequest if a field is named, and
+// RetryInfo if the call may be retried.
 func Status(f *fault.Fault) *status.Status {
 	message := f.Message
 	if len(message) > maxMessage {
@@ -371,7 +377,7 @@ func Status(f *fault.Fault) *status.Status {
 	return s
 }
 
-// FaultOf is the Fault that a status from another of our programs stands for.
+// FaultOf converts a gRPC status that another program of the platform returned to a Fault.
 func FaultOf(err error) *fault.Fault {
 	s, _ := status.FromError(err)
 	f := fault.New(fault.FromRPC(s.Code()), "%s", s.Message())
@@ -393,7 +399,7 @@ func FaultOf(err error) *fault.Fault {
 	return f.Because(err)
 }
 
-// BodyHash is the hash of a request, for idempotency keys.
+// BodyHash returns the SHA-256 of a request, for idempotency keys.
 func BodyHash(m proto.Message) [32]byte {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -402,12 +408,14 @@ func BodyHash(m proto.Message) [32]byte {
 	return sha256.Sum256(b)
 }
 
-// Unimplemented is the answer of a call that this version does not serve, said after its arguments were checked.
+// Unimplemented returns the error of a method that this version does not implement. Return it after the arguments were
+// checked.
 func Unimplemented(method string) error {
 	return fault.New(fault.Unimplemented, "%s is not served yet", method)
 }
 
-// Replayed tells a caller that the answer is that of an earlier call with the same idempotency key.
+// Replayed sends the response header idempotency-replayed if the response is the stored one of an earlier call with the
+// same idempotency key.
 func Replayed(ctx context.Context, replayed bool) {
 	if replayed {
 		grpc.SetHeader(ctx, metadata.Pairs("idempotency-replayed", "true"))

@@ -15,7 +15,8 @@ type Server struct {
 	intake *Intake // nil if the listener requires a client certificate
 }
 
-// NewServer makes a server with the settings and those of the Intake. Services must be registered on what it returns.
+// NewServer returns a server with these settings, which must include i.Settings unless i is nil. Register services on
+// the returned Server.
 func NewServer(i *Intake, settings ...grpc.ServerOption) *Server {
 	return &Server{Server: grpc.NewServer(settings...), intake: i}
 }
@@ -73,7 +74,7 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 		if refused {
 			resp, err = refuse(admitted, err)
 		}
-		// The message is not referenced any more.
+		// At this point the message is no longer referenced.
 		if r.Holder != "" && status.Code(err) == codes.ResourceExhausted {
 			i.refusals.Wait(ctx, r.Holder)
 		}
@@ -96,7 +97,7 @@ func (i *Intake) stream(method string, many bool, handler grpc.StreamHandler) gr
 	}
 }
 
-// received is a stream whose messages a receiver receives.
+// received is a stream that reads its messages through a receiver.
 type received struct {
 	grpc.ServerStream
 	receiver *receiver
@@ -106,8 +107,8 @@ type received struct {
 // RecvMsg implements grpc.ServerStream.
 func (s *received) RecvMsg(m any) error {
 	_, err := s.receiver.receive(s.Context(), s.many, func() error {
-		// The stream can have been ended by its context alone, for example with its token. gRPC does not know that context: it
-		// would wait for the message, which no budget counts then.
+		// The stream may have been ended by its context alone, for example because its token became invalid. gRPC does
+		// not know that context, and would wait for the message, which no budget counts then.
 		if err := endedBy(s.Context()); err != nil {
 			return err
 		}
@@ -116,7 +117,7 @@ func (s *received) RecvMsg(m any) error {
 	return err
 }
 
-// endedBy is the reason for which the context of a call has ended, as a Fault or a status; nil when it has not.
+// endedBy returns the reason why the context of a call has ended, as a Fault or a status, or nil if it has not.
 func endedBy(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bounds on the streams that are open at a time on one member, over all of its ports for tenants. One more is
+// Bounds on the streams that are open at a time on one member, over all of its ports for tenants. A further stream gets
 // ResourceExhausted.
 const (
 	// MaxPrincipalStreams bounds one user or service account. A program that watches each VM of a project needs one
@@ -26,7 +26,7 @@ const (
 	// operators (Caller.Governs), so that they can work on a member that tenants have filled.
 	MaxMemberStreams = 8192
 	// MaxOpenStreams bounds the streams of unauthenticated callers: health, reflection, and calls that will be refused.
-	// MaxAddressStreams bounds those of them that come from one IPv4 address or one IPv6 network of 64 bits.
+	// MaxAddressStreams bounds such streams from one IPv4 address or one IPv6 /64 network.
 	MaxOpenStreams    = 512
 	MaxAddressStreams = 32
 )

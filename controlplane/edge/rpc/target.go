@@ -8,14 +8,14 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxTarget bounds what of a request the audit keeps, in bytes.
+// maxTarget is the most bytes of a request's description in the audit.
 const maxTarget = 256
 
-// policy are the parts of a request that say what is to hold from then on.
+// policy lists the fields of requests that hold new settings: their inner fields are described too.
 var policy = []string{"binding", "quota", "identity"}
 
-// target names what a request is about: its ids and names, the roles and the quota that it gives, and nothing else. What
-// may be secret has another name.
+// target describes a request for the audit: its IDs and names, and the roles and settings that it assigns. It omits all
+// other fields, because they may be secret.
 func target(req any) string {
 	m, ok := req.(proto.Message)
 	if !ok {

@@ -17,9 +17,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bounds on the bytes of messages that streams hold because their clients have not read them. gRPC keeps such a message,
-// whole, from the moment it is sent until its last byte was written to the connection, also after the handler has
-// returned. A message that several streams send counts for each of them.
+// Bounds on the bytes of messages that streams hold because their clients have not read them. gRPC keeps such a message
+// completely from the time when it is sent until its last byte is written to the connection, even if the handler has
+// returned. A message that several streams send counts once per stream.
 const (
 	// MaxOrgUnsent bounds the streams of one org, in bytes. It is a quarter of MaxUnsent, so that fewer than four orgs
 	// cannot make the streams of others wait.
@@ -29,7 +29,7 @@ const (
 	// streamUnsent is how many bytes of earlier messages a stream may hold when it sends one more. It is below the 64
 	// KiB after which SendMsg blocks inside gRPC, where the stream could not be ended when its token becomes invalid.
 	streamUnsent = 32 << 10
-	// stallTime is how long a client may read nothing before its stream may be ended in favour of waiting streams.
+	// stallTime is how long a client may read nothing before its stream may be ended to free bytes for waiting streams.
 	stallTime = 5 * time.Second
 	// closeTime is how long the client of an ended stream may take to read the remaining messages; then its connection
 	// is closed.
@@ -44,7 +44,7 @@ type unsent struct {
 	all   gate
 	orgs  map[string]*gate
 	flows map[*flow]struct{}
-	timer *time.Timer // of tidy; nil when nobody waits
+	timer *time.Timer // runs tidy; nil while no stream waits
 }
 
 func (u *unsent) init(mu *sync.Mutex) {
@@ -56,7 +56,7 @@ type gate struct {
 	org   string
 	most  int64
 	used  int64
-	flows int // that belong to it
+	flows int // number of flows that use the gate
 	queue []chan struct{}
 }
 
@@ -86,14 +86,14 @@ type flow struct {
 	closed  bool          // the handler has returned
 }
 
-// strangers is used in place of an org ID for the streams of unauthenticated callers, so that operators, who act in no
-// org, do not wait for them. No org has such an ID.
+// strangers replaces the org ID for the streams of unauthenticated callers, so that these streams do not share a gate
+// with the streams of operators, who act in no org. No org has such an ID.
 const strangers = "unauthenticated callers"
 
-// Bound counts the messages of ss that its client has not read, and returns a stream whose SendMsg waits as that of a
-// tenant's stream does. All streams of one client have MaxOrgUnsent bytes together. The context of the returned stream
-// ends with the error slow if the stream is ended because its client reads nothing. Call done when the handler has
-// returned. The server needs Codec, and s.Credentials for its listener.
+// Bound counts the bytes of ss that its client has not read, and returns a stream whose SendMsg waits like that of a
+// tenant's stream. All streams of one client share MaxOrgUnsent bytes. If the stream is ended because its client reads
+// nothing, the context of the returned stream ends with the error slow. Call done when the handler has returned. The
+// server needs the option Codec, and s.Credentials for its listener.
 func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc.ServerStream, done func()) {
 	ctx, end := context.WithCancelCause(ss.Context())
 	f := s.newFlow(ctx, end)
@@ -109,15 +109,16 @@ func (s *Streams) Unsent() int64 {
 	return s.unsent.all.used
 }
 
-// Credentials wraps the credentials of a listener, so that s knows the connections of its streams. Nil means plaintext.
+// Credentials wraps the credentials of a listener, so that s can track the connections of its streams. Nil means
+// plaintext.
 func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
 	return counting(c, s)
 }
 
-// Codec returns the option of a server whose streams a Streams counts.
+// Codec returns a server option that is required for streams that a Streams counts.
 func Codec() grpc.ServerOption { return grpc.ForceServerCodecV2(newCodec()) }
 
-// newFlow begins the account of the stream of ctx, which end ends.
+// newFlow returns the flow of the stream of ctx. end must end that stream.
 func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flow {
 	f := &flow{s: s, end: end, drained: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -169,7 +170,7 @@ func (f *flow) close() {
 	f.settle()
 }
 
-// settle forgets a flow that has nothing more to count.
+// settle removes a closed flow that holds no more bytes.
 func (f *flow) settle() {
 	if _, counted := f.s.unsent.flows[f]; !counted || !f.closed || f.held > 0 {
 		return
@@ -181,7 +182,8 @@ func (f *flow) settle() {
 	f.leave()
 }
 
-// ready waits until the stream may send: its client has taken what was sent before, and there is room.
+// ready waits until the stream may send: its client has taken the earlier messages, and its org and the member are
+// below their limits.
 func (f *flow) ready(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -286,7 +288,7 @@ func (s *Streams) tidy() {
 	u.timer = time.AfterFunc(tidyEvery, s.tidy)
 	now := time.Now()
 	var stalled []*flow
-	soon := map[*gate]int64{} // what will be free when the streams that were ended are gone
+	soon := map[*gate]int64{} // bytes that will be free when the ended streams are gone
 	for f := range u.flows {
 		switch {
 		case f.ended:
@@ -308,8 +310,8 @@ func (s *Streams) tidy() {
 	}
 }
 
-// stop ends the stream, and closes its connection if the client does not take what the stream holds: until then the
-// status waits behind it.
+// stop ends the stream. If the client does not read the bytes that the stream holds within closeTime, stop closes the
+// connection: the stream's status is queued behind those bytes.
 func (f *flow) stop() {
 	f.ended = true
 	slow := f.slow
@@ -330,10 +332,11 @@ func (f *flow) stop() {
 	})
 }
 
-// minHeld is the least that a message counts, in bytes: the least capacity of a buffer whose release gRPC reports.
+// minHeld is the least number of bytes that a message counts. It is the smallest capacity of a buffer whose release
+// gRPC reports.
 const minHeld = 1152
 
-// Encoded is a message as gRPC sends it. Several streams may send one.
+// Encoded is an encoded message. Several streams may send the same one.
 type Encoded struct{ data []byte }
 
 // Encode encodes m.
@@ -343,17 +346,17 @@ func Encode(m proto.Message) (*Encoded, error) {
 	return &Encoded{data}, err
 }
 
-// Data is the encoded message. It must not be changed.
+// Data returns the encoded message. Callers must not modify it.
 func (m *Encoded) Data() []byte { return m.data }
 
-// Size is how many bytes the message occupies.
+// Size returns how many bytes of memory the message uses.
 func (m *Encoded) Size() int { return cap(m.data) }
 
-// Late makes a message when the client has read the previous ones, so that a stream whose client does not read holds no
-// message. Pass it to SendMsg, which sends nothing if the message is nil.
+// Late makes a message when the client has read the earlier ones, so that a stream whose client does not read holds no
+// further message. Pass it to SendMsg, which sends nothing if the returned message is nil.
 type Late func() (*Encoded, error)
 
-// outgoing is a message on its way: the codec hands its buffer to gRPC.
+// outgoing is an encoded message that the codec passes to gRPC without copying.
 type outgoing struct{ buffer mem.Buffer }
 
 // charge is the number of bytes that a message counts in its flow. It is released once: by gRPC, or when the connection
@@ -420,7 +423,7 @@ func encoded(m any) (*Encoded, error) {
 	return nil, nil
 }
 
-// codec is protobuf's, and takes messages that are encoded already.
+// codec is the protobuf codec, extended to accept encoded messages (outgoing).
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }

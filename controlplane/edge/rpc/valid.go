@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// unjudged is how long a stream goes on while this member cannot verify its token: it is cut off, or waits for a leader.
+// unjudged is how long a stream continues while this member cannot verify its token, because it is cut off from the
+// others or has no leader.
 const unjudged = 10 * time.Second
 
 // whileValid calls end with the reason when the token that opened the stream becomes invalid, or when its holder is no

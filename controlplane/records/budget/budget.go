@@ -2,19 +2,19 @@
 // token buckets that the leader of the system group checks before it runs a command and before it proposes an update.
 //
 // Decisions:
-//   - Only the leader keeps budgets, in memory: the limits do not grow with the number of members that accept calls,
-//     and no record is written to count records. A new leader begins with full budgets.
+//   - Only the leader keeps budgets, in memory. So the limits do not grow with the number of members that accept calls,
+//     and counting writes no records. A new leader starts with full budgets.
 //   - A call within a project is charged to the project and to its org; a call about an org is charged to the org. An
 //     org has OrgShare times the limits of a project. A call without a tenant (a user's own password or tokens) is
 //     charged to the caller, or to the project of a service account.
-//   - The calls are checked before the command does any work. The bytes are charged with the size of each log entry
-//     before the entry is proposed. One entry may exceed the budget of bytes; further calls are refused until the debt
-//     is paid.
-//   - system:admin with a token for the whole cloud and billing:admin on wallets of others have no budget: tenants cannot
-//     give themselves these roles. Background work of the cluster (billing, agents, expiry) has no caller and no
+//   - Calls are checked before the command does any work. Bytes are charged with the size of each log entry before the
+//     entry is proposed. One entry may exceed the budget of bytes; further calls are refused until the bucket is no
+//     longer negative.
+//   - system:admin with a token for the whole cloud, and billing:admin on wallets of others, have no budget: tenants
+//     cannot give themselves these roles. Background work of the cluster (billing, agents, expiry) has no caller and no
 //     budget.
 //
-// It does not depend on records, transports or single commands.
+// The package must not know records, transports or single commands.
 package budget
 
 import (
@@ -44,8 +44,8 @@ type Limits struct {
 	BytesBurst int `yaml:"bytes_burst"`
 }
 
-// Default holds the default limits. A tenant's tools stay far below them. A tenant that uses them up writes at most 90
-// GiB a day, of which compaction by size keeps little.
+// Default holds the default limits, which are far above what a tenant's tools use. A tenant that uses them up writes at
+// most 90 GiB per day, of which compaction by size keeps little.
 var Default = Limits{CallsPerSecond: 50, CallsBurst: 1000, BytesPerSecond: 1 << 20, BytesBurst: 32 << 20}
 
 // Validate returns an error for limits that would refuse every call.
@@ -62,16 +62,16 @@ func (l *Limits) Validate() error {
 }
 
 const (
-	// OrgShare is the ratio of an org's limits, which its projects share, to those of one project.
+	// OrgShare is the factor of an org's limits, which its projects share, relative to those of one project.
 	OrgShare = 4
-	// maxBuckets bounds the buckets in memory, about 200 bytes each. Full buckets are dropped first, because they equal
+	// maxBuckets bounds the buckets in memory, about 200 bytes each. Full buckets are evicted first, because they equal
 	// new ones.
 	maxBuckets = 65_536
 	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
 	Reason = "RATE_LIMITED"
 )
 
-// Budget keeps the budgets of all tenants. Its methods may be called concurrently.
+// Budget holds the token buckets of all payers. Its methods may be called concurrently.
 type Budget struct {
 	limits  Limits
 	elapsed func() time.Duration
@@ -84,7 +84,7 @@ type Budget struct {
 // bucket is the remaining budget of one payer.
 type bucket struct {
 	calls, bytes tokens
-	at           time.Duration // of the last fill
+	at           time.Duration // time of the last fill
 	times        float64       // factor of Limits: OrgShare or 1
 }
 
@@ -101,7 +101,7 @@ type payer struct {
 	times     float64
 }
 
-// payersOf returns the payers of a caller's call; none for calls without a budget.
+// payersOf returns the payers of a call; none for calls without a budget.
 func payersOf(c *cloud.Caller) []payer {
 	switch {
 	case c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.Governs():
@@ -126,13 +126,13 @@ func payersOf(c *cloud.Caller) []payer {
 
 const creditService = "/credit.v1.CreditService/"
 
-// Admit charges one call to the budgets of the context's caller. If one of them has no call left or owes bytes, Admit
-// returns a Throttled fault and charges nothing.
+// Admit charges one call to the buckets of the context's caller. If one of them has no call left or a negative number
+// of bytes, Admit returns a Throttled fault and charges nothing.
 func (b *Budget) Admit(ctx context.Context) error { return b.take(auth.CallerOf(ctx), 1, 0, true) }
 
-// Spend charges the bytes of an update to the budgets of the context's caller, or splits them between the callers that
-// Shared set. If a budget already owes bytes, Spend returns a Throttled fault and charges nothing. It never refuses a
-// split update, because each of the callers was admitted before.
+// Spend charges the bytes of an update to the buckets of the context's caller, or splits them between the callers that
+// Shared set. If a bucket already has a negative number of bytes, Spend returns a Throttled fault and charges nothing.
+// It never refuses a split update, because each of the callers was admitted before.
 func (b *Budget) Spend(ctx context.Context, bytes int) error {
 	if callers, ok := ctx.Value(sharedKey{}).([]*cloud.Caller); ok && len(callers) > 0 {
 		for _, c := range callers {
@@ -145,14 +145,14 @@ func (b *Budget) Spend(ctx context.Context, bytes int) error {
 
 type sharedKey struct{}
 
-// Shared returns a context for an update on behalf of several callers: Spend charges each an equal part. Nil callers
-// are not charged.
+// Shared returns a context for an update on behalf of several callers: Spend charges each of them an equal part. Nil
+// callers are not charged.
 func Shared(ctx context.Context, callers []*cloud.Caller) context.Context {
 	return context.WithValue(ctx, sharedKey{}, callers)
 }
 
-// take charges calls and bytes to every budget of a caller. If check is set and one budget is used up, it charges none
-// and returns a Throttled fault.
+// take charges calls and bytes to every bucket of a caller. If check is set and one bucket is used up, take charges
+// none and returns a Throttled fault.
 func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	payers := payersOf(c)
 	if len(payers) == 0 || mutant.On(mutant.NoWriteBudget) {
@@ -177,7 +177,8 @@ func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	return nil
 }
 
-// refusal returns a Throttled fault if the bucket has fewer calls left or owes bytes, and nil otherwise.
+// refusal returns a Throttled fault if the bucket has fewer calls left or a negative number of bytes, and nil
+// otherwise.
 func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
 	var wait time.Duration
 	var what string
@@ -226,8 +227,8 @@ func (b *Budget) fill(k *bucket, now time.Duration) {
 	k.bytes = min(k.bytes+tokens(seconds*float64(b.limits.BytesPerSecond)*k.times), tokens(float64(b.limits.BytesBurst)*k.times))
 }
 
-// evict drops the full buckets. If fewer than a sixteenth are full it also drops the fullest of the others, so that the
-// next eviction is not due soon.
+// evict removes the full buckets. If fewer than a sixteenth are full it also removes the fullest of the others, so that
+// the next eviction is not due soon.
 func (b *Budget) evict(now time.Duration) {
 	maps.DeleteFunc(b.buckets, func(_ string, k *bucket) bool {
 		b.fill(k, now)
@@ -240,7 +241,7 @@ func (b *Budget) evict(now time.Duration) {
 	}
 }
 
-// level returns how full a bucket is: 1 when nothing is missing, less than 0 when it is in debt.
+// level returns how full a bucket is: 1 if it is full, below 0 if its calls or bytes are negative.
 func (k *bucket) level(l *Limits) float64 {
 	level := 1.0
 	if l.CallsPerSecond > 0 {

@@ -1,19 +1,20 @@
 // Package diskspace keeps tenants from filling the members' disks. It refuses tenants' changes while a member's free
-// space is below a reserve; the reserve is what deletions and operators need to free space. Its main type is Monitor.
+// space is below a reserve. The reserve is left for deletions and for operators, who free space. The main type is
+// Monitor.
 //
 // Decisions:
-//   - Each member measures the file system of its data directory and asks the other members for theirs every
-//     CheckEvery. It measures its own again when it admits a change. One member with low space is enough to refuse
-//     changes, as one etcd over its quota is: all members write the same log, and the member with the smallest disk
-//     would stop first. A member that does not answer is ignored, because it is probably down and writes nothing.
+//   - Each member measures the file system of its data directory and queries the other members every CheckEvery. It
+//     measures its own again when it admits a change. One member with low space is enough to refuse changes, as with
+//     etcd's quota: all members write the same log, and the member with the smallest disk would stop first. A member
+//     that does not respond is ignored, because it is probably down and writes nothing.
 //   - The leader refuses commands of the platform. Each member refuses etcd requests that add data, with etcd's
-//     ErrNoSpace but without its alarm, so that the refusals end when there is space again.
+//     ErrNoSpace but without its alarm, so that the refusals end as soon as there is space again.
 //   - Reads, deletions, operators' calls and the cluster's own work are still admitted. They may use up the reserve;
 //     then the member stops as on any full disk (package disk).
-//   - A member is low when its free space falls below the reserve, and no longer low at 9/8 of the reserve. The
+//   - A member becomes low when its free space falls below the reserve, and is no longer low at 9/8 of the reserve. The
 //     distance prevents flapping.
 //
-// It does not depend on records or transports.
+// The package must not know records or transports.
 package diskspace
 
 import (
@@ -35,15 +36,15 @@ import (
 )
 
 const (
-	// Command is the name of the command by which a member asks another for its space.
+	// Command is the name of the command by which a member queries the space of another.
 	Command = "disk.space"
 	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
 	Reason = "DISK_SPACE_LOW"
 	// CheckEvery is the time between two measurements, and between two queries to the other members. A measurement that
-	// admits a call is at most fresh old: a disk may take 100 MiB within a second.
+	// is used to admit a call is at most fresh old, because 100 MiB can be written to a disk within a second.
 	CheckEvery = time.Second
 	fresh      = 100 * time.Millisecond
-	// answerTime is the deadline of a query to another member. keepAnswer is how long its answer is used.
+	// answerTime is the timeout of a query to another member. keepAnswer is how long its response is used.
 	answerTime = time.Second
 	keepAnswer = 5 * CheckEvery
 	// retryAfter is the retry delay in the refusals.
@@ -61,11 +62,11 @@ type Space struct {
 type Peers interface {
 	// Members returns the addresses of all members, including this one, by member ID.
 	Members() map[uint64]string
-	// Direct runs a command on a member and returns its answer.
+	// Direct runs a command on a member and returns its response.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 }
 
-// Options of a Monitor. Dir, Self and Log are required.
+// Options of a Monitor. Dir (the data directory), Self (this member's ID) and Log are required.
 type Options struct {
 	Dir  string
 	Self uint64
@@ -96,14 +97,14 @@ type answer struct {
 	at    time.Time
 }
 
-// DefaultReserve returns the default reserve for a file system of this size: a twentieth of it, at least 512 MiB and at
-// most 4 GiB, but never more than a quarter. The reserve must hold the acknowledged data that is not yet written to the
-// state's files, up to 128 MiB.
+// DefaultReserve returns the default reserve for a file system of this size in bytes: a twentieth of it, at least 512
+// MiB and at most 4 GiB, but never more than a quarter. The reserve must hold the acknowledged data that is not yet
+// written to the state's files, up to 128 MiB.
 func DefaultReserve(size int64) int64 {
 	return min(max(size/20, 512<<20), 4<<30, size/4)
 }
 
-// New returns a Monitor that has measured its own disk. Call Attach, then Run, for the other members.
+// New returns a Monitor that has measured this member's disk. To monitor the other members, call Attach, then Run.
 func New(opts Options) *Monitor {
 	if opts.Stat == nil {
 		opts.Stat = stat
@@ -184,7 +185,7 @@ func (m *Monitor) Check(ctx context.Context) {
 	m.report()
 }
 
-// ask queries one member and stores its answer. After an error the previous answer stays in use until keepAnswer has
+// ask queries one member and stores its response. After an error the previous response is used until keepAnswer has
 // passed.
 func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
@@ -203,7 +204,7 @@ func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
 	m.others[id] = answer{s, m.opts.Now()}
 }
 
-// report logs when a member becomes low, and when none is low any more.
+// report logs when a member becomes low, and when no member is low any more.
 func (m *Monitor) report() {
 	id, s := m.Low()
 	m.mu.Lock()
@@ -218,14 +219,14 @@ func (m *Monitor) report() {
 	}
 }
 
-// Answer implements Command: it returns this member's own space.
+// Answer handles Command: it returns this member's own space.
 func (m *Monitor) Answer(context.Context, uint64, []byte) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return cbor.Marshal(m.own)
 }
 
-// Members returns the space of all members that have answered within keepAnswer.
+// Members returns the space of this member and of all members that have responded within keepAnswer.
 func (m *Monitor) Members() map[uint64]Space {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -238,7 +239,7 @@ func (m *Monitor) Members() map[uint64]Space {
 	return out
 }
 
-// Low returns the first member that is low and its space, or 0.
+// Low returns the low member with the smallest ID and its space, or 0 if none is low.
 func (m *Monitor) Low() (uint64, Space) {
 	m.mu.Lock()
 	old := m.opts.Now().Sub(m.at).Abs() > fresh

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Mode says whether Call may send a command again after its answer was lost.
+// Mode determines whether Call may send a command again after its response was lost.
 type Mode uint8
 
 const (
@@ -19,18 +19,18 @@ const (
 	Once Mode = iota
 	// Repeatable: Call sends the command again, since running it twice has the effect of running it once.
 	Repeatable
-	// Keyed: as Repeatable for a caller who gave an idempotency key, else as Once. The command stores its answer under
-	// the key (store.Idempotent), so that a repeated request returns the first answer.
+	// Keyed: as Repeatable for a caller who gave an idempotency key, else as Once. The command stores its response
+	// under the key (store.Idempotent), so that a repeated request returns the first response.
 	Keyed
 )
 
-// repeatable reports whether a call of this caller may be sent again.
+// repeatable reports whether a call of caller may be sent again.
 func (m Mode) repeatable(caller *cloud.Caller) bool {
 	return m == Repeatable || m == Keyed && caller != nil && caller.IdempotencyKey != ""
 }
 
-// Command is an operation of a service of type S that runs on the leader and that every member may call. Q is the type of
-// the request, A that of the answer; both are encoded as CBOR between members.
+// Command is an operation of a service of type S that runs on the leader and that every member may call. Q is the type
+// of the request, A that of the response; both are encoded as CBOR between members.
 type Command[S, Q, A any] struct {
 	name string
 	mode Mode
@@ -43,8 +43,8 @@ func NewCommand[S, Q, A any](name string, mode Mode, run func(S, context.Context
 	return &Command[S, Q, A]{name, mode, run}
 }
 
-// Call runs the command on the leader, wherever that is, and returns its answer. See the package comment for what a
-// caller gets when there is no leader, or when the leader is lost.
+// Call runs the command on the leader, which may be any member, and returns its response. The package comment describes
+// the errors if there is no leader or the leader is lost.
 func (cmd *Command[S, Q, A]) Call(ctx context.Context, c *Commands, q Q) (a A, err error) {
 	run, ok := c.local[cmd.name].(func(context.Context, Q) (A, error))
 	if !ok {
@@ -106,8 +106,8 @@ type Commands struct {
 	streamed map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
 }
 
-// NewCommands returns the commands of the member self, of which none is registered yet. peers may be nil in a cluster of
-// one member.
+// NewCommands returns the commands of the member self, with none registered. peers may be nil in a cluster of one
+// member.
 func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
 	return &Commands{
 		self: self, leadership: leadership, peers: peers, local: map[string]any{},
@@ -122,7 +122,7 @@ type CommandOf[S any] interface {
 }
 
 // Register makes the commands of a service callable on this member, and lets this member run them when it leads. It
-// panics if a command of the same name is registered already.
+// panics if a command of the same name is already registered.
 func Register[S any](c *Commands, s S, list ...CommandOf[S]) {
 	for _, command := range list {
 		command.register(c, s)
@@ -136,20 +136,21 @@ func (c *Commands) add(name string, run any) {
 	c.local[name] = run
 }
 
-// notRegistered returns the error of a call to a command that the service does not register: a defect of the program.
+// notRegistered returns the error of a call to a command that was not passed to Register, which is a programming error.
 func notRegistered(name string) error {
 	return fmt.Errorf("command %s is not registered", name)
 }
 
-// Gate decides whether a command may run for the caller in its context. It returns nil or a *fault.Fault, at once.
+// Gate decides whether a command may run for the caller in its context. It returns nil or a *fault.Fault, and must not
+// block.
 type Gate func(ctx context.Context) error
 
 // SetGate makes the leader call g before it runs a command, also for calls that another member forwarded. Call SetGate
 // before serving. The gate does not apply to streams, which only read.
 func (c *Commands) SetGate(g Gate) { c.gate = g }
 
-// Serve runs a command that another member sent to this one. If this member does not lead, Serve returns ErrNotLeader: it
-// never forwards the command.
+// Serve runs a command that another member sent to this one. If this member does not lead, Serve returns ErrNotLeader
+// and does not forward the command.
 func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, ok := c.served[name]
 	if !ok {
@@ -162,8 +163,8 @@ func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *
 	return f(ctx, body)
 }
 
-// serving returns the context of a command that another member sent, with the caller whom that member verified, or
-// ErrNotLeader.
+// serving returns the context of a command that another member sent, with the caller that the other member verified. It
+// returns ErrNotLeader if this member does not lead.
 func (c *Commands) serving(ctx context.Context, caller *cloud.Caller) (context.Context, error) {
 	if leader, _ := c.leadership.Leader(); leader != c.self {
 		return ctx, ErrNotLeader

@@ -23,7 +23,7 @@
 //	func (s *Service) createOnLeader(ctx context.Context, q createAsk) (Created, error) { … }
 //
 // Names are sent between members of different versions, so a name keeps its meaning and the type of its request. Each
-// service registers its commands in one place. A Stream is a command that answers with pieces of bytes and only reads.
+// service registers its commands in one place. A Stream is a command that only reads and sends its response in pieces.
 //
 // # Forwarding
 //
@@ -34,22 +34,22 @@
 //
 // # Modes
 //
-// If the connection breaks after the request was sent, the leader may or may not have run the command. The mode says
-// what Call does then:
-//   - Once: Call does not send the command again. It returns a fault of kind Unavailable that says that the outcome is
+// If the connection breaks after the request was sent, the leader may or may not have run the command. The mode
+// determines what Call does then:
+//   - Once: Call does not send the command again. It returns a fault of kind Unavailable, because the outcome is
 //     unknown.
 //   - Repeatable: running the command twice has the effect of running it once, so Call sends it again, to the next
 //     leader if there is a new one.
-//   - Keyed: as Repeatable if the caller gave an idempotency key, else as Once. The command must store its answer under
-//     the key (store.Idempotent), so that a repeated request returns the first answer.
+//   - Keyed: as Repeatable if the caller gave an idempotency key, else as Once. The command must store its response
+//     under the key (store.Idempotent), so that a repeated request returns the first response.
 //
-// # What a caller gets when the leader is lost
+// # Results when the leader is lost
 //
 //   - No leader for NoLeaderTime: a fault of kind Unavailable. The command has not run, unless Call was already
 //     repeating it.
 //   - The leader changed before it ran the command: nothing; Call sends the command to the new leader.
-//   - The leader was lost before it answered: the answer of the repeated command, or, if the mode forbids to repeat it,
-//     a fault of kind Unavailable that says that the outcome is unknown.
+//   - The leader was lost before it responded: the response of the repeated command. If the mode does not allow to
+//     repeat the command, a fault of kind Unavailable: the outcome is unknown.
 //   - The caller's context ended: the error of the context.
 //   - A Stream is sent again only if the request did not reach the leader.
 //
@@ -75,25 +75,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// ErrNotLeader is returned by a command, or by a call to another member, if the member does not lead. The command has had
-// no effect, and Call tries again.
+// ErrNotLeader is returned by a command, or by a call to another member, if the member does not lead. The command has
+// had no effect, and Call sends it again.
 var ErrNotLeader = errors.New("this member does not lead")
 
 // ErrNotSent is returned by a Caller if the request cannot have reached the other member.
 var ErrNotSent = errors.New("the call was not sent")
 
-// RemoteError is an internal error of the leader, as opposed to a fault. Text is the message of that error: it is for the
-// log, and no user may see it.
+// RemoteError is an internal error of the leader, as opposed to a fault. Text is the message of that error. It is for
+// the log and must not be shown to users.
 type RemoteError struct{ Text string }
 
 func (e *RemoteError) Error() string { return "on the leader: " + e.Text }
 
-// Leadership is the view that a member has of who leads a raft group.
+// Leadership reports which member leads a raft group, as far as this member knows.
 type Leadership interface {
 	// Leader returns the leading member, 0 if none is known, and its term.
 	Leader() (member, term uint64)
-	// Changed returns a channel that is closed at the next change of Leader. Call it before Leader, so that no change is
-	// missed.
+	// Changed returns a channel that is closed at the next change of Leader. Call Changed before Leader, so that no
+	// change is missed.
 	Changed() <-chan struct{}
 }
 
@@ -101,6 +101,6 @@ type Leadership interface {
 // command, or any other error if it is unknown whether the command took effect.
 type Caller interface {
 	Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error)
-	// Open is Call for a Stream. It passes each piece of the answer to send.
+	// Open is Call for a Stream. It passes each piece of the response to send.
 	Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error
 }

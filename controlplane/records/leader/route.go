@@ -12,11 +12,11 @@ import (
 // NoLeaderTime is how long a call waits for a leader.
 const NoLeaderTime = 5 * time.Second
 
-// Route calls attempt with the leader, which may be this member, and returns its error. It calls attempt again when the
-// earlier attempt had no effect: there was no leader, or the attempt returned ErrNotLeader or ErrNotSent. If repeatable is
-// set, Route also calls attempt again after the answer of another member was lost. It returns a fault of kind Unavailable
-// when there was no leader for NoLeaderTime, or when the outcome at a lost leader is unknown, and the error of ctx when ctx
-// has ended.
+// Route calls attempt with the leader, which may be this member, and returns its error. It calls attempt again if the
+// earlier attempt had no effect: there was no leader, or the attempt returned ErrNotLeader or ErrNotSent. If repeatable
+// is set, Route also calls attempt again if the response of another member was lost. It returns a fault of kind
+// Unavailable if there was no leader for NoLeaderTime, or if the outcome at a lost leader is unknown, and the error of
+// ctx if ctx has ended.
 func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, attempt func(ctx context.Context, leader uint64) error) error {
 	patience := time.NewTimer(NoLeaderTime)
 	defer patience.Stop()
@@ -31,7 +31,8 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 			case err == nil || errors.As(err, &f) || errors.As(err, &remote):
 				return err
 			case ctx.Err() != nil:
-				// The caller hung up, or its deadline passed. The error of the broken connection does not matter to it.
+				// The caller canceled, or its deadline passed. The error of the closed connection does not matter to
+				// it.
 				return fmt.Errorf("%w: %v", ctx.Err(), err)
 			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), repeatable && leader != self:
 			case leader == self:
@@ -54,8 +55,8 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 	}
 }
 
-// attemptOn calls attempt with a leader. If that is another member, it cancels the attempt when another leader is known:
-// a member that is cut off from the others would never answer.
+// attemptOn calls attempt with a leader. If the leader is another member, attemptOn cancels the attempt when a newer
+// leader is known: a member that is cut off from the others would never respond.
 func attemptOn(ctx context.Context, l Leadership, self, leader uint64, attempt func(ctx context.Context, leader uint64) error) error {
 	if leader == self {
 		return attempt(ctx, leader)

@@ -11,8 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Stream is a Command that answers with pieces of bytes until it returns. A stream must only read: the gate does not
-// check it.
+// Stream is a Command that sends its response in pieces. A stream must only read: the gate does not check it.
 type Stream[S, Q any] struct {
 	name string
 	run  func(S, context.Context, Q, func([]byte) error) error
@@ -23,8 +22,8 @@ func NewStream[S, Q any](name string, run func(s S, ctx context.Context, q Q, se
 	return &Stream[S, Q]{name, run}
 }
 
-// Call runs the stream on the leader, wherever that is, and passes each piece of its answer to send. The request is sent
-// again only if it did not reach the leader.
+// Call runs the stream on the leader, which may be any member, and passes each piece of its response to send. The
+// request is sent again only if it did not reach the leader.
 func (st *Stream[S, Q]) Call(ctx context.Context, c *Commands, q Q, send func([]byte) error) error {
 	run, ok := c.local[st.name].(func(context.Context, Q, func([]byte) error) error)
 	if !ok {

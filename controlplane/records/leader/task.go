@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// ErrTermOver is the cause of the end of a context of InTerm or While whose term is over.
+// ErrTermOver is the cancellation cause of a context of InTerm or While whose term is over.
 var ErrTermOver = errors.New("this member no longer leads in the term")
 
-// InTerm returns a context that ends when self no longer leads in term; its cause is then ErrTermOver. The caller must
+// InTerm returns a context that ends when self no longer leads in term, with ErrTermOver as its cause. The caller must
 // call stop, which ends the context and waits for the goroutine behind it.
 func InTerm(ctx context.Context, l Leadership, self, term uint64) (inTerm context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -37,9 +37,9 @@ func InTerm(ctx context.Context, l Leadership, self, term uint64) (inTerm contex
 	}
 }
 
-// While calls f in each term in which self leads, with a context that ends with the term. If f returns before the end of
-// its term, While calls f again at once; an f that fails must pause by itself. While returns when ctx has ended and f has
-// returned.
+// While calls f in each term in which self leads, with a context that ends with the term. If f returns before the end
+// of its term, While calls f again at once, so an f that fails must itself wait before it returns. While returns when
+// ctx has ended and f has returned.
 func While(ctx context.Context, l Leadership, self uint64, f func(ctx context.Context, term uint64)) {
 	for ctx.Err() == nil {
 		changed := l.Changed()
@@ -59,7 +59,7 @@ func While(ctx context.Context, l Leadership, self uint64, f func(ctx context.Co
 // Task is work that the leader repeats.
 type Task struct {
 	Name string
-	// Every is the interval between two runs. If Run takes longer than that, the next run follows at once.
+	// Every is the interval between two runs. If Run takes longer, the next run follows at once.
 	Every time.Duration
 	// Run does the work once. An error is logged, and Run is called again after Every.
 	Run func(context.Context) error
@@ -69,7 +69,8 @@ type Task struct {
 type Tasks struct {
 	Self       uint64
 	Leadership Leadership
-	// Ready returns when the records of this member are as new as its leadership. No task runs before.
+	// Ready returns once this member has applied every write that was acknowledged before the call. No task runs
+	// before.
 	Ready func(context.Context) error
 	Log   *slog.Logger
 	List  []Task

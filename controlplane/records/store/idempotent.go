@@ -11,11 +11,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of remembered answers.
+// Limits of stored answers.
 const (
-	// KeepAnswers is how long an answer is given again (milliseconds).
+	// KeepAnswers is how long an answer can be replayed, in milliseconds.
 	KeepAnswers = 24 * 3600_000
-	// MaxAnswers bounds the answers of a place. A new answer replaces the oldest.
+	// MaxAnswers is the most answers that are kept per Place. A new answer then replaces the oldest.
 	MaxAnswers = 10_000
 )
 
@@ -44,7 +44,8 @@ var (
 // project and an org with the same ID are different places.
 type Place struct{ kind, id string }
 
-// InProject is the place of calls about a project, InOrg of calls about an org, and OfPrincipal of calls about neither.
+// InProject returns the place of calls about a project, InOrg of calls about an org, and OfPrincipal of calls about
+// neither.
 func InProject(id cloud.ProjectID) Place { return Place{"project", string(id)} }
 func InOrg(id cloud.OrgID) Place         { return Place{"org", string(id)} }
 func OfPrincipal(name string) Place      { return Place{"identity", name} }
@@ -52,7 +53,7 @@ func OfPrincipal(name string) Place      { return Place{"identity", name} }
 // path returns the place as a part of the answers' keys.
 func (p Place) path() string { return p.kind + ":" + p.id }
 
-// bare returns path as earlier versions wrote it, which did not distinguish projects from orgs.
+// bare returns the key part that earlier versions used, which did not distinguish projects from orgs.
 func (p Place) bare() string {
 	switch {
 	case p.kind == "identity":
@@ -63,9 +64,10 @@ func (p Place) bare() string {
 	return p.id
 }
 
-// Idempotent does what do does, once for each key. The same caller, method and key with the same body get the first
-// answer again, with replayed true, even when what it speaks of is gone; another body is refused. Without a key it is
-// just do. A failure stores nothing.
+// Idempotent runs do and stores its answer under the place, the caller, the method and the idempotency key. For
+// KeepAnswers, a repeated call with the same body does not run do: it returns the stored answer and replayed set to
+// true, even if the resource no longer exists. A repeated call with another body gets InvalidArgument. Without a key
+// Idempotent only runs do. If do fails, nothing is stored.
 func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, body [32]byte, do func() (A, error)) (out A, replayed bool, err error) {
 	if caller == nil || caller.IdempotencyKey == "" {
 		out, err = do()
@@ -136,7 +138,7 @@ func ForgetPlace(tx *Tx, place Place) error {
 	return nil
 }
 
-// remember stores an answer as the newest and removes the oldest past the limit.
+// remember stores an answer as the newest of its place, and removes the oldest ones beyond MaxAnswers.
 func remember(tx *Tx, place, id string, a answer, replaces *answer) error {
 	t, err := answerTurns.Get(tx, place)
 	if err != nil {
@@ -214,8 +216,8 @@ func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 				answerTurns.Put(tx, t, place)
 				return true, nil
 			}
-			// The numbers of the place begin again at 0, and Forgotten is lost. That makes no forgotten answer valid again,
-			// because the place has none: every answer has a number from First up to Next.
+			// The numbers of the place start again at 0, and Forgotten is lost. This makes no forgotten answer valid
+			// again, because the place has no answers: every answer has a number from First up to Next.
 			answerTurns.Delete(tx, place)
 			limit--
 		case t.First != first:

@@ -2,23 +2,23 @@ package store
 
 import "sync"
 
-// inflight holds the keys that the proposals of this member write, until each proposal has ended. An update that read
-// such a key waits, because its guards would fail once that proposal is applied: its own proposal would be a log entry
-// on all members that changes nothing. It only saves work; the guards alone decide what commits.
+// inflight holds the keys that this member's running proposals write. An update that read such a key waits for that
+// proposal to end: its guards would fail once the proposal is applied, and its own log entry would change nothing on
+// any member. This only saves work; conflicts are detected by the guards alone.
 type inflight struct {
 	mu   sync.Mutex
 	keys map[string]*flight
 }
 
-// flight is one proposal, or the reservation of the update that goes next.
+// flight is one running proposal, or the reservation of an update that waits for one.
 type flight struct {
 	keys []string
 	done chan struct{} // closed when the proposal has ended
 }
 
-// begin adds the keys that tx writes to own and returns nil, so that tx can be proposed. If another flight has a key
-// that tx read, begin returns that flight's done channel; it then adds the keys only if reserve is set, so that no
-// later update comes first. Ranges that tx read are not compared. own loses the keys that it had before.
+// begin replaces the keys of own by the keys that tx writes and returns nil, so that tx can be proposed. If another
+// flight writes a key that tx read, begin returns that flight's done channel; it then adds the keys of tx only if
+// reserve is set, which makes later updates wait for this one. Ranges that tx read are not checked.
 func (f *inflight) begin(own *flight, tx *Tx, reserve bool) (busy <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -8,22 +8,23 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// MemoKey identifies a value of a Memo. It is a hash, such as SHA-256, of what the value is about.
+// MemoKey identifies a value of a Memo. It is a hash, such as SHA-256, of the inputs of the value.
 type MemoKey [32]byte
 
-// Memo keeps values that were derived from records. A value is used again as long as none of the records that were read
-// to derive it has changed, which the index of keys tells without reading them. Callers must not modify the values.
+// Memo caches values that were derived from records. A value is reused as long as none of the records that were read to
+// derive it has changed; this is checked in the key index, without reading the records. Callers must not modify the
+// values.
 //
-// A Memo keeps a bounded number of values and drops those that were used longest ago. It does not keep a value that follows
-// from more than memoReads reads, so that its memory is bounded too. It may be used concurrently.
+// A Memo keeps a bounded number of values and evicts the least recently used ones. To bound its memory it does not keep
+// a value that depends on more than memoReads reads. It may be used concurrently.
 type Memo[V any] struct {
 	kept *freelru.SyncedLRU[MemoKey, derived[V]]
 }
 
-// memoReads is how many reads a kept value follows from at most.
+// memoReads is the most reads that a cached value may depend on.
 const memoReads = 64
 
-// derived is a value and the reads that it follows from.
+// derived is a value with guards for the reads that it depends on.
 type derived[V any] struct {
 	value  V
 	guards []command.Guard
@@ -39,13 +40,13 @@ func NewMemo[V any](size uint32) *Memo[V] {
 	return &Memo[V]{kept}
 }
 
-// Get returns the value of a key as of v: the kept one, or the result of derive, which must read only through the View
-// that it gets. An error of derive is returned and not kept. In a transaction, all that the value follows from is checked
-// for conflicts at commit, as if the transaction had read it.
+// Get returns the value of a key as of v: from the cache, or by calling derive, which must read only through the View
+// that it gets. An error of derive is returned and not cached. In a transaction, all records that the value depends on
+// are checked for conflicts at commit, as if the transaction had read them.
 func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, error) {
 	v := r.view()
 	if len(v.writes) > 0 || v.revision != 0 {
-		return derive(v) // the value would be of this transaction, or of an older revision
+		return derive(v) // the value would belong to this transaction or to an older revision, so it is not cached
 	}
 	if d, ok := m.kept.Get(key); ok {
 		if hold, known := v.snap.Holds(d.guards); hold && known {
@@ -62,7 +63,7 @@ func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, 
 	return value, err
 }
 
-// guard adds guards to those of the transaction of v, if v belongs to one.
+// guard adds guards to the transaction of v, if v belongs to one.
 func (v *View) guard(guards []command.Guard) {
 	if v.reads == nil {
 		return

@@ -13,18 +13,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// PageRequest asks for a page of a list.
+// PageRequest holds the parameters of a paged list.
 type PageRequest struct {
-	// Size 0 is cloud.DefaultPage; at most cloud.MaxPage.
+	// Size is the number of records per page, at most cloud.MaxPage; 0 means cloud.DefaultPage.
 	Size  int32
 	Token string
-	// Query is everything else that selects: a token is good for the query it was made for.
+	// Query encodes all other selection parameters. A token is valid only for the Query that it was issued for.
 	Query string
-	// After leaves out the records up to that path, Before those from that path on; optional.
+	// After excludes the records up to and including that path; Before excludes those from that path on. Optional.
 	After, Before []string
 }
 
-// maxScan bounds the records looked at for one page. A page that was cut by it is short and has a token.
+// maxScan bounds the records that are read for one page. A page that reaches the bound is short and has a token.
 const maxScan = 10_000
 
 type pageToken struct {
@@ -62,8 +62,8 @@ func (s *Store) openToken(text string, query [8]byte) (t pageToken, err error) {
 	return t, nil
 }
 
-// Page is one page of the records below path that keep accepts, in order of their paths, and the token of the next page
-// or "". All pages show the moment of the first.
+// Page returns one page of the records below path that keep accepts, in order of their paths, and the token of the next
+// page; the token is empty on the last page. All pages show the revision of the first page.
 func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, keep func(*T) bool, path ...string) (items []*T, next string, err error) {
 	size := int(req.Size)
 	switch {
@@ -112,7 +112,7 @@ func page[T any](s *Store, t Table[T], v *View, size int, token pageToken, start
 		}
 		for i, r := range records {
 			if keep(r.Value) {
-				if len(items) == size { // one more than fits: the page ends at the last that did
+				if len(items) == size { // the page is full: it ends at the last record that was added
 					next, err = s.sealToken(token)
 					return items, next, err
 				}

@@ -16,12 +16,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Machine makes an engine the state machine of a raft group. Close it after the group's host.
+// Machine implements consensus.StateMachine over an mvcc engine. Close it after the consensus.Runner of its group.
 type Machine struct {
 	engine *mvcc.Engine
 	opts   MachineOptions
 
-	// unflushed is about how many bytes were applied since the last flush began.
+	// unflushed is the approximate number of bytes that were applied since the last flush began.
 	unflushed atomic.Int64
 
 	cancel  context.CancelFunc
@@ -34,19 +34,20 @@ type Machine struct {
 
 var _ consensus.StateMachine = (*Machine)(nil)
 
-// MachineOptions of a Machine; the zero value is that of the platform's own records.
+// MachineOptions configures a Machine. The zero value is right for the platform's own records.
 type MachineOptions struct {
-	// Inline flushes when asked instead of in the background, for a simulation.
+	// Inline makes Flush write before it returns, instead of in the background. It is for simulations.
 	Inline bool
-	// NoIDs keeps the ids of proposals from the engine, which then remembers none and applies each entry: for proposers
-	// that never propose again what may have been applied.
+	// NoIDs hides the proposal IDs from the engine, which then applies every entry without checking for duplicates. It
+	// is for proposers that never repeat a proposal that may have been applied.
 	NoIDs bool
-	// FlushBytes of commands are applied at least between two flushes, so that each writes one large file instead of many
-	// small ones, which would be merged again and again; default 32 MiB. It is also what a restart replays at most, about.
+	// FlushBytes is the least number of bytes of commands between two flushes; default 32 MiB. Each flush then writes
+	// one large file instead of many small ones that would be merged repeatedly. It is also roughly the most that a
+	// restart replays.
 	FlushBytes int64
 }
 
-// NewMachine wraps an engine.
+// NewMachine returns a Machine over engine.
 func NewMachine(engine *mvcc.Engine, opts MachineOptions) *Machine {
 	opts.FlushBytes = cmp.Or(opts.FlushBytes, 32<<20)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -59,7 +60,8 @@ func NewMachine(engine *mvcc.Engine, opts MachineOptions) *Machine {
 	return m
 }
 
-// flush makes the state durable whenever it was asked to and there is enough of it, so that the log can be cut.
+// flush writes the state to disk when Flush requested it and at least FlushBytes were applied, so that the log can be
+// truncated.
 func (m *Machine) flush(ctx context.Context) {
 	defer close(m.done)
 	for {
@@ -79,13 +81,13 @@ func (m *Machine) flush(ctx context.Context) {
 	}
 }
 
-// Close ends the background work. The engine is the caller's.
+// Close stops the background flushes. It does not close the engine.
 func (m *Machine) Close() {
 	m.cancel()
 	<-m.done
 }
 
-// Apply implements consensus.StateMachine. The answers are of type command.Result.
+// Apply implements consensus.StateMachine. The results are of type command.Result.
 func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
 	commands := make([]command.Command, len(entries))
 	var size int64
@@ -110,7 +112,7 @@ func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
 	return answers, nil
 }
 
-// commandBytes is what a command costs beside its data, about.
+// commandBytes is the approximate overhead of a command in bytes, in addition to its data.
 const commandBytes = 100
 
 // Applied implements consensus.StateMachine.
@@ -119,7 +121,7 @@ func (m *Machine) Applied() (index, term uint64) {
 	return p.Index, p.Term
 }
 
-// Flush implements consensus.StateMachine: it asks for a flush and says what is durable already.
+// Flush implements consensus.StateMachine: it requests a flush and returns the index up to which the state is durable.
 func (m *Machine) Flush() (uint64, error) {
 	if m.opts.Inline {
 		p, err := m.engine.Flush(context.Background())
@@ -137,7 +139,7 @@ func (m *Machine) Flush() (uint64, error) {
 	return m.flushed, m.failure
 }
 
-// checkpointDir is below the directory that a snapshot travels as.
+// checkpointDir is the subdirectory of a snapshot that holds the engine's checkpoint.
 const checkpointDir = "state"
 
 // Checkpoint implements consensus.StateMachine.
@@ -151,7 +153,7 @@ func (m *Machine) Restore(dir string) error {
 	return m.engine.Restore(filepath.Join(dir, checkpointDir))
 }
 
-// Group is one raft group as the store and the leader's work see it.
+// Group is a raft group as a Proposer and as a leader.Leadership.
 type Group struct {
 	runner *consensus.Runner
 	id     uint64
@@ -168,7 +170,7 @@ var (
 	_ leader.Leadership = (*Group)(nil)
 )
 
-// NewGroup follows a group of a runner. Close it.
+// NewGroup returns a Group that tracks the leadership of the raft group id. Call Close when done.
 func NewGroup(runner *consensus.Runner, id uint64) *Group {
 	changes, stop := runner.Leads(id)
 	g := &Group{runner: runner, id: id, changed: make(chan struct{}), stop: stop, done: make(chan struct{})}
@@ -185,7 +187,7 @@ func NewGroup(runner *consensus.Runner, id uint64) *Group {
 	return g
 }
 
-// Close ends the following.
+// Close stops tracking the leadership.
 func (g *Group) Close() {
 	g.stop()
 	<-g.done
@@ -223,7 +225,7 @@ func (g *Group) ReadIndex(ctx context.Context) error {
 	return explain(ctx, g.runner.ReadIndex(ctx, g.id))
 }
 
-// explain says consensus's errors to callers.
+// explain turns errors of package consensus into errors for callers.
 func explain(ctx context.Context, err error) error {
 	var notLeader *consensus.NotLeaderError
 	switch {

@@ -20,7 +20,7 @@ type Shared[T, V any] struct {
 
 	mu    sync.Mutex
 	made  map[madeKey]*made[V]
-	order list.List // of *made, the last used first; those that are ready
+	order list.List // of *made: the entries that are ready, most recently used first
 	bytes int
 }
 
@@ -57,23 +57,23 @@ type SharedChange[V any] struct {
 	Value func() (V, error)
 }
 
-// SharedWatch follows one record. Call Close when done.
+// SharedWatch returns the changes of one record. Call Close when done.
 type SharedWatch[T, V any] struct {
 	shared  *Shared[T, V]
 	watcher *watch.Watcher
 }
 
-// sharedEvents is how many changes a SharedWatch returns at a time, at most.
+// sharedEvents is the most changes that SharedWatch.Next returns at a time.
 const sharedEvents = 64
 
-// WatchOne follows one record from a revision on.
+// WatchOne returns a SharedWatch of the record at path. It starts at the revision from, inclusive.
 func (c *Shared[T, V]) WatchOne(from int64, path ...string) *SharedWatch[T, V] {
 	return &SharedWatch[T, V]{c, c.store.opts.Engine.Watch(watch.Options{
 		Key: c.table.key(path), FromRevision: from, KeysOnly: true, MaxEvents: sharedEvents, MaxBytes: watchBytes,
 	})}
 }
 
-// Close ends the watch; a Next that waits returns.
+// Close ends the watch. A blocked Next returns an error.
 func (w *SharedWatch[T, V]) Close() { w.watcher.Close() }
 
 // Next waits for changes and returns them in log order. It returns OutOfRange if the next change has been compacted:

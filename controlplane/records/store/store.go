@@ -1,16 +1,19 @@
-// Package store keeps the platform's records: typed values in tables over one mvcc keyspace, read and changed by
-// functions, agreed on by whatever Proposer stands behind it.
+// Package store keeps the platform's records: typed values in tables over one mvcc keyspace. Updates are replicated as
+// log entries through a Proposer. The main types are Store, Table, View and Tx.
 //
-//   - View reads one consistent moment, as new as every write acknowledged before it began.
-//   - Update runs a function that reads and writes; what it read becomes guards, what it wrote ops, and all of it is one
-//     entry of the log or nothing. When something read has changed meanwhile the function runs again, so it must do
-//     nothing but read and write through its Tx.
-//   - Watch follows a table from a revision. A commit is the event: there is no other event mechanism. Shared makes what
-//     many watches of one record need of an event, such as its message, once.
-//   - Lists go by pages under tokens that cannot be forged and always show the moment of the first page.
+//   - View reads a consistent snapshot that includes every write acknowledged before the call.
+//   - Update runs a function that reads and writes through a Tx. The reads become guards and the writes become
+//     operations of a single log entry, which is applied as a whole or not at all. If a record that the function read
+//     has changed meanwhile, Update runs the function again, so the function must have no side effects outside its Tx.
+//   - Watch returns the changes of a table from a revision on. There is no other event mechanism. Shared derives a
+//     value, such as an encoded message, from a change once for all watches of the record.
+//   - Lists are paged. Page tokens are authenticated with a key, and all pages show the revision of the first page.
 //
-// Time inside an Update is stamped once, max(last stamped, clock), and travels in the entry. Package storetest is the
-// suite that every store passes: over memory, and over raft. It knows no service's records.
+// The time of an Update is max(time of the last applied update, clock). It is part of the log entry, so that it is the
+// same on all members.
+//
+// Package storetest is the test suite for stores; it runs over memory and over raft. Package store must not know the
+// records of any service.
 package store
 
 import (
@@ -28,23 +31,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Proposer agrees on commands with the other members.
+// Proposer replicates commands to all members.
 type Proposer interface {
-	// Propose returns what came of a command once it is committed and applied here. The same id applies once.
+	// Propose returns the result of a command once the command is committed and applied on this member. A command that
+	// is proposed again with the same id is applied only once.
 	Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error)
-	// ReadIndex returns when everything acknowledged before the call is applied here.
+	// ReadIndex returns once every write that was acknowledged before the call is applied on this member.
 	ReadIndex(ctx context.Context) error
 }
 
 // Options of a Store.
 type Options struct {
-	// Engine holds the records; the Proposer applies to it. Required.
+	// Engine holds the records. The Proposer applies committed commands to it. Required.
 	Engine *mvcc.Engine
 	// Proposer is required.
 	Proposer Proposer
-	// PageKey makes page tokens unforgeable; the same on all members. Required, 32 bytes.
+	// PageKey authenticates page tokens (HMAC-SHA256). It must be the same on all members. Required, 32 bytes.
 	PageKey []byte
-	// Stamp may add to an update that writes, before it is committed, on whose behalf it is. Optional.
+	// Stamp may add records to an update that writes, before the update is proposed, such as the caller of the update.
+	// Optional.
 	Stamp func(context.Context, *Tx)
 	// Spend is called with the size of an update in bytes before the update is proposed. If it returns an error, the
 	// update fails with that error and changes nothing. A retry after a conflict calls it again, because each attempt
@@ -52,26 +57,26 @@ type Options struct {
 	Spend func(ctx context.Context, bytes int) error
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
-	// Elapsed goes forward only, whatever becomes of the clock; when nil it is Now's, for a clock that nobody sets.
+	// Elapsed is a monotonic clock. When nil it is derived from Now, which must then never be set back.
 	Elapsed func() time.Duration
-	// Rand draws proposal ids; crypto/rand when nil.
+	// Rand is the source of proposal IDs; crypto/rand when nil.
 	Rand io.Reader
 }
 
-// Store is a set of tables.
+// Store reads and updates records. Its methods may be called concurrently.
 type Store struct {
 	opts Options
-	// turn is held by an update that conflicted with another, so that such updates run one after the other and each
-	// commits in the end.
+	// turn is a semaphore of size 1 for updates that had a conflict: they run one at a time, so that each commits in
+	// the end.
 	turn     chan struct{}
 	inflight inflight
-	// fresh is when this member last proved to be up to date, in nanoseconds of Elapsed; 0 when it never has.
+	// fresh is the start of the last successful Barrier, in nanoseconds of Elapsed; 0 before the first one.
 	fresh atomic.Int64
-	// freshening is held by the one whose proof serves all who wait for it.
+	// freshening is a semaphore of size 1: Recent calls Barrier once for all concurrent callers, who share its result.
 	freshening chan struct{}
 }
 
-// New makes a store.
+// New returns a Store.
 func New(opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -86,10 +91,10 @@ func New(opts Options) *Store {
 	return &Store{opts: opts, turn: make(chan struct{}, 1), inflight: inflight{keys: map[string]*flight{}}, freshening: make(chan struct{}, 1)}
 }
 
-// Revision is the newest revision applied here.
+// Revision returns the newest revision that is applied on this member.
 func (s *Store) Revision() int64 { return s.opts.Engine.Revision() }
 
-// Barrier returns when everything acknowledged before the call can be read here.
+// Barrier returns once every write that was acknowledged before the call can be read on this member.
 func (s *Store) Barrier(ctx context.Context) error {
 	asked := s.opts.Elapsed()
 	if err := s.opts.Proposer.ReadIndex(ctx); err != nil {
@@ -99,7 +104,7 @@ func (s *Store) Barrier(ctx context.Context) error {
 	return nil
 }
 
-// View runs f on one consistent moment that includes every write acknowledged before the call.
+// View runs f on a snapshot that includes every write acknowledged before the call.
 func (s *Store) View(ctx context.Context, f func(*View) error) error {
 	if err := s.Barrier(ctx); err != nil {
 		return err
@@ -107,8 +112,8 @@ func (s *Store) View(ctx context.Context, f func(*View) error) error {
 	return s.Local(f)
 }
 
-// Recent runs f on a moment that was the newest at most age ago. It asks the others only when this member has not
-// proved to be up to date since then, and fails when it cannot.
+// Recent runs f on a snapshot that was up to date at most age ago. It calls Barrier only if the last successful Barrier
+// is older than that, and fails if Barrier fails.
 func (s *Store) Recent(ctx context.Context, age time.Duration, f func(*View) error) error {
 	if s.stale(age) {
 		select {
@@ -133,18 +138,19 @@ func (s *Store) stale(age time.Duration) bool {
 	return fresh == 0 || int64(s.opts.Elapsed())-fresh > int64(age)
 }
 
-// Local runs f on whatever is applied here. It may be old.
+// Local runs f on a snapshot of the records that are applied on this member. They may be out of date.
 func (s *Store) Local(f func(*View) error) error {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
 	return f(&View{snap: snap})
 }
 
-// Update runs f and commits what it did, and returns the revision of the commit. An error of f is returned as it is,
-// and nothing has happened. The function may run several times.
+// Update runs f, commits its writes and returns the revision of the commit. If f returns an error, Update returns that
+// error unchanged and writes nothing. f may run several times.
 //
-// What commits stands on the newest records, or it would not. So does a refusal (a *fault.Fault), and an f that found
-// nothing to do: other members may have applied, and answered by, what is not applied here yet.
+// Writes are validated against current data when they are applied. Refusals (f returned a *fault.Fault) and updates
+// without writes are not, and this member may lag behind writes that other members have already acknowledged. Before it
+// returns either, Update calls Barrier and runs f again if the revision has changed.
 func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 	locked := false
 	defer func() {
@@ -205,7 +211,7 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, loc
 		return result, snap.Revision(), nil, err
 	}
 	if len(tx.writes) == 0 && tx.err == nil {
-		// What was read was true at the snapshot, and Update sees to it that this was the newest.
+		// Update ensures that this snapshot was current before it returns.
 		return command.Result{Revision: snap.Revision(), Time: tx.now}, snap.Revision(), nil, nil
 	}
 	if s.opts.Stamp != nil {
@@ -238,7 +244,7 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, loc
 	return result, 0, nil, result.Err()
 }
 
-// Compact forgets the history before a revision: watches and pages from there fail from now on.
+// Compact removes the history before a revision. Watches and page tokens from earlier revisions then fail.
 func (s *Store) Compact(ctx context.Context, revision int64) error {
 	var id [16]byte
 	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
@@ -248,13 +254,13 @@ func (s *Store) Compact(ctx context.Context, revision int64) error {
 	return err
 }
 
-// Now is the time that an update beginning now would stamp.
+// Now returns the time that an update would get if it began now.
 func (s *Store) Now() cloud.Time {
 	return max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime())
 }
 
-// history maps the engine's refusals of old revisions, also after a snapshot took the state's place, to what a caller
-// can do about it.
+// history turns the engine's errors for revisions that are no longer kept (compacted, or replaced by a snapshot) into
+// an OutOfRange fault.
 func history(err error) error {
 	if errors.Is(err, mvcc.ErrCompacted) || errors.Is(err, mvcc.ErrRestored) {
 		return fault.New(fault.OutOfRange, "the history from there is no longer kept: read again").WithReason("HISTORY_EXPIRED").Because(err)

@@ -9,23 +9,23 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Table is the records of one type. Its keys are paths below its name, so that a path's beginning selects all below it:
-// vm/<project>/<id>. Parts of a path hold no slash.
+// Table holds the records of one type. A key is the table's name followed by a path of IDs, such as vm/<project>/<id>,
+// so that a prefix of a path selects all records below it. Parts of a path contain no slash.
 //
-// Values are CBOR (RFC 8949) after a byte of version. Fields are known by name: a member that is older ignores what it
-// does not know, one that is newer sees zero for what is not there.
+// Values are CBOR (RFC 8949) after one byte for the version of the encoding. Fields are identified by name: older
+// members ignore fields that they do not have, and newer members decode missing fields as zero.
 type Table[T any] struct{ name string }
 
-// NewTable names a table. Two tables of one name would share their records.
+// NewTable returns the table of that name. Names must be unique: two tables of one name share their records.
 func NewTable[T any](name string) Table[T] { return Table[T]{name} }
 
 const recordVersion = 1
 
-// lenient reads texts that are not UTF-8 too: what was written can be read.
+// lenient also decodes strings that are not UTF-8, because the encoder accepts them.
 var lenient = func() cbor.DecMode {
 	mode, err := cbor.DecOptions{UTF8: cbor.UTF8DecodeInvalid}.DecMode()
 	if err != nil {
-		panic(err) // only for options that there are not
+		panic(err) // only if the options are invalid
 	}
 	return mode
 }()
@@ -44,18 +44,18 @@ func (t Table[T]) key(path []string) []byte {
 	return key
 }
 
-// below is the range of all keys below a path.
+// below returns the range of all keys below a path.
 func (t Table[T]) below(path []string) (start, end []byte) {
 	start = append(t.key(path), '/')
 	return start, command.PrefixEnd(start)
 }
 
-// path is the parts of a key below the table's name.
+// path returns the parts of a key after the table's name.
 func (t Table[T]) path(key []byte) []string {
 	return strings.Split(string(key[len(t.name)+1:]), "/")
 }
 
-// checkPath refuses parts that would be read as something else.
+// checkPath returns an error if a part is empty or contains a slash: the key would be that of another path.
 func checkPath(path []string) error {
 	for _, p := range path {
 		if p == "" || strings.Contains(p, "/") {
@@ -65,7 +65,7 @@ func checkPath(path []string) error {
 	return nil
 }
 
-// Get is the record at path, nil when there is none.
+// Get returns the record at path, nil if there is none.
 func (t Table[T]) Get(r Reader, path ...string) (*T, error) {
 	if err := checkPath(path); err != nil {
 		return nil, nil
@@ -78,7 +78,7 @@ func (t Table[T]) Get(r Reader, path ...string) (*T, error) {
 	return t.decode(key, value)
 }
 
-// Has reports whether there is a record at path.
+// Has reports whether a record exists at path.
 func (t Table[T]) Has(r Reader, path ...string) (bool, error) {
 	if err := checkPath(path); err != nil {
 		return false, nil
@@ -87,7 +87,7 @@ func (t Table[T]) Has(r Reader, path ...string) (bool, error) {
 	return value != nil, err
 }
 
-// Put writes the record at path. An error shows when the update commits.
+// Put writes the record at path. Update returns the error of a Put that failed.
 func (t Table[T]) Put(tx *Tx, value *T, path ...string) {
 	err := checkPath(path)
 	var body []byte
@@ -103,22 +103,24 @@ func (t Table[T]) Put(tx *Tx, value *T, path ...string) {
 	tx.put(t.key(path), append([]byte{recordVersion}, body...))
 }
 
-// Delete removes the record at path; nothing happens when there is none.
+// Delete removes the record at path. It is a no-op if there is none.
 func (t Table[T]) Delete(tx *Tx, path ...string) { tx.delete(t.key(path)) }
 
-// Record is a value with where it stands.
+// Record is a value with its path in the table.
 type Record[T any] struct {
 	Path  []string
 	Value *T
 }
 
-// List is up to limit records below path, in order of their paths; 0 is no limit. more says that it is not all.
+// List returns up to limit records below path in order of their paths; 0 means no limit. more reports whether there are
+// further records.
 func (t Table[T]) List(r Reader, limit int, path ...string) (records []Record[T], more bool, err error) {
 	start, end := t.below(path)
 	return t.list(r, start, end, limit)
 }
 
-// ListAfter is List from behind the record at after, which need not be there; from the first when after is empty.
+// ListAfter returns the same as List, but only records that follow the path after. No record needs to exist at after.
+// An empty after starts at the first record.
 func (t Table[T]) ListAfter(r Reader, limit int, after []string, path ...string) (records []Record[T], more bool, err error) {
 	if len(after) == 0 {
 		return t.List(r, limit, path...)

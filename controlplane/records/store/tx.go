@@ -11,12 +11,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// View is one consistent moment of the records.
+// View is a consistent snapshot of the records.
 type View struct {
 	snap *mvcc.Snapshot
-	// revision, when set, looks at an older moment.
+	// revision is the older revision to read at; 0 is that of snap.
 	revision int64
-	// reads and writes are those of the transaction that the View belongs to; nil outside one.
+	// reads and writes belong to the transaction of this View; both are nil outside a transaction.
 	reads  *reads
 	writes map[string]write
 }
@@ -26,7 +26,7 @@ type write struct {
 	delete bool
 }
 
-// reads are the guards of a transaction, each once.
+// reads holds the guards of a transaction without duplicates.
 type reads struct {
 	guards []command.Guard
 	seen   map[string]bool
@@ -45,7 +45,7 @@ type Reader interface{ view() *View }
 
 func (v *View) view() *View { return v }
 
-// Revision is the moment's.
+// Revision returns the revision that the View reads at.
 func (v *View) Revision() int64 {
 	if v.revision != 0 {
 		return v.revision
@@ -53,10 +53,10 @@ func (v *View) Revision() int64 {
 	return v.snap.Revision()
 }
 
-// at is the same keyspace at an older revision, outside any transaction.
+// at returns a View of an older revision that belongs to no transaction.
 func (v *View) at(revision int64) *View { return &View{snap: v.snap, revision: revision} }
 
-// get is for the newest moment: only lists look at older ones.
+// get returns the value of a key, nil if there is none. It ignores v.revision: only lists read older revisions.
 func (v *View) get(key []byte) ([]byte, error) {
 	if w, ok := v.writes[string(key)]; ok {
 		return w.value, nil
@@ -76,12 +76,13 @@ func (v *View) get(key []byte) ([]byte, error) {
 
 type pair struct{ key, value []byte }
 
-// scan reads up to limit records of [start, end) in order; 0 is no limit. In a transaction its own writes are seen, and
-// what was looked at is guarded: the whole range, or up to the last key that was returned.
+// scan reads up to limit records of [start, end) in key order; 0 means no limit. In a transaction the result includes
+// the transaction's own writes, and scan adds a guard for the range that it read: all of it, or up to the last key
+// returned.
 func (v *View) scan(start, end []byte, limit int) (found []pair, more bool, err error) {
 	ask := limit
 	if len(v.writes) > 0 {
-		ask = 0 // own writes may add or hide any
+		ask = 0 // own writes may add or hide records
 	}
 	asked := mvcc.RangeOptions{Key: start, End: end, Limit: ask, Revision: v.revision}
 	res, err := v.snap.Range(asked)
@@ -115,15 +116,15 @@ func (v *View) scan(start, end []byte, limit int) (found []pair, more bool, err 
 type Tx struct {
 	View
 	now cloud.Time
-	// err is the first failure of a write, which Update returns.
+	// err is the first error of a write. Update returns it.
 	err error
 }
 
-// Now is the transaction's time.
+// Now returns the transaction's time.
 func (tx *Tx) Now() cloud.Time { return tx.now }
 
-// Unguarded reads without making what it sees a condition of the commit: for choices that stay right when the records
-// have moved on, such as which of the oldest to remove.
+// Unguarded returns a View whose reads are not checked for conflicts at commit. Use it for choices that stay valid when
+// the records change, such as which of the oldest records to remove.
 func (tx *Tx) Unguarded() *View { return &View{snap: tx.snap, writes: tx.writes} }
 
 func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: value} }
@@ -145,7 +146,7 @@ func (tx *Tx) DropUnchanged() error {
 	return nil
 }
 
-// txn is the transaction as the engine takes it, in key order so that the same changes are the same bytes.
+// txn encodes the transaction for the engine. Operations are sorted by key, so that equal changes have equal bytes.
 func (tx *Tx) txn() command.Txn {
 	t := command.Txn{Time: tx.now, Guards: tx.reads.guards}
 	for _, key := range slices.Sorted(maps.Keys(tx.writes)) {

@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// Change is one record's change.
+// Change is a change of one record.
 type Change[T any] struct {
 	Path []string
 	// Value is the record after the change, nil when it was deleted.
@@ -20,19 +20,19 @@ type Change[T any] struct {
 // batch and its decoded form; there may be thousands of such watches.
 const watchBytes = 16 << 10
 
-// Watch follows the records below a path. Close it.
+// Watch returns the changes of the records below a path, or of one record. Call Close when done.
 type Watch[T any] struct {
 	table   Table[T]
 	watcher *watch.Watcher
 }
 
-// Watch follows everything below path from a revision on; the changes of that revision are included.
+// Watch returns a Watch of the records below path. It starts at the revision from, inclusive.
 func (t Table[T]) Watch(s *Store, from int64, path ...string) *Watch[T] {
 	start, end := t.below(path)
 	return t.watch(s, watch.Options{Key: start, End: end, FromRevision: from, PrevKV: true})
 }
 
-// WatchOne follows one record from a revision on.
+// WatchOne returns a Watch of the record at path. It starts at the revision from, inclusive.
 func (t Table[T]) WatchOne(s *Store, from int64, path ...string) *Watch[T] {
 	return t.watch(s, watch.Options{Key: t.key(path), FromRevision: from, PrevKV: true})
 }
@@ -42,11 +42,11 @@ func (t Table[T]) watch(s *Store, opts watch.Options) *Watch[T] {
 	return &Watch[T]{table: t, watcher: s.opts.Engine.Watch(opts)}
 }
 
-// Close ends the watch; a Next that waits returns.
+// Close ends the watch. A blocked Next returns an error.
 func (w *Watch[T]) Close() { w.watcher.Close() }
 
-// Next waits for changes and returns them in log order, with the revision up to which nothing was missed. OutOfRange
-// when the reader is too far behind: read again and watch from there.
+// Next waits for changes and returns them in log order, with the revision up to which the watch is complete. It returns
+// OutOfRange if the next change is no longer kept: read the records again and watch from the revision of that read.
 func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int64, err error) {
 	batch, err := w.watcher.Next(ctx)
 	if err != nil {
@@ -69,8 +69,8 @@ func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int6
 	return changes, batch.Revision, nil
 }
 
-// Await waits until done says that the record at path is as wished, and returns it. A record that is not there is nil
-// to done. It looks at every change once, in order, from the record as it is now.
+// Await waits until done returns true for the record at path, and returns the record. It calls done with the current
+// record and then once per change, in order, with nil if the record does not exist. An error of done ends the wait.
 func Await[T any](ctx context.Context, s *Store, t Table[T], done func(*T) (bool, error), path ...string) (*T, error) {
 	var record *T
 	var from int64

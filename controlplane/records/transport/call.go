@@ -77,11 +77,10 @@ func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []b
 	}
 }
 
-// unknown is the error of a call of which nobody knows what it did: the caller's own when it is the caller that gave up,
-// not gRPC's word for it.
+// unknown returns the error of a call whose outcome is not known: the error of ctx if ctx has ended, else err.
 func unknown(ctx context.Context, err error) error {
 	if at, ok := ctx.Deadline(); ok && status.Code(err) == codes.DeadlineExceeded && time.Until(at) < time.Second {
-		<-ctx.Done() // the other member's clock was ahead by a little
+		<-ctx.Done() // the other member timed out slightly earlier than this one
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -101,10 +100,10 @@ func request(command string, body []byte, caller *cloud.Caller) (*peerv1.CallReq
 	return r, nil
 }
 
-// faults decodes maps in a fault's details as JSON can say them again.
+// faults decodes maps in a fault's details with string keys, so that they can be encoded as JSON.
 var faults = cbor.DecOptions{DefaultMapType: reflect.TypeFor[map[string]any]()}
 
-// outcome is the error that an answer carries.
+// outcome decodes the error of a response. It returns nil if the call succeeded.
 func outcome(notLeader bool, encoded []byte, internal string) error {
 	switch {
 	case notLeader:
@@ -125,7 +124,7 @@ func outcome(notLeader bool, encoded []byte, internal string) error {
 	return nil
 }
 
-// said splits an error into what outcome reads.
+// said encodes an error for a response. It is the inverse of outcome.
 func said(err error) (notLeader bool, encoded []byte, internal string) {
 	switch f, ok := fault.From(err); {
 	case err == nil:

@@ -10,30 +10,30 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// direct is a command for a certain member, whoever leads.
+// direct is a command that runs on the member that receives it, whether or not that member leads.
 type direct struct {
 	run func(ctx context.Context, from uint64, body []byte) ([]byte, error)
-	// open is for members that are not known here, too.
+	// open admits callers that are not known members.
 	open bool
 }
 
-// HandleDirect adds a command that other members call on this one. Call it before serving.
+// HandleDirect registers a command that other members call on this one with Direct. Call it before serving.
 func (m *Mesh) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f}
 }
 
-// HandleStranger is HandleDirect for who holds the cluster key and is not known here: from is what its certificate says,
-// 0 for one that has no id yet.
+// HandleStranger registers a command that any holder of a member certificate of the cluster may call, even if it is not
+// a known member. from is the member ID in the certificate, 0 for a member that has no ID yet. Call it before serving.
 func (m *Mesh) HandleStranger(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f, open: true}
 }
 
-// Direct calls a command on a member. Errors are as those of leader.Caller.
+// Direct calls a command of HandleDirect on a member. It returns the same errors as leader.Caller.
 func (m *Mesh) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
 	return m.Call(ctx, member, command, body, nil)
 }
 
-// Ask calls a command that is for strangers on whichever member serves the address (host:port).
+// Ask calls a command of HandleStranger on the member at an address (host:port), which may be any member.
 func (m *Mesh) Ask(ctx context.Context, address, command string, body []byte) ([]byte, error) {
 	conn, err := m.dial(address, mtls.OnlyKind(mtls.Member))
 	if err != nil {
@@ -50,8 +50,8 @@ func (m *Mesh) Ask(ctx context.Context, address, command string, body []byte) ([
 	return answer.GetBody(), nil
 }
 
-// Verify fails unless the member answers at the address (host:port) with its own certificate. It closes the connection
-// after the TLS handshake, which verifies the certificate and its key.
+// Verify returns an error unless the server at the address (host:port) has the member's certificate. It closes the
+// connection after the TLS handshake, which verifies the certificate and its key.
 func (m *Mesh) Verify(ctx context.Context, address string, member uint64) error {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), func(other mtls.ID) error { return isMember(other, member) })
 	config.Time, config.NextProtos = m.opts.Now, []string{"h2"}
@@ -62,7 +62,7 @@ func (m *Mesh) Verify(ctx context.Context, address string, member uint64) error 
 	return conn.Close()
 }
 
-// serveDirect runs a command of this member's own, if it is one.
+// serveDirect runs a command of HandleDirect or HandleStranger. ours is false if r is another command.
 func (m *Mesh) serveDirect(ctx context.Context, r *peerv1.CallRequest) (answer *peerv1.CallResponse, ours bool, err error) {
 	d, ours := m.direct[r.GetCommand()]
 	if !ours {

@@ -10,12 +10,13 @@ import (
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 )
 
-// imageStall gives up a member of which no piece of an image came for so long.
+// imageStall is the time without data after which reading an image is abandoned.
 const imageStall = 15 * time.Second
 
 var errStalled = errors.New("the member stopped sending the image")
 
-// ReadImage reads an image's bytes from a member. Close it; a member that stops sending makes Read fail.
+// ReadImage returns a reader of an image's bytes on a member, from an offset on. Read fails if the member sends nothing
+// for imageStall. Call Close when done.
 func (m *Mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
 	client, err := m.reach(ctx, member)
 	if err != nil {
@@ -30,7 +31,7 @@ func (m *Mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offs
 	return &imageReader{member: member, ctx: ctx, cancel: cancel, stall: imageStall, recv: s.Recv}, nil
 }
 
-// imageReader is an image on its way. One goroutine reads it.
+// imageReader reads an image from another member. Only one goroutine may call Read.
 type imageReader struct {
 	member uint64
 	ctx    context.Context

@@ -11,48 +11,50 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// raftProtocol is what connections for envelopes are chosen by in the TLS handshake (ALPN, RFC 7301), with the major
-// version of how they are framed.
+// raftProtocol is the ALPN protocol (RFC 7301) of connections for envelopes. The number is the version of the framing.
 const raftProtocol = "trivet-raft/1"
 
 const (
-	// queue is how many envelopes wait for one member.
+	// queue is how many envelopes may wait for one member.
 	queue = 8192
-	// frameBytes is about how much of them is encoded before it is written; the last one may exceed it by its own size.
+	// frameBytes is how many bytes of waiting envelopes are encoded before they are written. The last envelope may
+	// exceed it by its own size.
 	frameBytes = 256 << 10
-	// lightBytes is the largest payload that whoever sends it encodes and writes itself.
+	// lightBytes is the largest payload, in bytes, that the sending goroutine encodes and writes itself.
 	lightBytes = 16 << 10
-	// headBytes is the length before a frame.
+	// headBytes is the size of the length that precedes each frame.
 	headBytes = 4
-	// burst is how soon after another an envelope is left to the writer, who makes one write of many.
+	// burst is the interval after an envelope in which further ones are left to the writer goroutine, which combines
+	// them into one write.
 	burst = 20 * time.Microsecond
-	// mostRefusal is the largest frame that a member may answer with.
+	// mostRefusal is the largest frame, in bytes, that a member may send in response.
 	mostRefusal = 64 << 10
-	// connectTime bounds how long a connection takes to come about, shortestWait and longestWait the time between two.
+	// connectTime is the timeout of a connection attempt. shortestWait and longestWait bound the time between two
+	// attempts.
 	connectTime  = 2 * time.Second
 	shortestWait = 50 * time.Millisecond
 	longestWait  = time.Second
 )
 
-// patience is how long a connection for envelopes is believed in.
+// patience holds the timeouts of connections for envelopes.
 type patience struct {
-	ask    time.Duration // how often the other side is asked whether it is there
-	answer time.Duration // how long it may take to answer, or to take some of what is written
-	quiet  time.Duration // how long the receiver waits without being asked, or getting much
+	ask    time.Duration // interval between two pings
+	answer time.Duration // timeout of the response to a ping, and of a write to the socket
+	quiet  time.Duration // after this time without a ping or much data the receiver closes the connection
 }
 
-// lane takes envelopes to one member, in order. Whoever sends a light one writes it itself when nothing else is under way,
-// as far as the socket takes it; all else, and what comes in bursts, is left to the lane's writer. So nobody who sends
-// waits, and what is sent alone costs no change of goroutines.
+// lane sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other write
+// is in progress, as far as the socket accepts it without blocking. Other envelopes, and those of a burst, wait for the
+// lane's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine switch.
 type lane struct {
-	wake chan struct{} // capacity 1: something waits, or is half written
+	wake chan struct{} // capacity 1: an envelope waits or is partly written
 
 	mu      sync.Mutex
 	waiting []message.Envelope // at most queue
 	wire    *wire              // nil without a connection
-	busy    bool               // the wire is the writer's alone
-	last    time.Time          // when something was sent
-	frame   []byte             // encoded by who sends
+	busy    bool               // only the writer goroutine may use the wire
+	last    time.Time          // time of the last send
+	frame   []byte             // buffer for the envelopes that send encodes
 }
 
 func newLane() *lane { return &lane{wake: make(chan struct{}, 1)} }
@@ -64,8 +66,8 @@ func (l *lane) ring() {
 	}
 }
 
-// send takes an envelope, or forgets it when too many wait: raft sends again. It does not wait for the network. The error
-// is that of an envelope that cannot be encoded.
+// send sends or queues an envelope, and drops it if the queue is full; raft sends again. It never blocks on the
+// network. It returns an error only if the envelope cannot be encoded.
 func (l *lane) send(e *message.Envelope) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,13 +93,13 @@ func (l *lane) send(e *message.Envelope) error {
 		empty, err = l.wire.out.try()
 	}
 	if err != nil || !empty {
-		l.busy = true // the writer waits for the socket, and meets the error again if there is one
+		l.busy = true // the writer goroutine waits for the socket; a write error occurs there again
 		l.ring()
 	}
 	return nil
 }
 
-// light says whether an envelope is small enough to be written by who sends it.
+// light reports whether an envelope is small enough for the sending goroutine to write it.
 func light(e *message.Envelope) bool {
 	if len(e.Raft.GetEntries())+len(e.Payloads)+len(e.Heartbeats) > 256 {
 		return false
@@ -112,7 +114,7 @@ func light(e *message.Envelope) bool {
 	return size <= lightBytes
 }
 
-// appendFrame appends an envelope and its length. buf stays as it was when it cannot be encoded.
+// appendFrame appends the length of an envelope and the envelope to buf. On an error it returns buf unchanged.
 func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	start := len(buf)
 	out, err := e.AppendTo(append(buf, make([]byte, headBytes)...))
@@ -123,7 +125,7 @@ func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	return out, nil
 }
 
-// open makes the lane write to a connection.
+// open makes the lane write to a new connection.
 func (l *lane) open(w *wire) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,14 +133,15 @@ func (l *lane) open(w *wire) {
 	l.ring()
 }
 
-// close ends that, and forgets what waits: it is old by the time a connection is there again.
+// close detaches the connection and drops the waiting envelopes, which would be outdated on the next connection.
 func (l *lane) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wire, l.waiting = nil, nil
 }
 
-// take is what waits; the wire is the writer's until there is nothing more.
+// take returns and removes the waiting envelopes. If there are any, only the writer goroutine may use the wire until a
+// later take finds none.
 func (l *lane) take() []message.Envelope {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,14 +151,14 @@ func (l *lane) take() []message.Envelope {
 	return batch
 }
 
-// claim keeps those who send from writing until the next take.
+// claim reserves the wire for the writer goroutine until the next take.
 func (l *lane) claim() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.busy = true
 }
 
-// pump keeps a connection for envelopes to one member.
+// pump keeps a connection for envelopes to one member open until ctx ends.
 func (m *Mesh) pump(ctx context.Context, l *link) {
 	said, wait := "", shortestWait
 	for ctx.Err() == nil {
@@ -164,7 +167,7 @@ func (m *Mesh) pump(ctx context.Context, l *link) {
 		if ctx.Err() != nil {
 			return
 		}
-		// Once is enough for whoever reads the log, until it has worked for a while; a refusal also when it is another.
+		// Log a failure once, until a connection has lasted a while, but log each new refusal.
 		if time.Since(began) > 10*time.Second {
 			said, wait = "", shortestWait
 		}
@@ -190,11 +193,11 @@ func (m *Mesh) pump(ctx context.Context, l *link) {
 	}
 }
 
-// stream sends envelopes until something fails; the error is never nil. It does not wait for a member that cannot be
-// reached, so that what is sent to it meanwhile is dropped and not kept until it is back.
+// stream connects and sends envelopes until an error, which is never nil. If the member cannot be reached stream
+// returns at once, so that envelopes to it are dropped meanwhile instead of queued until it is back.
 func (m *Mesh) stream(ctx context.Context, l *link) error {
 	select {
-	case <-l.called: // it is about to be
+	case <-l.called: // this attempt responds to the signal
 	default:
 	}
 	w, err := m.connect(ctx, l)
@@ -211,7 +214,7 @@ func (m *Mesh) stream(ctx context.Context, l *link) error {
 	return err
 }
 
-// write writes what those who send leave to it, until something fails. over is how listening ended, and has been read
+// write sends the queued envelopes and the pings until an error. over receives the error of listen; write has read it
 // when it returns.
 func (m *Mesh) write(l *link, w *wire, over <-chan error) error {
 	ask := time.NewTicker(m.patience.ask)
@@ -232,7 +235,7 @@ func (m *Mesh) write(l *link, w *wire, over <-chan error) error {
 		if err == nil {
 			continue
 		}
-		// The other side may have said why, which is worth more.
+		// Prefer the reason that the other member may have sent before it closed the connection.
 		enough := time.AfterFunc(farewellTime, func() { w.Close() })
 		defer enough.Stop()
 		if said := <-over; isFault(said) {
@@ -244,9 +247,9 @@ func (m *Mesh) write(l *link, w *wire, over <-chan error) error {
 
 func isFault(err error) bool { _, ok := fault.From(err); return ok }
 
-// drain writes what waits. What cannot be encoded is lost like anything else that cannot be sent.
+// drain writes all waiting envelopes. It logs and drops those that cannot be encoded.
 func (m *Mesh) drain(l *link, w *wire) error {
-	// What was half written comes first, and nobody else writes meanwhile.
+	// Write the rest of a partly written frame first; claim keeps senders from writing meanwhile.
 	l.lane.claim()
 	if err := w.out.flush(0); err != nil {
 		return err
@@ -265,7 +268,7 @@ func (m *Mesh) drain(l *link, w *wire) error {
 		if len(buf) < frameBytes && i < len(batch)-1 {
 			continue
 		}
-		// In pieces, so that what is encrypted and not written yet stays small.
+		// Write in pieces, to bound the size of the data that is encrypted but not yet written.
 		for left := buf; len(left) > 0; {
 			n := min(len(left), mostKept)
 			if _, err := w.Write(left[:n]); err != nil {
@@ -280,7 +283,7 @@ func (m *Mesh) drain(l *link, w *wire) error {
 			buf = nil
 		}
 	}
-	l.lane.ring() // the wire is the writer's until it has found nothing more
+	l.lane.ring() // drain runs again, because only a take that finds nothing releases the wire
 	return w.out.flush(0)
 }
 

@@ -13,24 +13,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// link is the way to one other member.
+// link holds the connections to one other member.
 type link struct {
 	member  uint64
 	address string
 	conn    *grpc.ClientConn
-	// stop ends the pump, nil while there is none.
+	// stop ends the pump; nil while the pump is not running.
 	stop context.CancelFunc
 	lane *lane
-	// called says that the member has called here. Capacity 1.
+	// called receives a signal when the member has connected to this one. Capacity 1.
 	called chan struct{}
-	// snapshots holds one on its way out at a time.
+	// snapshots is a semaphore of size 1 for sending snapshots.
 	snapshots chan struct{}
-	// arriving holds those on their way in: one, and one before it whose connection is not known to be dead yet.
+	// arriving is a semaphore of size 2 for receiving snapshots: a current one, and an earlier one on a dead connection
+	// that has not been detected yet.
 	arriving chan struct{}
 }
 
-// SetMembers makes these the members that are known, by their addresses (host:port), and says who was removed. What is
-// under way to those who stay where they are goes on.
+// SetMembers sets the known members by their addresses (host:port), and the IDs of removed members. Transfers to
+// members whose address does not change continue.
 func (m *Mesh) SetMembers(addresses map[uint64]string, removed []uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,7 +71,7 @@ func (m *Mesh) SetMembers(addresses map[uint64]string, removed []uint64) error {
 	return nil
 }
 
-// Members are the addresses of the other members that are known.
+// Members returns the addresses of the other known members by ID.
 func (m *Mesh) Members() map[uint64]string {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -81,7 +82,7 @@ func (m *Mesh) Members() map[uint64]string {
 	return out
 }
 
-// start begins to send to a member. m.mu is held.
+// start starts the pump of a member. The caller holds m.mu.
 func (m *Mesh) start(l *link) {
 	ctx, cancel := context.WithCancel(m.ctx)
 	l.stop = cancel
@@ -97,7 +98,7 @@ func (m *Mesh) link(member uint64) *link {
 	return m.links[member]
 }
 
-// dial prepares a connection to whoever accept accepts.
+// dial returns a connection to address, not yet open, to a server whose certificate accept must accept.
 func (m *Mesh) dial(address string, accept mtls.Accept) (*grpc.ClientConn, error) {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), accept)
 	config.Time = m.opts.Now

@@ -10,24 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outlet is the socket under a TLS connection. It keeps the records that TLS writes until somebody passes them on: at
-// once as far as the socket takes them (try), or waiting for it (flush). So encrypting never waits for the network, and a
-// record that the socket took only half of is not lost.
+// outlet is the socket below a TLS connection. It buffers the records that TLS writes until try sends them without
+// blocking or flush sends them, waiting for the socket. So encryption never waits for the network, and the rest of a
+// partly written record is kept.
 type outlet struct {
 	net.Conn
 	raw syscall.RawConn
-	// patience is how long flush waits for the socket to take some of what is kept.
+	// patience is the timeout of flush for each piece.
 	patience time.Duration
 
 	mu   sync.Mutex
-	hold bool // after the handshake
+	hold bool // buffer writes: set after the handshake
 	kept []byte
 }
 
 const (
-	// mostKept is about how much is kept by who flushes before it waits for the socket.
+	// mostKept is roughly how many bytes the writer goroutine buffers before it waits for the socket.
 	mostKept = 256 << 10
-	// piece is what the socket has to take within the outlet's patience.
+	// piece is the number of bytes that the socket must accept within the outlet's patience.
 	piece = 64 << 10
 )
 
@@ -43,7 +43,7 @@ func newOutlet(conn net.Conn, patience time.Duration) (*outlet, error) {
 	return &outlet{Conn: conn, raw: raw, patience: patience}, nil
 }
 
-// shaken ends the handshake, in which what is written goes out at once.
+// shaken starts to buffer writes. During the TLS handshake they are sent at once.
 func (o *outlet) shaken() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,7 +61,7 @@ func (o *outlet) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// try passes on what the socket takes without waiting, and says whether nothing is left.
+// try sends what the socket accepts without blocking. empty reports whether the buffer is empty.
 func (o *outlet) try() (empty bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -89,7 +89,7 @@ func (o *outlet) try() (empty bool, err error) {
 	return len(o.kept) == 0, nil
 }
 
-// flush passes all on when more than most is kept.
+// flush sends the whole buffer if it holds more than most bytes, waiting for the socket.
 func (o *outlet) flush(most int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -1,12 +1,18 @@
-// Package peer connects the members of a control plane, on port 2380, each proven by its certificate: raft's envelopes
-// and snapshots, the leader's commands, the bytes of images.
+// Package transport connects the members of a control plane on port 2380 with mutual TLS. It carries raft messages
+// (envelopes) and snapshots, commands for the leader, and the bytes of images.
 //
-// A Mesh is the transport of consensus and the Caller of lead. To each other member it keeps a connection of gRPC, and
-// one for envelopes alone (lane.go, wire.go, receive.go): frames on TLS, written by whoever sends them as long as none
-// wait, because every change of goroutines on the way shows in the time that a write takes. The two share the port; the
-// handshake tells them apart. What cannot be sent is dropped, as raft expects. Who the members are it is told
-// (SetMembers), at any time: whoever else holds the cluster key may ask to be let in, and nothing more. It knows no
-// records.
+// The main type is Mesh, which implements consensus.Transport and leader.Caller.
+//
+// Decisions:
+//   - A member keeps two connections to each other member: one for gRPC, and one for the envelopes that it sends
+//     (lane.go, wire.go, receive.go). Both use the same port; the TLS handshake selects the protocol (ALPN).
+//   - Envelopes are frames on TLS. The sending goroutine writes a frame itself as long as none wait, because each
+//     switch between goroutines adds to the latency of a write.
+//   - An envelope that cannot be sent is dropped, as raft expects.
+//   - SetMembers sets the members and may be called at any time. Other holders of a certificate of the cluster may only
+//     call the commands of HandleStranger, such as a request to join.
+//
+// The package must not know records.
 package transport
 
 import (
@@ -36,36 +42,37 @@ import (
 )
 
 const (
-	// maxMessage is the limit of a message of gRPC on this port.
+	// maxMessage is the limit of a gRPC message on this port, in bytes.
 	maxMessage = message.MaxBytes + 1<<20
-	// reachTime is how long a call waits for a connection.
+	// reachTime is how long a call waits for a connection to be established.
 	reachTime = time.Second
 )
 
-// Options of a Mesh; all are required but those that say otherwise.
+// Options of a Mesh. All fields are required unless stated otherwise.
 type Options struct {
 	Self uint64
-	// Members are the addresses (host:port) of the members known at first; this one counts for nothing. Optional.
+	// Members holds the initial addresses (host:port) by member ID. An entry for Self is ignored. Optional.
 	Members map[uint64]string
-	// Certificate is this member's own.
+	// Certificate is this member's certificate.
 	Certificate mtls.Source
 	Authority   *mtls.Authority
 	Log         *slog.Logger
-	// Now is the clock that certificates are judged by; time.Now when nil.
+	// Now is the clock for the validity of certificates; time.Now when nil.
 	Now func() time.Time
-	// Stranger hears of members that call and are not known here: this one may be behind. It must not block. Optional.
+	// Stranger is called with the ID of an unknown member that connects, because this member's list may be out of date.
+	// It must not block. Optional.
 	Stranger func(member uint64)
-	// Removed hears that another member has refused this one as removed. Optional.
+	// Removed is called when another member refuses this one because it was removed from the cluster. Optional.
 	Removed func()
 }
 
-// Images are a member's image files.
+// Images opens a member's image files.
 type Images interface {
-	// Open opens the verified copy of an image; NotFound without one.
+	// Open opens the verified copy of an image. It returns NotFound if there is none.
 	Open(sha256 string) (io.ReadSeekCloser, error)
 }
 
-// Mesh is one member's connections.
+// Mesh holds the connections of one member to all others.
 type Mesh struct {
 	opts Options
 
@@ -78,11 +85,11 @@ type Mesh struct {
 
 	patience patience
 
-	// ctx is Run's, nil while it does not run, and over says that it will not again; sending are the snapshots under way.
+	// ctx is the context of Run, nil while Run is not running. over is set when Run has ended; it cannot run again.
 	mu      sync.RWMutex
 	links   map[uint64]*link
 	removed map[uint64]bool
-	inbound map[net.Conn]uint64 // that envelopes come in on, by whom once that is clear
+	inbound map[net.Conn]uint64 // incoming connections for envelopes; 0 until the member is verified
 	ctx     context.Context
 	over    bool
 
@@ -94,7 +101,7 @@ var (
 	_ leader.Caller       = (*Mesh)(nil)
 )
 
-// New makes a mesh. It dials nothing before Run.
+// New returns a Mesh. It opens no connection before Run.
 func New(opts Options) (*Mesh, error) {
 	m := &Mesh{
 		opts: opts, links: map[uint64]*link{}, direct: map[string]direct{}, inbound: map[net.Conn]uint64{},
@@ -103,7 +110,7 @@ func New(opts Options) (*Mesh, error) {
 	return m, m.SetMembers(opts.Members, nil)
 }
 
-// isMember accepts the certificate of one member.
+// isMember returns an error unless id is that of the member.
 func isMember(id mtls.ID, member uint64) error {
 	if id.Kind != mtls.Member || id.Name != strconv.FormatUint(member, 10) {
 		return fmt.Errorf("%s answers at the address of member %d", id, member)
@@ -111,12 +118,12 @@ func isMember(id mtls.ID, member uint64) error {
 	return nil
 }
 
-// Attach gives the mesh what it serves.
+// Attach sets the services that the mesh calls for other members. Call it before Run and Register.
 func (m *Mesh) Attach(runner *consensus.Runner, commands *leader.Commands, images Images) {
 	m.runner, m.commands, m.images, m.deliver = runner, commands, images, runner.Deliver
 }
 
-// Register adds the service to the server of port 2380, whose credentials must be the mesh's Credentials.
+// Register adds the peer service to the gRPC server of port 2380. That server must use m.Credentials.
 func (m *Mesh) Register(g grpc.ServiceRegistrar) { peerv1.RegisterPeerServiceServer(g, &service{m: m}) }
 
 // Run sends envelopes and snapshots until ctx ends, then closes the connections.
@@ -153,7 +160,7 @@ func (m *Mesh) Send(e message.Envelope) {
 	}
 }
 
-// sender is the member that a call comes from, by its certificate; it must be known here.
+// sender returns the member that a call comes from, by its certificate. It returns an error if the member is unknown.
 func (m *Mesh) sender(ctx context.Context) (uint64, error) {
 	member, err := certified(ctx)
 	if err != nil {
@@ -162,7 +169,8 @@ func (m *Mesh) sender(ctx context.Context) (uint64, error) {
 	return m.known(member)
 }
 
-// known refuses a member that is none of this cluster's, as far as this one knows.
+// known returns member if it belongs to the cluster, and PermissionDenied if it was removed or is unknown here. It
+// reports an unknown member to Stranger.
 func (m *Mesh) known(member uint64) (uint64, error) {
 	m.mu.RLock()
 	known, removed := m.links[member] != nil, m.removed[member]
@@ -178,10 +186,10 @@ func (m *Mesh) known(member uint64) (uint64, error) {
 	return 0, fault.New(fault.PermissionDenied, "member %d is not known here", member)
 }
 
-// reasonRemoved tells a member that it is one no more.
+// reasonRemoved is the machine-readable reason (ErrorInfo) of errors to a member that was removed from the cluster.
 const reasonRemoved = "MEMBER_REMOVED"
 
-// saysRemoved reads it.
+// saysRemoved reports whether err has the reason reasonRemoved.
 func saysRemoved(err error) bool {
 	if f, ok := fault.From(err); ok {
 		return f.Reason == reasonRemoved
@@ -194,7 +202,7 @@ func saysRemoved(err error) bool {
 	return false
 }
 
-// certified is the member that a call comes from, by its certificate; 0 is one that knows no id yet.
+// certified returns the member that a call comes from, by its certificate; 0 for a member that has no ID yet.
 func certified(ctx context.Context) (uint64, error) {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
@@ -207,7 +215,8 @@ func certified(ctx context.Context) (uint64, error) {
 	return memberOf(info.State)
 }
 
-// reach waits a little for a connection to a member. Its error is the caller's own when that gave up meanwhile.
+// reach returns a client of a member, waiting up to reachTime for a connection. It returns ErrNotSent if there is none,
+// or the error of ctx if ctx has ended.
 func (m *Mesh) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
 	l := m.link(member)
 	if l == nil {

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// mostInbound bounds the connections for envelopes that are open here.
+	// mostInbound is the most incoming connections for envelopes.
 	mostInbound = 256
-	// farewellTime is how long a member that is refused may take to hear why.
+	// farewellTime is how long a refused member has to read the reason.
 	farewellTime = time.Second
-	// grain is how much room for a frame is made at a time: a length alone gets no memory.
+	// grain is the step, in bytes, in which the buffer of a frame grows: an announced length alone allocates no memory.
 	grain = 1 << 20
 )
 
-// Credentials are those of the gRPC server of port 2380, from what mtls.Server gives. Connections for envelopes, by the
-// protocol that was agreed on in the handshake, go to the mesh and not to gRPC.
+// Credentials returns the credentials for the gRPC server of port 2380, from a config that mtls.Server returned. It
+// passes connections whose ALPN protocol is raftProtocol to the mesh instead of to gRPC.
 func (m *Mesh) Credentials(config *tls.Config) credentials.TransportCredentials {
 	config = config.Clone()
 	config.NextProtos = []string{"h2", raftProtocol}
@@ -80,7 +80,7 @@ func (m *Mesh) take(conn net.Conn, state tls.ConnectionState) {
 	})
 }
 
-// hangUp ends all connections that envelopes come in on.
+// hangUp closes all incoming connections for envelopes.
 func (m *Mesh) hangUp() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,9 +89,10 @@ func (m *Mesh) hangUp() {
 	}
 }
 
-// receive takes envelopes from one member, which speaks for itself only. A fault is for the member to hear.
+// receive receives envelopes from one member until an error. It accepts only envelopes from that member to this one. A
+// returned fault is to be sent to the member.
 func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
-	// No deadlines for reading: gRPC sets and resets its own for the handshake, at any time up to now or a little later.
+	// Use no read deadlines: gRPC sets and resets its own for the handshake, at any time up to now or slightly later.
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
 			return err
 		}
 		m.deliver(e)
-		// Who has much to say over a slow line asks late.
+		// On a slow connection with much data pings arrive late, so data counts as a sign of life too.
 		if unheard += len(frame); unheard >= grain/4 {
 			quiet.Reset(m.patience.quiet)
 			unheard = 0
@@ -142,7 +143,8 @@ func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
 	}
 }
 
-// readFrame reads n bytes, with room that grows as they come, and tells of progress: large frames may take their time.
+// readFrame reads n bytes into frame, which grows as they arrive. It calls progress for each further piece, so that a
+// large frame does not time out.
 func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, error) {
 	for len(frame) < n {
 		start, more := len(frame), min(n-len(frame), grain)
@@ -161,8 +163,8 @@ func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, erro
 	return frame, nil
 }
 
-// greet makes this the connection of a member, in place of those that it had: they are not known to be dead yet. If that
-// member was believed to be away, it is there now.
+// greet registers conn as the connection of a member and closes the member's earlier ones, which may be dead without
+// having been detected. It also makes a pump that waits to reconnect to this member try at once.
 func (m *Mesh) greet(conn net.Conn, from uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -180,7 +182,7 @@ func (m *Mesh) greet(conn net.Conn, from uint64) {
 	}
 }
 
-// answer says that this member is there.
+// answer responds to a ping.
 func (m *Mesh) answer(conn net.Conn) error {
 	if err := conn.SetWriteDeadline(time.Now().Add(m.patience.answer)); err != nil {
 		return err
@@ -189,8 +191,8 @@ func (m *Mesh) answer(conn net.Conn) error {
 	return err
 }
 
-// refuse tells a member why nothing more is taken from it, and lets it hang up: what it has sent and nobody has read
-// would make the system drop the answer.
+// refuse sends a member the reason why the connection ends, and reads until the member closes the connection or
+// farewellTime has passed. Closing with unread data would make the kernel reset the connection and lose the reason.
 func (m *Mesh) refuse(conn net.Conn, f *fault.Fault) {
 	_, encoded, _ := said(f)
 	body, err := proto.Marshal(&peerv1.RaftClosed{Fault: encoded})
@@ -215,7 +217,7 @@ func (m *Mesh) accept(frame []byte, from uint64) (message.Envelope, error) {
 	return e, nil
 }
 
-// memberOf is the member at the other end of a connection, by its certificate; 0 is one that knows no id yet.
+// memberOf returns the member at the other end of a connection, by its certificate; 0 for a member that has no ID yet.
 func memberOf(state tls.ConnectionState) (uint64, error) {
 	id, ok := mtls.PeerID(state)
 	if !ok || id.Kind != mtls.Member {

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// service is the server's half: its methods have the names that the protocol gives them, which on Mesh are the client's.
+// service implements the gRPC service. It is a separate type because methods of the same names on Mesh are the
+// client's.
 type service struct {
 	peerv1.UnsafePeerServiceServer
 	m *Mesh
@@ -32,7 +33,7 @@ func (s *service) Call(ctx context.Context, r *peerv1.CallRequest) (*peerv1.Call
 	}
 	body, err := s.m.commands.Serve(ctx, r.GetCommand(), r.GetBody(), caller)
 	if err != nil && ctx.Err() != nil {
-		return nil, ctx.Err() // the caller's time is up, or it hung up: not a failure of ours
+		return nil, ctx.Err() // the caller's deadline passed or it canceled: not an error of this member
 	}
 	notLeader, encoded, internal := said(err)
 	return &peerv1.CallResponse{Body: body, NotLeader: notLeader, Fault: encoded, Internal: internal}, nil
@@ -71,10 +72,10 @@ func (s *service) ReadImage(r *peerv1.ReadImageRequest, stream peerv1.PeerServic
 	return Chunks(f, r.GetOffset(), func(b []byte) error { return stream.Send(&peerv1.ReadImageResponse{Data: b}) })
 }
 
-// chunk is the size of a piece of an image or of a snapshot in bytes.
+// chunk is the size of a piece of an image or a snapshot, in bytes.
 const chunk = 256 << 10
 
-// Chunks reads f from an offset in pieces of at most 256 KiB.
+// Chunks reads f from an offset to its end and passes it to send in pieces of at most 256 KiB.
 func Chunks(f io.ReadSeeker, offset uint64, send func([]byte) error) error {
 	if _, err := f.Seek(int64(offset), io.SeekStart); err != nil || int64(offset) < 0 {
 		return fault.Invalid("offset", "is outside of the image")

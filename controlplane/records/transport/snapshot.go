@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// snapshotStall gives up a snapshot of which nothing moved for so long.
+// snapshotStall is the time without progress after which sending a snapshot is abandoned.
 const snapshotStall = 30 * time.Second
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -91,7 +91,8 @@ func (m *Mesh) sendSnapshot(ctx context.Context, e message.Envelope, dir string)
 	return err
 }
 
-// refusal is why the other side ended a stream to which nothing can be sent any more (io.EOF, as gRPC has it).
+// refusal returns the status with which the receiver ended the stream, because Send itself returns only io.EOF then. It
+// returns other errors unchanged.
 func refusal(s peerv1.PeerService_SendSnapshotClient, err error) error {
 	if !errors.Is(err, io.EOF) {
 		return err
@@ -122,8 +123,8 @@ func sendFile(path, name string, send func(*peerv1.SnapshotChunk) error) error {
 	return send(&peerv1.SnapshotChunk{File: first, Crc32C: sum.Sum32(), Last: true})
 }
 
-// receiveSnapshot writes the files of a snapshot into a directory of its own and hands it to consensus when all of them
-// are whole.
+// receiveSnapshot writes the files of a snapshot to a new directory. When all files are complete and their checksums
+// match, it passes the directory to consensus.
 func (m *Mesh) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err error) {
 	from, err := m.sender(s.Context())
 	if err != nil {
@@ -177,7 +178,7 @@ func (m *Mesh) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err err
 	return s.SendAndClose(&peerv1.SnapshotReceived{})
 }
 
-// receiveFile writes one file, beginning with the chunk that names it.
+// receiveFile writes one file of a snapshot. c is its first chunk, which holds its name.
 func receiveFile(dir string, c *peerv1.SnapshotChunk, recv func() (*peerv1.SnapshotChunk, error)) error {
 	name := c.GetFile()
 	if !filepath.IsLocal(name) {
@@ -214,7 +215,7 @@ func receiveFile(dir string, c *peerv1.SnapshotChunk, recv func() (*peerv1.Snaps
 	return f.Sync()
 }
 
-// syncDirs makes the names of what was received as durable as its bytes.
+// syncDirs syncs all directories below dir, so that the names of the received files are durable.
 func syncDirs(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {

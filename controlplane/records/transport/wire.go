@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// wire is a connection that envelopes go out on.
+// wire is an outgoing connection for envelopes.
 type wire struct {
 	*tls.Conn
 	out *outlet
@@ -30,7 +30,7 @@ type wire struct {
 	answers time.Duration
 }
 
-// connect makes a connection for envelopes.
+// connect opens a connection for envelopes to a member.
 func (m *Mesh) connect(ctx context.Context, l *link) (*wire, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
@@ -59,10 +59,10 @@ func (m *Mesh) connect(ctx context.Context, l *link) (*wire, error) {
 	return &wire{Conn: t, out: out, answers: m.patience.answer}, nil
 }
 
-// Close cuts the connection at once: TLS would first wait for whoever writes.
+// Close closes the socket at once. Closing through TLS would first wait for a running write.
 func (w *wire) Close() error { return w.out.Conn.Close() }
 
-// ask asks whether the other side is there, unless it owes an answer. Only the writer asks.
+// ask sends a ping unless an earlier one has no response yet. Only the writer goroutine calls it.
 func (w *wire) ask() error {
 	w.mu.Lock()
 	asked := w.asked
@@ -87,10 +87,11 @@ func (w *wire) answered() error {
 	return w.SetReadDeadline(time.Time{})
 }
 
-// errClosed ends a connection that the other side ended without a word.
+// errClosed is the error of a connection that the other member closed without a reason.
 var errClosed = errors.New("the member closed the connection")
 
-// listen hears answers until the other side says why it takes no more, or the connection ends; the error is never nil.
+// listen receives responses to pings until the other member sends the reason why it closes the connection, or until the
+// connection ends. The error is never nil.
 func (w *wire) listen() error {
 	in := bufio.NewReader(w)
 	var head [headBytes]byte

@@ -1,5 +1,5 @@
-// Package rpctest is a gRPC client for tests that sends its own HTTP/2 frames, as a client does that breaks off in the
-// middle of a message or never reads.
+// Package rpctest contains a gRPC client for tests that sends its own HTTP/2 frames. With it a test can stop in the
+// middle of a message, or never read.
 package rpctest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Raw is a connection.
+// Raw is a client connection.
 type Raw struct {
 	conn   net.Conn
 	next   uint32
@@ -23,7 +23,7 @@ type Raw struct {
 	block  bytes.Buffer
 	done   chan struct{}
 
-	write  sync.Mutex // guards what the framer writes
+	write  sync.Mutex // guards writes to the framer
 	framer *http2.Framer
 
 	mu      sync.Mutex
@@ -34,10 +34,10 @@ type Raw struct {
 	closed  bool
 }
 
-// Window is the first flow-control window of a connection and of each call, in bytes.
+// Window is the initial flow-control window of a connection and of each call, in bytes.
 const Window = 1<<16 - 1
 
-// Dial connects; config is nil for plaintext.
+// Dial connects to a server. A nil config means plaintext.
 func Dial(address string, config *tls.Config) (*Raw, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -112,7 +112,7 @@ func (r *Raw) read() {
 	}
 }
 
-// Call sends the headers of a call, with further ones as pairs of name and value.
+// Call sends the headers of a call. headers holds additional ones as pairs of name and value.
 func (r *Raw) Call(method string, headers ...string) (stream uint32, err error) {
 	r.write.Lock()
 	defer r.write.Unlock()
@@ -132,20 +132,20 @@ func (r *Raw) Call(method string, headers ...string) (stream uint32, err error) 
 	return stream, r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: r.block.Bytes(), EndHeaders: true})
 }
 
-// Message is a message as gRPC frames it.
+// Message returns a message with gRPC's prefix.
 func Message(body []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body))), body...)
 }
 
-// Data sends one frame of bytes of a call, whatever the windows. end says that they are the last.
+// Data sends one DATA frame of a call, regardless of the flow-control windows. end marks the last frame.
 func (r *Raw) Data(stream uint32, end bool, data []byte, pad []byte) error {
 	r.write.Lock()
 	defer r.write.Unlock()
 	return r.framer.WriteDataPadded(stream, end, data, pad)
 }
 
-// Stall announces a message of that length and sends all of it but the last byte, for as long as the server opens its
-// windows and has not answered. It gives the bytes that it sent when the server has opened no window for a while.
+// Stall announces a message of the given length and sends all of it but the last byte, as far as the flow-control
+// windows allow. It returns the number of bytes sent, early if no window has opened for patience or the call has ended.
 func (r *Raw) Stall(stream uint32, length int, patience time.Duration) (sent int, err error) {
 	rest := length + 5 - 1
 	piece := make([]byte, 16<<10)
@@ -166,7 +166,8 @@ func (r *Raw) Stall(stream uint32, length int, patience time.Duration) (sent int
 	return sent, nil
 }
 
-// take takes up to n bytes of both windows; 0 when there are none within patience, or the call has ended.
+// take takes up to n bytes from both flow-control windows. It returns 0 if there are none within patience, or if the
+// call has ended.
 func (r *Raw) take(stream uint32, n int, patience time.Duration) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -179,7 +180,7 @@ func (r *Raw) take(stream uint32, n int, patience time.Duration) int {
 	return n
 }
 
-// await waits for a condition; the caller holds mu.
+// await waits up to patience until the condition is true, and returns it. The caller holds mu.
 func (r *Raw) await(patience time.Duration, is func() bool) bool {
 	late := false
 	defer time.AfterFunc(patience, func() {
@@ -194,7 +195,8 @@ func (r *Raw) await(patience time.Duration, is func() bool) bool {
 	return is()
 }
 
-// Status waits for the end of a call and gives its code, as a number, and its message; "reset" for a stream without one.
+// Status waits for the end of a call and returns its status code, as a number, and its message. The code is "reset" for
+// a stream that was reset without a status.
 func (r *Raw) Status(stream uint32, patience time.Duration) (code, message string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

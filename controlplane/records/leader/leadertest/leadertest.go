@@ -1,5 +1,5 @@
-// Package leadertest provides what tests of leader commands and tasks need: a leadership that the test changes, commands
-// of a single member, and members in one process that forward commands to each other.
+// Package leadertest contains helpers for tests of leader commands and tasks: a leadership that the test changes,
+// commands of a single member, and members in one process that forward commands to each other.
 package leadertest
 
 import (

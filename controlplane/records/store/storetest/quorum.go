@@ -17,36 +17,36 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Clock is a clock that only Advance and Set move. It is safe for concurrent use.
+// Clock is a clock that changes only by Advance and Set. It is safe for concurrent use.
 type Clock struct {
 	mu sync.Mutex
 	at time.Time
 }
 
-// NewClock returns a clock that shows at.
+// NewClock returns a clock that is set to at.
 func NewClock(at time.Time) *Clock { return &Clock{at: at} }
 
-// Now returns the time that the clock shows.
+// Now returns the current time of the clock.
 func (c *Clock) Now() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.at }
 
-// Set makes the clock show at.
+// Set sets the clock to at.
 func (c *Clock) Set(at time.Time) { c.mu.Lock(); defer c.mu.Unlock(); c.at = at }
 
 // Advance moves the clock by d, which may be negative.
 func (c *Clock) Advance(d time.Duration) { c.mu.Lock(); defer c.mu.Unlock(); c.at = c.at.Add(d) }
 
-// ErrLost is the error of a proposal that Quorum.Lose has made fail.
+// ErrLost is the error of a proposal that Quorum.Lose made fail.
 var ErrLost = errors.New("the answer was lost")
 
-// Quorum is a store.Proposer that agrees with nobody and behaves as a test says. It counts what it does.
+// Quorum is a store.Proposer without other members, whose failures a test controls. It counts its calls.
 type Quorum struct {
 	*store.Direct
-	// Away makes every call fail as if this member had lost the others.
+	// Away makes every call fail with Unavailable, as if this member could not reach a majority.
 	Away atomic.Bool
-	// Lose, if set, is called before and after each proposal; when it returns true the proposal fails: not carried out
-	// before, carried out after. Set it while no proposal is under way.
+	// Lose, if set, is called before and after each proposal is applied. If it returns true the proposal fails with
+	// ErrLost, not applied or already applied. Do not change Lose while a proposal is running.
 	Lose func(after bool) bool
-	// Committed counts the proposals that were carried out without a conflict, Proofs the calls of ReadIndex.
+	// Committed counts the proposals that were applied without a conflict, Proofs the calls of ReadIndex.
 	Committed, Proofs atomic.Int64
 }
 
@@ -79,7 +79,7 @@ func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command
 	return result, err
 }
 
-// Open returns a store in memory and the quorum behind it. A nil now is the machine's clock.
+// Open returns an in-memory store and its Quorum. If now is nil it uses the system clock.
 func Open(t testing.TB, now func() time.Time) (*store.Store, *Quorum) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true})
 	require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Package storetest has the test suite that every store passes, and stores in memory for the tests of other packages: Open
-// returns one with a Quorum that a test can cut off or count, Clock is a clock that a test moves.
+// Package storetest contains the test suite for stores, and in-memory stores for the tests of other packages: Open
+// returns a store with a Quorum that fails and counts calls, Clock is a clock that a test sets.
 package storetest
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Memory returns a store in memory. A nil now is the machine's clock.
+// Memory returns an in-memory store. If now is nil it uses the system clock.
 func Memory(t testing.TB, now func() time.Time) *store.Store {
 	s, _ := Open(t, now)
 	return s
@@ -30,11 +30,11 @@ type account struct {
 
 var (
 	accounts = store.NewTable[account]("account")
-	// other shares its beginning with accounts and must not be seen below it.
+	// other is a table whose name begins with that of accounts. Its records must not appear in accounts.
 	other = store.NewTable[account]("account2")
 )
 
-// Run runs the suite. Every call of open gives a fresh store; clock moves the time that it sees.
+// Run runs the suite. Each call of open must return an empty store that uses now as its clock.
 func Run(t *testing.T, open func(t *testing.T, now func() time.Time) *store.Store) {
 	for _, c := range []struct {
 		name string
@@ -276,7 +276,7 @@ func pages(t *testing.T, s *store.Store, _ *Clock) {
 		for _, a := range items {
 			got = append(got, a.Balance)
 		}
-		put(t, s, fmt.Sprintf("%02d", 24-turn), 100+2*int64(turn)) // later changes are not seen
+		put(t, s, fmt.Sprintf("%02d", 24-turn), 100+2*int64(turn)) // later changes do not appear
 		put(t, s, "99", 2)
 		if next == "" {
 			break
@@ -285,7 +285,7 @@ func pages(t *testing.T, s *store.Store, _ *Clock) {
 		req.Token = next
 	}
 	require.Equal(t, []int64{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24}, got)
-	// A list that ends with its page has no further one.
+	// A list that ends exactly with its page has no next page.
 	items, next, err := store.Page(t.Context(), s, accounts, store.PageRequest{Size: 26}, all, "p")
 	require.NoError(t, err)
 	require.Len(t, items, 26)
