@@ -218,7 +218,7 @@ func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder
 
 // located returns the scope of a token with the org of its project. The org is empty, which package auth refuses
 // without revealing whether the project exists, if the project does not exist, is not in the org that the token names,
-// or the holder has no role in it, and if actsIn says that the token is not valid for the project.
+// or the holder has no role in it, and if actsIn returns false for the project.
 func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(*tenant.Project) bool) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil
