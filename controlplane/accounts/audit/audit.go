@@ -1,24 +1,25 @@
-// Package audit keeps who did what, and who was refused, as records that are only ever added.
+// Package audit stores append-only records of executed and refused calls, with their principals.
 //
-// What a call changes and the record of it are one entry of the log: Stamp adds the record to every update that a call
-// makes, wherever the leader is, so an effect without its record cannot be. What leaves no trace in the records (a
-// refusal, a call that failed, a token that was issued) is noted by the edge that answered and written a moment later:
-// those of the last second before a member dies may be missing. It knows no service; package auth says what a call is.
+// The changes of a call and its audit record are in one log entry: Stamp adds the record to every update that a call
+// makes, on whichever member the leader runs, so there is no change without a record. A call that changes no records (a
+// refusal, a failed call, an issued token) is noted by the member that received it and written a moment later: the
+// notes of the last second before a member crashes may be missing. Package audit does not depend on the services;
+// package auth describes the call.
 //
 // Decisions:
-//   - Refusals cannot fill the store: a member writes at most maxNotes a second, and like ones are one record that says
-//     how many it stands for. Those of callers who proved nothing are alike when their outcome and network are, and have
-//     places of their own, so that nobody crowds out what is known of others.
-//   - The principal is who proved to be one; a name that was only claimed is part of the target.
-//   - Reading is not recorded, its refusal is. A call that commits in several steps has a record a step, under one request
-//     id.
-//   - No record holds a password, a secret, a token or a body: only the call's ids and names.
+//   - Refusals cannot fill the store: a member writes a limited number per second (see noteEvery), and similar ones are
+//     merged into one record with a count. Those of unauthenticated callers are merged by outcome and network, and have
+//     a limit of their own, so that they cannot displace records of others.
+//   - The principal is set only if it was authenticated; a name that was only claimed is part of the target.
+//   - Reads are not recorded, but refused reads are. A call that commits in several steps has one record per step, all
+//     with the same request ID.
+//   - No record contains a password, a secret, a token or a body: only the call's IDs and names.
 //   - Records are kept for Keep. In each class of records, each org or principal has a limited number (see limits) and
 //     only replaces its own oldest records: nobody can evict the records of others, and ordinary traffic does not evict
 //     records of changes to roles or to the cluster. The leader counts and removes records (Prune); between two runs
 //     the write budget (package budget) bounds the number of new records.
 //
-// Keys: audit/<time, newest first>/<request id>; the time is 16 hexadecimal digits of what is left until the end of time.
+// Keys: audit/<time, newest first>/<request id>; the time is MaxInt64 minus the time, as 16 hexadecimal digits.
 package audit
 
 import (
@@ -35,10 +36,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// OK is the outcome of a call that was carried out; of others it is the gRPC code, in capitals.
+// OK is the outcome of a successful call; other outcomes are the gRPC code, in capitals.
 const OK = "OK"
 
-// Record is one thing that was done or refused.
+// Record describes one call that was executed or refused.
 type Record struct {
 	ID        string
 	At        cloud.Time
@@ -51,13 +52,13 @@ type Record struct {
 	Message   string `cbor:",omitempty"`
 	RequestID string `cbor:",omitempty"`
 	Address   string `cbor:",omitempty"`
-	// Suppressed is how many others like it the record stands for.
+	// Suppressed is the number of similar calls that were merged into this record.
 	Suppressed uint64 `cbor:",omitempty"`
 }
 
 var records = store.NewTable[Record]("audit")
 
-// Of is a record of what a caller was let in for.
+// Of returns a record of an authorized call.
 func Of(c *cloud.Caller) Record {
 	r := Record{
 		Principal: c.Name(), Proof: c.Proof, Tenant: c.Payer(), Method: c.Method, Target: c.Target, Outcome: OK,
@@ -73,14 +74,14 @@ func Of(c *cloud.Caller) Record {
 	return r
 }
 
-// clean bounds the texts that a caller chose, and makes them texts.
+// clean truncates the texts that a caller chose, and makes them valid UTF-8.
 func (r *Record) clean() {
 	for _, text := range []*string{&r.Principal, &r.Method, &r.Target, &r.Message, &r.Address, &r.RequestID} {
 		*text = cut(strings.ToValidUTF8(*text, "�"))
 	}
 }
 
-// maxText bounds a text of a record, in bytes.
+// maxText is the maximum length of a text in a record, in bytes.
 const maxText = 512
 
 func cut(text string) string {
@@ -90,14 +91,14 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
-// Stamp adds to an update the record of the call that it is made for. An update of no call has none.
+// Stamp adds the record of the call in ctx to an update. It adds none if ctx has no call.
 func Stamp(ctx context.Context, tx *store.Tx) {
 	if c := auth.CallerOf(ctx); c != nil {
 		Add(tx, c)
 	}
 }
 
-// Add records in an update what a caller was let in for, for whoever carries out several calls in one.
+// Add adds the record of a caller's call to an update. It serves updates that execute several calls at once.
 func Add(tx *store.Tx, c *cloud.Caller) {
 	if c.Method == "" {
 		return
@@ -116,25 +117,25 @@ func put(tx *store.Tx, r *Record) {
 	records.Put(tx, r, newestFirst(r.At), r.ID)
 }
 
-// newestFirst orders times backwards.
+// newestFirst encodes a time as a key part so that later times sort first.
 func newestFirst(at cloud.Time) string { return fmt.Sprintf("%016x", uint64(math.MaxInt64-max(at, 0))) }
 
 // Query selects records. Empty fields select all.
 type Query struct {
-	// Within selects a tenant's: an org's with all its projects, or one project's.
+	// Within selects the records of an org with all its projects, or of one project.
 	Within    cloud.Tenant
 	Principal string
-	// Method is a full name, or its last part.
+	// Method is the full name of a method, or its last part.
 	Method string
-	// Outcome is one, or REFUSED for all but OK.
+	// Outcome is an outcome, or Refused for all but OK.
 	Outcome string
-	// Since is the first moment, Until the first that is too late; 0 is no bound.
+	// Since is inclusive, Until exclusive; 0 is no bound.
 	Since, Until cloud.Time
 	Size         int32
 	Token        string
 }
 
-// Refused selects whatever is not OK.
+// Refused, as Query.Outcome, selects every outcome but OK.
 const Refused = "REFUSED"
 
 func (q *Query) keeps(r *Record) bool {
@@ -145,14 +146,14 @@ func (q *Query) keeps(r *Record) bool {
 		r.At >= q.Since && (q.Until == 0 || r.At < q.Until)
 }
 
-// List is a page of records, newest first.
+// List returns a page of records, newest first.
 func (s *Service) List(ctx context.Context, q Query) ([]*Record, string, error) {
 	if q.Since < 0 || q.Until < 0 {
 		return nil, "", fault.Invalid("since", "since and until are Unix milliseconds, 0 for no bound")
 	}
 	req := store.PageRequest{Size: q.Size, Token: q.Token, Query: fmt.Sprintf("audit\x00%q", []any{q.Within, q.Principal, q.Method, q.Outcome, q.Since, q.Until})}
 	if q.Until > 0 {
-		// Of that moment itself nothing is wanted: what is sorted before its ids is skipped, the rest by keeps.
+		// This skips the records after Until. Those at Until itself are skipped by keeps.
 		req.After = []string{newestFirst(q.Until)}
 	}
 	if q.Since > 0 {

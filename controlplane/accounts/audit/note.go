@@ -15,56 +15,57 @@ import (
 )
 
 const (
-	// Keep is how long a record is kept, in milliseconds.
+	// Keep is the retention of records, in milliseconds.
 	Keep = int64(90 * 24 * 3600_000)
-	// noteEvery is how often notes are written. At most maxProvenNotes different ones of authenticated callers are written
-	// then, maxNotesOf of them of one org (of one principal without an org), and maxNotes of unauthenticated callers.
+	// noteEvery is how often notes are written. Each time at most maxProvenNotes different notes of authenticated callers
+	// are written, at most maxNotesOf of them per org (per principal without an org), and at most maxNotes of
+	// unauthenticated callers.
 	noteEvery      = time.Second
 	maxProvenNotes = 200
 	maxNotesOf     = 20
 	maxNotes       = 50
-	// writeTime is how long writing notes may take, lastTime when the member stops.
+	// writeTime is the timeout of writing notes, and lastTime the timeout when the member stops.
 	writeTime = 10 * time.Second
 	lastTime  = time.Second
 )
 
-// Options of the service.
+// Options configures New. All fields are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Log      *slog.Logger
 }
 
-// Service is the audit of one member.
+// Service implements the audit on one member.
 type Service struct {
 	opts Options
 
 	mu sync.Mutex
-	// proven are notes of those who proved who they are, claimed of the others.
+	// proven holds the notes about authenticated callers, claimed those about all others.
 	proven, claimed notes
 	// pruned is the time of the last Prune that read the records, 0 for none, and prunedAt the store's revision at that
 	// time.
 	pruned   cloud.Time
 	prunedAt int64
-	// awake is signalled by the first note after a quiet time.
+	// awake is signalled by every Note, and wakes Run.
 	awake chan struct{}
 }
 
-// notes wait to be written, like ones together.
+// notes holds notes that are waiting to be written. Notes of one kind are merged.
 type notes struct {
 	kinds map[kind]*Record
 	order []kind
 	// shares counts the notes of each org, or of each principal without one.
 	shares map[string]int
-	// lost are those of kinds that there was no room for.
+	// lost counts the notes that were dropped because of the limits.
 	lost uint64
 }
 
-// kind is what makes notes alike.
+// kind is the key by which notes are merged.
 type kind struct{ principal, method, outcome, address string }
 
-// add adds a note, or counts it with one like it. It counts the note as lost when there are most others already, or mostOf
-// others of the same share.
+// add adds a note, or merges it with one of its kind. It drops the note, and counts it as lost, if there are most notes
+// already, or mostOf notes of the same share.
 func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	switch like := n.kinds[k]; {
 	case like != nil:
@@ -81,7 +82,7 @@ func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	}
 }
 
-// take empties the notes.
+// take removes and returns all notes.
 func (n *notes) take() (batch []Record) {
 	for _, k := range n.order {
 		batch = append(batch, *n.kinds[k])
@@ -93,14 +94,15 @@ func (n *notes) take() (batch []Record) {
 	return batch
 }
 
-// New makes the service and registers its command.
+// New returns a Service and registers its command with opts.Commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, awake: make(chan struct{}, 1)}
 	leader.Register(opts.Commands, s, writeCommand)
 	return s
 }
 
-// Note has something written soon that changed no record. It never waits.
+// Note queues a record of a call that changed no record. The record is written within about noteEvery. Note does not
+// block.
 func (s *Service) Note(r Record) {
 	r.ID = uuid.NewString()
 	r.clean()
@@ -127,7 +129,7 @@ func (s *Service) Note(r Record) {
 	}
 }
 
-// Run writes notes until ctx ends, and then what is left.
+// Run writes notes until ctx ends, and then writes the remaining ones.
 func (s *Service) Run(ctx context.Context) {
 	for {
 		select {
@@ -137,7 +139,7 @@ func (s *Service) Run(ctx context.Context) {
 			s.flush(ctx, lastTime)
 			return
 		}
-		// Those that come meanwhile are written together.
+		// Notes that arrive in the meantime are written together.
 		select {
 		case <-time.After(noteEvery):
 		case <-ctx.Done():
@@ -145,7 +147,7 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// flush writes what was noted. It goes on when ctx ends: what was taken from the notes is in it.
+// flush writes the queued notes. It ignores the cancellation of ctx, because the notes are no longer in the queue.
 func (s *Service) flush(ctx context.Context, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
@@ -156,7 +158,7 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 		return
 	}
 	if _, err := writeCommand.Call(ctx, s.opts.Commands, batch); err != nil {
-		// The log has them at least.
+		// Keep the records at least in the log.
 		for _, r := range batch {
 			s.opts.Log.Warn("not written to the audit", "err", err, "principal", r.Principal, "method", r.Method, "outcome", r.Outcome,
 				"req", r.RequestID, "address", r.Address)
@@ -171,7 +173,7 @@ func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, 
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range batch {
 			r := batch[i]
-			r.clean() // another member may be of another version
+			r.clean() // the sending member may run another version
 			r.At = tx.Now()
 			records.Put(tx, &r, newestFirst(r.At), r.ID)
 		}
@@ -180,12 +182,12 @@ func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, 
 	return struct{}{}, err
 }
 
-// Failed notes a call that was refused, or that was to change something and failed.
+// Failed notes a call that was refused, or a changing call that failed.
 func (s *Service) Failed(c *cloud.Caller, outcome, message string) {
 	r := Of(c)
 	r.Outcome, r.Message = outcome, message
 	s.Note(r)
 }
 
-// Done notes a call that was carried out and wrote nothing that Stamp could be added to.
+// Done notes a successful call that wrote nothing to which Stamp could add a record.
 func (s *Service) Done(c *cloud.Caller) { s.Note(Of(c)) }

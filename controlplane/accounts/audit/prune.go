@@ -9,39 +9,39 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// class is a sort of records that is bounded by itself.
+// class is a class of records with limits of its own.
 type class uint8
 
 const (
-	// policy are changes of roles, tenants, quotas or the cluster itself.
+	// policy holds changes of roles, tenants, quotas and the cluster itself.
 	policy class = iota
-	// answers are the answers of users to invitations. They belong to no org, like records of operators, and must not evict
+	// answers holds users' responses to invitations. They belong to no org, like records of operators, and must not evict
 	// those.
 	answers
-	// credentials are tokens that were issued and revoked, and passwords that were set.
+	// credentials holds the issue and the revocation of tokens, and changes of passwords.
 	credentials
-	// changes are all other changes but those of credit.
+	// changes holds all other changes except those of credit.
 	changes
-	// credits are orders on wallets, whose own journal says by whom, too, and is kept for good.
+	// credits holds orders on wallets. The transactions of a wallet also name the principal, and are never deleted.
 	credits
-	// refusals are what did not happen.
+	// refusals holds refused and failed calls.
 	refusals
 	classes
 )
 
-// limit is how many records of a class are kept.
+// limit holds the numbers of records of a class that are kept.
 type limit struct {
 	// each is the limit of one share of the class; see share.
 	each int
 	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
 	// principal.
 	cloud int
-	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of the whole
-	// class without service accounts, whose total is per org.
+	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of the
+	// whole class without service accounts, whose total is per org.
 	total int
 }
 
-// limits are how many records are kept of each class. A record takes about 300 bytes.
+// limits holds the limit of each class. A record takes about 300 bytes.
 var limits = [classes]limit{
 	policy:      {each: 100_000, cloud: 1_000_000, total: 1_000_000},
 	answers:     {each: 10_000, cloud: 10_000, total: 1_000_000},
@@ -81,10 +81,10 @@ type share struct {
 	org, name string
 }
 
-// shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org and
-// principal: an org's administrator cannot evict records of what the cloud's administrators did to the org. Answers,
-// credentials and refusals are shared by principal, because anybody can cause refusals in any org; the total of service
-// accounts is that of their org, because an org can make any number of them. The rest is shared by org.
+// shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org
+// and principal: an org's administrator cannot evict records of what the cloud's administrators did to the org.
+// Answers, credentials and refusals are shared by principal, because anybody can cause refusals in any org; the total
+// of service accounts is that of their org, because an org can make any number of them. The rest is shared by org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {

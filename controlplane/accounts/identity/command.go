@@ -20,9 +20,9 @@ type (
 	newName struct {
 		ID   cloud.UserID
 		Name string
-		// Home is the org that the user belongs to; empty for none.
+		// Home is the user's home org, or empty.
 		Home cloud.OrgID
-		// Open is set for a name that anybody may register.
+		// Open is set if an unauthenticated caller registers the name.
 		Open bool
 	}
 	newPassword struct {
@@ -37,7 +37,7 @@ type (
 		User     cloud.UserID
 		Disabled bool
 	}
-	// answer is a user's acceptance or refusal of an invitation.
+	// answer holds a user's acceptance or refusal of an invitation.
 	answer struct {
 		User    cloud.UserID
 		Binding cloud.Binding
@@ -68,7 +68,7 @@ type (
 type command[Q, A any] = leader.Command[*Service, Q, A]
 
 // newCommand returns the command identity.<name>, which runs f on the leader in one transaction. In mode Keyed, the
-// answer to a caller who gave an idempotency key is stored under the key, and a repeated request returns it.
+// response to a caller who gave an idempotency key is stored under the key, and a repeated request returns it.
 func newCommand[Q, A any](name string, mode leader.Mode, f func(s *Service, tx *store.Tx, q Q) (A, error)) *command[Q, A] {
 	return leader.NewCommand("identity."+name, mode, func(s *Service, ctx context.Context, q Q) (out A, err error) {
 		body, err := cbor.Marshal(q)
@@ -104,7 +104,7 @@ func (s *Service) register() {
 	)
 }
 
-// The commands that need nothing of the service but the transaction.
+// These commands need only the transaction.
 var (
 	setPasswordCommand = newCommand("set-password", leader.Repeatable, func(_ *Service, tx *store.Tx, q newPassword) (none, error) {
 		return done(principal.SetPassword(tx, q.User, q.Hash))
@@ -147,7 +147,7 @@ var (
 	})
 )
 
-// of returns a record by value, as the answer of a command.
+// of converts the record to a value, the result of a command.
 func of[T any](record *T, err error) (T, error) {
 	if err != nil {
 		return *new(T), err
@@ -155,7 +155,7 @@ func of[T any](record *T, err error) (T, error) {
 	return *record, nil
 }
 
-// done drops a record that the command does not answer with.
+// done drops a record that the command does not return.
 func done(_ *principal.User, err error) (none, error) { return none{}, err }
 
 var deleteOrgCommand = newCommand("delete-org", leader.Keyed, (*Service).deleteOrgOnLeader)
@@ -191,8 +191,8 @@ func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Proj
 
 var deleteProjectCommand = newCommand("delete-project", leader.Keyed, (*Service).deleteProjectOnLeader)
 
-// deleteProjectOnLeader deletes an empty project with its service accounts. The org of t is empty if the caller may delete
-// projects of every org.
+// deleteProjectOnLeader deletes an empty project with its service accounts. The org of t is empty if the caller may
+// delete projects of every org.
 func (s *Service) deleteProjectOnLeader(tx *store.Tx, t cloud.Tenant) (none, error) {
 	if err := s.ofOrg(tx, t); err != nil {
 		return none{}, err
@@ -228,7 +228,7 @@ func (s *Service) setQuotaOnLeader(tx *store.Tx, q newQuota) (none, error) {
 	return none{}, tenant.SetQuota(tx, q.Tenant.Project, q.Quota)
 }
 
-// ofOrg returns NotFound unless the project exists and belongs to the org of t. An empty org stands for every org.
+// ofOrg returns NotFound unless the project exists and belongs to the org of t. An empty org matches every org.
 func (s *Service) ofOrg(r store.Reader, t cloud.Tenant) error {
 	p, err := tenant.Find(r, t.Project)
 	if err == nil && (p == nil || t.Org != "" && p.Org != t.Org) {

@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// denial is a token that was revoked: denied/<its id>. It stays until the token has ended on every member's clock.
+// denial is the record of a revoked token: denied/<token ID>. It is kept until the token has expired on every member's
+// clock.
 type denial struct {
 	Token string
 	Until cloud.Time
@@ -38,16 +39,16 @@ func denialOf(c *cloud.Caller) denial {
 // by raising its epoch, and removes the stored denials.
 const maxDenials = 1000
 
-// maxOrgDenials bounds the stored denials of all service accounts of one org, which may have any number of accounts over
-// time. Beyond it a denial revokes all tokens of the account, as with maxDenials.
+// maxOrgDenials bounds the stored denials of all service accounts of one org, which may have any number of accounts
+// over time. Beyond it a denial revokes all tokens of the account, as with maxDenials.
 const maxOrgDenials = 20_000
 
-// denied is the answer of the command that denies a token. AllEnded is set if it revoked all tokens of the principal.
+// denied is the result of the command that denies a token. AllEnded is set if it revoked all tokens of the principal.
 type denied struct{ AllEnded bool }
 
 var (
 	denials = store.NewTable[denial]("denied")
-	// overDenials are denials by when they may be forgotten: denied-until/<16 hexadecimal digits>/<id>.
+	// overDenials indexes denials by the time of their removal: denied-until/<16 hexadecimal digits>/<id>.
 	overDenials = store.NewTable[struct{}]("denied-until")
 	// userDenials indexes denials by principal: denied-user/<user>/<token's ID>.
 	userDenials = store.NewTable[struct{}]("denied-user")
@@ -55,7 +56,7 @@ var (
 	orgDenials = store.NewTable[uint64]("denied-org")
 )
 
-// put denies a token.
+// put stores the denial of a token.
 func (d denial) put(tx *store.Tx) (denied, error) {
 	d.Until += token.Leeway.Milliseconds()
 	had, err := denials.Get(tx, d.Token)
@@ -117,8 +118,8 @@ func (d *denial) orgIsFull(tx *store.Tx) (bool, error) {
 }
 
 // endAll revokes all tokens of the denial's principal if the principal has maxDenials denials already, or its org has
-// maxOrgDenials. It then removes the denials of the principal: their tokens now have an old epoch. It reports whether it
-// did.
+// maxOrgDenials. It then removes the denials of the principal, whose tokens now have an old epoch. It reports whether
+// it did so.
 func (d denial) endAll(tx *store.Tx) (bool, error) {
 	full, err := d.orgIsFull(tx)
 	if err != nil {
@@ -158,10 +159,10 @@ func (d *denial) remove(tx *store.Tx) error {
 	return d.count(tx, -1)
 }
 
-// forgetAtOnce bounds the denials that a transaction forgets.
+// forgetAtOnce bounds the denials that a transaction removes.
 const forgetAtOnce = 1000
 
-// forgetDenied removes the denials of tokens that have ended.
+// forgetDenied removes the denials of expired tokens.
 func forgetDenied(ctx context.Context, s *store.Store) error {
 	for more := true; more; {
 		_, err := s.Update(ctx, func(tx *store.Tx) error {

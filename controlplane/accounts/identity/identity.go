@@ -1,31 +1,34 @@
-// Package identity is the service that says who may hold a token, and whose a token is.
+// Package identity issues and verifies tokens, and manages users, service accounts, roles, orgs, projects and quotas.
 //
-// What makes the law's token endpoint safe (it checks no password) is that a token says how its holder was proven, and
-// one whose holder proved nothing can do nothing: package auth refuses it everywhere. Roles are never in a token; they
-// are read from the bindings as they are when the token is used, so taking one away acts within a second on every
-// member.
+// The token endpoint of the wire contract checks no password. It is safe because a token states how its holder was
+// authenticated (its proof), and package auth refuses an unauthenticated token in every call. A token contains no
+// roles: they are read from the bindings when the token is used, so removing a role takes effect within a second on
+// every member.
 //
-// Below it are packages that know no service: token (the form of tokens), keyring (what they are signed with), password,
-// principal (users, service accounts, roles), outside (OpenID providers of others), and tenant (orgs, projects, quotas).
+// Package identity uses packages that know no service: token (the format of tokens), keyring (the signing keys),
+// password, principal (users, service accounts, roles), oidc (external OpenID providers), and tenant (orgs, projects,
+// quotas).
 //
 // Decisions:
-//   - A token is judged by this member's own copy of the records, which every commit updates. When the member has not
-//     proved for staleness that the copy is the newest it asks the others first, and when it cannot it refuses: a token
-//     that was revoked is refused everywhere within a second, behind a partition too.
-//   - A principal's tokens die when its password is set, when it is disabled or deleted, or when they are revoked
-//     together: a token carries the count of those (its epoch), and one of another count is refused. A single token
-//     is on a list of denied tokens until it would have expired. Issuing and revoking tokens is rate-limited per
-//     principal. The list is bounded per principal: when it is full, all tokens of the principal are revoked instead.
+//   - A token is verified against this member's own copy of the records, which every commit updates. If the copy was
+//     not confirmed as current within staleness, the member first contacts the other members, and refuses the token if
+//     it cannot reach them. So a revoked token is refused everywhere within a second, even behind a network partition.
+//   - All tokens of a principal become invalid when its password is set, when it is disabled or deleted, or when all
+//     its tokens are revoked. The principal's epoch counts these events; a token carries the epoch and is refused if it
+//     differs. A single revoked token is on a list of denied tokens until it would have expired. Issuing and revoking
+//     tokens is rate-limited per principal. The list is bounded per principal: when it is full, all tokens of the
+//     principal are revoked instead.
 //   - A token whose scope is a project outside the scope's org, or one in which the holder has no role, is refused in
 //     every call, and does not reveal the project's org. IssueToken refuses such a scope. The token endpoint of the
 //     wire contract issues the token nevertheless.
-//   - A member whose clock is too far from the others' issues no tokens and believes none: dates would mean nothing.
+//   - A member whose clock is more than MaxSkew from the others' issues and accepts no tokens, because it cannot check
+//     their dates.
 //   - An unauthenticated token is signed by a separate key that discovery does not publish, and has a separate audience
 //     and subject prefix, so that programs that trust this service as OpenID provider reject it.
-//   - The administrator's tokens are signed by a key that follows from the cluster key, so whoever holds that can make
-//     one without a running member: `trivet-controlplane admin-token`.
-//   - Anybody may register a name over REST, as the spec says; it is worth nothing. How many names without a credential
-//     there may be is bounded, and so is how fast they are made.
+//   - The administrator's tokens can also be signed by the host key, which is derived from the cluster key. So a holder
+//     of the cluster key can make one without a running member: `trivet-controlplane admin-token`.
+//   - Any caller may register a name over REST (part 4.6 of the wire contract); the name gives no access. The number of
+//     names without a credential is limited, and so is the rate of registration.
 package identity
 
 import (
@@ -55,49 +58,51 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// staleness is how old the records may be that a token is judged by.
+// staleness is the maximum age of the records that a token is verified against.
 const staleness = 900 * time.Millisecond
 
 type born struct{ At cloud.Time }
 
 var births = store.NewTable[born]("born")
 
-// Options of the service. Store, Commands, Key, Log, Audit and Issuer are required.
+// Options configures New. Store, Commands, Key, Log, Audit and Issuer are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Key      *clusterkey.Key
 	Log      *slog.Logger
 	Audit    *audit.Service
-	// Issuer is the URL at which others find this service: "iss" of the tokens that are issued here.
+	// Issuer is the URL at which clients find this service: the "iss" claim of the tokens issued here.
 	Issuer string
-	// Providers are the outside OpenID providers that are believed.
+	// Providers are the trusted external OpenID providers.
 	Providers []oidc.Provider
-	// Holds say what a project, or an org alone, still has that it cannot be deleted with.
+	// Holds are checks before a project, or an org (with an empty project), is deleted: they return an error while records
+	// of other packages still need it.
 	Holds []func(store.Reader, cloud.Tenant) error
 	// Vacant are checks before a project is created: they return an error if records of other packages, such as an open
 	// wallet, exist under its ID.
 	Vacant []func(store.Reader, cloud.ProjectID) error
-	// Skew is how far this member's clock is ahead of the others', when that is known. Optional.
+	// Skew returns how far this member's clock is ahead of the others', and whether that is known. Optional.
 	Skew func() (time.Duration, bool)
-	// Dev lets holders who proved nothing act as project:admin and billing:admin of the default project.
+	// Dev lets unauthenticated holders act as project:admin and billing:admin of the default project.
 	Dev bool
 }
 
-// Service is the identity service of one member.
+// Service implements the identity service on one member.
 type Service struct {
 	opts      Options
 	hostKey   ed25519.PrivateKey
 	passwords *password.Desk
 	providers *oidc.Providers
-	// checked holds tokens whose signature was verified, and holders what the records say about their holders.
+	// checked caches tokens whose signature was verified, and holders the records about their holders.
 	checked *freelru.SyncedLRU[[32]byte, signed]
 	// signatures counts the token signatures that were verified.
 	signatures atomic.Int64
 	holders    *store.Memo[*holder]
 	opened     opened
 	names      nameGate
-	// unknown bounds how often others are asked for a key, exchanges how often a token of another provider is looked at.
+	// unknown limits how often an unknown key ID causes a read of the newest records, and exchanges how often tokens of
+	// external providers are verified.
 	unknown, exchanges *rate.Limiter
 	misses             *missReads
 	// incarnationKey is the key of the MACs of incarnationClaim.
@@ -106,14 +111,14 @@ type Service struct {
 	unprovenKey ed25519.PrivateKey
 	// issues and revocations limit the rate of each principal's issued and revoked tokens.
 	issues, revocations *principalRates
-	// unproven delays answers to requests for a token that are not issued a token of a principal, by password.Network.
+	// unproven delays responses to token requests that authenticate no principal, by password.Network.
 	unproven *delay.Answers
 }
 
-// unprovenLimits are the limits of answers to token requests that prove no principal. Anybody can send such requests.
+// unprovenLimits limits responses to token requests that authenticate no principal. Anybody can send such requests.
 var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
-// New makes the service and registers its commands.
+// New returns a Service and registers its commands with opts.Commands.
 func New(opts Options) *Service {
 	s := &Service{
 		checked: newChecked(), holders: store.NewMemo[*holder](maxChecked),
@@ -127,10 +132,11 @@ func New(opts Options) *Service {
 	return s
 }
 
-// now is the cluster's time.
+// now returns the cluster's time.
 func (s *Service) now() time.Time { return time.UnixMilli(s.opts.Store.Now()) }
 
-// Bootstrap makes what must be there from the first boot. It is a leader's task; only the first run does anything.
+// Bootstrap creates the initial records: signing keys, default org and project, and the administrator. It is a leader
+// task. Only the first run creates them; later runs only call tenant.Adopt.
 func (s *Service) Bootstrap(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		if err := s.ring(tx); err != nil {
@@ -158,7 +164,7 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 	return err
 }
 
-// ring makes the keys that tokens are signed with, when there are none.
+// ring creates the signing keys if there are none.
 func (s *Service) ring(tx *store.Tx) error {
 	ring, err := keyring.Load(tx)
 	if err != nil || ring != nil {
@@ -175,7 +181,7 @@ func settingUp() *fault.Fault {
 	return fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
 }
 
-// Ready says whether this member knows of the first boot: before that nobody can prove who they are.
+// Ready returns Unavailable until this member has the records of Bootstrap. Before that no caller can authenticate.
 func (s *Service) Ready() error {
 	return s.opts.Store.Local(func(v *store.View) error {
 		if done, err := births.Has(v, "born"); err != nil || done {
@@ -185,7 +191,7 @@ func (s *Service) Ready() error {
 	})
 }
 
-// Tend rotates keys when it is time, and forgets what need not be known any more. It is a leader's task.
+// Tend rotates the signing keys when due, and removes expired denials and invitations. It is a leader task.
 func (s *Service) Tend(ctx context.Context) error {
 	if err := forgetDenied(ctx, s.opts.Store); err != nil {
 		return err
@@ -210,5 +216,5 @@ func (s *Service) Tend(ctx context.Context) error {
 	return nil
 }
 
-// longest is how long a token can be good on any member.
+// longest is the longest time for which a token can be valid on any member.
 const longest = token.MaxTTL*time.Second + token.Leeway

@@ -22,22 +22,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ask is a request for a token.
+// ask holds a request for a token.
 type ask struct {
 	User     cloud.UserID
 	Password string
-	// Kind is a kind of package token, or empty for either.
+	// Kind is a principal kind of package token, or empty for any.
 	Kind         string
 	TTL          uint64
 	Org, Project string
 	// Strict refuses a scope in which the holder has no role. Otherwise such a token is issued, and every call with it
 	// is refused.
 	Strict bool
-	// Address is where the request came from, RequestID its id.
+	// Address is the address of the client, RequestID the ID of the request.
 	Address, RequestID string
 }
 
-// exchangesPerSecond bounds how often tokens of other providers are looked at.
+// exchangesPerSecond bounds how often tokens of external providers are verified.
 const exchangesPerSecond = 20
 
 type issued struct {
@@ -46,7 +46,7 @@ type issued struct {
 	scope   cloud.Tenant
 }
 
-// HostToken makes a token of the administrator, for whoever holds the cluster key.
+// HostToken returns a token of the administrator, signed with the host key. The caller must hold the cluster key.
 func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.Duration) (string, error) {
 	say := token.Claims{
 		Claims: jwt.Claims{Issuer: "urn:trivet:" + key.Cluster(), Subject: string(principal.Admin)}, Cluster: key.Cluster(),
@@ -55,7 +55,7 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// scopeOf checks the scope that is asked for.
+// scopeOf returns the requested scope. It checks only the form of the IDs.
 func scopeOf(q ask) (cloud.Tenant, error) {
 	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
 	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
@@ -108,7 +108,7 @@ func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principa
 	return t, fault.New(fault.PermissionDenied, "%s has no role in %s %s", u.ID, what, id).WithReason("NO_ROLE_IN_SCOPE")
 }
 
-// refuse records in the audit that an authenticated user was refused a token.
+// refuse adds an audit record for an authenticated user who was refused a token.
 func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
 	if f, ok := fault.From(err); ok {
 		s.opts.Audit.Note(audit.Record{
@@ -118,8 +118,8 @@ func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
 	}
 }
 
-// token makes the token that was asked for, and says whether its holder is proven. If not, the answer may be delayed: see
-// unprovenLimits.
+// token issues the requested token, and reports whether its holder is authenticated. If not, the response may be
+// delayed: see unprovenLimits.
 func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 	out, proven, err := s.tokenNow(ctx, q)
 	if !proven {
@@ -167,7 +167,7 @@ func (s *Service) tokenNow(ctx context.Context, q ask) (issued, bool, error) {
 	return out, u != nil, err
 }
 
-// note has the audit write who was given a token, and who tried to be somebody and was not.
+// note adds an audit record for an issued token, or for a failed attempt to authenticate.
 func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Proof, proven bool) {
 	r := audit.Record{
 		Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
@@ -175,7 +175,7 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 	}
 	if !proven {
 		if q.Password == "" {
-			return // who claims nothing is given a token that is worth nothing
+			return // without a password, the token is unauthenticated
 		}
 		r.Outcome, r.Message, r.Principal, r.Tenant = "UNAUTHENTICATED", "wrong user or password", "", cloud.Tenant{}
 	}
@@ -183,7 +183,7 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 }
 
 // issue signs claims with the primary signing key, or with the unproven key if the holder is unauthenticated. In both
-// cases it returns Unavailable if the records cannot be read (the spec's part 4.6).
+// cases it returns Unavailable if the records cannot be read (part 4.6 of the wire contract).
 func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
 	if err := s.setIncarnation(ctx, &say); err != nil {
 		return issued{}, err
@@ -201,12 +201,12 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 	return issued{text: text, expires: token.Ends(now, ttl)}, err
 }
 
-// proven tries a password or a secret. Nil for a wrong one, an unknown name, one that is shut out, and one that was missed
-// too often from the address.
+// proven returns the user whose password, or the service account whose secret, the request contains. It returns nil for
+// a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
 func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 	var u *principal.User
 	var networks []string
-	// As it is now: whoever has just set a password logs in on another member next.
+	// A linearizable read: a user who has just set a password may log in on another member next.
 	read := func() error {
 		return s.opts.Store.View(ctx, func(v *store.View) (err error) {
 			if u, err = principal.Users.Get(v, string(q.User)); err != nil {
@@ -249,7 +249,7 @@ func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 	return u, nil
 }
 
-// may reports whether a principal that proved itself may have a token.
+// may reports whether an authenticated principal may get the requested token.
 func (q *ask) may(u *principal.User, now cloud.Time) bool {
 	kind := token.User
 	if u.Account != nil {
@@ -258,7 +258,7 @@ func (q *ask) may(u *principal.User, now cloud.Time) bool {
 	return !u.Disabled && !u.Expired(now) && (q.Kind == "" || q.Kind == kind)
 }
 
-// exchange makes a token for whoever an outside provider vouches for.
+// exchange issues a token to the user linked with the identity in an external provider's ID token.
 func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q ask) (out issued, err error) {
 	defer func() {
 		if f, ok := fault.From(err); ok {
@@ -274,7 +274,7 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	if err := s.skewed(); err != nil {
 		return issued{}, err
 	}
-	// A token of a key that is not known has the provider asked again.
+	// A token with an unknown key makes this member fetch the provider's keys again.
 	if !s.exchanges.Allow() {
 		return issued{}, fault.New(fault.Unavailable, "too many logins by other providers at once; try again in a moment").MayRetry()
 	}
@@ -322,7 +322,8 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	return out, err
 }
 
-// revokeToken denies one token. Whoever holds it may, and system:admin names it by its id.
+// revokeToken denies one token. Any caller may revoke a token by its text, or the caller's own by its ID; system:admin
+// may revoke any token by its ID.
 func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	caller := auth.CallerOf(ctx)
 	if (text == "") == (id == "") {
@@ -334,7 +335,7 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	if text != "" {
 		holder, err := s.Verify(ctx, text)
 		if fault.Is(err, fault.Unauthenticated) {
-			return nil // it is over already
+			return nil // the token is already invalid
 		}
 		if err != nil {
 			return err
@@ -353,8 +354,9 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
 }
 
-// denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny. The
-// same holds under --dev: anybody may use any name there, and a denial would count against the principal of that name.
+// denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny.
+// Under --dev nothing is denied either: anybody may use any name there, and a denial would count against the principal
+// of that name.
 func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
 	if !c.Proven() || c.Proof == cloud.ProofDev {
 		return nil
@@ -362,7 +364,7 @@ func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
 	return s.deny(ctx, denialOf(c))
 }
 
-// deny revokes a token, and logs if that revoked all tokens of the principal.
+// deny revokes a token, and logs a warning if that revoked all tokens of the principal.
 func (s *Service) deny(ctx context.Context, d denial) error {
 	out, err := denyCommand.Call(ctx, s.opts.Commands, d)
 	if out.AllEnded {

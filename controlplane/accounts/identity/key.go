@@ -10,10 +10,10 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// opened are the private keys that this member has opened. A key of an id never changes.
+// opened caches the private keys that this member has decrypted, by ID. The key of an ID never changes.
 type opened struct{ keys sync.Map }
 
-// signer is the key that new tokens are signed with.
+// signer returns the key that signs new tokens.
 func (s *Service) signer(ctx context.Context) (id string, private ed25519.PrivateKey, err error) {
 	ring, err := s.recentRing(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ func (s *Service) recentRing(ctx context.Context) (ring *keyring.Ring, err error
 	return ring, err
 }
 
-// Keys are the signing keys, as new as every change acknowledged before.
+// Keys returns the signing keys, including every change acknowledged before the call.
 func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		ring, err = keyring.Load(v)

@@ -11,16 +11,15 @@ import (
 )
 
 // missesPerSecond bounds the linearizable reads that a member begins because it found no project, user or role for a
-// call in its recent records, and missBurst how many of them may follow each other at once. Each asks the other
+// call in its recent records, and missBurst how many may run directly after each other. Each read involves the other
 // members.
 const (
 	missesPerSecond = 50
 	missBurst       = 50
 )
 
-// missReads lets calls that found nothing share linearizable reads. Calls wait for a read, and none is answered from
-// older records, so that a caller who names unknown projects delays such calls of others by some milliseconds and does
-// nothing else to them.
+// missReads lets calls that found nothing share linearizable reads. Each call waits for a read and never falls back to
+// older records. So a caller who names unknown projects can only delay other such calls, by some milliseconds.
 type missReads struct {
 	limit *rate.Limiter
 	turn  chan struct{} // capacity 1; guards begun

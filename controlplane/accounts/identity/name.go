@@ -12,18 +12,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bounds of names that anybody may register: how many there are at most, and how fast a member takes them (the first
-// nameBurst at once).
+// Limits of the names that anybody may register: maxOpenNames in total, nameBurst at once on one member, and then one
+// per namesEvery.
 const (
 	maxOpenNames = 100_000
 	namesEvery   = 50 * time.Millisecond
 	nameBurst    = 1000
 )
 
-// openNames counts the names that were registered by nobody in particular.
+// openNames counts the names that unauthenticated callers registered.
 var openNames = store.NewTable[uint64]("open-names")
 
-// nameGate bounds how fast names are made.
+// nameGate limits the rate at which names are registered.
 type nameGate struct{ limit *rate.Limiter }
 
 func newNameGate() nameGate { return nameGate{rate.NewLimiter(rate.Every(namesEvery), nameBurst)} }

@@ -19,10 +19,10 @@ const (
 	rememberTime = time.Second
 )
 
-// loginNetworks are the networks from which a user logged in with the password: login-networks/<user>. Package password
-// serves attempts from these networks first when many passwords are being tried, and still accepts attempts from them
-// while other networks are guessing the user's password. They are stored because a user may log in at any member, and
-// after a restart.
+// loginNetworks holds the networks from which a user logged in with the password: login-networks/<user>. Package
+// password prefers attempts from these networks when many passwords are being verified, and still accepts attempts from
+// them while other networks are guessing the user's password. They are stored because a user may log in at any member,
+// and after a restart.
 var loginNetworks = store.NewTable[knownNetworks]("login-networks")
 
 // knownNetworks holds values of password.Network, oldest first.

@@ -12,13 +12,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// holder describes who a verified caller is.
+// holder returns the description of a verified caller.
 func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoAmIResponse, error) {
 	out := &identityv1.WhoAmIResponse{
 		PrincipalId: string(c.User), PrincipalName: string(c.User), Kind: string(principal.Person), Proof: string(c.Proof),
 		OrgId: string(c.Scope.Org), ProjectId: string(c.Scope.Project), Bindings: bindingsOnWire(c.Bindings), ExpiresAt: c.Expires, TokenId: c.TokenID,
 	}
-	// Who proved nothing learns nothing: a name that is there looks like one that is not.
+	// Unauthenticated callers must not learn whether a name exists.
 	if !c.Proven() || c.Proof == cloud.ProofDev {
 		return out, nil
 	}
@@ -40,7 +40,7 @@ func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoA
 	return out, err
 }
 
-// user is one principal, as new as every change acknowledged before.
+// user returns one principal, including every change acknowledged before the call.
 func (s *Service) user(ctx context.Context, id cloud.UserID) (u *principal.User, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if u, err = principal.Find(v, id); err == nil {
@@ -51,7 +51,7 @@ func (s *Service) user(ctx context.Context, id cloud.UserID) (u *principal.User,
 	return u, err
 }
 
-// users is a page of principals.
+// users returns a page of all principals.
 func (s *Service) users(ctx context.Context, size int32, page string) ([]*principal.User, string, error) {
 	all := func(*principal.User) bool { return true }
 	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, store.PageRequest{Size: size, Token: page, Query: "users"}, all)
@@ -62,7 +62,7 @@ func (s *Service) users(ctx context.Context, size int32, page string) ([]*princi
 	return list, next, err
 }
 
-// bound is a page of the principals that have roles at a place.
+// bound returns a page of the principals that have roles within at.
 func (s *Service) bound(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
 	req := store.PageRequest{Size: size, Token: page, Query: "bindings\x00" + at.String()}
 	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, req, func(u *principal.User) bool { return len(u.At(at)) > 0 })
@@ -73,12 +73,12 @@ func (s *Service) bound(ctx context.Context, at cloud.Tenant, size int32, page s
 	return list, next, err
 }
 
-// accounts is a page of a project's service accounts.
+// accounts returns a page of a project's service accounts.
 func (s *Service) accounts(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
 	return principal.Accounts(ctx, s.opts.Store, at, size, page)
 }
 
-// sees reports whether a caller has a role in an org, or in one of its projects when that is not empty.
+// sees reports whether a caller has a role in an org or, if project is not empty, in that project of the org.
 func sees(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
 	if c.Scope.Org != "" && c.Scope.Org != org || c.Scope.Project != "" && project != "" && c.Scope.Project != project {
 		return false
@@ -89,7 +89,7 @@ func sees(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
 		})
 }
 
-// org is one that a caller has a role in.
+// org returns an org in which the caller has a role, or NotFound.
 func (s *Service) org(ctx context.Context, c *cloud.Caller, id cloud.OrgID) (o *tenant.Org, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if o, err = tenant.FindOrg(v, id); err == nil && (o == nil || !sees(c, id, "")) {
@@ -100,13 +100,13 @@ func (s *Service) org(ctx context.Context, c *cloud.Caller, id cloud.OrgID) (o *
 	return o, err
 }
 
-// orgs is a page of those that a caller has a role in.
+// orgs returns a page of the orgs in which the caller has a role.
 func (s *Service) orgs(ctx context.Context, c *cloud.Caller, size int32, page string) ([]*tenant.Org, string, error) {
 	req := store.PageRequest{Size: size, Token: page, Query: "orgs\x00" + c.Name()}
 	return store.Page(ctx, s.opts.Store, tenant.Orgs, req, func(o *tenant.Org) bool { return o.DeletedAt == 0 && sees(c, o.ID, "") })
 }
 
-// project is one that a caller has a role in.
+// project returns a project in which the caller has a role, or NotFound.
 func (s *Service) project(ctx context.Context, c *cloud.Caller, id cloud.ProjectID) (p *tenant.Project, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if p, err = tenant.Find(v, id); err == nil && (p == nil || !sees(c, p.Org, id)) {
@@ -117,7 +117,7 @@ func (s *Service) project(ctx context.Context, c *cloud.Caller, id cloud.Project
 	return p, err
 }
 
-// projects is a page of those that a caller has a role in, of an org or of all.
+// projects returns a page of the projects, of one org or of all, in which the caller has a role.
 func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID, size int32, page string) ([]*tenant.Project, string, error) {
 	keep := func(p *tenant.Project) bool {
 		return p.DeletedAt == 0 && (org == "" || p.Org == org) && sees(c, p.Org, p.ID)

@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Routes adds the endpoints of the spec's part 4.6, and what OpenID discovery asks for. open lets those that name and list
-// users answer beyond loopback.
+// Routes adds the endpoints of part 4.6 of the wire contract, and the OpenID discovery endpoints. The endpoints that
+// create and list users and projects refuse clients beyond loopback unless open is set.
 func (s *Service) Routes(r *rest.Server, open bool) {
 	const law = "the spec's part 5.5: identity REST checks no credential"
 	near := func(h rest.Handler) rest.Handler {
@@ -47,7 +47,7 @@ type tokenBody struct {
 	TTLSeconds *uint64 `json:"ttl_seconds"`
 	OrgID      string  `json:"org_id"`
 	ProjectID  string  `json:"project_id"`
-	// The older form (the spec's part 9.4).
+	// The older form (part 9.4 of the wire contract).
 	PrincipalID   string `json:"principal_id"`
 	PrincipalType string `json:"principal_type"`
 	ScopeID       string `json:"scope_id"`
@@ -58,7 +58,8 @@ type tokenAnswer struct {
 	ExpiresAt string `json:"expires_at"`
 }
 
-// postToken gives a token to whoever asks, as the law says; what it is worth depends on the password.
+// postToken issues a token to any caller, as the wire contract requires. Without the right password the token is
+// unauthenticated.
 func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	w.Failure = "TOKEN_ISSUE_FAILED"
 	var in tokenBody
@@ -77,7 +78,7 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	}
 	made, _, err := s.token(r.Context(), q)
 	if f, ok := fault.From(err); ok && f.Kind == fault.ResourceExhausted {
-		// Identity REST has no code for rate limits (the spec's part 7.3), so answer 503 with Retry-After.
+		// Identity REST has no code for rate limits (part 7.3 of the wire contract), so respond 503 with Retry-After.
 		return nil, fault.New(fault.Unavailable, "%s", f.Message).MayRetry().Because(err)
 	}
 	if err != nil {
@@ -86,10 +87,10 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	return tokenAnswer{Token: made.text, ExpiresAt: made.expires.UTC().Format(time.RFC3339)}, nil
 }
 
-// older is the older form of a request for a token.
+// older holds the older form of a request for a token.
 type older struct{ principal, kind, scope string }
 
-// in puts it where the newer form said nothing.
+// in copies the older fields into the fields that the newer form left empty.
 func (o older) in(q ask) (ask, error) {
 	if q.User == "" {
 		q.User = cloud.UserID(o.principal)
@@ -160,7 +161,7 @@ func onREST(u *principal.User) userBody {
 	return userBody{ID: string(u.ID), Name: u.Name, Kind: string(u.Kind())}
 }
 
-// postUser registers a name, which is worth nothing until somebody gives it a credential.
+// postUser registers a name, which gives no access until the user gets a credential.
 func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	var in struct {
 		ID   *string `json:"id"`
@@ -190,8 +191,8 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	return onREST(&u), nil
 }
 
-// failed is an operation's own code for what is neither the request's fault nor a backend that cannot be reached (the
-// spec's part 7.3).
+// failed sets the response's error code to the operation's own. Errors that are neither the request's fault nor due to
+// an unreachable backend become internal errors (part 7.3 of the wire contract).
 func failed(w *rest.Response, code string, err error) error {
 	w.Failure = code
 	f, ok := fault.From(err)
@@ -209,7 +210,7 @@ func failed(w *rest.Response, code string, err error) error {
 	return own
 }
 
-// getUsers lists the oldest by id; beyond the spec it takes page_token.
+// getUsers lists the oldest users by ID. Beyond the wire contract it accepts page_token.
 func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
 	list, next, err := s.users(r.Context(), 0, r.URL.Query().Get("page_token"))
 	if err != nil {
@@ -230,12 +231,13 @@ type projectBody struct {
 	Name string `json:"name"`
 }
 
-// getProjects answers the one placeholder that the spec orders: projects are on gRPC, for whoever has a role in them.
+// getProjects returns the placeholder that the wire contract requires. The real projects are listed over gRPC, for
+// callers with a role in them.
 func (s *Service) getProjects(*rest.Response, *http.Request) (any, error) {
 	return map[string][]projectBody{"projects": {{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
 }
 
-// postProject makes no project, and says so by its status (the spec's part 4.6).
+// postProject creates no project, and responds with the status for that (part 4.6 of the wire contract).
 func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
 	var in struct {
 		ID   *string `json:"id"`
@@ -254,7 +256,7 @@ func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
 	return projectBody{ID: *in.ID, Name: *in.Name}, nil
 }
 
-// getDiscovery is OpenID Connect Discovery 1.0 part 4.2, as far as checking tokens asks for it.
+// getDiscovery implements the part of OpenID Connect Discovery 1.0 part 4.2 that verifying tokens requires.
 func (s *Service) getDiscovery(w *rest.Response, _ *http.Request) (any, error) {
 	return s.published(w, map[string]any{
 		"issuer":                                s.opts.Issuer,
@@ -279,7 +281,7 @@ func (s *Service) getKeys(w *rest.Response, r *http.Request) (any, error) {
 	return s.published(w, ring.Published())
 }
 
-// published is an answer without our envelope, which others may keep.
+// published returns a response without Trivet's envelope that clients may cache for 300 s.
 func (s *Service) published(w *rest.Response, v any) (any, error) {
 	text, err := json.Marshal(v)
 	if err != nil {

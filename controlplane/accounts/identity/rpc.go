@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds identity.v1.
+// Register adds the identity.v1 service.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	identityv1.RegisterIdentityServiceServer(g, &server{s: s})
 }
@@ -29,13 +29,13 @@ type server struct {
 
 const service = "/identity.v1.IdentityService/"
 
-// admit is for methods that belong to the cloud itself.
+// admit authorizes calls of methods that act on the cloud itself, not on a tenant.
 func admit(ctx context.Context, method string) error {
 	_, err := auth.Admit(ctx, auth.Method(service+method), "", "")
 	return err
 }
 
-// wanted is a request for a token as either message says it.
+// wanted converts either message that requests a token.
 func wanted(ctx context.Context, in interface {
 	GetTtlSeconds() uint64
 	GetOrgId() string
@@ -129,7 +129,7 @@ func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRe
 	return &emptypb.Empty{}, nil
 }
 
-// themselves admits a user to what they may do to themselves, and system:admin to anybody.
+// themselves authorizes calls on the caller's own user, and lets system:admin call for any user.
 func (r *server) themselves(ctx context.Context, method, user, says string) error {
 	if err := admit(ctx, method); err != nil {
 		return err
@@ -138,7 +138,8 @@ func (r *server) themselves(ctx context.Context, method, user, says string) erro
 		return err
 	}
 	caller := auth.CallerOf(ctx)
-	// Under --dev whoever asks holds a token in any name, the administrator's too: that is nobody's own.
+	// Under --dev any caller can get a token in any name, even the administrator's, so the name does not make the user the
+	// caller's own.
 	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.Governs() {
 		return fault.New(fault.PermissionDenied, "%s %s, and only when proven to be who they are", caller.Name(), says)
 	}

@@ -175,9 +175,9 @@ func granted(ctx context.Context, method, user string, b *identityv1.Binding) (n
 	}, nil
 }
 
-// givesUp reports whether a caller who was refused UnbindRole at a place may call it there nevertheless, to give up a role
-// of their own. They must have the role: the call counts for the budget of its org, where nobody else may spend. A token
-// that is limited to another place does not reach there.
+// givesUp reports whether a caller who was refused UnbindRole in a tenant may call it there nevertheless, to give up
+// the caller's own role. The caller must have the role, because the call counts for the budget of its org, which nobody
+// else may spend. A token limited to another tenant is still refused.
 func givesUp(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
 	f, ok := fault.From(refused)
 	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {

@@ -22,22 +22,22 @@ import (
 )
 
 const (
-	// hostKeyID names the key that follows from the cluster key.
+	// hostKeyID is the ID of the host key, which is derived from the cluster key.
 	hostKeyID = "host"
 	// unprovenKeyID is the ID of the key of unauthenticated tokens. That key is derived from the cluster key too. It is
 	// not published, so programs that use the published keys refuse these tokens.
 	unprovenKeyID = "unproven"
-	// verifyTime bounds how long a token may take to be judged: the others may have to be asked.
+	// verifyTime bounds the verification of a token, which may need the other members.
 	verifyTime = 3 * time.Second
-	// justIssued is how long after a token was made (milliseconds) its holder may have roles that this member has not heard
-	// of; unknownKeys a second are how many tokens of keys that are not known are worth asking the others for.
+	// justIssued is the age in milliseconds up to which this member may not yet know the roles of a token's holder.
+	// unknownKeys is how many tokens with unknown keys per second make this member read the newest records.
 	justIssued  = 10_000
 	unknownKeys = 10
-	// MaxSkew is how far this member's clock may be from the others' for it to judge dates.
+	// MaxSkew is how far this member's clock may be from the others' for it to issue and verify tokens.
 	MaxSkew = 5 * time.Minute
 )
 
-// skewed says whether this member's clock is too wrong to have to do with dates.
+// skewed returns Unavailable if this member's clock is more than MaxSkew from the others'.
 func (s *Service) skewed() error {
 	if s.opts.Skew == nil {
 		return nil
@@ -54,8 +54,8 @@ func (s *Service) skewed() error {
 		ahead.Abs().Round(time.Second), where).WithReason("CLOCK_SKEW")
 }
 
-// Verify says who holds a token: Unauthenticated for one that is forged, expired or revoked, Unavailable when this member
-// cannot know. The roles are those of now.
+// Verify returns the holder of a token, with the holder's current roles. It returns Unauthenticated for a token that is
+// forged, expired or revoked, and Unavailable if this member cannot decide.
 func (s *Service) Verify(ctx context.Context, text string) (*cloud.Caller, error) {
 	if err := s.skewed(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	look := func(v *store.View) error { return j.look(v, s, caller) }
 	err = s.opts.Store.Recent(ctx, staleness, look)
 	if err == nil && j.behind(s, caller) {
-		// This member may be behind the one that made the token, or the key, or bound the role.
+		// This member's records may lag behind those of the member that made the token or the key, or that bound the role.
 		err = s.viewAfterMiss(ctx, look)
 	}
 	if err != nil {
@@ -93,19 +93,19 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	return caller, nil
 }
 
-// judgement is what is known of a token.
+// judgement holds the state of a token's verification.
 type judgement struct {
 	sum    [32]byte
 	parsed *token.Parsed
 	kid    string
-	// claims is nil until the signature was found good.
+	// claims is nil until the signature is verified.
 	claims *token.Claims
 	key    *keyring.Key
 	user   *principal.User
 	denied bool
 }
 
-// judged begins with the form, or with what was found of the same text before.
+// judged returns the initial judgement of a token: parsed, or with the cached claims of the same text.
 func (s *Service) judged(text string) (*judgement, error) {
 	j := &judgement{sum: sha256.Sum256([]byte(text))}
 	if known, ok := s.checked.Get(j.sum); ok {
@@ -120,8 +120,8 @@ func (s *Service) judged(text string) (*judgement, error) {
 	return j, nil
 }
 
-// look reads what decides whether a token is valid, as of one revision: the key, the holder, the scope, whether the token
-// is revoked. It leaves out what does not exist.
+// look reads the records that decide whether a token is valid, as of one revision: the key, the holder, the scope, and
+// whether the token is revoked. Missing records leave their fields unset.
 func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error {
 	if j.claims == nil {
 		known, err := j.checkSignature(v, s)
@@ -156,7 +156,7 @@ func publicKey(v *store.View, s *Service, kid string) (ed25519.PublicKey, *keyri
 	return key.Public, key, nil
 }
 
-// checkSignature sets the claims of a token whose signature is good. known is false if its key is not known here.
+// checkSignature verifies a token's signature and sets its claims. known is false if this member does not know the key.
 func (j *judgement) checkSignature(v *store.View, s *Service) (known bool, err error) {
 	public, key, err := publicKey(v, s, j.kid)
 	if err != nil || public == nil {
@@ -180,7 +180,7 @@ func (j *judgement) checkSignature(v *store.View, s *Service) (known bool, err e
 // SignaturesVerified returns how many signatures of tokens this member has verified since it started.
 func (s *Service) SignaturesVerified() int64 { return s.signatures.Load() }
 
-// holder is what the records say about the holder of a token. It is kept and shared: nothing of it may be modified.
+// holder holds the records about the holder of a token. It is cached and shared: do not modify it.
 type holder struct {
 	key    *keyring.Key
 	user   *principal.User
@@ -218,7 +218,7 @@ func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder
 
 // located returns the scope of a token with the org of its project. The org is empty, which package auth refuses
 // without revealing whether the project exists, if the project does not exist, is not in the org that the token names,
-// or the holder has no role in it, and if actsIn says that the token is not valid for the project.
+// or the holder has no role in it, and if actsIn returns false for the project.
 func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(*tenant.Project) bool) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil
@@ -277,7 +277,7 @@ func (j *judgement) keyKnown() bool {
 	return j.key != nil || j.kid == hostKeyID || j.kid == unprovenKeyID
 }
 
-// behind reports whether newer records might say better of the token.
+// behind reports whether newer records might make the token valid or give it more access.
 func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
 	if !j.keyKnown() {
 		return keyring.Possible(j.kid) && s.unknown.Allow()
@@ -289,7 +289,7 @@ func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
 	return j.user == nil || j.user.Epoch < j.claims.Epoch || fresh && len(j.user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
 }
 
-// verdict says whether the token is good now, by what was read.
+// verdict returns an error unless the token is valid now, according to the records that look read.
 func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) error {
 	if !j.keyKnown() {
 		return token.NotValid()
@@ -324,7 +324,7 @@ type signed struct {
 	claims *token.Claims
 }
 
-// maxChecked is how many signed tokens a member remembers, and for how many it keeps what the records say.
+// maxChecked is how many verified tokens a member caches, and also for how many it caches the holder's records.
 const maxChecked = 8192
 
 // newChecked returns the cache of signed tokens, by the SHA-256 of their text.

@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// ReserveFor is how long (milliseconds) the ID of a deleted project is reserved for the org that had it: long enough to
-	// notice a mistaken deletion, and short enough that nobody blocks another org's name for good. It is longer than
-	// the lifetime of any token.
+	// ReserveFor is how long (milliseconds) the ID of a deleted project is reserved for the org that had it: long enough
+	// to notice a mistaken deletion, and short enough that no org blocks a name forever. It is longer than the lifetime of
+	// any token.
 	ReserveFor = 30 * 24 * 3600_000
 	// MaxReserved bounds the IDs reserved for an org: the most recently deleted ones.
 	MaxReserved = 100
@@ -42,7 +42,7 @@ func reserve(tx *store.Tx, p *Project) error {
 		if err != nil {
 			return err
 		}
-		// The incarnation of the next project of this ID is the time of its creation, which has to be later.
+		// The incarnation of the next project of this ID is its creation time, which must be later than the deletion.
 		if old != nil && old.DeletedAt >= tx.Now() {
 			break
 		}
@@ -102,8 +102,8 @@ func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 // pruneAtOnce bounds the IDs that a transaction of PruneDeleted makes free.
 const pruneAtOnce = 500
 
-// PruneDeleted makes the IDs free whose reservation is over, and those past MaxReserved that a version without
-// reservations left. It is a leader's task.
+// PruneDeleted frees the IDs whose reservation has expired, and those beyond MaxReserved that a version without
+// reservations left. It is a leader task.
 func PruneDeleted(ctx context.Context, s *store.Store) error {
 	for more := true; more; {
 		if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {
@@ -116,9 +116,10 @@ func PruneDeleted(ctx context.Context, s *store.Store) error {
 	return nil
 }
 
-// prune is one transaction of PruneDeleted and reports whether there is more to do.
+// prune executes one transaction of PruneDeleted, and reports whether there is more to do.
 func prune(tx *store.Tx) (more bool, err error) {
-	// Which of the oldest IDs become free stays right when the records have changed meanwhile; release reads each again.
+	// An unguarded read suffices: later changes do not affect which of the oldest IDs become free, and release reads each
+	// again.
 	all, _, err := Projects.List(tx.Unguarded(), 0)
 	if err != nil {
 		return false, err

@@ -5,9 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// invisible are the characters that a name must not have: control and format characters (among them those that change the
-// direction of text and those of no width), surrogates, private use, line and paragraph separators, and what Unicode calls
-// default ignorable. A name with them looks like another, or turns around the text beside it.
+// invisible are the characters that a name must not contain: control and format characters (among them those that
+// change the direction of text and those of zero width), surrogates, private use, line and paragraph separators, and
+// Unicode's default ignorable characters. A name with them can look like another, or change the direction of the
+// surrounding text.
 var invisible = []*unicode.RangeTable{unicode.C, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point}
 
 // joined are the scripts that write words with the zero-width joiner and non-joiner, U+200D and U+200C (RFC 5892,

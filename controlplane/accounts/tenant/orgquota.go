@@ -12,7 +12,7 @@ import (
 // org:admin to fill the members' disks.
 const DefaultProjects = 100
 
-// orgProjects are the projects of an org, the one kind that only an org has.
+// orgProjects is the kind of an org's projects. Only orgs have this kind.
 const orgProjects Kind = "projects"
 
 var orgKinds = append([]Kind{orgProjects}, kinds...)
@@ -33,7 +33,7 @@ var (
 	orgUsages = store.NewTable[Amount]("org-usage")
 )
 
-// checkProject refuses what only the quota of an org can limit.
+// checkProject returns InvalidArgument if a project's quota sets a limit that only an org can have.
 func (q *Quota) checkProject() error {
 	if q.Projects != nil {
 		return fault.Invalid("quota.projects", "only the quota of an org limits projects: leave project_id empty to set that")
@@ -79,9 +79,9 @@ func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	return nil
 }
 
-// orgUsageOf returns what an org uses of a kind. Where no sum is recorded (the kind was not limited until now, or an earlier
-// version recorded none) it sums what the org's projects use, which counted counts where that is not recorded either; a
-// nil counted counts nothing.
+// orgUsageOf returns what an org uses of a kind. If there is no usage record (the kind was not limited until now, or an
+// earlier version stored none), it sums the usage of the org's projects. For a project without a usage record it calls
+// counted; if counted is nil, such a project counts as 0.
 func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum Amount, err error) {
 	recorded, err := orgUsages.Get(r, string(id), string(kind))
 	if err != nil {
@@ -120,7 +120,7 @@ func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum
 	return sum, nil
 }
 
-// OrgUsed returns what the projects of an org use together, as far as it was counted, and how many there are.
+// OrgUsed returns the recorded usage of an org's projects together, and the number of projects.
 func OrgUsed(r store.Reader, id cloud.OrgID) (sum Amount, err error) {
 	for _, kind := range orgKinds {
 		used, err := orgUsageOf(r, id, kind, nil)

@@ -9,25 +9,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Amount is how much there is of everything that a quota bounds.
+// Amount holds an amount of each quantity that a quota limits.
 type Amount struct {
 	VCPUs, MemoryMiB, StorageGiB, VMs, Images uint64
-	// Projects is an org's; a project has none.
+	// Projects counts the projects of an org. It is 0 for a project.
 	Projects uint64 `cbor:",omitempty"`
 }
 
-// Quota bounds each of an Amount. Nil bounds nothing.
+// Quota holds a limit per quantity of an Amount. nil means no limit.
 type Quota struct {
 	VCPUs      *uint64 `cbor:",omitempty"`
 	MemoryMiB  *uint64 `cbor:",omitempty"`
 	StorageGiB *uint64 `cbor:",omitempty"`
 	VMs        *uint64 `cbor:",omitempty"`
 	Images     *uint64 `cbor:",omitempty"`
-	// Projects limits the projects of an org: nil means DefaultProjects. A project's quota has none.
+	// Projects limits the projects of an org; nil means DefaultProjects. It must be nil in a project's quota.
 	Projects *uint64 `cbor:",omitempty"`
 }
 
-// Kind is a sort of thing whose use of the quota is counted together.
+// Kind is a kind of object whose usage is counted in one record.
 type Kind string
 
 const (
@@ -44,7 +44,7 @@ var (
 	usages = store.NewTable[Amount]("usage")
 )
 
-// dimension is one of the things that are bounded.
+// dimension describes a quantity that a quota limits.
 type dimension struct {
 	name  string
 	of    func(*Amount) *uint64
@@ -60,7 +60,7 @@ var dimensions = []dimension{
 	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) *uint64 { return q.Projects }},
 }
 
-// String names what is not nothing.
+// String lists the amounts that are not 0.
 func (a Amount) String() string {
 	var parts []string
 	for _, d := range dimensions {
@@ -74,7 +74,7 @@ func (a Amount) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Plus is both together.
+// Plus returns the sum of a and b.
 func (a Amount) Plus(b Amount) Amount {
 	for _, d := range dimensions {
 		*d.of(&a) += *d.of(&b)
@@ -82,7 +82,7 @@ func (a Amount) Plus(b Amount) Amount {
 	return a
 }
 
-// Minus takes b away; never below nothing.
+// Minus returns a less b, with each amount at least 0.
 func (a Amount) Minus(b Amount) Amount {
 	for _, d := range dimensions {
 		n := d.of(&a)
@@ -91,13 +91,13 @@ func (a Amount) Minus(b Amount) Amount {
 	return a
 }
 
-// Fits returns ResourceExhausted unless a project that uses used may use used − less + more. The error names what is used,
-// the limit and what was asked for. Only what grows is checked.
+// Fits returns ResourceExhausted unless a project that uses used may use used − less + more. The error contains the
+// usage, the limit and the requested amount. Only quantities that increase are checked.
 func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
 	return q.fits(fmt.Sprintf("project %s", id), used, more, less)
 }
 
-// fits is Fits for a project or an org; owner names it in the error.
+// fits implements Fits for a project or an org; owner names it in the error.
 func (q *Quota) fits(owner string, used, more, less Amount) error {
 	for _, d := range dimensions {
 		limit, plus, minus := d.bound(q), *d.of(&more), *d.of(&less)
@@ -115,10 +115,10 @@ func (q *Quota) fits(owner string, used, more, less Amount) error {
 	return nil
 }
 
-// Counted sums what a project has of one kind, for the records that hold no sum yet.
+// Counted counts what a project uses of one kind. It is called if there is no usage record yet.
 type Counted func(cloud.ProjectID) (Amount, error)
 
-// Take adds more to what a project uses and subtracts less, if the quotas of the project and of its org allow it. It
+// Take adds more to the usage of a project and subtracts less, if the quotas of the project and of its org allow it. It
 // returns NotFound unless the project exists and belongs to that org.
 func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Counted) error {
 	id := t.Project
@@ -148,8 +148,8 @@ func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Co
 	return nil
 }
 
-// Give subtracts less from what a project and its org use, whatever their quotas are. Where no sum is recorded yet,
-// nothing is written: the next Take counts.
+// Give subtracts less from the usage of a project and of its org, regardless of their quotas. If there is no usage
+// record yet, it writes nothing: the next Take counts the usage.
 func Give(tx *store.Tx, t cloud.Tenant, kind Kind, less Amount) error {
 	for _, sum := range []struct {
 		table store.Table[Amount]
@@ -178,7 +178,7 @@ func usageOf(tx *store.Tx, id cloud.ProjectID, kind Kind, counted Counted) (Amou
 	return *used, nil
 }
 
-// Used is what a project has of everything that was counted.
+// Used returns the recorded usage of a project.
 func Used(r store.Reader, id cloud.ProjectID) (sum Amount, err error) {
 	for _, kind := range kinds {
 		used, err := usages.Get(r, string(id), string(kind))
@@ -192,7 +192,7 @@ func Used(r store.Reader, id cloud.ProjectID) (sum Amount, err error) {
 	return sum, nil
 }
 
-// QuotaOf is a project's quota.
+// QuotaOf returns a project's quota.
 func QuotaOf(r store.Reader, id cloud.ProjectID) (Quota, error) {
 	q, err := quotaOf(r, id)
 	if err != nil {

@@ -1,23 +1,23 @@
-// Package tenant keeps the orgs and projects that everything else belongs to, what a project may have at most (its
-// quota), and what it has (its usage).
+// Package tenant stores the orgs and projects that own everything else, the limits of projects and orgs (their quotas),
+// and what they use (their usage).
 //
-// It stands below the services: they ask in their own transactions whether a project is there and whether there is room
-// in its quota, so that what is made is counted in the same entry, or not made. It knows no VM, no image and no user.
+// The services call it in their own transactions to check that a project exists and that its quota has room, so that a
+// new object is counted in the transaction that creates it. It does not depend on VMs, images or users.
 //
 // Decisions:
-//   - IDs of orgs and projects are unique in the cloud: the wire contract addresses wallets by the project ID alone. The ID
-//     of an org is never used again. The ID of a deleted project stays reserved for its org for a bounded time (ReserveFor,
-//     MaxReserved) and is free for every org after that.
+//   - IDs of orgs and projects are unique in the cloud: the wire contract addresses wallets by the project ID alone.
+//     The ID of an org is never used again. The ID of a deleted project stays reserved for its org for a bounded time
+//     (ReserveFor, MaxReserved) and is free for every org after that.
 //   - A project that is created again under an ID is another incarnation. Bindings, tokens and wallets carry the
-//     incarnation of their project, so those of an earlier one do not match it.
-//   - An absent limit limits nothing, 0 allows none. A limit below what is there takes nothing away; only what would add
-//     to it is refused.
+//     incarnation of their project, so those of an earlier incarnation do not match the new one.
+//   - A limit that is not set limits nothing, and 0 allows none. A limit below the present usage removes nothing; only
+//     increases are refused.
 //   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
 //     creating more projects. The number of an org's projects is always limited.
-//   - Usage is counted in records of its own, one a project and kind of thing, so that making an image and making a VM do
-//     not get in each other's way. Where there is none yet, it is counted from the things themselves. An org has such a
-//     record for a kind that its quota limits; where there is none yet, it is summed from those of the projects.
-//   - What is counted is what was asked for: a stopped VM keeps its room on its host, so it counts like a running one.
+//   - Usage is counted in separate records, one per project and kind, so that creating an image and creating a VM do
+//     not conflict. If there is no such record yet, the usage is counted from the objects themselves. An org has such a
+//     record for a kind that its quota limits; if there is none yet, the usage of its projects is summed.
+//   - Usage counts what was requested: a stopped VM keeps its room on its host, so it counts like a running one.
 //
 // Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
 // project-deleted/<org>/<when, 16 hexadecimal digits>/<id>.
@@ -29,25 +29,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Default is there from the first boot.
+// Default is the org and the project that exist from the first boot.
 var Default = cloud.Tenant{Org: "default", Project: "default"}
 
-// Org is a customer, or a department: a set of projects.
+// Org is a set of projects, such as those of a customer or a department.
 type Org struct {
 	ID        cloud.OrgID
 	Name      string
 	CreatedAt cloud.Time
-	// DeletedAt is 0 while it is there.
+	// DeletedAt is 0 unless the org was deleted.
 	DeletedAt cloud.Time `cbor:",omitempty"`
 }
 
-// Project is what VMs, images, volumes and wallets belong to.
+// Project owns VMs, images, volumes and wallets.
 type Project struct {
 	ID        cloud.ProjectID
 	Org       cloud.OrgID
 	Name      string
 	CreatedAt cloud.Time
-	// DeletedAt is 0 while it is there.
+	// DeletedAt is 0 unless the project was deleted.
 	DeletedAt cloud.Time `cbor:",omitempty"`
 	// Incarnation distinguishes successive projects with this ID. It is the time of creation, later than that of each
 	// earlier project of the ID, or 0 for a project created before there were incarnations.
@@ -55,12 +55,12 @@ type Project struct {
 }
 
 var (
-	// Orgs and Projects are for reading and listing; what changes them is here. They have deleted ones too.
+	// Orgs and Projects are exported for reading and listing; only this package changes them. They include deleted ones.
 	Orgs     = store.NewTable[Org]("org")
 	Projects = store.NewTable[Project]("project")
 )
 
-// maxName is the limit of a name for people, in bytes.
+// maxName is the maximum length of a display name, in bytes.
 const maxName = 256
 
 // CheckName returns InvalidArgument unless text can be the display name of an org, a project or a user: at most maxName
@@ -72,13 +72,13 @@ func CheckName(field, text string) error {
 	return nil
 }
 
-// NoOrg and NoProject say that there is none of an id.
+// NoOrg and NoProject return the NotFound error for an ID.
 func NoOrg(id cloud.OrgID) *fault.Fault { return fault.New(fault.NotFound, "no org %s", id) }
 func NoProject(id cloud.ProjectID) *fault.Fault {
 	return fault.New(fault.NotFound, "no project %s", id)
 }
 
-// Find is a project that is there; nil for one that is not, or no longer.
+// Find returns a project, or nil if it does not exist or was deleted.
 func Find(r store.Reader, id cloud.ProjectID) (*Project, error) {
 	p, err := Projects.Get(r, string(id))
 	if err != nil || p == nil || p.DeletedAt != 0 {
@@ -87,7 +87,7 @@ func Find(r store.Reader, id cloud.ProjectID) (*Project, error) {
 	return p, nil
 }
 
-// FindOrg is an org that is there; nil for one that is not, or no longer.
+// FindOrg returns an org, or nil if it does not exist or was deleted.
 func FindOrg(r store.Reader, id cloud.OrgID) (*Org, error) {
 	o, err := Orgs.Get(r, string(id))
 	if err != nil || o == nil || o.DeletedAt != 0 {
@@ -96,7 +96,7 @@ func FindOrg(r store.Reader, id cloud.OrgID) (*Org, error) {
 	return o, nil
 }
 
-// OrgOf is the org of a project; empty when there is no such project.
+// OrgOf returns the org of a project, or "" if there is no such project.
 func OrgOf(r store.Reader, id cloud.ProjectID) (cloud.OrgID, error) {
 	p, err := Find(r, id)
 	if err != nil || p == nil {
@@ -105,7 +105,7 @@ func OrgOf(r store.Reader, id cloud.ProjectID) (cloud.OrgID, error) {
 	return p.Org, nil
 }
 
-// CreateOrg makes an org. AlreadyExists when there is one of that id.
+// CreateOrg creates an org. It returns AlreadyExists if an org has or had the ID.
 func CreateOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
 	if err := cloud.CheckCallerID("id", string(id)); err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func CreateOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
 	return o, nil
 }
 
-// DeleteOrg removes an org that has no projects.
+// DeleteOrg marks an org as deleted. It returns FailedPrecondition for an org with projects, and for the default org.
 func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
 	o, err := FindOrg(tx, id)
 	if err != nil {
@@ -160,8 +160,8 @@ func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
 	return nil
 }
 
-// CreateProject makes a project in an org that exists. AlreadyExists for an ID that a project has, or that is reserved for
-// another org; ResourceExhausted when the org has as many projects as it may have.
+// CreateProject creates a project in an org that exists. It returns AlreadyExists if a project has the ID or the ID is
+// reserved for another org, and ResourceExhausted if the org has as many projects as its quota allows.
 func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project, error) {
 	if err := cloud.CheckCallerID("id", string(t.Project)); err != nil {
 		return nil, err
@@ -199,8 +199,8 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 	return p, nil
 }
 
-// DeleteProject marks a project as deleted and reserves its ID for its org. It refuses a project that uses anything of its
-// quota; what only other packages know of, they refuse before.
+// DeleteProject marks a project as deleted and reserves its ID for its org. It returns FailedPrecondition if the
+// project has any usage. Callers first check the objects that only other packages know.
 func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	p, err := Find(tx, id)
 	if err != nil {
@@ -229,7 +229,7 @@ func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	return reserve(tx, p)
 }
 
-// Adopt makes records whole that were made when orgs and projects came to be with the first role in them.
+// Adopt completes records of versions that created orgs and projects implicitly, with the first role in them.
 func Adopt(tx *store.Tx) error {
 	if done, err := Orgs.Has(tx, string(Default.Org)); done || err != nil {
 		return err

@@ -1,41 +1,44 @@
-// Package billing makes VMs cost credit: what an hour costs, whose hours have begun, who pays, and what happens when
-// nobody can.
+// Package billing charges projects for their VMs by the hour. It defines the prices, counts the hours, charges the
+// wallets, and applies the policy for projects that cannot pay.
 //
-// Hours are a VM's own: the first begins when it is created, the next an hour later. An hour is billed when it begins, at
-// what the VM is then, and costs in the end what the dearest use in it costs: when that rises within the hour (the VM
-// starts, or comes back larger), the rest is billed at that moment. So an hour that has begun is a whole hour, a start
-// and a stop within one cost one hour, and the sum does not depend on who looks, or when.
+// Hours are counted per VM: the first begins when the VM is created, the next an hour later. An hour is billed when it
+// begins, for the VM's current use. Its final price is that of the most expensive use within the hour: if the use rises
+// within the hour (the VM starts, or is resized), the difference is billed at that moment. So a begun hour counts in
+// full, a start and a stop within one hour cost one hour, and the total does not depend on when or how often bills are
+// computed.
 //
-//   - A VM that is RUNNING or MIGRATING pays for processors, memory and disks, in every other state but the following for
-//     its disks; PENDING, CREATING and FAILED cost nothing. What is recorded counts: a VM whose host is silent, or that
-//     ran while no member did, has run until a report says otherwise.
-//   - Memory counts by the MiB; the price of an hour is rounded up to a whole unit of credit.
-//   - Another shape (UpdateVm, AttachDisk) counts from the moment that it is recorded. Prices are those of the leader's
-//     configuration when an hour is billed: a new table counts from each VM's next hour or change.
-//   - Time is the store's, which never goes back. A clock that jumps ahead makes hours begin, as an outage does.
+//   - A RUNNING or MIGRATING VM pays for processors, memory and disks. A PENDING, CREATING or FAILED VM costs nothing.
+//     In every other state a VM pays for its disks. The recorded state counts: a VM whose host does not report, or that
+//     ran while no member did, counts as running until a report changes the record.
+//   - Memory is priced per MiB. The price of an hour is rounded up to a whole unit of credit.
+//   - A resize (UpdateVm, AttachDisk) counts from the moment it is recorded. Prices are those of the leader's
+//     configuration when an hour is billed: new prices apply from each VM's next hour or change.
+//   - Time is the store's clock, which never goes back. A clock that jumps ahead makes hours begin, as an outage does.
 //
-// Counting and paying are apart. A Meter a VM says up to when its hours are counted; it moves in the transaction that
-// writes the Bill, be that the change of the VM itself (package vm tells, through vm.Billing) or the leader's task. A bill
-// goes in the transaction that charges the wallet for it. Neither needs the other, a lock, or memory: a run that is cut
-// anywhere, and two leaders at a time, bill each hour once and charge each bill once.
+// Counting and paying are separate. A Meter records the time up to which a VM's hours are counted. It is updated in the
+// transaction that writes the Bill: that of the VM's change (package vm calls vm.Billing), or the leader task's. A bill
+// is reduced or deleted in the transaction that charges the wallet for it. Neither step needs the other, a lock, or
+// state in memory: even if a run is interrupted, or two leaders run at once, each hour is billed once and each bill is
+// charged once.
 //
-// Creating a VM reserves an hour of it running, in the same transaction: there is neither without the other. Its first
-// bill commits the reservation: the one for the hour in which it first runs, or for the disks of one that was built and is
-// off at the end of an hour. What goes before that, or cannot be built, costs nothing, and the reservation is released.
+// Creating a VM reserves the price of one running hour in the same transaction, so neither exists without the other.
+// The VM's first bill commits the reservation: the bill for the hour in which the VM first runs, or for the disks of a
+// built VM that is off at the end of an hour. Earlier states and failed builds cost nothing, and the reservation is
+// released.
 //
-// Bills are paid oldest first, each hour its own transaction of the wallet. When a wallet is not there, not active, or has
-// too little for the next hour, what is owed stays, and is charged first when there is credit again. Until then the project
-// creates no VMs. With the policy Keep what runs runs on; with Stop the VMs of unpaid bills are stopped, and no VM is
-// started until the wallet has paid and covers the hour. Under both, stopped VMs go on owing for their disks, and the hour
-// that could not be paid stays owed: it had begun.
+// Bills are paid oldest first, with at least one wallet transaction per hour. If the wallet does not exist, is not
+// active, or has too little for the next hour, the bill stays owed, and is charged first when there is credit again.
+// Until then the project cannot create VMs. With the policy Keep, running VMs continue. With Stop, the VMs of unpaid
+// bills are stopped, and no VM can start until the project owes nothing and its wallet covers the hour. Under both
+// policies stopped VMs continue to owe for their disks, and the unpaid hour stays owed, because it had begun.
 //
-// Unpaid hours of a deleted project are written off: its wallet was closed before the deletion, or it had none.
+// Unpaid hours of a deleted project are written off: its wallet was closed before the deletion, or never existed.
 //
-// A VM that was there before billing was enabled, or changed while it was not, is found by comparison, and billed from
-// then on. Hours that pass while billing is not enabled cost nothing.
+// A comparison finds VMs that were created before billing was enabled, or changed while it was not; they are billed
+// from then on. Hours that pass while billing is disabled cost nothing.
 //
-// Billing knows VMs and wallets, and neither edges nor hosts. A wallet that does not add up (ledger.Violation) holds up
-// its own project's payments, never a VM's report or removal.
+// Billing depends on VMs and wallets, but not on endpoints or hosts. An inconsistent wallet (ledger.Violation) blocks
+// its own project's payments, but never a VM's report or removal.
 //
 // Keys: billing-meter/<project>/<vm>, billing-next/<when>/<project>/<vm>, billing-owed/<project>/<from>/<vm>/<number>;
 // numbers as 16 hexadecimal digits.
@@ -54,12 +57,12 @@ import (
 
 var (
 	meters = store.NewTable[Meter]("billing-meter")
-	// next has a row for each meter whose VM uses anything, by the beginning of its next hour.
+	// next has a row per meter whose VM uses anything, ordered by the beginning of the VM's next hour.
 	next = store.NewTable[struct{}]("billing-next")
 	owed = store.NewTable[Bill]("billing-owed")
 )
 
-// Policy is what happens to running VMs that are not paid for.
+// Policy defines what happens to running VMs that are not paid for.
 type Policy string
 
 const (
@@ -69,16 +72,16 @@ const (
 	Stop Policy = "stop"
 )
 
-// Rules of billing. The zero value is none.
+// Rules configures billing. The zero value disables it.
 type Rules struct {
 	Enabled bool
 	Prices  Prices
 	OnEmpty Policy
-	// Hour is how long an hour is; 0 is an hour. Anything else is for tests.
+	// Hour is the billing interval; 0 means one hour. Other values are for tests.
 	Hour time.Duration
 }
 
-// Check says what cannot work.
+// Check returns an error if the rules are invalid.
 func (r *Rules) Check() error {
 	if err := r.Prices.Check(); err != nil {
 		return err
@@ -94,13 +97,13 @@ func (r *Rules) Check() error {
 	return nil
 }
 
-// Machines is what billing does to VMs.
+// Machines is the part of the VM service that billing calls.
 type Machines interface {
-	// Halt stops a VM, unless it is off or wanted off already, and says whether it did.
+	// Halt stops a VM unless it is off or its desired state is off, and reports whether it did.
 	Halt(tx *store.Tx, t cloud.Tenant, id cloud.VMID) (bool, error)
 }
 
-// Options of the service; all are required.
+// Options configures New; all fields are required.
 type Options struct {
 	Store   *store.Store
 	Credits *credit.Service
@@ -108,17 +111,18 @@ type Options struct {
 	Rules   Rules
 }
 
-// Service is the billing of one member.
+// Service implements billing on one member.
 type Service struct {
 	opts     Options
 	terms    Terms
 	machines Machines
-	// payFrom, vmFrom and meterFrom are where the leader's task goes on: it looks at a part of them in each run.
+	// payFrom, vmFrom and meterFrom are positions at which the next run of the leader task continues; each run processes a
+	// part of the records.
 	payFrom, vmFrom, meterFrom []string
 	debtors                    debtors
 }
 
-// New makes the service.
+// New returns a Service. Call Attach before serving.
 func New(opts Options) *Service {
 	if opts.Rules.Hour == 0 {
 		opts.Rules.Hour = time.Hour
@@ -126,13 +130,13 @@ func New(opts Options) *Service {
 	return &Service{opts: opts, terms: Terms{Prices: opts.Rules.Prices, Hour: opts.Rules.Hour.Milliseconds()}}
 }
 
-// Attach gives the service what it stops VMs with. Call it before serving.
+// Attach sets the VM service with which VMs are stopped. Call Attach before serving.
 func (s *Service) Attach(m Machines) { s.machines = m }
 
-// number is a number as a part of a key, in whose order it stands.
+// number encodes a number as a fixed-width key part, so that keys sort numerically.
 func number[N uint64 | int64](n N) string { return fmt.Sprintf("%016x", uint64(n)) }
 
-// put writes a meter, its place in the order of next hours, and what it billed.
+// put stores a meter, its row in next, and its new bills.
 func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	for _, b := range bills {
 		if b == nil || !s.opts.Rules.Enabled {
@@ -159,7 +163,7 @@ func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	return nil
 }
 
-// at is the path of a bill, row that of a place in the order of next hours.
+// at returns the path of a bill, and row the path of the meter's row in next.
 func (m *Meter) at(p Place) []string {
 	return []string{string(m.Project), number(p.From), string(m.VM), number(p.Number)}
 }
@@ -168,7 +172,7 @@ func (m *Meter) row(at cloud.Time) []string {
 	return []string{number(at), string(m.Project), string(m.VM)}
 }
 
-// drop removes a meter.
+// drop deletes a meter and its row in next.
 func drop(tx *store.Tx, m *Meter) {
 	next.Delete(tx, m.row(m.Until)...)
 	meters.Delete(tx, string(m.Project), string(m.VM))

@@ -15,10 +15,10 @@ import (
 
 var _ vm.Billing = (*Service)(nil)
 
-// by is who charges: no user has such a name.
+// by is the principal of billing's orders. No user can have this name.
 const by = "system:billing"
 
-// Admit implements vm.Billing: the project owes nothing, and the first hour is reserved, or the VM is not made.
+// Admit implements vm.Billing. It refuses the VM unless the project owes nothing and the first hour can be reserved.
 func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	m := &Meter{Org: vm.Org, Project: vm.Project, VM: vm.ID, Name: vm.Name, Until: tx.Now()}
 	price := s.terms.Prices.Hour(FullUse(vm))
@@ -41,8 +41,8 @@ func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	return s.put(tx, m, m)
 }
 
-// Start implements vm.Billing: with the policy Stop, a VM is started when the project owes nothing and what is left of its
-// hour is covered. What creating it reserved counts.
+// Start implements vm.Billing. With the policy Stop, a VM may start only if the project owes nothing and the wallet
+// covers the unbilled rest of the VM's hour. The reservation of the VM's creation counts towards the rest.
 func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 	price := s.terms.Prices.Hour(FullUse(vm))
 	if s.opts.Rules.OnEmpty != Stop || price == 0 {
@@ -78,7 +78,7 @@ func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 	return nil
 }
 
-// solvent charges what a VM's project owes, and refuses when something is left.
+// solvent charges what a VM's project owes, and returns an error if part of it stays unpaid.
 func (s *Service) solvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	_, unpaid, refusal, err := s.settle(tx, vm.Project)
 	switch {
@@ -87,7 +87,7 @@ func (s *Service) solvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	case len(unpaid) == 0:
 		return nil
 	case refusal == nil:
-		// There was only no time to charge all of it.
+		// The limits of one transaction were reached before all bills were charged.
 		return fault.New(fault.ResourceExhausted, "hours of before are being charged to project %s: ask again", vm.Project).
 			WithReason("CREDIT_OWED").With("price", price).MayRetry()
 	}
@@ -108,7 +108,7 @@ func (s *Service) solvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 
 const maxAmount = 1<<63 - 1
 
-// spendable says whether a wallet pays so much now.
+// spendable returns an error unless the wallet is active and has the amount available.
 func spendable(w *ledger.Wallet, amount int64) error {
 	switch {
 	case w.Status != ledger.Active:
@@ -122,7 +122,7 @@ func spendable(w *ledger.Wallet, amount int64) error {
 
 var reasons = map[ledger.WalletStatus]string{ledger.Suspended: "WALLET_SUSPENDED", ledger.Closed: "WALLET_CLOSED"}
 
-// tooLittle is the refusal of a VM: what it costs, and what the wallet says to that.
+// tooLittle returns the refusal of a VM, with the price of an hour and the wallet's reason.
 func tooLittle(vm *cloud.VM, price int64, cause error) *fault.Fault {
 	f, ok := fault.From(cause)
 	if !ok {
@@ -178,8 +178,8 @@ func (s *Service) Removed(tx *store.Tx, vm *cloud.VM) error {
 	return nil
 }
 
-// release frees what a meter still holds. That there is nothing to free any more, or that the wallet does not add up, is
-// no reason not to go on: the VM's life does not depend on it.
+// release frees what a meter's reservation still holds. It ignores refusals and violations of the wallet, because the
+// VM's life cycle must not depend on the wallet.
 func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	if m.Reservation == "" || mutant.On(mutant.KeepReservation) {
 		return nil
@@ -192,7 +192,7 @@ func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	return unless(err)
 }
 
-// unless is nil for what a wallet refuses and for a wallet that is broken; other errors stay.
+// unless returns nil for refusals and violations of a wallet, and any other error unchanged.
 func unless(err error) error {
 	var broken *ledger.Violation
 	if _, refused := fault.From(err); refused || errors.As(err, &broken) {

@@ -11,62 +11,62 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Terms are by what a meter counts.
+// Terms are the parameters of counting.
 type Terms struct {
 	Prices Prices
-	// Hour is how long an hour is, in milliseconds.
+	// Hour is the billing interval, in milliseconds.
 	Hour int64
 }
 
-// Meter counts the hours of one VM. It is moved in the transaction that writes down the bills which that makes, so that
-// an hour is billed once, by whoever comes to it first.
+// Meter counts the hours of one VM. It is updated in the transaction that stores the resulting bills, so that each hour
+// is billed once, even if several transactions race to bill it.
 type Meter struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Use is what is paid for since the last change.
+	// Use is what has been billed for since the last change.
 	Use Use
-	// Until is the end of the last hour that was counted, and the beginning of the next one.
+	// Until is the end of the last counted hour, and the beginning of the next one.
 	Until cloud.Time
-	// Peak is what was billed for the last hour that was counted: the dearest use that it has seen.
+	// Peak is the price billed for the last counted hour: that of the most expensive use in it.
 	Peak int64
-	// Reservation holds credit for the first bill; then it is empty.
+	// Reservation is the ID of the reservation for the first bill. It is empty once that bill exists.
 	Reservation string
-	// Bills counts them. Last is where the record of the last one stands.
+	// Bills is the number of bills. Last locates the record of the last one.
 	Bills uint64
 	Last  Place
 }
 
-// Place is where a bill's record stands among its VM's: it stays when the bill grows, or is paid in part.
+// Place locates a bill's record among those of its VM. It does not change when the bill grows or is partly paid.
 type Place struct {
 	From   cloud.Time
 	Number uint64
 }
 
-// Bill is what is owed for some hours of one VM, one after the other and all of one price.
+// Bill holds what is owed for consecutive hours of one VM at one price.
 type Bill struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Number is by the meter's count.
+	// Number is the sequence number of the bill among the meter's bills.
 	Number uint64
-	// From is when the first of the hours began, Step how long each is, in milliseconds.
+	// From is when the first unpaid hour began. Step is the length of each hour, in milliseconds.
 	From  cloud.Time
 	Step  int64
 	Hours int64
-	// Price of each hour, for Use.
+	// Price is the price of each hour, for Use.
 	Price int64
 	Use   Use
-	// More says that the hour was billed before, for less: this is the rest.
+	// More is set if the hour was billed before at a lower price, and this bill is for the difference.
 	More bool
-	// Reservation, when set, holds credit for the first of the hours.
+	// Reservation, if set, is the ID of a reservation for the first of the hours.
 	Reservation string
 }
 
-// Pass counts every hour that has begun by now, at what is used since the last change; the bill is nil when none has, or
-// when they cost nothing.
+// Pass counts every hour that has begun by now, at the current use. It returns nil if no hour has begun, or if the
+// hours cost nothing.
 func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	if now < m.Until {
 		return nil
@@ -75,7 +75,7 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	price := t.Prices.Hour(m.Use)
 	from, billed := m.Until, hours
 	if m.waits() && price > 0 {
-		// It never ran in the hour that is over now.
+		// The VM did not run in the hour that just ended, so that hour was not billed yet.
 		from, billed = from-t.Hour, billed+1
 	}
 	if !mutant.On(mutant.ChargeHourTwice) {
@@ -85,12 +85,12 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	return m.bill(from, billed, price, false, t)
 }
 
-// waits says that nothing was billed yet for a VM that is off: the bill comes when it runs, or at the end of the hour, and
-// has the reservation for itself.
+// waits reports whether the first bill is deferred: nothing is billed yet, and the VM is off. The bill is made when the
+// VM runs, or at the end of the hour, and uses the reservation.
 func (m *Meter) waits() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
 
-// Change counts up to now, and from now on what is used is something else. An hour costs what the dearest use in it
-// costs: when that rises, the rest is billed at once.
+// Change counts the hours up to now, and sets the use from now on. An hour costs its most expensive use, so if the
+// price rises, the difference is billed at once.
 func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	var bills []*Bill
 	add := func(b *Bill) {
@@ -108,7 +108,7 @@ func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	return bills
 }
 
-// bill makes a bill, unless it would be for nothing. The first speaks for the reservation.
+// bill returns a new bill, or nil if the price is 0. The first bill takes over the meter's reservation.
 func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *Bill {
 	if price == 0 {
 		return nil
@@ -122,8 +122,8 @@ func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *B
 	return b
 }
 
-// Join takes a bill for the hours right after this one's, at the same price, into it, and says whether it could. So what
-// a VM owes for months is a few records.
+// Join merges into b a bill for the directly following hours at the same price, and reports whether it could. Merging
+// keeps even months of debt of one VM in a few records.
 func (b *Bill) Join(next *Bill) bool {
 	if b.More || next.More || next.Reservation != "" || b.Price != next.Price || b.Use != next.Use || b.Step != next.Step ||
 		b.From+b.Hours*b.Step != next.From {
@@ -133,14 +133,14 @@ func (b *Bill) Join(next *Bill) bool {
 	return true
 }
 
-// PayOne takes the first hour off a bill.
+// PayOne removes the first hour from a bill.
 func (b *Bill) PayOne() {
 	b.From += b.Step
 	b.Hours--
 	b.Reservation = ""
 }
 
-// Total is all that is owed, or the largest number there is when it is more.
+// Total returns the amount owed, capped at the largest int64.
 func (b *Bill) Total() int64 {
 	if b.Hours > 0 && b.Price > math.MaxInt64/b.Hours {
 		return math.MaxInt64
@@ -148,7 +148,7 @@ func (b *Bill) Total() int64 {
 	return b.Price * b.Hours
 }
 
-// Says is what the tenant reads of the charge for the first of the hours.
+// Says returns the description, shown to the tenant, of the charge for the first of the hours.
 func (b *Bill) Says() string {
 	which := "hour"
 	if b.More {
@@ -157,13 +157,13 @@ func (b *Bill) Says() string {
 	return fmt.Sprintf("VM %s, %s from %s: %s", b.Name, which, time.UnixMilli(b.From).UTC().Format(time.RFC3339), b.Use)
 }
 
-// ID is the id of something that belongs to the first of the hours: the same whoever charges it, and however often that
-// is tried.
+// ID returns a deterministic ID for an object that belongs to the first of the hours, so that retries and other members
+// use the same ID.
 func (b *Bill) ID(what string) string {
 	return idOf(b.VM, fmt.Sprintf("%d/%d/%s", b.From, b.Number, what))
 }
 
-// idOf makes an id of a VM's and a text.
+// idOf returns a deterministic UUID derived from a VM's ID and a text.
 func idOf(vm cloud.VMID, what string) string {
 	return uuid.NewSHA1(uuid.NameSpaceOID, []byte("trivet/billing/"+string(vm)+"/"+what)).String()
 }

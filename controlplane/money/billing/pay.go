@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// maxHours are charged in one transaction, of at most maxBills bills.
+	// maxHours bounds the hours charged in one transaction, and maxBills the bills.
 	maxHours = 100
 	maxBills = 100
 )
 
-// settle charges what a project owes, oldest first, until nothing of a page is left, the wallet refuses, or enough is
-// done for one transaction. It returns the number of hours that it charged or wrote off, the bills of the page that are
-// still unpaid, and the error that refused them.
+// settle charges what a project owes, oldest first, until a page of bills is paid, the wallet refuses, or the limits of
+// one transaction are reached. It returns the number of hours that it charged plus the number of bills that it wrote
+// off, the bills of the page that are still unpaid, and the refusal, if any.
 //
 // Bills older than the project's creation belong to a deleted project of the same ID. They are written off: the wallet
 // that owed them is closed, and a later project does not pay for them.
@@ -64,8 +64,8 @@ func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*
 	return hours, unpaid, refusal, nil
 }
 
-// charge takes the first hour of a bill from the wallet: from what is reserved for it, as far as there is, and the rest
-// from what is available. A refusal has changed nothing.
+// charge charges the first hour of a bill: first from the bill's reservation, the rest from the available amount. If
+// the charge is refused, nothing has changed.
 func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
 	t := cloud.Tenant{Org: b.Org, Project: b.Project}
 	w, err := s.opts.Credits.WalletAt(tx, t)
@@ -99,7 +99,7 @@ func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
 	return nil, err
 }
 
-// refused tells a refusal from a failure.
+// refused separates refusals from failures.
 func refused(err error) (*fault.Fault, error) {
 	if f, ok := fault.From(err); ok {
 		return f, nil
@@ -107,8 +107,8 @@ func refused(err error) (*fault.Fault, error) {
 	return nil, err
 }
 
-// pay is one transaction of a project's payments, and says whether there may be more. When the wallet refuses, VMs are
-// stopped if that is the policy.
+// pay executes one transaction of a project's payments, and reports whether more may follow. If the wallet refuses and
+// the policy is Stop, pay stops the VMs of the unpaid bills.
 func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err error) {
 	var hours int
 	var refusal *fault.Fault
@@ -127,7 +127,7 @@ func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err e
 	return refusal == nil && hours > 0, nil
 }
 
-// haltAll stops the VMs of a project's bills, as long as they are refused.
+// haltAll stops the VMs of a project's unpaid bills, for as long as the wallet refuses to pay.
 func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 	var after []string
 	for more := true; more; {
@@ -164,7 +164,7 @@ func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 	return nil
 }
 
-// halt stops the VMs of some bills in one transaction, unless there is credit by now.
+// halt stops the VMs of some bills in one transaction, unless the project can pay by now.
 func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string) error {
 	if len(bills) == 0 {
 		return nil
@@ -200,11 +200,11 @@ func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string)
 	return err
 }
 
-// debtors are the projects that could not pay, and why, so that the log says it once: those of the last round, and those
-// of this one.
+// debtors holds the projects that could not pay, with the reason, in the previous and the current round. It serves to
+// log each debtor once.
 type debtors struct{ before, now map[cloud.ProjectID]string }
 
-// news notes a debtor, and says whether that is new.
+// news records a debtor, and reports whether the debtor or its reason is new.
 func (d *debtors) news(p cloud.ProjectID, why string) bool {
 	if d.now == nil {
 		d.now = map[cloud.ProjectID]string{}
@@ -214,5 +214,5 @@ func (d *debtors) news(p cloud.ProjectID, why string) bool {
 	return !known
 }
 
-// round begins a new one.
+// round starts a new round.
 func (d *debtors) round() { d.before, d.now = d.now, nil }

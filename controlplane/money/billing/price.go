@@ -6,18 +6,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MaxPrice of one unit for an hour: the largest VM's hour still fits its number.
+// MaxPrice is the maximum price of one unit for an hour. With it, the hour of the largest VM still fits an int64.
 const MaxPrice = 1_000_000_000_000
 
-// Prices of an hour, in units of credit.
+// Prices are the prices of an hour, in units of credit.
 type Prices struct {
-	// VCPUHour and MemoryGiBHour are for a VM that runs, DiskGiBHour for the disks of every VM that is built.
+	// VCPUHour and MemoryGiBHour apply to a running VM, DiskGiBHour to the disks of every VM that is built.
 	VCPUHour      int64 `yaml:"vcpu_hour"`
 	MemoryGiBHour int64 `yaml:"memory_gib_hour"`
 	DiskGiBHour   int64 `yaml:"disk_gib_hour"`
 }
 
-// Check says what cannot be a price.
+// Check returns an error if a price is out of range.
 func (p Prices) Check() error {
 	for _, c := range []struct {
 		name  string
@@ -30,7 +30,7 @@ func (p Prices) Check() error {
 	return nil
 }
 
-// Use is what of a VM is paid for.
+// Use holds the billable resources of a VM.
 type Use struct {
 	VCPUs     uint32
 	MemoryMiB uint64
@@ -44,13 +44,13 @@ func (u Use) String() string {
 	return fmt.Sprintf("%d vCPU, %d MiB, %d GiB of disks", u.VCPUs, u.MemoryMiB, u.DiskGiB)
 }
 
-// Hour is the price of an hour. Memory counts by the MiB; a broken unit of credit is a whole one.
+// Hour returns the price of an hour. Memory counts by the MiB; fractions of a unit of credit are rounded up.
 func (p Prices) Hour(u Use) int64 {
 	gib, mib := int64(u.MemoryMiB>>10), int64(u.MemoryMiB&1023)
 	return int64(u.VCPUs)*p.VCPUHour + gib*p.MemoryGiBHour + (mib*p.MemoryGiBHour+1023)/1024 + int64(u.DiskGiB)*p.DiskGiBHour
 }
 
-// part is how much of a VM is paid for.
+// part is the part of a VM that is billed.
 type part uint8
 
 const (
@@ -59,13 +59,13 @@ const (
 	all
 )
 
-// paid is the table of what is paid for in each state; nothing in those that are not listed. A VM that was not built costs
-// nothing, one that is off, or on its way up or down, its disks.
+// paid is the table of what is billed in each state; states that are not listed cost nothing. A VM that was not built
+// costs nothing; a VM that is off, starting or stopping costs its disks.
 var paid = map[cloud.State]part{
 	cloud.Stopped: disks, cloud.Starting: disks, cloud.Stopping: disks, cloud.Error: disks, cloud.Running: all, cloud.Migrating: all,
 }
 
-// UseOf is what is paid for of a VM as its record has it.
+// UseOf returns the billable use of a VM in its recorded state.
 func UseOf(vm *cloud.VM) Use {
 	switch paid[vm.State] {
 	case all:
@@ -76,7 +76,7 @@ func UseOf(vm *cloud.VM) Use {
 	return Use{}
 }
 
-// FullUse is what is paid for of a VM that runs.
+// FullUse returns the billable use of a running VM.
 func FullUse(vm *cloud.VM) Use {
 	need := vm.Spec.Need()
 	return Use{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB, DiskGiB: need.StorageGiB}

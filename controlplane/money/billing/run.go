@@ -11,25 +11,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Bounds of one run of the leader's task. What does not fit comes in the next.
+// Limits of one run of the leader task. The next run continues with the rest.
 const (
-	// maxMeters are moved, meterPage of them in a transaction.
+	// maxMeters bounds the meters updated, meterPage those in one transaction.
 	maxMeters = 10_000
 	meterPage = 64
-	// maxProjects are asked to pay, in maxPayments transactions.
+	// maxProjects bounds the projects charged, and maxPayments the transactions for that.
 	maxProjects = 1000
 	maxPayments = 1000
-	// comparePage VMs, and as many meters, are compared.
+	// comparePage bounds the VMs, and also the meters, that are compared.
 	comparePage = 500
 )
 
-// Every is the pause between runs: how late after its beginning an hour is charged.
+// Every returns the pause between runs, after which an hour that has begun is charged: a tenth of the billing interval,
+// at least 200 ms and at most 10 s.
 func (s *Service) Every() time.Duration {
 	return min(10*time.Second, max(s.opts.Rules.Hour/10, 200*time.Millisecond))
 }
 
-// Run counts the hours that have begun, has them paid, and looks for VMs whose meter is not as it should be. It is a
-// leader's task; one run at a time. Billing that is not enabled only lets the hours pass.
+// Run counts the hours that have begun, charges them, and repairs meters that do not match their VM. It is a leader
+// task; runs must not overlap. If billing is disabled, Run only counts hours, without bills.
 func (s *Service) Run(ctx context.Context) error {
 	failed := s.count(ctx)
 	if s.opts.Rules.Enabled && ctx.Err() == nil {
@@ -38,7 +39,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return failed
 }
 
-// count moves the meters whose next hour has begun.
+// count updates the meters whose next hour has begun.
 func (s *Service) count(ctx context.Context) error {
 	var after []string
 	for moved := 0; moved < maxMeters && ctx.Err() == nil; moved += meterPage {
@@ -72,7 +73,7 @@ func (s *Service) count(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// page is a page of a table, from its beginning or behind a place.
+// page returns a page of a table, from the beginning if after is nil, otherwise from behind after.
 func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]store.Record[T], bool, error) {
 	if after == nil {
 		return t.List(v, size)
@@ -80,7 +81,7 @@ func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]s
 	return t.ListAfter(v, size, after)
 }
 
-// move brings some meters up to now.
+// move updates some meters to the current time.
 func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error {
 	var long []string
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
@@ -91,7 +92,7 @@ func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error
 				return err
 			}
 			if m == nil || number(m.Until) != r.Path[0] {
-				next.Delete(tx, r.Path...) // moved meanwhile
+				next.Delete(tx, r.Path...) // the meter was updated in the meantime
 				continue
 			}
 			was := *m
@@ -111,7 +112,7 @@ func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error
 	return err
 }
 
-// collect has projects pay what they owe. A project that cannot does not hold up the others.
+// collect charges projects for what they owe. A project that cannot pay does not delay the others.
 func (s *Service) collect(ctx context.Context) error {
 	var failed error
 	payments := 0
@@ -141,14 +142,14 @@ func (s *Service) collect(ctx context.Context) error {
 				again = false
 			}
 		}
-		// Behind every number, which is hexadecimal.
+		// "g" sorts after every hexadecimal number, so the next page starts at the next project.
 		s.payFrom = []string{string(project), "g"}
 	}
 	return failed
 }
 
-// compare looks at the next VMs and the next meters, and mends what does not fit: a VM without a meter, a meter without
-// a VM, another use.
+// compare checks the next page of VMs and of meters, and repairs mismatches: a VM without a meter, a meter without a
+// VM, a different use.
 func (s *Service) compare(ctx context.Context) error {
 	var odd []cloud.VMID
 	var of []cloud.ProjectID
@@ -195,7 +196,7 @@ func (s *Service) compare(ctx context.Context) error {
 	return nil
 }
 
-// following is where the next page begins: at the beginning when there is none.
+// following returns the position of the next page, nil (the beginning) after the last page.
 func following[T any](page []store.Record[T], more bool) []string {
 	if !more {
 		return nil
@@ -203,7 +204,7 @@ func following[T any](page []store.Record[T], more bool) []string {
 	return page[len(page)-1].Path
 }
 
-// mend makes the meter of a VM what it should be. What nobody counted until now is not billed.
+// mend repairs the meter of a VM. Time without a meter is not billed.
 func (s *Service) mend(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
 	m, err := meters.Get(tx, string(p), string(id))
 	if err != nil {

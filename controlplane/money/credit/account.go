@@ -9,10 +9,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Callers name a wallet by its project's ID alone (the spec's part 4.7), and a project may be created again under the
-// ID of a deleted one. Each incarnation of a project therefore has a wallet of its own. The records of a wallet are
-// stored under an account key made of the project ID and the incarnation. The wallets of earlier incarnations stay
-// unchanged for audits, and calls about the project do not reach them.
+// Callers name a wallet by its project's ID alone (part 4.7 of the wire contract), and a project may be created again
+// under the ID of a deleted one. Each incarnation of a project therefore has a wallet of its own. The records of a
+// wallet are stored under an account key made of the project ID and the incarnation. The wallets of earlier
+// incarnations stay unchanged for audits, and calls for the project ID do not reach them.
 
 // Project is the part of a project's record that wallets use.
 type Project struct {

@@ -10,21 +10,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// auditPage is how many records an audit holds at a time.
+// auditPage is how many records an audit holds in memory at a time.
 const auditPage = 1000
 
-// Finding is what an audit found of a wallet.
+// Finding holds the audit result of one wallet.
 type Finding struct {
 	Project cloud.ProjectID
-	// Incarnation is the incarnation of the wallet's project. The project that has the ID now may be a later one.
+	// Incarnation is the incarnation of the wallet's project. A later project may have the ID now.
 	Incarnation cloud.Incarnation
-	// Problem is empty when everything adds up.
+	// Problem describes the first inconsistency. It is empty if there is none.
 	Problem                    string
 	Transactions, Reservations uint64
 }
 
-// Audit recomputes every wallet from its records, each as of one moment that is no older than the call: no wallet has a
-// part in another's. A wallet that does not add up is a finding, not an error.
+// Audit recomputes every wallet from its records and sends one finding per wallet. Each wallet is read as of one moment
+// that is no older than the call; wallets do not depend on each other, so these moments may differ. An inconsistent
+// wallet is a finding, not an error.
 func (s *Service) Audit(ctx context.Context, send func(Finding) error) error {
 	if err := s.opts.Store.Barrier(ctx); err != nil {
 		return err

@@ -1,29 +1,30 @@
-// Package credit keeps the projects' wallets: who has how much, what is reserved, and every move of it.
+// Package credit stores the projects' wallets: balances, reservations, and every transaction.
 //
-// What may happen to a wallet is decided by package ledger, which is pure; here are the records, who is asked (the
-// leader), the time, the ids, and the two edges. Commands on one wallet queue on the leader and share a transaction of the
-// store: each sees what those before it did, each is refused or done on its own, and they are answered when all are
-// agreed on.
+// The pure package ledger decides what a command does to a wallet. Package credit adds the records, the forwarding to
+// the leader, the time, the IDs, and the gRPC and REST endpoints. Commands on one wallet queue on the leader and share
+// a store transaction. Each command sees the effects of the earlier ones and succeeds or fails separately. The
+// responses are sent after the transaction is committed.
 //
-// Decisions where the design is silent:
+// Decisions that the design leaves open:
 //   - CreateWallet requires that the project exists and belongs to the named org. A wallet that an earlier version made
 //     without a project stays readable and can be closed.
-//   - A call about a project ID uses the wallet of the project that has the ID now, never that of a deleted one; see
-//     account.go.
-//   - Wallets, transactions and reservations are kept for good.
-//   - An answer that says "no", or "that was done before", is given from records that are proven to be the newest, like
-//     one that writes.
-//   - The same commit, release, suspension and so on is sent to the next leader when the answer of one was lost; a top-up,
-//     a charge, a refund and a reservation only under an idempotency key, or under a reservation's id of the caller's.
-//   - REST lists the oldest 100 transactions and takes page_token. Of a wallet that is not there a GET is 404, and every
-//     other call fails with its operation's own code (the spec's part 4.7).
-//   - On REST, commit and release name a reservation of the token's project; whoever acts in every project asks for a
-//     token with a project_id first, or uses gRPC, which names it.
-//   - What another service of the control plane reserved (package billing, for a VM) is not committed or released by its
-//     tenants, though they see it.
-//   - credit.v1 is served on its own port, and beside the other services on theirs, where the command line finds it.
+//   - A call for a project ID uses the wallet of the project that has the ID now, never the wallet of a deleted
+//     project; see account.go.
+//   - Wallets, transactions and reservations are never deleted.
+//   - A refusal, or a response to a repeated command, is based on records that are verified to be the newest, like the
+//     response to a write.
+//   - If the response of a commit, release, suspension or another repeatable command is lost, the command is sent again
+//     to the next leader. A top-up, charge or refund is sent again only with an idempotency key. A reservation is sent
+//     again only with an idempotency key or a caller-supplied reservation ID.
+//   - REST lists the oldest 100 transactions and accepts page_token. If the wallet does not exist, GET returns 404, and
+//     every other call fails with its operation's own code (part 4.7 of the wire contract).
+//   - On REST, commit and release name a reservation of the token's project. A caller whose role covers all projects
+//     first gets a token with a project_id, or uses gRPC, whose request names the project.
+//   - Tenants can see, but not commit or release, a reservation that another service of the control plane made (package
+//     billing, for a VM).
+//   - credit.v1 is served on its own port, and also on the port of the other services, which the command line uses.
 //
-// Prices, and what machines owe, are package billing's, which gives its orders within its own transactions.
+// Package billing owns the prices and the charges for VMs, and executes its orders within its own transactions.
 //
 // Keys: wallet/<account>, wallet-tx/<account>/<sequence>, wallet-refunded/<account>/<sequence>,
 // reservation/<account>/<id>, reservation-due/<deadline>/<account>/<id>; an account is <project> or
@@ -49,21 +50,21 @@ import (
 var (
 	wallets      = store.NewTable[ledger.Wallet]("wallet")
 	transactions = store.NewTable[ledger.Transaction]("wallet-tx")
-	// refunds are by charge what was refunded of it.
+	// refunds holds, by charge, the amount refunded so far.
 	refunds      = store.NewTable[int64]("wallet-refunded")
 	reservations = store.NewTable[ledger.Reservation]("reservation")
-	// due has a row for each pending reservation, by its deadline.
+	// due has a row per pending reservation, ordered by deadline.
 	due = store.NewTable[struct{}]("reservation-due")
 )
 
-// Limits of texts, in bytes.
+// Maximum lengths of text fields, in bytes.
 const (
 	maxDescription  = 1 << 10
 	maxResourceType = 63
 	maxResourceID   = 255
 )
 
-// Options of the service.
+// Options configures New.
 type Options struct {
 	// Store, Commands and Log are required.
 	Store    *store.Store
@@ -71,26 +72,26 @@ type Options struct {
 	Log      *slog.Logger
 	// Project looks up projects. Optional: without it every ID counts as an existing project.
 	Project Lookup
-	// Metrics is where violations of the ledger are counted. Optional.
+	// Metrics registers the counter of ledger violations. Optional.
 	Metrics prometheus.Registerer
 }
 
-// Service is the credit service of one member.
+// Service implements the credit service on one member.
 type Service struct {
 	opts  Options
 	desks desks
-	// violations of the ledger, as this member met them.
+	// violations counts the ledger violations that this member found.
 	violations prometheus.Counter
 }
 
-// New makes the service and registers its commands.
+// New returns a Service and registers its commands with opts.Commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, desks: desks{open: map[cloud.ProjectID]*desk{}}, violations: violations(opts.Metrics)}
 	leader.Register(opts.Commands, s, giveOnceCommand, giveAgainCommand)
 	return s
 }
 
-// Wallet is a project's wallet. One of another org is not found.
+// Wallet returns a project's wallet. It returns NotFound if the wallet does not exist or belongs to another org.
 func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		w, err = s.walletOf(v, t)
@@ -99,7 +100,7 @@ func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet,
 	return w, err
 }
 
-// walletOf reads a tenant's wallet. A caller whose role covers all projects may leave out the org.
+// walletOf returns a tenant's wallet. The org may be empty for a caller whose role covers all projects.
 func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	p, err := s.lookUp(r, t.Project)
 	if err != nil {
@@ -115,7 +116,7 @@ func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	return w, nil
 }
 
-// isOf refuses a wallet that is not there for a tenant; nil is none.
+// isOf returns NotFound if w is nil or belongs to another org than t.Org. An empty t.Org matches every org.
 func isOf(w *ledger.Wallet, t cloud.Tenant) error {
 	if w == nil || t.Org != "" && w.Org != t.Org {
 		return ledger.NoWallet()
@@ -123,7 +124,7 @@ func isOf(w *ledger.Wallet, t cloud.Tenant) error {
 	return nil
 }
 
-// Wallets is a page of all wallets, or of an org's, in order of their projects' ids.
+// Wallets returns a page of an org's wallets, or of all wallets if org is empty, ordered by project ID.
 func (s *Service) Wallets(ctx context.Context, org cloud.OrgID, size int32, token string) ([]*ledger.Wallet, string, error) {
 	if org != "" {
 		if err := cloud.CheckCallerID("org_id", string(org)); err != nil {
@@ -134,7 +135,7 @@ func (s *Service) Wallets(ctx context.Context, org cloud.OrgID, size int32, toke
 	return store.Page(ctx, s.opts.Store, wallets, req, func(w *ledger.Wallet) bool { return org == "" || w.Org == org })
 }
 
-// Reservation is one of a tenant's.
+// Reservation returns one of a tenant's reservations, or NotFound.
 func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r *ledger.Reservation, err error) {
 	if err := cloud.CheckUUID("reservation_id", id); err != nil {
 		return nil, err
@@ -152,7 +153,7 @@ func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r
 	return r, err
 }
 
-// Reservations is a page of a tenant's reservations, of one status or of all (0), in order of their ids.
+// Reservations returns a page of a tenant's reservations with one status, or with any status if it is 0, ordered by ID.
 func (s *Service) Reservations(ctx context.Context, t cloud.Tenant, status ledger.ReservationStatus, size int32, token string) ([]*ledger.Reservation, string, error) {
 	w, err := s.Wallet(ctx, t)
 	if err != nil {
@@ -163,7 +164,7 @@ func (s *Service) Reservations(ctx context.Context, t cloud.Tenant, status ledge
 		func(r *ledger.Reservation) bool { return status == 0 || r.Status == status }, account(w))
 }
 
-// number is a number as a part of a key, in whose order it stands.
+// number encodes a number as a fixed-width key part, so that keys sort numerically.
 func number[N uint64 | int64](n N) string { return fmt.Sprintf("%016x", uint64(n)) }
 
 func checkText(field, s string, most int) error {

@@ -9,24 +9,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// maxShare is how many orders share a transaction, settleTime how long it may take: whoever waits for it may hang up, the
-// others want their answers.
+// maxShare bounds the orders in one transaction, and settleTime the duration of the transaction. The bound is needed
+// because the transaction continues after a caller cancels: other callers wait for its result.
 const (
 	maxShare   = 128
 	settleTime = 20 * time.Second
 )
 
-// desks are the queues of orders, one a wallet. Orders of one wallet would only undo each other's transactions.
+// desks holds the queues of orders, one per wallet. Without queues, concurrent transactions on one wallet would
+// conflict.
 type desks struct {
 	mu   sync.Mutex
 	open map[cloud.ProjectID]*desk
 }
 
-// desk is the queue of one wallet.
+// desk holds the queue of one wallet.
 type desk struct {
-	// people are at it; the last one takes it away. Under the mutex of desks.
+	// people counts the callers that use the queue; the last one deletes it. Guarded by desks.mu.
 	people int
-	// turn is held by who carries out what waits.
+	// turn is a semaphore of one: its holder executes the waiting orders.
 	turn chan struct{}
 
 	mu      sync.Mutex
@@ -53,8 +54,9 @@ func (d *desks) leave(p cloud.ProjectID, q *desk) {
 	}
 }
 
-// queue waits until tickets are settled: by the one whose turn it is, together with others, or in the caller's own turn.
-// When ctx ends first, what still waits is withdrawn, and of what is being carried out nobody knows.
+// queue enqueues tickets and waits until they are settled, either by another caller's batch or by a batch that this
+// call executes. If ctx ends first, queue withdraws the tickets that are still waiting; the outcome of tickets in
+// execution is unknown.
 func (d *desks) queue(ctx context.Context, p cloud.ProjectID, settle settler, tickets ...*ticket) error {
 	q := d.enter(p)
 	defer d.leave(p, q)
@@ -79,7 +81,7 @@ func (d *desks) queue(ctx context.Context, p cloud.ProjectID, settle settler, ti
 	return nil
 }
 
-// settler carries out tickets in one transaction; its error is that of all of them.
+// settler executes tickets in one transaction. A returned error applies to all of them.
 type settler func(context.Context, []*ticket) error
 
 func (t *ticket) over() bool {
@@ -91,7 +93,8 @@ func (t *ticket) over() bool {
 	}
 }
 
-// serve settles the first that wait. It goes on when the caller hangs up: the others' orders are in it.
+// serve settles the first maxShare waiting tickets. It ignores the cancellation of ctx, because the batch contains
+// other callers' orders.
 func (q *desk) serve(ctx context.Context, settle settler) {
 	q.mu.Lock()
 	n := min(len(q.waiting), maxShare)

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Period is a time: from From on, and before To; 0 is no limit.
+// Period is a time range: From inclusive, To exclusive. 0 means no limit.
 type Period struct{ From, To cloud.Time }
 
 func (p Period) check() error {
@@ -27,12 +27,12 @@ func (p Period) check() error {
 
 func (p Period) has(at cloud.Time) bool { return at >= p.From && (p.To == 0 || at < p.To) }
 
-// Which selects transactions; the zero value all.
+// Which selects transactions. The zero value selects all of them.
 type Which struct {
 	Types                   []ledger.Type
 	Reservation, ResourceID string
 	Period                  Period
-	// Of, if not nil, selects the wallet of this incarnation of the project. By default it is the present incarnation.
+	// Of, if not nil, selects the wallet of this incarnation of the project. The default is the current incarnation.
 	Of *cloud.Incarnation
 }
 
@@ -41,7 +41,7 @@ func (q *Which) accepts(tx *ledger.Transaction) bool {
 		(q.ResourceID == "" || tx.ResourceID == q.ResourceID) && q.Period.has(tx.At)
 }
 
-// Transactions is a page of a tenant's transactions, oldest first.
+// Transactions returns a page of a tenant's transactions, oldest first.
 func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Which, size int32, token string) ([]*ledger.Transaction, string, error) {
 	if err := q.Period.check(); err != nil {
 		return nil, "", err
@@ -55,7 +55,7 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Which, siz
 	return store.Page(ctx, s.opts.Store, transactions, req, q.accepts, account(w))
 }
 
-// selected returns the wallet of a tenant's project: of the incarnation of, or of the present one if of is nil.
+// selected returns the wallet of a tenant's project: of the incarnation of, or of the current one if of is nil.
 func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
 	if of == nil {
 		return s.Wallet(ctx, t)
@@ -69,7 +69,8 @@ func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarn
 	return w, err
 }
 
-// Statement sums up a time of a tenant's wallet. It reads the transactions at both ends, however many lie between.
+// Statement summarizes a period of a tenant's wallet, and returns the period with its end filled in. It finds the
+// transactions at both ends by binary search, and does not read the ones between.
 func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out ledger.Statement, told Period, err error) {
 	if err := p.check(); err != nil {
 		return out, p, err
@@ -85,7 +86,7 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 		}
 		told = p
 		if told.To == 0 {
-			// What is stamped from now on is no earlier, and what is read here no later.
+			// Later transactions get this timestamp or a later one, and the transactions read here are no later.
 			told.To = max(s.opts.Store.Now(), p.From)
 			p.To = told.To + 1
 		}
@@ -99,7 +100,7 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 	return out, told, err
 }
 
-// lastBefore is the last transaction before a time, nil when there is none. Their times never go back.
+// lastBefore returns the last transaction before a time, or nil. Transaction times never decrease.
 func lastBefore(v *store.View, w *ledger.Wallet, at cloud.Time) (*ledger.Transaction, error) {
 	var failed error
 	n := sort.Search(int(w.Sequence), func(i int) bool {
@@ -124,13 +125,13 @@ func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction
 	return tx, err
 }
 
-// watchPage is how many transactions a watch reads at once while it catches up. A watch whose client does not read
-// holds no more than that.
+// watchPage is how many transactions a watch reads at once while it catches up. If the client does not read, the watch
+// holds no more than one page.
 const watchPage = 32
 
-// Watch sends a tenant's transactions from a sequence number on, in order and without a gap: those that are there, then
-// those that come, until ctx ends. A reader that falls behind the kept history gets OutOfRange, and goes on from the next
-// number it wants.
+// Watch sends a tenant's transactions from a sequence number on, in order and without a gap, first existing ones and
+// then new ones, until ctx ends. It returns OutOfRange if the reader falls behind the retained history; the reader can
+// resume with the next sequence number.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, from uint64, send func(*ledger.Transaction) error) error {
 	next := max(from, 1)
 	if err := s.opts.Store.Barrier(ctx); err != nil {

@@ -16,32 +16,33 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Order is a command on a tenant's wallet. Its time, its ids and who gave it are filled in where it is carried out.
+// Order is a command on a tenant's wallet. The leader fills in its time, IDs and principal.
 type Order struct {
-	// Tenant was let in. Its org may be empty for who acts in every project.
+	// Tenant is the authorized tenant. Its org may be empty for a caller whose role covers all projects.
 	Tenant  cloud.Tenant
 	Command ledger.Command
-	// Body is the hash of the request, for its idempotency key.
+	// Body is the hash of the request, which is compared when an idempotency key is reused.
 	Body [32]byte
 	// account, if set, is the account key of the wallet; otherwise the project that has the ID now determines the
 	// wallet. The field is not sent to the leader.
 	account string
 }
 
-// Done is what came of an order, now or when the same was given before.
+// Done holds the outcome of an order. Replayed is set if an earlier call with the same idempotency key executed the
+// order.
 type Done struct {
 	ledger.Outcome
 	Replayed bool
 }
 
-// names of the operations, as idempotency keys know them: a key is good for one operation.
+// names maps operations to the names that idempotency records use. A key is valid for one operation.
 var names = map[ledger.Op]string{
 	ledger.DoCreate: "CreateWallet", ledger.DoTopUp: "TopUpWallet", ledger.DoReserve: "CreateReservation", ledger.DoCommit: "CommitReservation",
 	ledger.DoRelease: "ReleaseReservation", ledger.DoExpire: "Expire", ledger.DoRefund: "RefundCharge", ledger.DoCharge: "ChargeWallet",
 	ledger.DoSuspend: "SuspendWallet", ledger.DoResume: "ResumeWallet", ledger.DoClose: "CloseWallet",
 }
 
-// Check says whether an order can be understood at all; whether it may be done is the ledger's to say.
+// Check validates the form of an order. Package ledger decides whether the order is allowed.
 func (o *Order) Check() error {
 	c := &o.Command
 	if err := cloud.CheckCallerID("project_id", string(o.Tenant.Project)); err != nil {
@@ -83,7 +84,7 @@ func (o *Order) checkReservation() error {
 	return cloud.CheckUUID("reservation_id", o.Command.Reservation)
 }
 
-// repeatable reports whether giving the order again does no harm.
+// repeatable reports whether the order can safely be sent again.
 func (o *Order) repeatable() bool {
 	switch o.Command.Op {
 	case ledger.DoCommit, ledger.DoRelease, ledger.DoExpire, ledger.DoSuspend, ledger.DoResume, ledger.DoClose:
@@ -94,7 +95,7 @@ func (o *Order) repeatable() bool {
 	return false
 }
 
-// Give has an order carried out by the leader. A refusal is a *fault.Fault, and nothing has happened.
+// Give executes an order on the leader. If the order is refused, the error is a *fault.Fault and nothing has changed.
 func (s *Service) Give(ctx context.Context, o Order) (Done, error) {
 	if err := o.Check(); err != nil {
 		return Done{}, err
@@ -107,11 +108,11 @@ func (s *Service) Give(ctx context.Context, o Order) (Done, error) {
 
 var (
 	giveOnceCommand = leader.NewCommand("credit.once", leader.Keyed, (*Service).giveOnLeader)
-	// giveAgainCommand is for orders that are repeatable.
+	// giveAgainCommand serves repeatable orders.
 	giveAgainCommand = leader.NewCommand("credit.again", leader.Repeatable, (*Service).giveOnLeader)
 )
 
-// giveOnLeader is Give on the leader. Orders on one wallet that wait at the same time share a transaction.
+// giveOnLeader implements Give on the leader. Orders on one wallet that wait at the same time share a transaction.
 func (s *Service) giveOnLeader(ctx context.Context, o Order) (Done, error) {
 	caller := auth.CallerOf(ctx)
 	if caller != nil {
@@ -127,17 +128,18 @@ func (s *Service) giveOnLeader(ctx context.Context, o Order) (Done, error) {
 	return t.done, t.err
 }
 
-// ticket is an order that waits for its turn.
+// ticket is a queued order with its result.
 type ticket struct {
 	caller *cloud.Caller
 	order  Order
 	done   Done
 	err    error
-	// settled is closed when done and err are as they stay.
+	// settled is closed when done and err are final.
 	settled chan struct{}
 }
 
-// newTicket draws the ids that the order may need, once: it may be carried out several times until it is agreed on.
+// newTicket generates the IDs that the order may need. They are generated once, because the transaction may run several
+// times before it commits.
 func newTicket(caller *cloud.Caller, o Order) (*ticket, error) {
 	made := make([]string, 3)
 	for i := range made {
@@ -154,14 +156,14 @@ func newTicket(caller *cloud.Caller, o Order) (*ticket, error) {
 	return &ticket{caller: caller, order: o, settled: make(chan struct{})}, nil
 }
 
-// settle carries out tickets on one wallet in one transaction, which sees to it that a "no", too, stands on the newest
-// records. Its error is that of all of them; else each has its own.
+// settle executes the tickets of one wallet in one transaction. The transaction ensures that refusals, too, are based
+// on the newest records. A returned error applies to all tickets; otherwise each ticket has its own error.
 func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
 	callers := make([]*cloud.Caller, len(tickets))
 	for i, t := range tickets {
 		callers[i] = t.caller
 	}
-	// The audit records each order under its own caller, whose budget is charged a part of the log entry.
+	// Audit entries name each order's own caller, and each caller's budget is charged a share of the log entry.
 	_, err := s.opts.Store.Update(budget.Shared(auth.Without(ctx), callers), func(tx *store.Tx) error {
 		for _, t := range tickets {
 			if err := s.attempt(tx, t); err != nil {
@@ -173,7 +175,7 @@ func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
 	return err
 }
 
-// attempt carries out one ticket. Only a failure of ours is an error; a refusal is the ticket's.
+// attempt executes one ticket. It returns internal errors only; a refusal is stored in the ticket.
 func (s *Service) attempt(tx *store.Tx, t *ticket) error {
 	op := t.order.Command.Op
 	t.done = Done{}
@@ -192,7 +194,7 @@ func (s *Service) attempt(tx *store.Tx, t *ticket) error {
 	return nil
 }
 
-// carryOut reads what the ledger wants to see, and writes what it says.
+// carryOut reads the records that a command needs, applies the command, and writes the outcome.
 func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err error) {
 	p, of, c := Project{}, o.account, o.Command
 	if of == "" {
@@ -243,7 +245,7 @@ func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err erro
 	return out, nil
 }
 
-// write puts an outcome into the records.
+// write stores an outcome in the records.
 func write(tx *store.Tx, before ledger.Touched, c *ledger.Command, out *ledger.Outcome) {
 	of := account(&out.Wallet)
 	wallets.Put(tx, &out.Wallet, of)

@@ -132,7 +132,7 @@ func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
 
 // failed converts the error of an operation: it gets the operation's own error code and status 500, whatever the error
 // is, and keeps its message (part 7.3 of the wire contract). A reused idempotency key is an error of the request and
-// keeps its status. A call refused because of load was not carried out, and keeps status 429, so that clients repeat it
+// keeps its status. A call refused because of load was not executed, and keeps status 429, so that clients repeat it
 // later.
 func (o operation) failed(w *rest.Response, err error) error {
 	w.Failure = o.failure
@@ -150,8 +150,8 @@ func (o operation) failed(w *rest.Response, err error) error {
 	return err
 }
 
-// give checks an order and carries it out. An invalid order is an error of the request; every other error is converted
-// by failed.
+// give validates and executes an order. An invalid order is an error of the request; every other error is converted by
+// failed.
 func (o operation) give(s *Service, w *rest.Response, r *http.Request, raw []byte, order Order) (*Done, error) {
 	order.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
 	if err := order.Check(); err != nil {

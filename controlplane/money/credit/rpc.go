@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds credit.v1.
+// Register adds the credit.v1 service.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	creditv1.RegisterCreditServiceServer(g, &server{s: s})
 }
@@ -28,7 +28,7 @@ type server struct {
 
 const service = "/credit.v1.CreditService/"
 
-// request is what every request about one wallet has.
+// request is implemented by every request that names one wallet.
 type request interface {
 	GetOrgId() string
 	GetProjectId() string
@@ -40,7 +40,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 			continue
 		}
 		if err := cloud.CheckCallerID(id.field, id.value); err != nil {
-			// Who may not call is told so first.
+			// An unauthorized caller gets the authorization error instead.
 			if _, refused := auth.Admit(ctx, service+method, "", ""); refused != nil && !fault.Is(refused, fault.InvalidArgument) && !auth.Undecided(refused) {
 				return cloud.Tenant{}, refused
 			}
@@ -50,7 +50,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 	return auth.Admit(ctx, service+method, in.GetOrgId(), in.GetProjectId())
 }
 
-// give lets a caller in and has the order carried out.
+// give authorizes a call and executes the order.
 func (r *server) give(ctx context.Context, method auth.Method, in interface {
 	request
 	proto.Message
@@ -250,7 +250,8 @@ func (r *server) AuditLedger(_ *creditv1.AuditLedgerRequest, out grpc.ServerStre
 	})
 }
 
-// The ledger's nouns as credit.v1 has them. Numbers of statuses and types are the spec's on both sides.
+// The functions below convert ledger types to credit.v1. Status and type numbers are equal on both sides (part 3 of the
+// wire contract).
 
 func walletRPC(w *ledger.Wallet) *creditv1.Wallet {
 	return &creditv1.Wallet{
@@ -276,7 +277,7 @@ func reservationRPC(r *ledger.Reservation) *creditv1.Reservation {
 	}
 }
 
-// all translates a list.
+// all converts each element of a list.
 func all[A, B any](list []*A, translate func(*A) *B) []*B {
 	out := make([]*B, len(list))
 	for i, a := range list {
@@ -285,7 +286,7 @@ func all[A, B any](list []*A, translate func(*A) *B) []*B {
 	return out
 }
 
-// walletOnly is the answer of an operation that shows the wallet.
+// walletOnly returns the response of an operation that returns the wallet.
 func walletOnly(done *Done, err error) (*creditv1.Wallet, error) {
 	if err != nil {
 		return nil, err
@@ -293,7 +294,7 @@ func walletOnly(done *Done, err error) (*creditv1.Wallet, error) {
 	return walletRPC(&done.Wallet), nil
 }
 
-// moved is the answer of an operation that makes one transaction.
+// moved returns the response of an operation that makes one transaction.
 func moved(done *Done, err error) (*creditv1.TransactionResponse, error) {
 	if err != nil {
 		return nil, err

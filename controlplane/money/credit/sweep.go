@@ -12,21 +12,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// SweepEvery is the pause between sweeps: how late a reservation may expire.
+// SweepEvery is the pause between sweeps, and so the longest delay after which a due reservation normally expires.
 const SweepEvery = time.Second
 
 const (
-	// maxSweep bounds the reservations of one run, and sweepPage those that are read at a time.
+	// maxSweep bounds the reservations that one run expires. sweepPage is the number read at a time.
 	maxSweep  = 10_000
 	sweepPage = 500
-	// sweepers wallets are swept at a time.
+	// sweepers bounds the wallets that are swept concurrently.
 	sweepers = 16
-	// sweeper is by whom a reservation expires: no user has such a name.
+	// sweeper is the principal recorded for an expiry. No user can have this name.
 	sweeper = "system:expiry"
 )
 
-// Sweep expires reservations past their deadline, oldest first. It is a leader's task. Each expiry is an order like any
-// other, a compare and set on the leader's time: whoever sweeps, and however often, a reservation expires once.
+// Sweep expires reservations past their deadline, oldest first. It runs as a leader task. Each expiry is an ordinary
+// order, a compare-and-set against the leader's time, so a reservation expires once even if several sweeps run.
 func (s *Service) Sweep(ctx context.Context) error {
 	var after []string
 	var failed error
@@ -44,8 +44,8 @@ func (s *Service) Sweep(ctx context.Context) error {
 	return failed
 }
 
-// overdue returns a page of the reservations past their deadline, by account, and the position of the next page, nil
-// after the last.
+// overdue returns a page of the reservations past their deadline, grouped by account, and the position of the next
+// page, which is nil after the last page.
 func (s *Service) overdue(after []string) (page map[string][]string, last []string, err error) {
 	now := number(s.opts.Store.Now())
 	page = map[string][]string{}
@@ -71,7 +71,8 @@ func (s *Service) overdue(after []string) (page map[string][]string, last []stri
 	return page, last, err
 }
 
-// expire orders the expiry of reservations, a few wallets at a time. A wallet that fails does not hold up the others.
+// expire expires the reservations of a page, for up to sweepers wallets at a time. A failure on one wallet does not
+// delay the others.
 func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 	var work sync.WaitGroup
 	var mu sync.Mutex
@@ -92,7 +93,7 @@ func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 	return failed
 }
 
-// expireOf queues all of one wallet before it waits for any, so that they share transactions.
+// expireOf expires reservations of one wallet. It queues all of them before it waits, so that they share transactions.
 func (s *Service) expireOf(ctx context.Context, of string, ids []string) error {
 	tickets, project := make([]*ticket, len(ids)), projectOf(of)
 	for i, id := range ids {

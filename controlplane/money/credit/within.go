@@ -12,12 +12,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What another service does to a wallet in a transaction of its own, so that its records and the wallet's change together
-// or not at all. Nobody waits for a desk there: a transaction that meets another of the same wallet is tried again.
+// This file serves other services that change a wallet in a transaction of their own, so that their records and the
+// wallet change atomically. These orders bypass the per-wallet queue: a transaction that conflicts with another on the
+// same wallet is retried.
 
-// Within carries out an order in a transaction. The order comes with the ids that it needs, who gives it, and no
-// idempotency key: to give it once is the transaction's business. A refusal is a *fault.Fault and has written nothing; the
-// transaction may go on, or fail with it.
+// Within executes an order in the caller's transaction. The order must contain the IDs and the principal, and has no
+// idempotency key: the transaction must ensure that the order is executed once. If the order is refused, the error is a
+// *fault.Fault and nothing is written; the transaction may continue, or return the error.
 func (s *Service) Within(tx *store.Tx, o Order) (ledger.Outcome, error) {
 	if err := o.Check(); err != nil {
 		return ledger.Outcome{}, err
@@ -27,11 +28,11 @@ func (s *Service) Within(tx *store.Tx, o Order) (ledger.Outcome, error) {
 	return out, err
 }
 
-// system is how the names of those begin who give orders within. No user has such a name.
+// system is the prefix of the principals that use Within. No user can have such a name.
 const system = "system:"
 
-// mayEnd refuses to commit or release what another service reserved for something: who can use up the wallet can else take
-// away what stands for that.
+// mayEnd refuses to commit or release a reservation that another service made. Otherwise a tenant with access to the
+// wallet could remove the credit held for, say, a VM.
 func mayEnd(r *ledger.Reservation, c *ledger.Command) error {
 	ends := c.Op == ledger.DoCommit || c.Op == ledger.DoRelease
 	if !ends || r == nil || !strings.HasPrefix(r.CreatedBy, system) || r.CreatedBy == c.By {
@@ -40,12 +41,13 @@ func mayEnd(r *ledger.Reservation, c *ledger.Command) error {
 	return fault.New(fault.FailedPrecondition, "reservation %s is for %s, and ends with that", r.ID, r.Description).WithReason("RESERVATION_IN_USE")
 }
 
-// WalletAt is a tenant's wallet as a transaction or a view sees it. NotFound when there is none.
+// WalletAt returns a tenant's wallet as of a transaction or a view, or NotFound.
 func (s *Service) WalletAt(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	return s.walletOf(r, t)
 }
 
-// HeldAt is what a reservation of a tenant's holds for a commit at now: 0 when there is none, or when it has ended.
+// HeldAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation does
+// not exist or has ended.
 func (s *Service) HeldAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
 	w, err := s.walletOf(r, t)
 	if err != nil {
@@ -61,7 +63,7 @@ func (s *Service) HeldAt(r store.Reader, t cloud.Tenant, id string, now cloud.Ti
 	return held.Amount, nil
 }
 
-// violations counts what should never be.
+// violations returns the counter of ledger violations, registered with r unless r is nil.
 func violations(r prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "trivet_credit_violations_total", Help: "Times that a wallet was found not to add up, by an order or an audit on this member.",
@@ -72,7 +74,7 @@ func violations(r prometheus.Registerer) prometheus.Counter {
 	return c
 }
 
-// note counts a violation, and tells the log.
+// note counts and logs err if it is a ledger violation.
 func (s *Service) note(err error) {
 	var v *ledger.Violation
 	if errors.As(err, &v) {

@@ -1,13 +1,14 @@
-// Package keyring is the set of keys that tokens are signed with, and what may become of them.
+// Package keyring manages the keys that sign tokens, and their rotation.
 //
-// A key is staged (published, not used yet), then primary (new tokens are signed with it), then secondary (tokens that it
-// signed are still good), then forgotten. All keys are one record, so that a rotation is one write and no member sees
-// half of one. Private keys are at rest only under the cluster key. It knows no tokens. Decisions:
-//   - A staged key becomes the primary only when everybody who keeps the published keys for MaxAge has seen it, so nobody
-//     refuses a token for a key it does not know.
-//   - A secondary stays until the last token that it can have signed has ended.
-//   - The keys rotate by themselves when the primary is RotateAfter old.
-//   - A key that is revoked is gone at once, with every token that it signed.
+// A key is first staged (published, not used yet), then primary (it signs new tokens), then secondary (tokens that it
+// signed are still valid), then deleted. All keys are in one record, so that a rotation is one write and no member sees
+// half of it. Private keys are stored only encrypted with the cluster key. Package keyring does not depend on tokens.
+// Decisions:
+//   - A staged key becomes the primary only after MaxAge, when every client that caches the published keys for at most
+//     MaxAge has it. So no client refuses a token because of an unknown key.
+//   - A secondary key is kept until the last token that it can have signed has expired.
+//   - The keys rotate automatically when the primary is RotateAfter old.
+//   - A revoked key is deleted at once, which invalidates every token that it signed.
 package keyring
 
 import (
@@ -27,15 +28,15 @@ import (
 )
 
 const (
-	// MaxAge is how long others may keep the published keys.
+	// MaxAge is how long clients may cache the published keys.
 	MaxAge = 5 * time.Minute
-	// RotateAfter is the age at which a primary is followed by the staged key.
+	// RotateAfter is the age at which the staged key replaces the primary.
 	RotateAfter = 90 * 24 * time.Hour
-	// maxSecondaries bounds the keys: each rotation leaves one.
+	// maxSecondaries bounds the secondary keys: each rotation adds one.
 	maxSecondaries = 64
 )
 
-// Use is what a key is for.
+// Use is the state of a key in its rotation.
 type Use string
 
 const (
@@ -44,33 +45,34 @@ const (
 	Secondary Use = "secondary"
 )
 
-// Key is a signing key at rest.
+// Key is a stored signing key.
 type Key struct {
 	ID     string
 	Use    Use
 	Public []byte
-	// Sealed is the private key's seed under the cluster key.
+	// Sealed is the seed of the private key, encrypted with the cluster key.
 	Sealed    []byte
 	CreatedAt cloud.Time
-	// Since is when it got its use; Ends, of a secondary, when the last token that it signed has ended.
+	// Since is when the key got its present use. Ends is set for a secondary key: when the last token that it signed
+	// expires.
 	Since cloud.Time
 	Ends  cloud.Time `cbor:",omitempty"`
 }
 
-// Ring is all keys.
+// Ring holds all keys.
 type Ring struct{ Keys []Key }
 
 var rings = store.NewTable[Ring]("keyring")
 
-// Load reads the ring; nil before there is one.
+// Load returns the ring, or nil if there is none yet.
 func Load(r store.Reader) (*Ring, error) { return rings.Get(r, "tokens") }
 
-// Save writes it.
+// Save stores the ring.
 func (r *Ring) Save(tx *store.Tx) { rings.Put(tx, r, "tokens") }
 
 func sealedName(id string) string { return "signing-key/" + id }
 
-// generate makes a key that is staged.
+// generate returns a new staged key.
 func generate(key *clusterkey.Key, now cloud.Time) (Key, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -80,7 +82,7 @@ func generate(key *clusterkey.Key, now cloud.Time) (Key, error) {
 	return Key{ID: id, Use: Staged, Public: public, Sealed: key.Seal(sealedName(id), private.Seed()), CreatedAt: now, Since: now}, nil
 }
 
-// New is a ring of a primary and a staged key.
+// New returns a ring with a primary and a staged key.
 func New(key *clusterkey.Key, now cloud.Time) (*Ring, error) {
 	first, err := generate(key, now)
 	if err != nil {
@@ -94,7 +96,7 @@ func New(key *clusterkey.Key, now cloud.Time) (*Ring, error) {
 	return &Ring{Keys: []Key{first, next}}, nil
 }
 
-// Find is a key by its id, nil when there is none.
+// Find returns the key with an ID, or nil.
 func (r *Ring) Find(id string) *Key {
 	if i := slices.IndexFunc(r.Keys, func(k Key) bool { return k.ID == id }); i >= 0 {
 		return &r.Keys[i]
@@ -102,7 +104,7 @@ func (r *Ring) Find(id string) *Key {
 	return nil
 }
 
-// Of is the key of a use, of which there is one; nil when there is none. Not for Secondary.
+// Of returns the only key with a use, or nil. Do not call it for Secondary.
 func (r *Ring) Of(use Use) *Key {
 	if i := slices.IndexFunc(r.Keys, func(k Key) bool { return k.Use == use }); i >= 0 {
 		return &r.Keys[i]
@@ -110,7 +112,7 @@ func (r *Ring) Of(use Use) *Key {
 	return nil
 }
 
-// Private opens a key.
+// Private decrypts the private key.
 func (k *Key) Private(key *clusterkey.Key) (ed25519.PrivateKey, error) {
 	seed, err := key.Open(sealedName(k.ID), k.Sealed)
 	if err != nil {
@@ -119,7 +121,8 @@ func (k *Key) Private(key *clusterkey.Key) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// Rotate makes the staged key the primary, and stages another. life is that of the longest token.
+// Rotate makes the staged key the primary, and stages a new one. life is the longest lifetime of a token. Unless force
+// is set, Rotate returns FailedPrecondition if the staged key is younger than MaxAge.
 func (r *Ring) Rotate(key *clusterkey.Key, now cloud.Time, life time.Duration, force bool) error {
 	staged := r.Of(Staged)
 	if staged == nil {
@@ -145,7 +148,7 @@ func (r *Ring) Rotate(key *clusterkey.Key, now cloud.Time, life time.Duration, f
 	return nil
 }
 
-// Revoke forgets a key. A primary is followed by the staged one at once, and what is missing then is made.
+// Revoke deletes a key. The staged key replaces a revoked primary at once, and a new staged key is generated if needed.
 func (r *Ring) Revoke(key *clusterkey.Key, id string, now cloud.Time) error {
 	k := r.Find(id)
 	if k == nil {
@@ -167,7 +170,7 @@ func (r *Ring) Revoke(key *clusterkey.Key, id string, now cloud.Time) error {
 	return nil
 }
 
-// Tend does what time asks for, and says whether there was anything.
+// Tend deletes expired secondary keys and rotates the keys when due. It reports whether it changed the ring.
 func (r *Ring) Tend(key *clusterkey.Key, now cloud.Time, life time.Duration) (changed bool, err error) {
 	before := len(r.Keys)
 	r.Keys = slices.DeleteFunc(slices.Clone(r.Keys), func(k Key) bool { return k.Use == Secondary && now >= k.Ends })
@@ -181,7 +184,7 @@ func (r *Ring) Tend(key *clusterkey.Key, now cloud.Time, life time.Duration) (ch
 	return changed, nil
 }
 
-// Published is the ring as others may see it (RFC 7517).
+// Published returns the public keys as a JWK set (RFC 7517).
 func (r *Ring) Published() jose.JSONWebKeySet {
 	var set jose.JSONWebKeySet
 	for _, k := range r.Keys {
@@ -190,7 +193,7 @@ func (r *Ring) Published() jose.JSONWebKeySet {
 	return set
 }
 
-// Possible reports whether text could be the id of a key.
+// Possible reports whether text has the form of a key ID.
 func Possible(id string) bool {
 	raw, err := hex.DecodeString(id)
 	return err == nil && len(raw) == 8

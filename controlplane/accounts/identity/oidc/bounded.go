@@ -5,10 +5,10 @@ import (
 	"net/http"
 )
 
-// maxAnswer is the limit of what a provider answers, in bytes.
+// maxAnswer is the maximum size of a provider's response, in bytes.
 const maxAnswer = 1 << 20
 
-// bounded cuts answers that are too long: they are then not JSON.
+// bounded truncates longer responses, which are then invalid JSON.
 type bounded struct{ next http.RoundTripper }
 
 func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {

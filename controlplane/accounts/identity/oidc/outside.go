@@ -1,8 +1,8 @@
-// Package outside asks OpenID providers of others who somebody is: it checks the ID tokens that they issue (OpenID Connect
-// Core 1.0 part 3.1.3.7). It knows no users: who an identity stands for here is package identity's.
+// Package oidc verifies the ID tokens of external OpenID providers (OpenID Connect Core 1.0 part 3.1.3.7). It does not
+// depend on users: package identity maps an external identity to a user.
 //
-// A provider is asked for its keys when it is first needed, and again when a token names one that is not known. One that
-// does not answer is Unavailable, for its users only.
+// The keys of a provider are fetched when they are first needed, and again when a token names an unknown key. If a
+// provider does not respond, its users get Unavailable; others are not affected.
 package oidc
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Provider is one that is believed.
+// Provider configures a trusted provider.
 type Provider struct {
-	// Name is what it is called here.
+	// Name is the provider's name in Trivet.
 	Name string `yaml:"name"`
-	// Issuer is its URL, below which its discovery document is found. https, or http on loopback.
+	// Issuer is the provider's URL, below which its discovery document is found. https, or http on loopback.
 	Issuer string `yaml:"issuer"`
-	// ClientID is the audience of the ID tokens that it issues for us.
+	// ClientID is the audience of the ID tokens that the provider issues for Trivet.
 	ClientID string `yaml:"client_id"`
-	// Scopes are asked for beside openid.
+	// Scopes are requested in addition to openid.
 	Scopes []string `yaml:"scopes"`
 }
 
 var name = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
 
-// Check says what is wrong with a provider's configuration.
+// Check returns an error if the configuration is invalid.
 func (p *Provider) Check() error {
 	u, err := url.Parse(p.Issuer)
 	switch {
@@ -53,15 +53,15 @@ func (p *Provider) Check() error {
 }
 
 const (
-	// askTime bounds what a provider may take to answer.
+	// askTime is the timeout of a request to a provider.
 	askTime = 10 * time.Second
-	// maxText is the limit of an ID token in bytes.
+	// maxText is the maximum length of an ID token, in bytes.
 	maxText = 16 << 10
-	// askAgain is how long a provider that did not answer is left alone.
+	// askAgain is how long to wait after a failed request before the provider is contacted again.
 	askAgain = 5 * time.Second
 )
 
-// Providers are all that are believed.
+// Providers holds all trusted providers.
 type Providers struct {
 	list   []Provider
 	client *http.Client
@@ -75,7 +75,7 @@ type known struct {
 	since    time.Time
 }
 
-// New makes the set. The configurations must be checked.
+// New returns the Providers of a list of checked configurations.
 func New(list []Provider) *Providers {
 	p := &Providers{list: list, client: &http.Client{Timeout: askTime, Transport: bounded{http.DefaultTransport}}, known: map[string]*known{}}
 	for _, one := range list {
@@ -84,13 +84,13 @@ func New(list []Provider) *Providers {
 	return p
 }
 
-// List is the providers.
+// List returns the configurations.
 func (p *Providers) List() []Provider { return p.list }
 
-// Has reports whether there is a provider of a name.
+// Has reports whether there is a provider with this name.
 func (p *Providers) Has(name string) bool { return p.known[name] != nil }
 
-// Issuer is a provider's, by its name here.
+// Issuer returns the issuer of the provider with this name, or "".
 func (p *Providers) Issuer(name string) string {
 	for _, one := range p.list {
 		if one.Name == name {
@@ -100,8 +100,8 @@ func (p *Providers) Issuer(name string) string {
 	return ""
 }
 
-// Subject is whom a provider's ID token names. Unauthenticated when it is not good, Unavailable when the provider cannot
-// be asked. A nonce that is not empty must be the token's.
+// Subject verifies an ID token and returns its subject. It returns Unauthenticated for an invalid token, and
+// Unavailable if the provider does not respond. If nonce is not empty, the token must contain it.
 func (p *Providers) Subject(ctx context.Context, provider, text, nonce string, now func() time.Time) (string, error) {
 	i := slices.IndexFunc(p.list, func(o Provider) bool { return o.Name == provider })
 	if i < 0 {
@@ -141,13 +141,14 @@ func unavailable(provider string, err error) error {
 	return fault.New(fault.Unavailable, "the login provider %s cannot be asked just now", provider).Because(err).MayRetry()
 }
 
-// unreachable reports whether a verification failed since keys could not be fetched, as go-oidc says it.
+// unreachable reports whether a verification failed because keys could not be fetched. go-oidc reports that only in the
+// error's text.
 func unreachable(err error) bool {
 	var u *url.Error
 	return errors.As(err, &u) || strings.Contains(err.Error(), "fetching keys")
 }
 
-// verifier asks a provider for its keys, once.
+// verifier returns the verifier of a provider, and runs discovery on first use.
 func (p *Providers) verifier(ctx context.Context, one *Provider, now func() time.Time) (*oidc.IDTokenVerifier, error) {
 	k := p.known[one.Name]
 	k.mu.Lock()
@@ -160,7 +161,7 @@ func (p *Providers) verifier(ctx context.Context, one *Provider, now func() time
 	}
 	asking, cancel := context.WithTimeout(oidc.ClientContext(ctx, p.client), askTime)
 	defer cancel()
-	// The key set that follows outlives the call.
+	// The verifier fetches keys later too, so it must not use the context of this call.
 	provider, err := oidc.NewProvider(asking, one.Issuer)
 	if err != nil {
 		if ctx.Err() == nil {

@@ -1,9 +1,10 @@
-// Package password hashes passwords and bounds the guessing of them. It knows no users and no store.
+// Package password hashes passwords and limits password guessing. It does not depend on users or the store.
 //
 // Decisions:
-//   - Hashes are argon2id (RFC 9106) with the parameters beside each hash, so that they can be raised later.
+//   - Hashes are argon2id (RFC 9106). Each hash is stored with its parameters, so that new hashes can use stronger
+//     ones.
 //   - Hashing uses at most a quarter of the cores, because unauthenticated callers can cause it. So only a few
-//     passwords are tried at once, and on a host with less than four cores each attempt is followed by a pause.
+//     passwords are verified at once, and on a host with less than four cores each attempt is followed by a pause.
 //   - Waiting attempts are queued by rank: users who logged in from the same network before, users who logged in before
 //     from other networks, all others. The queues are served round-robin, so a flood of wrong passwords does not lock
 //     out users. Each network and each name may only fill a part of a queue.
@@ -27,23 +28,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Hash is a password at rest.
+// Hash is a stored password hash with its parameters.
 type Hash struct {
 	Salt, Sum []byte
 	Time      uint32
 	MemoryKiB uint32
 }
 
-// Parameters of new hashes; OWASP's second choice for argon2id.
+// Parameters of new hashes: the second of OWASP's recommended sets for argon2id.
 const (
 	hashTime      = 2
 	hashMemoryKiB = 19 * 1024
 )
 
-// Limits of a password in bytes.
+// Min and Max are the limits of a password's length, in bytes.
 const Min, Max = 8, 256
 
-// Check says whether text can be a password.
+// Check returns InvalidArgument unless the length of text is within Min and Max.
 func Check(text string) error {
 	if len(text) < Min || len(text) > Max {
 		return fault.Invalid("password", "must be %d to %d bytes", Min, Max)
@@ -56,7 +57,7 @@ func (h *Hash) sum(password string) []byte {
 	return argon2.IDKey([]byte(password), h.Salt, h.Time, h.MemoryKiB, 1, 32)
 }
 
-// nobody is hashed against when there is no such user, so that the answer takes as long.
+// nobody is the hash used for a name that does not exist, so that the response takes equally long.
 var nobody = Hash{Salt: make([]byte, 16), Sum: make([]byte, 32), Time: hashTime, MemoryKiB: hashMemoryKiB}
 
 // Account is the part of a user's record that Try uses.
@@ -67,7 +68,7 @@ type Account struct {
 	Networks []string
 }
 
-// Desk is where passwords are hashed and tried.
+// Desk hashes and verifies passwords, within the limits of the package.
 type Desk struct {
 	// misses and names count wrong passwords by name and network, and by name; secrets counts wrong secrets of service
 	// accounts. Secrets have a counter of their own because a wrong secret costs no hashing, and could evict the others
@@ -79,7 +80,7 @@ type Desk struct {
 	sum func(h *Hash, password string) []byte
 }
 
-// NewDesk opens a desk for a member that has so many cores.
+// NewDesk returns a Desk for a member with this number of cores.
 func NewDesk(cores int) *Desk {
 	return &Desk{
 		misses: newThrottle[attempt](MaxMisses, missWindow), secrets: newThrottle[attempt](MaxMisses, missWindow),
@@ -87,7 +88,7 @@ func NewDesk(cores int) *Desk {
 	}
 }
 
-// Hash waits for a turn and returns the hash of a user's new password.
+// Hash waits for a hashing slot and returns the hash of a user's new password.
 func (d *Desk) Hash(ctx context.Context, id cloud.UserID, password string) (Hash, error) {
 	h := Hash{Salt: make([]byte, 16), Time: hashTime, MemoryKiB: hashMemoryKiB}
 	rand.Read(h.Salt)
@@ -101,7 +102,7 @@ func (d *Desk) Hash(ctx context.Context, id cloud.UserID, password string) (Hash
 // returns Unavailable if too many passwords are being tried.
 func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (Account, error)) (bool, error) {
 	if password == "" {
-		return false, nil // who claims nothing costs nothing, and takes nobody's turn
+		return false, nil // no password: no hashing slot is needed
 	}
 	a := attempt{id, Network(address)}
 	if !d.misses.allow(a, now()) {
@@ -134,7 +135,7 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 	}
 	var right bool
 	err = d.turns.do(ctx, r, func() {
-		// Asked again: those who waited here together are not all tried after the last of the misses.
+		// Check again: further attempts may have failed while this one waited.
 		at := now()
 		if !allowed(at) {
 			return
@@ -147,8 +148,8 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 	return right && err == nil, err
 }
 
-// TrySecret is Try for a generated secret, which is too long to be guessed: it needs no slow hash and no limit over all
-// networks. MaxMisses applies as for passwords.
+// TrySecret verifies a generated secret. Unlike a password it is too long to be guessed, so it needs no slow hash and
+// no limit over all networks. MaxMisses applies as for passwords.
 func (d *Desk) TrySecret(id cloud.UserID, address, secret string, want []byte, now cloud.Time) bool {
 	a := attempt{id, Network(address)}
 	if !d.secrets.allow(a, now) {

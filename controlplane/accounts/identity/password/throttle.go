@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Network is where an address misses from: the address, or of IPv6 the /64 that one customer has.
+// Network returns the network by which wrong passwords are counted: the IPv4 address, or the /64 of an IPv6 address,
+// which one customer typically has.
 func Network(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -78,7 +79,7 @@ func newThrottle[K comparable](most int, window int64) *throttle[K] {
 	return &throttle[K]{most: most, window: window, counts: map[K]*count{}}
 }
 
-// allow reports whether a key has fewer than most misses in its present window.
+// allow reports whether a key has fewer than most misses in its current window.
 func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

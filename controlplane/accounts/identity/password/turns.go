@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rank is the priority of a request. It depends on earlier logins of the name, and on whether one came from the network.
+// rank is the priority of a request. It depends on earlier logins of the name, and on whether one came from the same
+// network.
 type rank uint8
 
 const (
@@ -21,7 +22,7 @@ const (
 	ranks
 )
 
-// Limits of the requests that wait for a turn on one member.
+// Limits of the requests that wait for a hashing slot on one member.
 const (
 	// maxWaiting is the length of the queue of strangers, maxReserved that of each other queue.
 	maxWaiting  = 256
@@ -32,10 +33,10 @@ const (
 	// maxNameShare bounds the requests for one name that wait or are served in each of the ranks familiar and known, so
 	// that an attacker who knows a user's name cannot fill the queue of that rank.
 	maxNameShare = 4
-	// hashWait is how long a request waits for its turn.
+	// hashWait is how long a request waits for a slot.
 	hashWait = 10 * time.Second
-	// maxPause bounds the pause after a turn, which is proportional to the wall time of the work: on a busy host that
-	// is longer than its CPU time.
+	// maxPause bounds the pause after a slot's work, which is proportional to the wall time of the work: on a busy host
+	// that is longer than its CPU time.
 	maxPause = 200 * time.Millisecond
 )
 
@@ -55,13 +56,15 @@ type nameShare struct {
 
 type waiter struct {
 	request
-	// ready is closed when it is the waiter's turn.
+	// ready is closed when the waiter gets a slot.
 	ready chan struct{}
 }
 
-// turns limits how many requests are served at once, to at most a quarter of the cores together.
+// turns is a semaphore with ranked queues. It limits how many requests are served at once, to at most a quarter of the
+// cores together.
 type turns struct {
-	// pause is how long a turn lasts beyond its work, as a multiple of the work; after and now are the clock.
+	// pause is how long a slot stays taken after its work, as a multiple of the work's duration; after and now are the
+	// clock.
 	pause float64
 	after func(time.Duration, func())
 	now   func() time.Time
@@ -76,7 +79,7 @@ type turns struct {
 	names    map[nameShare]int
 }
 
-// newTurns returns the turns of a member with this number of cores. A turn uses one core.
+// newTurns returns the slots of a member with this number of cores. A slot uses one core.
 func newTurns(cores int) *turns {
 	slots := max(1, cores/4)
 	return &turns{
@@ -86,7 +89,7 @@ func newTurns(cores int) *turns {
 	}
 }
 
-// do waits for the request's turn and runs f. It returns Unavailable if the queues are full, or after hashWait.
+// do waits for a slot and runs f. It returns Unavailable if the queues are full, or after hashWait.
 func (t *turns) do(ctx context.Context, r request, f func()) error {
 	w, ok := t.enter(r)
 	if !ok {
@@ -107,7 +110,7 @@ func (t *turns) do(ctx context.Context, r request, f func()) error {
 		if t.giveUp(w) {
 			return err
 		}
-		t.release() // the turn came in the same moment
+		t.release() // the slot was granted at the same moment
 		return err
 	}
 	began := t.now()
@@ -175,7 +178,7 @@ func decrement[K comparable](counts map[K]int, k K) {
 	}
 }
 
-// giveUp removes a request from its queue. It returns false if it is the request's turn already.
+// giveUp removes a request from its queue. It returns false if the request has got a slot already.
 func (t *turns) giveUp(w *waiter) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,7 +197,7 @@ func (t *turns) release() {
 	t.grant()
 }
 
-// grant gives free turns to the oldest request of each queue, round-robin. The caller holds mu.
+// grant gives free slots to the oldest request of each queue, round-robin. The caller holds mu.
 func (t *turns) grant() {
 	for t.free > 0 {
 		next := ranks

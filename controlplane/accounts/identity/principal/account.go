@@ -14,33 +14,34 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Account is what a service account has beside what every principal has.
+// Account holds the fields of a principal that is a service account.
 type Account struct {
 	Tenant cloud.Tenant
 	Name   string
-	// Sealed is the secret under the cluster key.
+	// Sealed is the secret, encrypted with the cluster key.
 	Sealed    []byte
 	CreatedBy string
-	// Expires is 0 for one that does not.
+	// Expires is 0 if the account does not expire.
 	Expires cloud.Time `cbor:",omitempty"`
 }
 
 var accounts = store.NewTable[cloud.UserID]("service-account")
 
-// maxAccounts is how many service accounts a project has at most.
+// maxAccounts is the maximum number of service accounts of a project.
 const maxAccounts = 1000
 
-// Secret is what a service account proves itself by, with its id. It is drawn outside of transactions, which may run again.
+// Secret holds the ID and the secret of a service account. Generate it outside of transactions, which may run several
+// times.
 type Secret struct {
 	ID     cloud.UserID
 	Text   string
 	Sealed []byte
 }
 
-// AccountPrefix begins the ids of service accounts.
+// AccountPrefix is the prefix of the IDs of service accounts.
 const AccountPrefix = "TV"
 
-// NewSecret draws one.
+// NewSecret returns a random ID and secret.
 func NewSecret(key *clusterkey.Key) Secret {
 	id, text := make([]byte, 10), make([]byte, 30)
 	rand.Read(id)
@@ -52,17 +53,17 @@ func NewSecret(key *clusterkey.Key) Secret {
 
 func sealedName(id cloud.UserID) string { return "service-account/" + string(id) }
 
-// Open gives an account's secret.
+// Open decrypts an account's secret.
 func (u *User) Open(key *clusterkey.Key) ([]byte, error) {
 	return key.Open(sealedName(u.ID), u.Account.Sealed)
 }
 
-// Expired reports whether a principal is a service account whose time is over.
+// Expired reports whether a principal is an expired service account.
 func (u *User) Expired(now cloud.Time) bool {
 	return u.Account != nil && u.Account.Expires != 0 && now >= u.Account.Expires
 }
 
-// NewAccount is a service account to be made.
+// NewAccount holds the parameters of CreateAccount.
 type NewAccount struct {
 	Tenant  cloud.Tenant
 	Name    string
@@ -73,7 +74,7 @@ type NewAccount struct {
 	By      string
 }
 
-// Check says whether it could be one.
+// Check returns InvalidArgument if the parameters are invalid.
 func (n *NewAccount) Check(now cloud.Time) error {
 	if err := cloud.CheckName("name", n.Name); err != nil {
 		return err
@@ -95,7 +96,7 @@ func (n *NewAccount) Check(now cloud.Time) error {
 	return nil
 }
 
-// CreateAccount makes a service account of a project that is there.
+// CreateAccount creates a service account. It returns NotFound unless the org and the project exist.
 func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 	if err := n.Check(tx.Now()); err != nil {
 		return nil, err
@@ -131,7 +132,7 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 	return u, nil
 }
 
-// DeleteAccount removes a project's service account. Another project's is not found.
+// DeleteAccount deletes a service account of the tenant t. It returns NotFound for an account of another project.
 func DeleteAccount(tx *store.Tx, t cloud.Tenant, id cloud.UserID) error {
 	u, err := Users.Get(tx, string(id))
 	if err != nil {
@@ -144,7 +145,7 @@ func DeleteAccount(tx *store.Tx, t cloud.Tenant, id cloud.UserID) error {
 	return remove(tx, u)
 }
 
-// DeleteAccounts removes all of a project that goes.
+// DeleteAccounts deletes all service accounts of a project that is being deleted.
 func DeleteAccounts(tx *store.Tx, project cloud.ProjectID) error {
 	all, _, err := accounts.List(tx, 0, string(project))
 	if err != nil {
@@ -165,7 +166,7 @@ func DeleteAccounts(tx *store.Tx, project cloud.ProjectID) error {
 	return nil
 }
 
-// Accounts is a page of a project's service accounts, by name.
+// Accounts returns a page of a project's service accounts, by name.
 func Accounts(ctx context.Context, s *store.Store, t cloud.Tenant, size int32, token string) (found []*User, next string, err error) {
 	req := store.PageRequest{Size: size, Token: token, Query: "accounts\x00" + t.String()}
 	ids, next, err := store.Page(ctx, s, accounts, req, func(*cloud.UserID) bool { return true }, string(t.Project))

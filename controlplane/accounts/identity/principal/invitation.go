@@ -9,13 +9,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Invitations are the roles that one org offers to one user name. The user need not exist. They are stored apart from
-// the user's record, because verifying a token does not need them.
+// Invitations holds the roles that one org offers to one user name. The user need not exist. Invitations are stored
+// apart from the user's record, because verifying a token does not need them.
 //
 // Decisions:
 //   - The limits apply per org and name (maxOpen) and per org (maxInvitees), so no org uses up the limits of another.
 //     Only system:admin creates orgs, so the invitations of one name are bounded too.
-//   - The records, and the inviting org's answers and lists, do not depend on whether the user exists. So a declined
+//   - The records, and the inviting org's responses and lists, do not depend on whether the user exists. So a declined
 //     invitation stays listed until it expires. The same holds for the invitations of a deleted user; a later user of
 //     that name does not see them.
 type Invitations struct {
@@ -45,7 +45,7 @@ var (
 	invitations = store.NewTable[Invitations]("invitation")
 	// invitees is by org: invitee/<org>/<user>.
 	invitees = store.NewTable[invitee]("invitee")
-	// inviteeCount is how many invitees an org has: invitee-count/<org>.
+	// inviteeCount holds the number of invitees of an org: invitee-count/<org>.
 	inviteeCount = store.NewTable[uint64]("invitee-count")
 )
 
@@ -212,7 +212,7 @@ func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	return rec.save(tx)
 }
 
-// Decline hides an invitation from a user. The org that gave it still sees it as open until it ends.
+// Decline hides an invitation from a user. The inviting org sees it as open until it expires.
 func Decline(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	rec, i, err := open(tx, id, b)
 	if err != nil {

@@ -1,21 +1,23 @@
-// Package principal keeps those who can hold tokens: users and service accounts, how they prove who they are, and the roles
-// they have.
+// Package principal stores the holders of tokens: users and service accounts, with their credentials and roles.
 //
-// Everything here happens inside a transaction that is the caller's. It knows no tokens and no requests. Decisions:
-//   - Users and service accounts share one table, so no two principals have the same id. A service account's id is ours.
-//   - A name alone (what anybody may register) has no credential, and only who has one can be given a role.
-//   - A user has a home org. Roles of the home org, and those that system:admin gives, are effective at once; those of
-//     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes what another
-//     tenant's users can do. A user made without a home org gets the org of the first role in an org that system:admin
-//     gives. Of users recorded before there were home orgs it is the only org that they have roles in, or none.
-//   - The default project is the first one in which the user got a role, until that role is taken away
-//     (cloud.Defaults), so that another role never changes the tenant of calls with a token in use.
-//   - The epoch of a principal counts what ended its tokens: a new password, a revocation, being disabled. No clock has a
-//     say in it. It goes on when an id is used again after the principal was deleted.
-//   - A service account's secret is kept sealed, not hashed: it is too long to be guessed, and the same record is a key of
-//     the object storage, whose signatures need the secret itself.
+// All functions work inside the caller's transaction. The package does not depend on tokens or requests. Decisions:
+//   - Users and service accounts share one table, so no two principals have the same ID. The ID of a service account is
+//     generated.
+//   - A name alone (which anybody may register) has no credential, and only a user with a credential can get a role.
+//   - A user has a home org. Roles given by the home org or by system:admin are effective at once. Roles given by
+//     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes the access of
+//     another tenant's users. A user created without a home org gets the org of the first org role that system:admin
+//     gives. For users recorded before there were home orgs, the home org is the only org in which they have roles, or
+//     none.
+//   - The default project is the first one in which the user got a role, until that role is removed (cloud.Defaults),
+//     so that another role never changes the tenant of calls with a token in use.
+//   - The epoch of a principal counts the events that invalidate its tokens: a new password, a revocation, being
+//     disabled. It does not depend on clocks. It continues when an ID is used again after the principal was deleted.
+//   - A service account's secret is stored encrypted, not hashed: it is too long to be guessed, and the same record is
+//     a key of the object storage, whose signatures need the secret itself.
 //
-// Keys: invitation/<user>/<org>, invitee/<org>/<user>, invitee-count/<org>, user/<id>, user-retired/<id>, user-identity/<provider>/<SHA-256 of issuer and subject>, service-account/<project>/<name>.
+// Keys: invitation/<user>/<org>, invitee/<org>/<user>, invitee-count/<org>, user/<id>, user-retired/<id>,
+// user-identity/<provider>/<SHA-256 of issuer and subject>, service-account/<project>/<name>.
 package principal
 
 import (
@@ -30,10 +32,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Admin is the user that is there from the first boot. Who holds the cluster key can always be it.
+// Admin is the administrator, created at the first boot. A holder of the cluster key can always act as Admin.
 const Admin cloud.UserID = "admin"
 
-// Kind is a sort of principal, as the spec's part 2.6 names it.
+// Kind is the kind of a principal, as in part 2.6 of the wire contract.
 type Kind string
 
 const (
@@ -41,42 +43,44 @@ const (
 	ServiceAccount Kind = "ServiceAccount"
 )
 
-// Identity is who somebody is at an outside provider.
+// Identity identifies a user at an external OpenID provider.
 type Identity struct {
 	Provider, Subject string
-	// Issuer is the provider's: who takes its name later vouches for nobody of it.
+	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name in
+	// the configuration cannot authenticate the user.
 	Issuer string
 }
 
-// User is a principal. Account is set of a service account.
+// User is a principal. Account is set for a service account.
 type User struct {
 	ID       cloud.UserID
 	Name     string
 	Bindings []cloud.Binding
-	// Home is the org that a user belongs to. It is valid only if HomeSettled is set; use HomeOrg.
+	// Home is the user's home org. It is valid only if HomeSettled is set; use HomeOrg.
 	Home        cloud.OrgID `cbor:",omitempty"`
 	HomeSettled bool        `cbor:",omitempty"`
-	// Defaults are the tenants of the user's calls that name none.
+	// Defaults are the tenants of calls that name no tenant.
 	Defaults cloud.Defaults `cbor:",omitzero"`
 	Password *password.Hash
-	// Identities are credentials too.
+	// Identities are external identities, which are credentials like the password.
 	Identities []Identity `cbor:",omitempty"`
 	Account    *Account   `cbor:",omitempty"`
 	Disabled   bool       `cbor:",omitempty"`
-	// Claimed is set of a name that anybody registered.
+	// Claimed is set if an unauthenticated caller registered the name.
 	Claimed   bool `cbor:",omitempty"`
 	CreatedAt cloud.Time
-	// Epoch counts what ended all tokens: one proven under another count is no longer valid.
+	// Epoch counts the events that invalidate all tokens. A token with another epoch is no longer valid.
 	Epoch uint64
-	// Since cuts the tokens that were made without looking at the record: one made before it is no longer valid.
+	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no longer
+	// valid.
 	Since cloud.Time
 }
 
-// Users are all principals.
+// Users holds all principals.
 var Users = store.NewTable[User]("user")
 
 var (
-	// retired are the epochs of those who were deleted.
+	// retired holds the epochs of deleted users.
 	retired = store.NewTable[uint64]("user-retired")
 	linked  = store.NewTable[cloud.UserID]("user-identity")
 )
@@ -87,7 +91,7 @@ const (
 	maxSubject    = 255
 )
 
-// Kind is what sort of principal it is.
+// Kind returns the kind of the principal.
 func (u *User) Kind() Kind {
 	if u.Account != nil {
 		return ServiceAccount
@@ -95,7 +99,7 @@ func (u *User) Kind() Kind {
 	return Person
 }
 
-// Registered reports whether a credential is there to prove the user by.
+// Registered reports whether the principal has a credential.
 func (u *User) Registered() bool {
 	return u.Password != nil || len(u.Identities) > 0 || u.Account != nil || u.ID == Admin
 }
@@ -106,16 +110,16 @@ func (u *User) Unused() bool {
 	return u.Claimed && !u.Registered() && len(u.Bindings) == 0 && !u.Disabled
 }
 
-// cut ends all tokens of a principal.
+// cut invalidates all tokens of a principal.
 func (u *User) cut(tx *store.Tx) {
 	u.Epoch++
 	u.Since = tx.Now()
 }
 
-// Missing says that there is no principal of an id.
+// Missing returns the NotFound error for a principal.
 func Missing(id cloud.UserID) *fault.Fault { return fault.New(fault.NotFound, "no user %s", id) }
 
-// Find is a principal that is there, or NotFound.
+// Find returns a principal, or NotFound.
 func Find(r store.Reader, id cloud.UserID) (*User, error) {
 	u, err := Users.Get(r, string(id))
 	if err == nil && u == nil {
@@ -165,7 +169,7 @@ func add(tx *store.Tx, u *User) (*User, error) {
 	return u, nil
 }
 
-// Change is an update of one principal.
+// Change updates one principal with f.
 func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	if err := cloud.CheckCallerID("user_id", string(id)); err != nil {
 		return nil, err
@@ -181,7 +185,7 @@ func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	return u, nil
 }
 
-// person refuses what only a user has.
+// person returns FailedPrecondition for a service account, in operations for users only.
 func person(u *User) error {
 	if u.Account != nil {
 		return fault.New(fault.FailedPrecondition, "%s is a service account of project %s: it is created and deleted there", u.ID, u.Account.Tenant.Project)
@@ -189,7 +193,7 @@ func person(u *User) error {
 	return nil
 }
 
-// SetPassword registers or changes a user's password, and ends the tokens of before.
+// SetPassword sets a user's password, and revokes all earlier tokens.
 func SetPassword(tx *store.Tx, id cloud.UserID, h password.Hash) (*User, error) {
 	return Change(tx, id, func(u *User) error {
 		if err := person(u); err != nil {
@@ -201,12 +205,12 @@ func SetPassword(tx *store.Tx, id cloud.UserID, h password.Hash) (*User, error) 
 	})
 }
 
-// Revoke ends all tokens of a principal.
+// Revoke revokes all tokens of a principal.
 func Revoke(tx *store.Tx, id cloud.UserID) (*User, error) {
 	return Change(tx, id, func(u *User) error { u.cut(tx); return nil })
 }
 
-// SetDisabled shuts a user out, or lets them in again.
+// SetDisabled disables or enables a user. Disabling revokes all tokens.
 func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 	return Change(tx, id, func(u *User) error {
 		if err := person(u); err != nil {
@@ -223,7 +227,7 @@ func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 	})
 }
 
-// Delete removes a user with credentials and roles.
+// Delete removes a user with its credentials and roles.
 func Delete(tx *store.Tx, id cloud.UserID) error {
 	u, err := Change(tx, id, func(u *User) error {
 		if u.ID == Admin {
@@ -241,7 +245,7 @@ func remove(tx *store.Tx, u *User) error {
 	for _, i := range u.Identities {
 		linked.Delete(tx, i.key()...)
 	}
-	if u.Account == nil { // the id of an account is drawn, and never again
+	if u.Account == nil { // account IDs are random and never reused
 		retired.Put(tx, &u.Epoch, string(u.ID))
 		if u.Registered() { // no invitation was meant for a user without a credential
 			if err := declineAll(tx, u.ID); err != nil {
@@ -258,7 +262,7 @@ func (i Identity) key() []string {
 	return []string{i.Provider, hex.EncodeToString(sum[:])}
 }
 
-// Link registers an identity at an outside provider as a user's credential. It can be one user's only.
+// Link adds an external identity as a credential of a user. An identity can belong to one user only.
 func Link(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	if i.Subject == "" || len(i.Subject) > maxSubject {
 		return nil, fault.Invalid("identity.subject", "must be 1 to %d bytes", maxSubject)
@@ -283,7 +287,8 @@ func Link(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	})
 }
 
-// Unlink takes an identity away from a user, and ends the tokens that it may have proved.
+// Unlink removes an external identity from a user, and revokes all tokens, because the identity may have authenticated
+// some of them.
 func Unlink(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	return Change(tx, id, func(u *User) error {
 		at := slices.IndexFunc(u.Identities, func(had Identity) bool { return had.Provider == i.Provider && had.Subject == i.Subject })
@@ -297,7 +302,7 @@ func Unlink(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	})
 }
 
-// Linked is the user that an outside identity stands for; empty when it is nobody's.
+// Linked returns the user linked with an external identity, or "".
 func Linked(r store.Reader, i Identity) (cloud.UserID, error) {
 	id, err := linked.Get(r, i.key()...)
 	if err != nil || id == nil {

@@ -1,14 +1,15 @@
-// Package token is the form of the cloud's tokens: JWTs (RFC 7519) signed with Ed25519, that say who holds them and how
-// that was proven, never what the holder may.
+// Package token defines the format of Trivet's tokens: JWTs (RFC 7519) signed with Ed25519. A token names its holder
+// and how the holder was authenticated, but no roles.
 //
-// It is pure: keys and the time are given. It knows no users and no store. Decisions:
-//   - "iss" is the URL at which OpenID discovery finds the keys, for programs of others. What binds a token to this cluster
-//     is its key and "cluster": members of one cluster may be reached at several URLs.
+// The package is pure: keys and the time are arguments. It does not depend on users or the store. Decisions:
+//   - "iss" is the URL at which OpenID discovery finds the keys, for other programs. A token is bound to this cluster
+//     by its key and the claim "cluster", because members of one cluster may be reached at several URLs.
 //   - "aud" is Audience, the client ID that other programs expect, and "sub" is the principal's ID.
-//   - A token with proof "none" is unauthenticated: anybody can get one for any name (the spec's part 4.6). Its "aud"
-//     is UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that programs that check
-//     either claim refuse it. Package identity signs these tokens with a key that is not published.
-//   - Members' clocks may be Leeway apart when a token begins. It ends when it says (RFC 7519 part 4.1.4).
+//   - A token with proof "none" is unauthenticated: anybody can get one for any name (part 4.6 of the wire contract).
+//     Its "aud" is UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that programs that
+//     check either claim refuse it. Package identity signs these tokens with a key that is not published.
+//   - Members' clocks may be Leeway apart at the start of a token's validity. The expiry has no leeway (RFC 7519 part
+//     4.1.4).
 package token
 
 import (
@@ -38,7 +39,7 @@ const (
 	UnprovenAudience = "trivet:unproven"
 	// unprovenSubject is the prefix of the subject of an unauthenticated token. No principal's ID contains a colon.
 	unprovenSubject = "unproven:"
-	// maxText is the limit of a token in bytes.
+	// maxText is the maximum length of a token, in bytes.
 	maxText = 8 << 10
 )
 
@@ -52,7 +53,7 @@ const (
 // and Verify removes it.
 type Claims struct {
 	jwt.Claims
-	// Cluster is the cluster's id.
+	// Cluster is the cluster's ID.
 	Cluster string `json:"cluster"`
 	Kind    string `json:"kind"`
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be missing.
@@ -62,13 +63,14 @@ type Claims struct {
 	Incarnation string `json:"incarnation,omitempty"`
 
 	Proof cloud.Proof `json:"proof"`
-	// Epoch is the principal's when the holder was proven.
+	// Epoch is the principal's epoch when the holder was authenticated.
 	Epoch uint64 `json:"epoch,omitempty"`
-	// At is when it was made, in Unix milliseconds: "iat" is too coarse to order it with a change of password.
+	// At is when the token was made, in Unix milliseconds: "iat" is too coarse to order a token relative to a password
+	// change.
 	At cloud.Time `json:"at"`
 }
 
-// TTL is the lifetime for ttl_seconds; 0 is the default. Nothing is clamped.
+// TTL returns the lifetime for ttl_seconds; 0 means DefaultTTL. A value above MaxTTL is InvalidArgument, not clamped.
 func TTL(seconds uint64) (time.Duration, error) {
 	switch {
 	case seconds == 0:
@@ -79,7 +81,7 @@ func TTL(seconds uint64) (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, nil
 }
 
-// ScopeOf is how a tenant stands in "scope".
+// ScopeOf returns the "scope" claim for a tenant.
 func ScopeOf(t cloud.Tenant) string {
 	switch {
 	case t.Project != "":
@@ -90,7 +92,7 @@ func ScopeOf(t cloud.Tenant) string {
 	return "system"
 }
 
-// Tenant is what "scope" says.
+// Tenant returns the tenant of the "scope" claim; ok is false if the claim is malformed.
 func (c *Claims) Tenant() (t cloud.Tenant, ok bool) {
 	if c.Scope == "system" {
 		return t, true
@@ -103,11 +105,11 @@ func (c *Claims) Tenant() (t cloud.Tenant, ok bool) {
 	return cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}, is && two && project != ""
 }
 
-// Ends is when a token of now ends. Tokens know whole seconds.
+// Ends returns the expiry of a token issued now, in whole seconds.
 func Ends(now time.Time, ttl time.Duration) time.Time { return now.Add(ttl).Truncate(time.Second) }
 
-// Sign makes a token of claims that name the issuer, the cluster, the holder, how proven, and the scope; the rest is
-// filled in. An ID that is set stays.
+// Sign returns a signed token. The caller sets the issuer, the cluster, the holder, the proof and the scope in say;
+// Sign sets the other claims. It generates an ID only if none is set.
 func Sign(key ed25519.PrivateKey, id string, say Claims, now time.Time, ttl time.Duration) (string, error) {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
 	if err != nil {
@@ -124,22 +126,22 @@ func Sign(key ed25519.PrivateKey, id string, say Claims, now time.Time, ttl time
 	return jwt.Signed(signer).Claims(say).Serialize()
 }
 
-// NotValid says that a token is none of ours.
+// NotValid returns the error for a token that this cluster did not issue.
 func NotValid() *fault.Fault { return fault.New(fault.Unauthenticated, "the token is not valid") }
 
-// Ended says that a token was valid before.
+// Ended returns the error for a token that was valid before.
 func Ended() *fault.Fault {
 	return fault.New(fault.Unauthenticated, "the token is no longer valid: ask for a new one")
 }
 
 // Parsed is a token whose signature has not been checked.
 type Parsed struct {
-	// KeyID names the key that it says it is signed with.
+	// KeyID is the ID of the signing key that the token names.
 	KeyID string
 	jwt   *jwt.JSONWebToken
 }
 
-// Parse reads a token's form.
+// Parse parses a token without verifying the signature.
 func Parse(text string) (*Parsed, error) {
 	if len(text) > maxText {
 		return nil, NotValid()
@@ -151,7 +153,7 @@ func Parse(text string) (*Parsed, error) {
 	return &Parsed{KeyID: parsed.Headers[0].KeyID, jwt: parsed}, nil
 }
 
-// Verify checks the signature and what does not change with time, and gives the claims.
+// Verify verifies the signature and the claims that do not depend on the time, and returns the claims.
 func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) {
 	c := &Claims{}
 	if err := p.jwt.Claims(key, c); err != nil {
@@ -180,7 +182,7 @@ func (c *Claims) forUs() bool {
 	return slices.Contains(c.Audience, Audience)
 }
 
-// Current says whether the token's time is now.
+// Current returns Unauthenticated unless now is within the token's period of validity.
 func (c *Claims) Current(now time.Time) error {
 	begins := c.IssuedAt.Time()
 	if c.NotBefore != nil && c.NotBefore.Time().After(begins) {

@@ -2,24 +2,24 @@ package ledger
 
 import "fmt"
 
-// Audit recomputes a wallet from everything that belongs to it. Give it all transactions in order, all reservations and
-// all refunded charges, then ask Done. It keeps nothing but sums.
+// Audit recomputes a wallet from its records. Pass all transactions in order, all reservations and all refunded
+// charges, then call Done. Audit stores only sums.
 type Audit struct {
 	wallet Wallet
-	// now is the wallet as the transactions make it.
+	// now is the wallet as recomputed from the transactions.
 	now Wallet
 	// at is the time of the last transaction.
 	at int64
-	// Counts of what was given.
+	// Counts of the records passed.
 	transactions, reservations uint64
 	// Sums over reservations and refunds.
 	pending                                     uint64
 	held, reserved, charged, released, refunded Sum
-	// first is what was found first.
+	// first is the first error found.
 	first error
 }
 
-// NewAudit begins with the wallet as it is kept.
+// NewAudit returns an Audit of a stored wallet.
 func NewAudit(w Wallet) *Audit { return &Audit{wallet: w, first: w.Check()} }
 
 func (a *Audit) fail(format string, args ...any) {
@@ -28,7 +28,7 @@ func (a *Audit) fail(format string, args ...any) {
 	}
 }
 
-// Transaction takes the next one.
+// Transaction adds the next transaction.
 func (a *Audit) Transaction(tx *Transaction) {
 	a.transactions++
 	if err := a.now.Accounts.post(tx.Type, tx.Amount); err != nil {
@@ -54,7 +54,7 @@ func (a *Audit) Transaction(tx *Transaction) {
 	a.at = tx.At
 }
 
-// Reservation takes any one.
+// Reservation adds a reservation, in any order.
 func (a *Audit) Reservation(r *Reservation) {
 	a.reservations++
 	if err := r.Check(); err != nil {
@@ -71,7 +71,7 @@ func (a *Audit) Reservation(r *Reservation) {
 	a.released = a.released.plus(r.Amount - r.Charged)
 }
 
-// Refunded takes a charge of which an amount was refunded.
+// Refunded adds a charge and the amount refunded of it.
 func (a *Audit) Refunded(charge *Transaction, amount int64) {
 	if amount < 0 || amount > charge.Amount || charge.Type != Charge && charge.Type != BillingCharge {
 		a.fail("I3: %d refunded of transaction %d, a %s of %d", amount, charge.Sequence, charge.Type, charge.Amount)
@@ -80,13 +80,13 @@ func (a *Audit) Refunded(charge *Transaction, amount int64) {
 	a.refunded = a.refunded.plus(amount)
 }
 
-// Transactions counts what was given.
+// Transactions returns the number of transactions added.
 func (a *Audit) Transactions() uint64 { return a.transactions }
 
-// Reservations counts what was given.
+// Reservations returns the number of reservations added.
 func (a *Audit) Reservations() uint64 { return a.reservations }
 
-// Done is nil when everything adds up, else a *Violation with the first thing that does not.
+// Done returns nil if the wallet is consistent, otherwise a *Violation with the first inconsistency.
 func (a *Audit) Done() error {
 	if a.first != nil {
 		return a.first

@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Violation is a broken invariant: a fault of ours, or of the disk. Nothing that has one may be written.
+// Violation reports a broken invariant, caused by a bug or by corrupt data. A violating outcome must not be written.
 type Violation struct {
 	Project cloud.ProjectID
 	Says    string
@@ -20,7 +20,7 @@ func violation(p cloud.ProjectID, format string, args ...any) error {
 	return &Violation{p, fmt.Sprintf(format, args...)}
 }
 
-// Check says whether a wallet can be, by itself.
+// Check returns a *Violation unless the wallet is consistent in itself.
 func (w *Wallet) Check() error {
 	a := w.Accounts
 	switch {
@@ -36,7 +36,7 @@ func (w *Wallet) Check() error {
 	return nil
 }
 
-// Check says whether a reservation can be, by itself.
+// Check returns a *Violation unless the reservation is consistent in itself.
 func (r *Reservation) Check() error {
 	good := r.Amount > 0
 	switch r.Status {
@@ -55,7 +55,7 @@ func (r *Reservation) Check() error {
 	return nil
 }
 
-// pending is what a reservation holds.
+// pending returns the reservation's contribution to the wallet's pending count and held amount.
 func (r *Reservation) pending() (count uint64, amount int64) {
 	if r == nil || r.Status != Pending {
 		return 0, 0
@@ -63,7 +63,7 @@ func (r *Reservation) pending() (count uint64, amount int64) {
 	return 1, r.Amount
 }
 
-// checkStep says in constant time whether a command kept every invariant of the wallet that it touched.
+// checkStep checks in constant time that a command kept every invariant of the touched wallet.
 func checkStep(t Touched, out *Outcome) error {
 	w := &out.Wallet
 	if err := w.Check(); err != nil {
@@ -100,7 +100,7 @@ func checkStep(t Touched, out *Outcome) error {
 	return nil
 }
 
-// checkReservation says whether a reservation went where it may go: to pending from nothing, from pending once.
+// checkReservation checks a reservation's transition: a new one is pending, and only a pending one changes.
 func checkReservation(before *Reservation, out *Outcome) error {
 	now := out.Reservation
 	switch {

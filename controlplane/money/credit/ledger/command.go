@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Op is what a command does.
+// Op is the operation of a command.
 type Op uint8
 
 const (
@@ -23,72 +23,72 @@ const (
 	DoClose
 )
 
-// Command is something to do to one wallet. Fields that an operation does not speak of are zero.
+// Command is an operation on one wallet. Fields that the operation does not use are zero.
 type Command struct {
 	Op Op
-	// At is when, and By who.
+	// At is the time of the command, and By its principal.
 	At cloud.Time
 	By string
-	// IDs are those of the transactions that it may make.
+	// IDs are the IDs for the transactions that the command makes, at most two.
 	IDs [2]string
-	// Tenant is whose the wallet is; for DoCreate.
+	// Tenant is the owner of the wallet. Used by DoCreate.
 	Tenant cloud.Tenant
-	// Amount in units of credit. For DoCreate the balance to begin with, which may be 0; for DoCommit 0 is all that was
-	// reserved.
+	// Amount is in units of credit. For DoCreate it is the initial balance and may be 0; for DoCommit 0 means the full
+	// reserved amount.
 	Amount      int64
 	Description string
-	// Reservation is the id of the one to make, commit, release or expire.
+	// Reservation is the ID of the reservation to make, commit, release or expire.
 	Reservation string
-	// TTL in seconds; 0 is DefaultTTL.
+	// TTL is in seconds; 0 means DefaultTTL.
 	TTL          int64
 	ResourceType string
 	ResourceID   string
-	// Charge is the sequence of the charge to refund.
+	// Charge is the sequence number of the charge to refund.
 	Charge uint64
 }
 
-// Touched is what a command is about, as it is; nil where there is none.
+// Touched holds the current records that a command concerns; nil means that the record does not exist.
 type Touched struct {
 	Wallet *Wallet
-	// Reservation is the one that the command names.
+	// Reservation is the reservation that the command names.
 	Reservation *Reservation
-	// Charge is the transaction that the command names, and Refunded what of it was refunded.
+	// Charge is the transaction that the command names, and Refunded the amount of it refunded so far.
 	Charge   *Transaction
 	Refunded int64
 }
 
-// Outcome is what to write.
+// Outcome holds the records to write.
 type Outcome struct {
 	Wallet Wallet
-	// Reservation is the one that the command named, as it is now.
+	// Reservation is the new state of the reservation that the command names.
 	Reservation *Reservation
-	// Transactions are new, in order.
+	// Transactions are the new transactions, in order.
 	Transactions []Transaction
-	// Refunded is now the refunded part of the charge that the command named.
+	// Refunded is the new total refunded of the charge that the command names.
 	Refunded int64
-	// Released is the answer of DoRelease.
+	// Released is the result of DoRelease.
 	Released bool
-	// Changed is false when there is nothing to write: it was done before, or there was nothing to do.
+	// Changed is false if there is nothing to write, because the command was executed before or has no effect.
 	Changed bool
 }
 
-// step is a command being carried out on copies.
+// step holds the state of a command in execution. It works on copies of the records.
 type step struct {
 	c   Command
 	t   Touched
 	out *Outcome
 }
 
-// rule is what an operation needs of the wallet, and what it does.
+// rule holds the preconditions and the implementation of an operation.
 type rule struct {
-	// makes is set for the operation that needs a wallet not to be.
+	// makes is set if the operation requires that the wallet does not exist.
 	makes bool
-	// refused are the statuses in which it is; a command that was done before is answered in any of them.
+	// refused lists the wallet statuses in which the operation is refused. A repeated command succeeds in any status.
 	refused []WalletStatus
 	do      func(*step) error
 }
 
-// rules is the table of all operations. A closed wallet is read-only, a suspended one reserves nothing.
+// rules is the table of all operations. A closed wallet is read-only; a suspended one accepts no new reservations.
 var rules = map[Op]rule{
 	DoCreate:  {makes: true, do: (*step).create},
 	DoTopUp:   {refused: []WalletStatus{Closed}, do: (*step).topUp},
@@ -103,11 +103,11 @@ var rules = map[Op]rule{
 	DoClose:   {do: (*step).close},
 }
 
-// NoWallet is what is said of a wallet that is not there (the spec's part 4.7).
+// NoWallet returns the NotFound error for a missing wallet (part 4.7 of the wire contract).
 func NoWallet() *fault.Fault { return fault.New(fault.NotFound, "Wallet not found") }
 
-// Apply carries a command out. An error that is a *fault.Fault is a refusal; any other is a *Violation, and then nothing
-// may be written. What it is given stays as it was.
+// Apply executes a command. A *fault.Fault error is a refusal; any other error is a *Violation, after which nothing may
+// be written. Apply does not modify its arguments.
 func Apply(t Touched, c Command) (Outcome, error) {
 	r, ok := rules[c.Op]
 	if !ok {
@@ -149,7 +149,7 @@ func Apply(t Touched, c Command) (Outcome, error) {
 
 var reasonOf = map[WalletStatus]string{Suspended: "WALLET_SUSPENDED", Closed: "WALLET_CLOSED"}
 
-// post books a transaction.
+// post adds a transaction to the outcome.
 func (s *step) post(t Type, amount int64, more Transaction) error {
 	w := &s.out.Wallet
 	if err := w.Accounts.post(t, amount); err != nil {
@@ -165,7 +165,8 @@ func (s *step) post(t Type, amount int64, more Transaction) error {
 	return nil
 }
 
-// spend takes from what is available, or says that there is not enough.
+// spend posts a transaction that takes from the available amount. It returns ResourceExhausted if too little is
+// available.
 func (s *step) spend(t Type, more Transaction) error {
 	free := s.out.Wallet.Available()
 	if mutant.On(mutant.IgnoreHolds) {

@@ -1,10 +1,10 @@
-// Package ledger is the whole of what may happen to a wallet: a pure function from what a command touches and the
-// command to what is written, or to a refusal that changes nothing.
+// Package ledger defines all operations on a wallet as a pure function: Apply maps a command and the records it touches
+// to the records to write, or to a refusal that changes nothing.
 //
-// The semantics are those of TigerBeetle's two-phase transfers: a reservation holds credit, a commit charges it, a release
-// or its deadline frees it. Inside, the books are double entry: a wallet has four accounts (funding, wallet, held,
-// revenue), each transaction moves an amount from one to another, and the accounts always sum to zero. What the world sees
-// follows from them:
+// The semantics are those of TigerBeetle's two-phase transfers: a reservation holds credit, a commit charges it, a
+// release or its deadline frees it. Internally the books are double entry: a wallet has four accounts (funding, wallet,
+// held, revenue), each transaction moves an amount from one to another, and the accounts always sum to zero. The
+// externally visible values follow from them:
 //
 //	balance   = wallet + held       reserved = held          available = wallet
 //	deposited = -funding            consumed = revenue
@@ -15,20 +15,20 @@
 //	I1  available, reserved and balance are never negative
 //	I2  reserved is the sum of the pending reservations
 //	I3  balance = deposited - consumed
-//	I4  the fold of the transactions is the balance; sequence and balance_after have no gap
-//	I5  a reservation leaves pending once
+//	I4  folding the transactions gives the balance; sequence and balance_after have no gap
+//	I5  a reservation leaves the status pending once
 //	I6  amounts are positive, nothing overflows
-//	I7  the same thing asked twice happens once (here: by a reservation's id; idempotency keys are the caller's business)
+//	I7  a repeated command has one effect (here: by reservation ID; idempotency keys are the caller's task)
 //
-// Decisions where the design is silent:
-//   - A suspended wallet takes charges and refunds too: what ran is paid for.
-//   - A wallet may be closed with a balance; it stays there to be seen.
-//   - A refund names the charge that it is for, and all refunds of one charge are at most the charge.
-//   - A reservation under an id that is there already, in the same words, is that reservation, whatever became of it.
-//   - At its deadline a reservation cannot be committed or released any more, though it counts as held until Expire.
+// Decisions that the design leaves open:
+//   - A suspended wallet accepts charges and refunds too, so that usage before the suspension is paid.
+//   - A wallet with a balance may be closed. The balance remains visible.
+//   - A refund names the charge that it is for. All refunds of one charge are at most the charge.
+//   - DoReserve with an existing reservation ID and equal parameters returns that reservation, whatever its status.
+//   - From its deadline on a reservation cannot be committed or released, but it counts as held until DoExpire.
 //
-// It does no I/O, reads no clock and draws no randomness: times and ids come with the command. It knows no records, no
-// callers and no transport.
+// Package ledger does no I/O, reads no clock and draws no randomness: times and IDs are part of the command. It does
+// not depend on records, callers or transport.
 package ledger
 
 import (
@@ -37,14 +37,15 @@ import (
 
 // Limits.
 const (
-	// DefaultTTL and MaxTTL are those of a reservation, in seconds (the spec's part 8; design part 2).
+	// DefaultTTL and MaxTTL are the default and the maximum TTL of a reservation, in seconds (part 8 of the wire contract;
+	// design part 2).
 	DefaultTTL = 300
 	MaxTTL     = 30 * 24 * 3600
-	// MaxPending reservations of a wallet at a time.
+	// MaxPending is the maximum number of pending reservations of a wallet.
 	MaxPending = 100_000
 )
 
-// WalletStatus numbers are the spec's (part 3).
+// WalletStatus is the status of a wallet. The numbers are those of the wire contract (part 3).
 type WalletStatus uint8
 
 const (
@@ -57,7 +58,7 @@ func (s WalletStatus) String() string {
 	return name(s, map[WalletStatus]string{Active: "active", Suspended: "suspended", Closed: "closed"})
 }
 
-// ReservationStatus numbers are the spec's (part 3).
+// ReservationStatus is the status of a reservation. The numbers are those of the wire contract (part 3).
 type ReservationStatus uint8
 
 const (
@@ -71,7 +72,7 @@ func (s ReservationStatus) String() string {
 	return name(s, map[ReservationStatus]string{Pending: "pending", Committed: "committed", Released: "released", Expired: "expired"})
 }
 
-// Type of a transaction; the numbers are the spec's (part 3).
+// Type is the type of a transaction. The numbers are those of the wire contract (part 3).
 type Type uint8
 
 const (
@@ -84,7 +85,7 @@ const (
 	endOfTypes
 )
 
-// Types lists every type of transaction.
+// Types returns every type of transaction.
 func Types() []Type { return []Type{TopUp, Hold, Charge, Release, Refund, BillingCharge} }
 
 func (t Type) String() string {
@@ -93,7 +94,7 @@ func (t Type) String() string {
 	})
 }
 
-// name is the spec's word for a value, and for any other its word "unknown".
+// name returns the wire contract's word for a value, and "unknown" for any other value.
 func name[T comparable](value T, names map[T]string) string {
 	if s, ok := names[value]; ok {
 		return s
@@ -109,32 +110,32 @@ type Wallet struct {
 	Accounts Accounts
 	// Incarnation is the incarnation of the wallet's project.
 	Incarnation cloud.Incarnation `cbor:",omitempty"`
-	// Pending counts the pending reservations.
+	// Pending is the number of pending reservations.
 	Pending uint64
-	// Sequence is that of its last transaction; the first has 1.
+	// Sequence is the sequence number of the last transaction; the first has 1.
 	Sequence uint64
-	// Totals are those of all its transactions.
+	// Totals sums all transactions, by type.
 	Totals    Totals
 	CreatedAt cloud.Time
 	UpdatedAt cloud.Time
 }
 
-// Balance is what was deposited and not consumed, held or not.
+// Balance returns the amount deposited and not consumed, including what is held.
 func (w *Wallet) Balance() int64 { return w.Accounts.Wallet + w.Accounts.Held }
 
-// Reserved is what pending reservations hold.
+// Reserved returns the amount that pending reservations hold.
 func (w *Wallet) Reserved() int64 { return w.Accounts.Held }
 
-// Available is what can be reserved.
+// Available returns the amount that can be reserved or charged.
 func (w *Wallet) Available() int64 { return w.Accounts.Wallet }
 
-// Deposited is all that was ever put in.
+// Deposited returns the sum of all deposits.
 func (w *Wallet) Deposited() int64 { return -w.Accounts.Funding }
 
-// Consumed is all that was charged and not refunded.
+// Consumed returns the amount charged and not refunded.
 func (w *Wallet) Consumed() int64 { return w.Accounts.Revenue }
 
-// Reservation holds credit until it is committed, released or past its deadline.
+// Reservation holds credit until it is committed, released, or expired at its deadline.
 type Reservation struct {
 	ID           string
 	Project      cloud.ProjectID
@@ -142,38 +143,38 @@ type Reservation struct {
 	Status       ReservationStatus
 	Description  string
 	ResourceType string
-	// ResourceID is the commit's.
+	// ResourceID is set by the commit.
 	ResourceID string
-	// Charged is what the commit took.
+	// Charged is the amount that the commit charged.
 	Charged   int64
 	TTL       int64
 	Deadline  cloud.Time
 	CreatedAt cloud.Time
 	CreatedBy string
-	// EndedAt is when it left pending.
+	// EndedAt is when the reservation left the status pending.
 	EndedAt cloud.Time
 }
 
-// Over reports whether the deadline has come.
+// Over reports whether the deadline has passed.
 func (r *Reservation) Over(now cloud.Time) bool { return now >= r.Deadline }
 
-// Transaction is one move between two accounts of a wallet. It is never changed.
+// Transaction moves an amount between two accounts of a wallet. It is immutable.
 type Transaction struct {
 	ID       string
 	Project  cloud.ProjectID
 	Sequence uint64
 	Type     Type
 	Amount   int64
-	// BalanceAfter is the wallet's balance after it.
+	// BalanceAfter is the wallet's balance after the transaction.
 	BalanceAfter int64
 	Description  string
 	ResourceID   string
-	// Reservation is what it belongs to, if any.
+	// Reservation is the ID of the transaction's reservation, if any.
 	Reservation string
-	// Charge is the sequence of what a refund is for.
+	// Charge is the sequence number of the charge that a refund is for.
 	Charge uint64
 	At     cloud.Time
 	By     string
-	// Totals are the wallet's after it.
+	// Totals are the wallet's totals after the transaction.
 	Totals Totals
 }

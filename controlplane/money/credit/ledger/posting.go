@@ -8,13 +8,13 @@ import (
 
 // Accounts are the balances of a wallet's four accounts. Their sum is always zero.
 type Accounts struct {
-	// Funding is where deposits come from: never positive.
+	// Funding is the source of deposits: never positive.
 	Funding int64
-	// Wallet is what is free to use.
+	// Wallet is the available amount.
 	Wallet int64
-	// Held is what reservations hold.
+	// Held is the amount that reservations hold.
 	Held int64
-	// Revenue is what was charged.
+	// Revenue is the amount charged.
 	Revenue int64
 }
 
@@ -31,7 +31,7 @@ func (a *Accounts) of(which account) *int64 {
 	return [...]*int64{&a.Funding, &a.Wallet, &a.Held, &a.Revenue}[which]
 }
 
-// flows says between which accounts a type of transaction moves its amount.
+// flows holds, by type of transaction, the accounts between which the amount moves.
 var flows = map[Type]struct{ from, to account }{
 	TopUp:         {funding, wallet},
 	Hold:          {wallet, held},
@@ -41,7 +41,7 @@ var flows = map[Type]struct{ from, to account }{
 	BillingCharge: {wallet, revenue},
 }
 
-// post moves an amount. An error is a violation: who asks has made sure that it fits.
+// post moves an amount. An error means a violation, because callers check beforehand that the amount fits.
 func (a *Accounts) post(t Type, amount int64) error {
 	flow, ok := flows[t]
 	if !ok || amount <= 0 {
@@ -56,19 +56,19 @@ func (a *Accounts) post(t Type, amount int64) error {
 	return nil
 }
 
-// Sum is a sum of amounts that cannot overflow.
+// Sum is a 128-bit sum of amounts, so that it cannot overflow.
 type Sum struct {
 	_      struct{} `cbor:",toarray"`
 	Hi, Lo uint64
 }
 
-// plus adds an amount, which is not negative.
+// plus returns s plus an amount, which must not be negative.
 func (s Sum) plus(amount int64) Sum {
 	lo, carry := bits.Add64(s.Lo, uint64(amount), 0)
 	return Sum{Hi: s.Hi + carry, Lo: lo}
 }
 
-// minus is the difference to an earlier sum; ok is false when it is larger than an int64.
+// minus returns s minus an earlier sum; ok is false if the difference exceeds an int64.
 func (s Sum) minus(earlier Sum) (amount int64, ok bool) {
 	lo, borrow := bits.Sub64(s.Lo, earlier.Lo, 0)
 	if s.Hi-earlier.Hi-borrow != 0 || lo > math.MaxInt64 {
@@ -77,15 +77,15 @@ func (s Sum) minus(earlier Sum) (amount int64, ok bool) {
 	return int64(lo), true
 }
 
-// Totals are the sums of a wallet's transactions by type, in the order of the types.
+// Totals are the sums of a wallet's transactions by type, in the order of Types.
 type Totals [endOfTypes - 1]Sum
 
-// Of is the sum of one type.
+// Of returns the sum of one type.
 func (t *Totals) Of(which Type) Sum { return t[which-1] }
 
 func (t *Totals) add(which Type, amount int64) { t[which-1] = t[which-1].plus(amount) }
 
-// Moved is the amount by which a type's total grew since an earlier one; ok is false when it is larger than an int64.
+// Moved returns by how much a type's total grew since an earlier one; ok is false if the amount exceeds an int64.
 func (t *Totals) Moved(which Type, since *Totals) (amount int64, ok bool) {
 	return t.Of(which).minus(since.Of(which))
 }

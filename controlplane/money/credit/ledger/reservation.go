@@ -5,10 +5,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The operations on a reservation.
+// This file implements the operations on a reservation.
 
-// repeated answers what was done before, whatever became of the wallet since: done, with a refusal or with the outcome as
-// it stands.
+// repeated handles a command that was executed before, or whose reservation has ended, in any status of the wallet. If
+// done is set, the result is err or, if err is nil, the outcome so far.
 func (s *step) repeated() (done bool, err error) {
 	r := s.out.Reservation
 	if r == nil {
@@ -33,7 +33,7 @@ func (s *step) repeated() (done bool, err error) {
 	return false, nil
 }
 
-// same is for a reservation under an id that is there: the same again, or a refusal.
+// same handles DoReserve for an existing reservation ID: nil if the parameters are equal, otherwise AlreadyExists.
 func (s *step) same(r *Reservation) error {
 	if r.Amount != s.c.Amount || r.Description != s.c.Description || r.ResourceType != s.c.ResourceType || r.TTL != ttlOf(s.c.TTL) {
 		return fault.New(fault.AlreadyExists, "reservation %s is there, and is another", r.ID).WithReason("RESERVATION_EXISTS")
@@ -52,7 +52,7 @@ func (s *step) committed(r *Reservation) error {
 	return nil
 }
 
-// actual is what a commit takes.
+// actual returns the amount that a commit charges.
 func (s *step) actual(r *Reservation) int64 {
 	if s.c.Amount == 0 {
 		return r.Amount
@@ -71,7 +71,7 @@ func ttlOf(seconds int64) int64 {
 	return seconds
 }
 
-// ended is why a reservation that is no longer pending cannot do something.
+// ended returns the error for an operation on a reservation that is no longer pending.
 func ended(r *Reservation) error {
 	reason := map[ReservationStatus]string{
 		Committed: "RESERVATION_COMMITTED", Released: "RESERVATION_RELEASED", Expired: "RESERVATION_EXPIRED",
@@ -145,13 +145,13 @@ func (s *step) release() error {
 	case r == nil:
 		return s.noReservation()
 	case r.Over(s.c.At):
-		return nil // it is Expire's
+		return nil // overdue reservations are left to DoExpire
 	}
 	s.out.Released = true
 	return s.free(Released, s.c.Description)
 }
 
-// expire is the compare and set of the sweep: nothing happens to what is not due, or not pending any more.
+// expire implements the sweep's compare-and-set: it changes nothing unless the reservation is pending and overdue.
 func (s *step) expire() error {
 	r := s.out.Reservation
 	if r == nil {
@@ -163,7 +163,7 @@ func (s *step) expire() error {
 	return s.free(Expired, "expired")
 }
 
-// free gives all that was held back.
+// free returns the full held amount to the available amount.
 func (s *step) free(status ReservationStatus, why string) error {
 	r := s.out.Reservation
 	if err := s.post(Release, r.Amount, Transaction{Description: why, Reservation: r.ID}); err != nil {

@@ -2,22 +2,22 @@ package ledger
 
 import "github.com/trivet-cloud/trivet/shared/fault"
 
-// Statement is what happened to a wallet in some time.
+// Statement summarizes the transactions of a wallet in a period.
 type Statement struct {
-	// Opening and Closing are the balances before and after.
+	// Opening and Closing are the balances at the start and the end of the period.
 	Opening, Closing int64
-	// Moved are the amounts by type, in the order of the types.
+	// Moved holds the amounts by type, in the order of Types.
 	Moved [endOfTypes - 1]int64
-	// Transactions counts them.
+	// Transactions is the number of transactions.
 	Transactions uint64
 }
 
-// Of is the amount of one type.
+// Of returns the amount of one type.
 func (s *Statement) Of(t Type) int64 { return s.Moved[t-1] }
 
-// Between is the statement from after one transaction to another, both of one wallet; nil stands for the time before the
-// first. A transaction carries its wallet's totals, so none of those between need be read. OutOfRange when more was moved
-// than a number can say.
+// Between returns the statement from after transaction before up to and including transaction last, both of one wallet;
+// nil means the time before the first. Transactions carry their wallet's totals, so the ones in between need not be
+// read. Between returns OutOfRange if an amount exceeds an int64.
 func Between(before, last *Transaction) (s Statement, err error) {
 	if before == nil {
 		before = &Transaction{}

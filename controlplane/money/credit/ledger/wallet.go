@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The operations on the wallet itself.
+// This file implements the operations on the wallet itself.
 
 func (s *step) create() error {
 	if s.c.Amount < 0 {
@@ -24,14 +24,14 @@ func (s *step) topUp() error {
 	if err := s.positive(); err != nil {
 		return err
 	}
-	// What was deposited bounds every other account.
+	// No other account can exceed the sum of deposits.
 	if most := math.MaxInt64 - s.out.Wallet.Deposited(); s.c.Amount > most {
 		return fault.Invalid("amount", "must be %d or less: the wallet can count no more", most).WithReason("OVERFLOW")
 	}
 	return s.post(TopUp, s.c.Amount, Transaction{Description: s.c.Description})
 }
 
-// charge takes credit that was not reserved, for what was used.
+// charge takes available, unreserved credit for usage.
 func (s *step) charge() error {
 	if err := s.positive(); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (s *step) charge() error {
 	return s.spend(BillingCharge, Transaction{Description: s.c.Description, ResourceID: s.c.ResourceID})
 }
 
-// refund gives back a part of what a charge took.
+// refund returns part or all of a charge to the wallet.
 func (s *step) refund() error {
 	if err := s.positive(); err != nil {
 		return err

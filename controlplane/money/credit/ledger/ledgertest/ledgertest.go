@@ -1,6 +1,8 @@
-// Package ledgertest plays random commands against a ledger and against a naive model of one, and says where they part.
+// Package ledgertest plays random commands against a ledger and against a naive model of it, and reports the first
+// difference.
 //
-// The same suite runs over the pure ledger (Memory) and over whatever keeps its records. It knows no store.
+// The same suite tests the pure ledger (Memory) and any implementation that stores its records. Package ledgertest does
+// not depend on the store.
 package ledgertest
 
 import (
@@ -16,18 +18,18 @@ import (
 
 // Book is a ledger with its records.
 type Book interface {
-	// Do carries out a command on a project's wallet, at the command's time.
+	// Do executes a command on a project's wallet, at the command's time.
 	Do(project cloud.ProjectID, c ledger.Command) (ledger.Outcome, error)
-	// Wallet is the wallet as it is kept; nil when there is none.
+	// Wallet returns the stored wallet, or nil if it does not exist.
 	Wallet(project cloud.ProjectID) (*ledger.Wallet, error)
-	// Audit recomputes everything.
+	// Audit recomputes all wallets and returns an error if one is inconsistent.
 	Audit() error
 }
 
-// auditEvery so many commands everything is recomputed.
+// auditEvery is the number of commands between two audits.
 const auditEvery = 1000
 
-// Run plays commands drawn from a seed. The error names the command at which the book is wrong.
+// Run plays commands generated from a seed. A returned error names the command at which the book is wrong.
 func Run(seed uint64, commands int, b Book) error {
 	g := newGenerator(seed)
 	m := &model{wallets: map[cloud.ProjectID]*purse{}}
@@ -45,7 +47,7 @@ func Run(seed uint64, commands int, b Book) error {
 	return nil
 }
 
-// play carries out one command on both, and compares the answers and the wallet.
+// play executes one command on the book and on the model, and compares the results and the wallets.
 func play(m *model, b Book, project cloud.ProjectID, c ledger.Command) error {
 	want := m.do(project, c)
 	out, err := b.Do(project, c)
@@ -83,23 +85,23 @@ func play(m *model, b Book, project cloud.ProjectID, c ledger.Command) error {
 	return nil
 }
 
-// figures are what the world sees of a wallet.
+// figures are the externally visible values of a wallet.
 type figures struct {
 	Balance, Reserved, Available, Deposited, Consumed int64
 	Status                                            ledger.WalletStatus
 	Sequence, Pending                                 uint64
 }
 
-// generator draws commands: mostly ones that work, on few wallets and few reservations, so that they meet.
+// generator generates commands: mostly valid ones, on few wallets and reservations, so that commands interact.
 type generator struct {
 	r *rand.Rand
-	// rich is set when top-ups go to the limit; then nothing is short any more.
+	// rich is set when top-ups go up to the limit. A rich wallet never runs short.
 	rich bool
 	now  cloud.Time
 	made int
-	// named are reservations by project, the newest last.
+	// named holds the reservations that commands named, by project, newest last.
 	named map[cloud.ProjectID][]int
-	// sent is the last command of each project, to be said again.
+	// sent holds the last command of each project, for repetition.
 	sent map[cloud.ProjectID]ledger.Command
 }
 
@@ -113,7 +115,7 @@ func id(n int) string { return fmt.Sprintf("00000000-0000-7000-8000-%012d", n) }
 
 var projects = []cloud.ProjectID{"a", "b", "c"}
 
-// weights say how often each operation is drawn.
+// weights are the relative frequencies of the operations.
 var weights = []struct {
 	op ledger.Op
 	n  int
@@ -127,7 +129,7 @@ func (g *generator) next(m *model) (cloud.ProjectID, ledger.Command) {
 	if g.r.IntN(3) == 0 {
 		g.now += g.r.Int64N(20_000)
 	}
-	if last, ok := g.sent[project]; ok && g.r.IntN(12) == 0 { // the same again: a client that lost the answer
+	if last, ok := g.sent[project]; ok && g.r.IntN(12) == 0 { // a repetition: the client lost the response
 		last.At, last.IDs = g.now, g.ids()
 		return project, last
 	}
@@ -161,7 +163,7 @@ func (g *generator) next(m *model) (cloud.ProjectID, ledger.Command) {
 	return project, c
 }
 
-// op draws an operation; a wallet is closed seldom, since nothing happens in it any more.
+// op picks a random operation. It rarely picks DoClose, because nothing happens to a closed wallet.
 func (g *generator) op(m *model, project cloud.ProjectID) ledger.Op {
 	if m.wallets[project] == nil && g.r.IntN(3) > 0 {
 		return ledger.DoCreate
@@ -182,7 +184,7 @@ func (g *generator) op(m *model, project cloud.ProjectID) ledger.Op {
 	return ledger.DoTopUp
 }
 
-// reservation is one of the last few that were named, or now and then one that is not there.
+// reservation returns the ID of one of the last few named reservations, or sometimes of one that does not exist.
 func (g *generator) reservation(project cloud.ProjectID, last int) string {
 	all := g.named[project]
 	if len(all) == 0 || last > 1 && g.r.IntN(30) == 0 {
@@ -191,7 +193,7 @@ func (g *generator) reservation(project cloud.ProjectID, last int) string {
 	return id(all[len(all)-1-g.r.IntN(min(last, len(all)))])
 }
 
-// amount is mostly small, and now and then at an edge.
+// amount returns a mostly small amount, and sometimes an edge case.
 func (g *generator) amount() int64 {
 	switch g.r.IntN(60) {
 	case 0:

@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Memory is a Book in memory: the pure ledger, and maps.
+// Memory is a Book in memory: the pure ledger with maps as its records.
 type Memory struct{ pages map[cloud.ProjectID]*page }
 
 type page struct {
@@ -17,7 +17,7 @@ type page struct {
 	refunded     map[uint64]int64
 }
 
-// NewMemory makes an empty one.
+// NewMemory returns an empty Memory.
 func NewMemory() *Memory { return &Memory{map[cloud.ProjectID]*page{}} }
 
 // Do implements Book.
@@ -57,7 +57,7 @@ func (m *Memory) Wallet(project cloud.ProjectID) (*ledger.Wallet, error) {
 	return nil, nil
 }
 
-// Reservation is one of a project's, nil when there is none.
+// Reservation returns a project's reservation, or nil if it does not exist.
 func (m *Memory) Reservation(project cloud.ProjectID, id string) *ledger.Reservation {
 	if p := m.pages[project]; p != nil {
 		return p.reservations[id]

@@ -7,16 +7,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// model is a naive ledger: it keeps what happened and adds it up each time. It shares no code with the real one.
+// model is a naive ledger: it records the history and recomputes sums on each read. It shares no code with package
+// ledger.
 type model struct{ wallets map[cloud.ProjectID]*purse }
 
 type purse struct {
 	suspended, closed bool
-	// What was put in, charged and given back, in numbers without end.
+	// The amounts deposited, charged and refunded, as big integers so that they cannot overflow.
 	in, charged, back big.Int
 	holds             map[string]*hold
 	open              map[string]*hold
-	// charges are the transactions that can be refunded, and what is left of them.
+	// charges holds the transactions that can be refunded, with the amounts not yet refunded.
 	charges map[uint64]int64
 	moves   uint64
 }
@@ -29,7 +30,7 @@ type hold struct {
 	took        int64
 }
 
-// verdict is what should come of a command.
+// verdict is the expected result of a command.
 type verdict struct {
 	ok       bool
 	released bool
@@ -78,7 +79,7 @@ func (p *purse) take(amount int64) {
 	p.charges[p.moves] = amount
 }
 
-// do carries a command out on a project's wallet.
+// do executes a command on a project's wallet.
 func (m *model) do(project cloud.ProjectID, c ledger.Command) verdict {
 	p := m.wallets[project]
 	if c.Op == ledger.DoCreate {
