@@ -26,7 +26,8 @@ func (m *member) runBackground(ctx context.Context) error {
 	}
 	for _, engine := range m.engines {
 		loops = append(loops, m.fatal(func(ctx context.Context) error {
-			// Building the index reads every key, so it finds damage that no request meets for a long time.
+			// Building the index reads every key, so it detects damage in keys that requests may not read for a long
+			// time.
 			if err := engine.AwaitKeyIndex(ctx); errors.Is(err, mvcc.ErrCorrupt) {
 				return err
 			}

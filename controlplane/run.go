@@ -39,7 +39,7 @@ type member struct {
 	disk   *supervisor
 	// opened, if set, is called with every listener that was opened.
 	opened func(boundListener)
-	// stops are the functions that onStop registered, stopErr the error of handing over the leadership.
+	// stops holds the functions that onStop registered, stopErr the error of transferring the leadership.
 	stops   []func()
 	stopErr error
 
@@ -124,7 +124,7 @@ func run(ctx context.Context, c config.Config, disk *supervisor, opened func(bou
 // onStop registers f to be called when the member stops, before the functions that were registered earlier.
 func (m *member) onStop(f func()) { m.stops = append(m.stops, f) }
 
-// stop calls the registered functions, the last one first. It returns the error of handing over the leadership.
+// stop calls the registered functions, the last one first. It returns the error of transferring the leadership.
 func (m *member) stop() error {
 	for _, f := range slices.Backward(m.stops) {
 		f()

@@ -19,11 +19,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// leadershipTransferTime is the time that a member whose disk has failed may take to transfer its leadership.
+// leadershipTransferTime limits the transfer of leadership by a member whose disk has failed.
 const leadershipTransferTime = time.Second
 
-// supervisor is the file system of a member, and stops the member when the disk fails. After a failure the parts of the
-// member cannot be closed in order, because their writes block: the process ends without that. See package failstop.
+// supervisor implements the file system of a member, and stops the member when the disk fails. After a failure the
+// process exits without closing its parts in order, because their writes block. See package failstop.
 type supervisor struct {
 	*failstop.FS
 	dir          string

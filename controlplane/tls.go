@@ -80,8 +80,8 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// runReload reloads the certificate files when they change, until ctx ends. SIGHUP makes it check them at once. Without
-// files SIGHUP is ignored, except with dev, where it ends the process as the terminal closes.
+// runReload reloads the certificate files when they change, until ctx ends. SIGHUP makes it check the files at once.
+// Without files SIGHUP is ignored, except with dev, where SIGHUP ends the process when the terminal closes.
 func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
 		return

@@ -130,8 +130,8 @@ func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace
 	})
 }
 
-// Reboot presses the power button, waits for the guest to shut down, and starts it again. The host powers the VM off
-// after 30 s.
+// Reboot presses the power button, waits for the guest to shut down, and starts it again. If the guest does not shut
+// down within 30 s, the host powers it off.
 func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
 	return s.ask(ctx, pulseCommand, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
 		return runsAgain(vm, vm.Status.RebootsDone >= asked.Wish.Reboots, "reboot")
