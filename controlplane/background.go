@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// runBackground starts the loops that run until the member stops, and the tasks that run while this member is the leader.
-// Every listener is open before a task runs.
+// runBackground starts the loops that run until the member stops, and the tasks that run while this member is the
+// leader. Every listener is open before a task runs.
 func (m *member) runBackground(ctx context.Context) error {
 	tasks := &leader.Tasks{Self: m.config.NodeID, Leadership: m.system, Ready: m.records.Barrier, Log: m.log}
 	loops := []func(context.Context){

@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// clusterKey loads the key that all members share. A single member creates the key on its first start. A member with a join
-// token gets the key from the members to join on its first start.
+// clusterKey loads the key that all members share. A single member creates the key on its first start. A member with a
+// join token gets the key from the members to join on its first start.
 func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*clusterkey.Key, error) {
 	if c.ClusterKey != "" || len(c.Join) == 0 {
 		return datadir.LoadKey(c.DataDir, c.ClusterKey)

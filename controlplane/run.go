@@ -94,8 +94,8 @@ type member struct {
 }
 
 // run runs a member until ctx ends or the member cannot continue. It stops what it started in reverse order before it
-// returns. If the disk has failed it does not return; see supervisor. opened, if set, is called with every listener that
-// was opened.
+// returns. If the disk has failed it does not return; see supervisor. opened, if set, is called with every listener
+// that was opened.
 func run(ctx context.Context, c config.Config, disk *supervisor, opened func(boundListener)) (err error) {
 	m := &member{config: c, log: newLog(c), disk: disk, opened: opened}
 	defer func() { err = errors.Join(err, m.stop()) }()

@@ -266,7 +266,8 @@ func (m *member) snapshotMembers(ctx context.Context) ([]snapfile.Member, error)
 	return out, nil
 }
 
-// importDirs returns the directories that images are imported from. Unless they are configured it creates the default one.
+// importDirs returns the directories that images are imported from. Unless they are configured it creates the default
+// one.
 func importDirs(c config.Config) []image.ImportDir {
 	if len(c.Images.ImportDirs) > 0 {
 		return c.Images.ImportDirs

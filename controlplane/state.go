@@ -143,8 +143,8 @@ func (m *member) openRecords(context.Context) error {
 	return nil
 }
 
-// admissionGate refuses commands of callers that exceed their rate limit, and tenants' changes while the disk of a member is
-// nearly full.
+// admissionGate refuses commands of callers that exceed their rate limit, and tenants' changes while the disk of a
+// member is nearly full.
 func admissionGate(budgets *budget.Budget, space *diskspace.Monitor) leader.Gate {
 	return func(ctx context.Context) error {
 		if err := space.Admit(ctx); err != nil {

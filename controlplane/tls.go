@@ -43,8 +43,9 @@ type tenantTLS struct {
 	forwardClient *tls.Config
 }
 
-// forwardProtocol is the ALPN protocol that members offer when they forward a request to another member's key-value REST.
-// It selects mutual TLS with the cluster's own certificates, so that the names in the tenants' certificate do not matter.
+// forwardProtocol is the ALPN protocol that members offer when they forward a request to another member's key-value
+// REST. It selects mutual TLS with the cluster's own certificates, so that the names in the tenants' certificate do not
+// matter.
 const forwardProtocol = "trivet-forward"
 
 // openTLS reads the certificate of tenants' ports if one is configured.
@@ -117,8 +118,8 @@ func runClientURLUpdate(ctx context.Context, c config.Config, members *membershi
 	}
 }
 
-// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS was
-// turned on or off. It does not change URLs that an operator has set.
+// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS
+// was turned on or off. It does not change URLs that an operator has set.
 func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
 	now := c.ClientURL(c.Listen)
 	other := c

@@ -46,8 +46,8 @@ import (
 
 // Limits of entries whose process has not joined yet.
 const (
-	// MaxWaiting limits these entries. Entries that were added without a credential have a separate limit of the same
-	// size.
+	// MaxWaiting limits the number of these entries. Entries that were added without a credential have a separate limit
+	// of the same size.
 	MaxWaiting = 8
 	// WaitingTime is how long such an entry is kept.
 	WaitingTime = 10 * time.Minute

@@ -68,8 +68,8 @@ func (s *Service) addHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, e
 
 var removeHolderCommand = leader.NewCommand("image.lost", leader.Repeatable, (*Service).removeHolderOnLeader)
 
-// removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds becomes
-// ERROR.
+// removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds
+// becomes ERROR.
 func (s *Service) removeHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {

@@ -17,9 +17,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ImportDir is a directory on a member's host from which files may be imported: by callers of Orgs, or only by
-// system:admin if Orgs is empty. A relative Path is opened as a relative path, which works where the member may not
-// search the parent directories; URLs name files by absolute path.
+// ImportDir is a directory on a member's host from which files may be imported, by system:admin and by callers of Orgs.
+// A relative Path is opened as a relative path, which works where the member may not search the parent directories;
+// URLs name files by absolute path.
 type ImportDir struct {
 	Path string        `yaml:"path"`
 	Orgs []cloud.OrgID `yaml:"orgs"`

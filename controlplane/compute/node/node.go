@@ -51,8 +51,8 @@ const LeaseSeconds = 30
 
 // Guests provides the desired state of VMs and records what hosts report. Package vm implements it.
 type Guests interface {
-	// Assigned returns the desired state of VMs that are or were placed on the host: of the VMs in vms, or of all
-	// without any.
+	// Assigned returns the desired state of VMs that are or were placed on the host: of the given VMs, or of all if
+	// none are given.
 	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
 	// Observed records a host's reports and returns how many of them changed a record.
 	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) (changed int, err error)
@@ -75,8 +75,8 @@ type Options struct {
 	Log       *slog.Logger
 	// Now returns the wall-clock time.
 	Now func() time.Time
-	// Steady returns the time of a clock that nobody sets; it measures heartbeats. With a clock that can be set,
-	// setting it could make all hosts look lost. Default: Now.
+	// Steady returns the time of a clock that is never set, which measures heartbeats: setting the wall clock must not
+	// make all hosts look lost. Default: Now.
 	Steady func() time.Time
 }
 

@@ -249,9 +249,9 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	return from, nil
 }
 
-// delta adds the current desired state of the changed VMs to say. The state may be newer than the change, which is
-// harmless since generations only grow. ReleasedVms lists VMs that are no longer placed on the host: the host keeps
-// nothing of them.
+// delta adds the current desired state of the changed VMs to the message say. The state may be newer than the change,
+// which is harmless since generations only grow. ReleasedVms lists VMs that are no longer placed on the host: the host
+// keeps nothing of them.
 func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.Change[Placed], say *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
