@@ -67,7 +67,7 @@ func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler
 func (l *listenerSet) newHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
-		// Longer than the longest wait of a REST call, which is stopping a VM: 30 s and a margin.
+		// The longest wait of a REST call is stopping a VM: 30 s and a margin.
 		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(l.log.Handler(), slog.LevelDebug),
 	}

@@ -37,9 +37,9 @@ func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 // tenantTLS holds the TLS configurations of tenants' ports. All fields are nil if the ports are plaintext.
 type tenantTLS struct {
 	pair *certfile.Pair
-	// rest is for REST APIs. kvREST is for that of the key-value store, to which other members forward requests.
+	// rest is for REST APIs. kvREST is for the key-value REST API, to which other members forward requests.
 	rest, kvREST *tls.Config
-	// forwardClient is for requests that this member forwards to the key-value REST of another.
+	// forwardClient is for requests that this member forwards to another member's key-value REST API.
 	forwardClient *tls.Config
 }
 

@@ -103,8 +103,9 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 	return s.awaitGone(ctx, id)
 }
 
-// RemoveOpen is Remove for a caller without a credential. It also returns ReasonLastVoter if fewer than three voters
-// would remain, and ReasonOperator if an operator added the member, and its process has not joined yet.
+// RemoveOpen removes a member like Remove, for a caller without a credential. It also returns ReasonLastVoter if fewer
+// than three voters would remain, and ReasonOperator if an operator added the member, and its process has not joined
+// yet.
 func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -115,8 +116,8 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	return s.awaitGone(ctx, id)
 }
 
-// checkOpen refuses a removal without a credential if RemoveOpen does not allow it. It reads within the transaction
-// that marks the member as leaving, so that of two concurrent removals one sees the other.
+// checkOpen returns an error if RemoveOpen may not remove the member. It reads within the transaction that marks the
+// member as leaving, so that concurrent removals are counted.
 func checkOpen(tx *store.Tx, m *Member) error {
 	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
 		return fault.New(fault.FailedPrecondition, "an operator added member %d: only a caller with a credential can remove it, for example with trivet cluster remove %d",
