@@ -41,8 +41,8 @@ func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid f
 	}
 }
 
-// renewAdminToken writes a new token unless the old one is valid for at least another day. It takes the age of the token
-// from the file. If valid cannot tell, because there is no leader, the old token stays.
+// renewAdminToken writes a new token unless the old one is valid for at least another day. The age of the token is that
+// of the file. If valid returns another error than Unauthenticated, for example without a leader, the old token stays.
 func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, valid func(context.Context, string) error, now time.Time) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

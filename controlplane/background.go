@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// runBackground starts the loops that run until the member stops, and the tasks that run while this member is the leader.
-// Every listener is open before a task runs.
+// runBackground starts the loops that run until the member stops, and the tasks that run while this member is the
+// leader. Every listener is open before a task runs.
 func (m *member) runBackground(ctx context.Context) error {
 	tasks := &leader.Tasks{Self: m.config.NodeID, Leadership: m.system, Ready: m.records.Barrier, Log: m.log}
 	loops := []func(context.Context){
@@ -26,7 +26,8 @@ func (m *member) runBackground(ctx context.Context) error {
 	}
 	for _, engine := range m.engines {
 		loops = append(loops, m.fatal(func(ctx context.Context) error {
-			// Building the index reads every key, so it finds damage that no request meets for a long time.
+			// Building the index reads every key, so it detects damage in keys that requests may not read for a long
+			// time.
 			if err := engine.AwaitKeyIndex(ctx); errors.Is(err, mvcc.ErrCorrupt) {
 				return err
 			}

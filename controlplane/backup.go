@@ -23,7 +23,7 @@ type backupWriter struct {
 	key     *clusterkey.Key
 	engines map[uint64]*mvcc.Engine
 	runner  *consensus.Runner
-	// running has room for one value, which the backup that is under way holds.
+	// running is a semaphore that admits one backup at a time.
 	running chan struct{}
 }
 
@@ -36,7 +36,7 @@ func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*m
 func (a *backupWriter) dir() string { return filepath.Join(a.c.DataDir, layout.BackupDir) }
 
 // write passes an archive to its argument in pieces. The archive includes every write that was acknowledged before the
-// call. The state of each group is consistent; those of different groups are of different moments.
+// call. The state of each group is consistent; the states of different groups are from different moments.
 func (a *backupWriter) write(ctx context.Context, write func([]byte) error) error {
 	select {
 	case a.running <- struct{}{}:
@@ -74,7 +74,7 @@ func (a *backupWriter) write(ctx context.Context, write func([]byte) error) erro
 	return out.Flush()
 }
 
-// writerFunc implements io.Writer with a function that takes all of its argument or fails.
+// writerFunc implements io.Writer with a function that either consumes its whole argument or returns an error.
 type writerFunc func([]byte) error
 
 func (w writerFunc) Write(p []byte) (int, error) {

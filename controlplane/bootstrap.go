@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// clusterKey loads the key that all members share. A single member creates the key on its first start. A member with a join
-// token gets the key from the members to join on its first start.
+// clusterKey loads the key that all members share. A single member creates the key on its first start. A member with a
+// join token gets the key from the members to join on its first start.
 func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*clusterkey.Key, error) {
 	if c.ClusterKey != "" || len(c.Join) == 0 {
 		return datadir.LoadKey(c.DataDir, c.ClusterKey)
@@ -47,8 +47,8 @@ func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*cluste
 	return clusterkey.Load(own)
 }
 
-// checkKeyMatchesToken returns an error if the key belongs to another cluster than the join token: an earlier run has left
-// the key. The check is skipped if the token file can no longer be read.
+// checkKeyMatchesToken returns an error if the key, which an earlier run has stored, belongs to another cluster than
+// the join token. The check is skipped if the token file can no longer be read.
 func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	if c.JoinToken == "" {
 		return nil
@@ -64,8 +64,8 @@ func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	return err
 }
 
-// resolveMemberID returns this member's ID, and whether the member joins an existing cluster. A member that Cluster lists
-// joins if its data directory is new and the others expect a new one, because the member was replaced.
+// resolveMemberID returns this member's ID, and whether the member joins an existing cluster. A member listed in
+// c.Cluster joins if its data directory is new and the others expect a new one, because the member was replaced.
 func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
 	fresh, err := isNewDataDir(c.DataDir)
 	if err != nil {
@@ -122,8 +122,9 @@ func firstMembers(c config.Config) (out []membership.Member) {
 	return out
 }
 
-// joinCluster announces a member that joins to the others, and connects to them. It does nothing for a member that did not
-// join, or that joined long ago. An error is permanent: the member cannot join with this data directory.
+// joinCluster sends a join request to the other members, and connects to them. It does nothing for a member that did
+// not join an existing cluster, or that knows no addresses to call. An error is permanent: the member cannot join with
+// this data directory.
 func (m *member) joinCluster(ctx context.Context) error {
 	if !m.host.Joined() {
 		return nil
@@ -135,7 +136,7 @@ func (m *member) joinCluster(ctx context.Context) error {
 		}
 	}
 	if len(seeds) == 0 {
-		return nil // it joined long ago, or learns the addresses of the others from its records
+		return nil // the member joined long ago, or reads the others' addresses from its records
 	}
 	q := membership.JoinRequest{ID: m.config.NodeID, Birth: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
 	addresses, err := membership.Enter(ctx, m.mesh, seeds, q, m.log)

@@ -10,10 +10,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// memberCertificateLife is the lifetime of the certificate that a member issues to itself. It is renewed after half of it.
+// memberCertificateLife is the lifetime of the certificate that a member issues to itself. It is renewed after half of
+// it.
 const memberCertificateLife = 30 * 24 * time.Hour
 
-// memberCertificate returns a source of this member's certificate, which it issues and renews with the cluster's authority.
+// memberCertificate returns a source of this member's certificate, which it issues and renews with the cluster's
+// authority.
 func memberCertificate(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
 	var mu sync.Mutex
 	var current *tls.Certificate

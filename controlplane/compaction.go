@@ -11,8 +11,8 @@ import (
 const (
 	// historyAge is how long old revisions of the platform's records are kept.
 	historyAge = 15 * time.Minute
-	// historyBytes bounds the size of those old revisions, as mvcc.Engine.Size counts. Revisions younger than
-	// historyLeast are kept beyond that bound, so a watch or a page token may always lag behind by historyLeast.
+	// historyBytes limits the size of those old revisions, as measured by mvcc.Engine.Size. Revisions younger than
+	// historyLeast are kept beyond that limit, so a watch or a page token may always lag behind by historyLeast.
 	historyBytes = 256 << 20
 	historyLeast = 30 * time.Second
 	// compactEvery is the time between two runs of compact.
@@ -83,7 +83,8 @@ func (c *compactor) cut(now mark) int {
 	return cut
 }
 
-// pruneAnswers returns a task that removes expired answers to requests with an idempotency key, 100 per transaction.
+// pruneAnswers returns a task that removes expired stored responses of requests with an idempotency key, 100 per
+// transaction.
 func pruneAnswers(s *store.Store) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for more := true; more; {

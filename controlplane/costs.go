@@ -18,7 +18,7 @@ type costs struct {
 	identities *identity.Service
 }
 
-// groupCosts are the counters of costs that each raft group has.
+// groupCosts lists the cost counters that each raft group has.
 var groupCosts = []struct {
 	desc  *prometheus.Desc
 	value func(consensus.Work, mvcc.Stats) int64

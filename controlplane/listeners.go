@@ -62,12 +62,12 @@ func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler
 	return nil
 }
 
-// newHTTPServer returns a server with the limits of every HTTP port: a header must arrive within 10 s, the whole request
-// within 30 s, and a response takes at most 2 minutes.
+// newHTTPServer returns a server with the limits of every HTTP port: a header must arrive within 10 s, the whole
+// request within 30 s, and a response takes at most 2 minutes.
 func (l *listenerSet) newHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
-		// Longer than the longest wait of a REST call, which is stopping a VM: 30 s and a margin.
+		// The longest wait of a REST call is stopping a VM: 30 s and a margin.
 		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(l.log.Handler(), slog.LevelDebug),
 	}
@@ -87,8 +87,8 @@ func (l *listenerSet) reportEnd(name string, err error) {
 	}
 }
 
-// close refuses new requests, waits up to drain for those under way, and then cancels them. It returns after every server
-// has stopped.
+// close refuses new requests, waits up to drain for those under way, and then cancels them. It returns after every
+// server has stopped.
 func (l *listenerSet) close(drain time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), drain)
 	defer cancel()

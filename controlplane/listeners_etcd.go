@@ -26,11 +26,11 @@ import (
 // etcdOverhead is the number of bytes by which a message may exceed the limit of a request that writes, as in etcd.
 const etcdOverhead = 512 << 10
 
-// etcdStreams bounds the open calls of one connection to the etcd port. etcd has no such bound. etcd clients carry any
+// etcdStreams limits the open calls of one connection to the etcd port. etcd has no such limit; its clients carry any
 // number of watches over one stream.
 const etcdStreams = 4096
 
-// serveEtcd opens a listener that serves what an etcd serves on one port: gRPC and HTTP/1.
+// serveEtcd opens a listener that serves gRPC and HTTP/1 on one port, as etcd does.
 func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
 	config, err := etcdTLS(c)
 	if err != nil {

@@ -1,14 +1,15 @@
-// Command trivet-controlplane is one member of the control plane. It replicates the platform's records with the other
+// Command trivet-controlplane runs one member of the control plane. It replicates the platform's records with the other
 // members and serves every API. Without flags it is a cloud of one member on 127.0.0.1.
 //
-// This package only wires the other packages together. run lists the builders of a member in the order in which they run:
+// This package only wires the other packages together. run lists the builders of a member in the order in which they
+// run:
 //
 //   - state.go: the data directory, storage engines, raft and records
 //   - services.go: the services, and the list of what each of them adds to the member
 //   - servers.go: gRPC and REST servers and their listeners
 //   - background.go: leader tasks and loops
 //
-// supervisor.go stops the process when its disk fails. bootstrap.go finds out which member of which cluster this is.
+// supervisor.go stops the process when its disk fails. bootstrap.go determines this member's ID and cluster.
 package main
 
 import (

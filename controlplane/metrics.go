@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// metrics are the Prometheus metrics of a member.
+// metrics holds the Prometheus metrics of a member.
 type metrics struct {
 	registry *prometheus.Registry
 	grpc     *grpcprom.ServerMetrics
@@ -48,7 +48,7 @@ type collector struct {
 	engines map[uint64]*mvcc.Engine
 }
 
-// gauges are the metrics of collector. Each has a value for every group, from raft (group) or the engine (state).
+// gauges lists the metrics of collector. Each has a value for every group, from raft (group) or the engine (state).
 var gauges = []struct {
 	desc  *prometheus.Desc
 	group func(consensus.GroupStatus) float64
@@ -115,8 +115,8 @@ func metricsHandler(registry *prometheus.Registry) routedHandler {
 	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
-// localMetrics serves /metrics to callers on loopback, and passes all other requests to other. It refuses requests of web
-// pages, also after DNS rebinding: see rest.CheckPage.
+// localMetrics serves /metrics to callers on loopback, and passes all other requests to other. It refuses requests from
+// web pages, also after DNS rebinding: see rest.CheckPage.
 func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {

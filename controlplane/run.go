@@ -39,7 +39,7 @@ type member struct {
 	disk   *supervisor
 	// opened, if set, is called with every listener that was opened.
 	opened func(boundListener)
-	// stops are the functions that onStop registered, stopErr the error of handing over the leadership.
+	// stops holds the functions that onStop registered, stopErr the error of transferring the leadership.
 	stops   []func()
 	stopErr error
 
@@ -94,8 +94,8 @@ type member struct {
 }
 
 // run runs a member until ctx ends or the member cannot continue. It stops what it started in reverse order before it
-// returns. If the disk has failed it does not return; see supervisor. opened, if set, is called with every listener that
-// was opened.
+// returns. If the disk has failed it does not return; see supervisor. opened, if set, is called with every listener
+// that was opened.
 func run(ctx context.Context, c config.Config, disk *supervisor, opened func(boundListener)) (err error) {
 	m := &member{config: c, log: newLog(c), disk: disk, opened: opened}
 	defer func() { err = errors.Join(err, m.stop()) }()
@@ -124,7 +124,7 @@ func run(ctx context.Context, c config.Config, disk *supervisor, opened func(bou
 // onStop registers f to be called when the member stops, before the functions that were registered earlier.
 func (m *member) onStop(f func()) { m.stops = append(m.stops, f) }
 
-// stop calls the registered functions, the last one first. It returns the error of handing over the leadership.
+// stop calls the registered functions, the last one first. It returns the error of transferring the leadership.
 func (m *member) stop() error {
 	for _, f := range slices.Backward(m.stops) {
 		f()

@@ -26,16 +26,18 @@ import (
 )
 
 const (
-	// stopTime is how long handing over the leadership may take when the member stops.
+	// stopTime limits the transfer of leadership when the member stops.
 	stopTime = 3 * time.Second
-	// drainTime is how long requests may take to end when the member stops. Streams of tenants do not end by themselves.
+	// drainTime is how long requests may take to end when the member stops. Streams of tenants have no end of their
+	// own.
 	drainTime = 2 * time.Second
 )
 
 // servePeers starts to exchange messages with other members, so that raft can elect leaders.
 func (m *member) servePeers(context.Context) error {
 	m.mesh.Attach(m.runner, m.commands, m.files)
-	// Messages flow until the leadership is handed over, which happens after everything that later builders start has ended.
+	// Messages are exchanged until the leadership is transferred, after everything that later builders started has
+	// ended.
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	work.Go(func() { m.mesh.Run(ctx) })
@@ -68,7 +70,8 @@ func (m *member) serveClients(context.Context) error {
 	m.onStop(kvREST.Close)
 	m.listeners = newListenerSet(m.log, m.opened, make(chan error, 16))
 	m.onStop(func() { m.listeners.close(drainTime) })
-	// The streams of agents do not end by themselves, and agents find another member at once: they are not drained.
+	// Agents' streams have no end of their own, and agents connect to another member at once, so these listeners are
+	// not drained.
 	agentListeners := newListenerSet(m.log, m.opened, m.listeners.failed)
 	m.onStop(func() { agentListeners.close(0) })
 
@@ -105,8 +108,8 @@ func (m *member) serveClients(context.Context) error {
 	return nil
 }
 
-// newAgentServer builds the gRPC server for agents of hosts, which authenticate with certificates. Only the methods by which
-// hosts and members join need none.
+// newAgentServer builds the gRPC server for agents of hosts, which authenticate with certificates. Only the methods for
+// joining accept callers without a certificate.
 func (m *member) newAgentServer() *grpc.Server {
 	server, _ := rpc.New(rpc.Options{
 		Credentials: m.nodes.Credentials(withClock(m.clock, mtls.ServerOptional(withAuthorityCertificate(m.certificate, m.authority),
@@ -122,8 +125,8 @@ func (m *member) newAgentServer() *grpc.Server {
 	return server.Server
 }
 
-// newTenantServers builds the gRPC server of all services, and the one of credit alone. Callers authenticate with tokens.
-// Both servers share one limit of streams for each caller.
+// newTenantServers builds the gRPC server of all services, and one for the credit service alone. Callers authenticate
+// with tokens. Both servers share one limit of streams per caller.
 func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 	options := rpc.Options{
 		Credentials: m.tenantTLS.grpc(), Verifier: m.identities, Log: m.log, Metrics: m.metrics.grpc, Audit: m.audits, Public: true,

@@ -38,7 +38,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// service is what a service adds to the servers and to the background work of a member. All fields are optional.
+// service holds what a service adds to the servers and to the background work of a member. All fields are optional.
 type service struct {
 	// rpc registers the service on the gRPC port that all services share.
 	rpc func(grpc.ServiceRegistrar)
@@ -54,18 +54,18 @@ type service struct {
 
 // restAPI is a REST API on a port of its own.
 type restAPI struct {
-	// name is that of the listener, and of the API in metrics and logs.
+	// name names the listener, and the API in metrics and logs.
 	name string
 	port uint16
-	// options are those in which the API differs from others.
+	// options holds the settings in which the API differs from the others.
 	options rest.Options
 	routes  func(*rest.Server)
 	// metrics makes the port serve /metrics to callers on loopback.
 	metrics bool
 }
 
-// listServices lists the services of a member. To add a service, build it in the builder of its layer and list it here.
-// The order is that in which REST APIs are served.
+// listServices lists the services of a member. To add a service, create it in the builder of its layer and list it
+// here. The listeners of REST APIs open in this order.
 func (m *member) listServices(context.Context) error {
 	ports := m.config.Ports
 	tenantREST := func(s fault.Service) rest.Options {
@@ -143,7 +143,7 @@ func (m *member) listServices(context.Context) error {
 	return nil
 }
 
-// newAccounts builds the audit and identity.
+// newAccounts builds the audit and identity services.
 func (m *member) newAccounts(context.Context) error {
 	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
 	m.identities = identity.New(identity.Options{
@@ -210,7 +210,7 @@ func (m *member) newKV(context.Context) error {
 	return nil
 }
 
-// newCluster builds what operators use: tokens for members that join, and backups.
+// newCluster builds the services for operators: join tokens for members, and backups.
 func (m *member) newCluster(context.Context) error {
 	m.joinTokens = jointoken.New(jointoken.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log})
 	m.backups = newBackupWriter(m.config, m.key, m.engines, m.runner)
@@ -266,7 +266,8 @@ func (m *member) snapshotMembers(ctx context.Context) ([]snapfile.Member, error)
 	return out, nil
 }
 
-// importDirs returns the directories that images are imported from. Unless they are configured it creates the default one.
+// importDirs returns the directories that images are imported from. Unless they are configured it creates the default
+// one.
 func importDirs(c config.Config) []image.ImportDir {
 	if len(c.Images.ImportDirs) > 0 {
 		return c.Images.ImportDirs

@@ -26,7 +26,7 @@ import (
 // electionTicks is the number of ticks without a message from the leader after which a member starts an election.
 const electionTicks = 10
 
-// claimDataDir locks the data directory and finds out which member of which cluster this is.
+// claimDataDir locks the data directory and determines this member's ID and cluster.
 func (m *member) claimDataDir(ctx context.Context) error {
 	c := &m.config
 	unlock, err := datadir.Lock(c.DataDir)
@@ -69,7 +69,8 @@ func (m *member) openState(context.Context) (err error) {
 			return err
 		}
 		m.onStop(func() { engine.Close() })
-		// Users' keys are never proposed twice under one ID: their clients learn that the outcome of a write is unknown.
+		// Writes of the key-value store are never proposed again under the same ID: clients get an error that the
+		// outcome of the write is unknown.
 		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: g.ID == layout.KVGroup})
 		m.onStop(machine.Close)
 		m.engines[g.ID], m.machines[g.ID] = engine, machine
@@ -142,8 +143,8 @@ func (m *member) openRecords(context.Context) error {
 	return nil
 }
 
-// admissionGate refuses commands of callers that exceed their rate limit, and tenants' changes while the disk of a member is
-// nearly full.
+// admissionGate refuses commands of callers that exceed their rate limit, and tenants' changes while the disk of a
+// member is nearly full.
 func admissionGate(budgets *budget.Budget, space *diskspace.Monitor) leader.Gate {
 	return func(ctx context.Context) error {
 		if err := space.Admit(ctx); err != nil {

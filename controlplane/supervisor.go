@@ -19,11 +19,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// leadershipTransferTime is the time that a member whose disk has failed may take to transfer its leadership.
+// leadershipTransferTime limits the transfer of leadership by a member whose disk has failed.
 const leadershipTransferTime = time.Second
 
-// supervisor is the file system of a member, and stops the member when the disk fails. After a failure the parts of the
-// member cannot be closed in order, because their writes block: the process ends without that. See package failstop.
+// supervisor implements the file system of a member, and stops the member when the disk fails. After a failure the
+// process exits without closing its parts in order, because their writes block. See package failstop.
 type supervisor struct {
 	*failstop.FS
 	dir          string
@@ -58,8 +58,8 @@ func (s *supervisor) member() (uint64, *consensus.Runner) {
 	return s.id, s.runner
 }
 
-// supervise calls run and returns its error, or an error as soon as the disk fails. In the second case run has not returned,
-// and the process must exit.
+// supervise calls run and returns its error, or an error as soon as the disk fails. In the second case run has not
+// returned, and the process must exit.
 func (s *supervisor) supervise(run func(*supervisor) error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- run(s) }()
@@ -72,8 +72,8 @@ func (s *supervisor) supervise(run func(*supervisor) error) error {
 	}
 }
 
-// transferLeadership transfers the leadership of the groups that this member leads, so that the others need not wait for an
-// election timeout. The transfer needs no disk on this member.
+// transferLeadership transfers the leadership of the groups that this member leads, so that the others need not wait
+// for an election timeout. The transfer needs no disk on this member.
 func (s *supervisor) transferLeadership() {
 	id, runner := s.member()
 	if runner == nil {

@@ -37,14 +37,15 @@ func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 // tenantTLS holds the TLS configurations of tenants' ports. All fields are nil if the ports are plaintext.
 type tenantTLS struct {
 	pair *certfile.Pair
-	// rest is for REST APIs. kvREST is for that of the key-value store, to which other members forward requests.
+	// rest is for REST APIs. kvREST is for the key-value REST API, to which other members forward requests.
 	rest, kvREST *tls.Config
-	// forwardClient is for requests that this member forwards to the key-value REST of another.
+	// forwardClient is for requests that this member forwards to another member's key-value REST API.
 	forwardClient *tls.Config
 }
 
-// forwardProtocol is the ALPN protocol that members offer when they forward a request to another member's key-value REST.
-// It selects mutual TLS with the cluster's own certificates, so that the names in the tenants' certificate do not matter.
+// forwardProtocol is the ALPN protocol that members offer when they forward a request to another member's key-value
+// REST. It selects mutual TLS with the cluster's own certificates, so that the names in the tenants' certificate do not
+// matter.
 const forwardProtocol = "trivet-forward"
 
 // openTLS reads the certificate of tenants' ports if one is configured.
@@ -80,8 +81,8 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// runReload reloads the certificate files when they change, until ctx ends. SIGHUP makes it check them at once. Without
-// files SIGHUP is ignored, except with dev, where it ends the process as the terminal closes.
+// runReload reloads the certificate files when they change, until ctx ends. SIGHUP makes it check the files at once.
+// Without files SIGHUP is ignored, except with dev, where SIGHUP ends the process when the terminal closes.
 func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
 		return
@@ -117,8 +118,8 @@ func runClientURLUpdate(ctx context.Context, c config.Config, members *membershi
 	}
 }
 
-// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS was
-// turned on or off. It does not change URLs that an operator has set.
+// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS
+// was turned on or off. It does not change URLs that an operator has set.
 func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
 	now := c.ClientURL(c.Listen)
 	other := c

@@ -28,21 +28,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// proofFile keeps the key by which a newcomer may ask again, PKCS #8 in PEM, until it has the cluster key.
+// proofFile holds the key with which a joining process may repeat its request, PKCS #8 in PEM, until the process has
+// the cluster key.
 const proofFile = "join.key"
 
 const (
-	// askTime is how long one member has to answer, askPause how long nobody is asked when none did.
+	// askTime limits a call to one member; askPause is the pause after all members failed.
 	askTime  = 10 * time.Second
 	askPause = time.Second
 )
 
-// final are answers that would be the same the next time.
+// final holds the status codes of errors that would be the same the next time.
 var final = map[codes.Code]bool{
 	codes.InvalidArgument: true, codes.Unauthenticated: true, codes.PermissionDenied: true, codes.FailedPrecondition: true, codes.Unimplemented: true,
 }
 
-// ReadToken reads a token from a file, and the pin in it.
+// ReadToken returns the token in a file, and the pin in the token.
 func ReadToken(path string) (token, pin string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -61,9 +62,9 @@ func ReadToken(path string) (token, pin string, err error) {
 	return token, parts[2], nil
 }
 
-// Bring gets the cluster key for the token of a file from one of the members' ports for agents (host:port), and keeps it
-// in the file to, 0600, before it returns. It asks until one answers; an error is for good: a token that is refused,
-// members of which none is of the token's cluster, a directory that keeps nothing.
+// Bring exchanges the token in a file for the cluster key, at one of the members' ports for agents (host:port), and
+// writes the key to the file to, mode 0600, before it returns. It retries until a member responds. An error is
+// permanent: the token is refused, no member belongs to the token's cluster, or the directory cannot be written.
 func Bring(ctx context.Context, members []string, tokenFile, to string, log *slog.Logger) error {
 	token, pin, err := ReadToken(tokenFile)
 	if err != nil {
@@ -102,7 +103,7 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 	return nil
 }
 
-// insist asks one member after the other.
+// insist calls the members in turn until one returns the key or a permanent error.
 func insist(ctx context.Context, members []string, pin string, q *memberv1.BringKeyRequest, log *slog.Logger) (string, error) {
 	said := ""
 	for {
@@ -138,7 +139,8 @@ func insist(ctx context.Context, members []string, pin string, q *memberv1.Bring
 	}
 }
 
-// ask asks one member. stranger says that what answers there is not of the token's cluster; it was told nothing.
+// ask sends the request to one member. stranger reports that the server at the address does not belong to the token's
+// cluster; such a server receives no data.
 func ask(ctx context.Context, member, pin string, q *memberv1.BringKeyRequest) (text string, stranger bool, err error) {
 	config := mtls.ClientPinned(pin)
 	verify := config.VerifyConnection
@@ -172,7 +174,7 @@ func ask(ctx context.Context, member, pin string, q *memberv1.BringKeyRequest) (
 	}
 }
 
-// openProof reads the newcomer's key, or makes it.
+// openProof returns the key in proofFile, and creates it if needed.
 func openProof(dir string) (ed25519.PrivateKey, error) {
 	path := filepath.Join(dir, proofFile)
 	text, err := os.ReadFile(path)
@@ -205,7 +207,7 @@ func openProof(dir string) (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// keep writes a file, 0600, so that after a crash it is there as a whole or not.
+// keep writes a file, mode 0600, atomically and durably.
 func keep(path string, data []byte) error {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // 0600

@@ -1,15 +1,18 @@
-// Package invite brings the cluster key to a process that is to become a member and holds a token only.
+// Package jointoken gives the cluster key to a process that is to become a member and has only a join token.
 //
-// The token is id.secret.pin, as a host's: the newcomer pins the authority by it before it says anything, proves that it
-// holds a key, and gets the cluster key over that connection. From then on it is like one that was started with
-// --cluster-key: package membership lets it in, by an entry that somebody has made. The token names no entry. Whoever holds
-// the cluster key can be any member and read every secret at rest, so a token is worth as much: it lives an hour, a day at
-// most, works once, and its use stands in the audit and in every log.
+// The token is id.secret.pin, like a host's. The joining process checks the pin of the certificate authority before it
+// sends anything, proves that it holds a key, and receives the cluster key over that connection. From then on it acts
+// like a process that was started with --cluster-key: package membership admits it if an entry for it exists. The token
+// names no entry. A holder of the cluster key can act as any member and decrypt every stored secret, so a token is
+// equally valuable: it is valid for an hour by default and a day at most, it works once, and its use is recorded in the
+// audit log and in the log of the member that serves the call.
 //
-// A token is used up by the key that it first came with. That key may ask again until the token ends, since an answer can
-// be lost; it is on the newcomer's disk before it asks, and goes when the cluster key is there.
+// The first key that uses a token owns it. That key may repeat the request until the token expires, since a response
+// can be lost. The joining process stores the key on disk before the first request, and deletes it when it has the
+// cluster key.
 //
-// It knows no members and no hosts. Tokens of hosts are another table: none of them ever brings the cluster key.
+// The package knows neither members nor hosts. Tokens for hosts are in another table, and none of them gives access to
+// the cluster key.
 package jointoken
 
 import (
@@ -34,18 +37,18 @@ import (
 )
 
 const (
-	// Protocol is the version of member.v1 that this program speaks.
+	// Protocol is the version of member.v1 that this program implements.
 	Protocol = 1
 	tokenTTL = time.Hour
 	maxTTL   = 24 * time.Hour
-	// maxTokens is how many may live at a time.
+	// maxTokens limits the number of unexpired tokens.
 	maxTokens = 100
 	maxText   = 512
 )
 
-// invitation is a token at rest: member-token/<id>.
+// invitation is a stored token: member-token/<id>.
 type invitation struct {
-	Secret  [32]byte // SHA-256 of it
+	Secret  [32]byte // SHA-256 of the secret
 	Expires cloud.Time
 	// Key is the hash of the public key that used the token; empty before.
 	Key []byte
@@ -53,7 +56,7 @@ type invitation struct {
 
 var invitations = store.NewTable[invitation]("member-token")
 
-// Options of the service; all are required.
+// Options configures New. All fields are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
@@ -61,25 +64,25 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Service gives the cluster key away.
+// Service creates join tokens and exchanges them for the cluster key.
 type Service struct {
 	opts Options
 }
 
-// New makes the service and registers its commands.
+// New creates the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts}
 	leader.Register(opts.Commands, s, newTokenCommand, admitCommand)
 	return s
 }
 
-// made is a token, without the pin.
+// made is a token without its pin.
 type made struct {
 	ID, Secret string
 	Expires    cloud.Time
 }
 
-// NewToken makes a token, for whoever was admitted to ask. ttl 0 is an hour, more than a day is too much.
+// NewToken creates a token. The caller must have been authorized. ttl 0 means one hour; the maximum is one day.
 func (s *Service) NewToken(ctx context.Context, ttl time.Duration) (token string, expires cloud.Time, err error) {
 	switch {
 	case ttl == 0:
@@ -97,7 +100,7 @@ func (s *Service) NewToken(ctx context.Context, ttl time.Duration) (token string
 
 var newTokenCommand = leader.NewCommand("invite.new-token", leader.Repeatable, (*Service).newTokenOnLeader)
 
-// newTokenOnLeader is NewToken on the leader: it draws the token and stores the hash of its secret.
+// newTokenOnLeader implements NewToken on the leader: it generates the token and stores the hash of its secret.
 func (s *Service) newTokenOnLeader(ctx context.Context, ttl time.Duration) (m made, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
@@ -119,7 +122,7 @@ func (s *Service) newTokenOnLeader(ctx context.Context, ttl time.Duration) (m ma
 
 type admitAsk struct {
 	ID, Secret string
-	// Key is the hash of the newcomer's public key, Address where it is.
+	// Key is the hash of the joining process's public key, Address its IP address.
 	Key                []byte
 	Address, RequestID string
 }
@@ -130,8 +133,9 @@ func errBad() error {
 
 var admitCommand = leader.NewCommand("invite.admit", leader.Repeatable, (*Service).admitOnLeader)
 
-// admitOnLeader uses a token for the key of a newcomer, and writes an audit record. The same key may use the token again
-// until it expires. It returns Unauthenticated if the token is unknown, expired or used by another key.
+// admitOnLeader marks a token as used by the key of a joining process, and writes an audit record. The same key may use
+// the token again until it expires. admitOnLeader returns Unauthenticated if the token is unknown, expired or used by
+// another key.
 func (s *Service) admitOnLeader(ctx context.Context, q admitAsk) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := invitations.Get(tx, q.ID)
@@ -155,7 +159,7 @@ func (s *Service) admitOnLeader(ctx context.Context, q admitAsk) (none struct{},
 	return none, err
 }
 
-// Expire removes tokens that are over. It is a leader's task.
+// Expire removes expired tokens. It is a leader task.
 func (s *Service) Expire(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := invitations.List(tx.Unguarded(), 0)

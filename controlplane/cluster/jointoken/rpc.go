@@ -16,13 +16,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// method is the audit's name of the use of a token.
+// method is the name of BringKey in audit records.
 const method = "/member.v1.MemberService/BringKey"
 
 // OpenMethod is the full name of the only member method that requires no certificate.
 const OpenMethod = memberv1.MemberService_BringKey_FullMethodName
 
-// Register adds MemberService to the server of port 7443, which lets in who shows no certificate.
+// Register registers MemberService on the server of port 7443, which accepts clients without a certificate.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	memberv1.RegisterMemberServiceServer(g, &server{s: s})
 }

@@ -15,34 +15,34 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of what an entry says.
+// Limits of an entry, in bytes, and default ports.
 const (
 	maxName       = 128
 	maxURL        = 512
 	maxClientURLs = 16
-	// peersPort and clientsPort are taken where an address names none.
+	// peersPort and clientsPort are used for addresses without a port.
 	peersPort   = "2380"
 	clientsPort = "50051"
 )
 
-// AddRequest asks for a member.
+// AddRequest describes a member to add.
 type AddRequest struct {
-	// ID is chosen when 0.
+	// ID 0 means a random ID.
 	ID uint64
-	// Name is node-<id> when blank.
+	// Name defaults to node-<ID> if ID is given.
 	Name string
-	// RaftAddr is host:port or a URL; http:// is put before what has no scheme.
+	// RaftAddr is host:port or a URL. Without a scheme, http:// is added.
 	RaftAddr string
-	// ClientURLs are http://<host of RaftAddr>:50051 when there are none.
+	// ClientURLs default to http://<host of RaftAddr>:50051.
 	ClientURLs []string
-	// Learner is one that is not promoted by itself.
+	// Learner means that the member is not promoted automatically.
 	Learner bool
-	// Open is a request without a credential.
+	// Open is set if the caller sent no credential.
 	Open bool `cbor:",omitempty"`
 }
 
-// Add makes an entry, which then waits for its process. Asked again with the same id and address, it is the entry that
-// is there. FailedPrecondition with a reason, or InvalidArgument.
+// Add creates an entry, which then waits for its process. If an entry with the same ID and address exists, Add returns
+// it. It returns InvalidArgument, or FailedPrecondition with a reason.
 func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Member, err error) {
 	if err := q.complete(); err != nil {
 		return Member{}, nil, err
@@ -54,7 +54,7 @@ func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Me
 	return added, all, s.inTime(ctx, err)
 }
 
-// complete checks a request and fills in what it leaves out. An id is chosen before it is sent to the leader, so that
+// complete checks a request and sets its defaults. The ID is chosen before the request is sent to the leader, so that
 // sending it again adds nothing.
 func (q *AddRequest) complete() (err error) {
 	chosen := q.ID == 0
@@ -99,7 +99,7 @@ func checkClientURLs(urls *[]string) error {
 	return nil
 }
 
-// checkURL is the URL that an address stands for.
+// checkURL returns an address as a URL with a scheme, or InvalidArgument.
 func checkURL(field, text string) (string, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -120,7 +120,7 @@ func checkURL(field, text string) (string, error) {
 	return text, nil
 }
 
-// HostPort is where a RaftAddr is reached.
+// HostPort returns the host:port of a RaftAddr.
 func HostPort(raftAddr string) string {
 	u, err := url.Parse(raftAddr)
 	if err != nil || u.Hostname() == "" {
@@ -133,7 +133,7 @@ func HostPort(raftAddr string) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// newID draws an id of 1 to 2^53-1.
+// newID returns a random ID of 1 to 2^53-1.
 func newID() uint64 {
 	var b [8]byte
 	rand.Read(b[:])
@@ -142,7 +142,7 @@ func newID() uint64 {
 
 var addCommand = leader.NewCommand("member.add", leader.Repeatable, (*Service).addOnLeader)
 
-// addOnLeader is Add on the leader: it writes the entry.
+// addOnLeader implements Add on the leader: it writes the entry.
 func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, err := list(tx)
@@ -174,7 +174,7 @@ func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, e
 	return made, err
 }
 
-// admit says why a new entry cannot be made.
+// admit returns an error if a new entry cannot be created.
 func admit(tx *store.Tx, all []Member, q AddRequest) error {
 	gone, err := removed.Has(tx, path(q.ID))
 	if err != nil {

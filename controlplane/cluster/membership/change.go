@@ -12,11 +12,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// patience is how long a caller who set no deadline waits for a change to be carried out.
+// patience is how long a call without a deadline waits for the execution of a change.
 const patience = 30 * time.Second
 
-// Promote makes a learner that has caught up a voter, and returns when it is one. It returns FailedPrecondition with
-// ReasonNotFound, ReasonNotLearner, ReasonNotReady or ReasonQuorum.
+// Promote makes a learner that has caught up a voter, and returns when it votes. It returns FailedPrecondition with
+// ReasonNotFound, ReasonNotLearner, ReasonNotReady, ReasonQuorum or ReasonUnverified.
 func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	m, err := s.before(ctx, id)
 	if err != nil {
@@ -31,9 +31,9 @@ func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
 }
 
-// before returns a member as it is before it is changed. The member that received a call checks here what a repeated
-// change would refuse. The leader cannot check that: a command is sent to the leader again if an earlier leader was
-// lost after it had made the change and before it answered.
+// before returns a member as it is before the change. The member that received the call uses this to refuse changes
+// that are already done. The leader cannot check that: a command is sent again if a leader is lost after it made the
+// change and before it responded.
 func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 
 var promoteCommand = leader.NewCommand("member.promote", leader.Repeatable, (*Service).promoteOnLeader)
 
-// promoteOnLeader records that a learner is to vote. It does not wait for the groups.
+// promoteOnLeader records that a learner is to become a voter. It does not wait for the groups.
 func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, err
 	return struct{}{}, err
 }
 
-// mayVote returns an error unless every raft group would make the learner a voter, and the learner shows its own
+// mayVote returns an error unless every raft group would make the learner a voter, and the learner presents its own
 // certificate at its address, which a caller without a credential may have set.
 func (s *Service) mayVote(ctx context.Context, m *Member) error {
 	if err := s.judge(ctx, consensus.Change{Kind: consensus.Promote, Member: m.ID}, false); err != nil {
@@ -81,18 +81,18 @@ func (s *Service) mayVote(ctx context.Context, m *Member) error {
 type removeAsk struct {
 	ID             uint64
 	Force, Replace bool
-	// Open is set if the caller showed no credential.
+	// Open is set if the caller sent no credential.
 	Open bool `cbor:",omitempty"`
 }
 
-// trio is the least number of voters that must remain after a removal without a credential. A cluster of two voters
+// trio is the minimum number of voters that must remain after a removal without a credential. A cluster of two voters
 // stops when it loses one.
 const trio = 3
 
 // Remove removes a member from all raft groups. It returns when the first group, kv, has removed it; it does not wait
 // for the others, because a member that removes itself cannot follow them. The result does not list the removed member.
-// Its ID is not used again, unless no process had joined with it. With force it removes a member even if one voter
-// remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or ReasonLastVoter.
+// Its ID is not used again, unless no process had joined with it. With force, Remove also removes a member if only one
+// voter remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or ReasonLastVoter.
 func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -103,8 +103,9 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 	return s.awaitGone(ctx, id)
 }
 
-// RemoveOpen is Remove for a caller without a credential. It also returns ReasonLastVoter if fewer than three voters
-// would remain, and ReasonOperator if an operator added the member, and its process has not joined yet.
+// RemoveOpen removes a member like Remove, for a caller without a credential. It also returns ReasonLastVoter if fewer
+// than three voters would remain, and ReasonOperator if an operator added the member, and its process has not joined
+// yet.
 func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -115,8 +116,8 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	return s.awaitGone(ctx, id)
 }
 
-// checkOpen refuses a removal without a credential if RemoveOpen does not allow it. It reads within the transaction
-// that marks the member as leaving, so that of two concurrent removals one sees the other.
+// checkOpen returns an error if RemoveOpen may not remove the member. It reads within the transaction that marks the
+// member as leaving, so that concurrent removals are counted.
 func checkOpen(tx *store.Tx, m *Member) error {
 	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
 		return fault.New(fault.FailedPrecondition, "an operator added member %d: only a caller with a credential can remove it, for example with trivet cluster remove %d",
@@ -153,7 +154,7 @@ func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member,
 
 var removeCommand = leader.NewCommand("member.remove", leader.Repeatable, (*Service).removeOnLeader)
 
-// removeOnLeader records that a member is to leave the groups, or deletes an entry that no process has joined by.
+// removeOnLeader records that a member is to leave the groups, or deletes an entry with which no process has joined.
 func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -226,7 +227,7 @@ func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error)
 
 var updateCommand = leader.NewCommand("member.update", leader.Repeatable, (*Service).updateOnLeader)
 
-// updateOnLeader is Update on the leader.
+// updateOnLeader implements Update on the leader.
 func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -289,7 +290,7 @@ func (q *UpdateRequest) moves(m *Member) bool {
 // verifyTime is the deadline for a member to present its certificate at an address.
 const verifyTime = 5 * time.Second
 
-// verify connects to a raft address and returns an error unless the member with this ID shows its certificate there.
+// verify connects to a raft address and returns an error unless the member with this ID presents its certificate there.
 func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error {
 	if s.opts.Peers == nil {
 		return fault.New(fault.FailedPrecondition, "this member does not connect to other members, so it cannot check the address %s", raftAddr).
@@ -350,7 +351,7 @@ func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Me
 	}
 }
 
-// gonePause is the time between two questions to the leader of the first raft group whether it has removed a member.
+// gonePause is the interval at which awaitGone asks the leader of the first raft group whether it has removed a member.
 const gonePause = 50 * time.Millisecond
 
 // awaitGone waits until the first raft group has removed a member, and returns the other members.

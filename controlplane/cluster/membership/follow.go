@@ -14,16 +14,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// listCall asks a member for what it knows of the others.
+// listCall is the command that returns the members in another member's records.
 const listCall = "member.list"
 
-// known is what the mesh of peers is told.
+// known holds the arguments of Peers.SetMembers.
 type known struct {
 	Addresses map[uint64]string
 	Removed   []uint64
 }
 
-// Follow keeps the mesh of peers as this member's records have it, until the context ends.
+// Follow calls Peers.SetMembers with the members in the local records, whenever these change, until the context ends.
 func (s *Service) Follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		k, revision, err := s.known()
@@ -45,7 +45,7 @@ func (s *Service) Follow(ctx context.Context) error {
 	return nil
 }
 
-// known is what this member's records say, however old.
+// known reads the members from the local records, which may be old.
 func (s *Service) known() (k known, revision int64, err error) {
 	k.Addresses = map[uint64]string{}
 	err = s.opts.Store.Local(func(v *store.View) error {
@@ -68,11 +68,11 @@ func (s *Service) known() (k known, revision int64, err error) {
 	return k, revision, err
 }
 
-// Count is how many members have joined, as far as this one knows.
+// Count returns the number of members that have joined, according to the local records.
 func (s *Service) Count() int { return len(s.joined()) }
 
-// Listeners gives, when asked, where each member that joined is reached on another port than its peers', which is the
-// same on all of them.
+// Listeners returns a function that returns the host:port of each joined member for a port that is the same on all
+// members.
 func (s *Service) Listeners(port uint16) func() map[uint64]string {
 	return func() map[uint64]string {
 		out := map[uint64]string{}
@@ -93,7 +93,7 @@ func (s *Service) serveList(context.Context, uint64, []byte) ([]byte, error) {
 	return cbor.Marshal(k)
 }
 
-// Stranger hears that a member called which is not known here. It does not block.
+// Stranger records that a member called that is not in the local records. It does not block.
 func (s *Service) Stranger(id uint64) {
 	select {
 	case s.strangers <- id:
@@ -101,8 +101,8 @@ func (s *Service) Stranger(id uint64) {
 	}
 }
 
-// Meet asks the known members about strangers, until the context ends: this member's records may be behind, and the
-// stranger the one that could bring them up.
+// Meet asks the known members about strangers until the context ends. The local records may be old, and the stranger
+// may be the member that can send the newer ones.
 func (s *Service) Meet(ctx context.Context) {
 	for {
 		select {

@@ -13,27 +13,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// groupCall is what is asked of the leader of a group, whichever member that is.
+// groupCall is the command that runs an act on the leader of a group.
 const groupCall = "member.group"
 
-// leaderRole is consensus's name of a leader.
+// leaderRole is the name of the leader role in consensus.GroupStatus.
 const leaderRole = "Leader"
 
-// act is one thing that only the leader of a group can do.
+// act is an operation that only the leader of a group can execute.
 type act struct {
 	Group   uint64
 	Changes []consensus.Change
-	// Judge only says whether the changes would be refused.
+	// Judge only checks whether the changes would be refused.
 	Judge bool
 	Force bool
-	// Transfer, when set, is who shall lead instead; other fields do not count.
+	// Transfer, if not 0, is the member to which leadership is transferred; other fields except Group are ignored.
 	Transfer uint64
-	// Look only asks how the group is doing.
+	// Look only reads the status of the group.
 	Look bool
 }
 
-// onGroup does something on the leader of a group. All of it may be done twice, so a leader that is lost is followed
-// by an attempt on the next.
+// onGroup executes an act on the leader of a group. All acts are idempotent, so onGroup tries the next leader if the
+// leader is lost.
 func (s *Service) onGroup(ctx context.Context, a act) error {
 	g, err := s.group(a.Group)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *Service) onGroup(ctx context.Context, a act) error {
 	})
 }
 
-// Look is how a group is doing, as its leader sees it; while there is none, as this member does.
+// Look returns the status of a group from its leader, or this member's view without a leader.
 func (s *Service) Look(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
 	g, err := s.group(group)
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *Service) group(id uint64) (Group, error) {
 	return Group{}, consensus.ErrNoGroup
 }
 
-// ask has another member do something on a group that it leads.
+// ask sends an act to the member that leads the group, and returns its response.
 func (s *Service) ask(ctx context.Context, leaderID uint64, a act) ([]byte, error) {
 	if s.opts.Peers == nil {
 		return nil, fmt.Errorf("member %d: %w", leaderID, leader.ErrNotSent)
@@ -97,7 +97,7 @@ func (s *Service) ownStatus(ctx context.Context, group uint64) (out consensus.Gr
 	return out, consensus.ErrNoGroup
 }
 
-// serveGroup does what another member asks of the group that this one leads.
+// serveGroup executes an act for another member, on a group that this member leads.
 func (s *Service) serveGroup(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var a act
 	if err := cbor.Unmarshal(body, &a); err != nil {
@@ -126,7 +126,7 @@ func (s *Service) onOwn(ctx context.Context, a act) error {
 	return explain(err)
 }
 
-// reasons says consensus's refusals to callers.
+// reasons maps refusals of package consensus to the reasons that callers see.
 var reasons = map[consensus.MembersReason]string{
 	consensus.ReasonUnknown:     ReasonNotFound,
 	consensus.ReasonOtherDirID:  ReasonExists,
@@ -159,7 +159,7 @@ func explain(err error) error {
 	return err
 }
 
-// judge says whether every group would take the change.
+// judge returns an error unless every group would accept the change.
 func (s *Service) judge(ctx context.Context, c consensus.Change, force bool) error {
 	for _, g := range s.opts.Groups {
 		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Judge: true, Force: force}); err != nil {
@@ -169,7 +169,7 @@ func (s *Service) judge(ctx context.Context, c consensus.Change, force bool) err
 	return nil
 }
 
-// change carries a change out in every group, in their order. A group where it is done already stays as it is.
+// change executes a change in every group, in order. A group that already has the change stays as it is.
 func (s *Service) change(ctx context.Context, c consensus.Change, force bool) error {
 	for _, g := range s.opts.Groups {
 		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Force: force}); err != nil {
@@ -179,8 +179,8 @@ func (s *Service) change(ctx context.Context, c consensus.Change, force bool) er
 	return nil
 }
 
-// Transfer makes a member lead groups: all of them, or those that are given by id. FailedPrecondition: ReasonNotFound,
-// ReasonIsLearner, ReasonTransfer. It is no error if the member leads already.
+// Transfer transfers the leadership of the given groups, or of all groups, to a member. It succeeds if the member leads
+// already. It returns FailedPrecondition with ReasonNotFound, ReasonIsLearner, ReasonBusy or ReasonTransfer.
 func (s *Service) Transfer(ctx context.Context, to uint64, groups ...uint64) error {
 	all, err := s.List(ctx, false)
 	if err != nil {

@@ -16,29 +16,30 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What a process asks of members before it is one. They are not commands of the leader: whoever is asked sees to it.
+// Commands that a process calls before it is a member. They are not leader commands: the member that receives one
+// forwards it as needed.
 const (
 	joinCall   = "member.enter"
 	locateCall = "member.locate"
 )
 
-// JoinRequest is a process that says that it is a member, with its certificate as the proof.
+// JoinRequest asks to join as a member. The certificate of the connection is the proof.
 type JoinRequest struct {
 	ID uint64
-	// Birth is that of its directory.
+	// Birth is the ID of the process's data directory.
 	Birth uint64
-	// ClientURLs replace those of the entry, if there are any.
+	// ClientURLs replace those of the entry, unless empty.
 	ClientURLs []string
 }
 
-// JoinAnswer says who the members are.
+// JoinAnswer lists the members.
 type JoinAnswer struct {
 	Members []Member
 }
 
-// Join binds a waiting entry to the directory of the process that proved to be it. Whoever calls it has checked the
-// certificate. FailedPrecondition: ReasonNotFound while there is no entry; ReasonWiped when another directory is bound;
-// ReasonRemoved.
+// Join binds a waiting entry to the data directory of the process that joins as the member. The caller of Join must
+// have checked the process's certificate. It returns FailedPrecondition with ReasonNotFound if there is no entry, with
+// ReasonWiped if another directory is bound, or with ReasonRemoved.
 func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinAnswer, error) {
 	if err := checkClientURLs(&q.ClientURLs); err != nil {
 		return JoinAnswer{}, err
@@ -48,7 +49,7 @@ func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinAnswer, error) {
 
 var joinCommand = leader.NewCommand("member.join", leader.Repeatable, (*Service).joinOnLeader)
 
-// joinOnLeader is Join on the leader. It does not wait for the groups.
+// joinOnLeader implements Join on the leader. It does not wait for the groups.
 func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnswer, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(q.ID))
@@ -65,7 +66,7 @@ func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnsw
 		case m.State == Leaving || slices.Contains(m.Lost, q.Birth):
 			return fault.New(fault.FailedPrecondition, "member %d was replaced: start it with an empty directory", q.ID).WithReason(ReasonWiped)
 		case m.State != Waiting && m.Birth == q.Birth:
-			return nil // asked again
+			return nil // a repeated call
 		case m.State != Waiting || q.Birth == 0:
 			return fault.New(fault.FailedPrecondition, "%s", (&consensus.WipedError{Member: q.ID}).Error()).WithReason(ReasonWiped)
 		}
@@ -99,8 +100,8 @@ func (s *Service) serveJoin(ctx context.Context, from uint64, body []byte) ([]by
 	return cbor.Marshal(a)
 }
 
-// serveLocate tells a process which entry has its address, as this member has it: at the first start of a cluster nobody
-// could say more, and who joins is judged by the leader.
+// serveLocate returns the entry that has the process's address, from the local records. At the first start of a cluster
+// there is no newer source, and the leader checks every join anyway.
 func (s *Service) serveLocate(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var hostPort string
 	if err := cbor.Unmarshal(body, &hostPort); err != nil {
@@ -122,21 +123,22 @@ type located struct {
 	Waiting bool
 }
 
-// Asker calls a command of whichever member serves an address; *transport.Mesh.
+// Asker runs a command on the member that serves an address. *transport.Mesh implements it.
 type Asker interface {
 	Ask(ctx context.Context, address, command string, body []byte) ([]byte, error)
 }
 
 const (
-	// askTime is how long one seed has to answer, askShort when nothing depends on it, and askPause how long nobody is
-	// asked when none did.
+	// askTime limits a call to one seed; askShort is used for optional calls. askPause is the pause after all seeds
+	// failed.
 	askTime  = 10 * time.Second
 	askShort = time.Second
 	askPause = time.Second
 )
 
-// Enter makes this process the member that it says to be, at the seeds (host:port), and returns the members' addresses.
-// It waits until there is an entry for it, and ends with an error when there will be none for this directory.
+// Enter joins the cluster as the member q.ID through the seeds (host:port), and returns the members' addresses. It
+// waits until there is an entry for the member. It returns an error if the cluster refuses this data directory for
+// good.
 func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log *slog.Logger) (map[uint64]string, error) {
 	body, err := cbor.Marshal(q)
 	if err != nil {
@@ -154,8 +156,8 @@ func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log 
 	return out, nil
 }
 
-// Locate is the id of the entry whose raft address is this process's own (host:port), as the seeds have it. It waits
-// until there is one.
+// Locate returns the ID of the entry whose raft address is this process's own (host:port), as the seeds report it. It
+// waits until there is one.
 func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, log *slog.Logger) (uint64, error) {
 	body, err := cbor.Marshal(hostPort)
 	if err != nil {
@@ -166,8 +168,8 @@ func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, l
 	return at.ID, err
 }
 
-// Expected says whether one of the seeds, asked once, has an entry for this address that waits for an empty
-// directory: this member was replaced.
+// Expected reports whether one of the seeds, asked once, has an entry for this ID and address that waits for a process
+// with an empty directory: this member was then replaced.
 func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostPort string) bool {
 	body, err := cbor.Marshal(hostPort)
 	if err != nil {
@@ -185,7 +187,7 @@ func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostP
 	return false
 }
 
-// insist asks the seeds until one answers, or says for good that it will not.
+// insist calls the seeds in turn until one responds or returns a permanent error.
 func insist(ctx context.Context, asker Asker, seeds []string, command string, body []byte, answer any, log *slog.Logger) error {
 	said := ""
 	for {

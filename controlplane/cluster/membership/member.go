@@ -1,30 +1,32 @@
-// Package member keeps who belongs to the cluster: the records that say so, and the leader's work that makes the raft
-// groups follow them.
+// Package membership manages the members of the cluster: their records, and the leader task that makes the raft groups
+// follow the records. The main type is Service.
 //
-// A member is a record in the system group. What is asked of it (Add, Promote, Remove, Replace, Update) changes the
-// record only; Settle, a task of the leader, carries it out group by group, first kv and then system, and a new leader
-// continues where the last one stopped. A change is judged for all groups before it begins in any.
+// A member is a record in the system group. The calls Add, Promote, Remove, Replace and Update change only the record.
+// Settle, a leader task, applies the change to one group after the other, first kv and then system; a new leader
+// continues where the last one stopped. Before a change begins in any group, all groups check it.
 //
-// What holds:
-//   - An entry is noise until a process proved to be it: with the certificate member/<id>, which only the holder of the
-//     cluster key can make, it brings the birth of its directory. Only then does a group learn of it, as a learner that
-//     is bound to that directory. So whoever may add entries without proof can lengthen a list by eight for ten minutes,
-//     and no more: no quorum, no log, no traffic is touched by an entry.
-//   - A learner is promoted when it is caught up in all groups, unless it was added to stay a learner. Its address
+// Guarantees:
+//   - A new entry has no effect until a process proves that it is the member. Its proof is the certificate
+//     member/<id>, which only a holder of the cluster key can make, and it sends the ID of its data directory. Only
+//     then is it added to the groups, as a learner bound to that directory. A caller that can add entries without a
+//     credential can therefore add at most 8 entries for 10 minutes. They affect no quorum, log or traffic.
+//   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Its address
 //     comes from the entry that added it, so before the promotion the leader dials the address and checks the
-//     certificate member/<id>. A learner with a wrong address receives no log and stays a learner, which no quorum
-//     counts.
-//   - The address of a member that has joined changes only after the leader has dialled the new address and the member
-//     has presented its certificate there: a wrong address disconnects a member, and two wrong addresses take the
-//     quorum from three members.
-//   - A voter leaves only while a quorum of those who stay is heard from, and the last but one only by force. A caller
-//     without a credential (RemoveOpen, for the key-value REST) cannot remove a voter if fewer than three would remain,
-//     nor an entry that an operator added, whose place it could take with another address.
-//   - The id of a member that once was proven does not come back, but by Replace: the old directory is removed from
-//     all groups, and only then may a new one prove itself.
+//     certificate member/<id>. A learner with a wrong address receives no log and stays a learner, which counts for no
+//     quorum.
+//   - The address of a member that has joined changes only after the leader has dialled the new address and the
+//     member has presented its certificate there: a wrong address disconnects a member, and two wrong addresses take
+//     the quorum from three members.
+//   - A voter is removed only while the leader receives messages from a quorum of the remaining voters. Removing one
+//     of the last two voters needs force. A caller without a credential (RemoveOpen, for the key-value REST API) can
+//     remove neither a voter if fewer than three would remain, nor an entry that an operator added, which it could
+//     replace with another address.
+//   - The ID of a member whose process has joined is not used again, except by Replace: the old directory is removed
+//     from all groups before a process with a new directory may join.
 //
-// The first members are those of the `--cluster` list; they seed the table. Agents, the command line and the mesh of
-// peers read addresses from here. The package knows the groups by number and name, and nothing of what they hold.
+// The first members are those of the `--cluster` list; their records are written first. Agents, the command line and
+// the transport between members read addresses from here. The package knows the groups by number and name, but not
+// their contents.
 package membership
 
 import (
@@ -42,37 +44,37 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the unproven.
+// Limits of entries whose process has not joined yet.
 const (
-	// MaxWaiting bounds the entries whose process has not joined yet. Entries that were added without a credential have
-	// the same limit of their own.
+	// MaxWaiting limits the number of these entries. Entries that were added without a credential have a separate limit
+	// of the same size.
 	MaxWaiting = 8
-	// WaitingTime is how long one that was added waits.
+	// WaitingTime is how long such an entry is kept.
 	WaitingTime = 10 * time.Minute
-	// MaxID is the largest id that is made here, so that every JSON reader keeps it exactly.
+	// MaxID is the largest ID that this package generates: every JSON reader represents it exactly.
 	MaxID = 1<<53 - 1
 )
 
-// Reasons of a refusal (fault.FailedPrecondition), for a program.
+// Reasons of a fault.FailedPrecondition, for programs.
 const (
-	ReasonExists       = "MEMBER_EXISTS"      // the id is there with another address
+	ReasonExists       = "MEMBER_EXISTS"      // the ID exists with another address
 	ReasonAddressTaken = "PEER_URL_EXISTS"    // another member has the address
-	ReasonRemoved      = "MEMBER_ID_REMOVED"  // the id belonged to a member that was removed
+	ReasonRemoved      = "MEMBER_ID_REMOVED"  // the ID belonged to a member that was removed
 	ReasonNotFound     = "MEMBER_NOT_FOUND"   // no such member
-	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // it is already a voter
-	ReasonNotReady     = "LEARNER_NOT_READY"  // it has not joined, or not caught up
-	ReasonQuorum       = "UNHEALTHY_CLUSTER"  // those who would stay cannot be heard
+	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // the member is already a voter
+	ReasonNotReady     = "LEARNER_NOT_READY"  // the member has not joined, or not caught up
+	ReasonQuorum       = "UNHEALTHY_CLUSTER"  // no quorum of the remaining members is reachable
 	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would remain, or fewer than three without a credential
-	ReasonTooMany      = "TOO_MANY_UNPROVEN"  // MaxWaiting entries wait already
+	ReasonTooMany      = "TOO_MANY_UNPROVEN"  // there are MaxWaiting waiting entries already
 	ReasonBusy         = "CHANGE_UNDER_WAY"   // the group changes its members, or this member is leaving
 	ReasonIsLearner    = "TARGET_IS_LEARNER"  // leadership cannot go to a learner
 	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not take the leadership
-	ReasonWiped        = "MEMBER_WIPED"       // the directory is not the one that the cluster knows
-	ReasonUnverified   = "ADDRESS_UNVERIFIED" // the member did not show its certificate at the address
+	ReasonWiped        = "MEMBER_WIPED"       // the cluster knows the member by another data directory
+	ReasonUnverified   = "ADDRESS_UNVERIFIED" // the member did not present its certificate at the address
 	ReasonOperator     = "OPERATOR_NEEDED"    // an operator added the member: only a caller with a credential can remove it
 )
 
-// Role is what a member shall be, or is.
+// Role is the current or desired role of a member.
 type Role string
 
 // The roles.
@@ -81,20 +83,20 @@ const (
 	Learner Role = "LEARNER"
 )
 
-// State is how far a member has come. The text is stored.
+// State is the progress of a member. The text is stored.
 type State string
 
-// The states, in the order in which a member goes through them.
+// The states, in the order in which a member passes through them.
 const (
-	// Waiting: nobody has proved to be it.
+	// Waiting means that no process has joined as the member yet.
 	Waiting State = "WAITING"
-	// Joined: a process has; the groups are told.
+	// Joined means that a process has joined; the groups are being changed.
 	Joined State = "JOINED"
-	// Learning: it is a learner of every group.
+	// Learning means that the member is a learner of every group.
 	Learning State = "LEARNER"
-	// Voting: it votes in every group.
+	// Voting means that the member is a voter of every group.
 	Voting State = "VOTER"
-	// Leaving: it is being removed from the groups.
+	// Leaving means that the member is being removed from the groups.
 	Leaving State = "LEAVING"
 )
 
@@ -102,42 +104,44 @@ const (
 type Member struct {
 	ID   uint64
 	Name string
-	// RaftAddr is where it takes what peers send, as a URL. Its scheme is text: the wire is mutual TLS always.
+	// RaftAddr is the URL at which the member receives raft messages. Connections always use mutual TLS, whatever the
+	// scheme.
 	RaftAddr string
-	// ClientURLs are where it serves clients; the first one counts.
+	// ClientURLs are the URLs at which the member serves clients; the first one is preferred.
 	ClientURLs []string
-	// Wanted is what it shall become.
+	// Wanted is the desired role.
 	Wanted Role
 	State  State
-	// Birth is the directory that proved to be it; 0 before, and for members of the first configuration.
+	// Birth is the ID of the data directory with which the process joined; 0 before, and for members of the first
+	// configuration.
 	Birth uint64
-	// Lost are directories that were it before it was replaced: they do not come back.
+	// Lost holds the IDs of the data directories that the member had before it was replaced; they are refused.
 	Lost []uint64
-	// Since is when it was added.
+	// Since is when the entry was added.
 	Since cloud.Time
-	// Kept entries wait without an end: their member was replaced by an operator.
+	// Kept entries do not expire while Waiting: an operator replaced their member.
 	Kept bool
-	// Replace says of a leaving member that its id comes back, for another directory.
+	// Replace, for a leaving member, means that a process with another data directory will use its ID.
 	Replace bool
 	// Open is set if a caller without a credential added the entry.
 	Open bool `cbor:",omitempty"`
-	// Force says of a leaving member that an operator takes the consequences.
+	// Force, for a leaving member, means that an operator forced the removal.
 	Force bool
 }
 
-// Proven says that a process has proved to be the member.
+// Proven reports whether a process has joined as the member.
 func (m *Member) Proven() bool { return m.State != Waiting }
 
-// Votes says that the member votes in every group.
+// Votes reports whether the member is a voter of every group.
 func (m *Member) Votes() bool { return m.State == Voting }
 
-// Members is the table: member/<id>.
+// Members is the table of members: member/<id>.
 var Members = store.NewTable[Member]("member")
 
-// removed are the ids that were members: member-removed/<id>.
+// removed holds the IDs of removed members: member-removed/<id>.
 var removed = store.NewTable[tombstone]("member-removed")
 
-// clusterOf is the id of the cluster that the records are of.
+// clusterOf holds the ID of the cluster to which the records belong.
 var clusterOf = store.NewTable[uint64]("member-cluster")
 
 type tombstone struct {
@@ -152,7 +156,7 @@ type Group struct {
 	Leadership leader.Leadership
 }
 
-// Consensus is what this member's groups can do; *consensus.Runner.
+// Consensus changes the raft groups that this member leads. *consensus.Runner implements it.
 type Consensus interface {
 	ChangeMembers(ctx context.Context, group uint64, changes []consensus.Change, force bool) error
 	JudgeMembers(ctx context.Context, group uint64, changes []consensus.Change, force bool) error
@@ -160,52 +164,53 @@ type Consensus interface {
 	Status(ctx context.Context) (consensus.Status, error)
 }
 
-// Peers reaches a certain member, whoever leads; *transport.Mesh.
+// Peers calls a given member, independent of the leader. *transport.Mesh implements it.
 type Peers interface {
-	// Verify fails unless the member answers at the address (host:port) with its own certificate.
+	// Verify returns an error unless the member presents its own certificate at the address (host:port).
 	Verify(ctx context.Context, address string, member uint64) error
-	// Direct calls a command on a member. Errors are as those of leader.Caller.
+	// Direct runs a command on a member. Its errors are those of leader.Caller.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
-	// HandleDirect adds a command that members call here.
+	// HandleDirect registers a command that other members can call.
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
-	// HandleStranger adds one that whoever holds the cluster key may call.
+	// HandleStranger registers a command that any holder of the cluster key can call.
 	HandleStranger(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
-	// Members are the addresses of those that can be reached; SetMembers replaces them.
+	// Members returns the addresses of the reachable members; SetMembers replaces them.
 	Members() map[uint64]string
 	SetMembers(addresses map[uint64]string, removed []uint64) error
 }
 
-// Options of the service.
+// Options configures New.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
-	// Consensus carries changes out on the groups that this member leads.
+	// Consensus executes changes in the groups that this member leads.
 	Consensus Consensus
-	// Peers reaches the leaders of the other groups; nil in a cluster that cannot grow.
+	// Peers calls the leaders of the other groups; nil in a cluster that cannot grow.
 	Peers Peers
-	// Groups in the order in which a change is carried out: kv, then system.
+	// Groups lists the groups in the order in which changes are executed: kv, then system.
 	Groups []Group
 	Self   uint64
-	// First are the members of the first configuration, which seed the table. Empty on one that joins.
+	// First holds the members of the first configuration, whose records seed writes. It is empty on a member that
+	// joins.
 	First []Member
-	// Cluster is the cluster's id. Records of another cluster, in a state that was restored, are replaced by First.
+	// Cluster is the cluster's ID. If restored records belong to another cluster, First replaces them.
 	Cluster uint64
 	Log     *slog.Logger
 }
 
-// Service is the members' service of one member.
+// Service implements the membership service of one member.
 type Service struct {
 	opts Options
-	// wake makes Settle run at once; strangers are members that called and are not known here.
+	// wake makes Settle run at once. strangers holds IDs of members that called and are not in the local records.
 	wake      chan struct{}
 	strangers chan uint64
 
 	mu sync.Mutex
-	// said is what was last logged of why a member's change waits, by member.
+	// said holds the last logged reason why a member's change waits, by member ID.
 	said map[uint64]string
 }
 
-// New makes the service and registers its commands.
+// New creates the service and registers its commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, wake: make(chan struct{}, 1), strangers: make(chan uint64, 16), said: map[uint64]string{}}
 	leader.Register(opts.Commands, s, addCommand, joinCommand, promoteCommand, removeCommand, updateCommand)
@@ -218,8 +223,8 @@ func New(opts Options) *Service {
 	return s
 }
 
-// List is every member, waiting ones too, by id; of a cluster that has just begun, the first. With serializable it is what
-// this member has, however old.
+// List returns every member by ID, including waiting ones. Before the first records are written, it returns the first
+// members. With serializable, it reads the local state, which may be old.
 func (s *Service) List(ctx context.Context, serializable bool) (members []Member, err error) {
 	read := func(v *store.View) error {
 		members, err = list(v)
@@ -233,10 +238,10 @@ func (s *Service) List(ctx context.Context, serializable bool) (members []Member
 	if err != nil || len(members) > 0 {
 		return members, err
 	}
-	return s.first(), nil // nobody has written the records yet
+	return s.first(), nil // no records have been written yet
 }
 
-// first are the members of a cluster that begins.
+// first returns the members of the first configuration as voters.
 func (s *Service) first() []Member {
 	members := slices.Clone(s.opts.First)
 	for i := range members {
@@ -245,7 +250,7 @@ func (s *Service) first() []Member {
 	return members
 }
 
-// joined are the members that have joined, as far as this one knows.
+// joined returns the members that have joined, according to the local records.
 func (s *Service) joined() []Member {
 	all, err := s.List(context.Background(), true)
 	if err != nil {
@@ -275,7 +280,7 @@ func list(r store.Reader) ([]Member, error) {
 	return out, nil
 }
 
-// find is one of a list.
+// find returns the member with the ID, or nil.
 func find(members []Member, id uint64) *Member {
 	for i := range members {
 		if members[i].ID == id {

@@ -8,10 +8,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// SettleEvery is the pause between two looks at the records.
+// SettleEvery is the interval of Settle.
 const SettleEvery = 500 * time.Millisecond
 
-// Settle makes the groups follow the records, once. It is a leader's task. What cannot be done yet is tried again.
+// Settle brings the groups one step closer to the records, for each member. It is a leader task. Changes that cannot be
+// made yet are tried again by the next call.
 func (s *Service) Settle(ctx context.Context) error {
 	if err := s.seed(ctx); err != nil {
 		return err
@@ -38,7 +39,8 @@ func (s *Service) Settle(ctx context.Context) error {
 	}
 }
 
-// Run is Settle for as long as the context lasts, at once when a change was asked for here. It is a leader's task.
+// Run calls Settle every SettleEvery, and at once after a call changed a record on this member, until the context ends.
+// It is a leader task.
 func (s *Service) Run(ctx context.Context) error {
 	tick := time.NewTicker(SettleEvery)
 	defer tick.Stop()
@@ -55,7 +57,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// say logs why a change waits, once.
+// say logs why a member's change waits, once per reason.
 func (s *Service) say(m *Member, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,8 +71,8 @@ func (s *Service) say(m *Member, err error) {
 	}
 }
 
-// seed writes the members of the first configuration when there are no records, or when they are of another cluster,
-// which this one was made of.
+// seed writes the members of the first configuration if there are no records, or if the records belong to another
+// cluster, from whose backup this one was made.
 func (s *Service) seed(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		of, err := clusterOf.Get(tx, "id")
@@ -86,7 +88,7 @@ func (s *Service) seed(ctx context.Context) error {
 		}
 		switch {
 		case len(s.opts.First) == 0:
-			return nil // it joined: the records are for who made the cluster to write
+			return nil // this member joined: a first member writes the records
 		case of != nil:
 			if err := forget(tx, all); err != nil {
 				return err
@@ -105,7 +107,7 @@ func (s *Service) seed(ctx context.Context) error {
 	return err
 }
 
-// forget removes all records of another cluster: what they say of births and removed ids means nothing here.
+// forget removes all records of another cluster: its directory IDs and removed IDs do not apply here.
 func forget(tx *store.Tx, all []Member) error {
 	for _, m := range all {
 		Members.Delete(tx, path(m.ID))
@@ -117,7 +119,7 @@ func forget(tx *store.Tx, all []Member) error {
 	return err
 }
 
-// settle brings one member a step further.
+// settle advances one member by one step.
 func (s *Service) settle(ctx context.Context, m *Member) error {
 	switch m.State {
 	case Waiting:
@@ -148,7 +150,7 @@ func (s *Service) settle(ctx context.Context, m *Member) error {
 	return nil
 }
 
-// advance carries a change out and notes that it is done.
+// advance executes a change in all groups and records the new state.
 func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, then State) error {
 	if err := s.judge(ctx, c, false); err != nil {
 		return err
@@ -165,7 +167,8 @@ func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, th
 	})
 }
 
-// leave takes a member out of all groups. One that leads hands over first: whoever leads then goes on.
+// leave removes a member from all groups. If the member leads a group, leave first transfers the leadership. If that
+// makes another member the leader, its Settle continues.
 func (s *Service) leave(ctx context.Context, m *Member) error {
 	for _, g := range s.opts.Groups {
 		if leader, _ := g.Leadership.Leader(); leader != m.ID {
@@ -176,7 +179,7 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 			return err
 		}
 		if to == 0 {
-			break // nobody else votes: the removal itself ends the leadership
+			break // no other voter: the removal itself ends the leadership
 		}
 		if err := s.onGroup(ctx, act{Group: g.ID, Transfer: to}); err != nil {
 			return err
@@ -208,7 +211,8 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 	return err
 }
 
-// heir is a voter other than the one that leaves, this member if it is one; 0 if there is none that was heard from.
+// heir returns the voter that takes over leadership from a leaving member: this member if it votes, otherwise the one
+// heard from most recently, or 0 if there is none.
 func (s *Service) heir(ctx context.Context, leaving uint64) (uint64, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {

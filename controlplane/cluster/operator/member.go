@@ -33,7 +33,7 @@ func membersOf(all []membership.Member) (out []*operatorv1.Member) {
 	return out
 }
 
-// look adds to a group what its leader knows, or without one what this member does.
+// look adds the status of a group from its leader to say, or this member's view without a leader.
 func (s *server) look(ctx context.Context, say *operatorv1.Group, own consensus.GroupStatus) {
 	limited, cancel := context.WithTimeout(ctx, askLeader)
 	defer cancel()
@@ -47,7 +47,7 @@ func (s *server) look(ctx context.Context, say *operatorv1.Group, own consensus.
 	}
 }
 
-// admitted lets a call in that is about the member id.
+// admitted authorizes a call about the member id, and returns an error if id is 0.
 func admitted(ctx context.Context, method auth.Method, id uint64) error {
 	if _, err := auth.Admit(ctx, service+method, "", ""); err != nil {
 		return err

@@ -1,5 +1,4 @@
-// Package operator serves operator.v1: what those who run the cloud ask of it, and the console log. It keeps nothing of
-// its own.
+// Package operator implements operator.v1: the calls for operators of the cloud, and ReadConsoleLog. It stores nothing.
 package operator
 
 import (
@@ -21,34 +20,34 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options of the service; all are required.
+// Options configures Register. All fields are required.
 type Options struct {
 	Version string
 	Cluster string
-	// Members keeps who they are.
+	// Members is the membership service.
 	Members  *membership.Service
 	Runner   *consensus.Runner
 	Commands *leader.Commands
-	// Groups names the raft groups and gives the revision of each.
+	// Groups holds the name and revision of each raft group, by ID.
 	Groups map[uint64]Group
-	// ElectionTicks without a word from a member make it unreachable.
+	// ElectionTicks is the number of ticks without a message after which a member counts as unreachable.
 	ElectionTicks uint64
 	Nodes         *node.Service
 	Invites       *jointoken.Service
 	VMs           *vm.Service
-	// Disks returns the disk space of the members that have answered lately.
+	// Disks returns the disk space of the members that responded recently.
 	Disks func() map[uint64]diskspace.Space
 	// Backup writes an archive of all groups. The error of write is returned as it is.
 	Backup func(ctx context.Context, write func([]byte) error) error
 }
 
-// Group is a raft group as an operator knows it.
+// Group is the name and the revision of a raft group.
 type Group struct {
 	Name     string
 	Revision func() int64
 }
 
-// Register adds OperatorService.
+// Register registers OperatorService and its leader command.
 func Register(g grpc.ServiceRegistrar, opts Options) {
 	s := &server{opts: opts}
 	leader.Register(opts.Commands, s, heardCommand)
@@ -63,8 +62,8 @@ type server struct {
 // heardCommand runs heard on the leader.
 var heardCommand = leader.NewCommand("operator.heard", leader.Repeatable, (*server).heard)
 
-// heard returns the members from which this one has received messages in the last ElectionTicks. A follower receives
-// messages of the leader only, the leader of all.
+// heard returns the members from which this member has received messages in the last ElectionTicks. The leader receives
+// messages from all members, a follower only from the leader.
 func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error) {
 	status, err := s.opts.Runner.Status(ctx)
 	if err != nil {
@@ -77,8 +76,8 @@ func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error)
 	return out, nil
 }
 
-// reachable returns the members that the leader hears, or, if the leader does not answer within askLeader, those that this
-// member hears.
+// reachable returns the result of heard on the leader, or on this member if the leader does not respond within
+// askLeader.
 func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
 	ask, cancel := context.WithTimeout(ctx, askLeader)
 	defer cancel()
@@ -88,7 +87,7 @@ func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
 	return s.heard(ctx, struct{}{})
 }
 
-// askLeader is how long the leader has to answer: a status must come also without one.
+// askLeader limits a request to the leader, since ClusterStatus must also work without a leader.
 const askLeader = time.Second
 
 const service = "/operator.v1.OperatorService/"

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// errands are what a member does in the background while Run runs: each thing once at a time, so many at a time, and
-// what failed not again at once. Run owns them: it waits for each.
+// errands runs a member's background jobs while Run runs: each named job once at a time, a limited number of jobs at a
+// time, and a failed job only after a pause. Run waits for all of them.
 type errands struct {
 	wake func()
 	warn func(name string, err error)
 
 	mu      sync.Mutex
-	ctx     context.Context // nil while Run does not run
+	ctx     context.Context // nil while Run is not active
 	busy    map[string]bool
 	failed  map[string]failure
 	running sync.WaitGroup
 }
 
-// failure is how often in a row an errand failed, and until when it rests.
+// failure counts the consecutive failures of a job; the job does not start again before until.
 type failure struct {
 	times int
 	until time.Time
@@ -34,14 +34,14 @@ func newErrands(wake func(), warn func(string, error)) *errands {
 	return &errands{wake: wake, warn: warn, busy: map[string]bool{}, failed: map[string]failure{}}
 }
 
-// open lets errands begin, until close.
+// open allows jobs to start, until close.
 func (e *errands) open(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ctx = ctx
 }
 
-// close lets none begin any more and waits for those that run; their context has ended.
+// close prevents further jobs from starting and waits for running ones, whose context has ended.
 func (e *errands) close() {
 	e.mu.Lock()
 	e.ctx = nil
@@ -49,8 +49,8 @@ func (e *errands) close() {
 	e.running.Wait()
 }
 
-// begin runs f, unless the same errand runs or rests, or all slots are taken. Run is woken when it has ended: that is
-// when what found no slot may have one.
+// begin starts f in the background. It returns false if a job of this name is running or paused, or all slots are
+// taken. When f ends, Run is woken, since another job may then get the slot.
 func (e *errands) begin(name string, slots chan struct{}, f func(context.Context) error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -79,7 +79,7 @@ func (e *errands) begin(name string, slots chan struct{}, f func(context.Context
 	return true
 }
 
-// note remembers a failure, and forgets those that are long over.
+// note stores the result of a job and removes failures that ended long ago.
 func (e *errands) note(name string, err error, now time.Time) {
 	if err == nil {
 		delete(e.failed, name)

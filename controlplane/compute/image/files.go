@@ -24,15 +24,15 @@ import (
 
 func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// Files are a member's image bytes: a directory of files named by their SHA-256. A file with such a name is whole and
-// was verified; what is being written has another.
+// Files stores a member's image bytes in a directory of files named by their SHA-256. A file with such a name is
+// complete and verified; files being written have the prefix part-.
 type Files struct {
 	dir string
-	// keeping keeps sweep from removing a file in the moment that the same bytes are kept anew.
+	// keeping prevents sweep from removing a file while the same bytes are stored again.
 	keeping sync.Mutex
 }
 
-// OpenFiles makes the directory when it is not there and forgets what a crash left half-written.
+// OpenFiles creates the directory if needed and removes incomplete files that a crash left.
 func OpenFiles(dir string) (*Files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make image directory: %w", err)
@@ -76,7 +76,7 @@ func (f *Files) Open(sum string) (io.ReadSeekCloser, error) {
 	return file, err
 }
 
-// has reports whether the bytes are here. An error says that nobody knows.
+// has reports whether this member holds the bytes. On an error this is unknown.
 func (f *Files) has(sum string) (bool, error) {
 	path, err := f.path(sum)
 	if err != nil {
@@ -91,7 +91,7 @@ func (f *Files) has(sum string) (bool, error) {
 	return false, fmt.Errorf("look for image: %w", err)
 }
 
-// part is an image on its way in.
+// part is an image that is being written.
 type part struct {
 	files *Files
 	file  *os.File
@@ -100,7 +100,8 @@ type part struct {
 	kept  bool
 }
 
-// begin makes room for an image of size bytes, and holds it: what is written later finds it.
+// begin creates a file for an image of size bytes and reserves its disk space, so that later writes do not run out of
+// space. It returns errNoRoom if fewer than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
 	var room unix.Statfs_t
 	if err := unix.Statfs(f.dir, &room); err != nil {
@@ -126,18 +127,18 @@ func (f *Files) begin(size int64) (*part, error) {
 	return p, nil
 }
 
-// reserveBytes of the disk are left to the log and the records.
+// reserveBytes is the free disk space, in bytes, that images leave for the log and the records.
 const reserveBytes = 1 << 30
 
 var (
 	errNoRoom = errors.New("there is no room for the image")
-	// errSource wraps what went wrong with where an image comes from, as opposed to where it goes.
+	// errSource wraps errors of reading an image's source, as opposed to errors of writing it.
 	errSource = errors.New("read image")
 	errLonger = errors.New("it is longer than it should be")
 )
 
-// copy appends what r gives until its end, and looks at ctx on the way. What would make the image longer than limit
-// bytes is not written: errLonger.
+// copy appends all bytes of r. It checks ctx before each read, and returns errLonger instead of writing beyond limit
+// bytes.
 func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	buf := make([]byte, 1<<20)
 	for {
@@ -162,7 +163,7 @@ func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	}
 }
 
-// again forgets what was written.
+// again discards the bytes written so far.
 func (p *part) again() error {
 	if err := p.file.Truncate(0); err != nil {
 		return fmt.Errorf("empty image file: %w", err)
@@ -177,13 +178,13 @@ func (p *part) again() error {
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }
 
-// keep makes the bytes durable under their checksum.
+// keep stores the bytes durably under their checksum.
 func (p *part) keep() error {
 	path, err := p.files.path(p.checksum())
 	if err != nil {
 		return err
 	}
-	if err := p.file.Truncate(p.size); err != nil { // gives back what was held and not needed
+	if err := p.file.Truncate(p.size); err != nil { // releases reserved space that was not needed
 		return fmt.Errorf("end image file: %w", err)
 	}
 	if err := p.file.Chmod(0o400); err != nil {
@@ -213,7 +214,7 @@ func (f *Files) take(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// drop forgets what was not kept, and closes.
+// drop closes the file, and removes it unless keep succeeded.
 func (p *part) drop() {
 	p.file.Close()
 	if !p.kept {
@@ -221,7 +222,7 @@ func (p *part) drop() {
 	}
 }
 
-// sweep removes the files that no image has and that are older than age.
+// sweep removes files older than age whose checksum is not in wanted.
 func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) error {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {

@@ -17,14 +17,14 @@ type importDone struct {
 	Size    uint64
 	Virtual uint64
 	Format  cloud.ImageFormat
-	// Failure is why there is no image.
+	// Failure is the reason why the import failed, or "".
 	Failure string
 }
 
 var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable, (*Service).finishImportOnLeader)
 
-// finishImportOnLeader records the result of an import that the image's importer reports. It ignores other members, and an
-// image that is no longer PENDING.
+// finishImportOnLeader records the result of an import. It ignores results of members other than the importer, and
+// images that are no longer PENDING.
 func (s *Service) finishImportOnLeader(ctx context.Context, q importDone) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
@@ -41,7 +41,7 @@ func (s *Service) finishImportOnLeader(ctx context.Context, q importDone) (struc
 	})
 }
 
-// fail ends an image. Its bytes are wanted no more.
+// fail sets an image to ERROR. Its bytes are no longer needed.
 func fail(i *cloud.Image, why string) {
 	i.Status, i.SHA256, i.Holders = cloud.ImageError, "", nil
 	i.Metadata = cloud.Merge(i.Metadata, map[string]string{cloud.ImageReason: why})
@@ -68,8 +68,8 @@ func (s *Service) addHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, e
 
 var removeHolderCommand = leader.NewCommand("image.lost", leader.Repeatable, (*Service).removeHolderOnLeader)
 
-// removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds becomes
-// ERROR.
+// removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds
+// becomes ERROR.
 func (s *Service) removeHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {
@@ -83,7 +83,7 @@ func (s *Service) removeHolderOnLeader(ctx context.Context, q heldAsk) (struct{}
 	})
 }
 
-// rewrite changes an image that is there, when change says that it has.
+// rewrite stores an existing image if change returns true.
 func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cloud.Image) bool) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := Images.Get(tx, string(id))
@@ -108,10 +108,10 @@ func (s *Service) hold(i *cloud.Image, member uint64) {
 	}
 }
 
-// SettleEvery is how often unfinished images are looked at.
+// SettleEvery is the interval of Settle.
 const SettleEvery = 30 * time.Second
 
-// Settle ends images whose importer was lost. It is a leader's task.
+// Settle sets images to ERROR that were not imported or copied to a majority in time. It is a leader task.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
 	var late []cloud.ImageID
@@ -141,7 +141,7 @@ func (s *Service) Settle(ctx context.Context) error {
 	return nil
 }
 
-// overdue is why an image is given up, "" for one that is not.
+// overdue returns the reason to give an image up, or "".
 func overdue(i *cloud.Image, now cloud.Time) string {
 	switch {
 	case i.Status == cloud.ImagePending && now-i.CreatedAt > importTime.Milliseconds():

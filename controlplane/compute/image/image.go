@@ -1,19 +1,21 @@
-// Package image keeps the images that VMs are made of: their records in the store, their bytes as files named by
-// checksum on the members, never in the log.
+// Package image manages the images that VMs are created from. Records are in the store; the bytes are files on the
+// members, named by their SHA-256, and never in the raft log. The main types are Service and Files.
 //
-// PENDING -> UPLOADING -> AVAILABLE, or ERROR with the reason in metadata trivet/error. The member that receives
-// CreateImage opens the source, answers PENDING, copies, examines and hashes its copy; then the record has a checksum and
-// is UPLOADING. The other members pull the bytes from those that hold them and verify them; AVAILABLE is written with the
-// majority's last word. Bytes are examined in pure Go and believed over what was declared; nothing of a host is read but
-// the file that was named, and that only beneath directories that were opened for imports.
+// An image goes from PENDING to UPLOADING to AVAILABLE, or to ERROR with the reason in metadata trivet/error. The
+// member that receives CreateImage, the importer, opens the source and returns PENDING. It then copies the source,
+// examines and hashes its copy, records the checksum and sets UPLOADING. The other members pull the bytes from members
+// that hold them, and verify them. The image becomes AVAILABLE when a majority of the members holds it. The bytes are
+// examined in pure Go, and their actual format counts, not the declared one. The importer reads no file of its host
+// except the named one, and only below the configured import directories.
 //
-// All copying belongs to Run: what is cut off by a stop or a crash is begun again from the records by the next Run.
+// Run does all copying. If a stop or a crash interrupts copying, the next Run starts it again from the records.
 //
-// Decisions of this version: sources are file:// only (http(s) is FAILED_PRECONDITION until it can be enabled), VMDK and
-// VHD wait for conversion (FAILED_PRECONDITION). An image that was not copied half an hour after it was asked for, or
-// not held by a majority half an hour after the last member took it, is ERROR naming its importer, and its bytes go. A
-// member that finds its copy gone says so and pulls it again; with the last copy gone the image is ERROR. A PUBLIC image
-// is only system:admin's to change. The orgs that an image is shared with are shown to its own org only.
+// Decisions of this version: sources are file:// only (http(s) is FAILED_PRECONDITION until it can be enabled). VMDK
+// and VHD are FAILED_PRECONDITION until conversion exists. An image becomes ERROR, with its importer in the reason, if
+// it was not copied half an hour after the call, or if no majority holds it half an hour after the last member got it;
+// its bytes are then deleted. A member whose copy is gone reports that and pulls the image again; when the last copy is
+// gone, the image becomes ERROR. Only system:admin may change a PUBLIC image. Only the image's own org sees the list of
+// orgs that it is shared with.
 package image
 
 import (
@@ -31,9 +33,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// use is the mark of a VM on an image: image-use/<image>/<vm>.
+// use records that a VM uses an image: image-use/<image>/<vm>.
 type use struct {
-	// Org is whose the VM is.
+	// Org is the org of the VM.
 	Org cloud.OrgID
 }
 
@@ -43,34 +45,34 @@ var (
 	uses   = store.NewTable[use]("image-use")
 )
 
-// Options of the service; all but ImportDirs are required.
+// Options configures New. All fields except Count and ImportDirs are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Files    *Files
-	// Self is this member, Members how many there are.
+	// Self is this member's ID, Members the number of members.
 	Self    uint64
 	Members int
-	// Count, when set, is how many members there are now.
+	// Count returns the current number of members; it replaces Members.
 	Count func() int
-	// Peers gives the bytes of other members.
+	// Peers reads image bytes from other members.
 	Peers Peers
-	// ImportDirs are where file:// sources may lie.
+	// ImportDirs are the directories for file:// sources.
 	ImportDirs []ImportDir
 	Log        *slog.Logger
 }
 
-// Service is the image service of one member.
+// Service implements the image service of one member.
 type Service struct {
 	opts Options
-	// wake tells Run that there may be something to do.
+	// wake signals that Run may have work.
 	wake    chan struct{}
 	errands *errands
-	// imports and pulls are the slots of errands.
+	// imports and pulls are semaphores that limit concurrent imports and pulls.
 	imports, pulls chan struct{}
 }
 
-// New makes the service and registers its commands.
+// New creates the service and registers its leader commands.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, importsAtOnce), pulls: make(chan struct{}, pullsAtOnce),
@@ -82,13 +84,14 @@ func New(opts Options) *Service {
 
 func noImage(id cloud.ImageID) error { return fault.New(fault.NotFound, "no image %s", id) }
 
-// Usable is an image that a VM may be made of.
+// Usable is an image that an org may use for VMs.
 type Usable struct {
 	cloud.Image
 	user cloud.OrgID
 }
 
-// Lookup is an image that org may use and that is AVAILABLE.
+// Lookup returns an image that org may use. It returns NotFound if org cannot see the image, and FailedPrecondition if
+// the image is not AVAILABLE.
 func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) {
 	i, err := Images.Get(r, string(id))
 	if err != nil {
@@ -103,20 +106,20 @@ func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) 
 	return &Usable{*i, org}, nil
 }
 
-// Use marks the image as used by a VM, so that it cannot be deleted.
+// Use records that a VM uses the image, so that the image cannot be deleted.
 func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
 	uses.Put(tx, &use{u.user}, string(u.ID), string(vm))
 }
 
-// Release takes the mark away.
+// Release removes the record of Use.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
-// Built is what a host needs to know of it.
+// Built returns the fields of the image that a host needs.
 func (u *Usable) Built() *cloud.BuiltImage {
 	return &cloud.BuiltImage{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}
 }
 
-// Get is one image that org may read.
+// Get returns an image that org may read, or NotFound.
 func (s *Service) Get(ctx context.Context, org cloud.OrgID, id cloud.ImageID) (i *cloud.Image, err error) {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return nil, err
@@ -133,7 +136,8 @@ func (s *Service) Get(ctx context.Context, org cloud.OrgID, id cloud.ImageID) (i
 	return i, err
 }
 
-// List is a page of the images of an org and of those shared with it, with the public ones when asked.
+// List returns a page of the images of an org and of those shared with it, and the token of the next page. It includes
+// public images of other orgs if public is set.
 func (s *Service) List(ctx context.Context, org cloud.OrgID, public bool, size int32, token string) ([]*cloud.Image, string, error) {
 	keep := func(i *cloud.Image) bool {
 		return i.VisibleTo(org) && (public || i.Org == org || i.Visibility != cloud.Public)
@@ -145,7 +149,7 @@ func (s *Service) List(ctx context.Context, org cloud.OrgID, public bool, size i
 	return store.Page(ctx, s.opts.Store, Images, store.PageRequest{Size: size, Token: token, Query: query}, keep)
 }
 
-// Created is a new image, or the one that the same call created before.
+// Created is a new image, or the one that an earlier call with the same idempotency key created (Replayed).
 type Created struct {
 	Image    cloud.Image
 	Replayed bool
@@ -154,12 +158,12 @@ type Created struct {
 type createAsk struct {
 	Image cloud.Image
 	Body  [32]byte
-	// Missing asks for the answer of an earlier call only: the source cannot be opened now.
+	// Missing is set if the source cannot be opened: the call can then only return the response of an earlier call.
 	Missing bool
 }
 
-// Create records an image and begins to import it on this member. It answers PENDING. A call that was answered before
-// gets the same answer, also when the source has gone since.
+// Create records an image, starts to import it on this member, and returns it as PENDING. A call repeated under its
+// idempotency key gets the same response, even if the source no longer exists.
 func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Created, error) {
 	if err := i.Check(); err != nil {
 		return Created{}, err
@@ -197,7 +201,7 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	return out, err
 }
 
-// Holds says that a project, or an org, has images: it cannot go before.
+// Holds returns an error if a project, or an org without t.Project, still has images: it cannot be deleted then.
 func Holds(r store.Reader, t cloud.Tenant) error {
 	all, _, err := Images.List(r, 0)
 	if err != nil {
@@ -227,7 +231,7 @@ func count(tx *store.Tx, i *cloud.Image) error {
 	})
 }
 
-// mayShow says whether the caller may give an image its visibility.
+// mayShow returns an error unless the caller may give the image its visibility.
 func mayShow(ctx context.Context, i *cloud.Image) error {
 	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).Governs() {
 		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
@@ -247,7 +251,7 @@ func mayShow(ctx context.Context, i *cloud.Image) error {
 	return nil
 }
 
-// checkMetadata refuses what is not a caller's to say.
+// checkMetadata refuses metadata keys that callers must not set.
 func checkMetadata(m map[string]string) error {
 	if _, ok := m[cloud.ImageReason]; ok {
 		return fault.Invalid("metadata", "%s is ours to set", cloud.ImageReason)
@@ -257,7 +261,8 @@ func checkMetadata(m map[string]string) error {
 
 var createCommand = leader.NewCommand("image.create", leader.Keyed, (*Service).createOnLeader)
 
-// createOnLeader is Create on the leader: it writes the record. The member that was called imports the bytes.
+// createOnLeader implements Create on the leader: it writes the record. The member that received the call imports the
+// bytes.
 func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -302,7 +307,7 @@ func (s *Service) Update(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 
 var updateCommand = leader.NewCommand("image.change", leader.Repeatable, (*Service).updateOnLeader)
 
-// updateOnLeader is Update on the leader.
+// updateOnLeader implements Update on the leader.
 func (s *Service) updateOnLeader(ctx context.Context, q changeAsk) (out cloud.Image, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := owned(tx, q.Org, q.ID)
@@ -330,7 +335,8 @@ func (s *Service) updateOnLeader(ctx context.Context, q changeAsk) (out cloud.Im
 	return out, err
 }
 
-// owned is an image that org may change. One that it may only see says so.
+// owned returns an image of org. It returns PermissionDenied for another org's image that org can see, and NotFound
+// otherwise.
 func owned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, error) {
 	i, err := Images.Get(tx, string(id))
 	switch {
@@ -350,7 +356,7 @@ type removeAsk struct {
 	Body [32]byte
 }
 
-// Delete removes an image that no VM uses. Members drop its bytes later.
+// Delete removes an image that no VM uses. Members delete its bytes later.
 func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID, body [32]byte) error {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return err
@@ -361,7 +367,7 @@ func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 
 var deleteCommand = leader.NewCommand("image.delete", leader.Keyed, (*Service).deleteOnLeader)
 
-// deleteOnLeader is Delete on the leader.
+// deleteOnLeader implements Delete on the leader.
 func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Org), "DeleteImage", q.Body, func() (struct{}, error) {
@@ -387,7 +393,7 @@ func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (struct{}, er
 	return struct{}{}, err
 }
 
-// users names an org's own VMs, and that there are others.
+// users returns a text that names the VMs of org, and mentions VMs of other orgs without naming them.
 func users(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {

@@ -14,27 +14,29 @@ import (
 )
 
 const (
-	// maxBytes is the largest image.
+	// maxBytes is the maximum image size in bytes.
 	maxBytes = 1 << 40
-	// importTime is how long an import, or a pull, may take.
+	// importTime limits one import or pull.
 	importTime = 30 * time.Minute
-	// recordTime is how long its outcome may take to be recorded.
+	// recordTime limits the recording of an import's result.
 	recordTime = time.Minute
-	// importsAtOnce are copied by a member at the same time; others wait.
+	// importsAtOnce limits the concurrent imports of a member.
 	importsAtOnce = 4
 )
 
-// beginImport copies a source in the background. Where it cannot now, Run does later: the record says PENDING.
+// beginImport imports a source in the background. If the import cannot start now, Run starts it later because the
+// record is PENDING.
 func (s *Service) beginImport(i cloud.Image, from *source) {
 	if !s.errands.begin("import "+string(i.ID), s.imports, func(ctx context.Context) error { return s.importFrom(ctx, i, from) }) {
 		from.Close()
 	}
 }
 
-// again begins an import that this member once began and did not end.
+// again restarts an import that this member started but did not finish.
 func (s *Service) again(i *cloud.Image) {
 	s.errands.begin("import "+string(i.ID), s.imports, func(ctx context.Context) error {
-		// Whoever asked was let in then; what counts now is that the file still lies where imports may come from.
+		// The caller was authorized when the import was requested. Now only check that the file is still in an import
+		// directory.
 		if u, err := url.Parse(i.Source); err == nil {
 			if from, err := s.openFile(i.Org, true, u.Path); err == nil {
 				return s.importFrom(ctx, *i, from)
@@ -44,8 +46,8 @@ func (s *Service) again(i *cloud.Image) {
 	})
 }
 
-// importFrom copies and examines a source, and records how that went. When ctx ends the record stays PENDING and the
-// next Run begins again.
+// importFrom copies and examines a source, and records the result. If ctx ends, the record stays PENDING and the next
+// Run starts the import again.
 func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) error {
 	defer from.Close()
 	limited, cancel := context.WithTimeout(ctx, importTime)
@@ -66,8 +68,8 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 	return s.record(ctx, done)
 }
 
-// record says how an import ended, and returns when this member's own records say so too: until then look would begin
-// it again.
+// record writes an import's result. It returns when this member's own records contain the result; otherwise look would
+// start the import again.
 func (s *Service) record(ctx context.Context, done importDone) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
@@ -78,12 +80,13 @@ func (s *Service) record(ctx context.Context, done importDone) error {
 	return s.opts.Store.Barrier(ctx)
 }
 
-// refusal is what the owner of an image may read about why it is no image.
+// refusal is an error whose text the owner of the image may read.
 type refusal struct{ why string }
 
 func (r *refusal) Error() string { return r.why }
 
-// take copies a source into the files and examines the copy: what is read later is what was examined.
+// take copies a source into s.opts.Files and examines the copy, so that the examined bytes are those that are used
+// later.
 func (s *Service) take(ctx context.Context, i *cloud.Image, from *source) (done importDone, err error) {
 	if from.size > maxBytes {
 		return done, &refusal{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}
@@ -111,7 +114,7 @@ func (s *Service) take(ctx context.Context, i *cloud.Image, from *source) (done 
 	return done, p.keep()
 }
 
-// until is a reader that fails when its context has ended.
+// until is a reader that fails after its context has ended.
 type until struct {
 	ctx context.Context
 	io.ReaderAt
@@ -124,7 +127,8 @@ func (u until) ReadAt(b []byte, at int64) (int, error) {
 	return u.ReaderAt.ReadAt(b, at)
 }
 
-// examine reads what the bytes are, and refuses what they should not be.
+// examine detects the format of an image and returns it with the virtual size in bytes. It returns a refusal for a
+// format that differs from the declared one or is not supported.
 func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.ImageFormat, uint64, error) {
 	first := make([]byte, qcow2.DetectLength)
 	n, err := f.ReadAt(first, 0)
@@ -152,5 +156,6 @@ func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.Image
 	return cloud.FormatQCOW2, info.VirtualSize, nil
 }
 
-// disks are the formats of virtual disks. A compressed file can be an initrd, so it may well be RAW.
+// disks lists the formats of virtual disks. A compressed file is not among them: it can be an initrd, which is a valid
+// RAW image.
 var disks = []qcow2.Format{qcow2.QCOW2, qcow2.QED, qcow2.VMDK, qcow2.VHD, qcow2.VHDX, qcow2.VDI, qcow2.Parallels}

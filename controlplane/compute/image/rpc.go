@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds ImageService.
+// Register registers ImageService.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	vmv1.RegisterImageServiceServer(g, &server{s: s})
 }
@@ -25,7 +25,7 @@ type server struct {
 	s *Service
 }
 
-// shown is an image as an org may see it. Who else may use it is its owner's affair.
+// shown converts an image for org. Only the image's own org sees the list of orgs that the image is shared with.
 func shown(i *cloud.Image, org cloud.OrgID) *vmv1.Image {
 	out := convert.Image(i)
 	if i.Org != org {
@@ -121,7 +121,7 @@ func (r *server) BeginImageUpload(ctx context.Context, in *vmv1.BeginImageUpload
 	return nil, rpc.Unimplemented("BeginImageUpload")
 }
 
-// session checks what the calls of an upload have in common.
+// session checks the IDs that all calls of an upload have.
 func session(image, id string) error {
 	if err := cloud.CheckUUID("image_id", image); err != nil {
 		return err

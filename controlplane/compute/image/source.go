@@ -17,27 +17,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ImportDir is a directory of a member's host whose files may be imported. Without orgs it is system:admin's alone. A
-// relative path is opened as such, which works where a member may not look into the directories above its own; URLs
-// name files by the absolute path.
+// ImportDir is a directory on a member's host from which files may be imported, by system:admin and by callers of Orgs.
+// A relative Path is opened as a relative path, which works where the member may not search the parent directories;
+// URLs name files by absolute path.
 type ImportDir struct {
 	Path string        `yaml:"path"`
 	Orgs []cloud.OrgID `yaml:"orgs"`
 }
 
-// source is a file that is open for import.
+// source is a file opened for import.
 type source struct {
 	*os.File
 	size int64
 }
 
-// errNoSource is one text for every reason, so that the answer maps no host.
+// errNoSource returns the same text for every reason, so that callers cannot explore the host's file system.
 func errNoSource() error {
 	return fault.New(fault.NotFound,
 		"source_url: no such file beneath an import directory that you may use (a regular file, without links, on the member that got this call)")
 }
 
-// open opens what a source_url names, for a caller and the org of the image.
+// open opens the file that a source_url names, on behalf of a caller and the image's org.
 func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
 	if text == "" {
 		return nil, fault.Invalid("source_url", "is required; an upload in parts begins with BeginImageUpload")
@@ -62,8 +62,8 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	return s.openFile(org, auth.CallerOf(ctx).Governs(), u.Path)
 }
 
-// openFile opens a path beneath one of the directories that org, or an administrator, may import from. A path with . or
-// .. in it names nothing: where it leads would depend on the directory that it is looked for in.
+// openFile opens a path below one of the directories that org, or an administrator, may import from. A path with . or
+// .. in it is refused, since its target would depend on the directory that is searched.
 func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, error) {
 	if filepath.Clean(path) != path {
 		return nil, errNoSource()
@@ -87,7 +87,7 @@ func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, e
 	return nil, errNoSource()
 }
 
-// openBeneath opens a regular file with one link below dir, following no link on the way.
+// openBeneath opens a regular file with exactly one hard link below dir. It follows no symbolic link.
 func openBeneath(dir, rel string) (*source, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

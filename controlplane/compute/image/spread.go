@@ -12,21 +12,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Peers reads image bytes of other members. A reader to which nothing comes for a while fails: its member hangs.
+// Peers reads image bytes from other members. The reader returns an error if it receives nothing for a while, since the
+// other member may hang.
 type Peers interface {
 	ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error)
 }
 
 const (
-	// lookEvery is how often a member looks for what it should hold without being woken.
+	// lookEvery is the interval at which a member checks which images it should hold, in addition to being woken.
 	lookEvery = 10 * time.Second
-	// sweepAge is how long bytes without a record stay: an import writes the bytes first.
+	// sweepAge is how long a file without a record is kept: an import writes the file before the record.
 	sweepAge = 10 * time.Minute
-	// pullsAtOnce are read from other members at the same time; others wait.
+	// pullsAtOnce limits concurrent reads from other members.
 	pullsAtOnce = 2
 )
 
-// Run makes this member hold what it should until ctx ends, and ends when all that it began has.
+// Run makes this member hold the images of the records until ctx ends. It returns when all work that it started has
+// ended.
 func (s *Service) Run(ctx context.Context) {
 	s.errands.open(ctx)
 	defer s.errands.close()
@@ -50,7 +52,7 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// wakeUp makes Run look.
+// wakeUp makes Run check the records.
 func (s *Service) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
@@ -62,7 +64,7 @@ func (s *Service) wakeUp() {
 func (s *Service) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		w := Images.Watch(s.opts.Store, 0)
-		s.wakeUp() // for what changed before the watch
+		s.wakeUp() // for changes before the watch began
 		for {
 			if _, _, err := w.Next(ctx); err != nil {
 				break
@@ -77,7 +79,7 @@ func (s *Service) follow(ctx context.Context) {
 	}
 }
 
-// look compares what this member holds with what the records want, and begins what is missing.
+// look compares the images that this member holds with the records, and starts the missing imports and pulls.
 func (s *Service) look() error {
 	var all []store.Record[cloud.Image]
 	if err := s.opts.Store.Local(func(v *store.View) (err error) {
@@ -102,7 +104,7 @@ func (s *Service) look() error {
 	return errors.Join(errs...)
 }
 
-// want begins what is missing of an image.
+// want starts the pull of an image, unless this member holds it and the record says so.
 func (s *Service) want(i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil || has && slices.Contains(i.Holders, s.opts.Self) {
@@ -119,7 +121,8 @@ func (s *Service) want(i *cloud.Image) error {
 	return nil
 }
 
-// obtain makes this member hold an image, from whoever does. One that was thought to hold it and does not says so first.
+// obtain makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists this
+// member as a holder, obtain first removes it there.
 func (s *Service) obtain(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil {
@@ -143,11 +146,11 @@ func (s *Service) obtain(ctx context.Context, i *cloud.Image) error {
 	return s.opts.Store.Barrier(ctx)
 }
 
-// errOther says that a member sent bytes of something else.
+// errOther means that a member sent wrong bytes.
 var errOther = errors.New("it sent other bytes")
 
-// pull reads an image from its holders. Where one breaks off the next goes on; where the bytes turn out to be wrong, they
-// are read anew, from one member alone if more than one had a part in them.
+// pull reads an image from its holders. If one fails, the next continues at the same offset. If the checksum is wrong,
+// the bytes are read again, from a single member if several had contributed.
 func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 	p, err := s.opts.Files.begin(int64(i.SizeBytes))
 	if err != nil {
@@ -181,8 +184,8 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 	return err
 }
 
-// read goes on reading an image from one member. nil means that all of it is there and right; after errSource what came
-// is kept.
+// read continues reading an image from one member. It returns nil when the image is complete and its checksum correct.
+// After errSource the bytes read so far are kept.
 func (s *Service) read(ctx context.Context, member uint64, i *cloud.Image, p *part) error {
 	r, err := s.opts.Peers.ReadImage(ctx, member, i.SHA256, uint64(p.size))
 	if err != nil {

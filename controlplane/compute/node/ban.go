@@ -11,10 +11,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Ban keeps a host's key out: node-ban/<SHA-256 of the public key, hex>. What is placed on the host stays as it is.
+// Ban refuses a host's key: node-ban/<SHA-256 of the public key, hex>. VMs that are placed on the host keep their
+// placement.
 type Ban struct {
 	Key string
-	// Node is the host that held the key, if one did, and Name what it was called.
+	// Node is the host that held the key, if any, and Name its name.
 	Node   cloud.NodeID
 	Name   string
 	Reason string
@@ -32,7 +33,7 @@ func errBanned() *fault.Fault {
 	return fault.New(fault.PermissionDenied, "this host is banned: its key is not admitted until `trivet node unban`").WithReason(ReasonBanned)
 }
 
-// barred refuses a key that is banned.
+// barred returns an error if the key is banned.
 func barred(r store.Reader, key []byte) error {
 	banned, err := bans.Has(r, keyText(key))
 	if err == nil && banned && !mutant.On(mutant.IgnoreBans) {
@@ -41,7 +42,7 @@ func barred(r store.Reader, key []byte) error {
 	return err
 }
 
-// banAsk names a host or a key, not both.
+// banAsk identifies a host either by Node or by Key.
 type banAsk struct {
 	Node   cloud.NodeID
 	Key    string
@@ -61,8 +62,8 @@ func (q *banAsk) check() error {
 	return nil
 }
 
-// Ban keeps a host out, by its id or by its key, for whoever was admitted to ask. The host is cordoned; its record, and
-// what is placed on it, stay. A ban that stands stays as it is.
+// Ban refuses a host, given by its ID or by its key, and cordons it. Its record and the placement of its VMs stay. An
+// existing ban is not changed. The caller must have been authorized.
 func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) ([]Ban, error) {
 	q := banAsk{id, key, reason}
 	if err := q.check(); err != nil {
@@ -76,7 +77,7 @@ func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) 
 
 var banCommand = leader.NewCommand("node.ban", leader.Repeatable, (*Service).banOnLeader)
 
-// banOnLeader is Ban on the leader. It returns the bans of the host, earlier ones too.
+// banOnLeader implements Ban on the leader. It returns the bans of the host, including earlier ones.
 func (s *Service) banOnLeader(ctx context.Context, q banAsk) (made []Ban, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		made = nil
@@ -132,7 +133,7 @@ func (s *Service) banOnLeader(ctx context.Context, q banAsk) (made []Ban, err er
 	return made, err
 }
 
-// Unban lets a host in again. NotFound when it is not banned.
+// Unban removes the ban of a host or key. It returns NotFound without one.
 func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error {
 	q := banAsk{Node: id, Key: key}
 	if err := q.check(); err != nil {
@@ -144,7 +145,7 @@ func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error 
 
 var unbanCommand = leader.NewCommand("node.unban", leader.Once, (*Service).unbanOnLeader)
 
-// unbanOnLeader is Unban on the leader.
+// unbanOnLeader implements Unban on the leader.
 func (s *Service) unbanOnLeader(ctx context.Context, q banAsk) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := bans.List(tx, 0)
@@ -166,7 +167,7 @@ func (s *Service) unbanOnLeader(ctx context.Context, q banAsk) (none struct{}, e
 	return none, err
 }
 
-// Bans is a page of what is banned.
+// Bans returns a page of the bans and the token of the next page.
 func (s *Service) Bans(ctx context.Context, size int32, token string) ([]*Ban, string, error) {
 	all := func(*Ban) bool { return true }
 	return store.Page(ctx, s.opts.Store, bans, store.PageRequest{Size: size, Token: token, Query: "bans"}, all)

@@ -10,54 +10,54 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of one host on one member. An agent stays far below them. They keep a host whose key was stolen from slowing
-// the cloud for others.
+// Limits per host and member. An agent stays far below them. They prevent a host whose key was stolen from slowing the
+// control plane down for others.
 const (
-	// MaxMessage is the largest message, in bytes, that a member takes from an agent; gRPC answers a larger one with
-	// RESOURCE_EXHAUSTED. An agent's largest is a Watch that names maxPresent VMs.
+	// MaxMessage limits a message from an agent, in bytes; gRPC refuses larger ones with RESOURCE_EXHAUSTED. The
+	// largest message that an agent sends is a Watch request with maxPresent VMs.
 	MaxMessage = 1 << 20
-	// maxPresent is how many VMs a Watch may name.
+	// maxPresent limits the VMs in a Watch request.
 	maxPresent = 20_000
-	// maxObservations is how many VMs one message of a Report may be about.
+	// maxObservations limits the VMs in one message of a Report stream.
 	maxObservations = 1000
-	// maxConnections bounds the connections of a host. An agent uses one, and one for each image that it reads from
-	// another member. Connections from before a power failure remain until keepalive closes them.
+	// maxConnections limits the connections of a host. An agent uses one, and one more for each member from which it
+	// reads an image. Connections from before a power failure remain until keepalive closes them.
 	maxConnections = 16
-	// maxCalls bounds the concurrent calls of a host: its consoles (maxConsoles), its image reads, and a few more.
+	// maxCalls limits the concurrent calls of a host: its consoles (maxConsoles), its image reads, and a few more.
 	maxCalls = 128
-	// maxReportStreams bounds the concurrent Report streams of a host, each of which may hold a message of MaxMessage.
+	// maxReportStreams limits the concurrent Report streams of a host, each of which may hold a message of MaxMessage.
 	maxReportStreams = 4
-	// callRate and callBurst bound the calls that a host begins, per second. An agent makes one heartbeat every 5 s.
+	// callRate and callBurst limit new calls of a host, per second. An agent sends one heartbeat every 5 s.
 	callRate, callBurst = 20, 200
-	// watchRate and watchBurst bound the sessions that a host begins, per second: each one reads all records of VMs
-	// placed on the host.
+	// watchRate and watchBurst limit new sessions of a host, per second: each one reads all records of VMs placed on
+	// the host.
 	watchRate, watchBurst = 1, 20
-	// imageRate and imageBurst bound how many readings of images a host begins, per second: each one searches the VMs
-	// placed on the host.
+	// imageRate and imageBurst limit new image reads of a host, per second: each one searches the VMs placed on the
+	// host.
 	imageRate, imageBurst = 2, 64
-	// observationRate and observationBurst bound the observations read from a host, per second. An agent sends one for
-	// each VM every 10 s, and all at once when it connects. Each message counts as messageCost observations more.
+	// observationRate and observationBurst limit the observations from a host, per second. An agent sends one per VM
+	// every 10 s, and all at once when it connects. Each message costs messageCost more.
 	observationRate, observationBurst = 2000, 10_000
 	messageCost                       = 10
-	// changeRate and changeBurst bound the observations of a host that change a record, per second. A host starts 8 VMs
+	// changeRate and changeBurst limit the observations of a host that change a record, per second. A host starts 8 VMs
 	// at a time; a burst occurs when all its VMs end at once.
 	changeRate, changeBurst = 200, 2000
 	// refusalDelay delays the refusal of a call beyond callRate, so that a client that retries at once costs little.
 	refusalDelay = time.Second
-	// recordEvery is the least time between two records of a host's heartbeat, and between two of its facts, in
+	// recordEvery is the minimum time between two writes of a host's heartbeat data, and between two of its facts, in
 	// milliseconds. Changes in between are recorded together at the end of that time.
 	recordEvery cloud.Time = 30_000
 )
 
-// budget holds this member's limiters and counters for one host. Each host that has called has one, in memory.
+// budget holds this member's limiters and counters for one host. It exists in memory, for each host that has called.
 type budget struct {
 	calls, watches, images, observations, changes *rate.Limiter
 
 	// Guarded by Service.mu:
 	underWay, reports int
-	described         cloud.Time   // when a heartbeat's changes were last recorded; 0 never
-	stated            cloud.Time   // when facts were last recorded; 0 never
-	facts             *statedFacts // the newest, while they wait to be recorded
+	described         cloud.Time   // when heartbeat data was last recorded; 0: never
+	stated            cloud.Time   // when facts were last recorded; 0: never
+	facts             *statedFacts // the newest facts, until they are recorded
 }
 
 // budgetOf returns the budget of a host, creating it if needed.
@@ -75,7 +75,7 @@ func (s *Service) budgetOf(id cloud.NodeID) *budget {
 	return b
 }
 
-// enter admits one call of a host. The caller calls leave at the call's end unless err is set.
+// enter admits one call of a host. Call leave when the call ends, unless err is set.
 func (s *Service) enter(ctx context.Context, id cloud.NodeID) (leave func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
@@ -102,7 +102,7 @@ func (s *Service) enter(ctx context.Context, id cloud.NodeID) (leave func(), err
 	return nil, fault.New(fault.ResourceExhausted, "this host makes more than %d calls a second: make fewer", callRate)
 }
 
-// beginReport counts a Report of a host; end is to be called when it ends.
+// beginReport counts a Report stream of a host. Call end when it ends.
 func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
@@ -118,7 +118,7 @@ func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	}, nil
 }
 
-// spend takes n tokens from a limiter, waiting until they are available. Meanwhile the stream is not read, so flow
+// spend takes n tokens from a limiter and waits until they are available. The stream is not read meanwhile, so flow
 // control slows its sender.
 func (s *Service) spend(ctx context.Context, l *rate.Limiter, n int) error {
 	for n > 0 {

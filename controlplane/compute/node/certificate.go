@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// keepKey notes the key of a connection's certificate, which may be of before keys were noted.
+// keepKey stores the key of a connection's certificate. Certificates that were issued before keys were stored have
+// none.
 func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
 	leaf, err := shown(ctx)
 	if err != nil || leaf == nil {
@@ -29,7 +30,8 @@ func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
 	return err
 }
 
-// caller is the host whose certificate a connection shows; the certificate must be valid and the host's record there.
+// caller returns the host that the certificate of a connection names. It returns an error if the certificate has
+// expired, or if the host is evicted, banned or has no record.
 func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	leaf, err := shown(ctx)
 	if err != nil {
@@ -41,7 +43,7 @@ func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	return s.holder(ctx, leaf)
 }
 
-// admitted authenticates a call like caller and counts it. Call leave at the end of the call.
+// admitted authenticates a call like caller and counts it. Call leave when the call ends.
 func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
 	if id, err = s.caller(ctx); err != nil {
 		return "", nil, err
@@ -50,7 +52,8 @@ func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), 
 	return id, leave, err
 }
 
-// holder is the host that a certificate names.
+// holder returns the host that a certificate names, unless it is evicted, banned or has no record. It does not check
+// whether the certificate has expired.
 func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
 	if leaf == nil {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
@@ -59,7 +62,7 @@ func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.Nod
 	if err != nil || id.Kind != mtls.Node {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}
-	// Streams come without a deadline of their own.
+	// Streams have no deadline of their own.
 	ctx, cancel := context.WithTimeout(ctx, knownTime)
 	defer cancel()
 	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return judge(v, cloud.NodeID(id.Name), leaf) })
@@ -69,10 +72,10 @@ func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.Nod
 	return cloud.NodeID(id.Name), nil
 }
 
-// knownTime is how long finding a host's record may take.
+// knownTime limits the lookup of a host's record.
 const knownTime = 5 * time.Second
 
-// shown is the certificate of a connection, nil when there is none.
+// shown returns the peer certificate of a connection, or nil without one.
 func shown(ctx context.Context) (*x509.Certificate, error) {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// consoles are the readers that wait for what agents send, by request id. They live on the leader, where the agents are.
+// consoles holds the readers of console logs by request ID. They exist on the leader, where the agents' sessions are.
 type consoles struct {
 	mu   sync.Mutex
 	open map[string]*console
@@ -25,30 +25,30 @@ type consoles struct {
 type console struct {
 	node   cloud.NodeID
 	tenant cloud.Tenant
-	// pieces has room for little: a slow reader slows the agent's stream down and nothing else.
+	// pieces has a small buffer: a slow reader slows down only the agent's stream.
 	pieces chan piece
-	// taken is closed when the agent has answered.
+	// taken is closed when the agent has opened its stream.
 	taken  chan struct{}
 	gone   chan struct{}
 	opened sync.Once
 }
 
-// piece is some of a console, or its end: io.EOF, or why there is no more.
+// piece is a part of a console log, or its end: io.EOF, or the error that ended it.
 type piece struct {
 	data []byte
 	err  error
 }
 
 const (
-	// answerTime is how long an agent has to begin to answer, and to go on where it does not wait for the guest.
+	// answerTime limits the wait for an agent's response, and for each further piece of a log that is not followed.
 	answerTime = 10 * time.Second
-	// maxConsoles bounds the open consoles of a host. An agent has the same limit.
+	// maxConsoles limits the open consoles of a host. An agent has the same limit.
 	maxConsoles = 64
-	// maxProjectConsoles and maxOrgConsoles bound those that read VMs of one project and of one org, so that one org
-	// cannot use up the consoles of a host.
+	// maxProjectConsoles and maxOrgConsoles limit the open consoles on a host per project and per org, so that one org
+	// cannot use all consoles of a host.
 	maxProjectConsoles = 4
 	maxOrgConsoles     = 8
-	// maxPiece bounds one message of an agent in bytes; it sends less.
+	// maxPiece limits one message of an agent in bytes; agents send smaller ones.
 	maxPiece = 256 << 10
 )
 
@@ -89,7 +89,7 @@ func (c *consoles) remove(id string) {
 	delete(c.open, id)
 }
 
-// tooMany returns the ResourceExhausted error for a project or an org with most open consoles.
+// tooMany returns the ResourceExhausted error for a project or org that has reached its limit of open consoles.
 func tooMany(what, id string, most int) error {
 	return fault.New(fault.ResourceExhausted, "%s %s reads %d consoles on the host of the VM, which is the limit: end one of them", what, id, most).
 		WithReason("TOO_MANY_CONSOLES").With("limit", most).MayRetry()
@@ -103,15 +103,15 @@ type consoleAsk struct {
 	Tail   uint64
 }
 
-// ReadConsole sends the console log of a tenant's VM from its host, wherever the leader is.
+// ReadConsole passes the console log of a tenant's VM to send. It runs on the leader, to which the host is connected.
 func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
 	return readConsoleCommand.Call(ctx, s.opts.Commands, consoleAsk{t, node, vm, follow, tail}, send)
 }
 
 var readConsoleCommand = leader.NewStream("node.console", (*Service).readConsoleOnLeader)
 
-// readConsoleOnLeader asks the host's session for a console log and passes it to send. It returns Unavailable if the host
-// has no session with this member, or does not answer within answerTime.
+// readConsoleOnLeader requests a console log over the host's session and passes it to send. It returns Unavailable if
+// the host has no session with this member, or does not respond within answerTime.
 func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send func([]byte) error) error {
 	s.mu.Lock()
 	agent := s.sessions[q.Node]
@@ -134,7 +134,7 @@ func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send fu
 		select {
 		case <-taken:
 			taken = nil
-			late.Stop() // a guest may be silent for as long as it likes
+			late.Stop() // a followed console may be silent for any time
 			if !q.Follow {
 				late.Reset(answerTime)
 			}
@@ -159,7 +159,7 @@ func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send fu
 	}
 }
 
-// sendConsole takes an agent's stream and hands it to the reader that asked.
+// sendConsole passes an agent's stream to the reader with the request ID of its first message.
 func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func() (*agentv1.SendConsoleRequest, error)) error {
 	first, err := recv()
 	if err != nil {
@@ -183,7 +183,7 @@ func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func(
 		case <-c.gone:
 			return nil
 		case <-ctx.Done():
-			// The reader must not take this for the end.
+			// Send an error, so that the reader does not take this for the end of the log.
 			select {
 			case c.pieces <- consolePiece(nil, ctx.Err()):
 			case <-c.gone:
@@ -197,7 +197,7 @@ func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func(
 	}
 }
 
-// consolePiece is what an agent's message, or the end of its stream, is for the reader.
+// consolePiece converts an agent's message, or the error that ended its stream, for the reader.
 func consolePiece(said *agentv1.SendConsoleRequest, err error) piece {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -212,5 +212,5 @@ func consolePiece(said *agentv1.SendConsoleRequest, err error) piece {
 	return piece{data: said.GetData()}
 }
 
-// maxError is how much of an agent's word a reader is told.
+// maxError is how many bytes of an agent's error text a reader gets.
 const maxError = 1 << 10

@@ -15,21 +15,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Reasons of refusals after which an agent stops asking.
+// Reasons of errors after which an agent stops retrying.
 const (
 	ReasonEvicted = "NODE_EVICTED"
 	ReasonBanned  = "NODE_BANNED"
 )
 
-// eviction ends the certificates that a host got before: node-evicted/<node>. Only a host whose record stays has one.
+// eviction invalidates the certificates that a host got before At: node-evicted/<node>. It exists only for an evicted
+// host whose record remains.
 type eviction struct{ At cloud.Time }
 
 var evictions = store.NewTable[eviction]("node-evicted")
 
-// ends says whether a certificate is of before. It is known to the second when that was signed.
+// ends reports whether a certificate was issued before the eviction. Certificates record the time of issue in seconds.
 func (e *eviction) ends(leaf *x509.Certificate) bool { return mtls.Issued(leaf).UnixMilli() < e.At }
 
-// signedAt is the time that a new certificate bears: after the eviction, also by the clock of a member that is behind.
+// signedAt returns the issue time for a new certificate: now, but later than the eviction even if this member's clock
+// is behind.
 func (e *eviction) signedAt(now time.Time) time.Time {
 	if after := time.UnixMilli(e.At).Truncate(time.Second).Add(time.Second); now.Before(after) {
 		return after
@@ -37,7 +39,7 @@ func (e *eviction) signedAt(now time.Time) time.Time {
 	return now
 }
 
-// evicted is a host's eviction, nil when there is none.
+// evicted returns a host's eviction, or nil.
 func (s *Service) evicted(ctx context.Context, id cloud.NodeID) (e *eviction, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		e, err = evictions.Get(v, string(id))
@@ -51,7 +53,7 @@ func errEvicted() *fault.Fault {
 		WithReason(ReasonEvicted)
 }
 
-// judge says whether the holder of a certificate may be talked to.
+// judge returns an error unless the holder of the certificate may call: errBanned or errEvicted.
 func judge(r store.Reader, id cloud.NodeID, leaf *x509.Certificate) error {
 	key, err := mtls.KeyOf(leaf.PublicKey)
 	if err != nil {
@@ -79,12 +81,13 @@ type evictAsk struct {
 	Force bool
 }
 
-// Evict ends a host's certificate, for whoever was admitted to ask, and says how many VMs are placed on it. Without any,
-// its record goes with all that hangs on it: the key that it is known by, the tokens it used, what it was to clean up. It
-// is another host when it joins again.
+// Evict invalidates a host's certificates and returns how many VMs are placed on it. The caller must have been
+// authorized. If the host has no VMs, Evict deletes its record, its keys, its used join tokens and its pending
+// clean-ups; a later join gets a new ID.
 //
-// With VMs it is refused (ReasonHasVMs) or, forced, the record stays: what is placed on a host that may still run it must
-// not be free to run elsewhere. The host is cordoned; with its key and a new token it is who it was.
+// If the host has VMs, Evict fails with ReasonHasVMs unless force is set. With force, the record stays and the host is
+// cordoned: its VMs may still run there, so they must not start elsewhere. With the same key and a new token, the host
+// joins again under the same ID.
 func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms int, err error) {
 	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
 		return 0, err
@@ -92,12 +95,12 @@ func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms i
 	return evictCommand.Call(ctx, s.opts.Commands, evictAsk{id, force})
 }
 
-// ReasonHasVMs is that of the refusal to evict a host that VMs are placed on.
+// ReasonHasVMs is the error reason when a host with VMs is evicted without force.
 const ReasonHasVMs = "NODE_HAS_VMS"
 
 var evictCommand = leader.NewCommand("node.evict", leader.Once, (*Service).evictOnLeader)
 
-// evictOnLeader is Evict on the leader.
+// evictOnLeader implements Evict on the leader.
 func (s *Service) evictOnLeader(ctx context.Context, q evictAsk) (vms int, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(q.Node))
@@ -148,7 +151,7 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictAsk) (vms int, err e
 	return vms, err
 }
 
-// forgetTokens removes the join tokens that a host has used: it could ask again with them.
+// forgetTokens removes the join tokens that a host has used: it could join again with them.
 func forgetTokens(tx *store.Tx, id cloud.NodeID) error {
 	all, _, err := joinTokens.List(tx, 0)
 	if err != nil {
@@ -162,7 +165,7 @@ func forgetTokens(tx *store.Tx, id cloud.NodeID) error {
 	return nil
 }
 
-// keysOf are the keys that a host is known by, in hex. It has one.
+// keysOf returns the keys that belong to a host, in hex. A host normally has one.
 func keysOf(tx *store.Tx, id cloud.NodeID) (keys []string, err error) {
 	all, _, err := hostKeys.List(tx, 0)
 	if err != nil {
@@ -176,7 +179,7 @@ func keysOf(tx *store.Tx, id cloud.NodeID) (keys []string, err error) {
 	return keys, nil
 }
 
-// sameKey says whether two public keys are one.
+// sameKey reports whether two public keys are equal.
 func sameKey(a, b any) bool {
 	x, errX := mtls.KeyOf(a)
 	y, errY := mtls.KeyOf(b)

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// statedFacts are the facts that a host reports once a session, as they are recorded.
+// statedFacts holds the facts that a host reports once per session.
 type statedFacts struct {
 	models       []string
 	qemu         string
@@ -26,7 +26,7 @@ func (f statedFacts) equal(g statedFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture
 }
 
-// checkFacts refuses facts that are too large to be recorded, or unknown.
+// checkFacts returns an error for facts that are too large to be recorded, or have unknown values.
 func checkFacts(f *agentv1.NodeFacts) (statedFacts, error) {
 	if len(f.GetCpuModels()) > maxModels {
 		return statedFacts{}, fault.Invalid("facts.cpu_models", "at most %d", maxModels)
@@ -50,8 +50,8 @@ func checkFacts(f *agentv1.NodeFacts) (statedFacts, error) {
 	return statedFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
 }
 
-// facts accepts the facts that a host reports once a session. Facts that arrive within recordEvery of the last recorded
-// ones replace any pending facts, and the first heartbeat after that time records them.
+// facts accepts the facts that a host reports once per session. Facts that arrive within recordEvery of the last
+// recorded ones replace any pending facts, and the first heartbeat after that time records them.
 func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
 	stated, err := checkFacts(f)
 	if err != nil {

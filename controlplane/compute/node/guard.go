@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// guard keeps the connections on which hosts have shown a certificate, so that they can be closed: a call or a stream is
-// judged when it begins, and some are open for days.
+// guard holds the connections on which hosts presented a certificate, so that they can be closed. Calls and streams are
+// authenticated only when they begin, and some streams are open for days.
 type guard struct {
 	mu    sync.Mutex // guards conns
 	conns map[*guarded]bool
@@ -28,13 +28,14 @@ type guard struct {
 // guarded is one connection of a host.
 type guarded struct {
 	net.Conn
-	raw   net.Conn // beneath TLS
+	raw   net.Conn // the connection below TLS
 	node  cloud.NodeID
 	leaf  *x509.Certificate
 	guard *guard
 }
 
-// cut ends the connection, and with it every call and stream on it. It says nothing to the host, which may not listen.
+// cut closes the connection, and with it every call and stream on it. It sends no TLS alert, since the host may not
+// read it.
 func (c *guarded) cut() { c.raw.Close() }
 
 // Close implements net.Conn.
@@ -45,7 +46,7 @@ func (c *guarded) Close() error {
 	return c.Conn.Close()
 }
 
-// Credentials are those of the server of port 7443, from what mtls.ServerOptional gives.
+// Credentials returns the transport credentials of the server on port 7443. config comes from mtls.ServerOptional.
 func (s *Service) Credentials(config *tls.Config) credentials.TransportCredentials {
 	return watched{credentials.NewTLS(config), &s.guard}
 }
@@ -98,7 +99,7 @@ func (g *guard) add(c *guarded) bool {
 	return n < maxConnections
 }
 
-// some are the connections that a choice is for.
+// some returns the connections for which choose returns true.
 func (g *guard) some(choose func(*guarded) bool) (out []*guarded) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -113,14 +114,14 @@ func (g *guard) some(choose func(*guarded) bool) (out []*guarded) {
 func everyone(*guarded) bool { return true }
 
 const (
-	// freshEvery is how often a member proves that it would know of an eviction.
+	// freshEvery is how often a member checks that its records are current, so that it would have seen an eviction.
 	freshEvery = time.Second
-	// blindTime is how long that may take. A member that cannot closes the connections of all hosts: they find another, and
-	// what they read here they read on there.
+	// blindTime limits that check. A member that fails it closes the connections of all hosts; they connect to another
+	// member and continue interrupted image reads there.
 	blindTime = 5 * time.Second
 )
 
-// Guard closes the connections of hosts that were evicted or banned, on this member, until ctx ends. Every member runs it.
+// Guard closes the connections of evicted or banned hosts on this member until ctx ends. Every member runs it.
 func (s *Service) Guard(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := s.guardOn(ctx)
@@ -135,7 +136,7 @@ func (s *Service) Guard(ctx context.Context) {
 	}
 }
 
-// guardOn judges every connection, and then those that a change is about.
+// guardOn checks every connection once, and then those that a change of records affects.
 func (s *Service) guardOn(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
@@ -148,7 +149,7 @@ func (s *Service) guardOn(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Watched before it is read: what changes in between is seen twice, not never.
+	// Start the watches before the first check: a change in between is then handled twice instead of never.
 	work.Go(func() {
 		end(heed(ctx, Nodes.Watch(s.opts.Store, from), func(c store.Change[cloud.Node]) error {
 			if c.Value != nil {
@@ -180,7 +181,7 @@ func (s *Service) guardOn(ctx context.Context) error {
 	}
 }
 
-// heed hands each change of a watch on until one fails.
+// heed calls take for each change of a watch until one call fails.
 func heed[T any](ctx context.Context, w *store.Watch[T], take func(store.Change[T]) error) error {
 	defer w.Close()
 	for {
@@ -196,8 +197,8 @@ func heed[T any](ctx context.Context, w *store.Watch[T], take func(store.Change[
 	}
 }
 
-// review closes those of the chosen connections whose holder is not to be talked to, and forgets that their hosts were
-// heard from.
+// review closes the chosen connections whose host is evicted, banned or unknown, and deletes the hosts' last-heartbeat
+// times.
 func (s *Service) review(choose func(*guarded) bool) error {
 	chosen := s.guard.some(choose)
 	if len(chosen) == 0 || mutant.On(mutant.KeepEvictedOpen) {
@@ -219,7 +220,8 @@ func (s *Service) review(choose func(*guarded) bool) error {
 	})
 }
 
-// beFresh closes all hosts' connections when this member cannot find out in time who was evicted.
+// beFresh closes all hosts' connections if this member cannot confirm within the given time that its records are
+// current.
 func (s *Service) beFresh(ctx context.Context, within time.Duration) {
 	if len(s.guard.some(everyone)) == 0 {
 		return

@@ -13,9 +13,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// heartbeat takes what a host says of itself, and returns when the quorum has proven that this member still led after
-// it came: what it answers renews the host's lease. If the description changes more often than recordEvery, a later
-// heartbeat that repeats the change records it. The answer is always the recorded description.
+// heartbeat processes a host's description of itself and returns the recorded description. Before it returns, a quorum
+// has confirmed that this member still led after the heartbeat arrived, because the response renews the host's lease.
+// If the description changes more often than recordEvery, the change is recorded by a later heartbeat that repeats it.
 func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -50,7 +50,7 @@ func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, e
 	if err := s.opts.Store.Barrier(ctx); err != nil {
 		return cloud.Node{}, err
 	}
-	// A member that follows passes the barrier too: by another leader, who has not heard from this host.
+	// Barrier also succeeds on a follower: the leader is then another member, which has not received this heartbeat.
 	if leader, now := s.opts.Leadership.Leader(); leader != s.opts.Self || now != term {
 		return cloud.Node{}, s.redirect(leader)
 	}
@@ -84,14 +84,14 @@ func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cl
 	return out, changed && err == nil, err
 }
 
-// merge takes over what a heartbeat says; what is ours stays.
+// merge copies the fields that a heartbeat sets from said to n. Other fields of n keep their values.
 func merge(n, said *cloud.Node) {
 	n.Name, n.Declared, n.Capacity, n.Allocatable = said.Name, said.Declared, said.Capacity, said.Allocatable
 	n.Hypervisors, n.Labels, n.AgentVersion = said.Hypervisors, said.Labels, said.AgentVersion
 	n.VolumeDrivers, n.StorageClasses, n.SharedMigration = said.VolumeDrivers, said.StorageClasses, said.SharedMigration
 }
 
-// same reports whether two records agree in all that a heartbeat says.
+// same reports whether two records agree in all fields that a heartbeat sets.
 func same(a, b *cloud.Node) bool {
 	return a.Name == b.Name && a.Declared == b.Declared && a.Capacity == b.Capacity && a.Allocatable == b.Allocatable &&
 		slices.Equal(a.Hypervisors, b.Hypervisors) && maps.Equal(a.Labels, b.Labels) && a.AgentVersion == b.AgentVersion &&
@@ -99,16 +99,16 @@ func same(a, b *cloud.Node) bool {
 		a.SharedMigration == b.SharedMigration
 }
 
-// Limits of what a host may say of itself.
+// Limits of a host's description, in bytes unless stated otherwise.
 const (
 	maxHostName = 253
 	maxWord     = 128
-	// maxModels and maxModelBytes bound the CPU models that a host offers. QEMU 7.2 has 140 for x86-64, of 2 KiB together.
+	// maxModels and maxModelBytes limit the CPU models that a host offers. QEMU 7.2 has 140 for x86-64, 2 KiB in total.
 	maxModels     = 512
 	maxModelBytes = 16 << 10
 )
 
-// most is more than any host has, and far from where sums overflow.
+// most limits a host's capacity. It is more than any host has, and far from integer overflow of sums.
 var most = cloud.Capacity{VCPUs: 1 << 20, MemoryMiB: 1 << 32, StorageGiB: 1 << 32}
 
 func checkHeartbeat(n *cloud.Node) error {

@@ -39,7 +39,7 @@ func errNoImage() error {
 	return fault.New(fault.NotFound, "this member has no such image for a VM of this host")
 }
 
-// maxReading is how many images a host may read from a member at a time.
+// maxReading limits the concurrent image reads of a host from one member.
 const maxReading = 8
 
 func (s *Service) beginReading(id cloud.NodeID) bool {

@@ -22,32 +22,32 @@ import (
 )
 
 const (
-	// tokenTTL and maxTokenTTL are lifetimes of join tokens.
+	// tokenTTL and maxTokenTTL are the default and maximum lifetimes of join tokens.
 	tokenTTL    = time.Hour
 	maxTokenTTL = 30 * 24 * time.Hour
-	// CertificateLife is a host's; agents renew at half of it.
+	// CertificateLife is the lifetime of a host's certificate; agents renew at half of it.
 	CertificateLife = 24 * time.Hour
-	// RenewGrace lets a host that was off for long renew without a new token.
+	// RenewGrace is how long after its certificate expired a host can renew it without a new token.
 	RenewGrace = 7 * 24 * time.Hour
 )
 
-// joinToken is a token at rest: join-token/<id>.
+// joinToken is a stored join token: join-token/<id>.
 type joinToken struct {
-	Secret  [32]byte // SHA-256 of it
+	Secret  [32]byte // SHA-256 of the secret
 	Name    string
 	Expires cloud.Time
-	// Key is the hash of the public key that used the token, Node the host that came of it. Both are empty before.
+	// Key is the hash of the public key that used the token, and Node the resulting host. Both are empty before.
 	Key  []byte
 	Node cloud.NodeID
 }
 
 var joinTokens = store.NewTable[joinToken]("join-token")
 
-// hostKeys says which host holds a key: host-key/<SHA-256 of the public key, hex>. A host that joins again with a new
-// token, since its certificate ran out or the cluster was made of a backup, is the host that it was.
+// hostKeys maps a key to its host: host-key/<SHA-256 of the public key, hex>. A host that joins again with a new token,
+// because its certificate expired or the cluster was restored from a backup, keeps its ID.
 var hostKeys = store.NewTable[cloud.NodeID]("host-key")
 
-// keep notes that a host holds a key, unless another host that is known does.
+// keep stores that a host holds a key, unless the key belongs to another host that has a record.
 func keep(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	if holder, err := holderOf(tx, key); err != nil || holder != "" {
 		return err
@@ -56,7 +56,7 @@ func keep(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	return nil
 }
 
-// holderOf is the host that holds a key, empty when none is known.
+// holderOf returns the host that holds a key, or "" if there is none with a record.
 func holderOf(tx *store.Tx, key []byte) (cloud.NodeID, error) {
 	id, err := hostKeys.Get(tx, keyText(key))
 	if err != nil || id == nil {
@@ -80,8 +80,8 @@ type tokenMade struct {
 
 var newTokenCommand = leader.NewCommand("node.new-token", leader.Repeatable, (*Service).newTokenOnLeader)
 
-// newTokenOnLeader stores a join token and returns its text: the ID, the secret, and the pin of the authority that the
-// agent will check. Only the hash of the secret is stored.
+// newTokenOnLeader stores a join token and returns its text: the ID, the secret, and the pin of the certificate
+// authority, which the agent verifies. Only the hash of the secret is stored.
 func (s *Service) newTokenOnLeader(ctx context.Context, q tokenAsk) (made tokenMade, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
@@ -107,8 +107,8 @@ func errBadJoin() error {
 
 var admitCommand = leader.NewCommand("node.admit", leader.Repeatable, (*Service).admitOnLeader)
 
-// admitOnLeader uses a join token for a key and returns the ID of the host. A key that belongs to a host gets the ID of that
-// host again, by a new token too, since only the machine of its VMs has the key.
+// admitOnLeader marks a join token as used by a key and returns the host's ID. A key that already belongs to a host
+// gets the same ID again, also with a new token: only the machine that runs the host's VMs has the key.
 func (s *Service) admitOnLeader(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := joinTokens.Get(tx, q.ID)
@@ -163,14 +163,14 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinAsk) (id cloud.NodeID
 	return id, err
 }
 
-// Expire removes join tokens that are over. It is a leader's task.
+// Expire removes expired join tokens. It is a leader task.
 func (s *Service) Expire(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := joinTokens.List(tx.Unguarded(), 0)
 		if err != nil {
 			return err
 		}
-		left := 1000 // others go the next time
+		left := 1000 // the next call removes the others
 		for _, r := range all {
 			if left > 0 && tx.Now() >= r.Value.Expires {
 				joinTokens.Delete(tx, r.Path...)
@@ -182,7 +182,7 @@ func (s *Service) Expire(ctx context.Context) error {
 	return err
 }
 
-// checkRequest reads a certificate request and proves that its sender holds the key.
+// checkRequest parses a certificate request and verifies that its sender holds the key.
 func checkRequest(der []byte) (*x509.CertificateRequest, []byte, error) {
 	csr, key, err := mtls.ParseRequest(der)
 	if err != nil {

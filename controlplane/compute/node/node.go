@@ -1,28 +1,30 @@
-// Package node keeps the hypervisor hosts: their records, whether they are alive, what they are told and what they
-// report.
+// Package node manages the hypervisor hosts: their records, their liveness, the desired state that their agents receive
+// and the reports that agents send. The main type is Service.
 //
-// A host's record changes when what its agent says of it changes. That it is alive is soft state of the leader: when it
-// was last heard from, and the session its agent holds. A new leader knows nothing of that, gathers it anew within a
-// heartbeat, and calls no host lost before a heartbeat's grace has passed: until it has heard from a host, that is
-// NOT_READY but not Away. State is READY, NOT_READY or CORDONED, computed when asked.
+// The leader writes a host's record when the host's description changes. Liveness is not stored: the leader keeps in
+// memory when it last received a heartbeat of each host, and the session of its agent. A new leader has none of this
+// and collects it within one heartbeat interval. Until a host's first heartbeat, a new leader reports the host as
+// NOT_READY. It reports no host as Away before cloud.HeartbeatLost has passed since the start of its term. The state
+// READY, NOT_READY or CORDONED is computed for each request.
 //
-// What a host should look like is a projection of records: placed/<node>/<vm> says which VMs are its own, and Guests
-// (package vm) says what each should be. There is no second copy of wanted state.
+// The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and Guests (package
+// vm) returns the desired state of each. There is no second copy of the desired state.
 //
-// Who a host is, is its key: it keeps its id when it joins again, after its certificate ran out or into a cluster that was
-// made of a backup, so that what is placed on it stays its own. A copy of a host is refused while that one is connected.
-// What a host has and no record places there, it is told to be orphaned, and the log names it. A host that has just joined
-// a restored cluster keeps such a guest running (package machine of the agent): records that are older than the guest
-// cannot know it.
+// A host is identified by its key. It keeps its ID when it joins again, for example after its certificate expired or
+// after the cluster was restored from a backup, so its VMs stay placed on it. A copy of a host is refused while the
+// other one is connected. If a host reports a VM that no record places there, the leader tells the agent that the VM is
+// orphaned, and logs it. A host that has just joined a restored cluster keeps such a guest running (package machine of
+// the agent), because the guest may be newer than the records.
 //
-// A host that is evicted (evict.go) is not talked to until it joins again; a key that is banned (ban.go) is not until it is
-// unbanned. Neither frees what is placed on the host: its guests may run on, and nobody here can stop them. Whoever wants
-// them elsewhere has to fence the host first. Every member closes the host's connections (guard.go); a call after that is
-// refused by the record.
+// An evicted host (evict.go) is refused until it joins again; a banned key (ban.go) is refused until it is unbanned.
+// Neither frees the VMs that are placed on the host: they may still run, and the control plane cannot stop them. To
+// start them elsewhere, an operator must fence the host first. Every member closes the connections of an evicted or
+// banned host (guard.go). Later calls are refused because of the record.
 //
-// Decisions of this version: a host has one session, and a newer one ends the older; it sends at most eight images and
-// 64 consoles at a time. This package limits what a host may write into records, and the load that it may cause on a
-// member (budget.go), since an attacker may control a host. A host may read only the images of its own VMs.
+// Decisions of this version: a host has one session, and a newer session ends the older one. A host reads at most 8
+// images from a member, and sends at most 64 consoles, at a time. An attacker may control a host, so this package
+// limits what a host can write into records and the load that it can cause on a member (budget.go). A host may read
+// only the images of its own VMs.
 package node
 
 import (
@@ -44,70 +46,72 @@ import (
 // Nodes is the table of hosts: node/<id>.
 var Nodes = store.NewTable[cloud.Node]("node")
 
-// LeaseSeconds is how long a host may run what it owns after the sending of its last answered heartbeat.
+// LeaseSeconds is how long, in seconds, a host may run its VMs after it sent the last heartbeat that got a response.
 const LeaseSeconds = 30
 
-// Guests is what package vm knows and a host must be told.
+// Guests provides the desired state of VMs and records what hosts report. Package vm implements it.
 type Guests interface {
-	// Assigned is what the host should make of what is or was placed on it: of the VMs that are named, or of all.
+	// Assigned returns the desired state of VMs that are or were placed on the host: of the given VMs, or of all if
+	// none are given.
 	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
-	// Observed records a host's reports, and returns how many of them changed a record.
+	// Observed records a host's reports and returns how many of them changed a record.
 	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) (changed int, err error)
-	// UsesImage reports whether a VM placed on a host uses an image, as the backing file of a disk or to boot.
+	// UsesImage reports whether a VM placed on the host uses the image as the backing file of a disk or to boot.
 	UsesImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
 }
 
-// Options of the service; all are required.
+// Options configures New. All fields without a default are required.
 type Options struct {
 	Store      *store.Store
 	Commands   *leader.Commands
 	Leadership leader.Leadership
 	Self       uint64
-	// AgentAddresses are the members' listeners for agents, host:port.
+	// AgentAddresses maps each member to its listener for agents, host:port.
 	AgentAddresses map[uint64]string
-	// Listeners, when set, is what AgentAddresses is now: members come and go.
+	// Listeners returns the current listeners; it replaces AgentAddresses, since members can be added and removed.
+	// Optional.
 	Listeners func() map[uint64]string
 	Authority *mtls.Authority
 	Log       *slog.Logger
-	// Now is the clock.
+	// Now returns the wall-clock time.
 	Now func() time.Time
-	// Steady is a clock that is never set, by which hosts are known to be alive: one that is set must not make all of them
-	// look lost. Now when nil.
+	// Steady returns the time of a clock that is never set, which measures heartbeats: setting the wall clock must not
+	// make all hosts look lost. Default: Now.
 	Steady func() time.Time
 }
 
-// Service is the node service of one member.
+// Service implements the node service of one member.
 type Service struct {
 	opts   Options
 	guests Guests
 	images ImageSource
 
 	mu sync.Mutex
-	// since is when this member began to lead, 0 when it does not. seen is when each host was heard from while this member
-	// led: that stays true when it leads again.
+	// since is when this member's term as leader began, 0 while it does not lead. seen holds the time of each host's
+	// last heartbeat to this member as leader; it stays valid for this member's next term.
 	since cloud.Time
 	seen  map[cloud.NodeID]cloud.Time
-	// fleet is every host's record, followed by the leader; empty on other members.
+	// fleet holds every host's record while this member leads; it is empty on other members.
 	fleet    map[cloud.NodeID]cloud.Node
 	sessions map[cloud.NodeID]*session
-	// reading counts the images that each host reads from this member.
+	// reading counts the image reads in progress per host.
 	reading map[cloud.NodeID]int
-	// budgets holds the budget of each host that has called this member.
+	// budgets holds one budget per host that has called this member.
 	budgets map[cloud.NodeID]*budget
-	// pause is sleep; tests replace it.
+	// pause is sleep, except in tests.
 	pause    func(context.Context, time.Duration) error
 	consoles consoles
 	guard    guard
 }
 
-// liveness is what the leader knows of hosts and no record says.
+// liveness is the response of lastHeardCommand.
 type liveness struct {
-	// Now is the leader's clock, by which it heard of them.
+	// Now is the leader's Steady clock, by which the times in Seen were taken.
 	Now  cloud.Time
 	Seen map[cloud.NodeID]cloud.Time
 }
 
-// New makes the service and registers its commands.
+// New creates the service and registers its leader commands.
 func New(opts Options) *Service {
 	if opts.Steady == nil {
 		opts.Steady = opts.Now
@@ -122,7 +126,7 @@ func New(opts Options) *Service {
 	return s
 }
 
-// listeners are the members' listeners for agents, host:port.
+// listeners returns the members' listeners for agents, host:port.
 func (s *Service) listeners() map[uint64]string {
 	if s.opts.Listeners != nil {
 		return s.opts.Listeners()
@@ -130,11 +134,10 @@ func (s *Service) listeners() map[uint64]string {
 	return s.opts.AgentAddresses
 }
 
-// Attach gives the service what it hands on to agents. Call it before serving.
+// Attach sets the sources of VM states and images. Call it before serving.
 func (s *Service) Attach(guests Guests, images ImageSource) { s.guests, s.images = guests, images }
 
-// Follow keeps the fleet as the records have it while this member leads. It is a leader's task that ends with the
-// leadership.
+// Follow keeps s.fleet equal to the host records while this member leads. It is a leader task: it ends with the term.
 func (s *Service) Follow(ctx context.Context) error {
 	defer func() {
 		s.mu.Lock()
@@ -142,7 +145,7 @@ func (s *Service) Follow(ctx context.Context) error {
 		s.since = 0
 		clear(s.fleet)
 	}()
-	// Who was heard from before the records are read has a record there, or none any more.
+	// A host that sent a heartbeat before the records are read either has a record in them, or was removed.
 	s.mu.Lock()
 	before := slices.Collect(maps.Keys(s.seen))
 	s.mu.Unlock()
@@ -192,7 +195,7 @@ func (s *Service) Follow(ctx context.Context) error {
 	}
 }
 
-// Fleet is every host as the leader knows it now.
+// Fleet returns every host with its current state. It is empty on members other than the leader.
 func (s *Service) Fleet() []schedule.Candidate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,8 +208,8 @@ func (s *Service) Fleet() []schedule.Candidate {
 	return out
 }
 
-// Away reports whether a host is known not to answer. A leader that is younger than a heartbeat's grace knows it of
-// none, and a member that does not lead knows nothing.
+// Away reports whether a host has sent no heartbeat for more than cloud.HeartbeatLost. It returns false if this member
+// does not lead, or has led for less than that time.
 func (s *Service) Away(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,7 +230,7 @@ func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (live
 	return out, nil
 }
 
-// get is one host's record.
+// get returns a host's record, or NotFound.
 func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if n, err = Nodes.Get(v, string(id)); err == nil && n == nil {
@@ -238,7 +241,7 @@ func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err 
 	return n, err
 }
 
-// list is a page of hosts' records.
+// list returns a page of host records and the token of the next page.
 func (s *Service) list(ctx context.Context, size int32, token string) ([]*cloud.Node, string, error) {
 	all := func(*cloud.Node) bool { return true }
 	return store.Page(ctx, s.opts.Store, Nodes, store.PageRequest{Size: size, Token: token, Query: "nodes"}, all)
@@ -251,7 +254,7 @@ type cordonChange struct {
 
 var cordonCommand = leader.NewCommand("node.cordon", leader.Repeatable, (*Service).cordonOnLeader)
 
-// cordonOnLeader sets whether a host takes new VMs, and returns its record.
+// cordonOnLeader sets whether the scheduler may place new VMs on a host, and returns the host's record.
 func (s *Service) cordonOnLeader(ctx context.Context, q cordonChange) (n cloud.Node, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		have, err := Nodes.Get(tx, string(q.Node))

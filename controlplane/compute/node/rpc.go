@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds NodeService to the server of port 50051.
+// Register registers NodeService on the server of port 50051.
 func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterNodeServiceServer(g, &server{s: s}) }
 
 type server struct {
@@ -99,13 +99,14 @@ func (r *server) HeartbeatNode(context.Context, *vmv1.HeartbeatNodeRequest) (*vm
 	return nil, fault.New(fault.PermissionDenied, "HeartbeatNode is for agents, on their own port, with a host's certificate")
 }
 
-// shown is nodes as the caller may see them: system:admin all, others who it is and whether it works.
+// shown converts nodes to what the caller may see: all fields for system:admin; for others the ID, name, hypervisors,
+// labels beginning with trivet/, and state.
 func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node, error) {
 	ids := make([]cloud.NodeID, len(nodes))
 	for i, n := range nodes {
 		ids[i] = n.ID
 	}
-	// Without a leader nobody knows who is alive.
+	// Only the leader knows which hosts are alive, so this fails without one.
 	alive, err := lastHeardCommand.Call(ctx, s.opts.Commands, ids)
 	if err != nil {
 		return nil, err
@@ -125,7 +126,8 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 	return out, nil
 }
 
-// NewToken makes a join token, for whoever was admitted to ask. ttl 0 is an hour.
+// NewToken creates a join token and returns its text and expiry. The caller must have been authorized. ttl 0 means one
+// hour; the maximum is 30 days.
 func (s *Service) NewToken(ctx context.Context, name string, ttl time.Duration) (token string, expires cloud.Time, err error) {
 	switch {
 	case ttl == 0:

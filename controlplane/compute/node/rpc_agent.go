@@ -21,10 +21,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Protocol is the major version of agent.v1 that this program speaks.
+// Protocol is the major version of agent.v1 that this program implements.
 const Protocol = 1
 
-// ImageSource opens the verified copy of an image that this member holds; NotFound without one.
+// ImageSource opens this member's verified copy of an image. Open returns NotFound without one.
 type ImageSource interface {
 	Open(sha256 string) (io.ReadSeekCloser, error)
 }
@@ -32,7 +32,7 @@ type ImageSource interface {
 // OpenMethod is the full name of the only agent method that requires no certificate.
 const OpenMethod = agentv1.AgentService_Join_FullMethodName
 
-// RegisterAgents adds what agents may call, to the server of port 7443.
+// RegisterAgents registers the services for agents on the server of port 7443.
 func (s *Service) RegisterAgents(g grpc.ServiceRegistrar) {
 	agentv1.RegisterAgentServiceServer(g, &agents{s: s})
 	vmv1.RegisterNodeServiceServer(g, &heartbeats{s: s})
@@ -92,8 +92,8 @@ func (s *Service) credential(ctx context.Context, id cloud.NodeID, public any) (
 	return c, nil
 }
 
-// Renew serves a host whose certificate is valid, or expired no longer than RenewGrace ago: TLS refuses others. A host
-// keeps its key, by which it can be banned: another gets no certificate for this one's.
+// Renew issues a new certificate if the current one is valid or expired at most RenewGrace ago; TLS refuses older ones.
+// The new certificate must be for the same key, since bans refer to keys.
 func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.Credential, error) {
 	leaf, err := shown(ctx)
 	if err != nil {
@@ -146,7 +146,7 @@ func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_Watc
 	return a.s.watch(ctx, id, r.GetPresentVms(), stream.Send)
 }
 
-// valid ends a stream's context when the certificate does that it came with.
+// valid returns a context that ends when the stream's client certificate expires.
 func (s *Service) valid(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	leaf, err := shown(ctx)
 	if err != nil || leaf == nil {
@@ -183,7 +183,7 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		if len(r.GetVms()) > maxObservations {
 			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
 		}
-		// Do not read further messages of the stream before the host's limit allows them.
+		// Apply the host's limit before reading the stream's next message.
 		if err := a.s.spend(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
 			return err
 		}
@@ -245,7 +245,7 @@ func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) erro
 	return stream.SendAndClose(&agentv1.SendConsoleResponse{})
 }
 
-// heartbeats is NodeService as agents see it: one call.
+// heartbeats implements NodeService on the agents' port: HeartbeatNode only.
 type heartbeats struct {
 	vmv1.UnimplementedNodeServiceServer
 	s *Service

@@ -16,12 +16,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Placed says that a VM is, or was, on a host: placed/<node>/<vm>. It changes in every transaction that changes what the
-// host should do, so that a host's session watches its own beginning of the table and nothing else.
+// Placed records that a VM is, or was, on a host: placed/<node>/<vm>. Every transaction that changes the desired state
+// of a host also writes its Placed records, so a host's session needs to watch only the prefix placed/<node>/.
 type Placed struct {
 	Project    cloud.ProjectID
 	Generation uint64
-	// Gone marks what is no longer a record: the host destroys it and reports so, then this goes and gives back Held.
+	// Gone means that the VM's record was deleted. The host destroys the VM and reports so; then this record is deleted
+	// and Held is returned to the host's free capacity.
 	Gone bool
 	Held cloud.Capacity
 }
@@ -29,25 +30,25 @@ type Placed struct {
 // PlacedVMs is the table of placements.
 var PlacedVMs = store.NewTable[Placed]("placed")
 
-// Assignment is what a host should make of one VM.
+// Assignment is the desired state of one VM, as sent to its host.
 type Assignment struct {
 	VM  cloud.VMID
 	Say *agentv1.AssignedVm
 }
 
-// session is one agent's Watch.
+// session is one Watch call of an agent.
 type session struct {
 	node cloud.NodeID
-	// end ends it.
+	// end cancels the session's context.
 	end context.CancelCauseFunc
-	// ask wakes the session for requests that wait in asks.
+	// ask signals that asks is not empty.
 	ask chan struct{}
 
 	mu   sync.Mutex
 	asks []*agentv1.ConsoleRequest
 }
 
-// request queues a console request for the agent. As many can wait as consoles can be open.
+// request queues a console request for the agent. maxConsoles bounds the length of the queue.
 func (s *session) request(r *agentv1.ConsoleRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +59,7 @@ func (s *session) request(r *agentv1.ConsoleRequest) {
 	}
 }
 
-// withdraw takes a request back: off the queue, or by a request to cancel when the agent has it.
+// withdraw removes a request from the queue, or sends a cancellation if the agent has it already.
 func (s *session) withdraw(id string) {
 	s.mu.Lock()
 	waits := slices.IndexFunc(s.asks, func(r *agentv1.ConsoleRequest) bool { return r.GetRequestId() == id })
@@ -79,10 +80,10 @@ func (s *session) taken() []*agentv1.ConsoleRequest {
 	return asks
 }
 
-// errReplaced ends a session of whose host a newer one has begun.
+// errReplaced ends a session that a newer session of the same host replaces.
 var errReplaced = fault.New(fault.Aborted, "another session of this host has begun")
 
-// begin makes a session the host's one and ends an older one.
+// begin registers a new session of a host and ends the older one, if any.
 func (s *Service) begin(node cloud.NodeID, end context.CancelCauseFunc) *session {
 	n := &session{node: node, end: end, ask: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -94,7 +95,7 @@ func (s *Service) begin(node cloud.NodeID, end context.CancelCauseFunc) *session
 	return n
 }
 
-// connected says whether a host has a session with this member.
+// connected reports whether a host has a session with this member.
 func (s *Service) connected(node cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,14 +110,14 @@ func (s *Service) end(n *session) {
 	}
 }
 
-// loggedVMs is how many VMs one line of the log names.
+// loggedVMs limits how many VMs one log line names.
 const loggedVMs = 16
 
-// chunkVMs is how many VMs go into one message of a snapshot.
+// chunkVMs limits the VMs in one message of a snapshot.
 const chunkVMs = 100
 
-// watch sends an agent the desired state of its host until ctx ends, the term in which this member leads is over, or the
-// agent begins another session.
+// watch sends an agent the desired state of its host until ctx ends, this member's term as leader ends, or the agent
+// starts another session.
 func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string, send func(*agentv1.WatchResponse) error) error {
 	leading, term := s.opts.Leadership.Leader()
 	if leading != s.opts.Self {
@@ -140,7 +141,7 @@ func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string
 	return context.Cause(ctx)
 }
 
-// termOver returns the error that ends a session whose term is over.
+// termOver returns the error for a session whose term has ended.
 func (s *Service) termOver() error {
 	if err := s.leads(); err != nil {
 		return err
@@ -148,14 +149,14 @@ func (s *Service) termOver() error {
 	return fault.New(fault.Unavailable, "this member leads anew").MayRetry()
 }
 
-// batch is what a watch of the placements brought.
+// batch is one result of the watch on Placed records.
 type batch struct {
 	changes  []store.Change[Placed]
 	revision int64
 	err      error
 }
 
-// serve sends a session's snapshot, and then what changes.
+// serve sends a session's snapshot, and then the changes.
 func (s *Service) serve(ctx context.Context, me *session, present []string, term uint64, work *sync.WaitGroup, send func(*agentv1.WatchResponse) error) error {
 	from, err := s.snapshot(ctx, me.node, present, term, send)
 	if err != nil {
@@ -205,7 +206,8 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	}
 }
 
-// snapshot sends everything the host should have, and rules on everything it says it has.
+// snapshot sends the desired state of all VMs of the host. VMs in present that have no record on this host are sent as
+// ORPHANED.
 func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []string, term uint64, send func(*agentv1.WatchResponse) error) (from int64, err error) {
 	var all []Assignment
 	if err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
@@ -247,8 +249,9 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	return from, nil
 }
 
-// delta says what changed. What a VM should be is read as it is now: newer than the change does no harm, since
-// generations only grow. Released is only what is placed here no longer: the host keeps nothing of that.
+// delta adds the current desired state of the changed VMs to the message say. The state may be newer than the change,
+// which is harmless since generations only grow. ReleasedVms lists VMs that are no longer placed on the host: the host
+// keeps nothing of them.
 func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.Change[Placed], say *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
@@ -276,7 +279,7 @@ func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.
 	})
 }
 
-// redirect returns the error that names the address of the leading member to an agent.
+// redirect returns the error that gives an agent the address of the leader.
 func (s *Service) redirect(leading uint64) error {
 	if leading == 0 {
 		return fault.New(fault.Unavailable, "no leader is known yet").MayRetry()
@@ -293,7 +296,7 @@ func (s *Service) leads() error {
 }
 
 // reports passes a host's reports to Guests in batches of 16, so that the size of a transaction does not grow with the
-// host. It waits while the host changes records faster than changeRate.
+// number of VMs. It waits while the host changes records faster than changeRate.
 func (s *Service) reports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
 	b := s.budgetOf(node)

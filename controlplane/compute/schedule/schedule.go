@@ -1,6 +1,6 @@
-// Package schedule chooses a host for a VM: filters that refuse, scores that prefer, and for each host that was refused
-// the filter that did it. It is a pure function of the fleet and the request: the same give the same host and the same
-// explanation.
+// Package schedule chooses a host for a VM. Filters exclude hosts, scores rank the others, and for each excluded host
+// the result names the first filter that excluded it. Place is a pure function of the hosts and the request: equal
+// arguments give the same host and the same explanation.
 package schedule
 
 import (
@@ -12,29 +12,29 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Candidate is a host as the leader knows it.
+// Candidate is a host with its state as the leader knows it.
 type Candidate struct {
 	Node  cloud.Node
 	State cloud.NodeState
 }
 
-// Request is what a VM needs.
+// Request describes what a VM needs.
 type Request struct {
 	VM   cloud.VMID
 	Need cloud.Capacity
-	// Architecture of its images; unspecified takes any.
+	// Architecture is that of the VM's images; unspecified allows any.
 	Architecture cloud.Architecture
-	// CPUModel must be one that the host reports; empty takes any host.
+	// CPUModel must be among the models that the host reports; empty allows any host.
 	CPUModel string
-	// Selector are labels that the host must have.
+	// Selector holds labels that the host must have.
 	Selector map[string]string
-	// Avoid are hosts with a member of the VM's anti-affinity group.
+	// Avoid holds the hosts that run a member of the VM's anti-affinity group.
 	Avoid map[cloud.NodeID]bool
-	// Near are hosts that hold the VM's images already.
+	// Near holds the hosts that have the VM's images already.
 	Near map[cloud.NodeID]bool
 }
 
-// filters are tried in order; the first that refuses is the explanation.
+// filters run in order. The first non-empty result excludes the host and is the explanation.
 var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, _ *Request) string {
 		if c.State != cloud.NodeReady {
@@ -77,7 +77,7 @@ var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, r *Request) string { return Lacks(&c.Node, r.Need) },
 }
 
-// Lacks says which resource a node has too little of, "" when the need fits.
+// Lacks returns a text about the first resource of which a node has too little, or "".
 func Lacks(n *cloud.Node, need cloud.Capacity) string {
 	free := n.Allocatable.Minus(n.Allocated)
 	for _, r := range []struct {
@@ -95,7 +95,7 @@ func Lacks(n *cloud.Node, need cloud.Capacity) string {
 	return ""
 }
 
-// Place chooses a host. Without one, ok is false and refused says why for each.
+// Place chooses a host. If none is suitable, ok is false and refused holds the reason for each host.
 func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.NodeID]string, ok bool) {
 	best := -1.0
 	var chosen []cloud.NodeID
@@ -135,13 +135,14 @@ func refusal(c *Candidate, r *Request) string {
 	return ""
 }
 
-// tie is the difference in score within which hosts count as equal, so that a burst does not all go to one.
+// tie is the difference in score within which hosts count as equal, so that a burst of VMs is spread.
 const tie = 0.05
 
-// near is what it is worth that no image must be fetched.
+// near is added to the score of a host that need not fetch an image.
 const near = 0.1
 
-// score is how much is left of the tightest resource after the VM is placed.
+// score returns the fraction of the scarcest resource that stays free after placement, plus near if the host has the
+// images.
 func score(c *Candidate, r *Request) float64 {
 	after := c.Node.Allocated.Plus(r.Need)
 	left := 1.0
@@ -160,7 +161,7 @@ func score(c *Candidate, r *Request) float64 {
 	return left
 }
 
-// draw orders equal hosts differently for each VM, and always alike for one.
+// draw returns a hash that orders hosts of equal score: differently for each VM, always the same for one VM.
 func draw(vm cloud.VMID, node cloud.NodeID) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(vm))

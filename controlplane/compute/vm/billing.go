@@ -5,20 +5,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Billing is told in the transactions that change VMs what they cost from now on. It does nothing but read and write
-// through the transaction, and its refusals are for the caller.
+// Billing tracks the cost of VMs. Its methods are called within the transactions that change VMs. They only read and
+// write through the transaction, and their errors are returned to the caller.
 type Billing interface {
-	// Admit is asked about a VM that is being made, after everything else agreed.
+	// Admit returns an error to refuse a VM that is being created. It is called after all other checks.
 	Admit(tx *store.Tx, vm *cloud.VM) error
-	// Start is asked about a VM that is to be started.
+	// Start returns an error to refuse the start of a VM.
 	Start(tx *store.Tx, vm *cloud.VM) error
-	// Changed is told of a VM as it is from now on; it refuses nothing.
+	// Changed records the new state of a VM; it refuses nothing.
 	Changed(tx *store.Tx, vm *cloud.VM) error
-	// Removed is told of a VM that is no more; it refuses nothing.
+	// Removed records the deletion of a VM; it refuses nothing.
 	Removed(tx *store.Tx, vm *cloud.VM) error
 }
 
-// unbilled is the Billing of VMs that cost nothing.
+// unbilled implements Billing for VMs that are free of charge.
 type unbilled struct{}
 
 func (unbilled) Admit(*store.Tx, *cloud.VM) error   { return nil }
@@ -26,8 +26,8 @@ func (unbilled) Start(*store.Tx, *cloud.VM) error   { return nil }
 func (unbilled) Changed(*store.Tx, *cloud.VM) error { return nil }
 func (unbilled) Removed(*store.Tx, *cloud.VM) error { return nil }
 
-// Halt stops a VM in a transaction, as StopVm with its default grace would, unless it is off or wanted off already, or is
-// in a state that cannot be stopped. It says whether it did.
+// Halt stops a VM within a transaction, as StopVm with its default grace would, and reports whether it did. It does
+// nothing if the VM does not exist, its desired state is off already, or its state does not allow a stop.
 func (s *Service) Halt(tx *store.Tx, t cloud.Tenant, id cloud.VMID) (bool, error) {
 	vm, err := VMs.Get(tx, string(t.Project), string(id))
 	if err != nil || vm == nil || vm.Org != t.Org || !vm.Wish.On && !vm.Wish.Again {

@@ -29,7 +29,7 @@ type Wanted struct {
 	Labels     map[string]string
 }
 
-// Created is a new VM, or the one that the same call created before.
+// Created is a new VM, or the one that an earlier call with the same idempotency key created (Replayed).
 type Created struct {
 	VM       cloud.VM
 	Replayed bool
@@ -38,11 +38,11 @@ type Created struct {
 type createAsk struct {
 	Tenant cloud.Tenant
 	Wanted Wanted
-	// Body is the hash of the request, for its idempotency key.
+	// Body is the hash of the request, stored with its idempotency key.
 	Body [32]byte
 }
 
-// Create places and records a VM, and answers CREATING.
+// Create places and records a VM, and returns it as CREATING.
 func (s *Service) Create(ctx context.Context, t cloud.Tenant, w Wanted, body [32]byte) (Created, error) {
 	w.Spec.Normalize()
 	if err := w.check(); err != nil {
@@ -103,8 +103,8 @@ func selector(labels map[string]string) (map[string]string, error) {
 
 var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
 
-// createOnLeader is Create on the leader. It waits up to gatherWait if a host from which the leader has not heard yet may
-// have room.
+// createOnLeader implements Create on the leader. It waits up to gatherWait if a host that has not sent this leader a
+// heartbeat yet may have room.
 func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
 	made, err := uuid.NewV7()
 	if err != nil {
@@ -134,11 +134,11 @@ func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created,
 	}
 }
 
-// gatherWait is how long a placement waits for hosts that a new leader has not heard from: longer than the time between
-// two heartbeats.
+// gatherWait is how long a placement waits for the first heartbeats to a new leader. It is longer than the heartbeat
+// interval.
 const gatherWait = 7 * time.Second
 
-// tooEarly is a refusal that a heartbeat to come may turn into a placement.
+// tooEarly means that no host fits now, but one may after its next heartbeat.
 type tooEarly struct{ refusal error }
 
 func (e *tooEarly) Error() string { return e.refusal.Error() }
@@ -154,7 +154,7 @@ func (s *Service) gathering(tx *store.Tx, fleet []schedule.Candidate) (bool, err
 	}), nil
 }
 
-// record writes everything that a new VM is.
+// record writes all records of a new VM.
 func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q createAsk) (vm cloud.VM, err error) {
 	project := string(q.Tenant.Project)
 	if taken, err := names.Has(tx, project, q.Wanted.Name); err != nil {
@@ -191,11 +191,11 @@ func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q cre
 	return vm, err
 }
 
-// groupKey makes a path's part of any label value.
+// groupKey converts any label value to a valid key element.
 func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
 
-// resolve looks the images of a VM up and fixes what the host is to build. Those in have are the VM's already: they stay
-// its, whoever may see them now.
+// resolve reads the images of a VM and sets the disks, kernel and initrd that the host is to build. The VM keeps its
+// current images, given in have, even if its org can no longer see them.
 func resolve(tx *store.Tx, vm *cloud.VM, have []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
 	images := map[cloud.ImageID]*image.Usable{}
 	var first *image.Usable
@@ -250,8 +250,8 @@ func usable(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, mine bool) (*image.
 	return image.Lookup(tx, org, id)
 }
 
-// place chooses a host and takes what the VM needs of it. The choice is made from what the leader has in memory; what
-// counts is the host's record in this transaction, and a host that turns out to be full is out of the choice.
+// place chooses a host and allocates the VM's capacity on it. The choice uses the leader's memory; the host's record in
+// this transaction is authoritative, and a host that turns out to be full or cordoned is excluded.
 func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable) error {
 	r := &schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model}
 	r.Selector, _ = selector(vm.Labels)
@@ -309,7 +309,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 	}
 }
 
-// nowhere explains a placement that found no host, host by host.
+// nowhere returns the error of a placement that found no host, with the reason per host.
 func nowhere(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
 	if len(fleet) == 0 {
 		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has none yet").WithReason("NO_HOST_FITS")

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// cutWait is how long a forced delete waits for the host to have cut.
+// cutWait is how long a forced delete waits for the host to power the VM off.
 const cutWait = 10 * time.Second
 
 type removeAsk struct {
@@ -26,15 +26,15 @@ type removeAsk struct {
 
 type removed struct {
 	Node cloud.NodeID
-	// Away says that the host does not answer and will clean up when it returns.
+	// Away means that the host does not respond and will clean up when it returns.
 	Away bool
-	// Replayed is set in the answer, not in what is kept.
+	// Replayed is set in the response, but not stored with it.
 	Replayed bool
 }
 
-// Delete removes a VM and all that belongs to it. Not forced, it refuses what is powered on or on a host that does not
-// answer. Forced, it cuts first, and waits a little for the host to have done so. replayed says that the same call
-// removed it before.
+// Delete removes a VM and all records that belong to it. Without force, it refuses a VM that is powered on or whose
+// host does not respond. With force, the host powers the VM off, and Delete waits up to cutWait for that. replayed
+// reports whether an earlier call with the same idempotency key removed the VM.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) (replayed bool, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return false, err
@@ -45,14 +45,14 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 	}
 	ctx, cancel := context.WithTimeout(ctx, cutWait)
 	defer cancel()
-	// The record is gone whatever the host does; what is waited for is only that nothing runs any more.
+	// The record is deleted in any case; this only waits until nothing runs any more.
 	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(gone.Node), string(id))
 	return gone.Replayed, nil
 }
 
 var deleteCommand = leader.NewCommand("vm.delete", leader.Keyed, (*Service).deleteOnLeader)
 
-// deleteOnLeader is Delete on the leader. It does not wait for the host.
+// deleteOnLeader implements Delete on the leader. It does not wait for the host.
 func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (out removed, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		var replayed bool
@@ -69,9 +69,9 @@ func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (out removed,
 	return out, err
 }
 
-// erase removes the record and leaves a note for the host. What the host may still hold stays allocated until it has
-// reported it gone: storage always, and processors and memory of all that is not surely off. In ERROR a process may run:
-// one that did not stop in time.
+// erase removes the VM's records and tells the host, through its Placed record, to destroy the VM. Capacity that the
+// host may still use stays allocated until the host reports the VM absent: storage always, and processors and memory
+// unless the VM is certainly off. In ERROR a process may still run: one that did not stop in time.
 func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error) {
 	ev := cloud.DeleteAsked
 	if force {
@@ -116,7 +116,7 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 	return removed{Node: vm.Node, Away: away}, nil
 }
 
-// free gives capacity back to a host.
+// free returns capacity to a host.
 func free(tx *store.Tx, id cloud.NodeID, c cloud.Capacity) error {
 	n, err := node.Nodes.Get(tx, string(id))
 	if err != nil || n == nil {

@@ -10,12 +10,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// matcher says whether a VM is wanted.
+// matcher reports whether a VM matches a filter.
 type matcher func(*cloud.VM) bool
 
-// parseFilter compiles a filter of AIP-160: name, id, state, node_id and labels.<key>, compared by = and !=, labels also
-// by : (is there), joined by AND, OR, NOT and parentheses. A label whose key is no plain word is written quoted:
-// labels."a/b". Empty accepts every VM.
+// parseFilter compiles an AIP-160 filter: name, id, state, node_id and labels.<key>, compared by = and !=, labels also
+// by : (exists), combined with AND, OR, NOT and parentheses. A label key that is not a plain word is quoted:
+// labels."a/b". An empty filter accepts every VM.
 func parseFilter(text string) (matcher, error) {
 	if len(text) > cloud.MaxFilter {
 		return nil, fault.Invalid("filter", "at most %d bytes, got %d", cloud.MaxFilter, len(text))
@@ -141,7 +141,7 @@ func compareLabel(f string, key []string, right *expr.Expr) (matcher, error) {
 	return func(vm *cloud.VM) bool { return (vm.Labels[name] == value) == want }, nil
 }
 
-// words is a.b.c as its parts.
+// words splits a.b.c into its parts.
 func words(e *expr.Expr) ([]string, bool) {
 	if s := e.GetSelectExpr(); s != nil {
 		below, ok := words(s.GetOperand())
@@ -153,7 +153,7 @@ func words(e *expr.Expr) ([]string, bool) {
 	return nil, false
 }
 
-// literal is the text of a string, a word or a number.
+// literal returns the text of a string, a word or a number.
 func literal(e *expr.Expr) (string, bool) {
 	if c := e.GetConstExpr(); c != nil {
 		if s, ok := c.GetConstantKind().(*expr.Constant_StringValue); ok {

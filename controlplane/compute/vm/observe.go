@@ -50,7 +50,7 @@ func (s *Service) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) ([
 	return out, nil
 }
 
-// assigned is what the host should make of one VM; nil for one that it no longer has.
+// assigned returns the desired state of one VM, or nil if the host no longer has the VM.
 func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*agentv1.AssignedVm, error) {
 	if p == nil {
 		return nil, nil
@@ -94,7 +94,7 @@ func usesImage(vm *cloud.VM, sha256 string) bool {
 	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.BuiltDisk) bool { return is(d.Image) })
 }
 
-// Observed implements node.Guests. Most reports say what is known already: those cost a read.
+// Observed implements node.Guests. Most reports contain nothing new; these cost only a local read.
 func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) (changed int, err error) {
 	var news []cloud.Observation
 	err = s.opts.Store.Local(func(v *store.View) error {
@@ -137,8 +137,8 @@ func (s *Service) keepUsage(o cloud.Observation) {
 	}
 }
 
-// take applies one report to the records and says whether it is about a VM of the host's, and whether it changes any
-// record. Without a tx it only looks. A host speaks for what is placed on it and for nothing else.
+// take applies one report to the records. known reports whether the VM is placed on the host, and changed whether any
+// record changes. Without a tx, take only reads. A report about a VM that is not placed on the host is ignored.
 func (s *Service) take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil
@@ -148,7 +148,7 @@ func (s *Service) take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Ob
 		return false, false, err
 	}
 	if p.Gone {
-		// A report of before says that nothing was built yet, not that nothing is left.
+		// A report of an earlier generation may mean that the VM is not built yet, not that it was destroyed.
 		if o.Observed != cloud.ObservedAbsent || o.Generation < p.Generation {
 			return false, false, nil
 		}
@@ -173,8 +173,8 @@ func (s *Service) take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Ob
 	return true, true, err
 }
 
-// Bounds of what a host can write into a record, in bytes and addresses. What is cut stays UTF-8: records are text that
-// must be readable.
+// Limits of what a host can write into a record, in bytes and addresses. Truncated text stays valid UTF-8, because
+// records are text and must be readable.
 const (
 	maxLastError = 1 << 10
 	maxAddresses = 64
@@ -191,13 +191,13 @@ func bound(o *cloud.Observation) {
 
 func clip(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// due is when a VM's transient state is over.
+// due is the deadline of a VM's transient state.
 type due struct {
 	project cloud.ProjectID
 	at      cloud.Time
 }
 
-// Follow keeps the deadlines of all VMs while this member leads.
+// Follow keeps the deadlines of all VMs current while this member leads. It is a leader task.
 func (s *Service) Follow(ctx context.Context) error {
 	var from int64
 	err := s.opts.Store.View(ctx, func(v *store.View) error {
@@ -246,10 +246,10 @@ func (s *Service) note(vm *cloud.VM) {
 	}
 }
 
-// SettleEvery is how often deadlines are looked at.
+// SettleEvery is the interval of Settle.
 const SettleEvery = time.Second
 
-// Settle ends transient states whose deadline has passed. It is a leader's task.
+// Settle ends transient states whose deadline has passed. It is a leader task.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
 	late := map[cloud.VMID]due{}

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// How long calls wait for what they asked.
+// How long calls wait for the desired state.
 const (
 	startWait  = 30 * time.Second
 	stopMargin = 10 * time.Second
@@ -32,12 +32,12 @@ type powerAsk struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
 	Action action
-	// GraceMS is a stop's; 0 cuts.
+	// GraceMS is the grace period of a stop in milliseconds; 0 powers off at once.
 	GraceMS uint64
 	Body    [32]byte
 }
 
-// powered is the VM with what was asked of it recorded, now or by the same call before.
+// powered is the VM after the command, or after the earlier command with the same idempotency key.
 type powered struct {
 	VM       cloud.VM
 	Replayed bool
@@ -91,16 +91,16 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerAsk) (out powe
 	return out, err
 }
 
-// Asked is the answer of a call that waited for what it asked.
+// Asked is the result of a call that waits for the desired state.
 type Asked struct {
 	VM *cloud.VM
-	// Late says that the time was up first. The wish stands.
+	// Late means that the wait timed out. The desired state stays recorded.
 	Late bool
-	// Replayed says that the call was made before under its idempotency key.
+	// Replayed means that the call was made before under its idempotency key.
 	Replayed bool
 }
 
-// Start wants a VM on and waits until it runs.
+// Start sets the desired state of a VM to on and waits until the VM is running.
 func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
 	return s.ask(ctx, setPowerCommand, powerAsk{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
 		switch vm.State {
@@ -116,7 +116,8 @@ func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body
 	})
 }
 
-// Stop wants a VM off and waits until it is: the power button, and the cut after grace; a grace of 0 cuts at once.
+// Stop sets the desired state of a VM to off and waits until the VM is off. The host presses the power button and
+// powers the VM off after grace; with a grace of 0 it powers off at once.
 func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (Asked, error) {
 	return s.ask(ctx, setPowerCommand, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
 		switch {
@@ -129,7 +130,8 @@ func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace
 	})
 }
 
-// Reboot presses the power button, waits for the guest to go down, and starts it again; the host cuts after 30 s.
+// Reboot presses the power button, waits for the guest to shut down, and starts it again. If the guest does not shut
+// down within 30 s, the host powers it off.
 func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
 	return s.ask(ctx, pulseCommand, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
 		return runsAgain(vm, vm.Status.RebootsDone >= asked.Wish.Reboots, "reboot")
@@ -151,7 +153,7 @@ func runsAgain(vm *cloud.VM, done bool, verb string) (bool, error) {
 	return false, ended(vm, verb)
 }
 
-// ended is why a wish did not come true.
+// ended returns the error for a VM that did not reach the desired state.
 func ended(vm *cloud.VM, verb string) error {
 	why := vm.Status.LastError
 	if why == "" {
@@ -160,11 +162,11 @@ func ended(vm *cloud.VM, verb string) error {
 	return fault.New(fault.FailedPrecondition, "%s VM %s: %s", verb, vm.Name, why)
 }
 
-// again is the pause after a wait that broke off because the records could not be read.
+// again is the pause before a read is repeated, after the records could not be read or a placement came too early.
 const again = 100 * time.Millisecond
 
-// ask runs a command on the leader and waits until done reports that the VM has reached the desired state, by the records
-// of this member. asked is the VM as the command left it, now the VM as it is.
+// ask runs a command on the leader and waits until done reports that the VM has reached the desired state, according to
+// the records of this member. asked is the VM as the command left it, now the current VM.
 func (s *Service) ask(ctx context.Context, command *powerCommand, q powerAsk, wait time.Duration, done func(asked, now *cloud.VM) (bool, error)) (Asked, error) {
 	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
 		return Asked{}, err
@@ -179,7 +181,7 @@ func (s *Service) ask(ctx context.Context, command *powerCommand, q powerAsk, wa
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	// over is how the wait ended, judged by the VM's record.
+	// over is the final error of the wait according to the VM's record.
 	var over error
 	look := func(vm *cloud.VM) (ok bool, err error) {
 		switch {
@@ -187,7 +189,7 @@ func (s *Service) ask(ctx context.Context, command *powerCommand, q powerAsk, wa
 			if ok, err = done(&asked.VM, vm); err == nil {
 				out.VM = vm
 			} else if asked.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed {
-				return true, nil // something else was asked of it since
+				return true, nil // the VM got another desired state since
 			}
 		case asked.Replayed:
 			return true, nil
@@ -207,8 +209,8 @@ func (s *Service) ask(ctx context.Context, command *powerCommand, q powerAsk, wa
 		case ctx.Err() != nil:
 			return Asked{}, ctx.Err()
 		case waiting.Err() == nil:
-			// The wish is recorded. That there is no leader just now, or that this member got a new copy of the records, is
-			// no reason to give up waiting for it.
+			// The desired state is recorded, so keep waiting if there is no leader at the moment or this member
+			// received a new snapshot of the records.
 			select {
 			case <-time.After(again):
 				continue

@@ -7,13 +7,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// amountOf is what a VM takes of its project's quota, from its creation to its deletion: a stopped one keeps its room.
+// amountOf returns the share of its project's quota that a VM takes from creation to deletion, also while it is
+// stopped.
 func amountOf(spec *cloud.Spec) tenant.Amount {
 	need := spec.Need()
 	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
 }
 
-// Holds says that a project has VMs: it cannot go before.
+// Holds returns an error if a project still has VMs: it cannot be deleted then.
 func Holds(r store.Reader, t cloud.Tenant) error {
 	if t.Project == "" {
 		return nil

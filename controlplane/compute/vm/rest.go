@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Routes adds the endpoints of the spec's part 4.3. Reboot, reset, update and watch are gRPC's only.
+// Routes registers the REST endpoints of the wire contract (docs/api.md). Reboot, reset, update and watch exist only in
+// gRPC.
 func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodGet, "/api/v1/vms", service+"ListVms", s.getVMs)
 	r.Handle(http.MethodPost, "/api/v1/vms", service+"CreateVm", s.postVM)
@@ -26,7 +27,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", service+"MigrateVm", s.migrateVM)
 }
 
-// vmResponse is the spec's VmResponse (part 2.4).
+// vmResponse is VmResponse of the wire contract.
 type vmResponse struct {
 	ID         string        `json:"id"`
 	Name       string        `json:"name"`
@@ -86,7 +87,7 @@ func shownREST(vm *cloud.VM) vmResponse {
 	return out
 }
 
-// vmOf is the tenant and the id that a path is about.
+// vmOf authorizes a call and returns the tenant and the VM ID of its path.
 func vmOf(r *http.Request, method auth.Method) (cloud.Tenant, cloud.VMID, error) {
 	t, err := auth.Admit(r.Context(), service+method, "", "")
 	return t, cloud.VMID(mux.Vars(r)["id"]), err
@@ -123,7 +124,7 @@ func (s *Service) getVM(_ *rest.Response, r *http.Request) (any, error) {
 	return shownREST(vm), nil
 }
 
-// createBody is the spec's CreateVmRequestRest.
+// createBody is CreateVmRequestRest of the wire contract.
 type createBody struct {
 	Name       *string    `json:"name"`
 	OrgID      string     `json:"org_id"`
@@ -162,7 +163,7 @@ type nicBody struct {
 	SecurityGroups []string `json:"security_groups"`
 }
 
-// wanted reads a create body as the spec's part 4.3 has it.
+// wanted converts a create body, with the defaults of the wire contract.
 func (b *createBody) wanted() (w Wanted, err error) {
 	if b.Name == nil {
 		return w, fault.Invalid("name", "is required")
@@ -255,7 +256,7 @@ func (b *nicBody) nic(i int) cloud.NIC {
 }
 
 func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
-	// The caller must be somebody before the body is read; whose tenant it is about stands in the body.
+	// Authenticate the caller before reading the body; the tenant is in the body.
 	if _, err := auth.Admit(r.Context(), service+"CreateVm", "", ""); err != nil && !auth.Undecided(err) {
 		return nil, err
 	}
@@ -281,12 +282,12 @@ func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
 	return shownREST(&out.VM), nil
 }
 
-// bodyFields are the names that fields of a spec have in a create body.
+// bodyFields maps field names of a spec to those of a create body.
 var bodyFields = []struct{ spec, body string }{
 	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
 }
 
-// inBody names the field of a refusal as the body does.
+// inBody returns err with the field name that the create body uses.
 func inBody(err error) error {
 	f, ok := fault.From(err)
 	if !ok || f.Field == "" {
@@ -303,7 +304,7 @@ func inBody(err error) error {
 	return err
 }
 
-// replayed tells that the answer is that of an earlier call with the same idempotency key.
+// replayed sets the header that marks the response of an earlier call with the same idempotency key.
 func replayed(w *rest.Response, is bool) {
 	if is {
 		w.Header().Set("Idempotency-Replayed", "true")
@@ -323,7 +324,7 @@ func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"id": id, "deleted": true}, nil
 }
 
-// pathHash stands for the body of a call that has none.
+// pathHash replaces the body hash for calls without a body.
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
 func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
@@ -331,7 +332,7 @@ func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A start that is still under way stands, so it has been done.
+	// A start that is still in progress is recorded, so it counts as done.
 	out, err := s.Start(r.Context(), t, id, pathHash(r))
 	if err != nil {
 		return nil, err

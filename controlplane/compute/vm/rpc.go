@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds VmService.
+// Register registers VmService.
 func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterVmServiceServer(g, &server{s: s}) }
 
 type server struct {
@@ -27,7 +27,7 @@ type server struct {
 
 const service = "/vmcontroller.v1.VmService/"
 
-// request is what every request of this service has.
+// request is the part that all requests of this service have in common.
 type request interface {
 	GetOrgId() string
 	GetProjectId() string
@@ -129,7 +129,7 @@ func (r *server) DeleteVm(ctx context.Context, in *vmv1.DeleteVmRequest) (*empty
 	return &emptypb.Empty{}, nil
 }
 
-// asked is the answer of a call that waited: the VM as it is, whether or not the wait was long enough.
+// asked converts the result of a call that waited: the VM in its current state, also if the wait timed out.
 func (r *server) asked(ctx context.Context, out Asked, err error) (*vmv1.VirtualMachine, error) {
 	if err != nil {
 		return nil, err
@@ -191,7 +191,7 @@ func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingSer
 	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Late) error { return stream.SendMsg(m) })
 }
 
-// The calls below are not served yet. They answer as they will for whoever may not call, or calls wrongly.
+// The calls below are not supported yet. They check the caller and the arguments, and then return Unimplemented.
 
 func (s *Service) checkMigrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, destination string) error {
 	if _, err := s.Get(ctx, t, id); err != nil {
@@ -244,7 +244,7 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 	return nil, rpc.Unimplemented("RecoverVm")
 }
 
-// device checks an Attach or Detach: the VM is there, and the device's spec, as that of a VM which had only it.
+// device checks an Attach or Detach call: the VM must exist, and a spec with only the device must be valid.
 func (r *server) device(ctx context.Context, method auth.Method, in interface {
 	request
 	GetVmId() string

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Change is what an update says. What is nil or empty stays as it is.
+// Change holds the fields of an update. Nil or empty fields stay unchanged.
 type Change struct {
 	CPU      *cloud.CPU
 	Memory   *cloud.Memory
@@ -32,7 +32,7 @@ type updateAsk struct {
 	Change Change
 }
 
-// Update changes labels and metadata at any time, and processor, memory, boot and security of what is STOPPED.
+// Update changes labels and metadata at any time, and processor, memory, boot and security of a STOPPED VM.
 func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
@@ -42,7 +42,7 @@ func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c C
 
 var updateCommand = leader.NewCommand("vm.update", leader.Repeatable, (*Service).updateOnLeader)
 
-// updateOnLeader is Update on the leader.
+// updateOnLeader implements Update on the leader.
 func (s *Service) updateOnLeader(ctx context.Context, q updateAsk) (out cloud.VM, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, err := of(tx, q.Tenant, q.VM)
@@ -63,7 +63,7 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateAsk) (out cloud.VM
 	return out, err
 }
 
-// apply changes a VM, and says whether anything is different.
+// apply changes a VM and reports whether any field differs.
 func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	before := *vm
 	if group, said := c.Labels[AntiAffinity]; said && group != vm.Labels[AntiAffinity] {
@@ -119,7 +119,7 @@ func checkPairs(vm *cloud.VM) error {
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
-// respecify gives a stopped VM another shape, on the host where its disks are.
+// respecify changes the spec of a stopped VM, on the host that has its disks.
 func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 	if err := spec.Check(); err != nil {
 		return err

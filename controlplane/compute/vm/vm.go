@@ -1,18 +1,20 @@
-// Package vm is the VM controller: the records of virtual machines, what may be asked of them, and what their hosts
-// report.
+// Package vm implements the VM controller: the records of virtual machines, the calls that change them, and the
+// processing of reports from hosts. The main type is Service.
 //
-// A call records what is wanted, in one transaction with everything that must be true together: the host's capacity,
-// the names, the images in use, the remembered answer of its idempotency key. Then it waits, where it arrived, for the
-// record to become what was asked. The life cycle itself is cloud.VM's; hosts learn of it through package node.
+// A call records the desired state in one transaction together with everything that must stay consistent with it: the
+// host's allocated capacity, the names, the image uses, the stored response of its idempotency key. Then the member
+// that received the call waits until the record reaches the desired state. The state machine is in cloud.VM; package
+// node sends the desired state to hosts.
 //
-// Decisions where the design is silent:
-//   - A start or stop whose answer was lost is said again by this member: what is wanted is a level. A reboot, a reset, a
-//     create and a delete are said again only under an idempotency key. A wait goes on while the leader changes.
-//   - A call repeated under its key waits again; when its VM is gone by now or was told otherwise, it gets its answer as
-//     it would have been.
-//   - Right after a change of leader, a placement that would be refused waits for the hosts' first heartbeats.
-//   - What a deleted VM took stays allocated until its host has reported it gone; only of one that is surely off are
-//     processors and memory free at once.
+// Decisions:
+//   - If the response to a start or stop command is lost, this member repeats the command, since starting and
+//     stopping are idempotent. It repeats a reboot, reset, create or delete only under an idempotency key. A wait
+//     continues across a change of leader.
+//   - A call that is repeated under its idempotency key waits again. If its VM was deleted or got another desired
+//     state meanwhile, the call returns its response without an error.
+//   - Right after a change of leader, a placement that found no host waits for the hosts' first heartbeats.
+//   - The capacity of a deleted VM stays allocated until its host reports the VM absent. Processors and memory are
+//     freed at once only if the VM is certainly off.
 //
 // Keys: vm/<project>/<id>, vm-name/<project>/<name>, vm-group/<project>/<group>/<id>.
 package vm
@@ -37,37 +39,37 @@ var (
 	groups = store.NewTable[cloud.NodeID]("vm-group")
 )
 
-// Labels of a VM that steer its placement.
+// Labels of a VM that control its placement.
 const (
-	// AntiAffinity names a group of the project of which no two members share a host.
+	// AntiAffinity names a group within the project. No two VMs of a group are placed on the same host.
 	AntiAffinity = "trivet/anti-affinity"
 	// NodeSelector lists labels that the host must have: k=v, comma-separated.
 	NodeSelector = "trivet/node-selector"
 )
 
-// Options of the service; all are required but Billing.
+// Options configures New. All fields except Billing are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Nodes    *node.Service
 	Log      *slog.Logger
-	// Billing is nil where VMs cost nothing.
+	// Billing is nil if VMs are free of charge.
 	Billing Billing
 }
 
-// Service is the VM controller of one member.
+// Service implements the VM controller of one member.
 type Service struct {
 	opts     Options
 	messages *messages
 
 	mu sync.Mutex
-	// usage is what hosts last said, on the leader.
+	// usage holds the last usage that hosts reported, on the leader.
 	usage map[cloud.VMID]cloud.Usage
-	// deadlines are those of all VMs in a transient state, on the leader.
+	// deadlines holds the deadlines of all VMs in a transient state, on the leader.
 	deadlines map[cloud.VMID]due
 }
 
-// New makes the service and registers its commands.
+// New creates the service and registers its leader commands.
 func New(opts Options) *Service {
 	if opts.Billing == nil {
 		opts.Billing = unbilled{}
@@ -79,7 +81,7 @@ func New(opts Options) *Service {
 
 func noVM(id cloud.VMID) error { return fault.New(fault.NotFound, "no VM %s", id) }
 
-// Get is one VM. Another tenant's is not found.
+// Get returns a VM. It returns NotFound for another tenant's VM.
 func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *cloud.VM, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return nil, err
@@ -91,7 +93,7 @@ func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *c
 	return vm, err
 }
 
-// of reads a tenant's VM.
+// of returns a tenant's VM, or NotFound.
 func of(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
 	vm, err := VMs.Get(r, string(t.Project), string(id))
 	if err != nil {
@@ -103,7 +105,8 @@ func of(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
 	return vm, nil
 }
 
-// List is a page of a tenant's VMs that the filter accepts, in order of their ids, which is that of their creation.
+// List returns a page of a tenant's VMs that the filter accepts, and the token of the next page. VMs are sorted by ID,
+// which is the order of creation.
 func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, filter string) ([]*cloud.VM, string, error) {
 	match, err := parseFilter(filter)
 	if err != nil {
@@ -114,7 +117,8 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, f
 	return store.Page(ctx, s.opts.Store, VMs, req, keep, string(t.Project))
 }
 
-// save writes a VM that changed. When the host should do something else now, its session learns of it.
+// save writes a changed VM. If its generation is no longer before, save also writes its Placed record, which notifies
+// the host's session.
 func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	vm.UpdatedAt = tx.Now()
 	VMs.Put(tx, vm, string(vm.Project), string(vm.ID))
@@ -124,7 +128,8 @@ func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	return s.opts.Billing.Changed(tx, vm)
 }
 
-// Usage is what VMs use, as their hosts last said; what is not known is left out.
+// Usage returns the last reported usage of running VMs. VMs without a report are left out, and on an error it returns
+// nil.
 func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cloud.Usage {
 	var ids []cloud.VMID
 	for _, vm := range vms {
@@ -135,7 +140,7 @@ func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cl
 	if len(ids) == 0 {
 		return nil
 	}
-	// Figures are not worth waiting for.
+	// Usage figures are optional, so wait only briefly.
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	usage, err := usageCommand.Call(ctx, s.opts.Commands, ids)
@@ -147,7 +152,7 @@ func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cl
 
 var usageCommand = leader.NewCommand("vm.usage", leader.Repeatable, (*Service).usageOnLeader)
 
-// usageOnLeader is Usage on the leader, whose memory has the last usage that each host reported.
+// usageOnLeader implements Usage on the leader, which keeps the last reported usage in memory.
 func (s *Service) usageOnLeader(_ context.Context, ids []cloud.VMID) (map[cloud.VMID]cloud.Usage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +165,7 @@ func (s *Service) usageOnLeader(_ context.Context, ids []cloud.VMID) (map[cloud.
 	return out, nil
 }
 
-// Console sends a VM's console log from its host.
+// Console passes a VM's console log from its host to send.
 func (s *Service) Console(ctx context.Context, t cloud.Tenant, id cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
 	vm, err := s.Get(ctx, t, id)
 	if err != nil {

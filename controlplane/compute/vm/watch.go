@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
-// EventType numbers are the spec's (part 6).
+// EventType numbers are those of the wire contract (docs/api.md).
 type EventType uint8
 
 const (
@@ -21,14 +21,14 @@ const (
 	StateChangedEvent
 )
 
-// Event is one commit of one VM.
+// Event describes one commit that changed a VM.
 type Event struct {
 	Type EventType
 	VM   *cloud.VM
 	At   cloud.Time
 }
 
-// eventBytes bounds the cache of encoded VM events, in bytes.
+// eventBytes limits the cache of encoded VM events, in bytes.
 const eventBytes = 16 << 20
 
 // messages caches the encoded WatchVm events of all VMs. Each event is encoded once for all watches of its VM.
@@ -44,9 +44,10 @@ func newMessages(s *store.Store) *messages {
 	})
 }
 
-// Watch sends the VM as it is, then one event for each commit, in log order, until it is deleted or ctx ends. Each
-// event is passed to send as an rpc.Late, which encodes the VmEvent when the stream can send it; until then the watch
-// holds no record. A reader that falls behind the kept history gets OutOfRange and reads again.
+// Watch sends the current VM, then one event per commit, in log order, until the VM is deleted or ctx ends. Each event
+// is passed to send as an rpc.Late, which encodes the VmEvent when the stream can send it; until then the watch holds
+// no record. If the reader falls behind the retained history, Watch returns OutOfRange and the client has to read
+// again.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Late) error) error {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return err
@@ -86,7 +87,7 @@ func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (f
 	return first, next, err
 }
 
-// event says what a commit means.
+// event converts a commit to an Event.
 func event(c store.Change[cloud.VM], now cloud.Time) Event {
 	switch {
 	case c.Value == nil:

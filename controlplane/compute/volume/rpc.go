@@ -1,5 +1,5 @@
-// Package volume will keep volumes. This version serves none of its calls: each says so once its caller and arguments
-// are found good.
+// Package volume implements VolumeService, which this version does not support: each call checks the caller and the
+// arguments, and then returns Unimplemented.
 package volume
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds VolumeService.
+// Register registers VolumeService.
 func Register(g grpc.ServiceRegistrar) { vmv1.RegisterVolumeServiceServer(g, server{}) }
 
 type server struct {
@@ -28,7 +28,7 @@ type request interface {
 	GetProjectId() string
 }
 
-// unserved lets a call in, then says what is wrong with it, then that it is not served.
+// unserved authorizes a call, runs check, and then returns Unimplemented.
 func unserved(ctx context.Context, method auth.Method, in request, check func() error) error {
 	if _, err := auth.Admit(ctx, "/vmcontroller.v1.VolumeService/"+method, in.GetOrgId(), in.GetProjectId()); err != nil {
 		return err
@@ -39,7 +39,7 @@ func unserved(ctx context.Context, method auth.Method, in request, check func() 
 	return rpc.Unimplemented(string(method))
 }
 
-// newVolume is what the two requests that make one have in common.
+// newVolume is the common part of CreateVolumeRequest and RegisterExternalVolumeRequest.
 type newVolume interface {
 	GetName() string
 	GetSizeGib() uint64

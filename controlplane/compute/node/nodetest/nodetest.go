@@ -1,5 +1,5 @@
-// Package nodetest builds the surroundings of services that need hosts, for their tests: one member that leads, with its
-// records in memory, a clock that stands still, and the node service. The test plays the agents of the hosts.
+// Package nodetest provides a test environment for services that need hosts: one leading member with its records in
+// memory, a manual clock, and the node service. The test sends what the agents of the hosts would send.
 package nodetest
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// World is one member that leads, with its hosts.
+// World is a leading member with its hosts.
 type World struct {
 	T        testing.TB
 	Clock    *storetest.Clock
@@ -44,8 +44,8 @@ type World struct {
 	hosts      int
 }
 
-// New returns a world without hosts in which the tenants exist, each with its org and its project. change may change the
-// options of the node service; nil changes nothing. Call Attach before hosts are needed.
+// New returns a world without hosts, with an org and a project for each of tenants. change may modify the options of
+// the node service; it may be nil. Call Attach before adding hosts.
 func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *World {
 	w := &World{T: t, Clock: storetest.NewClock(time.UnixMilli(1_800_000_000_000)), Log: slog.New(slog.DiscardHandler)}
 	w.Store, w.Quorum = storetest.Open(t, w.Clock.Now)
@@ -76,7 +76,7 @@ func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *Wor
 	return w
 }
 
-// Attach gives the node service the VMs of its hosts, and starts to follow the hosts.
+// Attach sets the source of VM states of the node service, and starts Follow.
 func (w *World) Attach(guests node.Guests) {
 	w.Nodes.Attach(guests, nil)
 	w.Go(w.Nodes.Follow)
@@ -90,14 +90,14 @@ func (w *World) Go(f func(context.Context) error) {
 	w.T.Cleanup(func() { cancel(); running.Wait() })
 }
 
-// RegisterService implements grpc.ServiceRegistrar: it keeps the service to which agents send heartbeats.
+// RegisterService implements grpc.ServiceRegistrar. It keeps the service that receives heartbeats.
 func (w *World) RegisterService(_ *grpc.ServiceDesc, impl any) {
 	if heartbeats, ok := impl.(vmv1.NodeServiceServer); ok {
 		w.heartbeats = heartbeats
 	}
 }
 
-// Update changes records directly.
+// Update changes records directly, in one transaction.
 func (w *World) Update(f func(tx *store.Tx) error) {
 	w.T.Helper()
 	_, err := w.Store.Update(w.T.Context(), f)
@@ -112,7 +112,7 @@ func (w *World) AddHost(name string, has cloud.Capacity, change ...func(*cloud.N
 	return id
 }
 
-// AddSilentHost adds the record of a host that has sent no heartbeat yet, and waits until the leader knows it.
+// AddSilentHost adds the record of a host that has sent no heartbeat yet, and waits until the leader has read it.
 func (w *World) AddSilentHost(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
 	w.T.Helper()
 	w.hosts++
@@ -128,7 +128,7 @@ func (w *World) AddSilentHost(name string, has cloud.Capacity, change ...func(*c
 	return n.ID
 }
 
-// Heartbeat sends a heartbeat of a host as its record describes it, and waits until the leader knows its hosts.
+// Heartbeat sends a heartbeat with the description in the host's record, and waits like AwaitFleet.
 func (w *World) Heartbeat(id cloud.NodeID) {
 	w.T.Helper()
 	cert, err := w.authority.IssueFor(mtls.Node, string(id), w.Clock.Now(), time.Hour)
@@ -148,7 +148,7 @@ func (w *World) Heartbeat(id cloud.NodeID) {
 	w.AwaitFleet()
 }
 
-// AwaitFleet waits until the leader's copy of the hosts is what the records say.
+// AwaitFleet waits until the leader's copy of the host records is current.
 func (w *World) AwaitFleet() {
 	w.T.Helper()
 	require.Eventually(w.T, func() bool {
