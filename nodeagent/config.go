@@ -223,7 +223,7 @@ func variable(name string) string {
 	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
-// validCluster matches the id of a cluster: 1 to 2^53−1.
+// validCluster matches the form of a cluster id, a number from 1 to 2^53−1.
 var validCluster = regexp.MustCompile(`^[1-9][0-9]{0,15}$`)
 
 var validHost = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)

@@ -63,7 +63,7 @@ type Images struct {
 	flights map[string]*flight // by SHA-256
 }
 
-// flight is a fetch in progress, shared by all callers that wait for the image.
+// flight is an image fetch in progress, shared by all callers that wait for the image.
 type flight struct {
 	cancel  context.CancelFunc
 	waiting int           // guarded by Images.mu

@@ -104,7 +104,7 @@ func onlyFor(names []string, next http.Handler) http.Handler {
 	})
 }
 
-// health responds in the form of every service's /health (docs/api.md part 2.1).
+// health responds in the form of every service's /health in the wire contract.
 func health(w http.ResponseWriter, _ *http.Request) {
 	id := uuid.NewString()
 	w.Header().Set("Content-Type", "application/json")

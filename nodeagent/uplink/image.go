@@ -122,7 +122,7 @@ func (r *imageReader) fill() error {
 	return nil
 }
 
-// Close ends the stream.
+// Close cancels the stream. It also closes the connection if it was opened for this reader.
 func (r *imageReader) Close() error {
 	r.cancel(nil)
 	if r.own != nil {

@@ -24,9 +24,9 @@ import (
 // by an fsync.
 const keepEvery = time.Second
 
-// kept stores the last complete assignment on disk, asynchronously, and the highest term, synchronously: an agent that
-// has just started must also drop messages of a lower term. If the disk is full, the agent continues with the values in
-// memory, since the agent itself is what can free space.
+// kept stores the last complete assignment and the highest term on disk. The assignment is written asynchronously, a
+// term before a message of it is delivered: an agent that has just started must also drop messages of a lower term. If
+// the disk is full, the agent continues with the values in memory, since only the agent can free space.
 type kept struct {
 	dir  string
 	log  *slog.Logger

@@ -23,8 +23,8 @@ var (
 	errWatchEnded = errors.New("the member ended the watch")
 )
 
-// strangerError reports a member of another cluster at an address of ours: the cluster was recreated, from a backup or
-// from one member's data, or the address now belongs to another cluster.
+// strangerError reports a member of another cluster at a known member's address: the cluster was recreated, from a
+// backup or from one member's data, or the address now belongs to another cluster.
 type strangerError struct{ own, other string }
 
 func (e *strangerError) Error() string {

@@ -34,8 +34,8 @@
 //     a banned host also retries once a minute. Its guests keep running, and it does not use the stored assignment.
 //   - A certificate is kept until it is replaced. A host leaves its cluster only if [Options.Leave] names that
 //     cluster's id and the host has a token of another cluster. It keeps its key, by which the other cluster recognizes
-//     the host if its records contain it. If a member of another cluster is found at an address of ours, one log line
-//     names the cluster and what to do.
+//     the host if its records contain it. If a member of another cluster responds instead, one log line names the
+//     cluster and what to do.
 package uplink
 
 import (

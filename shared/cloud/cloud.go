@@ -3,7 +3,7 @@
 //
 // The package does no I/O, reads no clock and uses no randomness: times and IDs are parameters. It knows neither the
 // wire format (package convert translates) nor how records are stored. Timestamps are Unix milliseconds. The numbers of
-// enumerations are those of the wire contract (docs/api.md part 2.3).
+// enumerations are those of the wire contract (protos/vmcontroller/v1).
 package cloud
 
 import (
@@ -38,7 +38,7 @@ var (
 	devicePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 )
 
-// Limits of the wire contract.
+// Limits and defaults of the fields of requests. DefaultStop is in milliseconds.
 const (
 	MaxVCPUs          = 288
 	MinMemoryMiB      = 64
@@ -78,7 +78,7 @@ func CheckCallerID(field, s string) error {
 }
 
 // CheckUUID returns an InvalidArgument fault unless s is a valid ID of a resource whose ID the control plane generates.
-// A malformed ID is INVALID_ARGUMENT, not NOT_FOUND (docs/api.md part 5.4).
+// A malformed ID is INVALID_ARGUMENT, not NOT_FOUND, by the wire contract.
 func CheckUUID(field, s string) error {
 	if s == "" {
 		return fault.Invalid(field, "is required")

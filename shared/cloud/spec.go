@@ -111,7 +111,7 @@ type Security struct {
 	TPM        bool
 }
 
-// Normalize fills in the defaults of docs/api.md part 8. It changes no value that was given.
+// Normalize fills in the defaults of the wire contract. It changes no value that was given.
 func (s *Spec) Normalize() {
 	if s.CPU == nil {
 		s.CPU = &CPU{VCPUs: 1}

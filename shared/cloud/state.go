@@ -1,6 +1,6 @@
 package cloud
 
-// State is a VM's state as recorded by the control plane (docs/api.md part 3).
+// State is a VM's state as recorded by the control plane. The states are those of the wire contract.
 type State uint8
 
 const (
@@ -22,7 +22,7 @@ func (s State) String() string {
 		"ERROR", "FAILED", "DELETED"}[min(s, Deleted)]
 }
 
-// Variant returns the state's name in REST (docs/api.md part 2.4).
+// Variant returns the state's name in REST (docs/api.md, "REST: VMs").
 func (s State) Variant() string {
 	return [...]string{"Unspecified", "Pending", "Creating", "Stopped", "Starting", "Running", "Stopping", "Migrating",
 		"Error", "Failed", "Deleted"}[min(s, Deleted)]

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Service identifies a column of the table: each HTTP service has its own codes (docs/api.md part 7.3).
+// Service identifies a column of the table: each HTTP service has its own codes (docs/api.md, "Errors").
 type Service uint8
 
 const (
@@ -47,9 +47,9 @@ var (
 	kvProxy      = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
 )
 
-// table is indexed by Kind. VM REST returns INTERNAL for every RPC status that part 7.3 of the wire contract does not
-// list. Identity returns SERVICE_UNAVAILABLE when its backend cannot be reached. The key-value store uses only the
-// failures of its row in part 7.3 and those common to every HTTP service. A credit operation that fails reports a code
+// table is indexed by Kind. VM REST returns INTERNAL for every RPC status that the wire contract does not list for it.
+// Identity returns SERVICE_UNAVAILABLE when its backend cannot be reached. The key-value store uses only the failures
+// that the contract lists for it and those common to every HTTP service. A credit operation that fails reports a code
 // of its own; INTERNAL for Credit is used only for failures before the operation is known.
 var table = [kinds]row{
 	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},

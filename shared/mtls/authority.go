@@ -16,14 +16,13 @@ import (
 	"time"
 )
 
-// The authority's certificate has fixed dates, so that every member derives the same bytes from the same key.
+// The authority's certificate has fixed validity dates, so that every member derives the same bytes from the same key.
 var (
 	authorityFrom  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	authorityUntil = time.Date(2126, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// backdate is subtracted from NotBefore, so that a party whose clock is behind can still connect and be told about its
-// clock.
+// backdate is subtracted from NotBefore, so that a party whose clock is behind can still connect and be told so.
 const backdate = time.Hour
 
 // Authority signs certificates for one cluster.

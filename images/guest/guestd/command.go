@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of the commands.
+// Limits and defaults of the commands.
 const (
 	defaultLen = 1 << 20          // default number of bytes for write and sum
 	maxLen     = 256 << 20        // bytes
