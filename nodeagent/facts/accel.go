@@ -38,7 +38,7 @@ type Accelerator struct {
 
 const (
 	loops    = 1_000_000              // loops of the guest: two instructions each, under 2 ms on hardware
-	window   = 100 * time.Millisecond // maximum time for all loops
+	window   = 100 * time.Millisecond // duration of one window, in which hardware finishes all loops
 	windows  = 10                     // maximum number of windows, if other processes keep the guest off the processor
 	patience = 5 * time.Second        // maximum time of the probe, in case a system call hangs
 )

@@ -39,7 +39,8 @@ func putOut(err error) string {
 }
 
 // outside returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
-// pardonEvery. Otherwise it contacts no member. VMs stay as they are; the assignment on disk is no longer used.
+// pardonEvery. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on disk is
+// no longer used.
 func (l *Link) outside(ctx context.Context, why string) error {
 	l.handing.Lock()
 	l.stored = nil
